@@ -1,0 +1,33 @@
+"""kvring: a local-NVMe tier for LMCache.
+
+LMCache loads it by name::
+
+    {"type": "native_plugin", "module_path": "kvring", "class_name": "Connector",
+     "adapter_params": {"path": "/mnt/nvme/kvring", "capacity": "500GiB"}}
+"""
+
+from kvring._native import (
+    ClosedError,
+    ConfigError,
+    Connector,
+    EngineError,
+    FormatError,
+    InUseError,
+    KvRingError,
+    SubmitError,
+    __version__,
+    options,
+)
+
+__all__ = [
+    "ClosedError",
+    "ConfigError",
+    "Connector",
+    "EngineError",
+    "FormatError",
+    "InUseError",
+    "KvRingError",
+    "SubmitError",
+    "__version__",
+    "options",
+]

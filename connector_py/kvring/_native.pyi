@@ -1,0 +1,145 @@
+"""The native part of kvring."""
+
+import os
+from types import TracebackType
+from typing import Any, Final, final
+
+from typing_extensions import Buffer, Self
+
+__all__ = [
+    "ClosedError",
+    "ConfigError",
+    "Connector",
+    "EngineError",
+    "FormatError",
+    "InUseError",
+    "KvRingError",
+    "SubmitError",
+    "__version__",
+    "options",
+]
+
+__version__: Final[str]
+
+class KvRingError(Exception):
+    """Base of every error that kvring raises, but for OSError where the system refuses a path."""
+
+class ConfigError(KvRingError):
+    """An option is unknown, missing or out of range."""
+
+class InUseError(KvRingError):
+    """Another live connector has the store open; the message names its process and host."""
+
+class FormatError(KvRingError):
+    """The store was written by a newer kvring; it is left as it is."""
+
+class EngineError(KvRingError):
+    """io_uring is not available; the message says what to allow."""
+
+class SubmitError(KvRingError):
+    """A batch was refused as a whole; nothing of it is queued."""
+
+class ClosedError(SubmitError):
+    """The connector is closed."""
+
+def options() -> dict[str, dict[str, str | None]]:
+    """Tell every option that Connector takes: name -> {unit, default, range, meaning}."""
+
+@final
+class Connector:
+    """A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
+
+    Keys are strings of up to 4096 bytes in UTF-8. Chunks have 1 byte to
+    `stats()["max_chunk_bytes"]` bytes. Memory is any
+    contiguous buffer at any address; it is held from submit until its completion has been
+    drained. No submit blocks.
+    """
+
+    def __new__(cls, path: str | os.PathLike[str], capacity: int | str, **options: Any) -> Self:
+        """Open the store in directory `path`, making it if it is missing.
+
+        Args:
+            path: Directory of the store.
+            capacity: Most bytes that it takes on disk, or a string such as "500GiB".
+            **options: See `kvring.options()`.
+
+        Raises:
+            ConfigError: An option is unknown or does not fit.
+            InUseError: Another live connector has the store open.
+            FormatError: The store was written by a newer kvring.
+            EngineError: io_uring is not available.
+            OSError: The path cannot be made or opened.
+        """
+
+    def event_fd(self) -> int:
+        """Return the descriptor that is readable while completions wait."""
+
+    def submit_batch_set(self, keys: list[str], memoryviews: list[Buffer]) -> int:
+        """Store chunks; return the future id.
+
+        A key held with the very same bytes is not written again; with other bytes it is
+        replaced. The completion is ok if every key was stored; its bools say which were.
+
+        Raises:
+            ClosedError: close() was called.
+            SubmitError: Counts differ, a key is too long, a buffer is not contiguous, a chunk is
+                empty or too long.
+        """
+
+    def submit_batch_get(self, keys: list[str], memoryviews: list[Buffer]) -> int:
+        """Load chunks; return the future id.
+
+        A key that is not held in exactly its buffer's length is answered False and
+        leaves its buffer as it was.
+
+        Raises:
+            ClosedError: close() was called.
+            SubmitError: Counts differ, a key is too long, a buffer is read-only or not contiguous.
+        """
+
+    def submit_batch_exists(self, keys: list[str]) -> int:
+        """Ask which keys are held; return the future id.
+
+        Raises:
+            ClosedError: close() was called.
+            SubmitError: A key is too long.
+        """
+
+    def submit_batch_delete(self, keys: list[str]) -> int:
+        """Remove keys; return the future id.
+
+        Answered from memory, the space is freed behind it. Every key is answered True: it means
+        "not here any more", so that LMCache's accounting also comes down for keys that were gone
+        before.
+
+        Raises:
+            ClosedError: close() was called.
+            SubmitError: A key is too long.
+        """
+
+    def drain_completions(self) -> list[tuple[int, bool, str, list[bool]]]:
+        """Return what completed since the last call; empty when nothing did, and after close().
+
+        Each batch is a tuple: future id, ok, error text, one bool per key.
+        """
+
+    def close(self) -> None:
+        """Take nothing new, finish what is queued, release every buffer. Idempotent.
+
+        What is still queued after drain_timeout_s is dropped. No buffer is touched afterwards.
+        """
+
+    def stats(self) -> dict[str, Any]:
+        """Return state and counters as one flat dict, sizes in bytes.
+
+        docs/architecture.md tells what each name means.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None = None,
+        exception: BaseException | None = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> None: ...

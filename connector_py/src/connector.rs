@@ -1,0 +1,162 @@
+//! The class that LMCache loads.
+
+use kvring::{Completion, Config, KeepAlive, OpenError};
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+use pyo3::types::{PyDict, PyList};
+
+use crate::buffers::{Use, export_all};
+use crate::errors::{from_open, from_submit};
+use crate::options::option_value;
+
+type Answer = (u64, bool, String, Vec<bool>);
+
+/// A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
+#[pyclass(module = "kvring", frozen)]
+pub(crate) struct Connector {
+    core: kvring::Connector,
+}
+
+#[pymethods]
+impl Connector {
+    #[new]
+    #[pyo3(signature = (path, capacity, **options))]
+    fn new(
+        py: Python<'_>,
+        path: &Bound<'_, PyAny>,
+        capacity: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let mut all = vec![
+            ("path".to_owned(), option_value("path", path)?),
+            ("capacity".to_owned(), option_value("capacity", capacity)?),
+        ];
+        for (name, value) in options.into_iter().flatten() {
+            let name: String = name.extract()?;
+            let value = option_value(&name, &value)?;
+            all.push((name, value));
+        }
+        let config =
+            Config::from_options(all).map_err(|error| from_open(OpenError::Config(error)))?;
+        let core = py
+            .detach(|| kvring::Connector::open(config))
+            .map_err(from_open)?;
+        Ok(Self { core })
+    }
+
+    /// Descriptor to poll for reading: readable while completions wait.
+    fn event_fd(&self) -> i32 {
+        self.core.event_fd()
+    }
+
+    /// Store chunks. Returns the future id of the batch.
+    fn submit_batch_set(
+        &self,
+        py: Python<'_>,
+        keys: Vec<PyBackedStr>,
+        memoryviews: &Bound<'_, PyList>,
+    ) -> PyResult<u64> {
+        let (exports, spans) = export_all(memoryviews, Use::Read)?;
+        let keep_alive: KeepAlive = Box::new(exports);
+        py.detach(|| self.core.submit_set(&keys, &spans, keep_alive))
+            .map_err(from_submit)
+    }
+
+    /// Load chunks. Returns the future id of the batch.
+    fn submit_batch_get(
+        &self,
+        py: Python<'_>,
+        keys: Vec<PyBackedStr>,
+        memoryviews: &Bound<'_, PyList>,
+    ) -> PyResult<u64> {
+        let (exports, spans) = export_all(memoryviews, Use::Fill)?;
+        let keep_alive: KeepAlive = Box::new(exports);
+        py.detach(|| self.core.submit_get(&keys, &spans, keep_alive))
+            .map_err(from_submit)
+    }
+
+    /// Ask which keys are held. Returns the future id of the batch.
+    fn submit_batch_exists(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<u64> {
+        py.detach(|| self.core.submit_exists(&keys))
+            .map_err(from_submit)
+    }
+
+    /// Remove keys; True means "not here any more", also for a key that never was. Returns the future id of the batch.
+    fn submit_batch_delete(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<u64> {
+        py.detach(|| self.core.submit_delete(&keys))
+            .map_err(from_submit)
+    }
+
+    /// Completions since the last call: (future id, ok, error, one bool per key).
+    fn drain_completions(&self) -> Vec<Answer> {
+        let mut completions = Vec::new();
+        self.core.drain(&mut completions);
+        // Dropping a completion releases its buffers, here, with the GIL held.
+        completions.into_iter().map(answer).collect()
+    }
+
+    /// Finish or drop what is queued, release every buffer, mark the store as closed in order. Idempotent.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.core.close());
+    }
+
+    /// State and counters as one flat dict of numbers, strings and bools.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.core.stats());
+        let all = PyDict::new(py);
+        all.set_item("engine", stats.engine)?;
+        all.set_item("direct_io", stats.direct_io)?;
+        all.set_item("memory_alignment_bytes", stats.memory_alignment_bytes)?;
+        all.set_item("max_chunk_bytes", stats.max_chunk_bytes)?;
+        all.set_item("keys", stats.keys)?;
+        all.set_item("held_bytes", stats.held_bytes)?;
+        all.set_item("allocated_bytes", stats.allocated_bytes)?;
+        all.set_item("capacity_bytes", stats.capacity_bytes)?;
+        all.set_item("used_bytes", stats.used_bytes)?;
+        all.set_item("data_files", stats.data_files)?;
+        all.set_item("in_flight", stats.in_flight)?;
+        for (name, value) in stats.counters {
+            all.set_item(name, value)?;
+        }
+        Ok(all)
+    }
+
+    fn __enter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let config = self.core.config();
+        let state = if self.core.is_closed() {
+            "closed".to_owned()
+        } else {
+            let stats = self.core.stats();
+            format!("{} keys, {} bytes", stats.keys, stats.held_bytes)
+        };
+        format!(
+            "kvring.Connector(path={:?}, capacity={}): {state}",
+            config.path, config.capacity_bytes
+        )
+    }
+}
+
+impl Drop for Connector {
+    fn drop(&mut self) {
+        // Closing waits for the reactor, which may want the GIL for a log line.
+        Python::attach(|py| py.detach(|| self.core.close()));
+    }
+}
+
+fn answer(completion: Completion) -> Answer {
+    (
+        completion.future_id,
+        completion.ok,
+        completion.error.clone(),
+        completion.results.clone(),
+    )
+}

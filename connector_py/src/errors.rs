@@ -1,0 +1,68 @@
+//! The tree of Python exceptions, and which error of the core becomes which.
+
+use pyo3::PyErr;
+use pyo3::create_exception;
+use pyo3::exceptions::{PyException, PyOSError};
+
+create_exception!(
+    kvring,
+    KvRingError,
+    PyException,
+    "Base of every error that kvring raises."
+);
+create_exception!(
+    kvring,
+    ConfigError,
+    KvRingError,
+    "An option is unknown, missing or out of range."
+);
+create_exception!(
+    kvring,
+    InUseError,
+    KvRingError,
+    "Another live connector has the store open."
+);
+create_exception!(
+    kvring,
+    FormatError,
+    KvRingError,
+    "The store was written by a newer kvring."
+);
+create_exception!(
+    kvring,
+    EngineError,
+    KvRingError,
+    "io_uring is not available."
+);
+create_exception!(
+    kvring,
+    SubmitError,
+    KvRingError,
+    "A batch was refused; nothing of it is queued."
+);
+create_exception!(kvring, ClosedError, SubmitError, "The connector is closed.");
+
+/// The Python exception for a failed open.
+pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        kvring::OpenError::Config(_) => ConfigError::new_err(message),
+        kvring::OpenError::Engine(_) => EngineError::new_err(message),
+        kvring::OpenError::InUse { .. } => InUseError::new_err(message),
+        kvring::OpenError::NewerFormat { .. } => FormatError::new_err(message),
+        // OSError picks its subclass (PermissionError, FileNotFoundError ...) by errno, as callers expect.
+        kvring::OpenError::Io { source, .. } => match source.raw_os_error() {
+            Some(errno) => PyOSError::new_err((errno, message)),
+            None => KvRingError::new_err(message),
+        },
+    }
+}
+
+/// The Python exception for a refused batch.
+pub(crate) fn from_submit(error: kvring::SubmitError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        kvring::SubmitError::Closed => ClosedError::new_err(message),
+        _ => SubmitError::new_err(message),
+    }
+}

@@ -1,0 +1,29 @@
+//! Python bindings: conversion only; everything else is in the core crate `kvring`.
+
+mod buffers;
+mod connector;
+mod errors;
+mod options;
+
+use pyo3::prelude::*;
+
+/// The native module behind the package `kvring`.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::connector::Connector;
+    #[pymodule_export]
+    use super::errors::{
+        ClosedError, ConfigError, EngineError, FormatError, InUseError, KvRingError, SubmitError,
+    };
+    #[pymodule_export]
+    use super::options::options;
+    use super::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // Messages of the core go to Python's logging, under the logger "kvring". A second import finds it installed.
+        let _ = pyo3_log::try_init();
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,197 @@
+//! A batch counts down its keys and yields exactly one completion, whatever happens to its operations.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::completion::{Completion, CompletionQueue, KeepAlive};
+
+/// Keys of one submit that are still to be answered.
+pub(crate) struct Batch {
+    future_id: u64,
+    remaining: AtomicUsize,
+    results: Box<[AtomicBool]>,
+    rest: Mutex<Rest>,
+    completions: Arc<CompletionQueue>,
+}
+
+struct Rest {
+    error: Option<String>,
+    keep_alive: Option<KeepAlive>,
+    abandoned: bool,
+}
+
+impl Batch {
+    /// A batch of `size` keys, as one handle per key. Nothing is completed for `size` 0: the caller answers that itself.
+    pub(crate) fn start(
+        future_id: u64,
+        size: usize,
+        keep_alive: KeepAlive,
+        completions: &Arc<CompletionQueue>,
+    ) -> impl Iterator<Item = BatchItem> + use<> {
+        completions.expect(size as u64);
+        let batch = Arc::new(Self {
+            future_id,
+            remaining: AtomicUsize::new(size),
+            results: (0..size).map(|_| AtomicBool::new(false)).collect(),
+            rest: Mutex::new(Rest {
+                error: None,
+                keep_alive: Some(keep_alive),
+                abandoned: false,
+            }),
+            completions: Arc::clone(completions),
+        });
+        (0..size).map(move |position| BatchItem {
+            batch: Some(Arc::clone(&batch)),
+            position,
+        })
+    }
+
+    fn count_down(&self) {
+        self.completions.answered();
+        // AcqRel: the last one to count down sees the results of all others.
+        if self.remaining.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        let (error, keep_alive) = {
+            let mut rest = self.rest.lock();
+            let keep_alive = rest.keep_alive.take();
+            if rest.abandoned {
+                // The kernel may still hold this memory: it is leaked, never freed under a transfer.
+                std::mem::forget(keep_alive);
+                (rest.error.take(), None)
+            } else {
+                (rest.error.take(), keep_alive)
+            }
+        };
+        self.completions.push(Completion {
+            future_id: self.future_id,
+            ok: error.is_none(),
+            error: error.unwrap_or_default(),
+            results: self
+                .results
+                .iter()
+                .map(|result| result.load(Ordering::Relaxed))
+                .collect(),
+            _keep_alive: keep_alive,
+        });
+    }
+}
+
+/// The right, and the duty, to answer one key of a batch. Dropped unanswered, it answers "failed".
+pub(crate) struct BatchItem {
+    batch: Option<Arc<Batch>>,
+    position: usize,
+}
+
+impl BatchItem {
+    /// The key was stored or loaded.
+    pub(crate) fn succeed(mut self) {
+        if let Some(batch) = self.batch.take() {
+            batch.results[self.position].store(true, Ordering::Relaxed);
+            batch.count_down();
+        }
+    }
+
+    /// The key is not there: a normal answer.
+    pub(crate) fn miss(mut self) {
+        if let Some(batch) = self.batch.take() {
+            batch.count_down();
+        }
+    }
+
+    /// The key failed, and with it the batch; the first reason is the one reported.
+    pub(crate) fn fail(mut self, error: impl FnOnce() -> String) {
+        if let Some(batch) = self.batch.take() {
+            batch.rest.lock().error.get_or_insert_with(error);
+            batch.count_down();
+        }
+    }
+
+    /// The key failed while the kernel still holds the batch's memory: that memory is leaked.
+    pub(crate) fn abandon(self) {
+        if let Some(batch) = &self.batch {
+            batch.rest.lock().abandoned = true;
+        }
+        self.fail(|| "the kernel did not finish in time; the memory of the batch is leaked".into());
+    }
+}
+
+impl Drop for BatchItem {
+    fn drop(&mut self) {
+        if let Some(batch) = self.batch.take() {
+            batch
+                .rest
+                .lock()
+                .error
+                .get_or_insert_with(|| "the operation was dropped".into());
+            batch.count_down();
+            batch.completions.announce();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started(size: usize) -> (Arc<CompletionQueue>, Vec<BatchItem>) {
+        let completions = Arc::new(CompletionQueue::new().unwrap());
+        let items = Batch::start(7, size, Box::new(()), &completions).collect();
+        (completions, items)
+    }
+
+    fn drained(completions: &CompletionQueue) -> Vec<Completion> {
+        let mut all = Vec::new();
+        completions.drain(&mut all);
+        all
+    }
+
+    #[test]
+    fn one_completion_after_the_last_key() {
+        let (completions, mut items) = started(3);
+        items.pop().unwrap().succeed();
+        items.pop().unwrap().miss();
+        assert!(drained(&completions).is_empty());
+        items.pop().unwrap().succeed();
+        let all = drained(&completions);
+        assert_eq!(all.len(), 1);
+        assert!(all[0].ok && all[0].future_id == 7);
+        assert_eq!(all[0].results, [true, false, true]);
+    }
+
+    #[test]
+    fn a_dropped_item_still_answers() {
+        let (completions, items) = started(2);
+        drop(items);
+        let all = drained(&completions);
+        assert_eq!(all.len(), 1);
+        assert!(!all[0].ok && !all[0].error.is_empty());
+        assert_eq!(all[0].results, [false, false]);
+    }
+
+    #[test]
+    fn the_first_error_is_reported_beside_the_results() {
+        let (completions, mut items) = started(3);
+        items.remove(0).succeed();
+        items.remove(0).fail(|| "first".into());
+        items.remove(0).fail(|| "second".into());
+        let all = drained(&completions);
+        assert_eq!((all[0].ok, all[0].error.as_str()), (false, "first"));
+        assert_eq!(all[0].results, [true, false, false]);
+    }
+
+    #[test]
+    fn memory_lives_until_the_completion_is_dropped() {
+        let completions = Arc::new(CompletionQueue::new().unwrap());
+        let memory = Arc::new(());
+        let items: Vec<_> =
+            Batch::start(1, 1, Box::new(Arc::clone(&memory)), &completions).collect();
+        drop(items);
+        let all = drained(&completions);
+        assert_eq!(Arc::strong_count(&memory), 2);
+        drop(all);
+        assert_eq!(Arc::strong_count(&memory), 1);
+    }
+}

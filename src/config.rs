@@ -1,0 +1,378 @@
+//! Options: each named once, with unit, default, range, meaning and the code that takes its value.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+
+use crate::error::ConfigError;
+
+/// Unit of place on disk: every chunk starts at a multiple of it and takes a whole number of them.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// Longest chunk that any store takes.
+pub const MAX_CHUNK_BYTES: u64 = 64 << 20;
+
+/// Smallest capacity: room for an index and one useful data file.
+pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
+
+/// A value as a caller (JSON, Python, Rust) gives it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OptionValue {
+    /// A whole number.
+    Integer(i128),
+    /// A number with a fraction.
+    Float(f64),
+    /// A string.
+    Text(String),
+    /// A truth value; no option takes one so far, so that it is refused by name.
+    Boolean(bool),
+}
+
+impl std::fmt::Display for OptionValue {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Integer(value) => write!(formatter, "{value}"),
+            Self::Float(value) => write!(formatter, "{value}"),
+            Self::Text(value) => write!(formatter, "'{value}'"),
+            Self::Boolean(value) => write!(formatter, "{value}"),
+        }
+    }
+}
+
+/// How payloads are guarded between SET and GET.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// CRC-32C (Castagnoli), computed while writing, compared on every GET.
+    Crc32c,
+    /// None: what the disk returns is trusted.
+    Off,
+}
+
+/// Everything that can be set when a store is opened.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Directory of the store.
+    pub path: PathBuf,
+    /// Most bytes the store may take on disk, index included.
+    pub capacity_bytes: u64,
+    /// Payload checksum.
+    pub checksum: Checksum,
+    /// Transfers given to the device at a time.
+    pub queue_depth: usize,
+    /// Longest single transfer.
+    pub max_io_bytes: u64,
+    /// How long `close` waits for queued operations.
+    pub drain_timeout: Duration,
+}
+
+/// Description of one option.
+pub struct OptionSpec {
+    /// Its name, as in JSON.
+    pub name: &'static str,
+    /// Unit of its value; empty for a name.
+    pub unit: &'static str,
+    /// Value it has when not given; `None` when it must be given.
+    pub default: Option<&'static str>,
+    /// Values it accepts.
+    pub range: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+    apply: fn(&mut Config, &OptionValue) -> Result<(), String>,
+}
+
+/// All options that exist.
+pub const OPTIONS: &[OptionSpec] = &[
+    OptionSpec {
+        name: "path",
+        unit: "",
+        default: None,
+        range: "a directory",
+        meaning: "where the store lives; the directory is made if it is missing",
+        apply: |config, value| {
+            config.path = PathBuf::from(text(value)?);
+            if config.path.as_os_str().is_empty() {
+                Err("it is empty".into())
+            } else {
+                Ok(())
+            }
+        },
+    },
+    OptionSpec {
+        name: "capacity",
+        unit: "bytes",
+        default: None,
+        range: "a number of bytes or a string such as '500GiB', at least 16 MiB",
+        meaning: "most bytes that the store takes on disk, data and index together",
+        apply: |config, value| {
+            config.capacity_bytes = size_within(value, MIN_CAPACITY_BYTES, 1 << 50)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "layout",
+        unit: "",
+        default: Some("extents"),
+        range: "'extents'",
+        meaning: "how chunks lie on disk: extents of preallocated data files",
+        apply: |_, value| one_of(value, &["extents"]).map(drop),
+    },
+    OptionSpec {
+        name: "engine",
+        unit: "",
+        default: Some("io_uring"),
+        range: "'io_uring'",
+        meaning: "what moves the bytes",
+        apply: |_, value| one_of(value, &["io_uring"]).map(drop),
+    },
+    OptionSpec {
+        name: "checksum",
+        unit: "",
+        default: Some("crc32c"),
+        range: "'crc32c' or 'off'",
+        meaning: "payload checksum, computed on SET and compared on every GET; with 'off' a re-stored key of the same length counts as unchanged",
+        apply: |config, value| {
+            config.checksum = match one_of(value, &["crc32c", "off"])? {
+                "off" => Checksum::Off,
+                _ => Checksum::Crc32c,
+            };
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "queue_depth",
+        unit: "transfers",
+        default: Some("128"),
+        range: "1 to 4096",
+        meaning: "most transfers in the device at a time",
+        apply: |config, value| {
+            config.queue_depth = size_within(value, 1, 4096)? as usize;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "max_io_bytes",
+        unit: "bytes",
+        default: Some("1MiB"),
+        range: "a multiple of 4096 from 4 KiB to 64 MiB",
+        meaning: "longest single transfer; longer chunks go down in pieces of this size",
+        apply: |config, value| {
+            let bytes = size_within(value, BLOCK_BYTES, MAX_CHUNK_BYTES)?;
+            if !bytes.is_multiple_of(BLOCK_BYTES) {
+                return Err(format!("{bytes} is no multiple of {BLOCK_BYTES}"));
+            }
+            config.max_io_bytes = bytes;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "drain_timeout_s",
+        unit: "seconds",
+        default: Some("5"),
+        range: "0 to 3600",
+        meaning: "how long close() works on what is queued before it drops the rest",
+        apply: |config, value| {
+            let seconds = number(value)?;
+            if !(0.0..=3600.0).contains(&seconds) {
+                return Err("it is out of range".into());
+            }
+            config.drain_timeout = Duration::from_secs_f64(seconds);
+            Ok(())
+        },
+    },
+];
+
+impl Config {
+    /// A configuration with defaults for all but the two options that have none.
+    ///
+    /// # Errors
+    /// `ConfigError` when `capacity_bytes` or `path` is out of range.
+    pub fn new(path: impl Into<String>, capacity_bytes: u64) -> Result<Self, ConfigError> {
+        Self::from_options([
+            ("path".to_owned(), OptionValue::Text(path.into())),
+            (
+                "capacity".to_owned(),
+                OptionValue::Integer(capacity_bytes.into()),
+            ),
+        ])
+    }
+
+    /// Reads options by name; what is not given has its default.
+    ///
+    /// # Errors
+    /// `ConfigError` for an unknown name (with the list of those that exist), a value that does not fit, or a
+    /// missing required option.
+    pub fn from_options(
+        options: impl IntoIterator<Item = (String, OptionValue)>,
+    ) -> Result<Self, ConfigError> {
+        let mut config = Self {
+            path: PathBuf::new(),
+            capacity_bytes: 0,
+            checksum: Checksum::Crc32c,
+            queue_depth: 0,
+            max_io_bytes: 0,
+            drain_timeout: Duration::ZERO,
+        };
+        for spec in OPTIONS {
+            if let Some(default) = spec.default {
+                spec.set(&mut config, &OptionValue::Text(default.to_owned()))?;
+            }
+        }
+        let mut given = Vec::new();
+        for (name, value) in options {
+            let spec = OPTIONS
+                .iter()
+                .find(|spec| spec.name == name)
+                .ok_or_else(|| ConfigError::Unknown {
+                    name: name.clone(),
+                    known: OPTIONS
+                        .iter()
+                        .map(|spec| spec.name)
+                        .collect::<Vec<_>>()
+                        .join(", "),
+                })?;
+            spec.set(&mut config, &value)?;
+            given.push(spec.name);
+        }
+        match OPTIONS
+            .iter()
+            .find(|spec| spec.default.is_none() && !given.contains(&spec.name))
+        {
+            Some(spec) => Err(ConfigError::Missing {
+                name: spec.name,
+                meaning: spec.meaning,
+            }),
+            None => Ok(config),
+        }
+    }
+}
+
+impl OptionSpec {
+    fn set(&self, config: &mut Config, value: &OptionValue) -> Result<(), ConfigError> {
+        (self.apply)(config, value).map_err(|reason| ConfigError::Invalid {
+            name: self.name,
+            value: value.to_string(),
+            reason,
+            range: self.range,
+        })
+    }
+}
+
+fn text(value: &OptionValue) -> Result<&str, String> {
+    match value {
+        OptionValue::Text(text) => Ok(text),
+        _ => Err("it is not a string".into()),
+    }
+}
+
+fn one_of<'value>(value: &'value OptionValue, choices: &[&str]) -> Result<&'value str, String> {
+    let text = text(value)?;
+    if choices.contains(&text) {
+        Ok(text)
+    } else {
+        Err("it is not one of the choices".into())
+    }
+}
+
+fn number(value: &OptionValue) -> Result<f64, String> {
+    match value {
+        OptionValue::Integer(integer) => Ok(*integer as f64),
+        OptionValue::Float(float) => Ok(*float),
+        OptionValue::Text(text) => text.trim().parse().map_err(|_| "it is not a number".into()),
+        OptionValue::Boolean(_) => Err("it is not a number".into()),
+    }
+}
+
+fn size_within(value: &OptionValue, least: u64, most: u64) -> Result<u64, String> {
+    let size = match value {
+        OptionValue::Integer(integer) => {
+            u64::try_from(*integer).map_err(|_| "it is out of range".to_owned())?
+        }
+        OptionValue::Text(text) => {
+            ByteSize::from_str(text)
+                .map_err(|error| format!("it cannot be read: {error}"))?
+                .0
+        }
+        OptionValue::Float(_) | OptionValue::Boolean(_) => {
+            return Err("it is not a whole number".into());
+        }
+    };
+    if (least..=most).contains(&size) {
+        Ok(size)
+    } else {
+        Err(format!("{size} is not within {least} to {most}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(extra: &[(&str, OptionValue)]) -> Result<Config, ConfigError> {
+        let base = [
+            ("path", OptionValue::Text("/tmp/x".into())),
+            ("capacity", OptionValue::Text("1GiB".into())),
+        ];
+        Config::from_options(
+            base.iter()
+                .chain(extra)
+                .map(|(name, value)| ((*name).to_owned(), value.clone())),
+        )
+    }
+
+    #[test]
+    fn defaults_and_sizes() {
+        let config = options(&[]).unwrap();
+        assert_eq!(config.capacity_bytes, 1 << 30);
+        assert_eq!((config.queue_depth, config.max_io_bytes), (128, 1 << 20));
+        assert_eq!(config.drain_timeout, Duration::from_secs(5));
+        assert_eq!(
+            options(&[("capacity", OptionValue::Text("1.5GB".into()))])
+                .unwrap()
+                .capacity_bytes,
+            1_500_000_000
+        );
+    }
+
+    #[test]
+    fn unknown_option_lists_those_that_exist() {
+        let message = options(&[("capcity", OptionValue::Integer(1))])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("'capcity'") && OPTIONS.iter().all(|spec| message.contains(spec.name)),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn wrong_values_name_value_and_range() {
+        let wrong = [
+            ("capacity", OptionValue::Integer(4096)),
+            ("capacity", OptionValue::Integer(-1)),
+            ("capacity", OptionValue::Text("many".into())),
+            ("capacity", OptionValue::Float(1e9)),
+            ("max_io_bytes", OptionValue::Integer(5000)),
+            ("queue_depth", OptionValue::Integer(0)),
+            ("queue_depth", OptionValue::Boolean(true)),
+            ("layout", OptionValue::Text("files".into())),
+            ("checksum", OptionValue::Boolean(false)),
+            ("drain_timeout_s", OptionValue::Float(f64::NAN)),
+            ("path", OptionValue::Text(String::new())),
+        ];
+        for (name, value) in wrong {
+            let message = options(&[(name, value.clone())]).unwrap_err().to_string();
+            assert!(
+                message.contains(name) && message.contains(&value.to_string()),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn required_options() {
+        let message = Config::from_options([]).unwrap_err().to_string();
+        assert!(message.contains("'path' is required"), "{message}");
+    }
+}

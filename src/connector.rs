@@ -1,0 +1,395 @@
+//! The contract with LMCache: submit, drain, close. Everything here returns at once except `open` and `close`.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+use crate::batch::Batch;
+use crate::budget::Budget;
+use crate::buffer::CallerBuffer;
+use crate::completion::{Completion, CompletionQueue, KeepAlive};
+use crate::config::Config;
+use crate::engine::Waker;
+use crate::error::{OpenError, SubmitError};
+use crate::index::{Entered, Index, Recovery};
+use crate::key::{Digest, MAX_KEY_BYTES};
+use crate::reactor::{self, Ending, GetRequest, Operation, SetRequest, Shared};
+use crate::schedule::Class;
+use crate::stats::Stats;
+use crate::store::extents::ExtentStore;
+use crate::time::unix_ms;
+
+/// An open store.
+pub struct Connector {
+    shared: Arc<Shared>,
+    budget: Arc<Budget>,
+    completions: Arc<CompletionQueue>,
+    recovery: Recovery,
+    engine: String,
+    reactor: Mutex<Option<JoinHandle<Ending>>>,
+    closed: AtomicBool,
+    /// Held by every submit, taken for good by `close`: no submit is under way when the files are given up.
+    gate: RwLock<()>,
+    next_future_id: AtomicU64,
+    process_id: u32,
+}
+
+impl Connector {
+    /// Opens the store that `config` describes, making it if there is none, and recovers what it holds.
+    ///
+    /// # Errors
+    /// `OpenError` when another owner is alive, the format is newer, the path or its permissions are wrong, or io_uring
+    /// cannot be had. Damage is no error: see [`Connector::recovery`].
+    pub fn open(config: Config) -> Result<Self, OpenError> {
+        let path = config.path.clone();
+        let io_error = |action| {
+            move |source| OpenError::Io {
+                action,
+                path,
+                source,
+            }
+        };
+        std::fs::create_dir_all(&config.path).map_err(io_error.clone()("make the directory"))?;
+        let completions =
+            Arc::new(CompletionQueue::new().map_err(io_error.clone()("make an eventfd for"))?);
+        let waker = Waker::new().map_err(io_error.clone()("make an eventfd for"))?;
+        let budget = Arc::new(Budget::new(config.capacity_bytes));
+        let (index, store, recovery) = Index::open(&config.path, &budget, unix_ms(), |owner| {
+            ExtentStore::open(&config.path, Arc::clone(&budget), owner)
+        })?;
+        index
+            .write_session(unix_ms(), false)
+            .map_err(io_error("write the index of"))?;
+        log::info!("{}: {recovery}", config.path.display());
+        let shared = Shared::new(
+            config,
+            index,
+            Box::new(store),
+            Arc::clone(&completions),
+            waker,
+        );
+        let shared = Arc::new(shared);
+        let (reactor, engine) = reactor::start(Arc::clone(&shared))?;
+        Ok(Self {
+            shared,
+            budget,
+            completions,
+            recovery,
+            engine,
+            reactor: Mutex::new(Some(reactor)),
+            closed: AtomicBool::new(false),
+            gate: RwLock::new(()),
+            next_future_id: AtomicU64::new(1),
+            process_id: std::process::id(),
+        })
+    }
+
+    /// Descriptor that is readable while completions wait: non-blocking, close-on-exec, cleared by `drain`.
+    pub fn event_fd(&self) -> RawFd {
+        self.completions.event_fd()
+    }
+
+    /// Loads chunks. A key that is not held, or not in exactly its buffer's length, is answered false and its buffer is
+    /// left as it was. `keep_alive` is dropped with the completion.
+    ///
+    /// # Errors
+    /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, or a key is too long.
+    pub fn submit_get<K: AsRef<str>>(
+        &self,
+        keys: &[K],
+        buffers: &[CallerBuffer],
+        keep_alive: KeepAlive,
+    ) -> Result<u64, SubmitError> {
+        let _gate = self.enter(keys)?;
+        check_counts(keys.len(), buffers.len())?;
+        if keys.is_empty() {
+            return Ok(self.answer(Vec::new(), keep_alive));
+        }
+        let future_id = self.future_id();
+        let now_ms = unix_ms();
+        let mut operations = Vec::with_capacity(keys.len());
+        let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
+        for ((item, key), buffer) in items.zip(keys).zip(buffers) {
+            let key = key.as_ref();
+            let request = GetRequest {
+                item,
+                buffer: *buffer,
+            };
+            let length_bytes = buffer.length_bytes() as u64;
+            match self
+                .shared
+                .index
+                .enter_get(Digest::of(key), key, length_bytes, now_ms, request)
+            {
+                Entered::Ready(request, Some(pin)) => operations.push(Operation::Get(request, pin)),
+                Entered::Ready(request, None) | Entered::Refused(request) => {
+                    self.shared.counters.get_misses.add(1);
+                    request.item.miss();
+                }
+                Entered::Waits => {}
+            }
+        }
+        self.shared.push(Class::Get, operations);
+        self.completions.announce();
+        Ok(future_id)
+    }
+
+    /// Stores chunks. A key that is held with the very same bytes is not written again; with others, it is replaced, and
+    /// readers see the old chunk or the new one, whole. The completion is `ok` if every key was stored.
+    ///
+    /// # Errors
+    /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, a key is too long, or a chunk is empty
+    /// or longer than the store can hold.
+    pub fn submit_set<K: AsRef<str>>(
+        &self,
+        keys: &[K],
+        buffers: &[CallerBuffer],
+        keep_alive: KeepAlive,
+    ) -> Result<u64, SubmitError> {
+        let _gate = self.enter(keys)?;
+        check_counts(keys.len(), buffers.len())?;
+        let limit_bytes = self.shared.store.max_chunk_bytes();
+        let fits =
+            |buffer: &CallerBuffer| (1..=limit_bytes).contains(&(buffer.length_bytes() as u64));
+        if let Some(position) = buffers.iter().position(|buffer| !fits(buffer)) {
+            let length_bytes = buffers[position].length_bytes();
+            return Err(SubmitError::ChunkSize {
+                position,
+                length_bytes,
+                limit_bytes,
+            });
+        }
+        if keys.is_empty() {
+            return Ok(self.answer(Vec::new(), keep_alive));
+        }
+        let future_id = self.future_id();
+        let mut operations = Vec::with_capacity(keys.len());
+        let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
+        for ((item, key), buffer) in items.zip(keys).zip(buffers) {
+            let key: Arc<str> = key.as_ref().into();
+            let digest = Digest::of(&key);
+            let request = SetRequest {
+                item,
+                buffer: *buffer,
+                digest,
+                key: Arc::clone(&key),
+            };
+            match self.shared.index.enter_set(digest, &key, request) {
+                Entered::Ready(request, _) => operations.push(Operation::Set(request)),
+                Entered::Refused(request) => {
+                    self.shared.counters.hash_collision.add(1);
+                    self.shared.counters.set_failed.add(1);
+                    log::warn!(
+                        "the digest of key '{key}' is that of another key: it is not stored"
+                    );
+                    request
+                        .item
+                        .fail(|| format!("the digest of key '{key}' is that of another key"));
+                }
+                Entered::Waits => {}
+            }
+        }
+        self.shared.push(Class::Set, operations);
+        self.completions.announce();
+        Ok(future_id)
+    }
+
+    /// Tells which keys are held. Answered from memory, without I/O.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed, forked, or a key is too long.
+    pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
+        let _gate = self.enter(keys)?;
+        let held = |key: &K| {
+            self.shared
+                .index
+                .contains(Digest::of(key.as_ref()), key.as_ref())
+        };
+        let results: Vec<bool> = keys.iter().map(held).collect();
+        let hits = results.iter().filter(|hit| **hit).count() as u64;
+        self.shared.counters.exists_hits.add(hits);
+        self.shared
+            .counters
+            .exists_misses
+            .add(results.len() as u64 - hits);
+        Ok(self.answer(results, Box::new(())))
+    }
+
+    /// Removes keys. Answered from memory; their space is freed behind it, after their last reader. True means "not here
+    /// any more", so a key that was not held is answered true as well: LMCache picks a key that is answered false again
+    /// and again, and its accounting never comes down.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed, forked, or a key is too long.
+    pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
+        let _gate = self.enter(keys)?;
+        let mut freed = Vec::new();
+        let mut removed = 0;
+        for key in keys {
+            let (found, extent) = self
+                .shared
+                .index
+                .delete(Digest::of(key.as_ref()), key.as_ref());
+            removed += u64::from(found);
+            freed.extend(extent.map(Operation::Free));
+        }
+        self.shared.counters.deleted.add(removed);
+        self.shared
+            .counters
+            .delete_absent
+            .add(keys.len() as u64 - removed);
+        self.shared.push(Class::Delete, freed);
+        Ok(self.answer(vec![true; keys.len()], Box::new(())))
+    }
+
+    /// Adds all completions there are to `into` and clears the eventfd. Adds none after `close`.
+    pub fn drain(&self, into: &mut Vec<Completion>) {
+        if !self.closed.load(Ordering::Acquire) {
+            self.completions.drain(into);
+        }
+    }
+
+    /// Takes nothing new, works on what is queued for at most `drain_timeout_s`, waits for what is in the kernel, notes
+    /// the clean shutdown, and drops the completions that nobody took. No caller memory is used after it. Idempotent.
+    ///
+    /// If the kernel does not finish within 10 s more, the memory it holds is leaked, and the log says so.
+    pub fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) || self.process_id != std::process::id() {
+            return;
+        }
+        drop(self.gate.write());
+        self.shared.stop();
+        let Some(reactor) = self.reactor.lock().take() else {
+            return;
+        };
+        let ending = reactor.join().unwrap_or(Ending::Leaked);
+        let mut untaken = Vec::new();
+        self.completions.drain(&mut untaken);
+        drop(untaken);
+        if ending == Ending::Leaked {
+            // The kernel may still write: the lock stays until it is done, or this process is.
+            return;
+        }
+        // The data first: a clean flag must not be on disk before what it vouches for.
+        let durable = self
+            .shared
+            .store
+            .sync()
+            .and_then(|()| self.shared.index.table().sync());
+        let noted = durable.and_then(|()| self.shared.index.write_session(unix_ms(), true));
+        if let Err(error) = noted.and_then(|()| self.shared.index.table().sync()) {
+            log::error!(
+                "{} is not marked as closed in order: {error}",
+                self.shared.config.path.display()
+            );
+        }
+        if let Err(error) = self
+            .shared
+            .store
+            .unlock()
+            .and_then(|()| self.shared.index.table().unlock())
+        {
+            log::error!(
+                "{} stays locked until this process ends: {error}",
+                self.shared.config.path.display()
+            );
+        }
+    }
+
+    /// What opening found and threw out.
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// Options in force.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// Whether `close` was called.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// State and counters now.
+    pub fn stats(&self) -> Stats {
+        let geometry = self.shared.store.geometry();
+        let usage = self.shared.store.usage();
+        Stats {
+            engine: self.engine.clone(),
+            direct_io: geometry.direct,
+            memory_alignment_bytes: geometry.memory_alignment_bytes as u64,
+            max_chunk_bytes: self.shared.store.max_chunk_bytes(),
+            keys: self.shared.index.keys(),
+            held_bytes: self.shared.index.held_bytes(),
+            allocated_bytes: usage.allocated_bytes,
+            capacity_bytes: self.budget.capacity_bytes(),
+            used_bytes: self.budget.used_bytes(),
+            data_files: usage.data_files,
+            in_flight: self.completions.unanswered(),
+            counters: self.shared.counters.snapshot(),
+        }
+    }
+
+    fn enter<K: AsRef<str>>(&self, keys: &[K]) -> Result<RwLockReadGuard<'_, ()>, SubmitError> {
+        // Before any lock: one that another thread held during fork() stays held in the child for ever.
+        let this = std::process::id();
+        if this != self.process_id {
+            return Err(SubmitError::Forked {
+                owner: self.process_id,
+                this,
+            });
+        }
+        let gate = self.gate.read();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(SubmitError::Closed);
+        }
+        match keys
+            .iter()
+            .position(|key| key.as_ref().len() > MAX_KEY_BYTES)
+        {
+            Some(position) => Err(SubmitError::KeyTooLong {
+                position,
+                length_bytes: keys[position].as_ref().len(),
+            }),
+            None => Ok(gate),
+        }
+    }
+
+    fn future_id(&self) -> u64 {
+        self.next_future_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Completes a batch that needs no reactor.
+    fn answer(&self, results: Vec<bool>, keep_alive: KeepAlive) -> u64 {
+        let future_id = self.future_id();
+        let error = String::new();
+        let _keep_alive = Some(keep_alive);
+        self.completions.push(Completion {
+            future_id,
+            ok: true,
+            error,
+            results,
+            _keep_alive,
+        });
+        self.completions.announce();
+        future_id
+    }
+}
+
+impl Drop for Connector {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {
+    if keys == buffers {
+        Ok(())
+    } else {
+        Err(SubmitError::CountMismatch { keys, buffers })
+    }
+}

@@ -1,0 +1,123 @@
+//! Submitting and reaping transfers. The trait is the seam for other engines and for faults in tests.
+
+pub(crate) mod uring;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::Duration;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::error::EngineError;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From disk to memory.
+    Read,
+    /// From memory to disk.
+    Write,
+}
+
+/// One vectored transfer at one place of one file.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    /// Which way.
+    pub direction: Direction,
+    /// Open file.
+    pub file: RawFd,
+    /// Where in the file.
+    pub offset_bytes: u64,
+    /// Memory, in order; lives at a stable address until the transfer is reaped.
+    pub vectors: *const libc::iovec,
+    /// Number of vectors, at least 1.
+    pub vector_count: usize,
+    /// Given back when the transfer is reaped.
+    pub token: usize,
+}
+
+/// A transfer that the kernel is done with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reaped {
+    /// Its token.
+    pub token: usize,
+    /// Bytes moved, or a negative errno.
+    pub result: i32,
+}
+
+/// Moves bytes. Owned by one thread, the reactor's; made on it too.
+pub trait Engine {
+    /// Its name and what of the kernel it uses, for `stats()`.
+    fn description(&self) -> String;
+
+    /// Takes a transfer; it reaches the kernel at the latest with the next [`Engine::reap`].
+    ///
+    /// # Safety
+    /// The vectors, the memory they name and the file stay valid until the transfer is reaped or the engine is leaked.
+    ///
+    /// # Errors
+    /// `EngineError::Failed` when the kernel takes nothing any more; the transfer is then not under way.
+    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError>;
+
+    /// Hands everything submitted to the kernel and adds what is finished to `reaped`. With nothing finished it waits
+    /// for a transfer, the waker, or `timeout` (`None`: without end; zero: not at all).
+    ///
+    /// # Errors
+    /// `EngineError::Failed` when the kernel refuses; transfers may then still be under way.
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError>;
+
+    /// Asks the kernel to give up what is under way; each transfer is still reaped.
+    fn cancel_all(&mut self);
+}
+
+/// Wakes the thread that waits in [`Engine::reap`]; a system call only if it really sleeps.
+pub struct Waker {
+    event: EventFd,
+    sleeping: AtomicBool,
+}
+
+impl Waker {
+    /// A waker for one engine.
+    ///
+    /// # Errors
+    /// What eventfd(2) says.
+    pub fn new() -> io::Result<Arc<Self>> {
+        // Blocking: io_uring completes a read of a non-blocking eventfd with EAGAIN instead of waiting for it.
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?;
+        Ok(Arc::new(Self {
+            event,
+            sleeping: AtomicBool::new(false),
+        }))
+    }
+
+    /// Call after publishing work.
+    pub fn wake(&self) {
+        // Pairs with the fence in `prepare_sleep`: either the sleeper sees the work, or we see that it sleeps.
+        fence(Ordering::SeqCst);
+        if self.sleeping.swap(false, Ordering::SeqCst) {
+            // EAGAIN cannot happen: one ring per sleep. Any other error would mean that the descriptor is gone.
+            let _ = self.event.write(1);
+        }
+    }
+
+    /// Announces the intention to sleep. Look for work once more after it, and sleep only if there is none.
+    pub fn prepare_sleep(&self) {
+        self.sleeping.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes the announcement back.
+    pub fn awake(&self) {
+        self.sleeping.store(false, Ordering::SeqCst);
+    }
+
+    fn descriptor(&self) -> RawFd {
+        self.event.as_fd().as_raw_fd()
+    }
+}

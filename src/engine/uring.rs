@@ -1,0 +1,320 @@
+//! The io_uring engine: one ring, one thread, no spinning.
+//!
+//! Life of a transfer: `submit` fills a submission entry; `reap` enters the kernel once with all entries and waits for
+//! at least one completion unless told not to. A read of the waker's eventfd is always armed, so that new work ends the
+//! wait. Errors and short transfers are the caller's to judge: they come back as the kernel reports them.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+
+use super::{Direction, Engine, Reaped, Transfer, Waker};
+use crate::error::EngineError;
+
+const WAKE: u64 = u64::MAX;
+const CANCEL: u64 = u64::MAX - 1;
+
+/// Target of every armed eventfd read. Nobody looks at it; static, so that no read can outlive it.
+static WAKE_COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Set-up flags, best first; each step down runs on an older kernel.
+#[derive(Clone, Copy, Debug)]
+struct Flavor {
+    name: &'static str,
+    submit_all: bool,
+    coop_taskrun: bool,
+    single_issuer: bool,
+    defer_taskrun: bool,
+}
+
+const LADDER: [Flavor; 4] = [
+    Flavor {
+        name: "single_issuer+defer_taskrun+coop_taskrun",
+        submit_all: true,
+        coop_taskrun: true,
+        single_issuer: true,
+        defer_taskrun: true,
+    },
+    Flavor {
+        name: "single_issuer+coop_taskrun",
+        submit_all: true,
+        coop_taskrun: true,
+        single_issuer: true,
+        defer_taskrun: false,
+    },
+    Flavor {
+        name: "coop_taskrun",
+        submit_all: true,
+        coop_taskrun: true,
+        single_issuer: false,
+        defer_taskrun: false,
+    },
+    Flavor {
+        name: "plain",
+        submit_all: false,
+        coop_taskrun: false,
+        single_issuer: false,
+        defer_taskrun: false,
+    },
+];
+
+/// io_uring behind the [`Engine`] trait.
+pub(crate) struct UringEngine {
+    ring: IoUring,
+    flavor: Flavor,
+    waker: Arc<Waker>,
+    wake_armed: bool,
+}
+
+impl UringEngine {
+    /// A ring for `queue_depth` transfers. Call it on the thread that will reap: SINGLE_ISSUER binds the ring to it.
+    pub(crate) fn new(queue_depth: usize, waker: Arc<Waker>) -> Result<Self, EngineError> {
+        Self::on_ladder(queue_depth, waker, &LADDER)
+    }
+
+    fn on_ladder(
+        queue_depth: usize,
+        waker: Arc<Waker>,
+        ladder: &[Flavor],
+    ) -> Result<Self, EngineError> {
+        // Beside the transfers: the armed wake-up and a cancel.
+        let entries = (queue_depth + 2).next_power_of_two() as u32;
+        let mut refusal = io::Error::from_raw_os_error(libc::ENOSYS);
+        for &flavor in ladder {
+            match build_ring(entries, flavor) {
+                Ok(ring) if !ring.params().is_feature_ext_arg() => {
+                    refusal = io::Error::other(
+                        "the kernel's io_uring has no timed wait (IORING_FEAT_EXT_ARG)",
+                    );
+                }
+                Ok(ring) => {
+                    return Ok(Self {
+                        ring,
+                        flavor,
+                        waker,
+                        wake_armed: false,
+                    });
+                }
+                // An unknown flag is EINVAL; anything else would be refused on every step.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refusal = error,
+                Err(source) => return Err(EngineError::Unavailable { source }),
+            }
+        }
+        Err(EngineError::Unavailable { source: refusal })
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> Result<(), EngineError> {
+        // SAFETY: the entry's memory outlives its completion: for transfers by the contract of `Engine::submit`, for
+        // the wake-up read because its target is static.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.enter(Some(Duration::ZERO))?;
+        }
+        Ok(())
+    }
+
+    fn arm_wake(&mut self) -> Result<(), EngineError> {
+        if self.wake_armed {
+            return Ok(());
+        }
+        let read = opcode::Read::new(Fd(self.waker.descriptor()), WAKE_COUNT.as_ptr().cast(), 8)
+            .build()
+            .user_data(WAKE);
+        self.push(&read)?;
+        self.wake_armed = true;
+        Ok(())
+    }
+
+    fn enter(&mut self, timeout: Option<Duration>) -> Result<(), EngineError> {
+        let submitter = self.ring.submitter();
+        let entered = match timeout {
+            None => submitter.submit_and_wait(1),
+            Some(Duration::ZERO) => submitter.submit(),
+            Some(limit) => {
+                let timespec = Timespec::from(limit);
+                submitter.submit_with_args(1, &SubmitArgs::new().timespec(&timespec))
+            }
+        };
+        match entered {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // A signal, the time limit, or completions that must be taken first: look at the completions.
+                Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
+                Some(libc::EAGAIN) => {
+                    // The kernel is out of memory for requests: give it a moment, the entries stay queued.
+                    std::thread::sleep(Duration::from_millis(1));
+                    Ok(())
+                }
+                _ => Err(EngineError::Failed {
+                    operation: "io_uring_enter",
+                    source: error,
+                }),
+            },
+        }
+    }
+
+    fn take_completions(&mut self, reaped: &mut Vec<Reaped>) {
+        for completion in self.ring.completion() {
+            match completion.user_data() {
+                WAKE => self.wake_armed = false,
+                CANCEL => {}
+                token => reaped.push(Reaped {
+                    token: token as usize,
+                    result: completion.result(),
+                }),
+            }
+        }
+    }
+}
+
+impl Engine for UringEngine {
+    fn description(&self) -> String {
+        format!("io_uring ({})", self.flavor.name)
+    }
+
+    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
+        let file = Fd(transfer.file);
+        let entry = if transfer.vector_count == 1 {
+            // SAFETY: the caller vouches for one valid vector.
+            let vector = unsafe { *transfer.vectors };
+            let length = vector.iov_len as u32;
+            match transfer.direction {
+                Direction::Read => opcode::Read::new(file, vector.iov_base.cast(), length)
+                    .offset(transfer.offset_bytes)
+                    .build(),
+                Direction::Write => opcode::Write::new(file, vector.iov_base.cast(), length)
+                    .offset(transfer.offset_bytes)
+                    .build(),
+            }
+        } else {
+            let count = transfer.vector_count as u32;
+            match transfer.direction {
+                Direction::Read => opcode::Readv::new(file, transfer.vectors, count)
+                    .offset(transfer.offset_bytes)
+                    .build(),
+                Direction::Write => opcode::Writev::new(file, transfer.vectors, count)
+                    .offset(transfer.offset_bytes)
+                    .build(),
+            }
+        };
+        self.push(&entry.user_data(transfer.token as u64))
+    }
+
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        self.arm_wake()?;
+        let already_there = !self.ring.completion().is_empty();
+        self.enter(if already_there {
+            Some(Duration::ZERO)
+        } else {
+            timeout
+        })?;
+        self.take_completions(reaped);
+        Ok(())
+    }
+
+    fn cancel_all(&mut self) {
+        let cancel = opcode::AsyncCancel2::new(CancelBuilder::any())
+            .build()
+            .user_data(CANCEL);
+        if let Err(error) = self.push(&cancel) {
+            log::warn!("cannot cancel transfers: {error}");
+        }
+    }
+}
+
+fn build_ring(entries: u32, flavor: Flavor) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.dontfork().setup_clamp();
+    if flavor.submit_all {
+        builder.setup_submit_all();
+    }
+    if flavor.coop_taskrun {
+        builder.setup_coop_taskrun().setup_taskrun_flag();
+    }
+    if flavor.single_issuer {
+        builder.setup_single_issuer();
+    }
+    if flavor.defer_taskrun {
+        builder.setup_defer_taskrun();
+    }
+    builder.build(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn read_through(engine: &mut UringEngine) {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let mut memory = [0_u8; 4];
+        let vector = libc::iovec {
+            iov_base: memory.as_mut_ptr().cast(),
+            iov_len: 4,
+        };
+        let transfer = Transfer {
+            direction: Direction::Read,
+            file: file.as_raw_fd(),
+            offset_bytes: 3,
+            vectors: &raw const vector,
+            vector_count: 1,
+            token: 42,
+        };
+        // SAFETY: memory, vector and file live past the loop below, which reaps the transfer.
+        unsafe { engine.submit(transfer) }.unwrap();
+        let mut reaped = Vec::new();
+        while reaped.is_empty() {
+            engine.reap(None, &mut reaped).unwrap();
+        }
+        assert_eq!(
+            reaped,
+            [Reaped {
+                token: 42,
+                result: 4
+            }]
+        );
+        assert_eq!(&memory, b"3456");
+    }
+
+    #[test]
+    fn every_step_of_the_ladder_works() {
+        for flavor in LADDER {
+            let mut engine = UringEngine::on_ladder(8, Waker::new().unwrap(), &[flavor]).unwrap();
+            read_through(&mut engine);
+            assert!(engine.description().contains(flavor.name));
+        }
+    }
+
+    #[test]
+    fn the_waker_ends_a_wait_and_only_rings_a_sleeper() {
+        let waker = Waker::new().unwrap();
+        let mut engine = UringEngine::new(8, Arc::clone(&waker)).unwrap();
+        waker.prepare_sleep();
+        let other = std::thread::spawn({
+            let waker = Arc::clone(&waker);
+            move || waker.wake()
+        });
+        let mut reaped = Vec::new();
+        // Without a limit: a lost wake-up would hang here.
+        engine.reap(None, &mut reaped).unwrap();
+        other.join().unwrap();
+        assert!(reaped.is_empty() && !engine.wake_armed);
+        waker.awake();
+        waker.wake();
+        engine.reap(Some(Duration::ZERO), &mut reaped).unwrap();
+        assert!(
+            engine.wake_armed,
+            "a waker must not ring for a thread that is awake"
+        );
+    }
+}

@@ -1,0 +1,181 @@
+//! One error enum per layer; each message names the value, the limit and the way out.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::key::MAX_KEY_BYTES;
+
+/// A wrong option, found before anything is touched.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The option does not exist.
+    #[error("unknown option '{name}'; the options are: {known}")]
+    Unknown {
+        /// The name that was given.
+        name: String,
+        /// All names that exist.
+        known: String,
+    },
+    /// The option exists; its value does not fit.
+    #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}")]
+    Invalid {
+        /// The option.
+        name: &'static str,
+        /// The value that was given, as text.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+        /// What it accepts.
+        range: &'static str,
+    },
+    /// A required option is missing.
+    #[error("option '{name}' is required: {meaning}")]
+    Missing {
+        /// The option.
+        name: &'static str,
+        /// What it says.
+        meaning: &'static str,
+    },
+}
+
+/// Failures of the I/O engine as a whole; a failed transfer is reported with its completion instead.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// io_uring cannot be had.
+    #[error(
+        "io_uring is not available ({source}); allow the io_uring system calls (a container's seccomp profile often \
+         denies them), set the sysctl kernel.io_uring_disabled to 0, and use Linux 5.11 or newer"
+    )]
+    Unavailable {
+        /// What io_uring_setup said.
+        source: io::Error,
+    },
+    /// The engine stopped working after it had started.
+    #[error("the I/O engine failed in {operation}: {source}")]
+    Failed {
+        /// The system call.
+        operation: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// Failures to find a place for a chunk.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// Nothing can be placed within the capacity.
+    #[error(
+        "store full: no room for {needed_bytes} bytes within the capacity of {capacity_bytes} bytes; delete chunks or raise capacity"
+    )]
+    Full {
+        /// Bytes asked for, rounded up to blocks.
+        needed_bytes: u64,
+        /// The configured capacity.
+        capacity_bytes: u64,
+    },
+    /// The file system refused to grow a file.
+    #[error(
+        "store full: cannot grow {path} by {bytes} bytes: {source}; free space on that file system"
+    )]
+    Grow {
+        /// The file.
+        path: PathBuf,
+        /// How much it was to grow.
+        bytes: u64,
+        /// What the file system said.
+        source: io::Error,
+    },
+}
+
+/// Failures to open a store.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// A wrong option.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The I/O engine cannot start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Another live connector has the store open.
+    #[error(
+        "{path} is in use by {holder}; close it there or choose another path (one store has one owner)"
+    )]
+    InUse {
+        /// The store.
+        path: PathBuf,
+        /// Process id and host of the owner, as far as they can be read.
+        holder: String,
+    },
+    /// The index was written by a newer kvring.
+    #[error(
+        "{path} has format version {found}, this kvring reads up to {supported}; upgrade kvring or choose another path \
+         (the file was left as it is)"
+    )]
+    NewerFormat {
+        /// The index file.
+        path: PathBuf,
+        /// Version in its header.
+        found: u32,
+        /// Highest version understood here.
+        supported: u32,
+    },
+    /// A file or directory cannot be made, opened or read.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A batch that is refused as a whole, before anything of it is queued.
+#[derive(Debug, Error)]
+pub enum SubmitError {
+    /// `close()` has been called.
+    #[error("the connector is closed; open a new one")]
+    Closed,
+    /// The connector was inherited through fork().
+    #[error(
+        "the connector belongs to process {owner}, not to its fork {this}; open a connector of its own with another path"
+    )]
+    Forked {
+        /// Process that opened the connector.
+        owner: u32,
+        /// Process that calls.
+        this: u32,
+    },
+    /// Keys and buffers do not pair up.
+    #[error("{keys} keys but {buffers} buffers; each key needs exactly one buffer")]
+    CountMismatch {
+        /// Number of keys.
+        keys: usize,
+        /// Number of buffers.
+        buffers: usize,
+    },
+    /// A key is too long.
+    #[error("key {position} has {length_bytes} bytes; keys have at most {MAX_KEY_BYTES}")]
+    KeyTooLong {
+        /// Its position in the batch.
+        position: usize,
+        /// Its length in UTF-8.
+        length_bytes: usize,
+    },
+    /// A chunk cannot be stored whatever is free.
+    #[error(
+        "buffer {position} has {length_bytes} bytes; a chunk has 1 to {limit_bytes} bytes in this store (64 MiB, or less \
+         where capacity is small)"
+    )]
+    ChunkSize {
+        /// Its position in the batch.
+        position: usize,
+        /// Its length.
+        length_bytes: usize,
+        /// Longest chunk of this store.
+        limit_bytes: u64,
+    },
+}

@@ -1,0 +1,476 @@
+//! The map in RAM: which keys are held, who reads them, and who waits for a key that is being written.
+//!
+//! Order per key: while a SET is on its way, later operations on its key queue up behind it, here, and resume in order
+//! when it is done. A DELETE answers at once nevertheless: it takes out what is held, and leaves a mark in that queue so
+//! that the SET before it is never published.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hashbrown::HashTable;
+use parking_lot::{Mutex, MutexGuard};
+use slab::Slab;
+
+use super::table::{Content, Reservation, Table};
+use crate::key::Digest;
+use crate::store::Extent;
+
+/// Enough that threads rarely meet, and that the growth of one shard stalls nobody for long.
+const SHARDS: usize = 64;
+
+/// Keys held and on their way. `G` and `S` are what waits: GETs and SETs, opaque here.
+pub(crate) struct Index<G, S> {
+    pub(super) table: Table,
+    shards: Box<[Mutex<Shard<G, S>>]>,
+    generation: AtomicU64,
+    keys: AtomicU64,
+    held_bytes: AtomicU64,
+}
+
+struct Shard<G, S> {
+    held: HashTable<u32>,
+    entries: Slab<Entry>,
+    pending: HashTable<Pending<G, S>>,
+}
+
+/// One stored chunk. Detached: no longer found by its key, kept for its readers.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) digest: Digest,
+    pub(super) generation: u64,
+    pub(super) extent: Extent,
+    pub(super) length_bytes: u32,
+    pub(super) checksum: u32,
+    pub(super) slot: u32,
+    pub(super) readers: u32,
+    pub(super) has_checksum: bool,
+    pub(super) detached: bool,
+}
+
+struct Pending<G, S> {
+    digest: Digest,
+    key: Arc<str>,
+    waiting: VecDeque<Waiting<G, S>>,
+}
+
+enum Waiting<G, S> {
+    Get { length_bytes: u64, request: G },
+    Set(S),
+    Delete,
+}
+
+/// The right to read a chunk; its place is not given away before it is returned by [`Index::unpin`].
+#[derive(Debug)]
+pub(crate) struct Pin {
+    shard: u32,
+    entry: u32,
+    pub(crate) extent: Extent,
+    pub(crate) length_bytes: u64,
+    /// CRC-32C of the payload, if one was kept.
+    pub(crate) checksum: Option<u32>,
+}
+
+/// What became of an operation that asks for a key.
+pub(crate) enum Entered<T> {
+    /// GET: the chunk is held. SET: it is this one's turn to write.
+    Ready(T, Option<Pin>),
+    /// GET: not held in this length. SET: another key has this digest.
+    Refused(T),
+    /// It waits behind a SET of the same key and comes back from [`Index::finish_set`].
+    Waits,
+}
+
+/// What happens next to operations that waited.
+pub(crate) enum Resumed<G, S> {
+    /// This GET reads now.
+    Hit(G, Pin),
+    /// This GET found nothing.
+    Miss(G),
+    /// This SET writes now.
+    Start(S),
+    /// Nobody uses this place any more.
+    Free(Extent),
+}
+
+/// A written chunk on its way into the index.
+pub(crate) struct Publication {
+    pub(crate) reservation: Reservation,
+    pub(crate) content: Content,
+}
+
+impl<G, S> Index<G, S> {
+    pub(super) fn new(table: Table, generation: u64) -> Self {
+        let shard = || {
+            Mutex::new(Shard {
+                held: HashTable::new(),
+                entries: Slab::new(),
+                pending: HashTable::new(),
+            })
+        };
+        Self {
+            table,
+            shards: (0..SHARDS).map(|_| shard()).collect(),
+            generation: AtomicU64::new(generation),
+            keys: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// The sidecar.
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// A number that no chunk of this store has had before.
+    pub(crate) fn next_generation(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Keys held.
+    pub(crate) fn keys(&self) -> u64 {
+        self.keys.load(Ordering::Relaxed)
+    }
+
+    /// Payload bytes held.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Relaxed)
+    }
+
+    /// EXISTS: whether `key` is held.
+    pub(crate) fn contains(&self, digest: Digest, key: &str) -> bool {
+        let shard = self.shard(digest).1;
+        shard
+            .find(digest)
+            .is_some_and(|entry| self.table.key_is(shard.entries[entry as usize].slot, key))
+    }
+
+    /// GET: pins the chunk of `key` if it is held in exactly `length_bytes`.
+    pub(crate) fn enter_get(
+        &self,
+        digest: Digest,
+        key: &str,
+        length_bytes: u64,
+        now_ms: u64,
+        request: G,
+    ) -> Entered<G> {
+        let (number, mut shard) = self.shard(digest);
+        if let Some(pending) = shard.pending_mut(digest) {
+            if *pending.key != *key {
+                return Entered::Refused(request);
+            }
+            pending.waiting.push_back(Waiting::Get {
+                length_bytes,
+                request,
+            });
+            return Entered::Waits;
+        }
+        match shard.find(digest) {
+            Some(entry) if self.table.key_is(shard.entries[entry as usize].slot, key) => {
+                match shard.pin(number, entry, length_bytes) {
+                    Some(pin) => {
+                        self.table.touch(shard.entries[entry as usize].slot, now_ms);
+                        Entered::Ready(request, Some(pin))
+                    }
+                    None => Entered::Refused(request),
+                }
+            }
+            _ => Entered::Refused(request),
+        }
+    }
+
+    /// SET: claims the right to write `key`.
+    pub(crate) fn enter_set(&self, digest: Digest, key: &Arc<str>, request: S) -> Entered<S> {
+        let (_, mut shard) = self.shard(digest);
+        if let Some(pending) = shard.pending_mut(digest) {
+            if pending.key != *key {
+                return Entered::Refused(request);
+            }
+            pending.waiting.push_back(Waiting::Set(request));
+            return Entered::Waits;
+        }
+        let taken = shard
+            .find(digest)
+            .map(|entry| shard.entries[entry as usize].slot);
+        if taken.is_some_and(|slot| !self.table.key_is(slot, key)) {
+            return Entered::Refused(request);
+        }
+        let pending = Pending {
+            digest,
+            key: Arc::clone(key),
+            waiting: VecDeque::new(),
+        };
+        shard
+            .pending
+            .insert_unique(digest.table_hash(), pending, |other| {
+                other.digest.table_hash()
+            });
+        Entered::Ready(request, None)
+    }
+
+    /// Length and checksum of what is held under `digest`, for a SET that has claimed its key.
+    pub(crate) fn held(&self, digest: Digest) -> Option<(u64, Option<u32>)> {
+        let shard = self.shard(digest).1;
+        let entry = &shard.entries[shard.find(digest)? as usize];
+        Some((u64::from(entry.length_bytes), entry.checksum()))
+    }
+
+    /// A SET that had claimed its key is done, with or without something to publish. Returns what to do next, in order.
+    pub(crate) fn finish_set(
+        &self,
+        digest: Digest,
+        publication: Option<Publication>,
+    ) -> Vec<Resumed<G, S>> {
+        let (number, mut shard) = self.shard(digest);
+        let shard = &mut *shard;
+        let Ok(mut pending) = shard
+            .pending
+            .find_entry(digest.table_hash(), |other| other.digest == digest)
+        else {
+            debug_assert!(false, "a SET finished that had not been entered");
+            return Vec::new();
+        };
+        let key = Arc::clone(&pending.get().key);
+        let mut waiting = std::mem::take(&mut pending.get_mut().waiting);
+        let mut resumed = Vec::new();
+
+        let before_next_set = waiting
+            .iter()
+            .take_while(|other| !matches!(other, Waiting::Set(_)));
+        let deleted = before_next_set
+            .into_iter()
+            .any(|other| matches!(other, Waiting::Delete));
+        let mut current = match publication {
+            Some(publication) => {
+                Some(self.enter_chunk(shard, publication, &key, deleted, &mut resumed))
+            }
+            None => shard.find(digest),
+        };
+        let mut starts = false;
+        while let Some(next) = waiting.pop_front() {
+            match next {
+                Waiting::Get {
+                    length_bytes,
+                    request,
+                } => {
+                    let pin = current.and_then(|entry| shard.pin(number, entry, length_bytes));
+                    resumed.push(match pin {
+                        Some(pin) => Resumed::Hit(request, pin),
+                        None => Resumed::Miss(request),
+                    });
+                }
+                Waiting::Delete => {
+                    if let Some(entry) = current.take() {
+                        resumed.extend(self.take_out(shard, entry).map(Resumed::Free));
+                    }
+                }
+                Waiting::Set(request) => {
+                    resumed.push(Resumed::Start(request));
+                    starts = true;
+                    break;
+                }
+            }
+        }
+        if let Ok(mut pending) = shard
+            .pending
+            .find_entry(digest.table_hash(), |other| other.digest == digest)
+        {
+            if starts {
+                pending.get_mut().waiting = waiting;
+            } else {
+                pending.remove();
+            }
+        }
+        resumed
+    }
+
+    /// Makes a written chunk an entry: found by its key, unless it was deleted meanwhile. Readers of what it replaces go
+    /// on undisturbed.
+    fn enter_chunk(
+        &self,
+        shard: &mut Shard<G, S>,
+        publication: Publication,
+        key: &str,
+        deleted: bool,
+        resumed: &mut Vec<Resumed<G, S>>,
+    ) -> u32 {
+        let Publication {
+            reservation,
+            content,
+        } = publication;
+        let slot = if deleted {
+            self.table.release(reservation);
+            super::record::NO_SLOT
+        } else {
+            self.table.publish(&reservation, &content, key)
+        };
+        let entry = Entry {
+            digest: content.digest,
+            generation: content.generation,
+            extent: content.extent,
+            length_bytes: content.length_bytes as u32,
+            checksum: content.payload_checksum as u32,
+            slot,
+            readers: 0,
+            has_checksum: content.payload_checksum_kind == super::record::PAYLOAD_CRC32C,
+            detached: deleted,
+        };
+        // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
+        if !deleted && let Some(old) = shard.find(content.digest) {
+            resumed.extend(self.take_out(shard, old).map(Resumed::Free));
+        }
+        let number = shard.entries.insert(entry) as u32;
+        if !deleted {
+            shard.link(number);
+            self.count(1, content.length_bytes as i64);
+        }
+        number
+    }
+
+    /// DELETE: the key is not held from here on. Says whether it was, and which place is free now, if any.
+    pub(crate) fn delete(&self, digest: Digest, key: &str) -> (bool, Option<Extent>) {
+        let (_, mut shard) = self.shard(digest);
+        let mut found = false;
+        if let Some(pending) = shard.pending_mut(digest)
+            && *pending.key == *key
+        {
+            pending.waiting.push_back(Waiting::Delete);
+            found = true;
+        }
+        match shard.find(digest) {
+            Some(entry) if self.table.key_is(shard.entries[entry as usize].slot, key) => {
+                (true, self.take_out(&mut shard, entry))
+            }
+            _ => (found, None),
+        }
+    }
+
+    /// Drops the chunk behind `pin`, whose bytes are not what was stored.
+    pub(crate) fn discard(&self, pin: &Pin) {
+        let mut shard = self.shards[pin.shard as usize].lock();
+        if !shard.entries[pin.entry as usize].detached {
+            // Its readers include the pin: the place is freed when that is returned.
+            self.take_out(&mut shard, pin.entry);
+        }
+    }
+
+    /// Returns a pin. Says which place is free now, if this was the last reader of a chunk that is gone.
+    pub(crate) fn unpin(&self, pin: Pin) -> Option<Extent> {
+        let mut shard = self.shards[pin.shard as usize].lock();
+        let entry = &mut shard.entries[pin.entry as usize];
+        entry.readers -= 1;
+        let unused = entry.detached && entry.readers == 0;
+        unused.then(|| shard.entries.remove(pin.entry as usize).extent)
+    }
+
+    /// Takes everything that waits out of the queues; nothing will resume any more.
+    pub(crate) fn abandon_waiting(&self) -> (Vec<G>, Vec<S>) {
+        let (mut gets, mut sets) = (Vec::new(), Vec::new());
+        for shard in &self.shards {
+            for pending in shard.lock().pending.drain() {
+                for waiting in pending.waiting {
+                    match waiting {
+                        Waiting::Get { request, .. } => gets.push(request),
+                        Waiting::Set(request) => sets.push(request),
+                        Waiting::Delete => {}
+                    }
+                }
+            }
+        }
+        (gets, sets)
+    }
+
+    /// Enters what recovery found; of two chunks of one key the younger stays. Returns the slot and place of the other.
+    pub(super) fn restore(&self, entry: Entry) -> Option<(u32, Extent)> {
+        let (_, mut shard) = self.shard(entry.digest);
+        let mut displaced = None;
+        if let Some(other) = shard.find(entry.digest) {
+            let held = &shard.entries[other as usize];
+            if held.generation >= entry.generation {
+                return Some((entry.slot, entry.extent));
+            }
+            displaced = Some((held.slot, held.extent));
+            let length_bytes = i64::from(held.length_bytes);
+            shard.unlink(other);
+            shard.entries.remove(other as usize);
+            self.count(-1, -length_bytes);
+        }
+        self.count(1, i64::from(entry.length_bytes));
+        let number = shard.entries.insert(entry) as u32;
+        shard.link(number);
+        displaced
+    }
+
+    /// Removes an entry from the map and its record from the sidecar; its place is free if nobody reads it.
+    fn take_out(&self, shard: &mut Shard<G, S>, number: u32) -> Option<Extent> {
+        let entry = &mut shard.entries[number as usize];
+        let unused = entry.readers == 0;
+        if !entry.detached {
+            entry.detached = true;
+            let (slot, length_bytes) = (entry.slot, i64::from(entry.length_bytes));
+            self.table.clear(slot);
+            self.count(-1, -length_bytes);
+            shard.unlink(number);
+        }
+        unused.then(|| shard.entries.remove(number as usize).extent)
+    }
+
+    fn count(&self, keys: i64, bytes: i64) {
+        self.keys.fetch_add(keys as u64, Ordering::Relaxed);
+        self.held_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {
+        let number = digest.shard_hash() % SHARDS as u64;
+        (number as u32, self.shards[number as usize].lock())
+    }
+}
+
+impl<G, S> Shard<G, S> {
+    fn find(&self, digest: Digest) -> Option<u32> {
+        let same = |entry: &u32| self.entries[*entry as usize].digest == digest;
+        self.held.find(digest.table_hash(), same).copied()
+    }
+
+    fn pending_mut(&mut self, digest: Digest) -> Option<&mut Pending<G, S>> {
+        if self.pending.is_empty() {
+            return None;
+        }
+        self.pending
+            .find_mut(digest.table_hash(), |pending| pending.digest == digest)
+    }
+
+    fn pin(&mut self, shard: u32, entry: u32, length_bytes: u64) -> Option<Pin> {
+        let held = &mut self.entries[entry as usize];
+        if u64::from(held.length_bytes) != length_bytes {
+            return None;
+        }
+        held.readers += 1;
+        Some(Pin {
+            shard,
+            entry,
+            extent: held.extent,
+            length_bytes,
+            checksum: held.checksum(),
+        })
+    }
+
+    fn link(&mut self, entry: u32) {
+        let entries = &self.entries;
+        let hash = |number: &u32| entries[*number as usize].digest.table_hash();
+        self.held.insert_unique(hash(&entry), entry, hash);
+    }
+
+    fn unlink(&mut self, entry: u32) {
+        let hash = self.entries[entry as usize].digest.table_hash();
+        if let Ok(found) = self.held.find_entry(hash, |number| *number == entry) {
+            found.remove();
+        }
+    }
+}
+
+impl Entry {
+    fn checksum(&self) -> Option<u32> {
+        self.has_checksum.then_some(self.checksum)
+    }
+}

@@ -1,0 +1,10 @@
+//! What is held: a map in RAM for every question, a sidecar file of records for the next start.
+
+pub(crate) mod map;
+mod record;
+mod recovery;
+pub(crate) mod table;
+
+pub(crate) use map::{Entered, Index, Pin, Publication, Resumed};
+pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
+pub use recovery::Recovery;

@@ -1,0 +1,223 @@
+//! Reading the sidecar once at open: what is whole and fits the data becomes the map; the rest becomes free space.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::map::{Entry, Index};
+use super::record::{PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE};
+use super::table::Table;
+use crate::budget::Budget;
+use crate::error::OpenError;
+use crate::key::MAX_KEY_BYTES;
+use crate::lock::Owner;
+use crate::store::{Extent, Store};
+
+/// What opening found, and what it threw out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Whether the last owner had closed the store; true for a new one.
+    pub clean_shutdown: bool,
+    /// Why the whole index was given up, if it was.
+    pub reset: Option<String>,
+    /// Chunks kept.
+    pub kept: u64,
+    /// Records whose checksum or fields are wrong, or of whose key a part is missing.
+    pub torn: u64,
+    /// Records whose place is not inside the data files.
+    pub out_of_range: u64,
+    /// Records whose place a younger one has as well.
+    pub overlapping: u64,
+    /// Older records of a key that has a younger one.
+    pub duplicate: u64,
+}
+
+impl std::fmt::Display for Recovery {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shutdown = if self.clean_shutdown {
+            "clean"
+        } else {
+            "unclean"
+        };
+        write!(formatter, "{} chunks after {shutdown} shutdown", self.kept)?;
+        for (name, count) in [
+            ("torn", self.torn),
+            ("out of range", self.out_of_range),
+            ("overlapping", self.overlapping),
+            ("duplicate", self.duplicate),
+        ] {
+            if count > 0 {
+                write!(formatter, ", {count} {name}")?;
+            }
+        }
+        match &self.reset {
+            Some(reason) => write!(formatter, "; the index was started anew: {reason}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<G, S> Index<G, S> {
+    /// Opens the sidecar of `directory`, then the data with `open_store`, and brings both into agreement.
+    pub(crate) fn open<T: Store>(
+        directory: &Path,
+        budget: &Arc<Budget>,
+        now_ms: u64,
+        open_store: impl FnOnce(&dyn Fn() -> Option<Owner>) -> Result<T, OpenError>,
+    ) -> Result<(Self, T, Recovery), OpenError> {
+        let (table, found) = Table::open(directory, Arc::clone(budget), now_ms)?;
+        let store = open_store(&|| table.owner())?;
+        let mut recovery = Recovery {
+            clean_shutdown: found.session.is_none_or(|session| session.clean == 1),
+            reset: found.reset,
+            ..Recovery::default()
+        };
+        let (mut candidates, mut free) = read_records(&table, &store.file_blocks(), &mut recovery);
+        drop_overlapping(&mut candidates, &table, &mut free, &mut recovery);
+
+        let newest = candidates
+            .iter()
+            .map(|candidate| candidate.entry.generation)
+            .max();
+        let floor = found.session.map_or(0, |session| session.generation);
+        let index = Self::new(table, newest.map_or(1, |newest| newest + 1).max(floor));
+        let mut held: Vec<Extent> = candidates
+            .iter()
+            .map(|candidate| candidate.entry.extent)
+            .collect();
+        for candidate in candidates {
+            if let Some((slot, extent)) = index.restore(candidate.entry) {
+                recovery.duplicate += 1;
+                release(&index.table, slot, &mut free);
+                if let Ok(position) = held.binary_search(&extent) {
+                    held.remove(position);
+                }
+            }
+        }
+        recovery.kept = held.len() as u64;
+        store.rebuild(&held);
+        free.sort_unstable_by(|left, right| right.cmp(left));
+        index.table.set_free(free);
+        Ok((index, store, recovery))
+    }
+
+    /// Notes in the sidecar who has the store open, and whether it is closed in order.
+    pub(crate) fn write_session(&self, now_ms: u64, clean: bool) -> std::io::Result<()> {
+        let session =
+            super::record::Session::new(&Owner::current(), now_ms, self.next_generation(), clean);
+        self.table.write_session(&session)
+    }
+}
+
+struct Candidate {
+    entry: Entry,
+}
+
+/// All whole records that point into the data files, and the slots that hold nothing.
+fn read_records(
+    table: &Table,
+    file_blocks: &[u64],
+    recovery: &mut Recovery,
+) -> (Vec<Candidate>, Vec<u32>) {
+    let total = table.slot_count();
+    let mut candidates = Vec::new();
+    let mut used = vec![false; total as usize];
+    for slot in 0..total {
+        let record = table.read(slot);
+        if record.state == STATE_FREE {
+            used[slot as usize] = false;
+            continue;
+        }
+        if record.state != STATE_CHUNK {
+            continue;
+        }
+        let Some(slots) = whole(table, slot, &record) else {
+            recovery.torn += 1;
+            table.wipe(slot);
+            continue;
+        };
+        let extent = record.extent();
+        let end_of_file = file_blocks.get(extent.file as usize).copied().unwrap_or(0);
+        if extent.end_block() > end_of_file {
+            recovery.out_of_range += 1;
+            table.wipe(slot);
+            continue;
+        }
+        slots
+            .into_iter()
+            .for_each(|slot| used[slot as usize] = true);
+        candidates.push(Candidate {
+            entry: entry_of(slot, &record),
+        });
+    }
+    let free = (0..total).filter(|slot| !used[*slot as usize]).collect();
+    (candidates, free)
+}
+
+/// All slots of a record that is intact and makes sense.
+fn whole(table: &Table, slot: u32, record: &Record) -> Option<Vec<u32>> {
+    let sensible = record.length_bytes > 0
+        && record.length_bytes <= u64::from(u32::MAX)
+        && usize::from(record.key_length) <= MAX_KEY_BYTES
+        && record.is_intact();
+    if !sensible {
+        None
+    } else {
+        table.key_slots(slot, record, |_| ())
+    }
+}
+
+fn entry_of(slot: u32, record: &Record) -> Entry {
+    Entry {
+        digest: record.digest(),
+        generation: record.generation,
+        extent: record.extent(),
+        length_bytes: record.length_bytes as u32,
+        checksum: record.payload_checksum as u32,
+        slot,
+        readers: 0,
+        has_checksum: record.payload_checksum_kind == PAYLOAD_CRC32C,
+        detached: false,
+    }
+}
+
+/// Sorts by place; where two claim the same block, the younger keeps it.
+fn drop_overlapping(
+    candidates: &mut Vec<Candidate>,
+    table: &Table,
+    free: &mut Vec<u32>,
+    recovery: &mut Recovery,
+) {
+    candidates.sort_unstable_by_key(|candidate| candidate.entry.extent);
+    let mut kept: Vec<Candidate> = Vec::with_capacity(candidates.len());
+    for candidate in candidates.drain(..) {
+        let extent = candidate.entry.extent;
+        let mut survives = true;
+        while let Some(last) = kept.last()
+            && last.entry.extent.file == extent.file
+            && last.entry.extent.end_block() > u64::from(extent.first_block)
+        {
+            recovery.overlapping += 1;
+            if last.entry.generation > candidate.entry.generation {
+                survives = false;
+                break;
+            }
+            release(table, last.entry.slot, free);
+            kept.pop();
+        }
+        if survives {
+            kept.push(candidate);
+        } else {
+            release(table, candidate.entry.slot, free);
+        }
+    }
+    *candidates = kept;
+}
+
+fn release(table: &Table, slot: u32, free: &mut Vec<u32>) {
+    let record = table.read(slot);
+    let slots = table
+        .key_slots(slot, &record, |_| ())
+        .unwrap_or_else(|| vec![slot]);
+    slots.iter().for_each(|slot| table.wipe(*slot));
+    free.extend(slots);
+}

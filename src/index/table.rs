@@ -1,0 +1,463 @@
+//! The memory-mapped sidecar: fixed-size records in one file that the page cache keeps through the death of the process.
+//!
+//! Who may touch a record: a slot that is handed out by `reserve` belongs to its holder; a published one belongs to the
+//! shard of the map that its digest falls into, whose lock is held for every access. The file is grown before a slot
+//! behind its old end is handed out, so no access goes past the end of the file.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytemuck::Zeroable;
+use memmap2::{MmapOptions, MmapRaw};
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use parking_lot::Mutex;
+
+use super::record::{
+    FORMAT_VERSION, HEADER_BYTES, Header, KEY_PART_BYTES, MAGIC, NO_SLOT, RECORD_BYTES, Record,
+    SESSION_OFFSET, STATE_CHUNK, STATE_FREE, STATE_KEY_PART, Session,
+};
+use crate::budget::Budget;
+use crate::config::BLOCK_BYTES;
+use crate::error::{OpenError, StoreError};
+use crate::key::Digest;
+use crate::lock::{LockRefusal, Owner, lock_exclusively};
+use crate::store::Extent;
+
+const GROWTH_BYTES: u64 = 1 << 20;
+const MAX_MAP_BYTES: u64 = 1 << 40;
+
+/// Name of the sidecar inside the store's directory.
+pub(crate) const INDEX_NAME: &str = "index.kvring";
+
+/// Slots for one chunk's record: one, and one more for each further part of a long key.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    slots: Vec<u32>,
+}
+
+/// What a record says of its chunk, besides its key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Content {
+    pub(crate) digest: Digest,
+    pub(crate) namespace: u64,
+    pub(crate) extent: Extent,
+    pub(crate) length_bytes: u64,
+    pub(crate) generation: u64,
+    pub(crate) payload_checksum_kind: u8,
+    pub(crate) payload_checksum: u64,
+    pub(crate) created_ms: u64,
+}
+
+/// How the sidecar was found when it was opened.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Session block of the last owner, if it is whole.
+    pub(crate) session: Option<Session>,
+    /// Why everything in it was given up, if it was.
+    pub(crate) reset: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    free: Vec<u32>,
+    /// Slots of the file; those in `free` and those in use.
+    total: u32,
+}
+
+/// The sidecar file.
+pub(crate) struct Table {
+    path: PathBuf,
+    file: File,
+    map: MmapRaw,
+    map_bytes: u64,
+    slots: Mutex<Slots>,
+    budget: Arc<Budget>,
+}
+
+impl Table {
+    /// Opens or makes the sidecar of `directory` and locks it. A damaged one is started anew; a newer one is refused.
+    pub(crate) fn open(
+        directory: &Path,
+        budget: Arc<Budget>,
+        now_ms: u64,
+    ) -> Result<(Self, Found), OpenError> {
+        let path = directory.join(INDEX_NAME);
+        let io_error = |action| {
+            let path = path.clone();
+            move |source| OpenError::Io {
+                action,
+                path,
+                source,
+            }
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(io_error("open"))?;
+        match lock_exclusively(&file, || read_session(&file).map(|session| session.owner())) {
+            Ok(()) => {}
+            Err(LockRefusal::Io(error)) => return Err(io_error("lock")(error)),
+            Err(LockRefusal::Held(owner)) => {
+                let holder = owner.map_or_else(
+                    || "a process that cannot be told".into(),
+                    |owner| owner.to_string(),
+                );
+                return Err(OpenError::InUse {
+                    path: directory.to_owned(),
+                    holder,
+                });
+            }
+        }
+        let length = file
+            .metadata()
+            .map_err(io_error("read the length of"))?
+            .len();
+        let mut reset = check_header(&file, length, &path)?;
+        if reset.is_none() && !budget.reserve(length, budget.capacity_bytes() / 2) {
+            reset = Some(format!(
+                "its {length} bytes no longer fit the capacity of {}",
+                budget.capacity_bytes()
+            ));
+        }
+        let fresh = reset.is_some();
+        if fresh {
+            let header = Header::new(
+                new_store_id().map_err(io_error("make an id for"))?,
+                now_ms,
+                BLOCK_BYTES as u32,
+            );
+            let mut page = [0; HEADER_BYTES as usize];
+            page[..size_of::<Header>()].copy_from_slice(bytemuck::bytes_of(&header));
+            budget.reserve(HEADER_BYTES, 0);
+            file.set_len(0)
+                .and_then(|()| file.write_all_at(&page, 0))
+                .map_err(io_error("write"))?;
+        }
+        let length = file
+            .metadata()
+            .map_err(io_error("read the length of"))?
+            .len();
+        // Mapped once, as long as the file can ever become: address space costs nothing, and records never move.
+        let map_bytes = (budget.capacity_bytes() / 8)
+            .clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length));
+        let map = MmapOptions::new()
+            .len(map_bytes as usize)
+            .map_raw(&file)
+            .map_err(io_error("map"))?;
+        let session = if fresh { None } else { read_session(&file) };
+        let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
+        let slots = Mutex::new(Slots {
+            free: Vec::new(),
+            total,
+        });
+        // A file that was just made is no loss worth telling.
+        let reset = reset.filter(|reason| !reason.is_empty());
+        Ok((
+            Self {
+                path,
+                file,
+                map,
+                map_bytes,
+                slots,
+                budget,
+            },
+            Found { session, reset },
+        ))
+    }
+
+    /// Slots of the file, used or free.
+    pub(crate) fn slot_count(&self) -> u32 {
+        self.slots.lock().total
+    }
+
+    /// Declares which slots are free; called once, by recovery. They are handed out from the end.
+    pub(crate) fn set_free(&self, free: Vec<u32>) {
+        self.slots.lock().free = free;
+    }
+
+    /// Slots for a key of `key_length` bytes.
+    ///
+    /// # Errors
+    /// `StoreError` when the sidecar cannot grow.
+    pub(crate) fn reserve(&self, key_length: usize) -> Result<Reservation, StoreError> {
+        let needed = key_length.div_ceil(KEY_PART_BYTES).max(1);
+        let mut slots = self.slots.lock();
+        while slots.free.len() < needed {
+            self.grow(&mut slots)?;
+        }
+        let keep = slots.free.len() - needed;
+        Ok(Reservation {
+            slots: slots.free.split_off(keep),
+        })
+    }
+
+    /// Takes unused slots back.
+    pub(crate) fn release(&self, reservation: Reservation) {
+        self.slots.lock().free.extend(reservation.slots);
+    }
+
+    /// Writes the record of a chunk. From the last store on, a process that reads the file finds it.
+    pub(crate) fn publish(&self, reservation: &Reservation, content: &Content, key: &str) -> u32 {
+        let parts: Vec<&[u8]> = key.as_bytes().chunks(KEY_PART_BYTES).collect();
+        // The further parts first: a record that can be found is complete.
+        for number in (1..reservation.slots.len()).rev() {
+            let mut part = Record::zeroed();
+            part.state = STATE_KEY_PART;
+            part.digest = content.digest.0;
+            part.generation = content.generation;
+            part.length_bytes = number as u64;
+            self.write(
+                reservation.slots[number],
+                part,
+                &reservation.slots,
+                number,
+                parts[number],
+            );
+        }
+        let mut record = Record::zeroed();
+        record.last_used_ms = content.created_ms;
+        record.state = STATE_CHUNK;
+        record.payload_checksum_kind = content.payload_checksum_kind;
+        record.key_length = key.len() as u16;
+        record.digest = content.digest.0;
+        record.generation = content.generation;
+        record.length_bytes = content.length_bytes;
+        record.created_ms = content.created_ms;
+        record.data_file = content.extent.file;
+        record.first_block = content.extent.first_block;
+        record.payload_checksum = content.payload_checksum;
+        record.namespace = content.namespace;
+        self.write(
+            reservation.slots[0],
+            record,
+            &reservation.slots,
+            0,
+            parts.first().copied().unwrap_or_default(),
+        );
+        reservation.slots[0]
+    }
+
+    fn write(&self, slot: u32, mut record: Record, slots: &[u32], number: usize, key_part: &[u8]) {
+        record.next_slot = slots.get(number + 1).copied().unwrap_or(NO_SLOT);
+        record.key[..key_part.len()].copy_from_slice(key_part);
+        record.checksum = record.computed_checksum();
+        // SAFETY: inside the file (see the module's first lines); the slot is this caller's alone.
+        unsafe { self.record(slot).write(record) };
+    }
+
+    /// Frees the record in `slot`, and the further parts of its key.
+    pub(crate) fn clear(&self, slot: u32) {
+        let mut freed = Vec::with_capacity(1);
+        let mut next = slot;
+        while next != NO_SLOT && freed.len() <= crate::key::MAX_KEY_BYTES / KEY_PART_BYTES {
+            // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
+            unsafe {
+                let record = self.record(next);
+                freed.push(next);
+                next = (&raw const (*record).next_slot).read();
+                (&raw mut (*record).state).write(STATE_FREE);
+                (&raw mut (*record).checksum).write(0);
+            }
+        }
+        self.slots.lock().free.extend(freed);
+    }
+
+    /// Marks the record in `slot` as free without giving the slot out: for recovery, which collects free slots itself.
+    pub(crate) fn wipe(&self, slot: u32) {
+        // SAFETY: inside the file; recovery runs alone.
+        unsafe { self.record(slot).write(Record::zeroed()) };
+    }
+
+    /// Whether the record in `slot` has exactly this key.
+    pub(crate) fn key_is(&self, slot: u32, key: &str) -> bool {
+        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, so nobody writes it
+        // while the reference lives.
+        let record = unsafe { &*self.record(slot).cast_const() };
+        let key = key.as_bytes();
+        if usize::from(record.key_length) != key.len() {
+            return false;
+        }
+        if key.len() <= KEY_PART_BYTES {
+            return record.key[..key.len()] == *key;
+        }
+        self.key(slot, record).is_some_and(|stored| stored == key)
+    }
+
+    /// The exact key of `record`, which lies in `slot`; `None` if a part of it is missing or damaged.
+    pub(crate) fn key(&self, slot: u32, record: &Record) -> Option<Vec<u8>> {
+        let length = usize::from(record.key_length);
+        let mut key = Vec::with_capacity(length);
+        self.key_slots(slot, record, |part| {
+            let missing = length - key.len();
+            key.extend_from_slice(&part.key[..missing.min(KEY_PART_BYTES)]);
+        })?;
+        (key.len() == length).then_some(key)
+    }
+
+    /// All slots of `record`'s key, `slot` first; `None` if a part is missing or damaged.
+    pub(crate) fn key_slots(
+        &self,
+        slot: u32,
+        record: &Record,
+        mut visit: impl FnMut(&Record),
+    ) -> Option<Vec<u32>> {
+        let parts = usize::from(record.key_length)
+            .div_ceil(KEY_PART_BYTES)
+            .max(1);
+        let total = self.slot_count();
+        let mut slots = vec![slot];
+        visit(record);
+        let mut next = record.next_slot;
+        for number in 1..parts {
+            if next >= total {
+                return None;
+            }
+            let part = self.read(next);
+            let belongs = part.state == STATE_KEY_PART
+                && part.is_intact()
+                && part.digest == record.digest
+                && part.generation == record.generation
+                && part.length_bytes == number as u64;
+            if !belongs {
+                return None;
+            }
+            visit(&part);
+            slots.push(next);
+            next = part.next_slot;
+        }
+        (next == NO_SLOT).then_some(slots)
+    }
+
+    /// A copy of the record in `slot`.
+    pub(crate) fn read(&self, slot: u32) -> Record {
+        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, or runs alone.
+        unsafe { self.record(slot).read() }
+    }
+
+    /// Notes a use of the chunk in `slot`: a store into the map, no I/O.
+    pub(crate) fn touch(&self, slot: u32, now_ms: u64) {
+        // SAFETY: inside the file, aligned to 8 bytes as every record is; only ever accessed under the shard's lock.
+        let last_used = unsafe { AtomicU64::from_ptr(&raw mut (*self.record(slot)).last_used_ms) };
+        last_used.store(now_ms, Ordering::Relaxed);
+    }
+
+    /// Notes who has the store open, from which generation on, and whether it is closed in order.
+    pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
+        self.file
+            .write_all_at(bytemuck::bytes_of(session), SESSION_OFFSET)
+    }
+
+    /// Who has, or had, the store open.
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        read_session(&self.file).map(|session| session.owner())
+    }
+
+    /// Gives up the lock: another process may own the store from here on.
+    pub(crate) fn unlock(&self) -> io::Result<()> {
+        self.file.unlock()
+    }
+
+    /// Makes all records written so far durable.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        // The map and the file share the page cache: fdatasync writes what was stored through the map.
+        self.file.sync_data()
+    }
+
+    fn record(&self, slot: u32) -> *mut Record {
+        let offset = HEADER_BYTES as usize + slot as usize * RECORD_BYTES;
+        debug_assert!(offset + RECORD_BYTES <= self.map_bytes as usize);
+        // SAFETY: the offset is inside the mapping: slots are handed out only up to `map_bytes`.
+        unsafe { self.map.as_mut_ptr().add(offset).cast() }
+    }
+
+    fn grow(&self, slots: &mut Slots) -> Result<(), StoreError> {
+        let length = HEADER_BYTES + u64::from(slots.total) * RECORD_BYTES as u64;
+        let full = |needed_bytes| StoreError::Full {
+            needed_bytes,
+            capacity_bytes: self.budget.capacity_bytes(),
+        };
+        let room = (self.map_bytes - length) / GROWTH_BYTES * GROWTH_BYTES;
+        let wanted = (length / 8 / GROWTH_BYTES * GROWTH_BYTES)
+            .clamp(GROWTH_BYTES, 64 * GROWTH_BYTES)
+            .min(room);
+        let added = [wanted, GROWTH_BYTES.min(room)]
+            .into_iter()
+            .find(|added| *added > 0 && self.budget.reserve(*added, 0))
+            .ok_or_else(|| full(GROWTH_BYTES))?;
+        let grown = match fallocate(
+            &self.file,
+            FallocateFlags::empty(),
+            length as i64,
+            added as i64,
+        ) {
+            Err(Errno::EOPNOTSUPP) => self.file.set_len(length + added),
+            other => other.map_err(io::Error::from),
+        };
+        if let Err(source) = grown {
+            self.budget.release(added);
+            return Err(StoreError::Grow {
+                path: self.path.clone(),
+                bytes: added,
+                source,
+            });
+        }
+        let before = slots.total;
+        slots.total += (added / RECORD_BYTES as u64) as u32;
+        // Highest first: slots are taken from the end, so that the file fills from its start.
+        slots.free.splice(0..0, (before..slots.total).rev());
+        Ok(())
+    }
+}
+
+/// Whether the header can be relied upon: `None` if so, else why not; an empty reason for a file that was just made.
+fn check_header(file: &File, length: u64, path: &Path) -> Result<Option<String>, OpenError> {
+    if length == 0 {
+        return Ok(Some(String::new()));
+    }
+    let mut header = Header::zeroed();
+    if length < HEADER_BYTES
+        || file
+            .read_exact_at(bytemuck::bytes_of_mut(&mut header), 0)
+            .is_err()
+    {
+        return Ok(Some(format!(
+            "its header cannot be read from {length} bytes"
+        )));
+    }
+    if header.magic != MAGIC {
+        return Ok(Some("it is not a kvring index".into()));
+    }
+    if header.version > FORMAT_VERSION {
+        return Err(OpenError::NewerFormat {
+            path: path.to_owned(),
+            found: header.version,
+            supported: FORMAT_VERSION,
+        });
+    }
+    let expected = Header::new(header.store_id, header.created_ms, BLOCK_BYTES as u32);
+    if bytemuck::bytes_of(&header) != bytemuck::bytes_of(&expected) {
+        return Ok(Some("its header is damaged".into()));
+    }
+    Ok(None)
+}
+
+fn read_session(file: &File) -> Option<Session> {
+    let mut session = Session::zeroed();
+    file.read_exact_at(bytemuck::bytes_of_mut(&mut session), SESSION_OFFSET)
+        .ok()?;
+    session.is_intact().then_some(session)
+}
+
+fn new_store_id() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut id)?;
+    Ok(id)
+}

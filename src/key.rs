@@ -1,0 +1,112 @@
+//! Keys: the exact string is what decides, its 128-bit digest is what finds.
+
+use blake2::Blake2b;
+use blake2::digest::Digest as _;
+use blake2::digest::consts::U16;
+
+/// Longest key accepted, in bytes of UTF-8.
+pub const MAX_KEY_BYTES: usize = 4096;
+
+const SEPARATOR: char = '@';
+
+/// BLAKE2b-128 of a key. Finds an entry; the exact key stored beside it confirms the find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest(pub(crate) [u64; 2]);
+
+impl Digest {
+    /// Digest of `key`'s UTF-8 bytes.
+    pub fn of(key: &str) -> Self {
+        let bytes: [u8; 16] = Blake2b::<U16>::digest(key.as_bytes()).into();
+        Self(bytemuck::cast(bytes))
+    }
+
+    /// The bits that place the digest inside a hash table.
+    pub(crate) fn table_hash(self) -> u64 {
+        self.0[0]
+    }
+
+    /// The bits that choose a shard; independent of [`Digest::table_hash`].
+    pub(crate) fn shard_hash(self) -> u64 {
+        self.0[1]
+    }
+}
+
+/// Whose chunk a key names: the model and, where there is one, the cache salt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Namespace<'key> {
+    /// Model name; empty for a key that is not of LMCache's form.
+    pub model: &'key str,
+    /// Cache salt; empty for an unsalted key.
+    pub salt: &'key str,
+}
+
+impl<'key> Namespace<'key> {
+    /// Splits `model@kv_rank@object_group@chunk_hash[@cache_salt]`, the form LMCache 0.5.6 writes in
+    /// `native_connector_l2_adapter.py`. Any other string belongs to the nameless namespace.
+    pub fn of(key: &'key str) -> Self {
+        let mut fields = key.split(SEPARATOR);
+        let parts = [
+            fields.next(),
+            fields.next(),
+            fields.next(),
+            fields.next(),
+            fields.next(),
+        ];
+        match (parts, fields.next()) {
+            ([Some(model), Some(_), Some(_), Some(_), salt], None) => Self {
+                model,
+                salt: salt.unwrap_or_default(),
+            },
+            _ => Self {
+                model: "",
+                salt: "",
+            },
+        }
+    }
+
+    /// 64-bit fingerprint kept in each record, so that a namespace can be told without its key.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = Blake2b::<U16>::new();
+        hasher.update(self.model.as_bytes());
+        hasher.update([0]);
+        hasher.update(self.salt.as_bytes());
+        let bytes: [u8; 16] = hasher.finalize().into();
+        bytemuck::cast::<_, [u64; 2]>(bytes)[0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespace_of_lmcache_keys() {
+        let plain = Namespace::of("meta/llama@00000001@0@abcd");
+        assert_eq!((plain.model, plain.salt), ("meta/llama", ""));
+        let salted = Namespace::of("meta/llama@00000001@0@abcd@tenant");
+        assert_eq!((salted.model, salted.salt), ("meta/llama", "tenant"));
+        assert_ne!(plain.fingerprint(), salted.fingerprint());
+    }
+
+    #[test]
+    fn other_strings_are_nameless() {
+        for key in ["", "plain", "a@b@c", "a@b@c@d@e@f"] {
+            assert_eq!(
+                Namespace::of(key),
+                Namespace {
+                    model: "",
+                    salt: ""
+                },
+                "{key}"
+            );
+        }
+    }
+
+    #[test]
+    fn digest_is_blake2b_128() {
+        // Reference: Python's hashlib.blake2b(b"abc", digest_size=16).
+        let bytes: [u8; 16] = bytemuck::cast(Digest::of("abc").0);
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "cf4ab791c62b8d2b2109c90275287816");
+    }
+}

@@ -1,0 +1,56 @@
+//! kvring: a local-NVMe tier for LMCache.
+//!
+//! Batches of (key, memory) come in, the bytes move between that memory and disk by io_uring and O_DIRECT, completions
+//! go out through an eventfd, and what is held survives restarts.
+//!
+//! ```text
+//!   submit_get / set / exists / delete                     drain
+//!            |                                               ^
+//!        connector ---- exists, delete: answered here ---> completion (eventfd)
+//!            |  get: pinned in the index                     ^
+//!            |  set: key claimed in the index                | batch: one answer per batch
+//!            v                                               |
+//!         reactor (one thread) -- schedule: which next --> work: pieces
+//!            |                                               |
+//!          store: where bytes live                        engine: io_uring
+//!          index: what is held (map in RAM, sidecar file of records)
+//! ```
+//!
+//! A module knows only those below it: connector > reactor > {schedule, store, index} > engine > {buffer, key, error}.
+
+#[cfg(not(target_endian = "little"))]
+compile_error!(
+    "kvring's files are little-endian and mapped as they are; big-endian machines are not supported"
+);
+
+mod batch;
+mod budget;
+mod buffer;
+mod completion;
+mod config;
+mod connector;
+mod engine;
+mod error;
+mod index;
+mod key;
+mod lock;
+mod reactor;
+mod schedule;
+mod stats;
+mod store;
+mod time;
+
+pub use buffer::{AlignedBlock, CallerBuffer};
+pub use completion::{Completion, KeepAlive};
+pub use config::{
+    BLOCK_BYTES, Checksum, Config, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, OPTIONS, OptionSpec,
+    OptionValue,
+};
+pub use connector::Connector;
+pub use engine::{Direction, Engine, Reaped, Transfer, Waker};
+pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
+pub use index::Recovery;
+pub use key::{Digest, MAX_KEY_BYTES, Namespace};
+pub use schedule::{Class, Grant, Limits, Scheduler};
+pub use stats::{Counter, Counters, Stats};
+pub use store::{Extent, Geometry, Store, StoreUsage};

@@ -1,0 +1,122 @@
+//! One live owner per store. The lock is an flock(2) on the very files that transfers use: a request that a killed process
+//! left in the kernel keeps its file open, and so the lock, until the kernel is done with it.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::{Pid, gethostname};
+
+/// How long the last requests of a dead process are waited for.
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Longest host name that is recorded, in bytes.
+pub(crate) const HOST_BYTES: usize = 64;
+
+/// Who has a store open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) process_id: u32,
+    pub(crate) host: String,
+}
+
+impl Owner {
+    /// This process.
+    pub(crate) fn current() -> Self {
+        let mut host = gethostname()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        while host.len() > HOST_BYTES {
+            host.pop();
+        }
+        Self {
+            process_id: std::process::id(),
+            host,
+        }
+    }
+
+    /// Whether that process runs on this host, as far as this process can see.
+    fn is_alive_here(&self) -> bool {
+        self.host == Self::current().host
+            && i32::try_from(self.process_id)
+                .is_ok_and(|pid| kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH))
+    }
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            formatter,
+            "process {} on host {}",
+            self.process_id, self.host
+        )
+    }
+}
+
+/// Why a lock was not had.
+pub(crate) enum LockRefusal {
+    /// Somebody holds it.
+    Held(Option<Owner>),
+    /// The file system said no.
+    Io(io::Error),
+}
+
+/// Locks `file` against every other opener. At once, if `owner` (asked again on every try, as it may be just writing
+/// itself down) is a live process; else it waits a bounded time for what a dead one left in the kernel.
+pub(crate) fn lock_exclusively(
+    file: &File,
+    owner: impl Fn() -> Option<Owner>,
+) -> Result<(), LockRefusal> {
+    let deadline = Instant::now() + TAKEOVER_TIMEOUT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(error)) => return Err(LockRefusal::Io(error)),
+            Err(TryLockError::WouldBlock) => {
+                let owner = owner();
+                if owner.as_ref().is_some_and(Owner::is_alive_here) || Instant::now() >= deadline {
+                    return Err(LockRefusal::Held(owner));
+                }
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_live_owner_is_named_at_once_and_a_dead_one_waited_for() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let open = || {
+            File::options()
+                .read(true)
+                .write(true)
+                .open(path.path())
+                .unwrap()
+        };
+        let holder = open();
+        assert!(lock_exclusively(&holder, || None).is_ok());
+        let refusal = lock_exclusively(&open(), || Some(Owner::current()));
+        assert!(
+            matches!(refusal, Err(LockRefusal::Held(Some(owner))) if owner == Owner::current())
+        );
+
+        let dead = Owner {
+            process_id: i32::MAX as u32,
+            host: Owner::current().host,
+        };
+        let second = open();
+        let releaser = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(holder);
+        });
+        assert!(lock_exclusively(&second, || Some(dead.clone())).is_ok());
+        releaser.join().unwrap();
+    }
+}

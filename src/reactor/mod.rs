@@ -1,0 +1,265 @@
+//! The thread that owns an engine and walks operations through their steps.
+//!
+//! Life of an operation: a submitting thread pushes it (a batch at a time) on the intake and wakes the reactor. The
+//! reactor queues it in the scheduler and, when granted, starts it piece by piece: a SET is placed at its first piece, a
+//! GET comes with its place. Pieces come back in any order; short ones go on where they stopped, interrupted ones are
+//! tried again with a bound, the first failed one fails its operation, whose other pieces are waited for. With the last
+//! piece a SET is published and a GET verified; then its key is answered. All batches that became complete in one turn
+//! are announced together.
+//!
+//! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
+
+mod operation;
+mod piece;
+mod work;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+pub(crate) use operation::{ChunkIndex, GetRequest, Intake, Operation, SetRequest};
+
+use crate::completion::CompletionQueue;
+use crate::config::Config;
+use crate::engine::uring::UringEngine;
+use crate::engine::{Engine, Reaped, Waker};
+use crate::error::{EngineError, OpenError};
+use crate::schedule::{Class, Limits, Scheduler};
+use crate::stats::Counters;
+use crate::store::Store;
+use work::Work;
+
+/// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Most bytes in the device at a time: what the fastest drives need, and a bound on bounce memory.
+const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
+
+/// What submitting threads and the reactor have in common.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) index: ChunkIndex,
+    pub(crate) store: Box<dyn Store>,
+    pub(crate) counters: Counters,
+    pub(crate) completions: Arc<CompletionQueue>,
+    intake: Intake,
+    waker: Arc<Waker>,
+    /// When queued work is to be dropped; set by `stop`.
+    deadline: Mutex<Option<Instant>>,
+    /// The reactor takes nothing any more.
+    stopped: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        config: Config,
+        index: ChunkIndex,
+        store: Box<dyn Store>,
+        completions: Arc<CompletionQueue>,
+        waker: Arc<Waker>,
+    ) -> Self {
+        Self {
+            config,
+            index,
+            store,
+            counters: Counters::default(),
+            completions,
+            intake: Intake::default(),
+            waker,
+            deadline: Mutex::new(None),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Hands a batch's operations to the reactor.
+    pub(crate) fn push(&self, class: Class, operations: Vec<Operation>) {
+        if !operations.is_empty() {
+            self.intake.push(class, operations);
+            self.waker.wake();
+        }
+        if self.stopped.load(Ordering::SeqCst) {
+            self.reject_all();
+        }
+    }
+
+    /// Asks the reactor to finish: what is queued until `drain_timeout` has passed, what is in the kernel in any case.
+    pub(crate) fn stop(&self) {
+        *self.deadline.lock() = Some(Instant::now() + self.config.drain_timeout);
+        self.waker.wake();
+    }
+
+    /// Answers everything that no reactor will take any more: dropping an operation answers "failed".
+    fn reject_all(&self) {
+        while let Some(operations) = self.intake.pop() {
+            self.counters.abandoned.add(operations.len() as u64);
+        }
+        let (gets, sets) = self.index.abandon_waiting();
+        self.counters
+            .abandoned
+            .add((gets.len() + sets.len()) as u64);
+        drop((gets, sets));
+        self.completions.announce();
+    }
+}
+
+/// How a reactor ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It was asked to, and the kernel holds nothing any more.
+    Orderly,
+    /// It failed; the kernel holds nothing any more.
+    Failed,
+    /// The kernel still holds memory and files, which are leaked.
+    Leaked,
+}
+
+/// Starts a reactor. Returns its thread and the description of its engine once that is running.
+pub(crate) fn start(shared: Arc<Shared>) -> Result<(JoinHandle<Ending>, String), OpenError> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let path = shared.config.path.clone();
+    let thread = Builder::new().name("kvring-reactor".into()).spawn(move || {
+        let engine = UringEngine::new(shared.config.queue_depth, Arc::clone(&shared.waker));
+        match engine {
+            Ok(engine) => {
+                let _ = sender.send(Ok(engine.description()));
+                Reactor::new(shared, engine).live()
+            }
+            Err(error) => {
+                let _ = sender.send(Err(error));
+                Ending::Failed
+            }
+        }
+    });
+    let thread = thread.map_err(|source| OpenError::Io {
+        action: "start a thread for",
+        path,
+        source,
+    })?;
+    match receiver.recv() {
+        Ok(Ok(description)) => Ok((thread, description)),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(EngineError::Failed {
+            operation: "starting",
+            source: std::io::Error::other("the reactor's thread ended at once"),
+        }
+        .into()),
+    }
+}
+
+struct Reactor<E: Engine> {
+    shared: Arc<Shared>,
+    engine: E,
+    work: Work,
+    reaped: Vec<Reaped>,
+}
+
+impl<E: Engine> Reactor<E> {
+    fn new(shared: Arc<Shared>, engine: E) -> Self {
+        let limits = Limits {
+            queue_depth: shared.config.queue_depth,
+            max_io_bytes: shared.config.max_io_bytes,
+            max_in_flight_bytes: MAX_IN_FLIGHT_BYTES,
+        };
+        let work = Work::new(Scheduler::new(limits), shared.config.queue_depth);
+        Self {
+            shared,
+            engine,
+            work,
+            reaped: Vec::new(),
+        }
+    }
+
+    /// Runs until it is stopped, or dies; answers everything in either case.
+    fn live(mut self) -> Ending {
+        let ending = match catch_unwind(AssertUnwindSafe(|| self.run())) {
+            Ok(Ok(())) => Ending::Orderly,
+            Ok(Err(error)) => {
+                log::error!("the reactor stops: {error}; every operation fails from here on");
+                Ending::Failed
+            }
+            Err(_) => {
+                log::error!("the reactor stops after a panic; every operation fails from here on");
+                Ending::Failed
+            }
+        };
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
+        if !quiet {
+            log::error!(
+                "the kernel still holds memory of {} transfers: it is leaked",
+                self.work.in_flight()
+            );
+            self.work.abandon();
+        }
+        let shared = Arc::clone(&self.shared);
+        if quiet {
+            drop(self);
+        } else {
+            std::mem::forget(self);
+        }
+        shared.reject_all();
+        if quiet { ending } else { Ending::Leaked }
+    }
+
+    fn run(&mut self) -> Result<(), EngineError> {
+        loop {
+            while let Some(operations) = self.shared.intake.pop() {
+                operations
+                    .into_iter()
+                    .for_each(|operation| self.work.accept(operation));
+            }
+            self.work.start_all(&self.shared, &mut self.engine)?;
+            self.shared.completions.announce();
+
+            let deadline = *self.shared.deadline.lock();
+            let idle = self.work.is_idle() && self.shared.intake.is_empty();
+            if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
+                return Ok(());
+            }
+            let timeout =
+                deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            self.reap_or_sleep(timeout)?;
+            self.work
+                .finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
+            self.shared.completions.announce();
+        }
+    }
+
+    fn reap_or_sleep(&mut self, timeout: Option<Duration>) -> Result<(), EngineError> {
+        self.shared.waker.prepare_sleep();
+        let work_came = !self.shared.intake.is_empty()
+            || (timeout.is_none() && self.shared.deadline.lock().is_some());
+        let timeout = if work_came {
+            Some(Duration::ZERO)
+        } else {
+            timeout
+        };
+        let outcome = self.engine.reap(timeout, &mut self.reaped);
+        self.shared.waker.awake();
+        self.shared.counters.reactor_turns.add(1);
+        outcome
+    }
+
+    /// Drops what is queued and waits for what is in the kernel. Says whether the kernel is done.
+    fn quiesce(&mut self) -> bool {
+        self.work.drop_queued(&self.shared);
+        if self.work.in_flight() > 0 {
+            self.engine.cancel_all();
+        }
+        let deadline = Instant::now() + CANCEL_TIMEOUT;
+        while self.work.in_flight() > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.engine.reap(Some(left), &mut self.reaped).is_err() {
+                return false;
+            }
+            self.work.finish_stopped(&self.shared, &mut self.reaped);
+        }
+        self.shared.completions.announce();
+        true
+    }
+}

@@ -1,0 +1,78 @@
+//! What submitting threads hand to a reactor.
+
+use std::sync::Arc;
+
+use crossbeam_queue::SegQueue;
+
+use crate::batch::BatchItem;
+use crate::buffer::CallerBuffer;
+use crate::index::{Index, Pin};
+use crate::key::Digest;
+use crate::schedule::Class;
+use crate::store::Extent;
+
+/// One key of a GET batch.
+pub(crate) struct GetRequest {
+    pub(crate) item: BatchItem,
+    pub(crate) buffer: CallerBuffer,
+}
+
+/// One key of a SET batch.
+pub(crate) struct SetRequest {
+    pub(crate) item: BatchItem,
+    pub(crate) buffer: CallerBuffer,
+    pub(crate) digest: Digest,
+    pub(crate) key: Arc<str>,
+}
+
+/// The index, with the requests that wait in it.
+pub(crate) type ChunkIndex = Index<GetRequest, SetRequest>;
+
+/// Work for a reactor.
+pub(crate) enum Operation {
+    /// Read the pinned chunk into caller memory.
+    Get(GetRequest, Pin),
+    /// Write a chunk; its key is claimed in the index.
+    Set(SetRequest),
+    /// Give a place back.
+    Free(Extent),
+}
+
+impl Operation {
+    /// Bytes to transfer.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Get(_, pin) => pin.length_bytes,
+            Self::Set(request) => request.buffer.length_bytes() as u64,
+            Self::Free(_) => 0,
+        }
+    }
+
+    pub(crate) fn class(&self) -> Class {
+        match self {
+            Self::Get(..) => Class::Get,
+            Self::Set(_) => Class::Set,
+            Self::Free(_) => Class::Delete,
+        }
+    }
+}
+
+/// Submitted batches on their way to a reactor: a queue per class, an element per batch.
+#[derive(Default)]
+pub(crate) struct Intake {
+    queues: [SegQueue<Vec<Operation>>; 3],
+}
+
+impl Intake {
+    pub(crate) fn push(&self, class: Class, operations: Vec<Operation>) {
+        self.queues[class as usize].push(operations);
+    }
+
+    pub(crate) fn pop(&self) -> Option<Vec<Operation>> {
+        self.queues.iter().find_map(SegQueue::pop)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queues.iter().all(SegQueue::is_empty)
+    }
+}

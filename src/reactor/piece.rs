@@ -1,0 +1,376 @@
+//! One piece of a chunk on its way between caller memory and disk.
+//!
+//! With O_DIRECT, whole blocks at an aligned address go in place; an unaligned tail goes through one bounce block in the
+//! same vectored transfer; an unaligned address goes through bounce memory altogether. Without O_DIRECT everything goes
+//! in place.
+
+use std::ptr;
+
+use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
+use crate::config::BLOCK_BYTES;
+use crate::engine::{Direction, Transfer};
+use crate::schedule::Grant;
+use crate::store::Geometry;
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+const NO_VECTOR: libc::iovec = libc::iovec {
+    iov_base: ptr::null_mut(),
+    iov_len: 0,
+};
+
+/// Times that a piece is given to the device without getting on before it counts as failed.
+pub(crate) const MAX_ATTEMPTS: u32 = 16;
+
+/// Where the piece goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    pub(crate) direction: Direction,
+    pub(crate) file: std::os::fd::RawFd,
+    /// Byte of the file where the chunk starts.
+    pub(crate) chunk_offset_bytes: u64,
+}
+
+/// A piece under way. Owns its vectors and bounce memory until it is reaped; lives at a stable address meanwhile.
+pub(crate) struct Piece {
+    pub(crate) grant: Grant,
+    target: Target,
+    buffer: CallerBuffer,
+    vectors: [libc::iovec; 2],
+    vector_count: usize,
+    bounce: Option<AlignedBlock>,
+    /// Bytes at the end of the piece that go through `bounce`.
+    pub(crate) bounced_bytes: usize,
+    /// What is still to be moved, padding included.
+    missing_bytes: usize,
+    moved_bytes: usize,
+    attempts: u32,
+}
+
+/// What a result means for a piece.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// All of it is moved.
+    Done,
+    /// The rest is to be submitted.
+    Again,
+    /// It failed with this errno; 0 stands for an unexpected end of the file.
+    Failed(i32),
+}
+
+impl Piece {
+    /// Lays out the vectors of a piece of the chunk in `buffer`.
+    pub(crate) fn new(
+        grant: Grant,
+        target: Target,
+        buffer: CallerBuffer,
+        geometry: Geometry,
+        pool: &mut BouncePool,
+    ) -> Self {
+        let (offset, length) = (grant.offset_bytes as usize, grant.length_bytes as usize);
+        let in_place = match geometry.direct {
+            false => length,
+            true if buffer.is_aligned_to(geometry.memory_alignment_bytes) => {
+                length - length % BLOCK
+            }
+            true => 0,
+        };
+        let bounced_bytes = length - in_place;
+        let mut piece = Self {
+            grant,
+            target,
+            buffer,
+            vectors: [NO_VECTOR; 2],
+            vector_count: 0,
+            bounce: None,
+            bounced_bytes,
+            missing_bytes: 0,
+            moved_bytes: 0,
+            attempts: 0,
+        };
+        if in_place > 0 {
+            piece.add_vector(buffer.at(offset), in_place);
+        }
+        if bounced_bytes > 0 {
+            let padded = bounced_bytes.next_multiple_of(BLOCK);
+            let bounce = pool.take(padded);
+            if target.direction == Direction::Write {
+                // SAFETY: source and destination have `bounced_bytes` bytes, the destination `padded`; the pool's memory
+                // is nobody else's. The padding is zeroed: what earlier users left there must not reach the disk.
+                unsafe {
+                    ptr::copy_nonoverlapping(
+                        buffer.at(offset + in_place),
+                        bounce.as_ptr(),
+                        bounced_bytes,
+                    );
+                    bounce
+                        .as_ptr()
+                        .add(bounced_bytes)
+                        .write_bytes(0, padded - bounced_bytes);
+                }
+            }
+            piece.add_vector(bounce.as_ptr(), padded);
+            piece.bounce = Some(bounce);
+        }
+        piece
+    }
+
+    fn add_vector(&mut self, base: *mut u8, length: usize) {
+        self.vectors[self.vector_count] = libc::iovec {
+            iov_base: base.cast(),
+            iov_len: length,
+        };
+        self.vector_count += 1;
+        self.missing_bytes += length;
+    }
+
+    /// The transfer of what is still missing. Its vectors are this piece's: valid while it stays where it is.
+    pub(crate) fn transfer(&mut self, token: usize) -> Transfer {
+        self.attempts += 1;
+        let skipped = self
+            .vectors
+            .iter()
+            .take(self.vector_count)
+            .take_while(|vector| vector.iov_len == 0)
+            .count();
+        Transfer {
+            direction: self.target.direction,
+            file: self.target.file,
+            offset_bytes: self.target.chunk_offset_bytes
+                + self.grant.offset_bytes
+                + self.moved_bytes as u64,
+            vectors: &raw const self.vectors[skipped],
+            vector_count: self.vector_count - skipped,
+            token,
+        }
+    }
+
+    /// Takes the result of a transfer into account.
+    pub(crate) fn advance(&mut self, result: i32) -> Progress {
+        match usize::try_from(result) {
+            Ok(0) => Progress::Failed(0),
+            Ok(moved) => {
+                self.moved_bytes += moved;
+                self.missing_bytes = self.missing_bytes.saturating_sub(moved);
+                if self.missing_bytes == 0 {
+                    return Progress::Done;
+                }
+                // It got on: a short transfer is no failed attempt.
+                self.attempts = 0;
+                let mut rest = moved;
+                for vector in &mut self.vectors[..self.vector_count] {
+                    let taken = rest.min(vector.iov_len);
+                    // SAFETY: `taken` is at most the vector's length.
+                    vector.iov_base = unsafe { vector.iov_base.cast::<u8>().add(taken) }.cast();
+                    vector.iov_len -= taken;
+                    rest -= taken;
+                }
+                Progress::Again
+            }
+            Err(_) => match -result {
+                libc::EINTR | libc::EAGAIN if self.attempts < MAX_ATTEMPTS => Progress::Again,
+                errno => Progress::Failed(errno),
+            },
+        }
+    }
+
+    /// Copies what was read through bounce memory to where the caller wants it.
+    pub(crate) fn deliver(&self) {
+        if self.target.direction == Direction::Write {
+            return;
+        }
+        if let Some(bounce) = &self.bounce {
+            let end = (self.grant.offset_bytes + self.grant.length_bytes) as usize;
+            // SAFETY: both hold `bounced_bytes` bytes; the kernel is done with the bounce memory, and the caller's memory is
+            // valid until the completion is dropped (see CallerBuffer::new).
+            unsafe {
+                ptr::copy_nonoverlapping(
+                    bounce.as_ptr(),
+                    self.buffer.at(end - self.bounced_bytes),
+                    self.bounced_bytes,
+                );
+            }
+        }
+    }
+
+    /// CRC-32C of the piece's bytes in caller memory, moved to its place in the CRC of the whole chunk: the XOR of this
+    /// over all pieces is the CRC of the chunk, in whatever order they come.
+    pub(crate) fn placed_checksum(&self) -> u32 {
+        let (offset, length) = (
+            self.grant.offset_bytes as usize,
+            self.grant.length_bytes as usize,
+        );
+        // SAFETY: no transfer into this part is under way: it is computed before a write and after a read.
+        let own = crc32c::crc32c(unsafe { self.buffer.bytes(offset, length) });
+        match self.buffer.length_bytes() - offset - length {
+            0 => own,
+            behind => crc32c::crc32c_combine(own, 0, behind),
+        }
+    }
+
+    /// Gives the bounce memory back.
+    pub(crate) fn release(self, pool: &mut BouncePool) {
+        if let Some(bounce) = self.bounce {
+            pool.give_back(bounce);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Class;
+
+    const DIRECT: Geometry = Geometry {
+        direct: true,
+        memory_alignment_bytes: 512,
+    };
+
+    fn piece(
+        memory: &AlignedBlock,
+        shift: usize,
+        length: usize,
+        direction: Direction,
+        geometry: Geometry,
+    ) -> Piece {
+        // SAFETY: the tests keep `memory` alive and alone.
+        let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
+        let grant = Grant {
+            id: 0,
+            class: Class::Get,
+            offset_bytes: 0,
+            length_bytes: length as u64,
+        };
+        let target = Target {
+            direction,
+            file: 3,
+            chunk_offset_bytes: 40960,
+        };
+        Piece::new(grant, target, buffer, geometry, &mut BouncePool::new())
+    }
+
+    fn lengths(piece: &Piece) -> Vec<usize> {
+        piece.vectors[..piece.vector_count]
+            .iter()
+            .map(|vector| vector.iov_len)
+            .collect()
+    }
+
+    #[test]
+    fn layout_of_every_kind() {
+        let memory = AlignedBlock::zeroed(4 * BLOCK);
+        let of = |shift, length, geometry| {
+            let piece = piece(&memory, shift, length, Direction::Read, geometry);
+            (lengths(&piece), piece.bounced_bytes)
+        };
+        assert_eq!(
+            of(0, 2 * BLOCK, DIRECT),
+            (vec![2 * BLOCK], 0),
+            "whole blocks in place"
+        );
+        assert_eq!(
+            of(512, 2 * BLOCK + 5, DIRECT),
+            (vec![2 * BLOCK, BLOCK], 5),
+            "the tail through one block"
+        );
+        assert_eq!(of(0, 5, DIRECT), (vec![BLOCK], 5));
+        assert_eq!(
+            of(1, BLOCK + 5, DIRECT),
+            (vec![2 * BLOCK], BLOCK + 5),
+            "an unaligned address through the pool"
+        );
+        let buffered = Geometry {
+            direct: false,
+            memory_alignment_bytes: 1,
+        };
+        assert_eq!(
+            of(1, BLOCK + 5, buffered),
+            (vec![BLOCK + 5], 0),
+            "without O_DIRECT everything in place"
+        );
+    }
+
+    #[test]
+    fn short_transfers_go_on_where_they_stopped() {
+        let memory = AlignedBlock::zeroed(2 * BLOCK);
+        let mut piece = piece(&memory, 0, BLOCK + 5, Direction::Read, DIRECT);
+        assert_eq!(piece.transfer(9).offset_bytes, 40960);
+        assert_eq!(piece.advance(512), Progress::Again);
+        let transfer = piece.transfer(9);
+        assert_eq!(
+            (
+                transfer.offset_bytes,
+                transfer.vector_count,
+                lengths(&piece)
+            ),
+            (41472, 2, vec![BLOCK - 512, BLOCK])
+        );
+        assert_eq!(piece.advance((BLOCK - 512 + 1024) as i32), Progress::Again);
+        let transfer = piece.transfer(9);
+        assert_eq!(
+            (transfer.vector_count, lengths(&piece)),
+            (1, vec![0, BLOCK - 1024])
+        );
+        assert_eq!(piece.advance((BLOCK - 1024) as i32), Progress::Done);
+    }
+
+    #[test]
+    fn interruptions_are_tried_again_with_a_bound_and_errors_are_not() {
+        let memory = AlignedBlock::zeroed(BLOCK);
+        let mut piece = piece(&memory, 0, BLOCK, Direction::Write, DIRECT);
+        for _ in 1..MAX_ATTEMPTS {
+            piece.transfer(0);
+            assert_eq!(piece.advance(-libc::EAGAIN), Progress::Again);
+        }
+        piece.transfer(0);
+        assert_eq!(piece.advance(-libc::EAGAIN), Progress::Failed(libc::EAGAIN));
+        assert_eq!(piece.advance(-libc::EIO), Progress::Failed(libc::EIO));
+        assert_eq!(piece.advance(0), Progress::Failed(0));
+    }
+
+    #[test]
+    fn checksums_of_pieces_make_the_checksum_of_the_chunk_in_any_order() {
+        let memory = AlignedBlock::zeroed(3 * BLOCK);
+        let length = 2 * BLOCK + 77;
+        // SAFETY: the allocation has three blocks, nobody else uses it.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), length) };
+        bytes
+            .iter_mut()
+            .enumerate()
+            .for_each(|(position, byte)| *byte = (position * 31 % 251) as u8);
+        let expected = crc32c::crc32c(bytes);
+        let whole = piece(&memory, 0, length, Direction::Read, DIRECT);
+        let mut combined = 0;
+        for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
+            let grant = Grant {
+                offset_bytes: offset as u64,
+                length_bytes: length as u64,
+                ..whole.grant
+            };
+            combined ^= Piece::new(
+                grant,
+                whole.target,
+                whole.buffer,
+                DIRECT,
+                &mut BouncePool::new(),
+            )
+            .placed_checksum();
+        }
+        assert_eq!(combined, expected);
+    }
+
+    #[test]
+    fn padding_is_zeroed_before_it_is_written() {
+        let memory = AlignedBlock::zeroed(BLOCK);
+        let mut pool = BouncePool::new();
+        let dirty = pool.take(BLOCK);
+        // SAFETY: one block, ours alone.
+        unsafe { dirty.as_ptr().write_bytes(0xee, BLOCK) };
+        pool.give_back(dirty);
+        let whole = piece(&memory, 0, 10, Direction::Write, DIRECT);
+        let again = Piece::new(whole.grant, whole.target, whole.buffer, DIRECT, &mut pool);
+        let bounce = again.bounce.as_ref().unwrap();
+        // SAFETY: one block, ours alone, initialised.
+        let bytes = unsafe { std::slice::from_raw_parts(bounce.as_ptr(), BLOCK) };
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+}

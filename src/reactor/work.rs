@@ -1,0 +1,515 @@
+//! The operations a reactor has in hand: placed, in pieces in the device, finished, answered.
+
+use std::io;
+
+use slab::Slab;
+
+use super::Shared;
+use super::operation::{GetRequest, Operation, SetRequest};
+use super::piece::{Piece, Progress, Target};
+use crate::buffer::BouncePool;
+use crate::config::Checksum;
+use crate::engine::{Direction, Engine, Reaped};
+use crate::error::{EngineError, StoreError};
+use crate::index::table::{Content, Reservation};
+use crate::index::{Pin, Publication, Resumed};
+use crate::key::Namespace;
+use crate::schedule::{Grant, Scheduler};
+use crate::store::Extent;
+use crate::time::unix_ms;
+
+/// An operation between its arrival and its answer.
+struct Active {
+    kind: Kind,
+    /// Bytes not granted yet.
+    waiting_bytes: u64,
+    pieces_in_flight: usize,
+    /// XOR of the placed checksums of its pieces.
+    checksum: u32,
+    failure: Option<Failure>,
+}
+
+enum Kind {
+    Get(GetRequest, Pin),
+    Set(SetRequest, Option<Place>),
+    Free(Extent),
+}
+
+struct Place {
+    extent: Extent,
+    reservation: Reservation,
+}
+
+enum Failure {
+    /// Not placed, or refused before any transfer.
+    NoRoom(StoreError),
+    /// The device said no.
+    Transfer(io::Error),
+    /// close() came first.
+    Closed,
+}
+
+/// All operations of one reactor. Pieces in flight sit in a fixed array: the kernel holds their addresses.
+pub(super) struct Work {
+    scheduler: Scheduler,
+    active: Slab<Active>,
+    pieces: Slab<Piece>,
+    pool: BouncePool,
+}
+
+impl Work {
+    /// Work for a device that takes `queue_depth` transfers at a time, as the scheduler must make sure.
+    pub(super) fn new(scheduler: Scheduler, queue_depth: usize) -> Self {
+        Self {
+            scheduler,
+            active: Slab::new(),
+            pieces: Slab::with_capacity(queue_depth),
+            pool: BouncePool::new(),
+        }
+    }
+
+    /// Whether there is nothing to do and nothing to wait for.
+    pub(super) fn is_idle(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    /// Transfers that the kernel has.
+    pub(super) fn in_flight(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Queues an operation.
+    pub(super) fn accept(&mut self, operation: Operation) {
+        let (class, bytes) = (operation.class(), operation.bytes());
+        let kind = match operation {
+            Operation::Get(request, pin) => Kind::Get(request, pin),
+            Operation::Set(request) => Kind::Set(request, None),
+            Operation::Free(extent) => Kind::Free(extent),
+        };
+        let id = self.active.insert(Active {
+            kind,
+            waiting_bytes: bytes,
+            pieces_in_flight: 0,
+            checksum: 0,
+            failure: None,
+        });
+        self.scheduler.push(class, id, bytes);
+    }
+
+    /// Starts everything that the scheduler allows now.
+    pub(super) fn start_all(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        while let Some(grant) = self.scheduler.next_grant() {
+            self.start(grant, shared, engine)?;
+        }
+        Ok(())
+    }
+
+    fn start(
+        &mut self,
+        grant: Grant,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let active = &mut self.active[grant.id];
+        active.waiting_bytes -= grant.length_bytes;
+        let (extent, buffer, direction) = match &mut active.kind {
+            Kind::Free(extent) => {
+                shared.store.free(*extent);
+                self.scheduler.finish(grant);
+                self.active.remove(grant.id);
+                return Ok(());
+            }
+            Kind::Get(request, pin) => (pin.extent, request.buffer, Direction::Read),
+            Kind::Set(request, place @ None) => {
+                if is_unchanged(request, shared) {
+                    shared.counters.set_unchanged.add(1);
+                    return self.end_unplaced(grant, None, shared);
+                }
+                match find_place(request, shared) {
+                    Ok(found) => {
+                        let extent = found.extent;
+                        *place = Some(found);
+                        (extent, request.buffer, Direction::Write)
+                    }
+                    Err(error) => {
+                        return self.end_unplaced(grant, Some(Failure::NoRoom(error)), shared);
+                    }
+                }
+            }
+            Kind::Set(request, Some(place)) => (place.extent, request.buffer, Direction::Write),
+        };
+        let (file, chunk_offset_bytes) = shared.store.locate(extent);
+        let target = Target {
+            direction,
+            file,
+            chunk_offset_bytes,
+        };
+        let piece = Piece::new(
+            grant,
+            target,
+            buffer,
+            shared.store.geometry(),
+            &mut self.pool,
+        );
+        if direction == Direction::Write && shared.config.checksum == Checksum::Crc32c {
+            active.checksum ^= piece.placed_checksum();
+        }
+        shared
+            .counters
+            .bounced_bytes
+            .add(piece.bounced_bytes as u64);
+        active.pieces_in_flight += 1;
+        // Never over the capacity it was made with, so that no piece ever moves.
+        assert!(
+            self.pieces.len() < self.pieces.capacity(),
+            "the scheduler granted more than the queue depth"
+        );
+        let token = self.pieces.insert(piece);
+        self.submit(token, shared, engine)
+    }
+
+    fn submit(
+        &mut self,
+        token: usize,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        shared.counters.transfers.add(1);
+        let transfer = self.pieces[token].transfer(token);
+        // SAFETY: the piece stays where it is in `pieces` until it is reaped (or everything is leaked); it owns vectors
+        // and bounce memory; the caller's memory lives until the answer, which comes after the reaping; the store keeps
+        // its files open as long as `shared` lives, which the reactor holds.
+        let submitted = unsafe { engine.submit(transfer) };
+        if submitted.is_err() {
+            // Not under way: nothing to wait for.
+            self.end_piece(token, Some(Failure::Closed), shared);
+        }
+        submitted
+    }
+
+    /// Takes the results of transfers; answers the operations that are done.
+    pub(super) fn finish_reaped(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        let mut outcome = Ok(());
+        for Reaped { token, result } in reaped.drain(..) {
+            match self.pieces[token].advance(result) {
+                Progress::Again => {
+                    shared.counters.transfers_resumed.add(1);
+                    outcome = outcome.and(self.submit(token, shared, engine));
+                }
+                Progress::Done => self.end_piece(token, None, shared),
+                Progress::Failed(errno) => self.end_piece(token, Some(failure_of(errno)), shared),
+            }
+        }
+        outcome
+    }
+
+    /// Like `finish_reaped` when nothing may be submitted any more.
+    pub(super) fn finish_stopped(&mut self, shared: &Shared, reaped: &mut Vec<Reaped>) {
+        for Reaped { token, result } in reaped.drain(..) {
+            let failure = match self.pieces[token].advance(result) {
+                Progress::Done => None,
+                Progress::Again => Some(Failure::Closed),
+                Progress::Failed(errno) => Some(failure_of(errno)),
+            };
+            self.end_piece(token, failure, shared);
+        }
+    }
+
+    fn end_piece(&mut self, token: usize, failure: Option<Failure>, shared: &Shared) {
+        let piece = self.pieces.remove(token);
+        let grant = piece.grant;
+        self.scheduler.finish(grant);
+        let active = &mut self.active[grant.id];
+        active.pieces_in_flight -= 1;
+        match failure {
+            None => {
+                piece.deliver();
+                if let Kind::Get(
+                    _,
+                    Pin {
+                        checksum: Some(_), ..
+                    },
+                ) = &active.kind
+                    && shared.config.checksum == Checksum::Crc32c
+                {
+                    active.checksum ^= piece.placed_checksum();
+                }
+            }
+            Some(failure) => {
+                active.failure.get_or_insert(failure);
+                if active.waiting_bytes > 0 {
+                    active.waiting_bytes = 0;
+                    self.scheduler.cancel_rest(grant.class, grant.id);
+                }
+            }
+        }
+        let ended = active.waiting_bytes == 0 && active.pieces_in_flight == 0;
+        piece.release(&mut self.pool);
+        if ended {
+            self.end(grant.id, shared);
+        }
+    }
+
+    /// Ends a SET that was granted but will not be written.
+    fn end_unplaced(
+        &mut self,
+        grant: Grant,
+        failure: Option<Failure>,
+        shared: &Shared,
+    ) -> Result<(), EngineError> {
+        self.scheduler.finish(grant);
+        if self.active[grant.id].waiting_bytes > 0 {
+            self.scheduler.cancel_rest(grant.class, grant.id);
+        }
+        self.active[grant.id].failure = failure;
+        self.end(grant.id, shared);
+        Ok(())
+    }
+
+    fn end(&mut self, id: usize, shared: &Shared) {
+        let Active {
+            kind,
+            checksum,
+            failure,
+            ..
+        } = self.active.remove(id);
+        match kind {
+            Kind::Free(extent) => shared.store.free(extent),
+            Kind::Get(request, pin) => end_get(request, pin, checksum, failure, shared),
+            Kind::Set(request, place) => {
+                for next in end_set(request, place, checksum, failure, shared) {
+                    match next {
+                        Resumed::Hit(request, pin) => self.accept(Operation::Get(request, pin)),
+                        Resumed::Start(request) => self.accept(Operation::Set(request)),
+                        Resumed::Free(extent) => shared.store.free(extent),
+                        Resumed::Miss(request) => {
+                            shared.counters.get_misses.add(1);
+                            request.item.miss();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Drops what is queued; what has pieces in flight ends with the last of them.
+    pub(super) fn drop_queued(&mut self, shared: &Shared) {
+        // Ending a SET may resume others behind it: until nothing is left.
+        loop {
+            self.scheduler.clear();
+            let ids: Vec<usize> = self.active.iter().map(|(id, _)| id).collect();
+            let mut ended = 0;
+            for id in ids {
+                let active = &mut self.active[id];
+                let unfinished = active.waiting_bytes > 0 || active.pieces_in_flight == 0;
+                active.waiting_bytes = 0;
+                if unfinished {
+                    active.failure.get_or_insert(Failure::Closed);
+                }
+                if active.pieces_in_flight == 0 {
+                    shared
+                        .counters
+                        .abandoned
+                        .add(u64::from(!matches!(active.kind, Kind::Free(_))));
+                    self.end(id, shared);
+                    ended += 1;
+                }
+            }
+            if ended == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Answers everything that the kernel does not give back; the memory is leaked.
+    pub(super) fn abandon(&mut self) {
+        for active in self.active.drain() {
+            match active.kind {
+                Kind::Get(request, _) => request.item.abandon(),
+                Kind::Set(request, _) => request.item.abandon(),
+                Kind::Free(_) => {}
+            }
+        }
+    }
+}
+
+/// Whether the very bytes of `request` are held already. Without checksums the length has to do.
+fn is_unchanged(request: &SetRequest, shared: &Shared) -> bool {
+    let length = request.buffer.length_bytes();
+    let Some((_, held_checksum)) = shared
+        .index
+        .held(request.digest)
+        .filter(|(held_bytes, _)| *held_bytes == length as u64)
+    else {
+        return false;
+    };
+    if shared.config.checksum == Checksum::Off {
+        return true;
+    }
+    // SAFETY: a SET's memory is only read, by the contract of CallerBuffer::new.
+    let bytes = unsafe { request.buffer.bytes(0, length) };
+    held_checksum.is_some_and(|held| held == crc32c::crc32c(bytes))
+}
+
+fn find_place(request: &SetRequest, shared: &Shared) -> Result<Place, StoreError> {
+    let extent = shared
+        .store
+        .allocate(request.buffer.length_bytes() as u64)?;
+    match shared.index.table().reserve(request.key.len()) {
+        Ok(reservation) => Ok(Place {
+            extent,
+            reservation,
+        }),
+        Err(error) => {
+            shared.store.free(extent);
+            Err(error)
+        }
+    }
+}
+
+fn end_get(
+    request: GetRequest,
+    pin: Pin,
+    checksum: u32,
+    failure: Option<Failure>,
+    shared: &Shared,
+) {
+    let counters = &shared.counters;
+    let verified = shared.config.checksum == Checksum::Off
+        || pin.checksum.is_none_or(|expected| expected == checksum);
+    let intact = match failure {
+        None if verified => true,
+        None => {
+            counters.checksum_mismatch.add(1);
+            log::error!(
+                "checksum mismatch at {:?} of a chunk of {} bytes: dropped",
+                pin.extent,
+                pin.length_bytes
+            );
+            shared.index.discard(&pin);
+            false
+        }
+        Some(Failure::Transfer(error)) => {
+            counters.read_errors.add(1);
+            log::error!(
+                "cannot read {:?}: {error}; the chunk is dropped",
+                pin.extent
+            );
+            shared.index.discard(&pin);
+            false
+        }
+        Some(Failure::Closed | Failure::NoRoom(_)) => false,
+    };
+    let length_bytes = pin.length_bytes;
+    if let Some(extent) = shared.index.unpin(pin) {
+        shared.store.free(extent);
+    }
+    if intact {
+        counters.get_hits.add(1);
+        counters.read_bytes.add(length_bytes);
+        request.item.succeed();
+    } else {
+        counters.get_misses.add(1);
+        request.item.miss();
+    }
+}
+
+fn end_set(
+    request: SetRequest,
+    place: Option<Place>,
+    checksum: u32,
+    failure: Option<Failure>,
+    shared: &Shared,
+) -> Vec<Resumed<GetRequest, SetRequest>> {
+    let counters = &shared.counters;
+    let length_bytes = request.buffer.length_bytes() as u64;
+    let publication = match (place, &failure) {
+        (
+            Some(Place {
+                extent,
+                reservation,
+            }),
+            None,
+        ) => {
+            counters.set_stored.add(1);
+            counters.written_bytes.add(length_bytes);
+            let content = content_of(&request, extent, checksum, shared);
+            Some(Publication {
+                reservation,
+                content,
+            })
+        }
+        (
+            Some(Place {
+                extent,
+                reservation,
+            }),
+            Some(_),
+        ) => {
+            shared.store.free(extent);
+            shared.index.table().release(reservation);
+            None
+        }
+        (None, _) => None,
+    };
+    let resumed = shared.index.finish_set(request.digest, publication);
+    match failure {
+        None => request.item.succeed(),
+        Some(failure) => {
+            counters.set_failed.add(1);
+            match failure {
+                Failure::NoRoom(error) => {
+                    counters.store_full.add(1);
+                    request.item.fail(|| error.to_string());
+                }
+                Failure::Transfer(error) => {
+                    counters.write_errors.add(1);
+                    log::error!("cannot write a chunk of {length_bytes} bytes: {error}");
+                    request
+                        .item
+                        .fail(|| format!("cannot write a chunk of {length_bytes} bytes: {error}"));
+                }
+                Failure::Closed => request
+                    .item
+                    .fail(|| "the connector was closed before the chunk was written".into()),
+            }
+        }
+    }
+    resumed
+}
+
+fn content_of(request: &SetRequest, extent: Extent, checksum: u32, shared: &Shared) -> Content {
+    let (payload_checksum_kind, payload_checksum) = match shared.config.checksum {
+        Checksum::Crc32c => (crate::index::PAYLOAD_CRC32C, u64::from(checksum)),
+        Checksum::Off => (crate::index::PAYLOAD_UNCHECKED, 0),
+    };
+    Content {
+        digest: request.digest,
+        namespace: Namespace::of(&request.key).fingerprint(),
+        extent,
+        length_bytes: request.buffer.length_bytes() as u64,
+        generation: shared.index.next_generation(),
+        payload_checksum_kind,
+        payload_checksum,
+        created_ms: unix_ms(),
+    }
+}
+
+fn failure_of(errno: i32) -> Failure {
+    Failure::Transfer(match errno {
+        0 => io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the file ends before the chunk does",
+        ),
+        errno => io::Error::from_raw_os_error(errno),
+    })
+}

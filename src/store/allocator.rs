@@ -1,0 +1,272 @@
+//! Free space of the data files: by place, to join neighbours, and by size, to find the tightest fit.
+//!
+//! Each file has a frontier: blocks below it were written once, blocks above it never were. Written places are given out
+//! first, since the first write of a preallocated block costs the file system an extent conversion.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Extent;
+
+#[derive(Clone, Copy, Debug)]
+struct FileSpace {
+    blocks: u32,
+    frontier: u32,
+}
+
+/// Who owns which block. All numbers are blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Allocator {
+    files: Vec<FileSpace>,
+    by_place: BTreeMap<(u32, u32), u32>,
+    by_size: BTreeSet<(u32, u32, u32)>,
+    allocated: u64,
+}
+
+impl Allocator {
+    /// Adds the next data file, all of it free and unwritten. Returns its number.
+    pub(crate) fn add_file(&mut self, blocks: u32) -> u32 {
+        self.files.push(FileSpace {
+            blocks,
+            frontier: 0,
+        });
+        self.files.len() as u32 - 1
+    }
+
+    /// A run of `blocks` blocks: the tightest written one, else unwritten space (joined with the written space just
+    /// before it), else nothing.
+    pub(crate) fn allocate(&mut self, blocks: u32) -> Option<Extent> {
+        debug_assert!(blocks > 0);
+        let tightest = self.by_size.range((blocks, 0, 0)..).next().copied();
+        let extent = match tightest {
+            Some((size, file, first)) => {
+                self.remove_free(file, first, size);
+                if size > blocks {
+                    self.insert_free(file, first + blocks, size - blocks);
+                }
+                Extent {
+                    file,
+                    first_block: first,
+                    blocks,
+                }
+            }
+            None => self.allocate_at_frontier(blocks)?,
+        };
+        self.allocated += u64::from(blocks);
+        Some(extent)
+    }
+
+    fn allocate_at_frontier(&mut self, blocks: u32) -> Option<Extent> {
+        for file in 0..self.files.len() as u32 {
+            let FileSpace {
+                blocks: end,
+                frontier,
+            } = self.files[file as usize];
+            let below = self.free_run_ending_at(file, frontier);
+            let first = below.map_or(frontier, |(first, _)| first);
+            if end - first < blocks {
+                continue;
+            }
+            if let Some((first, size)) = below {
+                self.remove_free(file, first, size);
+            }
+            self.files[file as usize].frontier = first + blocks;
+            return Some(Extent {
+                file,
+                first_block: first,
+                blocks,
+            });
+        }
+        None
+    }
+
+    /// Takes `extent` back and joins it with free neighbours.
+    pub(crate) fn free(&mut self, extent: Extent) {
+        let Extent {
+            file,
+            mut first_block,
+            mut blocks,
+        } = extent;
+        debug_assert!(extent.end_block() <= u64::from(self.files[file as usize].frontier));
+        self.allocated -= u64::from(blocks);
+        if let Some((first, size)) = self.free_run_ending_at(file, first_block) {
+            self.remove_free(file, first, size);
+            first_block = first;
+            blocks += size;
+        }
+        let next = first_block + blocks;
+        if let Some(&size) = self.by_place.get(&(file, next)) {
+            self.remove_free(file, next, size);
+            blocks += size;
+        }
+        self.insert_free(file, first_block, blocks);
+    }
+
+    /// Makes `held` (sorted, without overlaps, inside the files) the only space given out. What lies between counts as
+    /// written, what lies behind the last one as unwritten.
+    pub(crate) fn rebuild(&mut self, held: &[Extent]) {
+        self.by_place.clear();
+        self.by_size.clear();
+        self.allocated = 0;
+        self.files.iter_mut().for_each(|file| file.frontier = 0);
+        for extent in held {
+            let frontier = self.files[extent.file as usize].frontier;
+            if extent.first_block > frontier {
+                self.insert_free(extent.file, frontier, extent.first_block - frontier);
+            }
+            self.files[extent.file as usize].frontier = extent.first_block + extent.blocks;
+            self.allocated += u64::from(extent.blocks);
+        }
+    }
+
+    /// Blocks given out.
+    pub(crate) fn allocated(&self) -> u64 {
+        self.allocated
+    }
+
+    /// Length of each file.
+    pub(crate) fn file_blocks(&self) -> impl Iterator<Item = u32> {
+        self.files.iter().map(|file| file.blocks)
+    }
+
+    fn free_run_ending_at(&self, file: u32, end: u32) -> Option<(u32, u32)> {
+        let (&(_, first), &size) = self.by_place.range((file, 0)..(file, end)).next_back()?;
+        (first + size == end).then_some((first, size))
+    }
+
+    fn insert_free(&mut self, file: u32, first: u32, size: u32) {
+        self.by_place.insert((file, first), size);
+        self.by_size.insert((size, file, first));
+    }
+
+    fn remove_free(&mut self, file: u32, first: u32, size: u32) {
+        self.by_place.remove(&(file, first));
+        self.by_size.remove(&(size, file, first));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn extent(file: u32, first_block: u32, blocks: u32) -> Extent {
+        Extent {
+            file,
+            first_block,
+            blocks,
+        }
+    }
+
+    fn with_files(sizes: &[u32]) -> Allocator {
+        let mut allocator = Allocator::default();
+        for &size in sizes {
+            allocator.add_file(size);
+        }
+        allocator
+    }
+
+    /// Free, given-out and unwritten blocks cover every file exactly once, neighbours are joined, and both views agree.
+    fn check(allocator: &Allocator, held: &[Extent]) {
+        let mut runs: Vec<Extent> = held.to_vec();
+        runs.extend(
+            allocator
+                .by_place
+                .iter()
+                .map(|(&(file, first), &size)| extent(file, first, size)),
+        );
+        runs.sort();
+        let mut covered = vec![0_u64; allocator.files.len()];
+        for run in runs {
+            assert_eq!(
+                covered[run.file as usize],
+                u64::from(run.first_block),
+                "gap or overlap at {run:?}"
+            );
+            covered[run.file as usize] = run.end_block();
+        }
+        for (file, space) in allocator.files.iter().enumerate() {
+            assert_eq!(covered[file], u64::from(space.frontier));
+            assert!(space.frontier <= space.blocks);
+        }
+        for (&(file, first), &size) in &allocator.by_place {
+            assert!(allocator.by_size.contains(&(size, file, first)));
+            assert!(
+                !allocator.by_place.contains_key(&(file, first + size)),
+                "neighbours were not joined"
+            );
+        }
+        assert_eq!(allocator.by_place.len(), allocator.by_size.len());
+        assert_eq!(
+            allocator.allocated(),
+            held.iter()
+                .map(|extent| u64::from(extent.blocks))
+                .sum::<u64>()
+        );
+    }
+
+    #[test]
+    fn written_places_first_and_tightest() {
+        let mut allocator = with_files(&[100]);
+        let runs: Vec<_> = [10, 1, 4, 1, 20]
+            .map(|blocks| allocator.allocate(blocks).unwrap())
+            .into();
+        allocator.free(runs[0]);
+        allocator.free(runs[2]);
+        assert_eq!(
+            allocator.allocate(3),
+            Some(extent(0, 11, 3)),
+            "the hole of 4, not that of 10 nor unwritten space"
+        );
+        assert_eq!(
+            allocator.allocate(11),
+            Some(extent(0, 36, 11)),
+            "no hole is large enough"
+        );
+    }
+
+    #[test]
+    fn written_space_before_the_frontier_joins_unwritten_space() {
+        let mut allocator = with_files(&[10]);
+        let first = allocator.allocate(6).unwrap();
+        allocator.free(first);
+        assert_eq!(allocator.allocate(10), Some(extent(0, 0, 10)));
+        assert_eq!(allocator.allocate(1), None);
+    }
+
+    #[test]
+    fn rebuild_keeps_what_is_held() {
+        let held = [extent(0, 2, 3), extent(0, 5, 1), extent(1, 0, 4)];
+        let mut allocator = with_files(&[10, 10]);
+        allocator.rebuild(&held);
+        check(&allocator, &held);
+        assert_eq!(allocator.allocate(2), Some(extent(0, 0, 2)));
+        assert_eq!(allocator.allocate(5), Some(extent(1, 4, 5)));
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_never_lost_or_given_out_twice(steps in prop::collection::vec((0_u32..40, any::<prop::sample::Index>(), any::<bool>()), 1..300)) {
+            let mut allocator = with_files(&[64, 100, 16]);
+            let mut held: Vec<Extent> = Vec::new();
+            for (blocks, which, rebuild) in steps {
+                if blocks >= 20 && !held.is_empty() {
+                    allocator.free(held.swap_remove(which.index(held.len())));
+                } else if let Some(given) = allocator.allocate(blocks % 20 + 1) {
+                    prop_assert_eq!(given.blocks, blocks % 20 + 1);
+                    held.push(given);
+                }
+                if rebuild && blocks == 0 {
+                    held.sort();
+                    allocator.rebuild(&held);
+                }
+                check(&allocator, &held);
+            }
+            for given in held.drain(..) {
+                allocator.free(given);
+            }
+            check(&allocator, &[]);
+            prop_assert_eq!(allocator.allocate(100), Some(extent(1, 0, 100)));
+        }
+    }
+}

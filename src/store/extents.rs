@@ -1,0 +1,294 @@
+//! Layout `extents`: chunks as raw bytes at block-aligned places in preallocated data files, grown one file at a time.
+
+use std::fs;
+use std::io;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::allocator::Allocator;
+use super::data_file::{DataFile, data_file_name, list_data_files};
+use super::{Extent, Geometry, Store, StoreUsage};
+use crate::budget::Budget;
+use crate::config::{BLOCK_BYTES, MAX_CHUNK_BYTES};
+use crate::error::{OpenError, StoreError};
+use crate::lock::Owner;
+
+const MIB: u64 = 1 << 20;
+
+/// Data files of one directory and who owns which of their blocks.
+pub(crate) struct ExtentStore {
+    directory: PathBuf,
+    budget: Arc<Budget>,
+    geometry: Geometry,
+    max_chunk_bytes: u64,
+    files: RwLock<Vec<Option<DataFile>>>,
+    allocator: Mutex<Allocator>,
+}
+
+impl ExtentStore {
+    /// Opens the data files below `directory`. All of their space is unwritten until [`Store::rebuild`]. Files that no
+    /// longer fit the capacity are removed, the highest numbers first.
+    pub(crate) fn open(
+        directory: &Path,
+        budget: Arc<Budget>,
+        owner: impl Fn() -> Option<Owner>,
+    ) -> Result<Self, OpenError> {
+        let io_error = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| OpenError::Io {
+                action,
+                path,
+                source,
+            }
+        };
+        let mut files: Vec<Option<DataFile>> = Vec::new();
+        let mut allocator = Allocator::default();
+        let mut longest = 0;
+        for (number, path) in list_data_files(directory).map_err(io_error("list", directory))? {
+            let file = DataFile::open(&path, false, &owner)?;
+            let blocks = file
+                .blocks()
+                .map_err(io_error("read the length of", &path))?;
+            while files.len() < number as usize {
+                files.push(None);
+                allocator.add_file(0);
+            }
+            if !budget.reserve(on_disk_bytes(u64::from(blocks) * BLOCK_BYTES), 0) {
+                log::warn!(
+                    "{} no longer fits the capacity: what it holds is dropped",
+                    path.display()
+                );
+                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+                continue;
+            }
+            longest = longest.max(u64::from(blocks) * BLOCK_BYTES);
+            allocator.add_file(blocks);
+            files.push(Some(file));
+        }
+        let geometry = match files.iter().flatten().next() {
+            Some(file) => file.geometry(),
+            None => probe_geometry(directory)?,
+        };
+        if !geometry.direct {
+            log::warn!(
+                "{} has no O_DIRECT: transfers go through the page cache",
+                directory.display()
+            );
+        }
+        let max_chunk_bytes = longest.max(next_file_bytes(&budget)).min(MAX_CHUNK_BYTES);
+        Ok(Self {
+            directory: directory.to_owned(),
+            budget,
+            geometry,
+            max_chunk_bytes,
+            files: RwLock::new(files),
+            allocator: Mutex::new(allocator),
+        })
+    }
+
+    /// Adds a data file that has room for `needed_bytes`.
+    fn grow(&self, allocator: &mut Allocator, needed_bytes: u64) -> Result<(), StoreError> {
+        let size_bytes = next_file_bytes(&self.budget);
+        let spare_bytes = index_spare_bytes(self.budget.capacity_bytes());
+        if size_bytes < needed_bytes || !self.budget.reserve(on_disk_bytes(size_bytes), spare_bytes)
+        {
+            return Err(StoreError::Full {
+                needed_bytes,
+                capacity_bytes: self.budget.capacity_bytes(),
+            });
+        }
+        let mut files = self.files.write();
+        let path = self.directory.join(data_file_name(files.len() as u32));
+        let made = DataFile::open(&path, true, || None)
+            .map_err(|error| io::Error::other(error.to_string()))
+            .and_then(|file| file.preallocate(size_bytes).map(|()| file));
+        match made {
+            Ok(file) => {
+                files.push(Some(file));
+                allocator.add_file((size_bytes / BLOCK_BYTES) as u32);
+                Ok(())
+            }
+            Err(source) => {
+                // What fallocate had reserved before it failed goes back with the file.
+                let _ = fs::remove_file(&path);
+                self.budget.release(on_disk_bytes(size_bytes));
+                Err(StoreError::Grow {
+                    path,
+                    bytes: size_bytes,
+                    source,
+                })
+            }
+        }
+    }
+}
+
+impl Store for ExtentStore {
+    fn allocate(&self, size_bytes: u64) -> Result<Extent, StoreError> {
+        let blocks = Extent::blocks_for(size_bytes);
+        let mut allocator = self.allocator.lock();
+        if let Some(extent) = allocator.allocate(blocks) {
+            return Ok(extent);
+        }
+        let needed_bytes = u64::from(blocks) * BLOCK_BYTES;
+        self.grow(&mut allocator, needed_bytes)?;
+        let capacity_bytes = self.budget.capacity_bytes();
+        allocator.allocate(blocks).ok_or(StoreError::Full {
+            needed_bytes,
+            capacity_bytes,
+        })
+    }
+
+    fn free(&self, extent: Extent) {
+        self.allocator.lock().free(extent);
+    }
+
+    fn locate(&self, extent: Extent) -> (RawFd, u64) {
+        let files = self.files.read();
+        // Extents are only ever given out in files that exist; a missing one would be a bug, answered by EBADF.
+        let descriptor = files
+            .get(extent.file as usize)
+            .and_then(Option::as_ref)
+            .map_or(-1, DataFile::descriptor);
+        (descriptor, u64::from(extent.first_block) * BLOCK_BYTES)
+    }
+
+    fn file_blocks(&self) -> Vec<u64> {
+        self.allocator.lock().file_blocks().map(u64::from).collect()
+    }
+
+    fn rebuild(&self, held: &[Extent]) {
+        self.allocator.lock().rebuild(held);
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn max_chunk_bytes(&self) -> u64 {
+        self.max_chunk_bytes
+    }
+
+    fn usage(&self) -> StoreUsage {
+        StoreUsage {
+            allocated_bytes: self.allocator.lock().allocated() * BLOCK_BYTES,
+            data_files: self.files.read().iter().flatten().count() as u64,
+        }
+    }
+
+    fn unlock(&self) -> io::Result<()> {
+        self.files
+            .read()
+            .iter()
+            .flatten()
+            .try_for_each(DataFile::unlock)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.files
+            .read()
+            .iter()
+            .flatten()
+            .try_for_each(DataFile::sync)
+    }
+}
+
+/// Bytes that the next data file would have: a sixteenth of the capacity within 64 MiB and 1 GiB, more where that would
+/// make over 256 open files, or what is left.
+fn next_file_bytes(budget: &Budget) -> u64 {
+    let capacity_bytes = budget.capacity_bytes();
+    let wanted = (capacity_bytes / 16)
+        .clamp(64 * MIB, 1024 * MIB)
+        .max(capacity_bytes / 256);
+    let left = budget
+        .left_bytes()
+        .saturating_sub(index_spare_bytes(budget.capacity_bytes()));
+    let affordable = left.saturating_sub(on_disk_bytes(left) - left);
+    wanted.min(affordable) / MIB * MIB
+}
+
+/// What the index may still grow by when data files have taken the rest: chunks of 16 KiB on average fit into it.
+fn index_spare_bytes(capacity_bytes: u64) -> u64 {
+    (capacity_bytes / 64).max(MIB)
+}
+
+/// What a data file of `size_bytes` takes on disk. Besides its bytes the file system keeps a map of its extents, which
+/// grows as parts of the file are written: 12 bytes for every other block on ext4 at worst.
+fn on_disk_bytes(size_bytes: u64) -> u64 {
+    size_bytes + size_bytes / 512 + 4 * BLOCK_BYTES
+}
+
+fn probe_geometry(directory: &Path) -> Result<Geometry, OpenError> {
+    let path = directory.join("geometry-probe.kvring");
+    let file = DataFile::open(&path, true, || None);
+    let _ = fs::remove_file(&path);
+    Ok(file?.geometry())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
+        ExtentStore::open(directory, Arc::new(Budget::new(capacity_bytes)), || None).unwrap()
+    }
+
+    #[test]
+    fn grows_file_by_file_up_to_the_capacity() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path(), 200 * MIB);
+        let mut held = Vec::new();
+        let error = loop {
+            match store.allocate(MIB) {
+                Ok(extent) => held.push(extent),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().starts_with("store full"), "{error}");
+        assert!(held.len() >= 190, "{} MiB of 200", held.len());
+        assert_eq!(store.usage().data_files, 4);
+        let on_disk: u64 = list_data_files(directory.path())
+            .unwrap()
+            .iter()
+            .map(|(_, path)| {
+                std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap()) * 512
+            })
+            .sum();
+        assert!(on_disk <= 200 * MIB, "{on_disk}");
+        store.free(held.remove(3));
+        assert!(store.allocate(MIB).is_ok());
+    }
+
+    #[test]
+    fn a_smaller_capacity_drops_the_last_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path(), 200 * MIB);
+        while store.allocate(16 * MIB).is_ok() {}
+        drop(store);
+        let store = open(directory.path(), 100 * MIB);
+        assert_eq!(
+            store
+                .file_blocks()
+                .iter()
+                .filter(|blocks| **blocks > 0)
+                .count(),
+            1
+        );
+        assert!(store.budget.used_bytes() <= 100 * MIB);
+        assert_eq!(store.max_chunk_bytes(), 64 * MIB);
+    }
+
+    #[test]
+    fn longest_chunk_fits_the_smallest_capacity() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path(), crate::config::MIN_CAPACITY_BYTES);
+        assert!(
+            store.max_chunk_bytes() >= 12 * MIB,
+            "{}",
+            store.max_chunk_bytes()
+        );
+        assert!(store.allocate(store.max_chunk_bytes()).is_ok());
+    }
+}
