@@ -70,6 +70,9 @@ pub struct AlignedBlock {
 // SAFETY: it owns its memory alone, like a Box<[u8]>.
 unsafe impl Send for AlignedBlock {}
 
+// SAFETY: through a shared reference it only gives out its address and size.
+unsafe impl Sync for AlignedBlock {}
+
 impl AlignedBlock {
     /// Memory of at least `size_bytes`, rounded up to whole blocks, zeroed.
     pub fn zeroed(size_bytes: usize) -> Self {

@@ -12,8 +12,9 @@ use crate::budget::Budget;
 use crate::buffer::CallerBuffer;
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
 use crate::config::Config;
-use crate::engine::Waker;
-use crate::error::{OpenError, SubmitError};
+use crate::engine::uring::UringEngine;
+use crate::engine::{Engine, Waker};
+use crate::error::{EngineError, OpenError, SubmitError};
 use crate::index::{Entered, Index, Recovery};
 use crate::key::{Digest, MAX_KEY_BYTES};
 use crate::reactor::{self, Ending, GetRequest, Operation, SetRequest, Shared};
@@ -44,6 +45,19 @@ impl Connector {
     /// `OpenError` when another owner is alive, the format is newer, the path or its permissions are wrong, or io_uring
     /// cannot be had. Damage is no error: see [`Connector::recovery`].
     pub fn open(config: Config) -> Result<Self, OpenError> {
+        Self::open_with_engine(config, UringEngine::new)
+    }
+
+    /// Like [`Connector::open`], with an engine of the caller's: the seam for faults in tests. `make_engine` gets the queue
+    /// depth and the waker that must end its waits, and runs on the thread that will own the engine.
+    ///
+    /// # Errors
+    /// As [`Connector::open`], and what `make_engine` says.
+    pub fn open_with_engine<E, M>(config: Config, make_engine: M) -> Result<Self, OpenError>
+    where
+        E: Engine,
+        M: FnOnce(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
+    {
         let path = config.path.clone();
         let io_error = |action| {
             move |source| OpenError::Io {
@@ -72,7 +86,7 @@ impl Connector {
             waker,
         );
         let shared = Arc::new(shared);
-        let (reactor, engine) = reactor::start(Arc::clone(&shared))?;
+        let (reactor, engine) = reactor::start(Arc::clone(&shared), make_engine)?;
         Ok(Self {
             shared,
             budget,

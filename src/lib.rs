@@ -47,6 +47,7 @@ pub use config::{
     OptionValue,
 };
 pub use connector::Connector;
+pub use engine::uring::UringEngine;
 pub use engine::{Direction, Engine, Reaped, Transfer, Waker};
 pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
 pub use index::Recovery;

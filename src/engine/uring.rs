@@ -63,7 +63,7 @@ const LADDER: [Flavor; 4] = [
 ];
 
 /// io_uring behind the [`Engine`] trait.
-pub(crate) struct UringEngine {
+pub struct UringEngine {
     ring: IoUring,
     flavor: Flavor,
     waker: Arc<Waker>,
@@ -72,7 +72,10 @@ pub(crate) struct UringEngine {
 
 impl UringEngine {
     /// A ring for `queue_depth` transfers. Call it on the thread that will reap: SINGLE_ISSUER binds the ring to it.
-    pub(crate) fn new(queue_depth: usize, waker: Arc<Waker>) -> Result<Self, EngineError> {
+    ///
+    /// # Errors
+    /// `EngineError::Unavailable` when the kernel refuses every flavor of ring.
+    pub fn new(queue_depth: usize, waker: Arc<Waker>) -> Result<Self, EngineError> {
         Self::on_ladder(queue_depth, waker, &LADDER)
     }
 

@@ -26,7 +26,6 @@ pub(crate) use operation::{ChunkIndex, GetRequest, Intake, Operation, SetRequest
 
 use crate::completion::CompletionQueue;
 use crate::config::Config;
-use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Reaped, Waker};
 use crate::error::{EngineError, OpenError};
 use crate::schedule::{Class, Limits, Scheduler};
@@ -118,13 +117,20 @@ pub(crate) enum Ending {
     Leaked,
 }
 
-/// Starts a reactor. Returns its thread and the description of its engine once that is running.
-pub(crate) fn start(shared: Arc<Shared>) -> Result<(JoinHandle<Ending>, String), OpenError> {
+/// Starts a reactor, whose engine is made on its own thread. Returns the thread and the description of the engine once
+/// that is running.
+pub(crate) fn start<E, M>(
+    shared: Arc<Shared>,
+    make_engine: M,
+) -> Result<(JoinHandle<Ending>, String), OpenError>
+where
+    E: Engine,
+    M: FnOnce(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
+{
     let (sender, receiver) = mpsc::sync_channel(1);
     let path = shared.config.path.clone();
     let thread = Builder::new().name("kvring-reactor".into()).spawn(move || {
-        let engine = UringEngine::new(shared.config.queue_depth, Arc::clone(&shared.waker));
-        match engine {
+        match make_engine(shared.config.queue_depth, Arc::clone(&shared.waker)) {
             Ok(engine) => {
                 let _ = sender.send(Ok(engine.description()));
                 Reactor::new(shared, engine).live()

@@ -191,7 +191,8 @@ impl Work {
         submitted
     }
 
-    /// Takes the results of transfers; answers the operations that are done.
+    /// Takes the results of transfers; answers the operations that are done. One at a time off the list, so that a panic
+    /// loses none.
     pub(super) fn finish_reaped(
         &mut self,
         shared: &Shared,
@@ -199,7 +200,7 @@ impl Work {
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError> {
         let mut outcome = Ok(());
-        for Reaped { token, result } in reaped.drain(..) {
+        while let Some(Reaped { token, result }) = reaped.pop() {
             match self.pieces[token].advance(result) {
                 Progress::Again => {
                     shared.counters.transfers_resumed.add(1);
@@ -214,7 +215,7 @@ impl Work {
 
     /// Like `finish_reaped` when nothing may be submitted any more.
     pub(super) fn finish_stopped(&mut self, shared: &Shared, reaped: &mut Vec<Reaped>) {
-        for Reaped { token, result } in reaped.drain(..) {
+        while let Some(Reaped { token, result }) = reaped.pop() {
             let failure = match self.pieces[token].advance(result) {
                 Progress::Done => None,
                 Progress::Again => Some(Failure::Closed),

@@ -1,0 +1,128 @@
+//! An engine that does real I/O and lies about it, by script.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvring::{Direction, Engine, EngineError, Reaped, Transfer, UringEngine, Waker};
+
+/// What befalls one transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    /// It moves only this many bytes.
+    Short(usize),
+    /// It moves nothing and reports this errno.
+    Errno(i32),
+    /// It is started, and then the engine panics in its next reap.
+    Panic,
+}
+
+/// Decides the fault of each transfer: its number, its direction, its length.
+pub(crate) type Script = Box<dyn FnMut(u64, Direction, usize) -> Fault + Send>;
+
+pub(crate) struct FaultEngine {
+    real: UringEngine,
+    script: Script,
+    number: u64,
+    panics: bool,
+    /// Failed without reaching the kernel; reported with the next reap.
+    failed: Vec<Reaped>,
+    /// Vectors of shortened transfers, at addresses that stay.
+    #[allow(clippy::vec_box, reason = "the kernel holds their addresses")]
+    shortened: Vec<Box<[libc::iovec; 2]>>,
+    /// While set, nothing that is done is reported.
+    stuck: Arc<AtomicBool>,
+}
+
+impl FaultEngine {
+    pub(crate) fn new(
+        queue_depth: usize,
+        waker: Arc<Waker>,
+        script: Script,
+        stuck: Arc<AtomicBool>,
+    ) -> Result<Self, EngineError> {
+        let real = UringEngine::new(queue_depth, waker)?;
+        Ok(Self {
+            real,
+            script,
+            number: 0,
+            panics: false,
+            failed: Vec::new(),
+            shortened: Vec::new(),
+            stuck,
+        })
+    }
+}
+
+impl Engine for FaultEngine {
+    fn description(&self) -> String {
+        "faulty io_uring".into()
+    }
+
+    unsafe fn submit(&mut self, mut transfer: Transfer) -> Result<(), EngineError> {
+        // SAFETY: the caller vouches for the vectors.
+        let vectors =
+            unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) };
+        let length = vectors.iter().map(|vector| vector.iov_len).sum();
+        self.number += 1;
+        match (self.script)(self.number, transfer.direction, length) {
+            Fault::None => {}
+            Fault::Panic => self.panics = true,
+            Fault::Errno(errno) => {
+                self.failed.push(Reaped {
+                    token: transfer.token,
+                    result: -errno,
+                });
+                return Ok(());
+            }
+            Fault::Short(bytes) => {
+                let mut rest = bytes;
+                let mut own = Box::new(
+                    [libc::iovec {
+                        iov_base: std::ptr::null_mut(),
+                        iov_len: 0,
+                    }; 2],
+                );
+                for (own, vector) in own.iter_mut().zip(vectors) {
+                    own.iov_base = vector.iov_base;
+                    own.iov_len = vector.iov_len.min(rest);
+                    rest -= own.iov_len;
+                }
+                transfer.vector_count = own.iter().filter(|vector| vector.iov_len > 0).count();
+                transfer.vectors = own.as_ptr();
+                self.shortened.push(own);
+            }
+        }
+        // SAFETY: as the caller vouches; shortened vectors live as long as this engine.
+        unsafe { self.real.submit(transfer) }
+    }
+
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        if std::mem::take(&mut self.panics) {
+            panic!("as the script says");
+        }
+        if self.stuck.load(Ordering::SeqCst) {
+            let limit = Duration::from_millis(5);
+            return self.real.reap(
+                Some(timeout.map_or(limit, |timeout| timeout.min(limit))),
+                &mut self.failed,
+            );
+        }
+        let timeout = if self.failed.is_empty() {
+            timeout
+        } else {
+            Some(Duration::ZERO)
+        };
+        reaped.append(&mut self.failed);
+        self.real.reap(timeout, reaped)
+    }
+
+    fn cancel_all(&mut self) {
+        self.real.cancel_all();
+    }
+}

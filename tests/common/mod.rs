@@ -1,0 +1,214 @@
+//! What the integration tests share: a connector with memory of its own and a way to wait for its completions.
+#![allow(dead_code, reason = "each test program uses its own part of it")]
+
+pub(crate) mod faults;
+
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use kvring::{
+    AlignedBlock, CallerBuffer, Completion, Config, Connector, Engine, EngineError, Waker,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A completion that does not come is a hang; nothing here takes a minute.
+const HANG_TIMEOUT_MS: u16 = 60_000;
+
+/// Memory at a chosen distance from a block boundary.
+pub(crate) struct Memory {
+    block: Arc<AlignedBlock>,
+    shift: usize,
+    length: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(length: usize, shift: usize) -> Self {
+        Self {
+            block: Arc::new(AlignedBlock::zeroed(length + shift)),
+            shift,
+            length,
+        }
+    }
+
+    /// Bytes that differ for each seed and at each place.
+    pub(crate) fn patterned(length: usize, shift: usize, seed: u64) -> Self {
+        let memory = Self::new(length, shift);
+        memory.fill(&pattern(length, seed));
+        memory
+    }
+
+    pub(crate) fn fill(&self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.length);
+        // SAFETY: in bounds; tests fill memory only while nothing is in flight on it.
+        unsafe {
+            self.span()
+                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        };
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: in bounds; tests look at memory only while nothing is in flight on it.
+        unsafe { std::slice::from_raw_parts(self.span(), self.length) }
+    }
+
+    pub(crate) fn buffer(&self) -> CallerBuffer {
+        // SAFETY: `keep` travels with the batch, so the memory outlives it; tests do not touch it meanwhile.
+        unsafe { CallerBuffer::new(self.span(), self.length) }
+    }
+
+    pub(crate) fn buffer_pointer(&self) -> *mut u8 {
+        self.span()
+    }
+
+    fn keep(&self) -> Arc<AlignedBlock> {
+        Arc::clone(&self.block)
+    }
+
+    fn span(&self) -> *mut u8 {
+        // SAFETY: the block was made `shift` bytes longer than the span.
+        unsafe { self.block.as_ptr().add(self.shift) }
+    }
+}
+
+pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+pub(crate) fn key(number: u64) -> String {
+    format!("test/model@00000000@0@{number:064x}")
+}
+
+/// A connector and the completions that came while others were waited for.
+pub(crate) struct Client {
+    pub(crate) connector: Connector,
+    seen: Mutex<HashMap<u64, Completion>>,
+}
+
+impl Client {
+    pub(crate) fn open(path: &Path, capacity_bytes: u64) -> Self {
+        Self::from(Connector::open(config(path, capacity_bytes)).unwrap())
+    }
+
+    pub(crate) fn open_with_engine<E, M>(path: &Path, capacity_bytes: u64, make_engine: M) -> Self
+    where
+        E: Engine,
+        M: FnOnce(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
+    {
+        Self::from(Connector::open_with_engine(config(path, capacity_bytes), make_engine).unwrap())
+    }
+
+    pub(crate) fn submit_set(&self, keys: &[String], memory: &[&Memory]) -> u64 {
+        let (spans, keep) = spans(memory);
+        self.connector.submit_set(keys, &spans, keep).unwrap()
+    }
+
+    pub(crate) fn submit_get(&self, keys: &[String], memory: &[&Memory]) -> u64 {
+        let (spans, keep) = spans(memory);
+        self.connector.submit_get(keys, &spans, keep).unwrap()
+    }
+
+    /// Waits for the completion of one batch; keeps those of others.
+    pub(crate) fn wait(&self, future_id: u64) -> Completion {
+        loop {
+            if let Some(completion) = self.seen.lock().unwrap().remove(&future_id) {
+                return completion;
+            }
+            // SAFETY: the connector keeps the descriptor open while it lives.
+            let event = unsafe { BorrowedFd::borrow_raw(self.connector.event_fd()) };
+            let ready = poll(
+                &mut [PollFd::new(event, PollFlags::POLLIN)],
+                PollTimeout::from(HANG_TIMEOUT_MS),
+            );
+            assert_eq!(
+                ready,
+                Ok(1),
+                "batch {future_id} hangs: {:?}",
+                self.connector.stats()
+            );
+            self.collect();
+        }
+    }
+
+    fn collect(&self) {
+        let mut completions = Vec::new();
+        self.connector.drain(&mut completions);
+        let mut seen = self.seen.lock().unwrap();
+        for completion in completions {
+            let twice = seen.insert(completion.future_id, completion);
+            assert!(twice.is_none(), "completed twice");
+        }
+    }
+
+    pub(crate) fn set(&self, keys: &[String], memory: &[&Memory]) -> Completion {
+        self.wait(self.submit_set(keys, memory))
+    }
+
+    pub(crate) fn get(&self, keys: &[String], memory: &[&Memory]) -> Completion {
+        self.wait(self.submit_get(keys, memory))
+    }
+
+    pub(crate) fn exists(&self, keys: &[String]) -> Vec<bool> {
+        self.wait(self.connector.submit_exists(keys).unwrap())
+            .results
+    }
+
+    pub(crate) fn delete(&self, keys: &[String]) -> Vec<bool> {
+        self.wait(self.connector.submit_delete(keys).unwrap())
+            .results
+    }
+
+    /// Stores one chunk and says whether it worked.
+    pub(crate) fn set_one(&self, key: &str, memory: &Memory) -> bool {
+        self.set(&[key.to_owned()], &[memory]).ok
+    }
+
+    /// The chunk of `key`, or nothing.
+    pub(crate) fn get_one(&self, key: &str, length: usize) -> Option<Vec<u8>> {
+        let memory = Memory::new(length, 0);
+        let completion = self.get(&[key.to_owned()], &[&memory]);
+        assert!(completion.ok, "{}", completion.error);
+        completion.results[0].then(|| memory.bytes().to_vec())
+    }
+
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let stats = self.connector.stats();
+        stats
+            .counters
+            .iter()
+            .find(|(other, _)| *other == name)
+            .expect("a counter of that name")
+            .1
+    }
+}
+
+impl From<Connector> for Client {
+    fn from(connector: Connector) -> Self {
+        Self {
+            connector,
+            seen: Mutex::new(HashMap::new()),
+        }
+    }
+}
+
+pub(crate) fn config(path: &Path, capacity_bytes: u64) -> Config {
+    Config::new(path.to_str().unwrap(), capacity_bytes).unwrap()
+}
+
+fn spans(memory: &[&Memory]) -> (Vec<CallerBuffer>, kvring::KeepAlive) {
+    let spans = memory.iter().map(|memory| memory.buffer()).collect();
+    let keep: Vec<_> = memory.iter().map(|memory| memory.keep()).collect();
+    (spans, Box::new(keep))
+}

@@ -1,0 +1,241 @@
+//! What a failing device leads to: a miss or a failed SET, exactly one answer, and no byte that was not stored.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::faults::{Fault, FaultEngine};
+use common::{Client, MIB, Memory, key, pattern};
+use kvring::Direction;
+
+fn faulty(
+    directory: &Path,
+    script: impl FnMut(u64, Direction, usize) -> Fault + Send + 'static,
+) -> Client {
+    faulty_and_stuck(directory, Arc::default(), script)
+}
+
+fn faulty_and_stuck(
+    directory: &Path,
+    stuck: Arc<AtomicBool>,
+    script: impl FnMut(u64, Direction, usize) -> Fault + Send + 'static,
+) -> Client {
+    Client::open_with_engine(directory, 256 * MIB, move |queue_depth, waker| {
+        FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
+    })
+}
+
+/// Every other transfer stops short, at block boundaries and in the middle of vectors: all of it arrives all the same.
+#[test]
+fn short_transfers_are_continued() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = faulty(directory.path(), |number, _, length| match number % 3 {
+        0 => Fault::None,
+        1 => Fault::Short((length / 2).next_multiple_of(512)),
+        _ => Fault::Short(512.min(length)),
+    });
+    for (number, length) in (0..).zip([5000, 522_240, 3 * MIB as usize + 7, 4096]) {
+        for shift in [0, 3] {
+            let stored = Memory::patterned(length, shift, number);
+            assert!(client.set_one(&key(number), &stored));
+            assert!(
+                client.get_one(&key(number), length).unwrap() == stored.bytes(),
+                "{length} at {shift}"
+            );
+            client.delete(&[key(number)]);
+        }
+    }
+    assert!(client.counter("transfers_resumed") > 20);
+}
+
+#[test]
+fn interrupted_transfers_are_tried_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = faulty(directory.path(), |number, _, _| match number % 4 {
+        0 => Fault::None,
+        1 => Fault::Errno(libc::EINTR),
+        _ => Fault::Errno(libc::EAGAIN),
+    });
+    let stored = Memory::patterned(2 * MIB as usize + 1, 0, 1);
+    assert!(client.set_one("k", &stored));
+    assert!(client.get_one("k", stored.bytes().len()).unwrap() == stored.bytes());
+}
+
+/// A device that is always busy does not hang the caller.
+#[test]
+fn endless_interruptions_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = faulty(directory.path(), |_, _, _| Fault::Errno(libc::EAGAIN));
+    let completion = client.set(&[key(1)], &[&Memory::patterned(4096, 0, 1)]);
+    assert!(
+        !completion.ok && completion.error.contains("cannot write"),
+        "{}",
+        completion.error
+    );
+    assert_eq!(client.exists(&[key(1)]), [false]);
+}
+
+/// Line 10: of a SET that fails nothing is visible, its place is free again, and the others of its batch are stored.
+#[test]
+fn failed_writes_fail_their_key_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = faulty(directory.path(), |_, direction, length| {
+        let poisoned = direction == Direction::Write && length == 12_288;
+        if poisoned {
+            Fault::Errno(libc::EIO)
+        } else {
+            Fault::None
+        }
+    });
+    let (good, bad) = (
+        Memory::patterned(8192, 0, 1),
+        Memory::patterned(12_288, 0, 2),
+    );
+    let long_bad = Memory::patterned(4 * MIB as usize + 12_288, 0, 3);
+    let keys: Vec<String> = (0..4).map(key).collect();
+    let completion = client.set(&keys, &[&good, &bad, &long_bad, &good]);
+    assert!(
+        !completion.ok && completion.error.contains("Input/output error"),
+        "{}",
+        completion.error
+    );
+    assert_eq!(completion.results, [true, false, false, true]);
+    assert_eq!(client.exists(&keys), [true, false, false, true]);
+    assert_eq!(client.connector.stats().allocated_bytes, 16_384);
+    assert_eq!(client.counter("write_errors"), 2);
+}
+
+/// EIO on read is a miss for that key, and the chunk is dropped.
+#[test]
+fn failed_reads_are_misses() {
+    let directory = tempfile::tempdir().unwrap();
+    let failing = Arc::new(AtomicBool::new(true));
+    let client = faulty(directory.path(), {
+        let failing = Arc::clone(&failing);
+        move |_, direction, length| {
+            let poisoned = direction == Direction::Read && length == 12_288;
+            if poisoned && failing.load(Ordering::SeqCst) {
+                Fault::Errno(libc::EIO)
+            } else {
+                Fault::None
+            }
+        }
+    });
+    let (good, bad) = (
+        Memory::patterned(8192, 0, 1),
+        Memory::patterned(12_288, 0, 2),
+    );
+    let keys: Vec<String> = (0..3).map(key).collect();
+    assert!(client.set(&keys, &[&good, &bad, &good]).ok);
+    let read: Vec<Memory> = [8192, 12_288, 8192]
+        .map(|length| Memory::new(length, 0))
+        .into();
+    let completion = client.get(&keys, &[&read[0], &read[1], &read[2]]);
+    assert!(completion.ok);
+    assert_eq!(completion.results, [true, false, true]);
+    assert_eq!(
+        (client.counter("read_errors"), client.exists(&keys)),
+        (1, vec![true, false, true])
+    );
+    failing.store(false, Ordering::SeqCst);
+    assert!(
+        client.set_one(&keys[1], &bad) && client.get_one(&keys[1], 12_288).unwrap() == bad.bytes()
+    );
+}
+
+/// The operations that wait behind a failed SET go on: the next SET writes, the GET before it misses.
+#[test]
+fn what_waits_behind_a_failed_write_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let writes = Arc::new(AtomicU64::new(0));
+    let client = faulty(directory.path(), {
+        let writes = Arc::clone(&writes);
+        move |_, direction, _| {
+            let first = direction == Direction::Write && writes.fetch_add(1, Ordering::SeqCst) == 0;
+            if first {
+                Fault::Errno(libc::ENOSPC)
+            } else {
+                Fault::None
+            }
+        }
+    });
+    let (first, second) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 2));
+    let (missed, read) = (Memory::new(4096, 0), Memory::new(4096, 0));
+    let name = [key(1)];
+    let ids = [
+        client.submit_set(&name, &[&first]),
+        client.submit_get(&name, &[&missed]),
+        client.submit_set(&name, &[&second]),
+        client.submit_get(&name, &[&read]),
+    ];
+    let hits: Vec<bool> = ids.iter().map(|id| client.wait(*id).results[0]).collect();
+    // The GET may have been submitted after the SET had failed already; then it waited for nothing and missed as well.
+    assert_eq!(hits, [false, false, true, true]);
+    assert!(read.bytes() == second.bytes() && missed.bytes() == [0; 4096]);
+}
+
+/// Line 7: even a panic inside the reactor answers everything, now and later, and close() returns.
+#[test]
+fn a_panic_answers_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = faulty(directory.path(), |number, _, _| {
+        if number == 20 {
+            Fault::Panic
+        } else {
+            Fault::None
+        }
+    });
+    let memory = Memory::patterned(4096, 0, 1);
+    let mut ids = Vec::new();
+    for batch in 0..10 {
+        let keys: Vec<String> = (batch * 8..batch * 8 + 8).map(key).collect();
+        ids.push(client.submit_set(&keys, &[&memory; 8]));
+        ids.push(client.submit_set(&keys, &[&Memory::patterned(4096, 0, 2); 8]));
+        ids.push(client.submit_get(&keys, &[&Memory::new(4096, 0); 8]));
+    }
+    let failed = ids.iter().filter(|id| !client.wait(**id).ok).count();
+    assert!(failed > 0);
+    let later = client.set(&[key(1000)], &[&memory]);
+    assert!(!later.ok && !later.error.is_empty());
+    assert_eq!(client.connector.stats().in_flight, 0);
+    client.connector.close();
+    drop(client);
+    let client = Client::open(directory.path(), 256 * MIB);
+    for number in 0..80 {
+        let found = client.get_one(&key(number), 4096);
+        assert!(found.is_none_or(|bytes| bytes == pattern(4096, 1) || bytes == pattern(4096, 2)));
+    }
+}
+
+/// A device that stops answering does not hold close() for ever: the memory is leaked and the batch answered.
+#[test]
+fn a_stuck_device_leaks_rather_than_hangs() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = Arc::new(AtomicBool::new(false));
+    let client = faulty_and_stuck(directory.path(), Arc::clone(&stuck), |_, _, _| Fault::None);
+    let memory = Memory::patterned(4096, 0, 1);
+    assert!(client.set_one("before", &memory));
+    stuck.store(true, Ordering::SeqCst);
+    let keep = Arc::new(());
+    let buffers = [memory.buffer()];
+    client
+        .connector
+        .submit_get(
+            &["before".to_owned()],
+            &buffers,
+            Box::new(Arc::clone(&keep)),
+        )
+        .unwrap();
+    thread::sleep(Duration::from_millis(50));
+    client.connector.close();
+    assert_eq!(
+        Arc::strong_count(&keep),
+        2,
+        "the kernel may still write: its memory is never freed"
+    );
+    assert_eq!(client.connector.stats().in_flight, 0);
+}
