@@ -1,5 +1,10 @@
 //! The contract with LMCache, line by line, through the core crate.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails with the place and the reason"
+)]
+
 mod common;
 
 use common::{Client, MIB, Memory, key, pattern};

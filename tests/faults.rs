@@ -1,5 +1,10 @@
 //! What a failing device leads to: a miss or a failed SET, exactly one answer, and no byte that was not stored.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails with the place and the reason"
+)]
+
 mod common;
 
 use std::path::Path;

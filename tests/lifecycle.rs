@@ -1,5 +1,10 @@
 //! Opening, closing, restarting, filling up, and what damage between two lives leads to.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails with the place and the reason"
+)]
+
 mod common;
 
 use std::fs::{self, File};
@@ -154,7 +159,7 @@ fn close_at_the_deadline_drops_the_queue() {
     assert!(client.set_one("answered", &memory));
     for batch in 0..10 {
         let keys: Vec<String> = (batch * 15..batch * 15 + 15).map(key).collect();
-        client.submit_set(&keys, &vec![&memory; 15]);
+        client.submit_set(&keys, &[&memory; 15]);
     }
     client.connector.close();
     assert!(client.counter("abandoned") > 0);

@@ -1,5 +1,9 @@
 //! What the integration tests share: a connector with memory of its own and a way to wait for its completions.
 #![allow(dead_code, reason = "each test program uses its own part of it")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails with the place and the reason"
+)]
 
 pub(crate) mod faults;
 
