@@ -217,12 +217,7 @@ impl Connector {
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let held = |key: &K| {
-            self.shared
-                .index
-                .contains(Digest::of(key.as_ref()), key.as_ref())
-        };
-        let results: Vec<bool> = keys.iter().map(held).collect();
+        let results = self.shared.index.contains_each(keys);
         let hits = results.iter().filter(|hit| **hit).count() as u64;
         self.shared.counters.exists_hits.add(hits);
         self.shared

@@ -137,12 +137,30 @@ impl<G, S> Index<G, S> {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// EXISTS: whether `key` is held.
-    pub(crate) fn contains(&self, digest: Digest, key: &str) -> bool {
-        let shard = self.shard(digest).1;
-        shard
-            .find(digest)
-            .is_some_and(|entry| self.table.key_is(shard.entries[entry as usize].slot, key))
+    /// EXISTS: which keys are held. In two rounds, so that the records, which are cold in a large store, come into the
+    /// processor's cache for all keys at once instead of one after the other.
+    pub(crate) fn contains_each<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
+        let candidates: Vec<(Digest, Option<u32>)> = keys
+            .iter()
+            .map(|key| {
+                let digest = Digest::of(key.as_ref());
+                let shard = self.shard(digest).1;
+                let entry = shard.find(digest);
+                if let Some(entry) = entry {
+                    self.table.prefetch(shard.entries[entry as usize].slot);
+                }
+                (digest, entry)
+            })
+            .collect();
+        let is_held = |(key, (digest, entry)): (&K, (Digest, Option<u32>))| {
+            let Some(entry) = entry else { return false };
+            let shard = self.shard(digest).1;
+            // The entry may have gone since, and its number may be another's.
+            shard.entries.get(entry as usize).is_some_and(|entry| {
+                entry.is_found_by(digest) && self.table.key_is(entry.slot, key.as_ref())
+            })
+        };
+        keys.iter().zip(candidates).map(is_held).collect()
     }
 
     /// GET: pins the chunk of `key` if it is held in exactly `length_bytes`.
@@ -470,6 +488,10 @@ impl<G, S> Shard<G, S> {
 }
 
 impl Entry {
+    fn is_found_by(&self, digest: Digest) -> bool {
+        self.digest == digest && !self.detached
+    }
+
     fn checksum(&self) -> Option<u32> {
         self.has_checksum.then_some(self.checksum)
     }
