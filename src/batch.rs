@@ -35,17 +35,10 @@ impl Batch {
             future_id,
             remaining: AtomicUsize::new(size),
             results: (0..size).map(|_| AtomicBool::new(false)).collect(),
-            rest: Mutex::new(Rest {
-                error: None,
-                keep_alive: Some(keep_alive),
-                abandoned: false,
-            }),
+            rest: Mutex::new(Rest { error: None, keep_alive: Some(keep_alive), abandoned: false }),
             completions: Arc::clone(completions),
         });
-        (0..size).map(move |position| BatchItem {
-            batch: Some(Arc::clone(&batch)),
-            position,
-        })
+        (0..size).map(move |position| BatchItem { batch: Some(Arc::clone(&batch)), position })
     }
 
     fn count_down(&self) {
@@ -69,11 +62,7 @@ impl Batch {
             future_id: self.future_id,
             ok: error.is_none(),
             error: error.unwrap_or_default(),
-            results: self
-                .results
-                .iter()
-                .map(|result| result.load(Ordering::Relaxed))
-                .collect(),
+            results: self.results.iter().map(|result| result.load(Ordering::Relaxed)).collect(),
             _keep_alive: keep_alive,
         });
     }
@@ -121,11 +110,7 @@ impl BatchItem {
 impl Drop for BatchItem {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
-            batch
-                .rest
-                .lock()
-                .error
-                .get_or_insert_with(|| "the operation was dropped".into());
+            batch.rest.lock().error.get_or_insert_with(|| "the operation was dropped".into());
             batch.count_down();
             batch.completions.announce();
         }

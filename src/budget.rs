@@ -12,10 +12,7 @@ pub(crate) struct Budget {
 impl Budget {
     /// An account of `capacity_bytes`, nothing of it used.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
-        Self {
-            capacity_bytes,
-            used_bytes: AtomicU64::new(0),
-        }
+        Self { capacity_bytes, used_bytes: AtomicU64::new(0) }
     }
 
     /// The configured capacity.

@@ -27,10 +27,7 @@ impl CallerBuffer {
     /// GET), nobody else writes it, and for GET nobody else reads it either.
     pub unsafe fn new(pointer: *mut u8, length_bytes: usize) -> Self {
         // An empty exporter may hand out a null pointer; nothing is ever read through a span of length 0.
-        Self {
-            pointer: NonNull::new(pointer).unwrap_or(NonNull::dangling()),
-            length_bytes,
-        }
+        Self { pointer: NonNull::new(pointer).unwrap_or(NonNull::dangling()), length_bytes }
     }
 
     /// Its length.
@@ -81,9 +78,7 @@ impl AlignedBlock {
             .unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()));
         // SAFETY: the size is at least one block, not zero.
         let raw = unsafe { alloc(layout) };
-        let Some(pointer) = NonNull::new(raw) else {
-            handle_alloc_error(layout)
-        };
+        let Some(pointer) = NonNull::new(raw) else { handle_alloc_error(layout) };
         // SAFETY: the allocation spans `layout.size()` bytes.
         unsafe { pointer.as_ptr().write_bytes(0, layout.size()) };
         Self { pointer, layout }
@@ -117,9 +112,7 @@ const SIZE_CLASSES: usize = 15;
 
 impl BouncePool {
     pub(crate) fn new() -> Self {
-        Self {
-            free: Default::default(),
-        }
+        Self { free: Default::default() }
     }
 
     /// Memory of at least `size_bytes`. Its content is what the last user left.
@@ -137,9 +130,7 @@ impl BouncePool {
 }
 
 fn size_class(size_bytes: usize) -> usize {
-    let blocks = size_bytes
-        .div_ceil(BLOCK_BYTES as usize)
-        .next_power_of_two();
+    let blocks = size_bytes.div_ceil(BLOCK_BYTES as usize).next_power_of_two();
     blocks.trailing_zeros() as usize
 }
 

@@ -92,11 +92,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         meaning: "where the store lives; the directory is made if it is missing",
         apply: |config, value| {
             config.path = PathBuf::from(text(value)?);
-            if config.path.as_os_str().is_empty() {
-                Err("it is empty".into())
-            } else {
-                Ok(())
-            }
+            if config.path.as_os_str().is_empty() { Err("it is empty".into()) } else { Ok(()) }
         },
     },
     OptionSpec {
@@ -191,10 +187,7 @@ impl Config {
     pub fn new(path: impl Into<String>, capacity_bytes: u64) -> Result<Self, ConfigError> {
         Self::from_options([
             ("path".to_owned(), OptionValue::Text(path.into())),
-            (
-                "capacity".to_owned(),
-                OptionValue::Integer(capacity_bytes.into()),
-            ),
+            ("capacity".to_owned(), OptionValue::Integer(capacity_bytes.into())),
         ])
     }
 
@@ -221,28 +214,17 @@ impl Config {
         }
         let mut given = Vec::new();
         for (name, value) in options {
-            let spec = OPTIONS
-                .iter()
-                .find(|spec| spec.name == name)
-                .ok_or_else(|| ConfigError::Unknown {
+            let spec = OPTIONS.iter().find(|spec| spec.name == name).ok_or_else(|| {
+                ConfigError::Unknown {
                     name: name.clone(),
-                    known: OPTIONS
-                        .iter()
-                        .map(|spec| spec.name)
-                        .collect::<Vec<_>>()
-                        .join(", "),
-                })?;
+                    known: OPTIONS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", "),
+                }
+            })?;
             spec.set(&mut config, &value)?;
             given.push(spec.name);
         }
-        match OPTIONS
-            .iter()
-            .find(|spec| spec.default.is_none() && !given.contains(&spec.name))
-        {
-            Some(spec) => Err(ConfigError::Missing {
-                name: spec.name,
-                meaning: spec.meaning,
-            }),
+        match OPTIONS.iter().find(|spec| spec.default.is_none() && !given.contains(&spec.name)) {
+            Some(spec) => Err(ConfigError::Missing { name: spec.name, meaning: spec.meaning }),
             None => Ok(config),
         }
     }
@@ -268,11 +250,7 @@ fn text(value: &OptionValue) -> Result<&str, String> {
 
 fn one_of<'value>(value: &'value OptionValue, choices: &[&str]) -> Result<&'value str, String> {
     let text = text(value)?;
-    if choices.contains(&text) {
-        Ok(text)
-    } else {
-        Err("it is not one of the choices".into())
-    }
+    if choices.contains(&text) { Ok(text) } else { Err("it is not one of the choices".into()) }
 }
 
 fn number(value: &OptionValue) -> Result<f64, String> {
@@ -290,9 +268,7 @@ fn size_within(value: &OptionValue, least: u64, most: u64) -> Result<u64, String
             u64::try_from(*integer).map_err(|_| "it is out of range".to_owned())?
         }
         OptionValue::Text(text) => {
-            ByteSize::from_str(text)
-                .map_err(|error| format!("it cannot be read: {error}"))?
-                .0
+            ByteSize::from_str(text).map_err(|error| format!("it cannot be read: {error}"))?.0
         }
         OptionValue::Float(_) | OptionValue::Boolean(_) => {
             return Err("it is not a whole number".into());
@@ -315,9 +291,7 @@ mod tests {
             ("capacity", OptionValue::Text("1GiB".into())),
         ];
         Config::from_options(
-            base.iter()
-                .chain(extra)
-                .map(|(name, value)| ((*name).to_owned(), value.clone())),
+            base.iter().chain(extra).map(|(name, value)| ((*name).to_owned(), value.clone())),
         )
     }
 
@@ -328,18 +302,14 @@ mod tests {
         assert_eq!((config.queue_depth, config.max_io_bytes), (128, 1 << 20));
         assert_eq!(config.drain_timeout, Duration::from_secs(5));
         assert_eq!(
-            options(&[("capacity", OptionValue::Text("1.5GB".into()))])
-                .unwrap()
-                .capacity_bytes,
+            options(&[("capacity", OptionValue::Text("1.5GB".into()))]).unwrap().capacity_bytes,
             1_500_000_000
         );
     }
 
     #[test]
     fn unknown_option_lists_those_that_exist() {
-        let message = options(&[("capcity", OptionValue::Integer(1))])
-            .unwrap_err()
-            .to_string();
+        let message = options(&[("capcity", OptionValue::Integer(1))]).unwrap_err().to_string();
         assert!(
             message.contains("'capcity'") && OPTIONS.iter().all(|spec| message.contains(spec.name)),
             "{message}"
@@ -363,10 +333,7 @@ mod tests {
         ];
         for (name, value) in wrong {
             let message = options(&[(name, value.clone())]).unwrap_err().to_string();
-            assert!(
-                message.contains(name) && message.contains(&value.to_string()),
-                "{message}"
-            );
+            assert!(message.contains(name) && message.contains(&value.to_string()), "{message}");
         }
     }
 

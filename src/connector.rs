@@ -59,13 +59,7 @@ impl Connector {
         M: FnOnce(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
         let path = config.path.clone();
-        let io_error = |action| {
-            move |source| OpenError::Io {
-                action,
-                path,
-                source,
-            }
-        };
+        let io_error = |action| move |source| OpenError::Io { action, path, source };
         std::fs::create_dir_all(&config.path).map_err(io_error.clone()("make the directory"))?;
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error.clone()("make an eventfd for"))?);
@@ -74,17 +68,9 @@ impl Connector {
         let (index, store, recovery) = Index::open(&config.path, &budget, unix_ms(), |owner| {
             ExtentStore::open(&config.path, Arc::clone(&budget), owner)
         })?;
-        index
-            .write_session(unix_ms(), false)
-            .map_err(io_error("write the index of"))?;
+        index.write_session(unix_ms(), false).map_err(io_error("write the index of"))?;
         log::info!("{}: {recovery}", config.path.display());
-        let shared = Shared::new(
-            config,
-            index,
-            Box::new(store),
-            Arc::clone(&completions),
-            waker,
-        );
+        let shared = Shared::new(config, index, Box::new(store), Arc::clone(&completions), waker);
         let shared = Arc::new(shared);
         let (reactor, engine) = reactor::start(Arc::clone(&shared), make_engine)?;
         Ok(Self {
@@ -128,16 +114,9 @@ impl Connector {
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         for ((item, key), buffer) in items.zip(keys).zip(buffers) {
             let key = key.as_ref();
-            let request = GetRequest {
-                item,
-                buffer: *buffer,
-            };
+            let request = GetRequest { item, buffer: *buffer };
             let length_bytes = buffer.length_bytes() as u64;
-            match self
-                .shared
-                .index
-                .enter_get(Digest::of(key), key, length_bytes, now_ms, request)
-            {
+            match self.shared.index.enter_get(Digest::of(key), key, length_bytes, now_ms, request) {
                 Entered::Ready(request, Some(pin)) => operations.push(Operation::Get(request, pin)),
                 Entered::Ready(request, None) | Entered::Refused(request) => {
                     self.shared.counters.get_misses.add(1);
@@ -170,11 +149,7 @@ impl Connector {
             |buffer: &CallerBuffer| (1..=limit_bytes).contains(&(buffer.length_bytes() as u64));
         if let Some(position) = buffers.iter().position(|buffer| !fits(buffer)) {
             let length_bytes = buffers[position].length_bytes();
-            return Err(SubmitError::ChunkSize {
-                position,
-                length_bytes,
-                limit_bytes,
-            });
+            return Err(SubmitError::ChunkSize { position, length_bytes, limit_bytes });
         }
         if keys.is_empty() {
             return Ok(self.answer(Vec::new(), keep_alive));
@@ -185,12 +160,7 @@ impl Connector {
         for ((item, key), buffer) in items.zip(keys).zip(buffers) {
             let key: Arc<str> = key.as_ref().into();
             let digest = Digest::of(&key);
-            let request = SetRequest {
-                item,
-                buffer: *buffer,
-                digest,
-                key: Arc::clone(&key),
-            };
+            let request = SetRequest { item, buffer: *buffer, digest, key: Arc::clone(&key) };
             match self.shared.index.enter_set(digest, &key, request) {
                 Entered::Ready(request, _) => operations.push(Operation::Set(request)),
                 Entered::Refused(request) => {
@@ -220,10 +190,7 @@ impl Connector {
         let results = self.shared.index.contains_each(keys);
         let hits = results.iter().filter(|hit| **hit).count() as u64;
         self.shared.counters.exists_hits.add(hits);
-        self.shared
-            .counters
-            .exists_misses
-            .add(results.len() as u64 - hits);
+        self.shared.counters.exists_misses.add(results.len() as u64 - hits);
         Ok(self.answer(results, Box::new(())))
     }
 
@@ -238,18 +205,12 @@ impl Connector {
         let mut freed = Vec::new();
         let mut removed = 0;
         for key in keys {
-            let (found, extent) = self
-                .shared
-                .index
-                .delete(Digest::of(key.as_ref()), key.as_ref());
+            let (found, extent) = self.shared.index.delete(Digest::of(key.as_ref()), key.as_ref());
             removed += u64::from(found);
             freed.extend(extent.map(Operation::Free));
         }
         self.shared.counters.deleted.add(removed);
-        self.shared
-            .counters
-            .delete_absent
-            .add(keys.len() as u64 - removed);
+        self.shared.counters.delete_absent.add(keys.len() as u64 - removed);
         self.shared.push(Class::Delete, freed);
         Ok(self.answer(vec![true; keys.len()], Box::new(())))
     }
@@ -283,11 +244,7 @@ impl Connector {
             return;
         }
         // The data first: a clean flag must not be on disk before what it vouches for.
-        let durable = self
-            .shared
-            .store
-            .sync()
-            .and_then(|()| self.shared.index.table().sync());
+        let durable = self.shared.store.sync().and_then(|()| self.shared.index.table().sync());
         let noted = durable.and_then(|()| self.shared.index.write_session(unix_ms(), true));
         if let Err(error) = noted.and_then(|()| self.shared.index.table().sync()) {
             log::error!(
@@ -295,11 +252,8 @@ impl Connector {
                 self.shared.config.path.display()
             );
         }
-        if let Err(error) = self
-            .shared
-            .store
-            .unlock()
-            .and_then(|()| self.shared.index.table().unlock())
+        if let Err(error) =
+            self.shared.store.unlock().and_then(|()| self.shared.index.table().unlock())
         {
             log::error!(
                 "{} stays locked until this process ends: {error}",
@@ -347,19 +301,13 @@ impl Connector {
         // Before any lock: one that another thread held during fork() stays held in the child for ever.
         let this = std::process::id();
         if this != self.process_id {
-            return Err(SubmitError::Forked {
-                owner: self.process_id,
-                this,
-            });
+            return Err(SubmitError::Forked { owner: self.process_id, this });
         }
         let gate = self.gate.read();
         if self.closed.load(Ordering::Acquire) {
             return Err(SubmitError::Closed);
         }
-        match keys
-            .iter()
-            .position(|key| key.as_ref().len() > MAX_KEY_BYTES)
-        {
+        match keys.iter().position(|key| key.as_ref().len() > MAX_KEY_BYTES) {
             Some(position) => Err(SubmitError::KeyTooLong {
                 position,
                 length_bytes: keys[position].as_ref().len(),
@@ -377,13 +325,7 @@ impl Connector {
         let future_id = self.future_id();
         let error = String::new();
         let _keep_alive = Some(keep_alive);
-        self.completions.push(Completion {
-            future_id,
-            ok: true,
-            error,
-            results,
-            _keep_alive,
-        });
+        self.completions.push(Completion { future_id, ok: true, error, results, _keep_alive });
         self.completions.announce();
         future_id
     }
@@ -396,9 +338,5 @@ impl Drop for Connector {
 }
 
 fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {
-    if keys == buffers {
-        Ok(())
-    } else {
-        Err(SubmitError::CountMismatch { keys, buffers })
-    }
+    if keys == buffers { Ok(()) } else { Err(SubmitError::CountMismatch { keys, buffers }) }
 }

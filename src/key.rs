@@ -45,22 +45,12 @@ impl<'key> Namespace<'key> {
     /// `native_connector_l2_adapter.py`. Any other string belongs to the nameless namespace.
     pub fn of(key: &'key str) -> Self {
         let mut fields = key.split(SEPARATOR);
-        let parts = [
-            fields.next(),
-            fields.next(),
-            fields.next(),
-            fields.next(),
-            fields.next(),
-        ];
+        let parts = [fields.next(), fields.next(), fields.next(), fields.next(), fields.next()];
         match (parts, fields.next()) {
-            ([Some(model), Some(_), Some(_), Some(_), salt], None) => Self {
-                model,
-                salt: salt.unwrap_or_default(),
-            },
-            _ => Self {
-                model: "",
-                salt: "",
-            },
+            ([Some(model), Some(_), Some(_), Some(_), salt], None) => {
+                Self { model, salt: salt.unwrap_or_default() }
+            }
+            _ => Self { model: "", salt: "" },
         }
     }
 
@@ -91,14 +81,7 @@ mod tests {
     #[test]
     fn other_strings_are_nameless() {
         for key in ["", "plain", "a@b@c", "a@b@c@d@e@f"] {
-            assert_eq!(
-                Namespace::of(key),
-                Namespace {
-                    model: "",
-                    salt: ""
-                },
-                "{key}"
-            );
+            assert_eq!(Namespace::of(key), Namespace { model: "", salt: "" }, "{key}");
         }
     }
 

@@ -26,16 +26,12 @@ pub(crate) struct Owner {
 impl Owner {
     /// This process.
     pub(crate) fn current() -> Self {
-        let mut host = gethostname()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or_default();
+        let mut host =
+            gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         while host.len() > HOST_BYTES {
             host.pop();
         }
-        Self {
-            process_id: std::process::id(),
-            host,
-        }
+        Self { process_id: std::process::id(), host }
     }
 
     /// Whether that process runs on this host, as far as this process can see.
@@ -48,11 +44,7 @@ impl Owner {
 
 impl std::fmt::Display for Owner {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            formatter,
-            "process {} on host {}",
-            self.process_id, self.host
-        )
+        write!(formatter, "process {} on host {}", self.process_id, self.host)
     }
 }
 
@@ -93,13 +85,7 @@ mod tests {
     #[test]
     fn a_live_owner_is_named_at_once_and_a_dead_one_waited_for() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let open = || {
-            File::options()
-                .read(true)
-                .write(true)
-                .open(path.path())
-                .unwrap()
-        };
+        let open = || File::options().read(true).write(true).open(path.path()).unwrap();
         let holder = open();
         assert!(lock_exclusively(&holder, || None).is_ok());
         let refusal = lock_exclusively(&open(), || Some(Owner::current()));
@@ -107,10 +93,7 @@ mod tests {
             matches!(refusal, Err(LockRefusal::Held(Some(owner))) if owner == Owner::current())
         );
 
-        let dead = Owner {
-            process_id: i32::MAX as u32,
-            host: Owner::current().host,
-        };
+        let dead = Owner { process_id: i32::MAX as u32, host: Owner::current().host };
         let second = open();
         let releaser = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));

@@ -58,21 +58,12 @@ pub struct Scheduler {
 impl Scheduler {
     /// An empty scheduler.
     pub fn new(limits: Limits) -> Self {
-        Self {
-            limits,
-            queues: Default::default(),
-            in_flight: 0,
-            in_flight_bytes: 0,
-        }
+        Self { limits, queues: Default::default(), in_flight: 0, in_flight_bytes: 0 }
     }
 
     /// Queues an operation of `total_bytes` at the end of its class.
     pub fn push(&mut self, class: Class, id: usize, total_bytes: u64) {
-        self.queues[class as usize].push_back(Waiting {
-            id,
-            granted_bytes: 0,
-            total_bytes,
-        });
+        self.queues[class as usize].push_back(Waiting { id, granted_bytes: 0, total_bytes });
     }
 
     /// The next piece that may start now. Each grant is to be returned by [`Self::finish`].
@@ -90,12 +81,7 @@ impl Scheduler {
         if in_flight > 0 && !fits {
             return None;
         }
-        let grant = Grant {
-            id: front.id,
-            class,
-            offset_bytes: front.granted_bytes,
-            length_bytes,
-        };
+        let grant = Grant { id: front.id, class, offset_bytes: front.granted_bytes, length_bytes };
         front.granted_bytes += length_bytes;
         if front.granted_bytes == front.total_bytes {
             queue.pop_front();
@@ -149,21 +135,14 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits {
-        queue_depth: 4,
-        max_io_bytes: 1000,
-        max_in_flight_bytes: 2500,
-    };
+    const LIMITS: Limits = Limits { queue_depth: 4, max_io_bytes: 1000, max_in_flight_bytes: 2500 };
 
     #[test]
     fn classes_overtake_in_the_middle_of_a_long_set() {
         let mut scheduler = Scheduler::new(LIMITS);
         scheduler.push(Class::Set, 1, 2500);
         let first = scheduler.next_grant().unwrap();
-        assert_eq!(
-            (first.id, first.offset_bytes, first.length_bytes),
-            (1, 0, 1000)
-        );
+        assert_eq!((first.id, first.offset_bytes, first.length_bytes), (1, 0, 1000));
         scheduler.push(Class::Delete, 2, 0);
         scheduler.push(Class::Get, 3, 10);
         assert_eq!(scheduler.next_grant().map(|grant| grant.id), Some(3));
@@ -175,10 +154,7 @@ mod tests {
 
     #[test]
     fn a_piece_larger_than_the_bound_still_goes_alone() {
-        let mut scheduler = Scheduler::new(Limits {
-            max_in_flight_bytes: 10,
-            ..LIMITS
-        });
+        let mut scheduler = Scheduler::new(Limits { max_in_flight_bytes: 10, ..LIMITS });
         scheduler.push(Class::Get, 1, 900);
         scheduler.push(Class::Get, 2, 1);
         let large = scheduler.next_grant().unwrap();

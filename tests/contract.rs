@@ -1,9 +1,6 @@
 //! The contract with LMCache, line by line, through the core crate.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that unwraps fails with the place and the reason"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
 mod common;
 
@@ -35,10 +32,8 @@ fn any_length_at_any_address() {
         5 * MIB as usize - 3,
     ];
     let shifts = [0, 1, 7, 512, 2048];
-    let all: Vec<(usize, usize)> = lengths
-        .iter()
-        .flat_map(|length| shifts.map(|shift| (*length, shift)))
-        .collect();
+    let all: Vec<(usize, usize)> =
+        lengths.iter().flat_map(|length| shifts.map(|shift| (*length, shift))).collect();
     let keys: Vec<String> = (0..all.len() as u64).map(key).collect();
     let stored: Vec<Memory> = all
         .iter()
@@ -53,10 +48,8 @@ fn any_length_at_any_address() {
     );
 
     // Loaded to other alignments than they were stored from.
-    let loaded: Vec<Memory> = all
-        .iter()
-        .map(|(length, shift)| Memory::new(*length, (shift + 1) % BLOCK))
-        .collect();
+    let loaded: Vec<Memory> =
+        all.iter().map(|(length, shift)| Memory::new(*length, (shift + 1) % BLOCK)).collect();
     let completion = client.get(&keys, &loaded.iter().collect::<Vec<_>>());
     assert!(completion.ok && completion.results.iter().all(|hit| *hit));
     for (stored, loaded) in stored.iter().zip(&loaded) {
@@ -70,10 +63,7 @@ fn aligned_memory_is_not_copied() {
     let (_directory, client) = open();
     let whole = Memory::patterned(3 * MIB as usize, 0, 1);
     assert!(client.set_one("whole", &whole));
-    assert_eq!(
-        client.get_one("whole", 3 * MIB as usize).as_deref(),
-        Some(whole.bytes())
-    );
+    assert_eq!(client.get_one("whole", 3 * MIB as usize).as_deref(), Some(whole.bytes()));
     assert_eq!(client.counter("bounced_bytes"), 0);
     let odd = Memory::patterned(522_240, 0, 2);
     assert!(client.set_one("odd", &odd));
@@ -111,46 +101,18 @@ fn empty_batches_and_wrong_arguments() {
     let memory = Memory::patterned(4096, 0, 1);
     let long = "k".repeat(4097);
     let refuse = |keys: &[&str], buffers: &[kvring::CallerBuffer]| {
-        client
-            .connector
-            .submit_set(keys, buffers, Box::new(()))
-            .unwrap_err()
+        client.connector.submit_set(keys, buffers, Box::new(())).unwrap_err()
     };
     let error = refuse(&["good", "other"], &[memory.buffer()]);
-    assert!(
-        matches!(
-            error,
-            SubmitError::CountMismatch {
-                keys: 2,
-                buffers: 1
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, SubmitError::CountMismatch { keys: 2, buffers: 1 }), "{error}");
     let error = refuse(&["good", &long], &[memory.buffer(), memory.buffer()]);
     assert!(
-        matches!(
-            error,
-            SubmitError::KeyTooLong {
-                position: 1,
-                length_bytes: 4097
-            }
-        ),
+        matches!(error, SubmitError::KeyTooLong { position: 1, length_bytes: 4097 }),
         "{error}"
     );
-    let error = refuse(
-        &["good", "empty"],
-        &[memory.buffer(), Memory::new(0, 0).buffer()],
-    );
+    let error = refuse(&["good", "empty"], &[memory.buffer(), Memory::new(0, 0).buffer()]);
     assert!(
-        matches!(
-            error,
-            SubmitError::ChunkSize {
-                position: 1,
-                length_bytes: 0,
-                ..
-            }
-        ),
+        matches!(error, SubmitError::ChunkSize { position: 1, length_bytes: 0, .. }),
         "{error}"
     );
     let limit = client.connector.stats().max_chunk_bytes as usize;
@@ -168,23 +130,14 @@ fn storing_again() {
     let (_directory, client) = open();
     let first = Memory::patterned(100_000, 0, 1);
     assert!(client.set_one("k", &first) && client.set_one("k", &first));
-    assert_eq!(
-        (
-            client.counter("set_stored"),
-            client.counter("set_unchanged")
-        ),
-        (1, 1)
-    );
+    assert_eq!((client.counter("set_stored"), client.counter("set_unchanged")), (1, 1));
     assert!(client.set_one("k", &Memory::patterned(100_000, 0, 2)));
     assert_eq!(client.get_one("k", 100_000).unwrap(), pattern(100_000, 2));
     assert!(client.set_one("k", &Memory::patterned(5_000, 0, 3)));
     assert_eq!(client.get_one("k", 100_000), None);
     assert_eq!(client.get_one("k", 5_000).unwrap(), pattern(5_000, 3));
     let stats = client.connector.stats();
-    assert_eq!(
-        (stats.keys, stats.held_bytes, stats.allocated_bytes),
-        (1, 5_000, 2 * BLOCK_BYTES)
-    );
+    assert_eq!((stats.keys, stats.held_bytes, stats.allocated_bytes), (1, 5_000, 2 * BLOCK_BYTES));
 }
 
 /// Lines 13 and 15: a delete is seen at once, and a key that is not here is answered true.
@@ -207,10 +160,8 @@ fn order_per_key() {
     let length = 3 * MIB as usize;
     let name = [key(1)];
     for round in 0..30 {
-        let (old, new) = (
-            Memory::patterned(length, 0, round),
-            Memory::patterned(length, 0, round + 1000),
-        );
+        let (old, new) =
+            (Memory::patterned(length, 0, round), Memory::patterned(length, 0, round + 1000));
         let read: Vec<Memory> = (0..4).map(|_| Memory::new(length, 0)).collect();
         let gone = Memory::new(length, 0);
         let ids = [
@@ -239,11 +190,7 @@ fn order_per_key() {
     }
     let small = Memory::patterned(4096, 0, 1);
     assert!(client.set_one("after", &small));
-    assert_eq!(
-        client.connector.stats().allocated_bytes,
-        BLOCK_BYTES,
-        "places were lost"
-    );
+    assert_eq!(client.connector.stats().allocated_bytes, BLOCK_BYTES, "places were lost");
 }
 
 /// A delete that is answered while the SET before it is still being written holds for the next start too.
@@ -257,10 +204,7 @@ fn a_set_that_was_deleted_on_its_way_does_not_come_back() {
     assert!(client.wait(id).ok);
     assert_eq!(client.exists(&name), [false]);
     client.connector.close();
-    assert_eq!(
-        Client::open(directory.path(), 256 * MIB).exists(&name),
-        [false]
-    );
+    assert_eq!(Client::open(directory.path(), 256 * MIB).exists(&name), [false]);
 }
 
 /// Readers that were there before a delete or a replacement still get their bytes, and the place is free afterwards.
@@ -272,10 +216,8 @@ fn readers_outlive_deletes() {
     for round in 0..20 {
         assert!(client.set_one(&name[0], &Memory::patterned(length, 0, round)));
         let reads: Vec<Memory> = (0..4).map(|_| Memory::new(length, 0)).collect();
-        let ids: Vec<u64> = reads
-            .iter()
-            .map(|memory| client.submit_get(&name, &[memory]))
-            .collect();
+        let ids: Vec<u64> =
+            reads.iter().map(|memory| client.submit_get(&name, &[memory])).collect();
         assert_eq!(client.delete(&name), [true]);
         // Wants the very place that is being read.
         let other = client.submit_set(&[key(2)], &[&Memory::patterned(length, 0, round + 500)]);
@@ -307,11 +249,6 @@ fn long_keys() {
     let client = Client::open(directory.path(), 256 * MIB);
     for (key, seed) in keys.iter().zip(0..) {
         let expected = (seed != 3).then(|| pattern(4096 + seed as usize, seed));
-        assert_eq!(
-            client.get_one(key, 4096 + seed as usize),
-            expected,
-            "{} bytes",
-            key.len()
-        );
+        assert_eq!(client.get_one(key, 4096 + seed as usize), expected, "{} bytes", key.len());
     }
 }

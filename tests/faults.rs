@@ -1,9 +1,6 @@
 //! What a failing device leads to: a miss or a failed SET, exactly one answer, and no byte that was not stored.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that unwraps fails with the place and the reason"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
 mod common;
 
@@ -76,11 +73,7 @@ fn endless_interruptions_end() {
     let directory = tempfile::tempdir().unwrap();
     let client = faulty(directory.path(), |_, _, _| Fault::Errno(libc::EAGAIN));
     let completion = client.set(&[key(1)], &[&Memory::patterned(4096, 0, 1)]);
-    assert!(
-        !completion.ok && completion.error.contains("cannot write"),
-        "{}",
-        completion.error
-    );
+    assert!(!completion.ok && completion.error.contains("cannot write"), "{}", completion.error);
     assert_eq!(client.exists(&[key(1)]), [false]);
 }
 
@@ -90,16 +83,9 @@ fn failed_writes_fail_their_key_only() {
     let directory = tempfile::tempdir().unwrap();
     let client = faulty(directory.path(), |_, direction, length| {
         let poisoned = direction == Direction::Write && length == 12_288;
-        if poisoned {
-            Fault::Errno(libc::EIO)
-        } else {
-            Fault::None
-        }
+        if poisoned { Fault::Errno(libc::EIO) } else { Fault::None }
     });
-    let (good, bad) = (
-        Memory::patterned(8192, 0, 1),
-        Memory::patterned(12_288, 0, 2),
-    );
+    let (good, bad) = (Memory::patterned(8192, 0, 1), Memory::patterned(12_288, 0, 2));
     let long_bad = Memory::patterned(4 * MIB as usize + 12_288, 0, 3);
     let keys: Vec<String> = (0..4).map(key).collect();
     let completion = client.set(&keys, &[&good, &bad, &long_bad, &good]);
@@ -130,22 +116,14 @@ fn failed_reads_are_misses() {
             }
         }
     });
-    let (good, bad) = (
-        Memory::patterned(8192, 0, 1),
-        Memory::patterned(12_288, 0, 2),
-    );
+    let (good, bad) = (Memory::patterned(8192, 0, 1), Memory::patterned(12_288, 0, 2));
     let keys: Vec<String> = (0..3).map(key).collect();
     assert!(client.set(&keys, &[&good, &bad, &good]).ok);
-    let read: Vec<Memory> = [8192, 12_288, 8192]
-        .map(|length| Memory::new(length, 0))
-        .into();
+    let read: Vec<Memory> = [8192, 12_288, 8192].map(|length| Memory::new(length, 0)).into();
     let completion = client.get(&keys, &[&read[0], &read[1], &read[2]]);
     assert!(completion.ok);
     assert_eq!(completion.results, [true, false, true]);
-    assert_eq!(
-        (client.counter("read_errors"), client.exists(&keys)),
-        (1, vec![true, false, true])
-    );
+    assert_eq!((client.counter("read_errors"), client.exists(&keys)), (1, vec![true, false, true]));
     failing.store(false, Ordering::SeqCst);
     assert!(
         client.set_one(&keys[1], &bad) && client.get_one(&keys[1], 12_288).unwrap() == bad.bytes()
@@ -161,11 +139,7 @@ fn what_waits_behind_a_failed_write_goes_on() {
         let writes = Arc::clone(&writes);
         move |_, direction, _| {
             let first = direction == Direction::Write && writes.fetch_add(1, Ordering::SeqCst) == 0;
-            if first {
-                Fault::Errno(libc::ENOSPC)
-            } else {
-                Fault::None
-            }
+            if first { Fault::Errno(libc::ENOSPC) } else { Fault::None }
         }
     });
     let (first, second) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 2));
@@ -187,13 +161,12 @@ fn what_waits_behind_a_failed_write_goes_on() {
 #[test]
 fn a_panic_answers_everything() {
     let directory = tempfile::tempdir().unwrap();
-    let client = faulty(directory.path(), |number, _, _| {
-        if number == 20 {
-            Fault::Panic
-        } else {
-            Fault::None
-        }
-    });
+    let client = faulty(
+        directory.path(),
+        |number, _, _| {
+            if number == 20 { Fault::Panic } else { Fault::None }
+        },
+    );
     let memory = Memory::patterned(4096, 0, 1);
     let mut ids = Vec::new();
     for batch in 0..10 {
@@ -229,11 +202,7 @@ fn a_stuck_device_leaks_rather_than_hangs() {
     let buffers = [memory.buffer()];
     client
         .connector
-        .submit_get(
-            &["before".to_owned()],
-            &buffers,
-            Box::new(Arc::clone(&keep)),
-        )
+        .submit_get(&["before".to_owned()], &buffers, Box::new(Arc::clone(&keep)))
         .unwrap();
     thread::sleep(Duration::from_millis(50));
     client.connector.close();

@@ -1,9 +1,6 @@
 //! Opening, closing, restarting, filling up, and what damage between two lives leads to.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that unwraps fails with the place and the reason"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
 mod common;
 
@@ -40,11 +37,7 @@ fn intact(client: &Client, count: u64) -> u64 {
     (0..count)
         .filter(|number| {
             let found = client.get_one(&key(*number), length(*number));
-            assert!(
-                found
-                    .as_ref()
-                    .is_none_or(|bytes| *bytes == pattern(length(*number), *number))
-            );
+            assert!(found.as_ref().is_none_or(|bytes| *bytes == pattern(length(*number), *number)));
             found.is_some()
         })
         .count() as u64
@@ -58,16 +51,10 @@ fn everything_is_there_after_a_restart() {
         let client = Client::open(directory.path(), CAPACITY);
         assert!(client.connector.recovery().clean_shutdown);
         assert_eq!(client.connector.recovery().kept, 50);
-        assert_eq!(
-            client.exists(&(0..50).map(key).collect::<Vec<_>>()),
-            [true; 50]
-        );
+        assert_eq!(client.exists(&(0..50).map(key).collect::<Vec<_>>()), [true; 50]);
         assert_eq!(intact(&client, 50), 50);
         let stats = client.connector.stats();
-        assert_eq!(
-            stats.held_bytes,
-            (0..50).map(|number| length(number) as u64).sum::<u64>()
-        );
+        assert_eq!(stats.held_bytes, (0..50).map(|number| length(number) as u64).sum::<u64>());
         // New chunks take places of their own.
         let fresh = format!("fresh-{}", stats.used_bytes);
         assert!(client.set_one(&fresh, &Memory::patterned(300_000, 0, 1)));
@@ -81,25 +68,13 @@ fn everything_is_there_after_a_restart() {
 fn one_owner() {
     let directory = tempfile::tempdir().unwrap();
     let first = Client::open(directory.path(), CAPACITY);
-    let error = Connector::open(config(directory.path(), CAPACITY))
-        .map(drop)
-        .unwrap_err();
+    let error = Connector::open(config(directory.path(), CAPACITY)).map(drop).unwrap_err();
     let pid = std::process::id().to_string();
-    assert!(
-        matches!(&error, OpenError::InUse { holder, .. } if holder.contains(&pid)),
-        "{error}"
-    );
-    assert!(
-        first.set_one("k", &Memory::patterned(10, 0, 1)),
-        "the holder is not disturbed"
-    );
+    assert!(matches!(&error, OpenError::InUse { holder, .. } if holder.contains(&pid)), "{error}");
+    assert!(first.set_one("k", &Memory::patterned(10, 0, 1)), "the holder is not disturbed");
     first.connector.close();
     // Closed, not dropped: that is enough.
-    assert!(
-        Client::open(directory.path(), CAPACITY)
-            .get_one("k", 10)
-            .is_some()
-    );
+    assert!(Client::open(directory.path(), CAPACITY).get_one("k", 10).is_some());
 }
 
 #[test]
@@ -113,14 +88,9 @@ fn closed_connectors_refuse_and_drain_nothing() {
     let mut completions = Vec::new();
     client.connector.drain(&mut completions);
     assert!(completions.is_empty());
-    let refused = client
-        .connector
-        .submit_set(&[key(1)], &[memory.buffer()], Box::new(()));
+    let refused = client.connector.submit_set(&[key(1)], &[memory.buffer()], Box::new(()));
     assert!(matches!(refused, Err(SubmitError::Closed)));
-    assert!(matches!(
-        client.connector.submit_exists(&[key(1)]),
-        Err(SubmitError::Closed)
-    ));
+    assert!(matches!(client.connector.submit_exists(&[key(1)]), Err(SubmitError::Closed)));
 }
 
 /// Line 4: close() returns with operations in flight, and nothing is written to their buffers afterwards.
@@ -135,10 +105,7 @@ fn close_leaves_no_buffer_in_the_kernel() {
     let read: Vec<Memory> = (0..100).map(|_| Memory::new(length, 0)).collect();
     for _ in 0..5 {
         client.submit_get(&keys, &read.iter().collect::<Vec<_>>());
-        client.submit_set(
-            &(1000..1100).map(key).collect::<Vec<_>>(),
-            &vec![&stored; 100],
-        );
+        client.submit_set(&(1000..1100).map(key).collect::<Vec<_>>(), &vec![&stored; 100]);
     }
     client.connector.close();
     assert_eq!(client.connector.stats().in_flight, 0);
@@ -164,19 +131,10 @@ fn close_at_the_deadline_drops_the_queue() {
     client.connector.close();
     assert!(client.counter("abandoned") > 0);
     let client = Client::open(directory.path(), CAPACITY);
-    assert_eq!(
-        client.get_one("answered", MIB as usize).unwrap(),
-        memory.bytes()
-    );
+    assert_eq!(client.get_one("answered", MIB as usize).unwrap(), memory.bytes());
     let kept = client.connector.recovery().kept;
     let loaded = (0..150).filter_map(|number| client.get_one(&key(number), MIB as usize));
-    assert_eq!(
-        loaded
-            .inspect(|bytes| assert!(bytes == memory.bytes()))
-            .count() as u64
-            + 1,
-        kept
-    );
+    assert_eq!(loaded.inspect(|bytes| assert!(bytes == memory.bytes())).count() as u64 + 1, kept);
 }
 
 #[test]
@@ -186,18 +144,10 @@ fn full_stores_say_so_and_deletes_make_room() {
     let memory = Memory::patterned(MIB as usize, 0, 1);
     let keys: Vec<String> = (0..40).map(key).collect();
     let completion = client.set(&keys, &vec![&memory; 40]);
-    assert!(
-        !completion.ok && completion.error.starts_with("store full"),
-        "{}",
-        completion.error
-    );
+    assert!(!completion.ok && completion.error.starts_with("store full"), "{}", completion.error);
     let stored = completion.results.iter().filter(|stored| **stored).count();
     assert!((28..32).contains(&stored), "{stored} MiB of 32");
-    assert_eq!(
-        client.exists(&keys),
-        completion.results,
-        "what was stored whole stays"
-    );
+    assert_eq!(client.exists(&keys), completion.results, "what was stored whole stays");
     client.delete(&keys[..2]);
     assert!(client.set_one("again", &memory));
     let on_disk: u64 = fs::read_dir(directory.path())
@@ -224,10 +174,7 @@ fn a_smaller_capacity_keeps_what_fits() {
         .map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512)
         .sum();
     assert!(on_disk <= 100 * MIB, "{on_disk}");
-    assert_eq!(
-        client.get_one(&keys[0], MIB as usize).unwrap(),
-        memory.bytes()
-    );
+    assert_eq!(client.get_one(&keys[0], MIB as usize).unwrap(), memory.bytes());
 }
 
 /// Line 7: exactly one completion per batch, over 100,000 operations from eight threads on shared keys.
@@ -274,22 +221,16 @@ fn one_completion_each_from_many_threads() {
             }
             completions
         });
-        let mut submitted: Vec<u64> = workers
-            .into_iter()
-            .flat_map(|worker| worker.join().unwrap())
-            .collect();
+        let mut submitted: Vec<u64> =
+            workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect();
         done.store(true, Ordering::SeqCst);
         let completions = drainer.join().unwrap();
         assert!(
-            completions
-                .iter()
-                .all(|completion| completion.ok && completion.results.len() == 16)
+            completions.iter().all(|completion| completion.ok && completion.results.len() == 16)
         );
         submitted.sort_unstable();
-        let mut completed: Vec<u64> = completions
-            .iter()
-            .map(|completion| completion.future_id)
-            .collect();
+        let mut completed: Vec<u64> =
+            completions.iter().map(|completion| completion.future_id).collect();
         completed.sort_unstable();
         assert_eq!(submitted, completed);
         completed
@@ -331,10 +272,10 @@ fn tmpfs_works() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let client = Client::open(directory.path(), 32 * MIB);
     for number in 0..20 {
-        assert!(client.set_one(
-            &key(number),
-            &Memory::patterned(length(number), number as usize, number)
-        ));
+        assert!(
+            client
+                .set_one(&key(number), &Memory::patterned(length(number), number as usize, number))
+        );
     }
     client.connector.close();
     assert_eq!(intact(&Client::open(directory.path(), 32 * MIB), 20), 20);
@@ -343,12 +284,7 @@ fn tmpfs_works() {
 // --- damage between two lives ---
 
 fn edit(path: &Path, offset: u64, bytes: &[u8]) {
-    File::options()
-        .write(true)
-        .open(path)
-        .unwrap()
-        .write_all_at(bytes, offset)
-        .unwrap();
+    File::options().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
 }
 
 #[test]
@@ -367,19 +303,9 @@ fn rotten_payloads_are_misses() {
 fn a_torn_record_is_free_space() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), 10);
-    edit(
-        &directory.path().join(INDEX),
-        HEADER_BYTES + 3 * RECORD_BYTES + 100,
-        &[0xff],
-    );
+    edit(&directory.path().join(INDEX), HEADER_BYTES + 3 * RECORD_BYTES + 100, &[0xff]);
     let client = Client::open(directory.path(), CAPACITY);
-    assert_eq!(
-        (
-            client.connector.recovery().kept,
-            client.connector.recovery().torn
-        ),
-        (9, 1)
-    );
+    assert_eq!((client.connector.recovery().kept, client.connector.recovery().torn), (9, 1));
     assert_eq!(intact(&client, 10), 9);
     assert!(client.set_one("fits", &Memory::patterned(4096, 0, 1)));
 }
@@ -388,20 +314,13 @@ fn a_torn_record_is_free_space() {
 fn records_behind_the_end_of_their_file_are_dropped() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), 10);
-    let blocks: u64 = (0..5)
-        .map(|number| (length(number) as u64).div_ceil(BLOCK_BYTES))
-        .sum();
-    let data = File::options()
-        .write(true)
-        .open(directory.path().join("data-00000.kvring"))
-        .unwrap();
+    let blocks: u64 = (0..5).map(|number| (length(number) as u64).div_ceil(BLOCK_BYTES)).sum();
+    let data =
+        File::options().write(true).open(directory.path().join("data-00000.kvring")).unwrap();
     data.set_len(blocks * BLOCK_BYTES).unwrap();
     let client = Client::open(directory.path(), CAPACITY);
     assert_eq!(
-        (
-            client.connector.recovery().kept,
-            client.connector.recovery().out_of_range
-        ),
+        (client.connector.recovery().kept, client.connector.recovery().out_of_range),
         (5, 5)
     );
     assert_eq!(intact(&client, 10), 5);
@@ -415,8 +334,7 @@ fn of_two_records_for_one_place_or_key_the_younger_stays() {
     let file = File::open(&index).unwrap();
     let mut record = [0; RECORD_BYTES as usize];
     // A copy of record 1 with an older generation in a free slot: the same key and the same place.
-    file.read_exact_at(&mut record, HEADER_BYTES + RECORD_BYTES)
-        .unwrap();
+    file.read_exact_at(&mut record, HEADER_BYTES + RECORD_BYTES).unwrap();
     record[32..40].copy_from_slice(&0_u64.to_le_bytes());
     let checksum = crc32c::crc32c(&record[12..]);
     record[8..12].copy_from_slice(&checksum.to_le_bytes());
@@ -429,19 +347,10 @@ fn of_two_records_for_one_place_or_key_the_younger_stays() {
 
     let client = Client::open(directory.path(), CAPACITY);
     let recovery = client.connector.recovery();
-    assert_eq!(
-        (recovery.kept, recovery.overlapping, recovery.duplicate),
-        (2, 1, 1)
-    );
+    assert_eq!((recovery.kept, recovery.overlapping, recovery.duplicate), (2, 1, 1));
     assert_eq!(intact(&client, 2), 2);
     client.connector.close();
-    assert_eq!(
-        Client::open(directory.path(), CAPACITY)
-            .connector
-            .recovery()
-            .duplicate,
-        0
-    );
+    assert_eq!(Client::open(directory.path(), CAPACITY).connector.recovery().duplicate, 0);
 }
 
 #[test]
@@ -450,17 +359,8 @@ fn a_lost_index_costs_hits_and_nothing_else() {
     let kinds: [(&str, Damage); 5] = [
         ("missing", |index| fs::remove_file(index).unwrap()),
         ("empty", |index| fs::write(index, []).unwrap()),
-        ("cut off", |index| {
-            File::options()
-                .write(true)
-                .open(index)
-                .unwrap()
-                .set_len(100)
-                .unwrap()
-        }),
-        ("foreign", |index| {
-            fs::write(index, vec![7; 100_000]).unwrap()
-        }),
+        ("cut off", |index| File::options().write(true).open(index).unwrap().set_len(100).unwrap()),
+        ("foreign", |index| fs::write(index, vec![7; 100_000]).unwrap()),
         ("damaged", |index| edit(index, 20, &[0xff; 8])),
     ];
     for (name, damage) in kinds {
@@ -472,17 +372,9 @@ fn a_lost_index_costs_hits_and_nothing_else() {
         assert_eq!(client.connector.recovery().kept, 0, "{name}");
         let told = client.connector.recovery().reset.is_some();
         assert_eq!(told, !matches!(name, "missing" | "empty"), "{name}");
-        assert!(
-            client.set_one("new", &Memory::patterned(9000, 0, 1)),
-            "{name}"
-        );
+        assert!(client.set_one("new", &Memory::patterned(9000, 0, 1)), "{name}");
         client.connector.close();
-        assert!(
-            Client::open(directory.path(), CAPACITY)
-                .get_one("new", 9000)
-                .is_some(),
-            "{name}"
-        );
+        assert!(Client::open(directory.path(), CAPACITY).get_one("new", 9000).is_some(), "{name}");
     }
 }
 
@@ -490,13 +382,8 @@ fn a_lost_index_costs_hits_and_nothing_else() {
 fn an_index_cut_short_keeps_the_records_that_are_left() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), 10);
-    let index = File::options()
-        .write(true)
-        .open(directory.path().join(INDEX))
-        .unwrap();
-    index
-        .set_len(HEADER_BYTES + 4 * RECORD_BYTES + 100)
-        .unwrap();
+    let index = File::options().write(true).open(directory.path().join(INDEX)).unwrap();
+    index.set_len(HEADER_BYTES + 4 * RECORD_BYTES + 100).unwrap();
     let client = Client::open(directory.path(), CAPACITY);
     assert_eq!(intact(&client, 10), 4);
     for number in 100..200 {
@@ -512,20 +399,8 @@ fn a_newer_format_is_refused_and_left_alone() {
     let index = directory.path().join(INDEX);
     edit(&index, 8, &7_u32.to_le_bytes());
     let before = fs::read(&index).unwrap();
-    let error = Connector::open(config(directory.path(), CAPACITY))
-        .map(drop)
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            OpenError::NewerFormat {
-                found: 7,
-                supported: 1,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    let error = Connector::open(config(directory.path(), CAPACITY)).map(drop).unwrap_err();
+    assert!(matches!(error, OpenError::NewerFormat { found: 7, supported: 1, .. }), "{error}");
     assert!(error.to_string().contains('7') && error.to_string().contains('1'));
     assert!(fs::read(&index).unwrap() == before);
 }

@@ -90,10 +90,7 @@ impl Waker {
     pub fn new() -> io::Result<Arc<Self>> {
         // Blocking: io_uring completes a read of a non-blocking eventfd with EAGAIN instead of waiting for it.
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?;
-        Ok(Arc::new(Self {
-            event,
-            sleeping: AtomicBool::new(false),
-        }))
+        Ok(Arc::new(Self { event, sleeping: AtomicBool::new(false) }))
     }
 
     /// Call after publishing work.

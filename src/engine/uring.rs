@@ -95,12 +95,7 @@ impl UringEngine {
                     );
                 }
                 Ok(ring) => {
-                    return Ok(Self {
-                        ring,
-                        flavor,
-                        waker,
-                        wake_armed: false,
-                    });
+                    return Ok(Self { ring, flavor, waker, wake_armed: false });
                 }
                 // An unknown flag is EINVAL; anything else would be refused on every step.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refusal = error,
@@ -151,10 +146,7 @@ impl UringEngine {
                     std::thread::sleep(Duration::from_millis(1));
                     Ok(())
                 }
-                _ => Err(EngineError::Failed {
-                    operation: "io_uring_enter",
-                    source: error,
-                }),
+                _ => Err(EngineError::Failed { operation: "io_uring_enter", source: error }),
             },
         }
     }
@@ -164,10 +156,7 @@ impl UringEngine {
             match completion.user_data() {
                 WAKE => self.wake_armed = false,
                 CANCEL => {}
-                token => reaped.push(Reaped {
-                    token: token as usize,
-                    result: completion.result(),
-                }),
+                token => reaped.push(Reaped { token: token as usize, result: completion.result() }),
             }
         }
     }
@@ -213,19 +202,13 @@ impl Engine for UringEngine {
     ) -> Result<(), EngineError> {
         self.arm_wake()?;
         let already_there = !self.ring.completion().is_empty();
-        self.enter(if already_there {
-            Some(Duration::ZERO)
-        } else {
-            timeout
-        })?;
+        self.enter(if already_there { Some(Duration::ZERO) } else { timeout })?;
         self.take_completions(reaped);
         Ok(())
     }
 
     fn cancel_all(&mut self) {
-        let cancel = opcode::AsyncCancel2::new(CancelBuilder::any())
-            .build()
-            .user_data(CANCEL);
+        let cancel = opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(CANCEL);
         if let Err(error) = self.push(&cancel) {
             log::warn!("cannot cancel transfers: {error}");
         }
@@ -261,10 +244,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"0123456789").unwrap();
         let mut memory = [0_u8; 4];
-        let vector = libc::iovec {
-            iov_base: memory.as_mut_ptr().cast(),
-            iov_len: 4,
-        };
+        let vector = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: 4 };
         let transfer = Transfer {
             direction: Direction::Read,
             file: file.as_raw_fd(),
@@ -279,13 +259,7 @@ mod tests {
         while reaped.is_empty() {
             engine.reap(None, &mut reaped).unwrap();
         }
-        assert_eq!(
-            reaped,
-            [Reaped {
-                token: 42,
-                result: 4
-            }]
-        );
+        assert_eq!(reaped, [Reaped { token: 42, result: 4 }]);
         assert_eq!(&memory, b"3456");
     }
 
@@ -315,9 +289,6 @@ mod tests {
         waker.awake();
         waker.wake();
         engine.reap(Some(Duration::ZERO), &mut reaped).unwrap();
-        assert!(
-            engine.wake_armed,
-            "a waker must not ring for a thread that is awake"
-        );
+        assert!(engine.wake_armed, "a waker must not ring for a thread that is awake");
     }
 }

@@ -8,10 +8,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
-use slab::Slab;
 
+use super::shard::{Entry, Pending, Shard, Waiting};
 use super::table::{Content, Reservation, Table};
 use crate::key::Digest;
 use crate::store::Extent;
@@ -28,43 +27,11 @@ pub(crate) struct Index<G, S> {
     held_bytes: AtomicU64,
 }
 
-struct Shard<G, S> {
-    held: HashTable<u32>,
-    entries: Slab<Entry>,
-    pending: HashTable<Pending<G, S>>,
-}
-
-/// One stored chunk. Detached: no longer found by its key, kept for its readers.
-#[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) digest: Digest,
-    pub(super) generation: u64,
-    pub(super) extent: Extent,
-    pub(super) length_bytes: u32,
-    pub(super) checksum: u32,
-    pub(super) slot: u32,
-    pub(super) readers: u32,
-    pub(super) has_checksum: bool,
-    pub(super) detached: bool,
-}
-
-struct Pending<G, S> {
-    digest: Digest,
-    key: Arc<str>,
-    waiting: VecDeque<Waiting<G, S>>,
-}
-
-enum Waiting<G, S> {
-    Get { length_bytes: u64, request: G },
-    Set(S),
-    Delete,
-}
-
 /// The right to read a chunk; its place is not given away before it is returned by [`Index::unpin`].
 #[derive(Debug)]
 pub(crate) struct Pin {
-    shard: u32,
-    entry: u32,
+    pub(super) shard: u32,
+    pub(super) entry: u32,
     pub(crate) extent: Extent,
     pub(crate) length_bytes: u64,
     /// CRC-32C of the payload, if one was kept.
@@ -101,16 +68,9 @@ pub(crate) struct Publication {
 
 impl<G, S> Index<G, S> {
     pub(super) fn new(table: Table, generation: u64) -> Self {
-        let shard = || {
-            Mutex::new(Shard {
-                held: HashTable::new(),
-                entries: Slab::new(),
-                pending: HashTable::new(),
-            })
-        };
         Self {
             table,
-            shards: (0..SHARDS).map(|_| shard()).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new())).collect(),
             generation: AtomicU64::new(generation),
             keys: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
@@ -177,10 +137,7 @@ impl<G, S> Index<G, S> {
             if *pending.key != *key {
                 return Entered::Refused(request);
             }
-            pending.waiting.push_back(Waiting::Get {
-                length_bytes,
-                request,
-            });
+            pending.waiting.push_back(Waiting::Get { length_bytes, request });
             return Entered::Waits;
         }
         match shard.find(digest) {
@@ -207,22 +164,14 @@ impl<G, S> Index<G, S> {
             pending.waiting.push_back(Waiting::Set(request));
             return Entered::Waits;
         }
-        let taken = shard
-            .find(digest)
-            .map(|entry| shard.entries[entry as usize].slot);
+        let taken = shard.find(digest).map(|entry| shard.entries[entry as usize].slot);
         if taken.is_some_and(|slot| !self.table.key_is(slot, key)) {
             return Entered::Refused(request);
         }
-        let pending = Pending {
-            digest,
-            key: Arc::clone(key),
-            waiting: VecDeque::new(),
-        };
+        let pending = Pending { digest, key: Arc::clone(key), waiting: VecDeque::new() };
         shard
             .pending
-            .insert_unique(digest.table_hash(), pending, |other| {
-                other.digest.table_hash()
-            });
+            .insert_unique(digest.table_hash(), pending, |other| other.digest.table_hash());
         Entered::Ready(request, None)
     }
 
@@ -241,9 +190,8 @@ impl<G, S> Index<G, S> {
     ) -> Vec<Resumed<G, S>> {
         let (number, mut shard) = self.shard(digest);
         let shard = &mut *shard;
-        let Ok(mut pending) = shard
-            .pending
-            .find_entry(digest.table_hash(), |other| other.digest == digest)
+        let Ok(mut pending) =
+            shard.pending.find_entry(digest.table_hash(), |other| other.digest == digest)
         else {
             debug_assert!(false, "a SET finished that had not been entered");
             return Vec::new();
@@ -252,12 +200,8 @@ impl<G, S> Index<G, S> {
         let mut waiting = std::mem::take(&mut pending.get_mut().waiting);
         let mut resumed = Vec::new();
 
-        let before_next_set = waiting
-            .iter()
-            .take_while(|other| !matches!(other, Waiting::Set(_)));
-        let deleted = before_next_set
-            .into_iter()
-            .any(|other| matches!(other, Waiting::Delete));
+        let before_next_set = waiting.iter().take_while(|other| !matches!(other, Waiting::Set(_)));
+        let deleted = before_next_set.into_iter().any(|other| matches!(other, Waiting::Delete));
         let mut current = match publication {
             Some(publication) => {
                 Some(self.enter_chunk(shard, publication, &key, deleted, &mut resumed))
@@ -267,10 +211,7 @@ impl<G, S> Index<G, S> {
         let mut starts = false;
         while let Some(next) = waiting.pop_front() {
             match next {
-                Waiting::Get {
-                    length_bytes,
-                    request,
-                } => {
+                Waiting::Get { length_bytes, request } => {
                     let pin = current.and_then(|entry| shard.pin(number, entry, length_bytes));
                     resumed.push(match pin {
                         Some(pin) => Resumed::Hit(request, pin),
@@ -289,9 +230,8 @@ impl<G, S> Index<G, S> {
                 }
             }
         }
-        if let Ok(mut pending) = shard
-            .pending
-            .find_entry(digest.table_hash(), |other| other.digest == digest)
+        if let Ok(mut pending) =
+            shard.pending.find_entry(digest.table_hash(), |other| other.digest == digest)
         {
             if starts {
                 pending.get_mut().waiting = waiting;
@@ -312,10 +252,7 @@ impl<G, S> Index<G, S> {
         deleted: bool,
         resumed: &mut Vec<Resumed<G, S>>,
     ) -> u32 {
-        let Publication {
-            reservation,
-            content,
-        } = publication;
+        let Publication { reservation, content } = publication;
         let slot = if deleted {
             self.table.release(reservation);
             super::record::NO_SLOT
@@ -441,58 +378,5 @@ impl<G, S> Index<G, S> {
     fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {
         let number = digest.shard_hash() % SHARDS as u64;
         (number as u32, self.shards[number as usize].lock())
-    }
-}
-
-impl<G, S> Shard<G, S> {
-    fn find(&self, digest: Digest) -> Option<u32> {
-        let same = |entry: &u32| self.entries[*entry as usize].digest == digest;
-        self.held.find(digest.table_hash(), same).copied()
-    }
-
-    fn pending_mut(&mut self, digest: Digest) -> Option<&mut Pending<G, S>> {
-        if self.pending.is_empty() {
-            return None;
-        }
-        self.pending
-            .find_mut(digest.table_hash(), |pending| pending.digest == digest)
-    }
-
-    fn pin(&mut self, shard: u32, entry: u32, length_bytes: u64) -> Option<Pin> {
-        let held = &mut self.entries[entry as usize];
-        if u64::from(held.length_bytes) != length_bytes {
-            return None;
-        }
-        held.readers += 1;
-        Some(Pin {
-            shard,
-            entry,
-            extent: held.extent,
-            length_bytes,
-            checksum: held.checksum(),
-        })
-    }
-
-    fn link(&mut self, entry: u32) {
-        let entries = &self.entries;
-        let hash = |number: &u32| entries[*number as usize].digest.table_hash();
-        self.held.insert_unique(hash(&entry), entry, hash);
-    }
-
-    fn unlink(&mut self, entry: u32) {
-        let hash = self.entries[entry as usize].digest.table_hash();
-        if let Ok(found) = self.held.find_entry(hash, |number| *number == entry) {
-            found.remove();
-        }
-    }
-}
-
-impl Entry {
-    fn is_found_by(&self, digest: Digest) -> bool {
-        self.digest == digest && !self.detached
-    }
-
-    fn checksum(&self) -> Option<u32> {
-        self.has_checksum.then_some(self.checksum)
     }
 }

@@ -1,8 +1,10 @@
 //! What is held: a map in RAM for every question, a sidecar file of records for the next start.
 
+mod first_page;
 pub(crate) mod map;
 mod record;
 mod recovery;
+mod shard;
 pub(crate) mod table;
 
 pub(crate) use map::{Entered, Index, Pin, Publication, Resumed};

@@ -163,11 +163,7 @@ impl Session {
     }
 
     pub(crate) fn owner(&self) -> Owner {
-        let length = self
-            .host
-            .iter()
-            .position(|byte| *byte == 0)
-            .unwrap_or(HOST_BYTES);
+        let length = self.host.iter().position(|byte| *byte == 0).unwrap_or(HOST_BYTES);
         Owner {
             process_id: self.process_id,
             host: String::from_utf8_lossy(&self.host[..length]).into_owned(),
@@ -202,10 +198,7 @@ mod tests {
 
     #[test]
     fn session_keeps_its_owner() {
-        let owner = Owner {
-            process_id: 77,
-            host: "h".repeat(HOST_BYTES),
-        };
+        let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES) };
         let session = Session::new(&owner, 1, 2, false);
         assert!(session.is_intact());
         assert_eq!(session.owner(), owner);

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::map::{Entry, Index};
+use super::map::Index;
 use super::record::{PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE};
+use super::shard::Entry;
 use super::table::Table;
 use crate::budget::Budget;
 use crate::error::OpenError;
@@ -33,11 +34,7 @@ pub struct Recovery {
 
 impl std::fmt::Display for Recovery {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shutdown = if self.clean_shutdown {
-            "clean"
-        } else {
-            "unclean"
-        };
+        let shutdown = if self.clean_shutdown { "clean" } else { "unclean" };
         write!(formatter, "{} chunks after {shutdown} shutdown", self.kept)?;
         for (name, count) in [
             ("torn", self.torn),
@@ -74,16 +71,11 @@ impl<G, S> Index<G, S> {
         let (mut candidates, mut free) = read_records(&table, &store.file_blocks(), &mut recovery);
         drop_overlapping(&mut candidates, &table, &mut free, &mut recovery);
 
-        let newest = candidates
-            .iter()
-            .map(|candidate| candidate.entry.generation)
-            .max();
+        let newest = candidates.iter().map(|candidate| candidate.entry.generation).max();
         let floor = found.session.map_or(0, |session| session.generation);
         let index = Self::new(table, newest.map_or(1, |newest| newest + 1).max(floor));
-        let mut held: Vec<Extent> = candidates
-            .iter()
-            .map(|candidate| candidate.entry.extent)
-            .collect();
+        let mut held: Vec<Extent> =
+            candidates.iter().map(|candidate| candidate.entry.extent).collect();
         for candidate in candidates {
             if let Some((slot, extent)) = index.restore(candidate.entry) {
                 recovery.duplicate += 1;
@@ -142,12 +134,8 @@ fn read_records(
             table.wipe(slot);
             continue;
         }
-        slots
-            .into_iter()
-            .for_each(|slot| used[slot as usize] = true);
-        candidates.push(Candidate {
-            entry: entry_of(slot, &record),
-        });
+        slots.into_iter().for_each(|slot| used[slot as usize] = true);
+        candidates.push(Candidate { entry: entry_of(slot, &record) });
     }
     let free = (0..total).filter(|slot| !used[*slot as usize]).collect();
     (candidates, free)
@@ -159,11 +147,7 @@ fn whole(table: &Table, slot: u32, record: &Record) -> Option<Vec<u32>> {
         && record.length_bytes <= u64::from(u32::MAX)
         && usize::from(record.key_length) <= MAX_KEY_BYTES
         && record.is_intact();
-    if !sensible {
-        None
-    } else {
-        table.key_slots(slot, record, |_| ())
-    }
+    if !sensible { None } else { table.key_slots(slot, record, |_| ()) }
 }
 
 fn entry_of(slot: u32, record: &Record) -> Entry {
@@ -215,9 +199,7 @@ fn drop_overlapping(
 
 fn release(table: &Table, slot: u32, free: &mut Vec<u32>) {
     let record = table.read(slot);
-    let slots = table
-        .key_slots(slot, &record, |_| ())
-        .unwrap_or_else(|| vec![slot]);
+    let slots = table.key_slots(slot, &record, |_| ()).unwrap_or_else(|| vec![slot]);
     slots.iter().for_each(|slot| table.wipe(*slot));
     free.extend(slots);
 }

@@ -17,12 +17,12 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 
+use super::first_page::{check_header, read_session, start_anew};
 use super::record::{
-    FORMAT_VERSION, HEADER_BYTES, Header, KEY_PART_BYTES, MAGIC, NO_SLOT, RECORD_BYTES, Record,
-    SESSION_OFFSET, STATE_CHUNK, STATE_FREE, STATE_KEY_PART, Session,
+    HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, SESSION_OFFSET, STATE_CHUNK,
+    STATE_FREE, STATE_KEY_PART, Session,
 };
 use crate::budget::Budget;
-use crate::config::BLOCK_BYTES;
 use crate::error::{OpenError, StoreError};
 use crate::key::Digest;
 use crate::lock::{LockRefusal, Owner, lock_exclusively};
@@ -91,11 +91,7 @@ impl Table {
         let path = directory.join(INDEX_NAME);
         let io_error = |action| {
             let path = path.clone();
-            move |source| OpenError::Io {
-                action,
-                path,
-                source,
-            }
+            move |source| OpenError::Io { action, path, source }
         };
         let file = OpenOptions::new()
             .read(true)
@@ -112,16 +108,10 @@ impl Table {
                     || "a process that cannot be told".into(),
                     |owner| owner.to_string(),
                 );
-                return Err(OpenError::InUse {
-                    path: directory.to_owned(),
-                    holder,
-                });
+                return Err(OpenError::InUse { path: directory.to_owned(), holder });
             }
         }
-        let length = file
-            .metadata()
-            .map_err(io_error("read the length of"))?
-            .len();
+        let length = file.metadata().map_err(io_error("read the length of"))?.len();
         let mut reset = check_header(&file, length, &path)?;
         if reset.is_none() && !budget.reserve(length, budget.capacity_bytes() / 2) {
             reset = Some(format!(
@@ -131,48 +121,21 @@ impl Table {
         }
         let fresh = reset.is_some();
         if fresh {
-            let header = Header::new(
-                new_store_id().map_err(io_error("make an id for"))?,
-                now_ms,
-                BLOCK_BYTES as u32,
-            );
-            let mut page = [0; HEADER_BYTES as usize];
-            page[..size_of::<Header>()].copy_from_slice(bytemuck::bytes_of(&header));
             budget.reserve(HEADER_BYTES, 0);
-            file.set_len(0)
-                .and_then(|()| file.write_all_at(&page, 0))
-                .map_err(io_error("write"))?;
+            start_anew(&file, now_ms).map_err(io_error("write"))?;
         }
-        let length = file
-            .metadata()
-            .map_err(io_error("read the length of"))?
-            .len();
+        let length = file.metadata().map_err(io_error("read the length of"))?.len();
         // Mapped once, as long as the file can ever become: address space costs nothing, and records never move.
         let map_bytes = (budget.capacity_bytes() / 8)
             .clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length));
-        let map = MmapOptions::new()
-            .len(map_bytes as usize)
-            .map_raw(&file)
-            .map_err(io_error("map"))?;
+        let map =
+            MmapOptions::new().len(map_bytes as usize).map_raw(&file).map_err(io_error("map"))?;
         let session = if fresh { None } else { read_session(&file) };
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
-        let slots = Mutex::new(Slots {
-            free: Vec::new(),
-            total,
-        });
+        let slots = Mutex::new(Slots { free: Vec::new(), total });
         // A file that was just made is no loss worth telling.
         let reset = reset.filter(|reason| !reason.is_empty());
-        Ok((
-            Self {
-                path,
-                file,
-                map,
-                map_bytes,
-                slots,
-                budget,
-            },
-            Found { session, reset },
-        ))
+        Ok((Self { path, file, map, map_bytes, slots, budget }, Found { session, reset }))
     }
 
     /// Slots of the file, used or free.
@@ -196,9 +159,7 @@ impl Table {
             self.grow(&mut slots)?;
         }
         let keep = slots.free.len() - needed;
-        Ok(Reservation {
-            slots: slots.free.split_off(keep),
-        })
+        Ok(Reservation { slots: slots.free.split_off(keep) })
     }
 
     /// Takes unused slots back.
@@ -216,13 +177,7 @@ impl Table {
             part.digest = content.digest.0;
             part.generation = content.generation;
             part.length_bytes = number as u64;
-            self.write(
-                reservation.slots[number],
-                part,
-                &reservation.slots,
-                number,
-                parts[number],
-            );
+            self.write(reservation.slots[number], part, &reservation.slots, number, parts[number]);
         }
         let mut record = Record::zeroed();
         record.last_used_ms = content.created_ms;
@@ -283,10 +238,7 @@ impl Table {
         #[cfg(target_arch = "x86_64")]
         for line in 0..RECORD_BYTES / CACHE_LINE_BYTES {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let address = self
-                .record(slot)
-                .cast::<i8>()
-                .wrapping_add(line * CACHE_LINE_BYTES);
+            let address = self.record(slot).cast::<i8>().wrapping_add(line * CACHE_LINE_BYTES);
             // SAFETY: a prefetch never faults, whatever the address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(address) };
         }
@@ -327,9 +279,7 @@ impl Table {
         record: &Record,
         mut visit: impl FnMut(&Record),
     ) -> Option<Vec<u32>> {
-        let parts = usize::from(record.key_length)
-            .div_ceil(KEY_PART_BYTES)
-            .max(1);
+        let parts = usize::from(record.key_length).div_ceil(KEY_PART_BYTES).max(1);
         let total = self.slot_count();
         let mut slots = vec![slot];
         visit(record);
@@ -369,8 +319,7 @@ impl Table {
 
     /// Notes who has the store open, from which generation on, and whether it is closed in order.
     pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
-        self.file
-            .write_all_at(bytemuck::bytes_of(session), SESSION_OFFSET)
+        self.file.write_all_at(bytemuck::bytes_of(session), SESSION_OFFSET)
     }
 
     /// Who has, or had, the store open.
@@ -410,22 +359,14 @@ impl Table {
             .into_iter()
             .find(|added| *added > 0 && self.budget.reserve(*added, 0))
             .ok_or_else(|| full(GROWTH_BYTES))?;
-        let grown = match fallocate(
-            &self.file,
-            FallocateFlags::empty(),
-            length as i64,
-            added as i64,
-        ) {
-            Err(Errno::EOPNOTSUPP) => self.file.set_len(length + added),
-            other => other.map_err(io::Error::from),
-        };
+        let grown =
+            match fallocate(&self.file, FallocateFlags::empty(), length as i64, added as i64) {
+                Err(Errno::EOPNOTSUPP) => self.file.set_len(length + added),
+                other => other.map_err(io::Error::from),
+            };
         if let Err(source) = grown {
             self.budget.release(added);
-            return Err(StoreError::Grow {
-                path: self.path.clone(),
-                bytes: added,
-                source,
-            });
+            return Err(StoreError::Grow { path: self.path.clone(), bytes: added, source });
         }
         let before = slots.total;
         slots.total += (added / RECORD_BYTES as u64) as u32;
@@ -433,49 +374,4 @@ impl Table {
         slots.free.splice(0..0, (before..slots.total).rev());
         Ok(())
     }
-}
-
-/// Whether the header can be relied upon: `None` if so, else why not; an empty reason for a file that was just made.
-fn check_header(file: &File, length: u64, path: &Path) -> Result<Option<String>, OpenError> {
-    if length == 0 {
-        return Ok(Some(String::new()));
-    }
-    let mut header = Header::zeroed();
-    if length < HEADER_BYTES
-        || file
-            .read_exact_at(bytemuck::bytes_of_mut(&mut header), 0)
-            .is_err()
-    {
-        return Ok(Some(format!(
-            "its header cannot be read from {length} bytes"
-        )));
-    }
-    if header.magic != MAGIC {
-        return Ok(Some("it is not a kvring index".into()));
-    }
-    if header.version > FORMAT_VERSION {
-        return Err(OpenError::NewerFormat {
-            path: path.to_owned(),
-            found: header.version,
-            supported: FORMAT_VERSION,
-        });
-    }
-    let expected = Header::new(header.store_id, header.created_ms, BLOCK_BYTES as u32);
-    if bytemuck::bytes_of(&header) != bytemuck::bytes_of(&expected) {
-        return Ok(Some("its header is damaged".into()));
-    }
-    Ok(None)
-}
-
-fn read_session(file: &File) -> Option<Session> {
-    let mut session = Session::zeroed();
-    file.read_exact_at(bytemuck::bytes_of_mut(&mut session), SESSION_OFFSET)
-        .ok()?;
-    session.is_intact().then_some(session)
-}
-
-fn new_store_id() -> io::Result<[u8; 16]> {
-    let mut id = [0; 16];
-    io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut id)?;
-    Ok(id)
 }

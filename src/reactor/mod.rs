@@ -11,6 +11,7 @@
 
 mod operation;
 mod piece;
+mod steps;
 mod work;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -98,9 +99,7 @@ impl Shared {
             self.counters.abandoned.add(operations.len() as u64);
         }
         let (gets, sets) = self.index.abandon_waiting();
-        self.counters
-            .abandoned
-            .add((gets.len() + sets.len()) as u64);
+        self.counters.abandoned.add((gets.len() + sets.len()) as u64);
         drop((gets, sets));
         self.completions.announce();
     }
@@ -141,11 +140,8 @@ where
             }
         }
     });
-    let thread = thread.map_err(|source| OpenError::Io {
-        action: "start a thread for",
-        path,
-        source,
-    })?;
+    let thread =
+        thread.map_err(|source| OpenError::Io { action: "start a thread for", path, source })?;
     match receiver.recv() {
         Ok(Ok(description)) => Ok((thread, description)),
         Ok(Err(error)) => Err(error.into()),
@@ -172,12 +168,7 @@ impl<E: Engine> Reactor<E> {
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES,
         };
         let work = Work::new(Scheduler::new(limits), shared.config.queue_depth);
-        Self {
-            shared,
-            engine,
-            work,
-            reaped: Vec::new(),
-        }
+        Self { shared, engine, work, reaped: Vec::new() }
     }
 
     /// Runs until it is stopped, or dies; answers everything in either case.
@@ -215,9 +206,7 @@ impl<E: Engine> Reactor<E> {
     fn run(&mut self) -> Result<(), EngineError> {
         loop {
             while let Some(operations) = self.shared.intake.pop() {
-                operations
-                    .into_iter()
-                    .for_each(|operation| self.work.accept(operation));
+                operations.into_iter().for_each(|operation| self.work.accept(operation));
             }
             self.work.start_all(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();
@@ -230,8 +219,7 @@ impl<E: Engine> Reactor<E> {
             let timeout =
                 deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             self.reap_or_sleep(timeout)?;
-            self.work
-                .finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
+            self.work.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
             self.shared.completions.announce();
         }
     }
@@ -240,11 +228,7 @@ impl<E: Engine> Reactor<E> {
         self.shared.waker.prepare_sleep();
         let work_came = !self.shared.intake.is_empty()
             || (timeout.is_none() && self.shared.deadline.lock().is_some());
-        let timeout = if work_came {
-            Some(Duration::ZERO)
-        } else {
-            timeout
-        };
+        let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.engine.reap(timeout, &mut self.reaped);
         self.shared.waker.awake();
         self.shared.counters.reactor_turns.add(1);
@@ -264,6 +248,8 @@ impl<E: Engine> Reactor<E> {
                 return false;
             }
             self.work.finish_stopped(&self.shared, &mut self.reaped);
+            // What waited behind a SET that ended now will not start any more either.
+            self.work.drop_queued(&self.shared);
         }
         self.shared.completions.announce();
         true

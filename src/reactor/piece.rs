@@ -13,10 +13,7 @@ use crate::schedule::Grant;
 use crate::store::Geometry;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-const NO_VECTOR: libc::iovec = libc::iovec {
-    iov_base: ptr::null_mut(),
-    iov_len: 0,
-};
+const NO_VECTOR: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
 
 /// Times that a piece is given to the device without getting on before it counts as failed.
 pub(crate) const MAX_ATTEMPTS: u32 = 16;
@@ -102,10 +99,7 @@ impl Piece {
                         bounce.as_ptr(),
                         bounced_bytes,
                     );
-                    bounce
-                        .as_ptr()
-                        .add(bounced_bytes)
-                        .write_bytes(0, padded - bounced_bytes);
+                    bounce.as_ptr().add(bounced_bytes).write_bytes(0, padded - bounced_bytes);
                 }
             }
             piece.add_vector(bounce.as_ptr(), padded);
@@ -115,10 +109,7 @@ impl Piece {
     }
 
     fn add_vector(&mut self, base: *mut u8, length: usize) {
-        self.vectors[self.vector_count] = libc::iovec {
-            iov_base: base.cast(),
-            iov_len: length,
-        };
+        self.vectors[self.vector_count] = libc::iovec { iov_base: base.cast(), iov_len: length };
         self.vector_count += 1;
         self.missing_bytes += length;
     }
@@ -195,10 +186,7 @@ impl Piece {
     /// CRC-32C of the piece's bytes in caller memory, moved to its place in the CRC of the whole chunk: the XOR of this
     /// over all pieces is the CRC of the chunk, in whatever order they come.
     pub(crate) fn placed_checksum(&self) -> u32 {
-        let (offset, length) = (
-            self.grant.offset_bytes as usize,
-            self.grant.length_bytes as usize,
-        );
+        let (offset, length) = (self.grant.offset_bytes as usize, self.grant.length_bytes as usize);
         // SAFETY: no transfer into this part is under way: it is computed before a write and after a read.
         let own = crc32c::crc32c(unsafe { self.buffer.bytes(offset, length) });
         match self.buffer.length_bytes() - offset - length {
@@ -220,10 +208,7 @@ mod tests {
     use super::*;
     use crate::schedule::Class;
 
-    const DIRECT: Geometry = Geometry {
-        direct: true,
-        memory_alignment_bytes: 512,
-    };
+    const DIRECT: Geometry = Geometry { direct: true, memory_alignment_bytes: 512 };
 
     fn piece(
         memory: &AlignedBlock,
@@ -234,25 +219,14 @@ mod tests {
     ) -> Piece {
         // SAFETY: the tests keep `memory` alive and alone.
         let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
-        let grant = Grant {
-            id: 0,
-            class: Class::Get,
-            offset_bytes: 0,
-            length_bytes: length as u64,
-        };
-        let target = Target {
-            direction,
-            file: 3,
-            chunk_offset_bytes: 40960,
-        };
+        let grant =
+            Grant { id: 0, class: Class::Get, offset_bytes: 0, length_bytes: length as u64 };
+        let target = Target { direction, file: 3, chunk_offset_bytes: 40960 };
         Piece::new(grant, target, buffer, geometry, &mut BouncePool::new())
     }
 
     fn lengths(piece: &Piece) -> Vec<usize> {
-        piece.vectors[..piece.vector_count]
-            .iter()
-            .map(|vector| vector.iov_len)
-            .collect()
+        piece.vectors[..piece.vector_count].iter().map(|vector| vector.iov_len).collect()
     }
 
     #[test]
@@ -262,11 +236,7 @@ mod tests {
             let piece = piece(&memory, shift, length, Direction::Read, geometry);
             (lengths(&piece), piece.bounced_bytes)
         };
-        assert_eq!(
-            of(0, 2 * BLOCK, DIRECT),
-            (vec![2 * BLOCK], 0),
-            "whole blocks in place"
-        );
+        assert_eq!(of(0, 2 * BLOCK, DIRECT), (vec![2 * BLOCK], 0), "whole blocks in place");
         assert_eq!(
             of(512, 2 * BLOCK + 5, DIRECT),
             (vec![2 * BLOCK, BLOCK], 5),
@@ -278,10 +248,7 @@ mod tests {
             (vec![2 * BLOCK], BLOCK + 5),
             "an unaligned address through the pool"
         );
-        let buffered = Geometry {
-            direct: false,
-            memory_alignment_bytes: 1,
-        };
+        let buffered = Geometry { direct: false, memory_alignment_bytes: 1 };
         assert_eq!(
             of(1, BLOCK + 5, buffered),
             (vec![BLOCK + 5], 0),
@@ -297,19 +264,12 @@ mod tests {
         assert_eq!(piece.advance(512), Progress::Again);
         let transfer = piece.transfer(9);
         assert_eq!(
-            (
-                transfer.offset_bytes,
-                transfer.vector_count,
-                lengths(&piece)
-            ),
+            (transfer.offset_bytes, transfer.vector_count, lengths(&piece)),
             (41472, 2, vec![BLOCK - 512, BLOCK])
         );
         assert_eq!(piece.advance((BLOCK - 512 + 1024) as i32), Progress::Again);
         let transfer = piece.transfer(9);
-        assert_eq!(
-            (transfer.vector_count, lengths(&piece)),
-            (1, vec![0, BLOCK - 1024])
-        );
+        assert_eq!((transfer.vector_count, lengths(&piece)), (1, vec![0, BLOCK - 1024]));
         assert_eq!(piece.advance((BLOCK - 1024) as i32), Progress::Done);
     }
 
@@ -341,19 +301,11 @@ mod tests {
         let whole = piece(&memory, 0, length, Direction::Read, DIRECT);
         let mut combined = 0;
         for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
-            let grant = Grant {
-                offset_bytes: offset as u64,
-                length_bytes: length as u64,
-                ..whole.grant
-            };
-            combined ^= Piece::new(
-                grant,
-                whole.target,
-                whole.buffer,
-                DIRECT,
-                &mut BouncePool::new(),
-            )
-            .placed_checksum();
+            let grant =
+                Grant { offset_bytes: offset as u64, length_bytes: length as u64, ..whole.grant };
+            combined ^=
+                Piece::new(grant, whole.target, whole.buffer, DIRECT, &mut BouncePool::new())
+                    .placed_checksum();
         }
         assert_eq!(combined, expected);
     }

@@ -1,22 +1,18 @@
 //! The operations a reactor has in hand: placed, in pieces in the device, finished, answered.
 
-use std::io;
-
 use slab::Slab;
 
 use super::Shared;
 use super::operation::{GetRequest, Operation, SetRequest};
 use super::piece::{Piece, Progress, Target};
+use super::steps::{Failure, Place, end_get, end_set, failure_of, find_place, is_unchanged};
 use crate::buffer::BouncePool;
 use crate::config::Checksum;
 use crate::engine::{Direction, Engine, Reaped};
-use crate::error::{EngineError, StoreError};
-use crate::index::table::{Content, Reservation};
-use crate::index::{Pin, Publication, Resumed};
-use crate::key::Namespace;
+use crate::error::EngineError;
+use crate::index::{Pin, Resumed};
 use crate::schedule::{Grant, Scheduler};
 use crate::store::Extent;
-use crate::time::unix_ms;
 
 /// An operation between its arrival and its answer.
 struct Active {
@@ -33,20 +29,6 @@ enum Kind {
     Get(GetRequest, Pin),
     Set(SetRequest, Option<Place>),
     Free(Extent),
-}
-
-struct Place {
-    extent: Extent,
-    reservation: Reservation,
-}
-
-enum Failure {
-    /// Not placed, or refused before any transfer.
-    NoRoom(StoreError),
-    /// The device said no.
-    Transfer(io::Error),
-    /// close() came first.
-    Closed,
 }
 
 /// All operations of one reactor. Pieces in flight sit in a fixed array: the kernel holds their addresses.
@@ -143,25 +125,12 @@ impl Work {
             Kind::Set(request, Some(place)) => (place.extent, request.buffer, Direction::Write),
         };
         let (file, chunk_offset_bytes) = shared.store.locate(extent);
-        let target = Target {
-            direction,
-            file,
-            chunk_offset_bytes,
-        };
-        let piece = Piece::new(
-            grant,
-            target,
-            buffer,
-            shared.store.geometry(),
-            &mut self.pool,
-        );
+        let target = Target { direction, file, chunk_offset_bytes };
+        let piece = Piece::new(grant, target, buffer, shared.store.geometry(), &mut self.pool);
         if direction == Direction::Write && shared.config.checksum == Checksum::Crc32c {
             active.checksum ^= piece.placed_checksum();
         }
-        shared
-            .counters
-            .bounced_bytes
-            .add(piece.bounced_bytes as u64);
+        shared.counters.bounced_bytes.add(piece.bounced_bytes as u64);
         active.pieces_in_flight += 1;
         // Never over the capacity it was made with, so that no piece ever moves.
         assert!(
@@ -234,12 +203,7 @@ impl Work {
         match failure {
             None => {
                 piece.deliver();
-                if let Kind::Get(
-                    _,
-                    Pin {
-                        checksum: Some(_), ..
-                    },
-                ) = &active.kind
+                if let Kind::Get(_, Pin { checksum: Some(_), .. }) = &active.kind
                     && shared.config.checksum == Checksum::Crc32c
                 {
                     active.checksum ^= piece.placed_checksum();
@@ -277,12 +241,7 @@ impl Work {
     }
 
     fn end(&mut self, id: usize, shared: &Shared) {
-        let Active {
-            kind,
-            checksum,
-            failure,
-            ..
-        } = self.active.remove(id);
+        let Active { kind, checksum, failure, .. } = self.active.remove(id);
         match kind {
             Kind::Free(extent) => shared.store.free(extent),
             Kind::Get(request, pin) => end_get(request, pin, checksum, failure, shared),
@@ -317,10 +276,7 @@ impl Work {
                     active.failure.get_or_insert(Failure::Closed);
                 }
                 if active.pieces_in_flight == 0 {
-                    shared
-                        .counters
-                        .abandoned
-                        .add(u64::from(!matches!(active.kind, Kind::Free(_))));
+                    shared.counters.abandoned.add(u64::from(!matches!(active.kind, Kind::Free(_))));
                     self.end(id, shared);
                     ended += 1;
                 }
@@ -341,176 +297,4 @@ impl Work {
             }
         }
     }
-}
-
-/// Whether the very bytes of `request` are held already. Without checksums the length has to do.
-fn is_unchanged(request: &SetRequest, shared: &Shared) -> bool {
-    let length = request.buffer.length_bytes();
-    let Some((_, held_checksum)) = shared
-        .index
-        .held(request.digest)
-        .filter(|(held_bytes, _)| *held_bytes == length as u64)
-    else {
-        return false;
-    };
-    if shared.config.checksum == Checksum::Off {
-        return true;
-    }
-    // SAFETY: a SET's memory is only read, by the contract of CallerBuffer::new.
-    let bytes = unsafe { request.buffer.bytes(0, length) };
-    held_checksum.is_some_and(|held| held == crc32c::crc32c(bytes))
-}
-
-fn find_place(request: &SetRequest, shared: &Shared) -> Result<Place, StoreError> {
-    let extent = shared
-        .store
-        .allocate(request.buffer.length_bytes() as u64)?;
-    match shared.index.table().reserve(request.key.len()) {
-        Ok(reservation) => Ok(Place {
-            extent,
-            reservation,
-        }),
-        Err(error) => {
-            shared.store.free(extent);
-            Err(error)
-        }
-    }
-}
-
-fn end_get(
-    request: GetRequest,
-    pin: Pin,
-    checksum: u32,
-    failure: Option<Failure>,
-    shared: &Shared,
-) {
-    let counters = &shared.counters;
-    let verified = shared.config.checksum == Checksum::Off
-        || pin.checksum.is_none_or(|expected| expected == checksum);
-    let intact = match failure {
-        None if verified => true,
-        None => {
-            counters.checksum_mismatch.add(1);
-            log::error!(
-                "checksum mismatch at {:?} of a chunk of {} bytes: dropped",
-                pin.extent,
-                pin.length_bytes
-            );
-            shared.index.discard(&pin);
-            false
-        }
-        Some(Failure::Transfer(error)) => {
-            counters.read_errors.add(1);
-            log::error!(
-                "cannot read {:?}: {error}; the chunk is dropped",
-                pin.extent
-            );
-            shared.index.discard(&pin);
-            false
-        }
-        Some(Failure::Closed | Failure::NoRoom(_)) => false,
-    };
-    let length_bytes = pin.length_bytes;
-    if let Some(extent) = shared.index.unpin(pin) {
-        shared.store.free(extent);
-    }
-    if intact {
-        counters.get_hits.add(1);
-        counters.read_bytes.add(length_bytes);
-        request.item.succeed();
-    } else {
-        counters.get_misses.add(1);
-        request.item.miss();
-    }
-}
-
-fn end_set(
-    request: SetRequest,
-    place: Option<Place>,
-    checksum: u32,
-    failure: Option<Failure>,
-    shared: &Shared,
-) -> Vec<Resumed<GetRequest, SetRequest>> {
-    let counters = &shared.counters;
-    let length_bytes = request.buffer.length_bytes() as u64;
-    let publication = match (place, &failure) {
-        (
-            Some(Place {
-                extent,
-                reservation,
-            }),
-            None,
-        ) => {
-            counters.set_stored.add(1);
-            counters.written_bytes.add(length_bytes);
-            let content = content_of(&request, extent, checksum, shared);
-            Some(Publication {
-                reservation,
-                content,
-            })
-        }
-        (
-            Some(Place {
-                extent,
-                reservation,
-            }),
-            Some(_),
-        ) => {
-            shared.store.free(extent);
-            shared.index.table().release(reservation);
-            None
-        }
-        (None, _) => None,
-    };
-    let resumed = shared.index.finish_set(request.digest, publication);
-    match failure {
-        None => request.item.succeed(),
-        Some(failure) => {
-            counters.set_failed.add(1);
-            match failure {
-                Failure::NoRoom(error) => {
-                    counters.store_full.add(1);
-                    request.item.fail(|| error.to_string());
-                }
-                Failure::Transfer(error) => {
-                    counters.write_errors.add(1);
-                    log::error!("cannot write a chunk of {length_bytes} bytes: {error}");
-                    request
-                        .item
-                        .fail(|| format!("cannot write a chunk of {length_bytes} bytes: {error}"));
-                }
-                Failure::Closed => request
-                    .item
-                    .fail(|| "the connector was closed before the chunk was written".into()),
-            }
-        }
-    }
-    resumed
-}
-
-fn content_of(request: &SetRequest, extent: Extent, checksum: u32, shared: &Shared) -> Content {
-    let (payload_checksum_kind, payload_checksum) = match shared.config.checksum {
-        Checksum::Crc32c => (crate::index::PAYLOAD_CRC32C, u64::from(checksum)),
-        Checksum::Off => (crate::index::PAYLOAD_UNCHECKED, 0),
-    };
-    Content {
-        digest: request.digest,
-        namespace: Namespace::of(&request.key).fingerprint(),
-        extent,
-        length_bytes: request.buffer.length_bytes() as u64,
-        generation: shared.index.next_generation(),
-        payload_checksum_kind,
-        payload_checksum,
-        created_ms: unix_ms(),
-    }
-}
-
-fn failure_of(errno: i32) -> Failure {
-    Failure::Transfer(match errno {
-        0 => io::Error::new(
-            io::ErrorKind::UnexpectedEof,
-            "the file ends before the chunk does",
-        ),
-        errno => io::Error::from_raw_os_error(errno),
-    })
 }

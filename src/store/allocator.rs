@@ -25,10 +25,7 @@ pub(crate) struct Allocator {
 impl Allocator {
     /// Adds the next data file, all of it free and unwritten. Returns its number.
     pub(crate) fn add_file(&mut self, blocks: u32) -> u32 {
-        self.files.push(FileSpace {
-            blocks,
-            frontier: 0,
-        });
+        self.files.push(FileSpace { blocks, frontier: 0 });
         self.files.len() as u32 - 1
     }
 
@@ -43,11 +40,7 @@ impl Allocator {
                 if size > blocks {
                     self.insert_free(file, first + blocks, size - blocks);
                 }
-                Extent {
-                    file,
-                    first_block: first,
-                    blocks,
-                }
+                Extent { file, first_block: first, blocks }
             }
             None => self.allocate_at_frontier(blocks)?,
         };
@@ -57,10 +50,7 @@ impl Allocator {
 
     fn allocate_at_frontier(&mut self, blocks: u32) -> Option<Extent> {
         for file in 0..self.files.len() as u32 {
-            let FileSpace {
-                blocks: end,
-                frontier,
-            } = self.files[file as usize];
+            let FileSpace { blocks: end, frontier } = self.files[file as usize];
             let below = self.free_run_ending_at(file, frontier);
             let first = below.map_or(frontier, |(first, _)| first);
             if end - first < blocks {
@@ -70,22 +60,14 @@ impl Allocator {
                 self.remove_free(file, first, size);
             }
             self.files[file as usize].frontier = first + blocks;
-            return Some(Extent {
-                file,
-                first_block: first,
-                blocks,
-            });
+            return Some(Extent { file, first_block: first, blocks });
         }
         None
     }
 
     /// Takes `extent` back and joins it with free neighbours.
     pub(crate) fn free(&mut self, extent: Extent) {
-        let Extent {
-            file,
-            mut first_block,
-            mut blocks,
-        } = extent;
+        let Extent { file, mut first_block, mut blocks } = extent;
         debug_assert!(extent.end_block() <= u64::from(self.files[file as usize].frontier));
         self.allocated -= u64::from(blocks);
         if let Some((first, size)) = self.free_run_ending_at(file, first_block) {
@@ -151,11 +133,7 @@ mod tests {
     use super::*;
 
     fn extent(file: u32, first_block: u32, blocks: u32) -> Extent {
-        Extent {
-            file,
-            first_block,
-            blocks,
-        }
+        Extent { file, first_block, blocks }
     }
 
     fn with_files(sizes: &[u32]) -> Allocator {
@@ -170,10 +148,7 @@ mod tests {
     fn check(allocator: &Allocator, held: &[Extent]) {
         let mut runs: Vec<Extent> = held.to_vec();
         runs.extend(
-            allocator
-                .by_place
-                .iter()
-                .map(|(&(file, first), &size)| extent(file, first, size)),
+            allocator.by_place.iter().map(|(&(file, first), &size)| extent(file, first, size)),
         );
         runs.sort();
         let mut covered = vec![0_u64; allocator.files.len()];
@@ -199,18 +174,15 @@ mod tests {
         assert_eq!(allocator.by_place.len(), allocator.by_size.len());
         assert_eq!(
             allocator.allocated(),
-            held.iter()
-                .map(|extent| u64::from(extent.blocks))
-                .sum::<u64>()
+            held.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>()
         );
     }
 
     #[test]
     fn written_places_first_and_tightest() {
         let mut allocator = with_files(&[100]);
-        let runs: Vec<_> = [10, 1, 4, 1, 20]
-            .map(|blocks| allocator.allocate(blocks).unwrap())
-            .into();
+        let runs: Vec<_> =
+            [10, 1, 4, 1, 20].map(|blocks| allocator.allocate(blocks).unwrap()).into();
         allocator.free(runs[0]);
         allocator.free(runs[2]);
         assert_eq!(
@@ -218,11 +190,7 @@ mod tests {
             Some(extent(0, 11, 3)),
             "the hole of 4, not that of 10 nor unwritten space"
         );
-        assert_eq!(
-            allocator.allocate(11),
-            Some(extent(0, 36, 11)),
-            "no hole is large enough"
-        );
+        assert_eq!(allocator.allocate(11), Some(extent(0, 36, 11)), "no hole is large enough");
     }
 
     #[test]

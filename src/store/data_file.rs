@@ -32,11 +32,7 @@ pub(crate) fn data_file_name(number: u32) -> String {
 
 /// Number of the data file called `name`, if it is one.
 pub(crate) fn data_file_number(name: &str) -> Option<u32> {
-    let number = name
-        .strip_prefix("data-")?
-        .strip_suffix(".kvring")?
-        .parse()
-        .ok()?;
+    let number = name.strip_prefix("data-")?.strip_suffix(".kvring")?.parse().ok()?;
     (data_file_name(number) == name).then_some(number)
 }
 
@@ -47,13 +43,8 @@ impl DataFile {
         create: bool,
         owner: impl Fn() -> Option<Owner>,
     ) -> Result<Self, OpenError> {
-        let io_error = |action| {
-            move |source| OpenError::Io {
-                action,
-                path: path.to_owned(),
-                source,
-            }
-        };
+        let io_error =
+            |action| move |source| OpenError::Io { action, path: path.to_owned(), source };
         let (file, geometry) = open_with_best_geometry(path, create).map_err(io_error("open"))?;
         match lock_exclusively(&file, owner) {
             Ok(()) => Ok(Self { file, geometry }),
@@ -63,10 +54,7 @@ impl DataFile {
                     || "a process that cannot be told".into(),
                     |owner| owner.to_string(),
                 );
-                Err(OpenError::InUse {
-                    path: path.to_owned(),
-                    holder,
-                })
+                Err(OpenError::InUse { path: path.to_owned(), holder })
             }
         }
     }
@@ -120,26 +108,14 @@ pub(crate) fn list_data_files(directory: &Path) -> io::Result<Vec<(u32, PathBuf)
 
 fn open_with_best_geometry(path: &Path, create: bool) -> io::Result<(File, Geometry)> {
     let open = |flags| {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(create)
-            .custom_flags(flags)
-            .open(path)
+        OpenOptions::new().read(true).write(true).create(create).custom_flags(flags).open(path)
     };
-    let buffered = Geometry {
-        direct: false,
-        memory_alignment_bytes: 1,
-    };
+    let buffered = Geometry { direct: false, memory_alignment_bytes: 1 };
     match open(libc::O_DIRECT) {
         Ok(file) => match direct_alignment(&file)? {
-            Some(memory_alignment_bytes) => Ok((
-                file,
-                Geometry {
-                    direct: true,
-                    memory_alignment_bytes,
-                },
-            )),
+            Some(memory_alignment_bytes) => {
+                Ok((file, Geometry { direct: true, memory_alignment_bytes }))
+            }
             None => Ok((open(0)?, buffered)),
         },
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((open(0)?, buffered)),

@@ -38,20 +38,14 @@ impl ExtentStore {
     ) -> Result<Self, OpenError> {
         let io_error = |action, path: &Path| {
             let path = path.to_owned();
-            move |source| OpenError::Io {
-                action,
-                path,
-                source,
-            }
+            move |source| OpenError::Io { action, path, source }
         };
         let mut files: Vec<Option<DataFile>> = Vec::new();
         let mut allocator = Allocator::default();
         let mut longest = 0;
         for (number, path) in list_data_files(directory).map_err(io_error("list", directory))? {
             let file = DataFile::open(&path, false, &owner)?;
-            let blocks = file
-                .blocks()
-                .map_err(io_error("read the length of", &path))?;
+            let blocks = file.blocks().map_err(io_error("read the length of", &path))?;
             while files.len() < number as usize {
                 files.push(None);
                 allocator.add_file(0);
@@ -115,11 +109,7 @@ impl ExtentStore {
                 // What fallocate had reserved before it failed goes back with the file.
                 let _ = fs::remove_file(&path);
                 self.budget.release(on_disk_bytes(size_bytes));
-                Err(StoreError::Grow {
-                    path,
-                    bytes: size_bytes,
-                    source,
-                })
+                Err(StoreError::Grow { path, bytes: size_bytes, source })
             }
         }
     }
@@ -135,10 +125,7 @@ impl Store for ExtentStore {
         let needed_bytes = u64::from(blocks) * BLOCK_BYTES;
         self.grow(&mut allocator, needed_bytes)?;
         let capacity_bytes = self.budget.capacity_bytes();
-        allocator.allocate(blocks).ok_or(StoreError::Full {
-            needed_bytes,
-            capacity_bytes,
-        })
+        allocator.allocate(blocks).ok_or(StoreError::Full { needed_bytes, capacity_bytes })
     }
 
     fn free(&self, extent: Extent) {
@@ -179,19 +166,11 @@ impl Store for ExtentStore {
     }
 
     fn unlock(&self) -> io::Result<()> {
-        self.files
-            .read()
-            .iter()
-            .flatten()
-            .try_for_each(DataFile::unlock)
+        self.files.read().iter().flatten().try_for_each(DataFile::unlock)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.files
-            .read()
-            .iter()
-            .flatten()
-            .try_for_each(DataFile::sync)
+        self.files.read().iter().flatten().try_for_each(DataFile::sync)
     }
 }
 
@@ -199,12 +178,8 @@ impl Store for ExtentStore {
 /// make over 256 open files, or what is left.
 fn next_file_bytes(budget: &Budget) -> u64 {
     let capacity_bytes = budget.capacity_bytes();
-    let wanted = (capacity_bytes / 16)
-        .clamp(64 * MIB, 1024 * MIB)
-        .max(capacity_bytes / 256);
-    let left = budget
-        .left_bytes()
-        .saturating_sub(index_spare_bytes(budget.capacity_bytes()));
+    let wanted = (capacity_bytes / 16).clamp(64 * MIB, 1024 * MIB).max(capacity_bytes / 256);
+    let left = budget.left_bytes().saturating_sub(index_spare_bytes(budget.capacity_bytes()));
     let affordable = left.saturating_sub(on_disk_bytes(left) - left);
     wanted.min(affordable) / MIB * MIB
 }
@@ -268,14 +243,7 @@ mod tests {
         while store.allocate(16 * MIB).is_ok() {}
         drop(store);
         let store = open(directory.path(), 100 * MIB);
-        assert_eq!(
-            store
-                .file_blocks()
-                .iter()
-                .filter(|blocks| **blocks > 0)
-                .count(),
-            1
-        );
+        assert_eq!(store.file_blocks().iter().filter(|blocks| **blocks > 0).count(), 1);
         assert!(store.budget.used_bytes() <= 100 * MIB);
         assert_eq!(store.max_chunk_bytes(), 64 * MIB);
     }
@@ -284,11 +252,7 @@ mod tests {
     fn longest_chunk_fits_the_smallest_capacity() {
         let directory = tempfile::tempdir().unwrap();
         let store = open(directory.path(), crate::config::MIN_CAPACITY_BYTES);
-        assert!(
-            store.max_chunk_bytes() >= 12 * MIB,
-            "{}",
-            store.max_chunk_bytes()
-        );
+        assert!(store.max_chunk_bytes() >= 12 * MIB, "{}", store.max_chunk_bytes());
         assert!(store.allocate(store.max_chunk_bytes()).is_ok());
     }
 }

@@ -70,20 +70,13 @@ impl Engine for FaultEngine {
             Fault::None => {}
             Fault::Panic => self.panics = true,
             Fault::Errno(errno) => {
-                self.failed.push(Reaped {
-                    token: transfer.token,
-                    result: -errno,
-                });
+                self.failed.push(Reaped { token: transfer.token, result: -errno });
                 return Ok(());
             }
             Fault::Short(bytes) => {
                 let mut rest = bytes;
-                let mut own = Box::new(
-                    [libc::iovec {
-                        iov_base: std::ptr::null_mut(),
-                        iov_len: 0,
-                    }; 2],
-                );
+                let mut own =
+                    Box::new([libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2]);
                 for (own, vector) in own.iter_mut().zip(vectors) {
                     own.iov_base = vector.iov_base;
                     own.iov_len = vector.iov_len.min(rest);
@@ -108,16 +101,11 @@ impl Engine for FaultEngine {
         }
         if self.stuck.load(Ordering::SeqCst) {
             let limit = Duration::from_millis(5);
-            return self.real.reap(
-                Some(timeout.map_or(limit, |timeout| timeout.min(limit))),
-                &mut self.failed,
-            );
+            return self
+                .real
+                .reap(Some(timeout.map_or(limit, |timeout| timeout.min(limit))), &mut self.failed);
         }
-        let timeout = if self.failed.is_empty() {
-            timeout
-        } else {
-            Some(Duration::ZERO)
-        };
+        let timeout = if self.failed.is_empty() { timeout } else { Some(Duration::ZERO) };
         reaped.append(&mut self.failed);
         self.real.reap(timeout, reaped)
     }

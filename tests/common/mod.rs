@@ -1,9 +1,6 @@
 //! What the integration tests share: a connector with memory of its own and a way to wait for its completions.
 #![allow(dead_code, reason = "each test program uses its own part of it")]
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that unwraps fails with the place and the reason"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
 pub(crate) mod faults;
 
@@ -31,11 +28,7 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new(length: usize, shift: usize) -> Self {
-        Self {
-            block: Arc::new(AlignedBlock::zeroed(length + shift)),
-            shift,
-            length,
-        }
+        Self { block: Arc::new(AlignedBlock::zeroed(length + shift)), shift, length }
     }
 
     /// Bytes that differ for each seed and at each place.
@@ -48,10 +41,7 @@ impl Memory {
     pub(crate) fn fill(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.length);
         // SAFETY: in bounds; tests fill memory only while nothing is in flight on it.
-        unsafe {
-            self.span()
-                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
-        };
+        unsafe { self.span().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -136,12 +126,7 @@ impl Client {
                 &mut [PollFd::new(event, PollFlags::POLLIN)],
                 PollTimeout::from(HANG_TIMEOUT_MS),
             );
-            assert_eq!(
-                ready,
-                Ok(1),
-                "batch {future_id} hangs: {:?}",
-                self.connector.stats()
-            );
+            assert_eq!(ready, Ok(1), "batch {future_id} hangs: {:?}", self.connector.stats());
             self.collect();
         }
     }
@@ -165,13 +150,11 @@ impl Client {
     }
 
     pub(crate) fn exists(&self, keys: &[String]) -> Vec<bool> {
-        self.wait(self.connector.submit_exists(keys).unwrap())
-            .results
+        self.wait(self.connector.submit_exists(keys).unwrap()).results
     }
 
     pub(crate) fn delete(&self, keys: &[String]) -> Vec<bool> {
-        self.wait(self.connector.submit_delete(keys).unwrap())
-            .results
+        self.wait(self.connector.submit_delete(keys).unwrap()).results
     }
 
     /// Stores one chunk and says whether it worked.
@@ -189,21 +172,13 @@ impl Client {
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
         let stats = self.connector.stats();
-        stats
-            .counters
-            .iter()
-            .find(|(other, _)| *other == name)
-            .expect("a counter of that name")
-            .1
+        stats.counters.iter().find(|(other, _)| *other == name).expect("a counter of that name").1
     }
 }
 
 impl From<Connector> for Client {
     fn from(connector: Connector) -> Self {
-        Self {
-            connector,
-            seen: Mutex::new(HashMap::new()),
-        }
+        Self { connector, seen: Mutex::new(HashMap::new()) }
     }
 }
 

@@ -1,0 +1,243 @@
+"""What the tests of the Python connector share: stores, clients, memory and child processes."""
+
+import gc
+import mmap
+import random
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typing_extensions import Buffer
+
+import kvring
+
+KIB = 1 << 10
+MIB = 1 << 20
+BLOCK_BYTES = 4096
+CAPACITY_BYTES = 256 * MIB
+
+# What takes longer than this is a hang; nothing here takes more than seconds.
+HANG_DEADLINE_S = 60.0
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Completion(NamedTuple):
+    """One tuple of drain_completions()."""
+
+    future_id: int
+    ok: bool
+    error: str
+    results: list[bool]
+
+
+class Client:
+    """A connector, and the completions that came while others were waited for."""
+
+    def __init__(self, connector: kvring.Connector) -> None:
+        """Take over a connector; nobody else may drain it."""
+        self.connector = connector
+        self._kept: dict[int, Completion] = {}
+        self._all_ids: set[int] = set()
+        self._poll = select.poll()
+        self._poll.register(connector.event_fd(), select.POLLIN)
+
+    def is_readable(self) -> bool:
+        """Tell whether the event descriptor is readable now."""
+        return bool(self._poll.poll(0))
+
+    def wait_readable(self) -> None:
+        """Wait until the event descriptor is readable, without draining."""
+        assert self._poll.poll(HANG_DEADLINE_S * 1000), f"it hangs: {self.connector.stats()}"
+
+    def collect(self) -> list[int]:
+        """Drain once, keep what came, and return its future ids."""
+        completions = [Completion(*one) for one in self.connector.drain_completions()]
+        for completion in completions:
+            assert completion.future_id not in self._all_ids, f"{completion} came twice"
+            self._all_ids.add(completion.future_id)
+            self._kept[completion.future_id] = completion
+        return [completion.future_id for completion in completions]
+
+    def wait(self, future_id: int) -> Completion:
+        """Wait for the completion of one batch; keep those of others."""
+        while future_id not in self._kept:
+            self.wait_readable()
+            self.collect()
+        return self._kept.pop(future_id)
+
+    def wait_all(self, future_ids: Iterable[int]) -> list[Completion]:
+        """Wait for the completions of several batches, and return them in the order asked for."""
+        return [self.wait(future_id) for future_id in future_ids]
+
+    def set(self, keys: list[str], buffers: Sequence[Buffer]) -> Completion:
+        """Store chunks and wait."""
+        return self.wait(self.connector.submit_batch_set(keys, list(buffers)))
+
+    def get(self, keys: list[str], buffers: Sequence[Buffer]) -> Completion:
+        """Load chunks and wait."""
+        return self.wait(self.connector.submit_batch_get(keys, list(buffers)))
+
+    def exists(self, keys: list[str]) -> list[bool]:
+        """Ask for keys and wait."""
+        completion = self.wait(self.connector.submit_batch_exists(keys))
+        assert (completion.ok, completion.error) == (True, "")
+        return completion.results
+
+    def delete(self, keys: list[str]) -> list[bool]:
+        """Remove keys and wait."""
+        completion = self.wait(self.connector.submit_batch_delete(keys))
+        assert (completion.ok, completion.error) == (True, "")
+        return completion.results
+
+    def store(self, chunks: dict[str, bytes]) -> None:
+        """Store chunks as one batch, all of which must fit."""
+        completion = self.set(list(chunks), list(chunks.values()))
+        assert completion[1:] == (True, "", [True] * len(chunks))
+
+    def load(self, key: str, length_bytes: int) -> bytes | None:
+        """Return the chunk of a key, or None where there is none of this length."""
+        memory = make_memory(length_bytes)
+        completion = self.get([key], [memory])
+        assert (completion.ok, completion.error) == (True, "")
+        return bytes(memory) if completion.results == [True] else None
+
+    def stat(self, name: str) -> int:
+        """Return one number of stats()."""
+        value = self.connector.stats()[name]
+        assert type(value) is int
+        return value
+
+
+def pattern(length_bytes: int, seed: int) -> bytes:
+    """Return bytes that differ for each seed and at each place."""
+    return random.Random(seed).randbytes(length_bytes)
+
+
+def make_key(number: int, salt: str = "") -> str:
+    """Return a key in the form that LMCache gives it."""
+    key = f"test/model@00000000@0@{number:064x}"
+    return f"{key}@{salt}" if salt else key
+
+
+def make_memory(length_bytes: int, shift_bytes: int = 0) -> memoryview:
+    """Return zeroed memory, `shift_bytes` behind the start of a page."""
+    end_bytes = shift_bytes + length_bytes
+    return memoryview(mmap.mmap(-1, max(end_bytes, 1)))[shift_bytes:end_bytes]
+
+
+def filled_memory(content: bytes, shift_bytes: int = 0) -> memoryview:
+    """Return memory that holds `content`, `shift_bytes` behind the start of a page."""
+    memory = make_memory(len(content), shift_bytes)
+    memory[:] = content
+    return memory
+
+
+def is_exported(memory: bytearray) -> bool:
+    """Tell whether somebody holds a buffer of `memory`: it cannot be resized then."""
+    try:
+        memory.append(0)
+    except BufferError:
+        return True
+    memory.pop()
+    return False
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return what all files of a directory take on disk."""
+    total_bytes = 0
+    for path in directory.iterdir():
+        try:
+            total_bytes += path.stat().st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return total_bytes
+
+
+def child_command(function: Callable[..., None], *arguments: object) -> list[str]:
+    """Return the command that calls a function of a test module in a new process."""
+    module, name = function.__module__, function.__qualname__
+    return [sys.executable, "-c", f"import {module} as module; module.{name}(*{arguments!r})"]
+
+
+def run_child(
+    function: Callable[..., None], *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    """Call a function of a test module in a new process, and wait for its end."""
+    return subprocess.run(
+        child_command(function, *arguments),
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=HANG_DEADLINE_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def store_directory(tmp_path: Path) -> Iterator[Path]:
+    """A directory for one store, gone as soon as the test is over: pytest would keep it."""
+    directory = tmp_path / "store"
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def open_client(store_directory: Path) -> Iterator[Callable[..., Client]]:
+    """Open the test's store, closing whatever of it is still open at the end."""
+    clients: list[Client] = []
+
+    def build(capacity: int | str = CAPACITY_BYTES, **options: Any) -> Client:
+        clients.append(Client(kvring.Connector(store_directory, capacity, **options)))
+        return clients[-1]
+
+    yield build
+    for client in clients:
+        client.connector.close()
+    clients.clear()
+    gc.collect()
+
+
+@pytest.fixture
+def client(open_client: Callable[..., Client]) -> Client:
+    """A client of an empty store."""
+    return open_client()
+
+
+@pytest.fixture
+def start_child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Call functions of a test module in new processes, killed at the end of the test.
+
+    Each must print a line once it is ready.
+    """
+    children: list[subprocess.Popen[str]] = []
+
+    def start(function: Callable[..., None], *arguments: object) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            child_command(function, *arguments),
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        assert child.stdout is not None
+        ready = select.select([child.stdout], [], [], HANG_DEADLINE_S)[0]
+        assert ready, "the child hangs"
+        line = child.stdout.readline()
+        if line != "ready\n":
+            child.kill()
+            pytest.fail(f"the child says {line!r}, then {child.communicate()[1]}")
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()

@@ -1,0 +1,224 @@
+"""kvring behind LMCache's NativeConnectorL2Adapter, made by LMCache's factory from JSON."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from demo.adapter_spec import AdapterSpec
+
+pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
+
+from tests.python.lmcache.adapter_driver import (
+    DEADLINE_S,
+    AdapterDriver,
+    bytes_of,
+    filled_memory,
+    make_key,
+    make_memory,
+    random_bytes,
+)
+
+pytestmark = pytest.mark.lmcache
+
+CHUNK_BYTES = 522_240  # a 255-token bf16 chunk: a multiple of 512 but not of 4096
+THREAD_COUNT = 8
+
+
+@pytest.fixture
+def driver(spec: AdapterSpec) -> Iterator[AdapterDriver]:
+    """A fresh adapter over an empty store."""
+    driver = AdapterDriver(spec)
+    yield driver
+    driver.close()
+
+
+def test_stored_chunks_are_found_and_loaded(driver: AdapterDriver) -> None:
+    keys = [make_key(number) for number in range(4)]
+    contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(4)]
+    assert driver.lookup(keys) == [False] * 4
+    assert driver.store(keys, contents)
+    assert driver.lookup(keys) == [True] * 4
+    assert driver.load_bytes(keys, [CHUNK_BYTES] * 4) == contents
+    assert driver.listener.stored == [(key, CHUNK_BYTES) for key in keys]
+    assert driver.listener.accessed == keys
+
+
+def test_sizes_may_differ_within_a_batch(driver: AdapterDriver) -> None:
+    sizes = [1, 511, 512, 4095, 4096, 4097, CHUNK_BYTES, 1_048_577, 2 << 20, 3]
+    keys = [make_key(number) for number in range(len(sizes))]
+    contents = [random_bytes(size_bytes, seed) for seed, size_bytes in enumerate(sizes)]
+    assert driver.store(keys, contents)
+    assert driver.load_bytes(keys, sizes) == contents
+    assert driver.used_bytes() == sum(sizes)
+
+
+def test_keys_that_differ_in_one_field_are_different(driver: AdapterDriver) -> None:
+    long_salt = "s" * 128
+    keys = [
+        make_key(1),
+        make_key(2),
+        make_key(1, model="test/model2"),
+        make_key(1, salt="alice"),
+        make_key(1, salt="bob"),
+        make_key(1, salt=long_salt),
+        make_key(1, model="m/" * 200 + "ünïcode", salt=long_salt),
+    ]
+    contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(len(keys))]
+    for key, content in zip(keys, contents, strict=True):
+        assert driver.store([key], [content])
+    assert driver.load_bytes(keys, [CHUNK_BYTES] * len(keys)) == contents
+    assert driver.lookup([make_key(1, salt="carol"), make_key(3)]) == [False, False]
+
+
+def test_missing_key_leaves_its_buffer_alone(driver: AdapterDriver) -> None:
+    stored = [make_key(number) for number in (0, 2)]
+    contents = [random_bytes(CHUNK_BYTES, seed) for seed in (0, 2)]
+    assert driver.store(stored, contents)
+    untouched = random_bytes(CHUNK_BYTES, 99)
+    memories = [make_memory(CHUNK_BYTES), filled_memory(untouched), make_memory(CHUNK_BYTES)]
+    loaded = driver.load([stored[0], make_key(1), stored[1]], memories)
+    assert loaded == [True, False, True]
+    assert [bytes_of(memory) for memory in memories] == [contents[0], untouched, contents[1]]
+    assert driver.listener.accessed == stored
+
+
+@pytest.mark.parametrize("other_size_bytes", [CHUNK_BYTES - 512, CHUNK_BYTES - 1, CHUNK_BYTES + 1])
+def test_buffer_of_another_length_is_a_miss(driver: AdapterDriver, other_size_bytes: int) -> None:
+    assert driver.store([make_key(1)], [random_bytes(CHUNK_BYTES, 1)])
+    untouched = random_bytes(other_size_bytes, 99)
+    memory = filled_memory(untouched)
+    assert driver.load([make_key(1)], [memory]) == [False]
+    assert bytes_of(memory) == untouched
+
+
+def test_same_key_twice_in_a_batch(driver: AdapterDriver) -> None:
+    content = random_bytes(CHUNK_BYTES, 1)
+    assert driver.store([make_key(1)] * 3, [content] * 3)
+    assert driver.load_bytes([make_key(1)] * 3, [CHUNK_BYTES] * 3) == [content] * 3
+    assert driver.used_bytes() == CHUNK_BYTES
+
+
+def test_storing_again_keeps_the_account_of_the_first_size(driver: AdapterDriver) -> None:
+    key, content = make_key(1), random_bytes(CHUNK_BYTES, 1)
+    assert driver.store([key], [content])
+    assert driver.store([key], [content])
+    assert driver.used_bytes() == CHUNK_BYTES
+    assert driver.listener.stored == [(key, CHUNK_BYTES), (key, 0)]
+    # Its eviction must see the second store too, or a busy chunk would look idle.
+    assert driver.load_bytes([key], [CHUNK_BYTES]) == [content]
+    driver.adapter.delete([key])
+    assert driver.used_bytes() == 0
+
+
+def test_deleted_keys_are_gone_and_off_the_account(driver: AdapterDriver) -> None:
+    keys = [make_key(number) for number in range(4)]
+    contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(4)]
+    assert driver.store(keys, contents)
+    driver.adapter.delete(keys[:2])
+    assert driver.listener.deleted == keys[:2]
+    assert driver.used_bytes() == 2 * CHUNK_BYTES
+    assert driver.lookup(keys) == [False, False, True, True]
+    assert driver.load_bytes(keys, [CHUNK_BYTES] * 4) == [None, None, *contents[2:]]
+    assert driver.store(keys[:2], contents[2:])
+    assert driver.load_bytes(keys[:2], [CHUNK_BYTES] * 2) == contents[2:]
+
+
+def test_deleting_absent_keys_returns_and_notifies_of_none(driver: AdapterDriver) -> None:
+    present = make_key(1)
+    assert driver.store([present], [random_bytes(CHUNK_BYTES, 1)])
+    absent = [make_key(number) for number in range(2, 2002)]
+    driver.adapter.delete(absent)
+    assert driver.listener.deleted == []
+    assert driver.used_bytes() == CHUNK_BYTES
+    driver.adapter.delete([*absent, present])
+    assert driver.listener.deleted == [present]
+    assert driver.used_bytes() == 0
+    # delete() also returns when it gives up after 30 s: then its event would still be waiting,
+    # and the completion would find nobody.
+    assert driver.adapter._pending_ops == {}
+
+
+def test_keys_kept_from_before_a_restart_are_served_but_not_accounted(
+    spec: AdapterSpec, driver: AdapterDriver
+) -> None:
+    keys = [make_key(number) for number in range(3)]
+    contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(3)]
+    assert driver.store(keys, contents)
+    driver.close()
+    reopened = AdapterDriver(spec)
+    try:
+        assert reopened.lookup(keys) == [True] * 3
+        assert reopened.load_bytes(keys, [CHUNK_BYTES] * 3) == contents
+        assert reopened.used_bytes() == 0
+        reopened.adapter.delete(keys[:1])
+        assert reopened.lookup(keys) == [False, True, True]
+    finally:
+        reopened.close()
+
+
+def test_overlapping_batches_from_many_threads(driver: AdapterDriver) -> None:
+    sizes = [4096, 4097, CHUNK_BYTES, 65_536] * 8
+    keys = [make_key(number) for number in range(len(sizes))]
+    contents = [random_bytes(size_bytes, seed) for seed, size_bytes in enumerate(sizes)]
+    start = threading.Barrier(THREAD_COUNT)
+
+    def work(seed: int) -> int:
+        choose = random.Random(seed)
+        loaded_count = 0
+        start.wait(DEADLINE_S)
+        for _ in range(12):
+            batch = choose.sample(range(len(keys)), 8)
+            batch_keys = [keys[index] for index in batch]
+            assert driver.store(batch_keys, [contents[index] for index in batch])
+            driver.lookup(batch_keys)
+            loaded = driver.load_bytes(batch_keys, [sizes[index] for index in batch])
+            for index, content in zip(batch, loaded, strict=True):
+                # Another thread may have deleted it meanwhile; wrong bytes it must never be.
+                assert content is None or content == contents[index]
+                loaded_count += content is not None
+            driver.adapter.delete([keys[choose.choice(batch)]])
+        return loaded_count
+
+    with ThreadPoolExecutor(THREAD_COUNT) as pool:
+        loaded_counts = list(pool.map(work, range(THREAD_COUNT)))
+    # Deletes are few, so most loads must have hit.
+    assert sum(loaded_counts) > THREAD_COUNT * 12 * 8 // 2
+    driver.adapter.delete(keys)
+    assert driver.lookup(keys) == [False] * len(keys)
+    assert driver.used_bytes() == 0
+    assert driver.adapter._pending_ops == {}
+
+
+def test_closing_twice_does_no_harm(spec: AdapterSpec) -> None:
+    driver = AdapterDriver(spec)
+    connector = driver.adapter._client
+    assert driver.store([make_key(1)], [random_bytes(CHUNK_BYTES, 1)])
+    driver.close()
+    connector.close()
+    driver.close()
+    assert connector.drain_completions() == []
+
+
+def test_no_buffer_is_touched_once_close_has_returned(spec: AdapterSpec) -> None:
+    # LMCache frees its memory right after; a late transfer would hit unmapped pages or, worse,
+    # somebody else's. That is best tried where it may crash.
+    worker = Path(__file__).with_name("close_under_load_worker.py")
+    finished = subprocess.run(
+        [sys.executable, str(worker), json.dumps(spec)],
+        env=os.environ | {"PYTHONPATH": str(worker.parents[3])},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=4 * DEADLINE_S,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.splitlines()[-1] == "no buffer was touched"

@@ -1,0 +1,61 @@
+"""The whole deployment: LMCache's server and its own client, before and after a restart."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.adapter_spec import AdapterSpec
+from demo.bench_client import CHUNKS_PER_REQUEST
+from demo.deployment import (
+    FIRST_CLIENT_BLOCKS,
+    LATER_CLIENT_BLOCKS,
+    LOADED_CHUNKS_METRIC,
+    STORED_CHUNKS_METRIC,
+    CacheServer,
+    fresh_run_problems,
+    restart_problems,
+)
+
+pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
+
+pytestmark = [pytest.mark.lmcache, pytest.mark.slow]
+
+REQUEST_COUNT = 4
+CHUNK_COUNT = REQUEST_COUNT * CHUNKS_PER_REQUEST
+
+
+@pytest.fixture
+def make_server(tmp_path: Path, spec: AdapterSpec) -> Iterator[Callable[[], CacheServer]]:
+    """Build servers over one store, and print all their logs, which pytest shows on failure."""
+    logs: list[Path] = []
+
+    def build() -> CacheServer:
+        logs.append(tmp_path / f"server-{len(logs)}.log")
+        return CacheServer(spec, logs[-1])
+
+    yield build
+    for log in logs:
+        if log.exists():
+            print(f"--- {log.name}\n{log.read_text(errors='replace')}")
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_everything_is_found_again_after_a_restart(
+    make_server: Callable[[], CacheServer], end: str
+) -> None:
+    with make_server() as server:
+        first = server.run_client(REQUEST_COUNT, FIRST_CLIENT_BLOCKS)
+        assert fresh_run_problems(first, REQUEST_COUNT) == []
+        server.wait_for_metric(STORED_CHUNKS_METRIC, CHUNK_COUNT)
+        if end == "stop":
+            server.stop()
+        else:
+            server.kill()
+    with make_server() as server:
+        later = server.run_client(REQUEST_COUNT, LATER_CLIENT_BLOCKS)
+        assert restart_problems(first, later) == []
+        # The hits came from L2, for the server's own memory was empty.
+        server.wait_for_metric(LOADED_CHUNKS_METRIC, CHUNK_COUNT)
+        assert server.metric(STORED_CHUNKS_METRIC) == 0
+        server.stop()

@@ -1,0 +1,52 @@
+"""LMCache's StorageManager in one process after the other must find again what it stored."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo.adapter_spec import AdapterSpec
+
+pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
+
+from demo.lmcache_command import lmcache_environment
+from tests.python.lmcache import storage_manager_worker as worker
+
+pytestmark = pytest.mark.lmcache
+
+REPOSITORY = Path(__file__).parents[3]
+PROCESS_DEADLINE_S = 240.0
+ALL_CHUNKS = (
+    len(worker.MODELS) * len(worker.SALTS) * len(worker.CHUNK_SIZES_BYTES) * worker.CHUNK_COUNT
+)
+
+
+def run_worker(phase: str, spec: AdapterSpec) -> dict[str, int]:
+    finished = subprocess.run(
+        [sys.executable, worker.__file__, phase, json.dumps(spec)],
+        env=lmcache_environment() | {"PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_DEADLINE_S,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    counts: dict[str, int] = json.loads(finished.stdout.splitlines()[-1])
+    return counts
+
+
+def test_all_chunks_survive_the_end_of_the_process(spec: AdapterSpec) -> None:
+    assert run_worker("write", spec) == {"stored": ALL_CHUNKS}
+    expected = {
+        "hits": ALL_CHUNKS,
+        "equal": ALL_CHUNKS,
+        "false_hits": 0,
+        "read_locked": 0,
+        "write_locked": 0,
+    }
+    assert run_worker("read", spec) == expected
+    # Reading must have changed nothing, neither on disk nor in the index.
+    assert run_worker("read", spec) == expected

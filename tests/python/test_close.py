@@ -1,0 +1,225 @@
+"""close(): nothing is touched after it, and everything is given back (line 4 of the contract)."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import kvring
+from tests.python.conftest import (
+    CAPACITY_BYTES,
+    HANG_DEADLINE_S,
+    MIB,
+    Client,
+    is_exported,
+    make_key,
+    make_memory,
+    pattern,
+)
+
+LATE_WRITE_S = 0.3
+HELD_COUNT = 100
+POISON = b"\xa5" * MIB
+
+
+def submit_many(client: Client, memory: list[memoryview | bytearray]) -> int:
+    """Put 500 loads and 500 stores of 1 MiB in flight; return how many operations that makes."""
+    held = {make_key(number): pattern(MIB, number) for number in range(HELD_COUNT)}
+    client.store(held)
+    content = pattern(MIB, 1000)
+    for number, one in enumerate(memory):
+        client.connector.submit_batch_get([make_key(number % HELD_COUNT)], [one])
+        client.connector.submit_batch_set([make_key(1000 + number)], [content])
+    return 2 * len(memory)
+
+
+@pytest.mark.parametrize("drain_timeout_s", [0, 0.2, 5])
+@pytest.mark.parametrize("shift_bytes", [0, 1])
+def test_no_buffer_is_written_after_close(
+    open_client: Callable[..., Client], drain_timeout_s: float, shift_bytes: int
+) -> None:
+    client = open_client(drain_timeout_s=drain_timeout_s)
+    memory: list[memoryview | bytearray] = [make_memory(MIB, shift_bytes) for _ in range(500)]
+    assert submit_many(client, memory) == 1000
+    assert client.stat("in_flight") > 0
+    client.connector.close()
+    assert client.stat("in_flight") == 0
+    for one in memory:
+        one[:] = POISON
+    time.sleep(LATE_WRITE_S)
+    assert all(one == POISON for one in memory)
+
+
+@pytest.mark.parametrize("drain_timeout_s", [0, 5])
+def test_close_releases_all_memory(
+    open_client: Callable[..., Client], drain_timeout_s: float
+) -> None:
+    client = open_client(drain_timeout_s=drain_timeout_s)
+    memory = [bytearray(MIB) for _ in range(500)]
+    submit_many(client, list(memory))
+    assert is_exported(memory[-1])
+    client.connector.close()
+    assert not any(is_exported(one) for one in memory)
+
+
+def test_close_releases_the_memory_of_completions_that_nobody_took(client: Client) -> None:
+    memory = bytearray(pattern(4096, 1))
+    client.connector.submit_batch_set(["key"], [memory])
+    client.wait_readable()
+    client.connector.close()
+    assert not is_exported(memory)
+
+
+def test_what_is_queued_at_close_is_finished_within_the_drain_timeout(
+    open_client: Callable[..., Client],
+) -> None:
+    client = open_client(drain_timeout_s=HANG_DEADLINE_S)
+    chunks = {make_key(seed): pattern(MIB, seed) for seed in range(100)}
+    for key, content in chunks.items():
+        client.connector.submit_batch_set([key], [content])
+    client.connector.close()
+    assert client.stat("abandoned") == 0
+    client = open_client()
+    assert {key: client.load(key, MIB) for key in chunks} == chunks
+
+
+def test_a_closed_connector_drains_nothing_and_refuses_everything(client: Client) -> None:
+    client.connector.submit_batch_set(["key"], [pattern(4096, 1)])
+    client.wait_readable()
+    connector = client.connector
+    connector.close()
+    assert connector.drain_completions() == []
+    for submit in (
+        lambda: connector.submit_batch_set(["key"], [b"content"]),
+        lambda: connector.submit_batch_get(["key"], [bytearray(7)]),
+        lambda: connector.submit_batch_exists(["key"]),
+        lambda: connector.submit_batch_delete(["key"]),
+        lambda: connector.submit_batch_exists([]),
+    ):
+        with pytest.raises(kvring.ClosedError, match="closed"):
+            submit()
+    assert connector.drain_completions() == []
+    assert repr(connector).endswith("closed")
+
+
+def test_a_batch_that_is_refused_by_a_closed_connector_holds_no_memory(client: Client) -> None:
+    client.connector.close()
+    memory = bytearray(4096)
+    with pytest.raises(kvring.ClosedError):
+        client.connector.submit_batch_get(["key"], [memory])
+    assert not is_exported(memory)
+
+
+def test_close_can_be_called_again_and_from_several_threads(client: Client) -> None:
+    client.connector.submit_batch_set(["key"], [pattern(MIB, 1)])
+    threads = [threading.Thread(target=client.connector.close, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_DEADLINE_S)
+        assert not thread.is_alive()
+    client.connector.close()
+    client.connector.close()
+
+
+def test_no_close_returns_before_the_memory_is_released(client: Client) -> None:
+    """Also the second of two closers may touch or free the memory afterwards."""
+    memory = [bytearray(MIB) for _ in range(200)]
+    submit_many(client, list(memory))
+    exported_after_close: list[bool] = []
+
+    def close() -> None:
+        client.connector.close()
+        exported_after_close.append(any(is_exported(one) for one in memory))
+
+    threads = [threading.Thread(target=close, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_DEADLINE_S)
+    assert exported_after_close == [False] * 4
+
+
+def test_threads_that_submit_during_close_get_an_answer_or_closed_error(client: Client) -> None:
+    outcomes: list[str] = []
+    started = threading.Barrier(5)
+
+    def submit_until_closed() -> None:
+        started.wait()
+        with suppress(kvring.ClosedError):
+            while True:
+                client.connector.submit_batch_set(["key"], [b"content"])
+                client.connector.submit_batch_get(["key"], [bytearray(7)])
+        outcomes.append("closed")
+
+    threads = [threading.Thread(target=submit_until_closed, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    time.sleep(0.05)
+    client.connector.close()
+    for thread in threads:
+        thread.join(HANG_DEADLINE_S)
+    assert outcomes == ["closed"] * 4
+    assert client.connector.drain_completions() == []
+
+
+def test_the_context_manager_closes(store_directory: Path) -> None:
+    with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
+        assert type(connector) is kvring.Connector
+        connector.submit_batch_set(["key"], [b"content"])
+    with pytest.raises(kvring.ClosedError):
+        connector.submit_batch_exists(["key"])
+
+
+def test_the_context_manager_closes_and_passes_exceptions_on(store_directory: Path) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        kvring.Connector(store_directory, CAPACITY_BYTES) as connector,
+    ):
+        _ = 1 / 0
+    with pytest.raises(kvring.ClosedError):
+        connector.submit_batch_exists(["key"])
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_connector_that_is_collected_gives_everything_back(
+    store_directory: Path, in_a_cycle: bool
+) -> None:
+    memory = bytearray(pattern(MIB, 1))
+    holder: list[object] = [kvring.Connector(store_directory, CAPACITY_BYTES)]
+    if in_a_cycle:
+        holder.append(holder)
+    connector = holder[0]
+    assert isinstance(connector, kvring.Connector)
+    connector.submit_batch_set(["key"], [memory])
+    del connector, holder
+    gc.collect()
+    assert not is_exported(memory)
+    with kvring.Connector(store_directory, CAPACITY_BYTES) as again:
+        assert Client(again).load("key", MIB) == memory
+
+
+def test_the_descriptor_stays_open_and_silent_until_the_connector_is_gone(
+    store_directory: Path,
+) -> None:
+    """A poller may sleep on it during close(); its number must not come to mean something else."""
+    connector = kvring.Connector(store_directory, CAPACITY_BYTES)
+    client = Client(connector)
+    descriptor = connector.event_fd()
+    inode = os.fstat(descriptor).st_ino
+    connector.submit_batch_set(["key"], [b"content"])
+    client.wait_readable()
+    connector.close()
+    assert connector.event_fd() == descriptor
+    assert os.fstat(descriptor).st_ino == inode
+    assert not client.is_readable(), "a poller would spin: nothing can be drained any more"
+    del client, connector
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -1,0 +1,159 @@
+"""The event descriptor and what drain_completions() returns."""
+
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_memory, pattern
+
+BATCH_COUNT = 5000
+
+
+def test_the_descriptor_is_an_open_int(client: Client) -> None:
+    descriptor = client.connector.event_fd()
+    assert type(descriptor) is int
+    assert descriptor == client.connector.event_fd()
+    assert "eventfd" in os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def test_the_descriptor_is_non_blocking_and_closed_on_exec(client: Client) -> None:
+    descriptor = client.connector.event_fd()
+    assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_NONBLOCK
+    assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    with pytest.raises(BlockingIOError):
+        os.read(descriptor, 8)
+
+
+def test_no_descriptor_of_the_store_reaches_another_program(client: Client) -> None:
+    client.store({"key": pattern(4096, 1)})
+    code = "import os; print([os.path.realpath('/dev/fd/' + fd) for fd in os.listdir('/dev/fd')])"
+    inherited = subprocess.run(
+        [sys.executable, "-c", code], close_fds=False, capture_output=True, text=True, check=True
+    ).stdout
+    assert "pipe:" in inherited
+    assert "kvring" not in inherited
+    assert "io_uring" not in inherited
+    assert "eventfd" not in inherited
+
+
+def test_the_descriptor_is_readable_only_while_completions_wait(client: Client) -> None:
+    assert not client.is_readable()
+    for _ in range(3):
+        future_id = client.connector.submit_batch_set(["key"], [pattern(4096, 1)])
+        client.wait_readable()
+        # Level-triggered: looking does not change it.
+        assert all(client.is_readable() for _ in range(3))
+        assert client.collect() == [future_id]
+        assert not client.is_readable()
+        assert client.collect() == []
+
+
+def test_an_answer_from_memory_is_readable_at_once(client: Client) -> None:
+    for submit in (client.connector.submit_batch_exists, client.connector.submit_batch_delete):
+        future_id = submit(["key"])
+        assert client.is_readable()
+        assert client.collect() == [future_id]
+        assert not client.is_readable()
+
+
+def test_other_pollers_work_too(client: Client) -> None:
+    descriptor = client.connector.event_fd()
+    with select.epoll() as epoll:
+        epoll.register(descriptor, select.EPOLLIN)
+        assert epoll.poll(0) == []
+        client.connector.submit_batch_exists(["key"])
+        assert epoll.poll(HANG_DEADLINE_S) == [(descriptor, select.EPOLLIN)]
+        assert epoll.poll(0) == [(descriptor, select.EPOLLIN)]
+        client.collect()
+        assert epoll.poll(0) == []
+
+
+def test_a_poller_that_sleeps_is_woken(client: Client) -> None:
+    woken: list[bool] = []
+
+    def wait() -> None:
+        client.wait_readable()
+        woken.append(True)
+
+    poller = threading.Thread(target=wait, daemon=True)
+    poller.start()
+    time.sleep(0.05)
+    assert not woken
+    client.connector.submit_batch_set(["key"], [pattern(4096, 1)])
+    poller.join(HANG_DEADLINE_S)
+    assert woken == [True]
+
+
+def test_draining_without_waiting_loses_nothing(client: Client) -> None:
+    """Drained as fast as can be, never asked for readability, each id still comes once."""
+    submitted = []
+    memory = make_memory(4096)
+    for number in range(2000):
+        submitted.append(client.connector.submit_batch_set([str(number % 50)], [memory]))
+        client.collect()
+    assert all(completion.ok for completion in client.wait_all(submitted))
+    assert client.collect() == []
+    assert not client.is_readable()
+
+
+def test_a_completion_has_the_types_that_lmcache_expects(client: Client) -> None:
+    client.store({"key": pattern(4096, 1)})
+    connector = client.connector
+    waiting = {
+        connector.submit_batch_set(["new"], [pattern(4096, 2)]): [True],
+        connector.submit_batch_get(["key", "none"], [make_memory(4096)] * 2): [True, False],
+        connector.submit_batch_exists(["key", "none"]): [True, False],
+        connector.submit_batch_delete(["none", "none either"]): [True, True],
+    }
+    assert all(type(future_id) is int for future_id in waiting)
+    while waiting:
+        client.wait_readable()
+        drained = connector.drain_completions()
+        assert type(drained) is list
+        for completion in drained:
+            assert type(completion) is tuple
+            assert [type(part) for part in completion] == [int, bool, str, list]
+            future_id, ok, error, results = completion
+            assert (ok, error) == (True, "")
+            assert all(type(result) is bool for result in results)
+            assert results == waiting.pop(future_id)
+
+
+def test_future_ids_are_never_used_twice(client: Client) -> None:
+    future_ids = [client.connector.submit_batch_exists([]) for _ in range(1000)]
+    assert len(set(future_ids)) == 1000
+
+
+def test_submits_do_not_wait_for_completions_to_be_drained(client: Client) -> None:
+    """Line 6: thousands of batches, and none is drained before the last is submitted."""
+    connector = client.connector
+    client.store({"held": pattern(4096, 1)})
+    memory = [make_memory(4096) for _ in range(BATCH_COUNT // 5)]
+    submitted = []
+    for number in range(BATCH_COUNT // 5):
+        key = f"key {number % 100}"
+        submitted += [
+            connector.submit_batch_set([key], [pattern(4096, number)]),
+            connector.submit_batch_get(["held"], [memory[number]]),
+            connector.submit_batch_exists([key]),
+            connector.submit_batch_delete([key]),
+            connector.submit_batch_get([], []),
+        ]
+    assert len(submitted) == BATCH_COUNT
+    assert all(completion.ok for completion in client.wait_all(submitted))
+    assert client.collect() == []
+    assert not client.is_readable()
+    assert all(bytes(one) == pattern(4096, 1) for one in memory)
+
+
+def test_a_submit_does_not_wait_for_the_device(client: Client) -> None:
+    """More bytes than the device is given at a time are submitted before the first is drained."""
+    content = pattern(MIB, 1)
+    submitted = [client.connector.submit_batch_set([str(n)], [content]) for n in range(128)]
+    assert all(completion.ok for completion in client.wait_all(submitted))

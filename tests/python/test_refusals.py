@@ -1,0 +1,187 @@
+"""A wrong argument raises at submit, before anything is queued (line 11 of the contract)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kvring
+from tests.python.conftest import Client, is_exported, pattern
+
+CAPACITY_BYTES = 32 << 20
+STRIDED = memoryview(bytearray(8192))[::2]
+REVERSED = memoryview(bytearray(4096))[::-1]
+RELEASED = memoryview(bytearray(4096))
+RELEASED.release()
+
+# What is wrong with the second key or buffer of a batch -> the key, the buffer, what is raised, what it says.
+WRONG_KEYS: dict[str, tuple[Any, type[Exception], str]] = {
+    "too long": ("k" * 4097, kvring.SubmitError, "key 1 has 4097 bytes; keys have at most 4096"),
+    "too long in two-byte characters": ("é" * 2049, kvring.SubmitError, "key 1 has 4098 bytes"),
+    "too long in four-byte characters": ("😀" * 1025, kvring.SubmitError, "key 1 has 4100 bytes"),
+    "a lone surrogate": ("key \ud800", UnicodeEncodeError, "surrogates not allowed"),
+    "bytes": (b"key", TypeError, "bytes"),
+    "an int": (1, TypeError, "int"),
+    "None": (None, TypeError, "None"),
+}
+WRONG_BUFFERS: dict[str, tuple[Any, type[Exception], str]] = {
+    "every second byte": (STRIDED, kvring.SubmitError, "buffer 1 is not contiguous"),
+    "backwards": (REVERSED, kvring.SubmitError, "buffer 1 is not contiguous"),
+    "released": (RELEASED, ValueError, "released"),
+    "no buffer": (object(), TypeError, "bytes-like"),
+    "a str": ("content", TypeError, "bytes-like"),
+    "None": (None, TypeError, "bytes-like"),
+}
+WRONG_FOR_SET: dict[str, tuple[Any, type[Exception], str]] = {
+    "of length zero": (b"", kvring.SubmitError, "buffer 1 has 0 bytes; a chunk has 1 to "),
+    "too long": (bytearray(CAPACITY_BYTES), kvring.SubmitError, "buffer 1 has 33554432 bytes"),
+}
+WRONG_FOR_GET: dict[str, tuple[Any, type[Exception], str]] = {
+    "bytes": (bytes(4096), kvring.SubmitError, "buffer 1 is read-only"),
+    "a read-only view": (
+        memoryview(bytearray(4096)).toreadonly(),
+        kvring.SubmitError,
+        "buffer 1 is read-only",
+    ),
+}
+
+
+@pytest.fixture
+def client(open_client: Callable[..., Client]) -> Client:
+    return open_client(CAPACITY_BYTES)
+
+
+def cases(*tables: dict[str, tuple[Any, type[Exception], str]]) -> list[Any]:
+    return [pytest.param(*case, id=name) for table in tables for name, case in table.items()]
+
+
+def assert_refused(
+    client: Client, kind: type[Exception], text: str, operation: str, *arguments: Any
+) -> None:
+    """Submit, expect the error, and find nothing queued and a connector that works."""
+    before = client.connector.stats()
+    with pytest.raises(kind) as refusal:
+        getattr(client.connector, f"submit_batch_{operation}")(*arguments)
+    assert type(refusal.value) is kind
+    assert text in str(refusal.value)
+    assert client.connector.stats() == before
+    assert client.connector.drain_completions() == []
+    assert not client.is_readable()
+    client.store({"after": pattern(4097, 1)})
+    assert client.load("after", 4097) == pattern(4097, 1)
+    assert client.exists(["good", "last"]) == [False, False]
+
+
+@pytest.mark.parametrize("operation", ["set", "get"])
+@pytest.mark.parametrize(("key", "kind", "text"), cases(WRONG_KEYS))
+def test_wrong_keys_with_buffers(
+    client: Client, operation: str, key: Any, kind: type[Exception], text: str
+) -> None:
+    memory = bytearray(4096)
+    keys = ["good", key, "last"]
+    assert_refused(client, kind, text, operation, keys, [memory] * 3)
+    assert not is_exported(memory)
+
+
+@pytest.mark.parametrize("operation", ["exists", "delete"])
+@pytest.mark.parametrize(("key", "kind", "text"), cases(WRONG_KEYS))
+def test_wrong_keys_alone(
+    client: Client, operation: str, key: Any, kind: type[Exception], text: str
+) -> None:
+    client.store({"held": pattern(4096, 1)})
+    assert_refused(client, kind, text, operation, ["held", key, "last"])
+    assert client.exists(["held"]) == [True]
+
+
+@pytest.mark.parametrize(("buffer", "kind", "text"), cases(WRONG_BUFFERS, WRONG_FOR_SET))
+def test_wrong_buffers_for_set(
+    client: Client, buffer: Any, kind: type[Exception], text: str
+) -> None:
+    memory = bytearray(4096)
+    keys = ["good", "wrong", "last"]
+    assert_refused(client, kind, text, "set", keys, [memory, buffer, memory])
+    assert not is_exported(memory)
+
+
+@pytest.mark.parametrize(("buffer", "kind", "text"), cases(WRONG_BUFFERS, WRONG_FOR_GET))
+def test_wrong_buffers_for_get(
+    client: Client, buffer: Any, kind: type[Exception], text: str
+) -> None:
+    client.store({"held": pattern(4096, 1)})
+    memory = bytearray(4096)
+    assert_refused(client, kind, text, "get", ["held"] * 3, [memory, buffer, memory])
+    assert not is_exported(memory)
+    assert memory == bytes(4096)
+
+
+@pytest.mark.parametrize("operation", ["set", "get"])
+@pytest.mark.parametrize(("key_count", "buffer_count"), [(0, 1), (1, 0), (2, 1), (1, 2), (300, 3)])
+def test_counts_that_differ(
+    client: Client, operation: str, key_count: int, buffer_count: int
+) -> None:
+    memory = bytearray(4096)
+    text = f"{key_count} keys but {buffer_count} buffers"
+    keys, buffers = ["good"] * key_count, [memory] * buffer_count
+    assert_refused(client, kvring.SubmitError, text, operation, keys, buffers)
+    assert not is_exported(memory)
+
+
+@pytest.mark.parametrize("operation", ["set", "get"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        (["good"],),
+        (["good"], [bytearray(8)], []),
+        (["good"], None),
+        (["good"], bytearray(8)),
+        (["good"], (bytearray(8),)),
+        ("good", [bytearray(8)] * 4),
+        (None, [bytearray(8)]),
+    ],
+    ids=str,
+)
+def test_arguments_of_a_wrong_kind_with_buffers(
+    client: Client, operation: str, arguments: tuple[Any, ...]
+) -> None:
+    assert_refused(client, TypeError, "", operation, *arguments)
+
+
+@pytest.mark.parametrize("operation", ["exists", "delete"])
+@pytest.mark.parametrize("arguments", [(), ("good",), (None,), (["good"], ["good"])], ids=str)
+def test_arguments_of_a_wrong_kind_alone(
+    client: Client, operation: str, arguments: tuple[Any, ...]
+) -> None:
+    assert_refused(client, TypeError, "", operation, *arguments)
+
+
+def test_the_longest_chunk_is_one_that_fits(client: Client) -> None:
+    limit_bytes = client.stat("max_chunk_bytes")
+    memory = bytearray(limit_bytes + 1)
+    view = memoryview(memory)
+    assert_refused(client, kvring.SubmitError, str(limit_bytes), "set", ["good"], [view])
+    client.delete(["after"])
+    view[:limit_bytes] = pattern(limit_bytes, 1)
+    assert client.set(["longest"], [view[:limit_bytes]]).ok
+    assert client.load("longest", limit_bytes) == view[:limit_bytes]
+
+
+def test_a_get_longer_than_any_chunk_is_a_miss(client: Client) -> None:
+    memory = bytearray(client.stat("max_chunk_bytes") + 1)
+    assert client.get(["key"], [memory])[1:] == (True, "", [False])
+
+
+def test_a_get_of_length_zero_is_a_miss(client: Client) -> None:
+    client.store({"key": pattern(4096, 1)})
+    assert client.get(["key"], [bytearray()])[1:] == (True, "", [False])
+
+
+def test_refusals_leave_what_is_under_way_alone(client: Client) -> None:
+    content = pattern(1 << 20, 1)
+    future_ids = []
+    for number in range(20):
+        future_ids.append(client.connector.submit_batch_set([str(number)], [content]))
+        with pytest.raises(kvring.SubmitError):
+            client.connector.submit_batch_set(["0", "k" * 4097], [content, content])
+    assert all(completion.ok for completion in client.wait_all(future_ids))
+    assert client.connector.drain_completions() == []
