@@ -1,10 +1,7 @@
 //! The paths that touch no disk, through the connector: EXISTS, DELETE, and opening a store of many records.
 //! `cargo bench --bench index`; `KVRING_BENCH_KEYS` sets how many keys are held (default 1,000,000).
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
-#![allow(
-    clippy::unwrap_used,
-    reason = "a bench that unwraps fails with the place and the reason"
-)]
+#![allow(clippy::unwrap_used, reason = "a bench that unwraps fails with the place and the reason")]
 
 use std::time::{Duration, Instant};
 
@@ -40,9 +37,7 @@ fn set(connector: &Connector, numbers: std::ops::Range<u64>, memory: &AlignedBlo
     let keys: Vec<String> = numbers.map(key).collect();
     // SAFETY: `memory` outlives every batch: each is drained before this function's caller ends.
     let buffer = unsafe { CallerBuffer::new(memory.as_ptr(), memory.size_bytes()) };
-    connector
-        .submit_set(&keys, &vec![buffer; keys.len()], Box::new(()))
-        .unwrap();
+    connector.submit_set(&keys, &vec![buffer; keys.len()], Box::new(())).unwrap();
 }
 
 fn fill(connector: &Connector, count: u64) {
@@ -61,20 +56,12 @@ fn fill(connector: &Connector, count: u64) {
 
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("RssAnon:"))
-        .unwrap();
-    line.split_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse::<u64>()
-        .unwrap()
-        * 1024
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
 fn index(criterion: &mut Criterion) {
-    let directory = tempfile::tempdir_in(".").unwrap();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let count = keys_held();
     let connector = open(directory.path());
     fill(&connector, count);
@@ -86,9 +73,7 @@ fn index(criterion: &mut Criterion) {
         let mut batch = move || -> Vec<String> {
             (0..BATCH)
                 .map(|_| {
-                    state = state
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1);
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     key(offset + (state >> 20) % count)
                 })
                 .collect()

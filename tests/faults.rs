@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, key, pattern};
-use kvring::Direction;
+use kvring::{Connector, Direction};
 
 fn faulty(
     directory: &Path,
@@ -187,6 +187,39 @@ fn a_panic_answers_everything() {
         let found = client.get_one(&key(number), 4096);
         assert!(found.is_none_or(|bytes| bytes == pattern(4096, 1) || bytes == pattern(4096, 2)));
     }
+}
+
+/// close() drops what is queued at its deadline, but does not return before the kernel is done with the buffers.
+#[test]
+fn close_waits_for_the_kernel() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = Arc::new(AtomicBool::new(false));
+    let mut config = common::config(directory.path(), 256 * MIB);
+    config.drain_timeout = Duration::ZERO;
+    let connector = Connector::open_with_engine(config, {
+        let stuck = Arc::clone(&stuck);
+        move |queue_depth, waker| {
+            FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
+        }
+    });
+    let client = Client::from(connector.unwrap());
+    let memory = Memory::patterned(4096, 0, 1);
+    assert!(client.set_one("k", &memory));
+    stuck.store(true, Ordering::SeqCst);
+    let read = Memory::new(4096, 0);
+    client.submit_get(&["k".to_owned()], &[&read]);
+    thread::sleep(Duration::from_millis(50));
+    let device = thread::spawn({
+        let stuck = Arc::clone(&stuck);
+        move || {
+            thread::sleep(Duration::from_millis(200));
+            stuck.store(false, Ordering::SeqCst);
+        }
+    });
+    client.connector.close();
+    assert!(!stuck.load(Ordering::SeqCst), "close() returned while the device was still at it");
+    device.join().unwrap();
+    assert_eq!(client.connector.stats().in_flight, 0);
 }
 
 /// A device that stops answering does not hold close() for ever: the memory is leaked and the batch answered.

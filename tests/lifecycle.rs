@@ -32,6 +32,12 @@ fn length(number: u64) -> usize {
     4096 + 1111 * number as usize
 }
 
+/// What all files of a store take.
+fn on_disk_bytes(directory: &Path) -> u64 {
+    let files = fs::read_dir(directory).unwrap();
+    files.map(|file| file.unwrap().metadata().unwrap().blocks() * 512).sum()
+}
+
 /// How many of the chunks of `filled` are there; each one that is has the right bytes.
 fn intact(client: &Client, count: u64) -> u64 {
     (0..count)
@@ -150,11 +156,23 @@ fn full_stores_say_so_and_deletes_make_room() {
     assert_eq!(client.exists(&keys), completion.results, "what was stored whole stays");
     client.delete(&keys[..2]);
     assert!(client.set_one("again", &memory));
-    let on_disk: u64 = fs::read_dir(directory.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512)
-        .sum();
-    assert!(on_disk <= 32 * MIB, "{on_disk}");
+    assert!(on_disk_bytes(directory.path()) <= 32 * MIB);
+}
+
+/// Keys can take more room than chunks: the index keeps to the capacity too.
+#[test]
+fn the_index_counts_as_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = Client::open(directory.path(), 16 * MIB);
+    let memory = Memory::patterned(4096, 0, 1);
+    let keys: Vec<String> = (0..3500).map(|number| format!("{number:04096}")).collect();
+    let completion = client.set(&keys, &vec![&memory; keys.len()]);
+    assert!(!completion.ok && completion.error.starts_with("store full"), "{}", completion.error);
+    assert!(on_disk_bytes(directory.path()) <= 16 * MIB);
+    assert_eq!(client.exists(&keys), completion.results);
+    client.delete(&keys);
+    assert!(client.set_one("again", &memory));
+    assert_eq!(client.connector.stats().allocated_bytes, BLOCK_BYTES);
 }
 
 #[test]
@@ -169,11 +187,7 @@ fn a_smaller_capacity_keeps_what_fits() {
     let held = client.exists(&keys).iter().filter(|held| **held).count();
     assert_eq!(held, 64, "the chunks of the one data file that fits");
     assert_eq!(client.connector.recovery().out_of_range, 86);
-    let on_disk: u64 = fs::read_dir(directory.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512)
-        .sum();
-    assert!(on_disk <= 100 * MIB, "{on_disk}");
+    assert!(on_disk_bytes(directory.path()) <= 100 * MIB);
     assert_eq!(client.get_one(&keys[0], MIB as usize).unwrap(), memory.bytes());
 }
 
@@ -336,6 +350,8 @@ fn of_two_records_for_one_place_or_key_the_younger_stays() {
     // A copy of record 1 with an older generation in a free slot: the same key and the same place.
     file.read_exact_at(&mut record, HEADER_BYTES + RECORD_BYTES).unwrap();
     record[32..40].copy_from_slice(&0_u64.to_le_bytes());
+    // Were it believed, the chunk would be a miss.
+    record[64] ^= 0xff;
     let checksum = crc32c::crc32c(&record[12..]);
     record[8..12].copy_from_slice(&checksum.to_le_bytes());
     edit(&index, HEADER_BYTES + 7 * RECORD_BYTES, &record);
