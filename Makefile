@@ -1,0 +1,171 @@
+# Everything a developer or CI runs. `make help` lists it.
+#
+# All tools live in .venv, at the versions of requirements/*.txt, put there by uv: it keeps a cache, so that LMCache's
+# 6 GB are downloaded once and hard-linked from then on. Where uv does not work: make INSTALLER=pip TARGET
+
+PYTHON ?= python3
+INSTALLER ?= uv
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# One target directory and one interpreter for maturin, clippy and the tests, so that none rebuilds another's work.
+export CARGO_TARGET_DIR := $(CURDIR)/target
+export PYO3_PYTHON := $(CURDIR)/$(PY)
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(HOME)/.cargo/bin
+
+# In CI the committed Cargo.lock decides; at a desk an edit of Cargo.toml may change it.
+LOCKED := $(if $(CI),--locked)
+# The Python bindings are linked into an interpreter, not into a test program: pytest tests them.
+RUST_TESTS := cargo test --workspace --exclude kvring-python --no-fail-fast $(LOCKED)
+PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python demo benches)
+REPORTS := target/test-reports
+
+ifeq ($(INSTALLER),pip)
+install = $(PY) -m pip install --quiet --disable-pip-version-check $(1)
+MATURIN_INSTALLER :=
+else
+install = $(VENV)/bin/uv pip install --quiet --python $(PY) $(1) || \
+	{ echo "make: uv could not install it; try plain pip: make INSTALLER=pip $(MAKECMDGOALS)" >&2; exit 1; }
+MATURIN_INSTALLER := --uv
+endif
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# --- the environment ---
+
+.PHONY: need-cargo
+need-cargo:
+	@command -v cargo >/dev/null || {
+		echo "make: no cargo. Install Rust with rustup (https://rustup.rs, or your system's rustup package), then run make again." >&2
+		exit 1
+	}
+	command -v cc >/dev/null || {
+		echo "make: no C linker (cc), which Rust needs. On Debian: apt-get install build-essential" >&2
+		exit 1
+	}
+
+$(PY):
+	@command -v $(PYTHON) >/dev/null || {
+		echo "make: no $(PYTHON). Install Python 3.10 to 3.13, or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2
+		exit 1
+	}
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || {
+		echo "make: $$($(PYTHON) --version) will not do, it takes 3.10 to 3.13. Name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2
+		exit 1
+	}
+	$(PYTHON) -m venv $(VENV) || {
+		rm -rf $(VENV)
+		echo "make: $(PYTHON) can't make a virtual environment. On Debian: apt-get install python3-venv" >&2
+		exit 1
+	}
+
+$(VENV)/.stamp-tools: requirements/dev.txt | $(PY)
+	@if [ "$(INSTALLER)" = uv ]; then
+		$(PY) -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements/dev.txt)"
+	fi
+	$(call install,-r requirements/dev.txt)
+	touch $@
+
+$(VENV)/.stamp-lmcache: requirements/lmcache.txt $(VENV)/.stamp-tools
+	@echo "make: installing LMCache, about 6 GB the first time"
+	$(call install,-r requirements/lmcache.txt)
+	touch $@
+
+# The install is editable: edits of .py files need no build. A native module newer than the stamp is somebody else's,
+# perhaps a debug build, and a missing one was deleted: both are built anew.
+NATIVE_MODULE := $(wildcard connector_py/kvring/_native*.so)
+RUST_SOURCES := $(shell find src connector_py/src -name '*.rs') \
+	$(wildcard Cargo.toml Cargo.lock connector_py/Cargo.toml build.rs connector_py/build.rs .cargo/config.toml)
+
+$(VENV)/.stamp-kvring: $(VENV)/.stamp-tools pyproject.toml $(RUST_SOURCES) $(or $(NATIVE_MODULE),force) | need-cargo
+	@$(VENV)/bin/maturin develop --release $(MATURIN_INSTALLER) $(LOCKED)
+	touch $@
+
+.PHONY: force
+force:
+
+.PHONY: build
+build: $(VENV)/.stamp-kvring ## kvring's release build into .venv
+
+.PHONY: lmcache
+lmcache: $(VENV)/.stamp-lmcache ## LMCache into .venv, once
+
+# --- what it's for ---
+
+.PHONY: demo
+demo: build lmcache ## show what kvring does
+	@$(PY) -m demo
+
+# $(1): further arguments of pytest. Both suites run whatever the first one says, and the counts come last.
+define run_tests
+	mkdir -p $(REPORTS)
+	rm -f $(REPORTS)/*
+	status=0
+	$(RUST_TESTS) 2>&1 | tee $(REPORTS)/rust.log || status=1
+	$(PY) -m pytest --junitxml=$(REPORTS)/python.xml $(1) || status=1
+	[ -f $(REPORTS)/python.xml ] || echo '<testsuite tests="0"/>' > $(REPORTS)/python.xml
+	read -r rust_passed rust_failed rust_skipped < <(awk '/^test result:/ { passed += $$4; failed += $$6; skipped += $$8 }
+		END { print passed + 0, failed + 0, skipped + 0 }' $(REPORTS)/rust.log)
+	count() { sed -nE "s/.*<testsuite [^>]*\b$$1=\"([0-9]+)\".*/\1/p" $(REPORTS)/python.xml | grep . || echo 0; }
+	python_failed=$$(( $$(count failures) + $$(count errors) ))
+	python_skipped=$$(count skipped)
+	python_passed=$$(( $$(count tests) - python_failed - python_skipped ))
+	[ $$status = 0 ] || echo "make: there are failures, see above" >&2
+	echo "skips: $$(( rust_skipped + python_skipped )) ($$rust_skipped in Rust, $$python_skipped in Python, reasons above)"
+	echo "total: $$(( rust_passed + python_passed )) passed, $$(( rust_failed + python_failed )) failed," \
+		"$$(( rust_skipped + python_skipped )) skipped"
+	exit $$status
+endef
+
+.PHONY: test
+test: build lmcache ## all tests, with the real LMCache
+	@$(call run_tests)
+
+.PHONY: check
+check: lint ## the daily round: lint, and all tests but those that need LMCache
+	@$(call run_tests,-m "not lmcache")
+
+.PHONY: lint
+lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny
+	@set -x
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	ruff check $(PYTHON_SOURCES)
+	ruff format --check $(PYTHON_SOURCES)
+	mypy $(PYTHON_SOURCES)
+	# Only the native module has a stub. The rest carries its types itself, and part of it imports LMCache.
+	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml kvring._native
+	{ set +x; } 2>/dev/null
+	if command -v cargo-deny >/dev/null; then
+		cargo deny --offline check bans licenses sources
+	else
+		echo "lint: cargo-deny skipped, it is not installed (cargo install --locked cargo-deny)"
+	fi
+
+.PHONY: bench
+bench: build lmcache ## side by side with LMCache's fs_native: the figures to publish
+	@$(PY) -m benches.compare
+
+.PHONY: bench-quick
+bench-quick: build lmcache ## the same, smaller: a first look
+	@$(PY) -m benches.compare --quick
+
+.PHONY: clean
+clean: ## remove all that was built, and the caches; .venv keeps its tools
+	@rm -rf target dist benches/results .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f connector_py/kvring/_native*.so $(VENV)/.stamp-kvring
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## clean, and .venv too
+	@rm -rf $(VENV)
