@@ -50,6 +50,15 @@ pub enum Checksum {
     Off,
 }
 
+/// What a completed SET withstands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The death of the process.
+    BestEffort,
+    /// Power loss as well: data and record are synced before the completion.
+    Persistent,
+}
+
 /// Everything that can be set when a store is opened.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -59,6 +68,10 @@ pub struct Config {
     pub capacity_bytes: u64,
     /// Payload checksum.
     pub checksum: Checksum,
+    /// What a completed SET withstands.
+    pub durability: Durability,
+    /// How often a failed write is tried again in `persistent`.
+    pub persistent_max_retries: u32,
     /// Transfers given to the device at a time.
     pub queue_depth: usize,
     /// Longest single transfer.
@@ -137,6 +150,31 @@ pub const OPTIONS: &[OptionSpec] = &[
         },
     },
     OptionSpec {
+        name: "durability",
+        unit: "",
+        default: Some("best_effort"),
+        range: "'best_effort' or 'persistent'",
+        meaning: "what a completed SET withstands: the death of the process, or power loss as well (data and record are synced before it completes, grouped over all SETs that wait)",
+        apply: |config, value| {
+            config.durability = match one_of(value, &["best_effort", "persistent"])? {
+                "persistent" => Durability::Persistent,
+                _ => Durability::BestEffort,
+            };
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "persistent_max_retries",
+        unit: "tries",
+        default: Some("3"),
+        range: "0 to 100",
+        meaning: "how often a failed write is tried again, with growing pauses from 10 ms on, in 'persistent'",
+        apply: |config, value| {
+            config.persistent_max_retries = size_within(value, 0, 100)? as u32;
+            Ok(())
+        },
+    },
+    OptionSpec {
         name: "queue_depth",
         unit: "transfers",
         default: Some("128"),
@@ -203,6 +241,8 @@ impl Config {
             path: PathBuf::new(),
             capacity_bytes: 0,
             checksum: Checksum::Crc32c,
+            durability: Durability::BestEffort,
+            persistent_max_retries: 0,
             queue_depth: 0,
             max_io_bytes: 0,
             drain_timeout: Duration::ZERO,

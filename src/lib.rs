@@ -43,12 +43,12 @@ mod time;
 pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
 pub use config::{
-    BLOCK_BYTES, Checksum, Config, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, OPTIONS, OptionSpec,
-    OptionValue,
+    BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, OPTIONS,
+    OptionSpec, OptionValue,
 };
 pub use connector::Connector;
 pub use engine::uring::UringEngine;
-pub use engine::{Direction, Engine, Reaped, Transfer, Waker};
+pub use engine::{Action, Engine, Reaped, Transfer, Waker};
 pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
 pub use index::Recovery;
 pub use key::{Digest, MAX_KEY_BYTES, Namespace};

@@ -64,6 +64,12 @@ counters! {
     read_errors,
     /// SETs that failed in the device.
     write_errors,
+    /// Writes tried again, in `persistent`.
+    write_retries,
+    /// Barriers given to the device, in `persistent`.
+    syncs,
+    /// Groups of SETs that could not be made durable.
+    sync_errors,
     /// SETs that found no room.
     store_full,
     /// SETs refused because another key has the same digest.

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, key, pattern};
-use kvring::{Connector, Direction};
+use kvring::{Action, Connector};
 
 fn faulty(
     directory: &Path,
-    script: impl FnMut(u64, Direction, usize) -> Fault + Send + 'static,
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
 ) -> Client {
     faulty_and_stuck(directory, Arc::default(), script)
 }
@@ -24,7 +24,7 @@ fn faulty(
 fn faulty_and_stuck(
     directory: &Path,
     stuck: Arc<AtomicBool>,
-    script: impl FnMut(u64, Direction, usize) -> Fault + Send + 'static,
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
 ) -> Client {
     Client::open_with_engine(directory, 256 * MIB, move |queue_depth, waker| {
         FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
@@ -81,8 +81,8 @@ fn endless_interruptions_end() {
 #[test]
 fn failed_writes_fail_their_key_only() {
     let directory = tempfile::tempdir().unwrap();
-    let client = faulty(directory.path(), |_, direction, length| {
-        let poisoned = direction == Direction::Write && length == 12_288;
+    let client = faulty(directory.path(), |_, action, length| {
+        let poisoned = action == Action::Write && length == 12_288;
         if poisoned { Fault::Errno(libc::EIO) } else { Fault::None }
     });
     let (good, bad) = (Memory::patterned(8192, 0, 1), Memory::patterned(12_288, 0, 2));
@@ -107,8 +107,8 @@ fn failed_reads_are_misses() {
     let failing = Arc::new(AtomicBool::new(true));
     let client = faulty(directory.path(), {
         let failing = Arc::clone(&failing);
-        move |_, direction, length| {
-            let poisoned = direction == Direction::Read && length == 12_288;
+        move |_, action, length| {
+            let poisoned = action == Action::Read && length == 12_288;
             if poisoned && failing.load(Ordering::SeqCst) {
                 Fault::Errno(libc::EIO)
             } else {
@@ -137,8 +137,8 @@ fn what_waits_behind_a_failed_write_goes_on() {
     let writes = Arc::new(AtomicU64::new(0));
     let client = faulty(directory.path(), {
         let writes = Arc::clone(&writes);
-        move |_, direction, _| {
-            let first = direction == Direction::Write && writes.fetch_add(1, Ordering::SeqCst) == 0;
+        move |_, action, _| {
+            let first = action == Action::Write && writes.fetch_add(1, Ordering::SeqCst) == 0;
             if first { Fault::Errno(libc::ENOSPC) } else { Fault::None }
         }
     });

@@ -38,9 +38,7 @@ impl Connector {
         }
         let config =
             Config::from_options(all).map_err(|error| from_open(OpenError::Config(error)))?;
-        let core = py
-            .detach(|| kvring::Connector::open(config))
-            .map_err(from_open)?;
+        let core = py.detach(|| kvring::Connector::open(config)).map_err(from_open)?;
         Ok(Self { core })
     }
 
@@ -58,8 +56,7 @@ impl Connector {
     ) -> PyResult<u64> {
         let (exports, spans) = export_all(memoryviews, Use::Read)?;
         let keep_alive: KeepAlive = Box::new(exports);
-        py.detach(|| self.core.submit_set(&keys, &spans, keep_alive))
-            .map_err(from_submit)
+        py.detach(|| self.core.submit_set(&keys, &spans, keep_alive)).map_err(from_submit)
     }
 
     /// Load chunks. Returns the future id of the batch.
@@ -71,20 +68,17 @@ impl Connector {
     ) -> PyResult<u64> {
         let (exports, spans) = export_all(memoryviews, Use::Fill)?;
         let keep_alive: KeepAlive = Box::new(exports);
-        py.detach(|| self.core.submit_get(&keys, &spans, keep_alive))
-            .map_err(from_submit)
+        py.detach(|| self.core.submit_get(&keys, &spans, keep_alive)).map_err(from_submit)
     }
 
     /// Ask which keys are held. Returns the future id of the batch.
     fn submit_batch_exists(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<u64> {
-        py.detach(|| self.core.submit_exists(&keys))
-            .map_err(from_submit)
+        py.detach(|| self.core.submit_exists(&keys)).map_err(from_submit)
     }
 
     /// Remove keys; True means "not here any more", also for a key that never was. Returns the future id of the batch.
     fn submit_batch_delete(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<u64> {
-        py.detach(|| self.core.submit_delete(&keys))
-            .map_err(from_submit)
+        py.detach(|| self.core.submit_delete(&keys)).map_err(from_submit)
     }
 
     /// Completions since the last call: (future id, ok, error, one bool per key).
@@ -153,10 +147,5 @@ impl Drop for Connector {
 }
 
 fn answer(completion: Completion) -> Answer {
-    (
-        completion.future_id,
-        completion.ok,
-        completion.error.clone(),
-        completion.results.clone(),
-    )
+    (completion.future_id, completion.ok, completion.error.clone(), completion.results.clone())
 }

@@ -4,36 +4,16 @@ use pyo3::PyErr;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyOSError};
 
-create_exception!(
-    kvring,
-    KvRingError,
-    PyException,
-    "Base of every error that kvring raises."
-);
+create_exception!(kvring, KvRingError, PyException, "Base of every error that kvring raises.");
 create_exception!(
     kvring,
     ConfigError,
     KvRingError,
     "An option is unknown, missing or out of range."
 );
-create_exception!(
-    kvring,
-    InUseError,
-    KvRingError,
-    "Another live connector has the store open."
-);
-create_exception!(
-    kvring,
-    FormatError,
-    KvRingError,
-    "The store was written by a newer kvring."
-);
-create_exception!(
-    kvring,
-    EngineError,
-    KvRingError,
-    "io_uring is not available."
-);
+create_exception!(kvring, InUseError, KvRingError, "Another live connector has the store open.");
+create_exception!(kvring, FormatError, KvRingError, "The store was written by a newer kvring.");
+create_exception!(kvring, EngineError, KvRingError, "io_uring is not available.");
 create_exception!(
     kvring,
     SubmitError,

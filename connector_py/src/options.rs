@@ -20,16 +20,12 @@ pub(crate) fn option_value(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Opt
     if let Ok(text) = value.cast::<PyString>() {
         return Ok(OptionValue::Text(text.extract()?));
     }
-    let path = value
-        .py()
-        .import("os")?
-        .call_method1("fspath", (value,))
-        .map_err(|_| {
-            let kind = value.get_type();
-            PyTypeError::new_err(format!(
-                "option '{name}' takes a string, a number or a path, not {kind}"
-            ))
-        })?;
+    let path = value.py().import("os")?.call_method1("fspath", (value,)).map_err(|_| {
+        let kind = value.get_type();
+        PyTypeError::new_err(format!(
+            "option '{name}' takes a string, a number or a path, not {kind}"
+        ))
+    })?;
     Ok(OptionValue::Text(path.extract()?))
 }
 

@@ -12,27 +12,29 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::EngineError;
 
-/// Which way the bytes go.
+/// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum Action {
     /// From disk to memory.
     Read,
     /// From memory to disk.
     Write,
+    /// Makes durable what was written to the file and completed before (fdatasync); has no vectors.
+    Sync,
 }
 
 /// One vectored transfer at one place of one file.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// Which way.
-    pub direction: Direction,
+    /// What it does.
+    pub action: Action,
     /// Open file.
     pub file: RawFd,
     /// Where in the file.
     pub offset_bytes: u64,
     /// Memory, in order; lives at a stable address until the transfer is reaped.
     pub vectors: *const libc::iovec,
-    /// Number of vectors, at least 1.
+    /// Number of vectors; at least 1, but 0 for a sync.
     pub vector_count: usize,
     /// Given back when the transfer is reaped.
     pub token: usize,

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
+use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
-use super::{Direction, Engine, Reaped, Transfer, Waker};
+use super::{Action, Engine, Reaped, Transfer, Waker};
 use crate::error::EngineError;
 
 const WAKE: u64 = u64::MAX;
@@ -169,28 +169,24 @@ impl Engine for UringEngine {
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
         let file = Fd(transfer.file);
-        let entry = if transfer.vector_count == 1 {
-            // SAFETY: the caller vouches for one valid vector.
-            let vector = unsafe { *transfer.vectors };
-            let length = vector.iov_len as u32;
-            match transfer.direction {
-                Direction::Read => opcode::Read::new(file, vector.iov_base.cast(), length)
-                    .offset(transfer.offset_bytes)
-                    .build(),
-                Direction::Write => opcode::Write::new(file, vector.iov_base.cast(), length)
-                    .offset(transfer.offset_bytes)
-                    .build(),
+        let offset = transfer.offset_bytes;
+        let (vectors, count) = (transfer.vectors, transfer.vector_count as u32);
+        let entry = match (transfer.action, transfer.vector_count) {
+            (Action::Sync, _) => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+            (Action::Read, 1) => {
+                // SAFETY: the caller vouches for one valid vector.
+                let vector = unsafe { *vectors };
+                let length = vector.iov_len as u32;
+                opcode::Read::new(file, vector.iov_base.cast(), length).offset(offset).build()
             }
-        } else {
-            let count = transfer.vector_count as u32;
-            match transfer.direction {
-                Direction::Read => opcode::Readv::new(file, transfer.vectors, count)
-                    .offset(transfer.offset_bytes)
-                    .build(),
-                Direction::Write => opcode::Writev::new(file, transfer.vectors, count)
-                    .offset(transfer.offset_bytes)
-                    .build(),
+            (Action::Write, 1) => {
+                // SAFETY: the caller vouches for one valid vector.
+                let vector = unsafe { *vectors };
+                let length = vector.iov_len as u32;
+                opcode::Write::new(file, vector.iov_base.cast(), length).offset(offset).build()
             }
+            (Action::Read, _) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
+            (Action::Write, _) => opcode::Writev::new(file, vectors, count).offset(offset).build(),
         };
         self.push(&entry.user_data(transfer.token as u64))
     }
@@ -246,7 +242,7 @@ mod tests {
         let mut memory = [0_u8; 4];
         let vector = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: 4 };
         let transfer = Transfer {
-            direction: Direction::Read,
+            action: Action::Read,
             file: file.as_raw_fd(),
             offset_bytes: 3,
             vectors: &raw const vector,

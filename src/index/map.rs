@@ -60,9 +60,17 @@ pub(crate) enum Resumed<G, S> {
     Free(Extent),
 }
 
+/// How far the record of a written chunk is.
+pub(crate) enum RecordState {
+    /// It has slots.
+    Reserved(Reservation),
+    /// It is in the sidecar; nobody finds it by its key yet.
+    Written(u32, Content),
+}
+
 /// A written chunk on its way into the index.
 pub(crate) struct Publication {
-    pub(crate) reservation: Reservation,
+    pub(crate) record: RecordState,
     pub(crate) content: Content,
 }
 
@@ -252,12 +260,18 @@ impl<G, S> Index<G, S> {
         deleted: bool,
         resumed: &mut Vec<Resumed<G, S>>,
     ) -> u32 {
-        let Publication { reservation, content } = publication;
-        let slot = if deleted {
-            self.table.release(reservation);
-            super::record::NO_SLOT
-        } else {
-            self.table.publish(&reservation, &content, key)
+        let Publication { record, content } = publication;
+        let slot = match record {
+            RecordState::Reserved(reservation) if deleted => {
+                self.table.release(reservation);
+                super::record::NO_SLOT
+            }
+            RecordState::Written(slot, _) if deleted => {
+                self.table.clear(slot);
+                super::record::NO_SLOT
+            }
+            RecordState::Reserved(reservation) => self.table.publish(&reservation, &content, key),
+            RecordState::Written(slot, _) => slot,
         };
         let entry = Entry {
             digest: content.digest,

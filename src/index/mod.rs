@@ -7,6 +7,6 @@ mod recovery;
 mod shard;
 pub(crate) mod table;
 
-pub(crate) use map::{Entered, Index, Pin, Publication, Resumed};
+pub(crate) use map::{Entered, Index, Pin, Publication, RecordState, Resumed};
 pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
 pub use recovery::Recovery;

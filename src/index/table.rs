@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -330,6 +331,11 @@ impl Table {
     /// Gives up the lock: another process may own the store from here on.
     pub(crate) fn unlock(&self) -> io::Result<()> {
         self.file.unlock()
+    }
+
+    /// Descriptor of the file, to sync it.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
     }
 
     /// Makes all records written so far durable.

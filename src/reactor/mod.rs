@@ -9,6 +9,7 @@
 //!
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
+mod commit;
 mod operation;
 mod piece;
 mod steps;
@@ -208,7 +209,9 @@ impl<E: Engine> Reactor<E> {
             while let Some(operations) = self.shared.intake.pop() {
                 operations.into_iter().for_each(|operation| self.work.accept(operation));
             }
+            self.work.start_due(Instant::now());
             self.work.start_all(&self.shared, &mut self.engine)?;
+            self.work.start_group(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();
 
             let deadline = *self.shared.deadline.lock();
@@ -216,18 +219,22 @@ impl<E: Engine> Reactor<E> {
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }
-            let timeout =
-                deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            self.reap_or_sleep(timeout)?;
+            let until = [deadline, self.work.next_due()].into_iter().flatten().min();
+            let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+            self.reap_or_sleep(timeout, deadline.is_some())?;
             self.work.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
             self.shared.completions.announce();
         }
     }
 
-    fn reap_or_sleep(&mut self, timeout: Option<Duration>) -> Result<(), EngineError> {
+    fn reap_or_sleep(
+        &mut self,
+        timeout: Option<Duration>,
+        stopping: bool,
+    ) -> Result<(), EngineError> {
         self.shared.waker.prepare_sleep();
-        let work_came = !self.shared.intake.is_empty()
-            || (timeout.is_none() && self.shared.deadline.lock().is_some());
+        let stop_came = !stopping && self.shared.deadline.lock().is_some();
+        let work_came = stop_came || !self.shared.intake.is_empty();
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.engine.reap(timeout, &mut self.reaped);
         self.shared.waker.awake();
@@ -247,7 +254,7 @@ impl<E: Engine> Reactor<E> {
             if left.is_zero() || self.engine.reap(Some(left), &mut self.reaped).is_err() {
                 return false;
             }
-            self.work.finish_stopped(&self.shared, &mut self.reaped);
+            self.work.finish_stopped::<E>(&self.shared, &mut self.reaped);
             // What waited behind a SET that ended now will not start any more either.
             self.work.drop_queued(&self.shared);
         }

@@ -8,7 +8,7 @@ use std::ptr;
 
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::config::BLOCK_BYTES;
-use crate::engine::{Direction, Transfer};
+use crate::engine::{Action, Transfer};
 use crate::schedule::Grant;
 use crate::store::Geometry;
 
@@ -21,7 +21,7 @@ pub(crate) const MAX_ATTEMPTS: u32 = 16;
 /// Where the piece goes.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    pub(crate) direction: Direction,
+    pub(crate) action: Action,
     pub(crate) file: std::os::fd::RawFd,
     /// Byte of the file where the chunk starts.
     pub(crate) chunk_offset_bytes: u64,
@@ -90,7 +90,7 @@ impl Piece {
         if bounced_bytes > 0 {
             let padded = bounced_bytes.next_multiple_of(BLOCK);
             let bounce = pool.take(padded);
-            if target.direction == Direction::Write {
+            if target.action == Action::Write {
                 // SAFETY: source and destination have `bounced_bytes` bytes, the destination `padded`; the pool's memory
                 // is nobody else's. The padding is zeroed: what earlier users left there must not reach the disk.
                 unsafe {
@@ -124,7 +124,7 @@ impl Piece {
             .take_while(|vector| vector.iov_len == 0)
             .count();
         Transfer {
-            direction: self.target.direction,
+            action: self.target.action,
             file: self.target.file,
             offset_bytes: self.target.chunk_offset_bytes
                 + self.grant.offset_bytes
@@ -166,7 +166,7 @@ impl Piece {
 
     /// Copies what was read through bounce memory to where the caller wants it.
     pub(crate) fn deliver(&self) {
-        if self.target.direction == Direction::Write {
+        if self.target.action == Action::Write {
             return;
         }
         if let Some(bounce) = &self.bounce {
@@ -214,14 +214,14 @@ mod tests {
         memory: &AlignedBlock,
         shift: usize,
         length: usize,
-        direction: Direction,
+        action: Action,
         geometry: Geometry,
     ) -> Piece {
         // SAFETY: the tests keep `memory` alive and alone.
         let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
         let grant =
             Grant { id: 0, class: Class::Get, offset_bytes: 0, length_bytes: length as u64 };
-        let target = Target { direction, file: 3, chunk_offset_bytes: 40960 };
+        let target = Target { action, file: 3, chunk_offset_bytes: 40960 };
         Piece::new(grant, target, buffer, geometry, &mut BouncePool::new())
     }
 
@@ -233,7 +233,7 @@ mod tests {
     fn layout_of_every_kind() {
         let memory = AlignedBlock::zeroed(4 * BLOCK);
         let of = |shift, length, geometry| {
-            let piece = piece(&memory, shift, length, Direction::Read, geometry);
+            let piece = piece(&memory, shift, length, Action::Read, geometry);
             (lengths(&piece), piece.bounced_bytes)
         };
         assert_eq!(of(0, 2 * BLOCK, DIRECT), (vec![2 * BLOCK], 0), "whole blocks in place");
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn short_transfers_go_on_where_they_stopped() {
         let memory = AlignedBlock::zeroed(2 * BLOCK);
-        let mut piece = piece(&memory, 0, BLOCK + 5, Direction::Read, DIRECT);
+        let mut piece = piece(&memory, 0, BLOCK + 5, Action::Read, DIRECT);
         assert_eq!(piece.transfer(9).offset_bytes, 40960);
         assert_eq!(piece.advance(512), Progress::Again);
         let transfer = piece.transfer(9);
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn interruptions_are_tried_again_with_a_bound_and_errors_are_not() {
         let memory = AlignedBlock::zeroed(BLOCK);
-        let mut piece = piece(&memory, 0, BLOCK, Direction::Write, DIRECT);
+        let mut piece = piece(&memory, 0, BLOCK, Action::Write, DIRECT);
         for _ in 1..MAX_ATTEMPTS {
             piece.transfer(0);
             assert_eq!(piece.advance(-libc::EAGAIN), Progress::Again);
@@ -298,7 +298,7 @@ mod tests {
             .enumerate()
             .for_each(|(position, byte)| *byte = (position * 31 % 251) as u8);
         let expected = crc32c::crc32c(bytes);
-        let whole = piece(&memory, 0, length, Direction::Read, DIRECT);
+        let whole = piece(&memory, 0, length, Action::Read, DIRECT);
         let mut combined = 0;
         for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
             let grant =
@@ -318,7 +318,7 @@ mod tests {
         // SAFETY: one block, ours alone.
         unsafe { dirty.as_ptr().write_bytes(0xee, BLOCK) };
         pool.give_back(dirty);
-        let whole = piece(&memory, 0, 10, Direction::Write, DIRECT);
+        let whole = piece(&memory, 0, 10, Action::Write, DIRECT);
         let again = Piece::new(whole.grant, whole.target, whole.buffer, DIRECT, &mut pool);
         let bounce = again.bounce.as_ref().unwrap();
         // SAFETY: one block, ours alone, initialised.

@@ -6,16 +6,16 @@ use super::Shared;
 use super::operation::{GetRequest, SetRequest};
 use crate::config::Checksum;
 use crate::error::StoreError;
-use crate::index::table::{Content, Reservation};
-use crate::index::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED, Pin, Publication, Resumed};
+use crate::index::table::Content;
+use crate::index::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED, Pin, Publication, RecordState, Resumed};
 use crate::key::Namespace;
 use crate::store::Extent;
 use crate::time::unix_ms;
 
-/// Where a chunk goes: its blocks, and the slots of its record.
+/// Where a chunk goes: its blocks, and its record.
 pub(super) struct Place {
     pub(super) extent: Extent,
-    reservation: Reservation,
+    record: RecordState,
 }
 
 /// Why an operation did not do what it was asked.
@@ -24,6 +24,8 @@ pub(super) enum Failure {
     NoRoom(StoreError),
     /// The device said no.
     Transfer(io::Error),
+    /// It could not be made durable.
+    Sync(io::Error),
     /// close() came first.
     Closed,
 }
@@ -48,7 +50,7 @@ pub(super) fn is_unchanged(request: &SetRequest, shared: &Shared) -> bool {
 pub(super) fn find_place(request: &SetRequest, shared: &Shared) -> Result<Place, StoreError> {
     let extent = shared.store.allocate(request.buffer.length_bytes() as u64)?;
     match shared.index.table().reserve(request.key.len()) {
-        Ok(reservation) => Ok(Place { extent, reservation }),
+        Ok(reservation) => Ok(Place { extent, record: RecordState::Reserved(reservation) }),
         Err(error) => {
             shared.store.free(extent);
             Err(error)
@@ -85,7 +87,7 @@ pub(super) fn end_get(
             shared.index.discard(&pin);
             false
         }
-        Some(Failure::Closed | Failure::NoRoom(_)) => false,
+        Some(Failure::Closed | Failure::NoRoom(_) | Failure::Sync(_)) => false,
     };
     let length_bytes = pin.length_bytes;
     if let Some(extent) = shared.index.unpin(pin) {
@@ -112,15 +114,21 @@ pub(super) fn end_set(
     let counters = &shared.counters;
     let length_bytes = request.buffer.length_bytes() as u64;
     let publication = match (place, &failure) {
-        (Some(Place { extent, reservation }), None) => {
+        (Some(Place { extent, record }), None) => {
             counters.set_stored.add(1);
             counters.written_bytes.add(length_bytes);
-            let content = content_of(&request, extent, checksum, shared);
-            Some(Publication { reservation, content })
+            let content = match &record {
+                RecordState::Written(_, content) => *content,
+                RecordState::Reserved(_) => content_of(&request, extent, checksum, shared),
+            };
+            Some(Publication { record, content })
         }
-        (Some(Place { extent, reservation }), Some(_)) => {
+        (Some(Place { extent, record }), Some(_)) => {
+            match record {
+                RecordState::Reserved(reservation) => shared.index.table().release(reservation),
+                RecordState::Written(slot, _) => shared.index.table().clear(slot),
+            }
             shared.store.free(extent);
-            shared.index.table().release(reservation);
             None
         }
         (None, _) => None,
@@ -142,6 +150,9 @@ pub(super) fn end_set(
                         .item
                         .fail(|| format!("cannot write a chunk of {length_bytes} bytes: {error}"));
                 }
+                Failure::Sync(error) => {
+                    request.item.fail(|| format!("cannot make a chunk durable: {error}"));
+                }
                 Failure::Closed => request
                     .item
                     .fail(|| "the connector was closed before the chunk was written".into()),
@@ -149,6 +160,20 @@ pub(super) fn end_set(
         }
     }
     resumed
+}
+
+/// Writes the record of a chunk whose data is durable, before anybody can find it.
+pub(super) fn write_record(
+    request: &SetRequest,
+    place: &mut Place,
+    checksum: u32,
+    shared: &Shared,
+) {
+    if let RecordState::Reserved(reservation) = &place.record {
+        let content = content_of(request, place.extent, checksum, shared);
+        let slot = shared.index.table().publish(reservation, &content, &request.key);
+        place.record = RecordState::Written(slot, content);
+    }
 }
 
 fn content_of(request: &SetRequest, extent: Extent, checksum: u32, shared: &Shared) -> Content {

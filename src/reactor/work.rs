@@ -1,17 +1,23 @@
 //! The operations a reactor has in hand: placed, in pieces in the device, finished, answered.
 
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
 use slab::Slab;
 
 use super::Shared;
+use super::commit::{GroupCommit, SYNC_TOKEN};
 use super::operation::{GetRequest, Operation, SetRequest};
 use super::piece::{Piece, Progress, Target};
-use super::steps::{Failure, Place, end_get, end_set, failure_of, find_place, is_unchanged};
+use super::steps::{
+    Failure, Place, end_get, end_set, failure_of, find_place, is_unchanged, write_record,
+};
 use crate::buffer::BouncePool;
-use crate::config::Checksum;
-use crate::engine::{Direction, Engine, Reaped};
+use crate::config::{Checksum, Durability};
+use crate::engine::{Action, Engine, Reaped};
 use crate::error::EngineError;
 use crate::index::{Pin, Resumed};
-use crate::schedule::{Grant, Scheduler};
+use crate::schedule::{Class, Grant, Scheduler};
 use crate::store::Extent;
 
 /// An operation between its arrival and its answer.
@@ -23,6 +29,8 @@ struct Active {
     /// XOR of the placed checksums of its pieces.
     checksum: u32,
     failure: Option<Failure>,
+    /// Times its write was tried again.
+    retries: u32,
 }
 
 enum Kind {
@@ -37,7 +45,14 @@ pub(super) struct Work {
     active: Slab<Active>,
     pieces: Slab<Piece>,
     pool: BouncePool,
+    pub(super) commit: GroupCommit,
+    /// Failed writes, and when to try them again.
+    retries: Vec<(Instant, usize)>,
 }
+
+/// Pause before the first retry of a failed write; each further one is twice as long.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 impl Work {
     /// Work for a device that takes `queue_depth` transfers at a time, as the scheduler must make sure.
@@ -47,6 +62,8 @@ impl Work {
             active: Slab::new(),
             pieces: Slab::with_capacity(queue_depth),
             pool: BouncePool::new(),
+            commit: GroupCommit::default(),
+            retries: Vec::new(),
         }
     }
 
@@ -55,9 +72,25 @@ impl Work {
         self.active.is_empty()
     }
 
-    /// Transfers that the kernel has.
+    /// Transfers and syncs that the kernel has.
     pub(super) fn in_flight(&self) -> usize {
-        self.pieces.len()
+        self.pieces.len() + self.commit.in_flight()
+    }
+
+    /// When the next failed write is to be tried again.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.retries.iter().map(|(due, _)| *due).min()
+    }
+
+    /// Queues the failed writes whose pause is over.
+    pub(super) fn start_due(&mut self, now: Instant) {
+        let (scheduler, active) = (&mut self.scheduler, &self.active);
+        self.retries.retain(|(due, id)| {
+            if *due <= now {
+                scheduler.push(Class::Set, *id, active[*id].waiting_bytes);
+            }
+            *due > now
+        });
     }
 
     /// Queues an operation.
@@ -74,6 +107,7 @@ impl Work {
             pieces_in_flight: 0,
             checksum: 0,
             failure: None,
+            retries: 0,
         });
         self.scheduler.push(class, id, bytes);
     }
@@ -98,14 +132,14 @@ impl Work {
     ) -> Result<(), EngineError> {
         let active = &mut self.active[grant.id];
         active.waiting_bytes -= grant.length_bytes;
-        let (extent, buffer, direction) = match &mut active.kind {
+        let (extent, buffer, action) = match &mut active.kind {
             Kind::Free(extent) => {
                 shared.store.free(*extent);
                 self.scheduler.finish(grant);
                 self.active.remove(grant.id);
                 return Ok(());
             }
-            Kind::Get(request, pin) => (pin.extent, request.buffer, Direction::Read),
+            Kind::Get(request, pin) => (pin.extent, request.buffer, Action::Read),
             Kind::Set(request, place @ None) => {
                 if is_unchanged(request, shared) {
                     shared.counters.set_unchanged.add(1);
@@ -115,19 +149,19 @@ impl Work {
                     Ok(found) => {
                         let extent = found.extent;
                         *place = Some(found);
-                        (extent, request.buffer, Direction::Write)
+                        (extent, request.buffer, Action::Write)
                     }
                     Err(error) => {
                         return self.end_unplaced(grant, Some(Failure::NoRoom(error)), shared);
                     }
                 }
             }
-            Kind::Set(request, Some(place)) => (place.extent, request.buffer, Direction::Write),
+            Kind::Set(request, Some(place)) => (place.extent, request.buffer, Action::Write),
         };
         let (file, chunk_offset_bytes) = shared.store.locate(extent);
-        let target = Target { direction, file, chunk_offset_bytes };
+        let target = Target { action, file, chunk_offset_bytes };
         let piece = Piece::new(grant, target, buffer, shared.store.geometry(), &mut self.pool);
-        if direction == Direction::Write && shared.config.checksum == Checksum::Crc32c {
+        if action == Action::Write && shared.config.checksum == Checksum::Crc32c {
             active.checksum ^= piece.placed_checksum();
         }
         shared.counters.bounced_bytes.add(piece.bounced_bytes as u64);
@@ -170,6 +204,10 @@ impl Work {
     ) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         while let Some(Reaped { token, result }) = reaped.pop() {
+            if token == SYNC_TOKEN {
+                outcome = outcome.and(self.finish_sync(result, shared, Some(&mut *engine)));
+                continue;
+            }
             match self.pieces[token].advance(result) {
                 Progress::Again => {
                     shared.counters.transfers_resumed.add(1);
@@ -183,8 +221,13 @@ impl Work {
     }
 
     /// Like `finish_reaped` when nothing may be submitted any more.
-    pub(super) fn finish_stopped(&mut self, shared: &Shared, reaped: &mut Vec<Reaped>) {
+    pub(super) fn finish_stopped<E: Engine>(&mut self, shared: &Shared, reaped: &mut Vec<Reaped>) {
         while let Some(Reaped { token, result }) = reaped.pop() {
+            if token == SYNC_TOKEN {
+                // Without an engine it submits nothing, and so cannot fail.
+                let _ = self.finish_sync(result, shared, None::<&mut E>);
+                continue;
+            }
             let failure = match self.pieces[token].advance(result) {
                 Progress::Done => None,
                 Progress::Again => Some(Failure::Closed),
@@ -240,7 +283,56 @@ impl Work {
         Ok(())
     }
 
+    /// An operation is through with its transfers: it is answered, tried again, or waits for its group.
     fn end(&mut self, id: usize, shared: &Shared) {
+        let active = &mut self.active[id];
+        if let Kind::Set(request, Some(_)) = &active.kind
+            && shared.config.durability == Durability::Persistent
+        {
+            match &active.failure {
+                None => return self.commit.join(id),
+                Some(Failure::Transfer(error))
+                    if active.retries < shared.config.persistent_max_retries =>
+                {
+                    let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(active.retries.min(16)))
+                        .min(LONGEST_RETRY_PAUSE);
+                    log::warn!("cannot write a chunk: {error}; trying again in {pause:?}");
+                    shared.counters.write_retries.add(1);
+                    active.retries += 1;
+                    active.failure = None;
+                    active.checksum = 0;
+                    active.waiting_bytes = request.buffer.length_bytes() as u64;
+                    return self.retries.push((Instant::now() + pause, id));
+                }
+                _ => {}
+            }
+        }
+        self.answer(id, shared);
+    }
+
+    /// The file that a SET has written to.
+    pub(super) fn written_file(&self, id: usize, shared: &Shared) -> Option<RawFd> {
+        match &self.active[id].kind {
+            Kind::Set(_, Some(place)) => Some(shared.store.locate(place.extent).0),
+            _ => None,
+        }
+    }
+
+    /// Writes the record of a SET, without anybody finding it yet.
+    pub(super) fn write_record(&mut self, id: usize, shared: &Shared) {
+        let active = &mut self.active[id];
+        if let Kind::Set(request, Some(place)) = &mut active.kind {
+            write_record(request, place, active.checksum, shared);
+        }
+    }
+
+    /// Answers a member of a group that is durable, or never will be.
+    pub(super) fn end_grouped(&mut self, id: usize, failure: Option<Failure>, shared: &Shared) {
+        self.active[id].failure = failure;
+        self.answer(id, shared);
+    }
+
+    fn answer(&mut self, id: usize, shared: &Shared) {
         let Active { kind, checksum, failure, .. } = self.active.remove(id);
         match kind {
             Kind::Free(extent) => shared.store.free(extent),
@@ -263,6 +355,8 @@ impl Work {
 
     /// Drops what is queued; what has pieces in flight ends with the last of them.
     pub(super) fn drop_queued(&mut self, shared: &Shared) {
+        self.commit.forget();
+        self.retries.clear();
         // Ending a SET may resume others behind it: until nothing is left.
         loop {
             self.scheduler.clear();
@@ -277,7 +371,7 @@ impl Work {
                 }
                 if active.pieces_in_flight == 0 {
                     shared.counters.abandoned.add(u64::from(!matches!(active.kind, Kind::Free(_))));
-                    self.end(id, shared);
+                    self.answer(id, shared);
                     ended += 1;
                 }
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvring::{Direction, Engine, EngineError, Reaped, Transfer, UringEngine, Waker};
+use kvring::{Action, Engine, EngineError, Reaped, Transfer, UringEngine, Waker};
 
 /// What befalls one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,8 @@ pub(crate) enum Fault {
     Panic,
 }
 
-/// Decides the fault of each transfer: its number, its direction, its length.
-pub(crate) type Script = Box<dyn FnMut(u64, Direction, usize) -> Fault + Send>;
+/// Decides the fault of each transfer: its number, its action, its length.
+pub(crate) type Script = Box<dyn FnMut(u64, Action, usize) -> Fault + Send>;
 
 pub(crate) struct FaultEngine {
     real: UringEngine,
@@ -61,12 +61,14 @@ impl Engine for FaultEngine {
     }
 
     unsafe fn submit(&mut self, mut transfer: Transfer) -> Result<(), EngineError> {
-        // SAFETY: the caller vouches for the vectors.
-        let vectors =
-            unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) };
+        let vectors = match transfer.action {
+            Action::Sync => &[],
+            // SAFETY: the caller vouches for the vectors.
+            _ => unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) },
+        };
         let length = vectors.iter().map(|vector| vector.iov_len).sum();
         self.number += 1;
-        match (self.script)(self.number, transfer.direction, length) {
+        match (self.script)(self.number, transfer.action, length) {
             Fault::None => {}
             Fault::Panic => self.panics = true,
             Fault::Errno(errno) => {

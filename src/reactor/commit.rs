@@ -1,0 +1,160 @@
+//! Group commit: in `persistent` durability, SETs become durable together.
+//!
+//! A SET whose data is written waits for the next group. A group syncs the data files that its members wrote to, then
+//! writes their records, then syncs the index, and only then are its members answered: two barriers for all of them
+//! together. What waits meanwhile forms the next group. The older record of a replaced key is cleared after the barrier
+//! of the younger one, so that power loss leaves one of the two. A failed sync fails its group and is not tried again:
+//! the kernel may have dropped what it could not write, and a second sync would report success for it.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use super::Shared;
+use super::steps::Failure;
+use super::work::Work;
+use crate::engine::{Action, Engine, Transfer};
+use crate::error::EngineError;
+
+/// Token of every sync; pieces have small ones.
+pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
+
+/// SETs on their way to durability.
+#[derive(Default)]
+pub(super) struct GroupCommit {
+    waiting: Vec<usize>,
+    group: Option<Group>,
+}
+
+struct Group {
+    members: Vec<usize>,
+    phase: Phase,
+    outstanding: usize,
+    error: Option<i32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Data,
+    Index,
+}
+
+impl GroupCommit {
+    /// Adds a SET whose data is written.
+    pub(super) fn join(&mut self, id: usize) {
+        self.waiting.push(id);
+    }
+
+    /// Syncs that the kernel has.
+    pub(super) fn in_flight(&self) -> usize {
+        self.group.as_ref().map_or(0, |group| group.outstanding)
+    }
+
+    /// Forgets all members; syncs under way are still to be reaped.
+    pub(super) fn forget(&mut self) {
+        self.waiting.clear();
+        if let Some(group) = &mut self.group {
+            group.members.clear();
+        }
+    }
+}
+
+impl Work {
+    /// Starts a group if SETs wait for one and none is under way.
+    pub(super) fn start_group(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        if self.commit.group.is_some() || self.commit.waiting.is_empty() {
+            return Ok(());
+        }
+        let members = std::mem::take(&mut self.commit.waiting);
+        let mut files: Vec<RawFd> =
+            members.iter().filter_map(|id| self.written_file(*id, shared)).collect();
+        files.sort_unstable();
+        files.dedup();
+        self.commit.group =
+            Some(Group { members, phase: Phase::Data, outstanding: 0, error: None });
+        self.submit_syncs(&files, shared, engine)
+    }
+
+    fn submit_syncs(
+        &mut self,
+        files: &[RawFd],
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        let mut outcome = Ok(());
+        for &file in files {
+            let transfer = Transfer {
+                action: Action::Sync,
+                file,
+                offset_bytes: 0,
+                vectors: std::ptr::null(),
+                vector_count: 0,
+                token: SYNC_TOKEN,
+            };
+            // SAFETY: a sync names no memory; the files stay open as long as `shared` lives, which the reactor holds.
+            outcome = unsafe { engine.submit(transfer) };
+            if outcome.is_err() {
+                group.error = Some(libc::EIO);
+                break;
+            }
+            shared.counters.syncs.add(1);
+            group.outstanding += 1;
+        }
+        if group.outstanding == 0 {
+            self.end_group(shared);
+        }
+        outcome
+    }
+
+    /// Takes the result of a sync; with the last one of a phase the group goes on.
+    pub(super) fn finish_sync(
+        &mut self,
+        result: i32,
+        shared: &Shared,
+        engine: Option<&mut impl Engine>,
+    ) -> Result<(), EngineError> {
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        group.outstanding -= 1;
+        if result < 0 {
+            group.error.get_or_insert(-result);
+        }
+        if group.outstanding > 0 {
+            return Ok(());
+        }
+        let goes_on = group.phase == Phase::Data && group.error.is_none();
+        match engine {
+            Some(engine) if goes_on && !group.members.is_empty() => {
+                group.phase = Phase::Index;
+                for id in group.members.clone() {
+                    self.write_record(id, shared);
+                }
+                self.submit_syncs(&[shared.index.table().descriptor()], shared, engine)
+            }
+            // Nothing may be submitted any more: the members were ended by `drop_queued`.
+            None | Some(_) => {
+                self.end_group(shared);
+                Ok(())
+            }
+        }
+    }
+
+    fn end_group(&mut self, shared: &Shared) {
+        let Some(Group { members, error, .. }) = self.commit.group.take() else { return };
+        if let Some(errno) = error {
+            let error = io::Error::from_raw_os_error(errno);
+            shared.counters.sync_errors.add(1);
+            log::error!(
+                "cannot make {} chunks durable: {error}; they are not stored",
+                members.len()
+            );
+        }
+        for id in members {
+            let failure = error.map(|errno| Failure::Sync(io::Error::from_raw_os_error(errno)));
+            self.end_grouped(id, failure, shared);
+        }
+    }
+}

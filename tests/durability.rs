@@ -1,0 +1,156 @@
+//! `persistent`: what was answered was synced, in the right order, a few barriers for many keys.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use common::faults::{Fault, FaultEngine};
+use common::{Client, MIB, Memory, config, key, pattern};
+use kvring::{Action, Connector, Durability};
+
+fn persistent(
+    directory: &Path,
+    max_retries: u32,
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
+) -> Client {
+    let mut config = config(directory, 256 * MIB);
+    config.durability = Durability::Persistent;
+    config.persistent_max_retries = max_retries;
+    let connector = Connector::open_with_engine(config, move |queue_depth, waker| {
+        FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+    });
+    Client::from(connector.unwrap())
+}
+
+/// Data, barrier, record, barrier, completion: one SET does two syncs, the first after its write.
+#[test]
+fn a_set_is_synced_twice() {
+    let directory = tempfile::tempdir().unwrap();
+    let actions: Arc<Mutex<Vec<Action>>> = Arc::default();
+    let client = persistent(directory.path(), 0, {
+        let actions = Arc::clone(&actions);
+        move |_, action, _| {
+            actions.lock().unwrap().push(action);
+            Fault::None
+        }
+    });
+    assert!(client.set_one("k", &Memory::patterned(70_000, 0, 1)));
+    assert_eq!(*actions.lock().unwrap(), [Action::Write, Action::Sync, Action::Sync]);
+    assert_eq!(client.get_one("k", 70_000).unwrap(), pattern(70_000, 1));
+}
+
+/// A batch of many keys costs a few barriers, not some for each key.
+#[test]
+fn barriers_are_shared() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = persistent(directory.path(), 0, |_, _, _| Fault::None);
+    let memory = Memory::patterned(4096, 0, 1);
+    let keys: Vec<String> = (0..2000).map(key).collect();
+    assert!(client.set(&keys, &vec![&memory; keys.len()]).ok);
+    let syncs = client.counter("syncs");
+    assert!((2..200).contains(&syncs), "{syncs} barriers for 2000 keys");
+}
+
+/// A failed barrier acknowledges nothing of what it covered, is not tried again, and leaves nothing behind.
+#[test]
+fn failed_syncs_acknowledge_nothing() {
+    // The first sync of a group is that of the data, the second that of the index.
+    for failing in [1, 2] {
+        let directory = tempfile::tempdir().unwrap();
+        let syncs = Arc::new(AtomicU64::new(0));
+        let client = persistent(directory.path(), 3, {
+            let syncs = Arc::clone(&syncs);
+            move |_, action, _| {
+                let number = syncs.fetch_add(u64::from(action == Action::Sync), Ordering::SeqCst);
+                let fails = action == Action::Sync && number + 1 == failing;
+                if fails { Fault::Errno(libc::EIO) } else { Fault::None }
+            }
+        });
+        let memory = Memory::patterned(8192, 0, 1);
+        let completion = client.set(&[key(1)], &[&memory]);
+        assert!(!completion.ok && completion.error.contains("durable"), "{}", completion.error);
+        assert_eq!(syncs.load(Ordering::SeqCst), failing, "a failed sync is not tried again");
+        assert_eq!(client.exists(&[key(1)]), [false]);
+        assert_eq!((client.counter("sync_errors"), client.counter("set_failed")), (1, 1));
+        let stats = client.connector.stats();
+        assert_eq!((stats.keys, stats.allocated_bytes), (0, 0));
+        assert!(client.set_one(&key(2), &memory), "usable afterwards");
+        client.connector.close();
+        let client = Client::open(directory.path(), 256 * MIB);
+        assert_eq!(client.exists(&[key(1), key(2)]), [false, true]);
+    }
+}
+
+/// A replaced chunk is there until its successor is durable.
+#[test]
+fn the_older_record_outlives_the_barrier_of_the_younger() {
+    let directory = tempfile::tempdir().unwrap();
+    let index = directory.path().join("index.kvring");
+    let states: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let client = persistent(directory.path(), 0, {
+        let (states, index) = (Arc::clone(&states), index.clone());
+        move |_, action, _| {
+            if action == Action::Sync {
+                let bytes = std::fs::read(&index).unwrap();
+                let records = bytes.get(4096..).unwrap_or_default().chunks(256);
+                states.lock().unwrap().push(records.filter(|record| record[12] == 1).count());
+            }
+            Fault::None
+        }
+    });
+    assert!(client.set_one("k", &Memory::patterned(4096, 0, 1)));
+    assert!(client.set_one("k", &Memory::patterned(4096, 0, 2)));
+    assert_eq!(*states.lock().unwrap(), [0, 1, 1, 2], "records at each barrier");
+    assert_eq!(client.get_one("k", 4096).unwrap(), pattern(4096, 2));
+    assert_eq!(client.connector.stats().keys, 1);
+}
+
+/// Failed writes are tried again up to the limit, then the SET fails and says so.
+#[test]
+fn writes_are_retried_with_a_limit() {
+    for (max_retries, failures, stored) in [(3, 3, true), (3, 4, false), (0, 1, false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut left = failures;
+        let client = persistent(directory.path(), max_retries, move |_, action, _| {
+            if action == Action::Write && left > 0 {
+                left -= 1;
+                return Fault::Errno(libc::EIO);
+            }
+            Fault::None
+        });
+        let memory = Memory::patterned(100_001, 0, 1);
+        assert_eq!(client.set_one("k", &memory), stored, "{failures} failures");
+        assert_eq!(client.get_one("k", 100_001).is_some(), stored);
+        assert_eq!(client.counter("write_retries"), u64::from(max_retries.min(failures)));
+        assert_eq!(client.counter("write_errors"), u64::from(!stored));
+    }
+}
+
+/// In `best_effort` there are neither barriers nor retries.
+#[test]
+fn best_effort_does_not_sync() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = Client::open(directory.path(), 256 * MIB);
+    assert!(client.set_one("k", &Memory::patterned(4096, 0, 1)));
+    assert_eq!((client.counter("syncs"), client.counter("write_retries")), (0, 0));
+}
+
+/// close() while SETs wait for their barrier: each is either stored or failed, and what was answered is there.
+#[test]
+fn close_in_the_middle_of_groups() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = persistent(directory.path(), 0, |_, _, _| Fault::None);
+    let memory = Memory::patterned(4096, 0, 1);
+    for batch in 0..20 {
+        let keys: Vec<String> = (batch * 50..batch * 50 + 50).map(key).collect();
+        client.submit_set(&keys, &[&memory; 50]);
+    }
+    client.connector.close();
+    assert_eq!(client.connector.stats().in_flight, 0);
+    let client = Client::open(directory.path(), 256 * MIB);
+    assert_eq!(client.connector.recovery().kept, 1000, "five seconds are enough for all of them");
+}
