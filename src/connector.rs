@@ -1,9 +1,11 @@
 //! The contract with LMCache: submit, drain, close. Everything here returns at once except `open` and `close`.
 
+use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
@@ -15,7 +17,7 @@ use crate::config::Config;
 use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
-use crate::index::{Entered, Index, Recovery};
+use crate::index::{EnteredGet, EnteredSet, Index, Recovery};
 use crate::key::{Digest, MAX_KEY_BYTES};
 use crate::reactor::{self, Ending, GetRequest, Operation, SetRequest, Shared};
 use crate::schedule::Class;
@@ -32,10 +34,22 @@ pub struct Connector {
     engine: String,
     reactor: Mutex<Option<JoinHandle<Ending>>>,
     closed: AtomicBool,
+    shutdown: Mutex<Option<Shutdown>>,
     /// Held by every submit, taken for good by `close`: no submit is under way when the files are given up.
     gate: RwLock<()>,
     next_future_id: AtomicU64,
     process_id: u32,
+}
+
+/// How a store was closed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shutdown {
+    /// The clean flag is on disk: the next open needs no deep check.
+    pub clean: bool,
+    /// Operations were dropped at the deadline.
+    pub partial_flush: bool,
+    /// How many.
+    pub abandoned: u64,
 }
 
 impl Connector {
@@ -81,6 +95,7 @@ impl Connector {
             engine,
             reactor: Mutex::new(Some(reactor)),
             closed: AtomicBool::new(false),
+            shutdown: Mutex::new(None),
             gate: RwLock::new(()),
             next_future_id: AtomicU64::new(1),
             process_id: std::process::id(),
@@ -117,12 +132,12 @@ impl Connector {
             let request = GetRequest { item, buffer: *buffer };
             let length_bytes = buffer.length_bytes() as u64;
             match self.shared.index.enter_get(Digest::of(key), key, length_bytes, now_ms, request) {
-                Entered::Ready(request, Some(pin)) => operations.push(Operation::Get(request, pin)),
-                Entered::Ready(request, None) | Entered::Refused(request) => {
+                EnteredGet::Hit(request, pin) => operations.push(Operation::Get(request, pin)),
+                EnteredGet::Miss(request) => {
                     self.shared.counters.get_misses.add(1);
                     request.item.miss();
                 }
-                Entered::Waits => {}
+                EnteredGet::Waits => {}
             }
         }
         self.shared.push(Class::Get, operations);
@@ -155,25 +170,22 @@ impl Connector {
             return Ok(self.answer(Vec::new(), keep_alive));
         }
         let future_id = self.future_id();
+        let now_ms = unix_ms();
         let mut operations = Vec::with_capacity(keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         for ((item, key), buffer) in items.zip(keys).zip(buffers) {
             let key: Arc<str> = key.as_ref().into();
             let digest = Digest::of(&key);
             let request = SetRequest { item, buffer: *buffer, digest, key: Arc::clone(&key) };
-            match self.shared.index.enter_set(digest, &key, request) {
-                Entered::Ready(request, _) => operations.push(Operation::Set(request)),
-                Entered::Refused(request) => {
+            match self.shared.index.enter_set(digest, &key, now_ms, request) {
+                EnteredSet::Ready(request) => operations.push(Operation::Set(request)),
+                EnteredSet::Collides(request) => {
                     self.shared.counters.hash_collision.add(1);
-                    self.shared.counters.set_failed.add(1);
-                    log::warn!(
-                        "the digest of key '{key}' is that of another key: it is not stored"
-                    );
-                    request
-                        .item
-                        .fail(|| format!("the digest of key '{key}' is that of another key"));
+                    log::warn!("key '{key}' has the digest of another key: not stored for an hour");
+                    self.refuse(request);
                 }
-                Entered::Waits => {}
+                EnteredSet::Quarantined(request) => self.refuse(request),
+                EnteredSet::Waits => {}
             }
         }
         self.shared.push(Class::Set, operations);
@@ -222,44 +234,60 @@ impl Connector {
         }
     }
 
-    /// Takes nothing new, works on what is queued for at most `drain_timeout_s`, waits for what is in the kernel, notes
-    /// the clean shutdown, and drops the completions that nobody took. No caller memory is used after it. Idempotent.
+    /// [`Connector::close_within`] the configured `drain_timeout_s`.
+    pub fn close(&self) -> Shutdown {
+        self.close_within(self.shared.config.drain_timeout)
+    }
+
+    /// Takes nothing new, works on what is queued for at most `drain_timeout`, waits for what is in the kernel, notes
+    /// the clean shutdown, and drops the completions that nobody took. No caller memory is used after it. Idempotent:
+    /// a second call waits for the first and says the same. In a fork of the owner it does nothing.
     ///
     /// If the kernel does not finish within 10 s more, the memory it holds is leaked, and the log says so.
-    pub fn close(&self) {
-        if self.closed.swap(true, Ordering::AcqRel) || self.process_id != std::process::id() {
-            return;
+    pub fn close_within(&self, drain_timeout: Duration) -> Shutdown {
+        if self.process_id != std::process::id() {
+            return Shutdown::default();
         }
+        let mut shutdown = self.shutdown.lock();
+        if let Some(done) = *shutdown {
+            return done;
+        }
+        self.closed.store(true, Ordering::Release);
         drop(self.gate.write());
-        self.shared.stop();
-        let Some(reactor) = self.reactor.lock().take() else {
-            return;
-        };
-        let ending = reactor.join().unwrap_or(Ending::Leaked);
+        self.shared.stop(drain_timeout);
+        let ending = self.reactor.lock().take().map(JoinHandle::join);
+        let ending = ending.and_then(Result::ok).unwrap_or(Ending::Leaked);
         let mut untaken = Vec::new();
         self.completions.drain(&mut untaken);
         drop(untaken);
-        if ending == Ending::Leaked {
-            // The kernel may still write: the lock stays until it is done, or this process is.
-            return;
+        // A leak means that the kernel may still write: the lock stays until it is done, or this process is.
+        let clean = ending != Ending::Leaked && self.release(ending == Ending::Orderly);
+        let abandoned = self.shared.counters.abandoned.get();
+        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
+        log::info!("{} closed: {done:?}", self.shared.config.path.display());
+        *shutdown = Some(done);
+        done
+    }
+
+    /// Notes the clean shutdown if it was one, and gives up the locks. Says whether it is noted.
+    fn release(&self, orderly: bool) -> bool {
+        let (store, index) = (&self.shared.store, &self.shared.index);
+        let path = self.shared.config.path.display();
+        let note = || {
+            // The data first: a clean flag must not be on disk before what it vouches for.
+            store.sync()?;
+            index.table().sync()?;
+            index.write_session(unix_ms(), true)?;
+            index.table().sync()
+        };
+        let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
+        if let Err(error) = &noted {
+            log::error!("{path} is not marked as closed in order: {error}");
         }
-        // The data first: a clean flag must not be on disk before what it vouches for.
-        let durable = self.shared.store.sync().and_then(|()| self.shared.index.table().sync());
-        let noted = durable.and_then(|()| self.shared.index.write_session(unix_ms(), true));
-        if let Err(error) = noted.and_then(|()| self.shared.index.table().sync()) {
-            log::error!(
-                "{} is not marked as closed in order: {error}",
-                self.shared.config.path.display()
-            );
+        if let Err(error) = store.unlock().and_then(|()| index.table().unlock()) {
+            log::error!("{path} stays locked until this process ends: {error}");
         }
-        if let Err(error) =
-            self.shared.store.unlock().and_then(|()| self.shared.index.table().unlock())
-        {
-            log::error!(
-                "{} stays locked until this process ends: {error}",
-                self.shared.config.path.display()
-            );
-        }
+        noted.is_ok()
     }
 
     /// What opening found and threw out.
@@ -293,6 +321,14 @@ impl Connector {
             used_bytes: self.budget.used_bytes(),
             data_files: usage.data_files,
             in_flight: self.completions.unanswered(),
+            shutdown_clean: self
+                .shutdown
+                .try_lock()
+                .is_some_and(|done| done.is_some_and(|done| done.clean)),
+            partial_flush: self
+                .shutdown
+                .try_lock()
+                .is_some_and(|done| done.is_some_and(|done| done.partial_flush)),
             counters: self.shared.counters.snapshot(),
         }
     }
@@ -314,6 +350,13 @@ impl Connector {
             }),
             None => Ok(gate),
         }
+    }
+
+    /// Fails a SET whose key must not be stored.
+    fn refuse(&self, request: SetRequest) {
+        self.shared.counters.set_failed.add(1);
+        let SetRequest { item, key, .. } = request;
+        item.fail(|| format!("key '{key}' has the digest of another key: not stored for an hour"));
     }
 
     fn future_id(&self) -> u64 {

@@ -46,7 +46,7 @@ pub use config::{
     BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, OPTIONS,
     OptionSpec, OptionValue,
 };
-pub use connector::Connector;
+pub use connector::{Connector, Shutdown};
 pub use engine::uring::UringEngine;
 pub use engine::{Action, Engine, Reaped, Transfer, Waker};
 pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};

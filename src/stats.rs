@@ -72,7 +72,7 @@ counters! {
     sync_errors,
     /// SETs that found no room.
     store_full,
-    /// SETs refused because another key has the same digest.
+    /// Keys put in quarantine because another key has the same digest.
     hash_collision,
     /// Transfers given to the device, again after a short one too.
     transfers,
@@ -109,6 +109,10 @@ pub struct Stats {
     pub data_files: u64,
     /// Operations submitted and not yet completed.
     pub in_flight: u64,
+    /// Whether it is closed, and in order.
+    pub shutdown_clean: bool,
+    /// Whether it is closed, and operations were dropped at the deadline.
+    pub partial_flush: bool,
     /// All counters, by name.
     pub counters: Vec<(&'static str, u64)>,
 }

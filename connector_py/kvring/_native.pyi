@@ -123,10 +123,23 @@ class Connector:
         Each batch is a tuple: future id, ok, error text, one bool per key.
         """
 
-    def close(self) -> None:
+    def close(self, drain_timeout_s: float | None = None) -> dict[str, Any]:
         """Take nothing new, finish what is queued, release every buffer. Idempotent.
 
-        What is still queued after drain_timeout_s is dropped. No buffer is touched afterwards.
+        What is still queued after `drain_timeout_s` (by default the option of that name) is dropped.
+        No buffer is touched afterwards. Does nothing in a fork of the process that opened it.
+
+        Returns:
+            `shutdown_clean`: the store is marked as closed in order; `partial_flush`: operations
+            were dropped; `abandoned`: how many.
+        """
+
+    @property
+    def recovery(self) -> dict[str, Any]:
+        """What opening found: chunks `kept`, and how many records it threw out and why.
+
+        `clean_shutdown` tells how the store was left, `reset` why the whole index was given up, if
+        it was; docs/format.md explains `torn`, `out_of_range`, `overlapping` and `duplicate`.
         """
 
     def stats(self) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 //! The class that LMCache loads.
 
+use std::time::Duration;
+
 use kvring::{Completion, Config, KeepAlive, OpenError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{PyDict, PyList};
 
 use crate::buffers::{Use, export_all};
-use crate::errors::{from_open, from_submit};
+use crate::errors::{ConfigError, from_open, from_submit};
 use crate::options::option_value;
 
 type Answer = (u64, bool, String, Vec<bool>);
@@ -90,8 +92,42 @@ impl Connector {
     }
 
     /// Finish or drop what is queued, release every buffer, mark the store as closed in order. Idempotent.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.core.close());
+    #[pyo3(signature = (drain_timeout_s = None))]
+    fn close<'py>(
+        &self,
+        py: Python<'py>,
+        drain_timeout_s: Option<f64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let drain_timeout = match drain_timeout_s {
+            None => self.core.config().drain_timeout,
+            Some(seconds) if (0.0..=3600.0).contains(&seconds) => Duration::from_secs_f64(seconds),
+            Some(seconds) => {
+                let message =
+                    format!("drain_timeout_s = {seconds} is not valid; it takes 0 to 3600");
+                return Err(ConfigError::new_err(message));
+            }
+        };
+        let shutdown = py.detach(|| self.core.close_within(drain_timeout));
+        let result = PyDict::new(py);
+        result.set_item("shutdown_clean", shutdown.clean)?;
+        result.set_item("partial_flush", shutdown.partial_flush)?;
+        result.set_item("abandoned", shutdown.abandoned)?;
+        Ok(result)
+    }
+
+    /// What opening found and threw out.
+    #[getter]
+    fn recovery<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let recovery = self.core.recovery();
+        let all = PyDict::new(py);
+        all.set_item("clean_shutdown", recovery.clean_shutdown)?;
+        all.set_item("reset", recovery.reset.as_deref())?;
+        all.set_item("kept", recovery.kept)?;
+        all.set_item("torn", recovery.torn)?;
+        all.set_item("out_of_range", recovery.out_of_range)?;
+        all.set_item("overlapping", recovery.overlapping)?;
+        all.set_item("duplicate", recovery.duplicate)?;
+        Ok(all)
     }
 
     /// State and counters as one flat dict of numbers, strings and bools.
@@ -109,6 +145,8 @@ impl Connector {
         all.set_item("used_bytes", stats.used_bytes)?;
         all.set_item("data_files", stats.data_files)?;
         all.set_item("in_flight", stats.in_flight)?;
+        all.set_item("shutdown_clean", stats.shutdown_clean)?;
+        all.set_item("partial_flush", stats.partial_flush)?;
         for (name, value) in stats.counters {
             all.set_item(name, value)?;
         }
@@ -121,7 +159,7 @@ impl Connector {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
-        self.close(py);
+        py.detach(|| self.core.close());
     }
 
     fn __repr__(&self) -> String {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::quarantine::Quarantine;
 use super::shard::{Entry, Pending, Shard, Waiting};
 use super::table::{Content, Reservation, Table};
 use crate::key::Digest;
@@ -25,6 +26,7 @@ pub(crate) struct Index<G, S> {
     generation: AtomicU64,
     keys: AtomicU64,
     held_bytes: AtomicU64,
+    quarantine: Quarantine,
 }
 
 /// The right to read a chunk; its place is not given away before it is returned by [`Index::unpin`].
@@ -38,12 +40,24 @@ pub(crate) struct Pin {
     pub(crate) checksum: Option<u32>,
 }
 
-/// What became of an operation that asks for a key.
-pub(crate) enum Entered<T> {
-    /// GET: the chunk is held. SET: it is this one's turn to write.
-    Ready(T, Option<Pin>),
-    /// GET: not held in this length. SET: another key has this digest.
-    Refused(T),
+/// What became of a GET.
+pub(crate) enum EnteredGet<G> {
+    /// The chunk is held, and pinned.
+    Hit(G, Pin),
+    /// It is not held in this length.
+    Miss(G),
+    /// It waits behind a SET of the same key and comes back from [`Index::finish_set`].
+    Waits,
+}
+
+/// What became of a SET.
+pub(crate) enum EnteredSet<S> {
+    /// It is this one's turn to write.
+    Ready(S),
+    /// Another key has this digest; the key is in quarantine from now on.
+    Collides(S),
+    /// The key is in quarantine.
+    Quarantined(S),
     /// It waits behind a SET of the same key and comes back from [`Index::finish_set`].
     Waits,
 }
@@ -82,6 +96,7 @@ impl<G, S> Index<G, S> {
             generation: AtomicU64::new(generation),
             keys: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
+            quarantine: Quarantine::default(),
         }
     }
 
@@ -139,48 +154,59 @@ impl<G, S> Index<G, S> {
         length_bytes: u64,
         now_ms: u64,
         request: G,
-    ) -> Entered<G> {
+    ) -> EnteredGet<G> {
         let (number, mut shard) = self.shard(digest);
         if let Some(pending) = shard.pending_mut(digest) {
             if *pending.key != *key {
-                return Entered::Refused(request);
+                return EnteredGet::Miss(request);
             }
             pending.waiting.push_back(Waiting::Get { length_bytes, request });
-            return Entered::Waits;
+            return EnteredGet::Waits;
         }
         match shard.find(digest) {
             Some(entry) if self.table.key_is(shard.entries[entry as usize].slot, key) => {
                 match shard.pin(number, entry, length_bytes) {
                     Some(pin) => {
                         self.table.touch(shard.entries[entry as usize].slot, now_ms);
-                        Entered::Ready(request, Some(pin))
+                        EnteredGet::Hit(request, pin)
                     }
-                    None => Entered::Refused(request),
+                    None => EnteredGet::Miss(request),
                 }
             }
-            _ => Entered::Refused(request),
+            _ => EnteredGet::Miss(request),
         }
     }
 
-    /// SET: claims the right to write `key`.
-    pub(crate) fn enter_set(&self, digest: Digest, key: &Arc<str>, request: S) -> Entered<S> {
+    /// SET: claims the right to write `key`. Refused if another key has its digest, and for an hour after that.
+    pub(crate) fn enter_set(
+        &self,
+        digest: Digest,
+        key: &Arc<str>,
+        now_ms: u64,
+        request: S,
+    ) -> EnteredSet<S> {
+        if self.quarantine.holds(key, now_ms) {
+            return EnteredSet::Quarantined(request);
+        }
         let (_, mut shard) = self.shard(digest);
         if let Some(pending) = shard.pending_mut(digest) {
-            if pending.key != *key {
-                return Entered::Refused(request);
+            if pending.key == *key {
+                pending.waiting.push_back(Waiting::Set(request));
+                return EnteredSet::Waits;
             }
-            pending.waiting.push_back(Waiting::Set(request));
-            return Entered::Waits;
+            self.quarantine.add(key, now_ms);
+            return EnteredSet::Collides(request);
         }
         let taken = shard.find(digest).map(|entry| shard.entries[entry as usize].slot);
         if taken.is_some_and(|slot| !self.table.key_is(slot, key)) {
-            return Entered::Refused(request);
+            self.quarantine.add(key, now_ms);
+            return EnteredSet::Collides(request);
         }
         let pending = Pending { digest, key: Arc::clone(key), waiting: VecDeque::new() };
         shard
             .pending
             .insert_unique(digest.table_hash(), pending, |other| other.digest.table_hash());
-        Entered::Ready(request, None)
+        EnteredSet::Ready(request)
     }
 
     /// Length and checksum of what is held under `digest`, for a SET that has claimed its key.
@@ -392,5 +418,67 @@ impl<G, S> Index<G, S> {
     fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {
         let number = digest.shard_hash() % SHARDS as u64;
         (number as u32, self.shards[number as usize].lock())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Budget;
+
+    type TestIndex = Index<u32, u32>;
+
+    fn index() -> (tempfile::TempDir, TestIndex) {
+        let directory = tempfile::tempdir().unwrap();
+        let budget = Arc::new(Budget::new(64 << 20));
+        let (table, _) = Table::open(directory.path(), budget, 0).unwrap();
+        (directory, Index::new(table, 1))
+    }
+
+    fn store(index: &TestIndex, digest: Digest, key: &Arc<str>, length_bytes: u64) {
+        assert!(matches!(index.enter_set(digest, key, 0, 0), EnteredSet::Ready(_)));
+        let content = Content {
+            digest,
+            namespace: 0,
+            extent: Extent { file: 0, first_block: 0, blocks: 1 },
+            length_bytes,
+            generation: index.next_generation(),
+            payload_checksum_kind: 0,
+            payload_checksum: 0,
+            created_ms: 0,
+        };
+        let record = RecordState::Reserved(index.table().reserve(key.len()).unwrap());
+        assert!(index.finish_set(digest, Some(Publication { record, content })).is_empty());
+    }
+
+    /// The digest finds, the exact key decides: made-up digests stand in for a collision nobody can produce.
+    #[test]
+    fn a_colliding_key_neither_reads_nor_overwrites_nor_deletes() {
+        let (_directory, index) = index();
+        let digest = Digest::of("shared");
+        let (good, other): (Arc<str>, Arc<str>) = ("good".into(), "other".into());
+        store(&index, digest, &good, 100);
+        assert!(matches!(index.enter_get(digest, &other, 100, 0, 1), EnteredGet::Miss(1)));
+        assert!(matches!(index.enter_set(digest, &other, 0, 2), EnteredSet::Collides(2)));
+        assert_eq!(index.delete(digest, &other), (false, None));
+        assert!(matches!(index.enter_get(digest, &good, 100, 0, 3), EnteredGet::Hit(3, _)));
+    }
+
+    #[test]
+    fn a_colliding_key_stays_out_for_an_hour() {
+        let (_directory, index) = index();
+        let digest = Digest::of("shared");
+        let (good, other): (Arc<str>, Arc<str>) = ("good".into(), "other".into());
+        store(&index, digest, &good, 100);
+        assert!(matches!(index.enter_set(digest, &other, 1000, 0), EnteredSet::Collides(_)));
+        // Even when the other key is gone: what is looked up in between must not change its meaning.
+        assert!(index.delete(digest, &good).0);
+        let hour_ms = 3_600_000;
+        let entered = index.enter_set(digest, &other, 999 + hour_ms, 0);
+        assert!(matches!(entered, EnteredSet::Quarantined(_)));
+        assert!(matches!(index.enter_set(digest, &other, 1000 + hour_ms, 0), EnteredSet::Ready(_)));
+        // While it is being written, the good key collides in turn.
+        assert!(matches!(index.enter_set(digest, &good, 0, 0), EnteredSet::Collides(_)));
+        assert!(matches!(index.enter_get(digest, &good, 100, 0, 0), EnteredGet::Miss(_)));
     }
 }

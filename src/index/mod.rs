@@ -2,11 +2,12 @@
 
 mod first_page;
 pub(crate) mod map;
+mod quarantine;
 mod record;
 mod recovery;
 mod shard;
 pub(crate) mod table;
 
-pub(crate) use map::{Entered, Index, Pin, Publication, RecordState, Resumed};
+pub(crate) use map::{EnteredGet, EnteredSet, Index, Pin, Publication, RecordState, Resumed};
 pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
 pub use recovery::Recovery;

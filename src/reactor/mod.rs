@@ -89,8 +89,8 @@ impl Shared {
     }
 
     /// Asks the reactor to finish: what is queued until `drain_timeout` has passed, what is in the kernel in any case.
-    pub(crate) fn stop(&self) {
-        *self.deadline.lock() = Some(Instant::now() + self.config.drain_timeout);
+    pub(crate) fn stop(&self, drain_timeout: Duration) {
+        *self.deadline.lock() = Some(Instant::now() + drain_timeout);
         self.waker.wake();
     }
 
