@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benches.compare import report
 from benches.compare.arena import Arena
-from benches.compare.devices import Device, DeviceError, directory_device, ext4_loop_device
+from benches.compare.devices import Device, DeviceError, directory_device, loop_device
 from benches.compare.machine import machine_facts
 from benches.compare.peers import (
     FS_NATIVE_WORKERS,
@@ -92,7 +92,7 @@ def _open_device(arguments: argparse.Namespace) -> AbstractContextManager[Device
         return directory_device(str(arguments.path), arguments.path)
     _RESULTS_DIRECTORY.mkdir(parents=True, exist_ok=True)
     if arguments.device == "ext4-loop":
-        return ext4_loop_device(_RESULTS_DIRECTORY)
+        return loop_device(_RESULTS_DIRECTORY, "ext4")
     return directory_device("disk", _RESULTS_DIRECTORY)
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_LOOP_IMAGE_SIZE_BYTES = 12 << 30
+LOOP_IMAGE_SIZE_BYTES = 12 << 30
 _REMOVE_PREFIX = "kvring-compare-"
 
 
@@ -45,35 +45,50 @@ def directory_device(name: str, parent: Path) -> Iterator[Device]:
         yield Device(name, Path(directory), _file_system_facts(Path(directory)))
 
 
+# A discard would punch holes into the image, and the puts would pay for filling them.
+_MAKE_FILE_SYSTEM = {
+    "ext4": ("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"),
+    "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
+}
+
+
 @contextmanager
-def ext4_loop_device(parent: Path) -> Iterator[Device]:
-    """Make a fresh ext4 with a journal, on a loop device with direct I/O, over a file in `parent`.
+def loop_device(
+    parent: Path, file_system: str, size_bytes: int = LOOP_IMAGE_SIZE_BYTES
+) -> Iterator[Device]:
+    """Make a fresh file system, on a loop device with direct I/O, over a file in `parent`.
 
     Args:
-        parent: An existing directory on the disk to measure.
+        parent: An existing directory on the disk to use.
+        file_system: "ext4" (with a journal) or "xfs".
+        size_bytes: Size of the file; xfs takes 300 MiB or more.
 
     Yields:
         The device.
+
+    Raises:
+        DeviceError: It cannot be had here; the message says why.
     """
     if os.geteuid() != 0:
-        raise DeviceError("--device ext4-loop mounts a file system and so needs root")
-    for tool in ("losetup", "mkfs.ext4", "mount", "umount"):
+        raise DeviceError("a loop device needs root")
+    make = _MAKE_FILE_SYSTEM[file_system]
+    for tool in ("losetup", make[0], "mount", "umount"):
         if shutil.which(tool) is None:
-            raise DeviceError(f"--device ext4-loop needs {tool}: install util-linux and e2fsprogs")
-    # Each step is undone in reverse order, also when a later one, or the measurement, fails.
+            raise DeviceError(
+                f"a loop device needs {tool}: install util-linux, e2fsprogs, xfsprogs"
+            )
+    # Each step is undone in reverse order, also when a later one, or the work on it, fails.
     with ExitStack() as stack:
         work = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix=_REMOVE_PREFIX, dir=parent))
         )
-        image = work / "ext4.image"
+        image = work / f"{file_system}.image"
         with image.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, _LOOP_IMAGE_SIZE_BYTES)
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
         loop = _run("losetup", "--find", "--show", "--direct-io=on", str(image)).strip()
         stack.callback(_run, "losetup", "--detach", loop)
         _require_direct_io(loop)
-        # A discard would punch holes into the image, and the puts would pay for filling them.
-        extended = "nodiscard,lazy_itable_init=0,lazy_journal_init=0"
-        _run("mkfs.ext4", "-q", "-F", "-E", extended, loop)
+        _run(*make, loop)
         mount_point = work / "mount"
         mount_point.mkdir()
         _run("mount", loop, str(mount_point))
@@ -82,9 +97,9 @@ def ext4_loop_device(parent: Path) -> Iterator[Device]:
         directory.mkdir()
         facts = _file_system_facts(directory) | {
             "loop_over": _file_system_facts(work)["file_system"],
-            "loop_image_size_bytes": str(_LOOP_IMAGE_SIZE_BYTES),
+            "loop_image_size_bytes": str(size_bytes),
         }
-        yield Device("ext4-loop", directory, facts)
+        yield Device(f"{file_system}-loop", directory, facts)
 
 
 def _require_direct_io(loop: str) -> None:

@@ -1,0 +1,45 @@
+"""The kill harness of tests/harness, on the disk and on fresh file systems."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benches.compare.devices import DeviceError, loop_device
+
+REPOSITORY = Path(__file__).parents[2]
+IMAGE_SIZE_BYTES = 512 << 20
+
+
+@pytest.fixture(params=["disk", "ext4", "xfs"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Yield an empty directory on the disk, on ext4 with a journal, on XFS."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    with ExitStack() as stack:
+        try:
+            device = stack.enter_context(loop_device(tmp_path, request.param, IMAGE_SIZE_BYTES))
+        except DeviceError as error:
+            pytest.skip(str(error))
+        yield device.directory
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_and_nothing_wrong_after_200_kills(directory: Path) -> None:
+    harness = ["cargo", "run", "--quiet", "--release", "--example", "kill_harness", "--"]
+    done = subprocess.run(
+        [*harness, "--rounds", "200", "--path", str(directory)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("200 kills"), done.stdout
+    # A harness whose children never got to work would prove nothing.
+    worked = int(done.stdout.split(",")[1].split()[0])
+    assert worked > 100, done.stdout
