@@ -126,7 +126,7 @@ class Connector:
     def close(self, drain_timeout_s: float | None = None) -> dict[str, Any]:
         """Take nothing new, finish what is queued, release every buffer. Idempotent.
 
-        What is still queued after `drain_timeout_s` (by default the option of that name) is dropped.
+        What is still queued after `drain_timeout_s` (by default the option of that name) is lost.
         No buffer is touched afterwards. Does nothing in a fork of the process that opened it.
 
         Returns:

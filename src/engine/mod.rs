@@ -116,7 +116,8 @@ impl Waker {
         self.sleeping.store(false, Ordering::SeqCst);
     }
 
-    fn descriptor(&self) -> RawFd {
+    /// The eventfd that a wait must end for; an engine reads it when it does.
+    pub fn descriptor(&self) -> RawFd {
         self.event.as_fd().as_raw_fd()
     }
 }

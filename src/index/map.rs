@@ -216,6 +216,16 @@ impl<G, S> Index<G, S> {
         Some((u64::from(entry.length_bytes), entry.checksum()))
     }
 
+    /// Makes the record of what is held under `digest` invalid for the next start; the entry itself stays as it is.
+    pub(crate) fn invalidate(&self, digest: Digest) -> bool {
+        let shard = self.shard(digest).1;
+        let held = shard.find(digest);
+        if let Some(entry) = held {
+            self.table.invalidate(shard.entries[entry as usize].slot);
+        }
+        held.is_some()
+    }
+
     /// A SET that had claimed its key is done, with or without something to publish. Returns what to do next, in order.
     pub(crate) fn finish_set(
         &self,

@@ -216,16 +216,23 @@ impl Table {
         let mut freed = Vec::with_capacity(1);
         let mut next = slot;
         while next != NO_SLOT && freed.len() <= crate::key::MAX_KEY_BYTES / KEY_PART_BYTES {
+            freed.push(next);
             // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
-            unsafe {
-                let record = self.record(next);
-                freed.push(next);
-                next = (&raw const (*record).next_slot).read();
-                (&raw mut (*record).state).write(STATE_FREE);
-                (&raw mut (*record).checksum).write(0);
-            }
+            let following = unsafe { (&raw const (*self.record(next)).next_slot).read() };
+            self.invalidate(next);
+            next = following;
         }
         self.slots.lock().free.extend(freed);
+    }
+
+    /// Makes the record in `slot` one that no start will find; its key can still be compared, and the slot stays taken.
+    pub(crate) fn invalidate(&self, slot: u32) {
+        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
+        unsafe {
+            let record = self.record(slot);
+            (&raw mut (*record).state).write(STATE_FREE);
+            (&raw mut (*record).checksum).write(0);
+        }
     }
 
     /// Marks the record in `slot` as free without giving the slot out: for recovery, which collects free slots itself.

@@ -2,9 +2,14 @@
 //!
 //! A SET whose data is written waits for the next group. A group syncs the data files that its members wrote to, then
 //! writes their records, then syncs the index, and only then are its members answered: two barriers for all of them
-//! together. What waits meanwhile forms the next group. The older record of a replaced key is cleared after the barrier
-//! of the younger one, so that power loss leaves one of the two. A failed sync fails its group and is not tried again:
-//! the kernel may have dropped what it could not write, and a second sync would report success for it.
+//! together. What waits meanwhile forms the next group.
+//!
+//! Where a key is replaced, its older record is cleared after the barrier of the younger one, so that power loss leaves
+//! one of the two, and the index is synced once more before the answer: else a later DELETE could reach the disk without
+//! that clearing, and the older chunk would be back.
+//!
+//! A failed sync fails its group and is not tried again: the kernel may have dropped what it could not write, and a second
+//! sync would report success for it.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -34,8 +39,12 @@ struct Group {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
+    /// Chunks.
     Data,
+    /// Their records.
     Index,
+    /// The clearing of the records that they replace.
+    Replaced,
 }
 
 impl GroupCommit {
@@ -125,17 +134,31 @@ impl Work {
         if group.outstanding > 0 {
             return Ok(());
         }
-        let goes_on = group.phase == Phase::Data && group.error.is_none();
-        match engine {
-            Some(engine) if goes_on && !group.members.is_empty() => {
-                group.phase = Phase::Index;
-                for id in group.members.clone() {
-                    self.write_record(id, shared);
+        let succeeded = group.error.is_none();
+        let members = group.members.clone();
+        let next = match group.phase {
+            _ if !succeeded => None,
+            Phase::Data => {
+                members.iter().for_each(|id| self.write_record(*id, shared));
+                Some(Phase::Index)
+            }
+            Phase::Index => {
+                // Every one of them, not only up to the first.
+                let replaced =
+                    members.iter().filter(|id| self.clear_replaced(**id, shared)).count();
+                (replaced > 0).then_some(Phase::Replaced)
+            }
+            Phase::Replaced => None,
+        };
+        match (next, engine) {
+            (Some(next), Some(engine)) if !members.is_empty() => {
+                if let Some(group) = &mut self.commit.group {
+                    group.phase = next;
                 }
                 self.submit_syncs(&[shared.index.table().descriptor()], shared, engine)
             }
-            // Nothing may be submitted any more: the members were ended by `drop_queued`.
-            None | Some(_) => {
+            // Without an engine nothing may be submitted any more; `drop_queued` has ended the members.
+            _ => {
                 self.end_group(shared);
                 Ok(())
             }

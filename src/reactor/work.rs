@@ -326,6 +326,14 @@ impl Work {
         }
     }
 
+    /// Clears the record of what a SET replaces, while its entry still serves. Says whether there was one.
+    pub(super) fn clear_replaced(&self, id: usize, shared: &Shared) -> bool {
+        match &self.active[id].kind {
+            Kind::Set(request, _) => shared.index.invalidate(request.digest),
+            _ => false,
+        }
+    }
+
     /// Answers a member of a group that is durable, or never will be.
     pub(super) fn end_grouped(&mut self, id: usize, failure: Option<Failure>, shared: &Shared) {
         self.active[id].failure = failure;

@@ -193,7 +193,10 @@ impl Oracle {
                     )
                 }
                 _ => {
-                    return Err(format!("key {number}: held {held}, {} lengths found", found.len()));
+                    return Err(format!(
+                        "key {number}: held {held}, {} lengths found",
+                        found.len()
+                    ));
                 }
             };
             if !possible.contains(&actual) {
