@@ -160,7 +160,10 @@ impl Table {
             self.grow(&mut slots)?;
         }
         let keep = slots.free.len() - needed;
-        Ok(Reservation { slots: slots.free.split_off(keep) })
+        let mut taken = slots.free.split_off(keep);
+        // Lowest first, so that the parts of a long key follow each other.
+        taken.reverse();
+        Ok(Reservation { slots: taken })
     }
 
     /// Takes unused slots back.
