@@ -42,11 +42,15 @@ impl Batch {
     }
 
     fn count_down(&self) {
-        self.completions.answered();
         // AcqRel: the last one to count down sees the results of all others.
-        if self.remaining.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return;
+        if self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.complete();
         }
+        // After the push: nothing in flight means that every completion can be drained.
+        self.completions.answered();
+    }
+
+    fn complete(&self) {
         let (error, keep_alive) = {
             let mut rest = self.rest.lock();
             let keep_alive = rest.keep_alive.take();

@@ -28,6 +28,8 @@ pub enum OptionValue {
     Text(String),
     /// A truth value; no option takes one so far, so that it is refused by name.
     Boolean(bool),
+    /// Anything else, as its text; no option takes it, so that it is refused by name.
+    Other(String),
 }
 
 impl std::fmt::Display for OptionValue {
@@ -37,6 +39,7 @@ impl std::fmt::Display for OptionValue {
             Self::Float(value) => write!(formatter, "{value}"),
             Self::Text(value) => write!(formatter, "'{value}'"),
             Self::Boolean(value) => write!(formatter, "{value}"),
+            Self::Other(value) => write!(formatter, "{value}"),
         }
     }
 }
@@ -298,7 +301,7 @@ fn number(value: &OptionValue) -> Result<f64, String> {
         OptionValue::Integer(integer) => Ok(*integer as f64),
         OptionValue::Float(float) => Ok(*float),
         OptionValue::Text(text) => text.trim().parse().map_err(|_| "it is not a number".into()),
-        OptionValue::Boolean(_) => Err("it is not a number".into()),
+        OptionValue::Boolean(_) | OptionValue::Other(_) => Err("it is not a number".into()),
     }
 }
 
@@ -310,8 +313,8 @@ fn size_within(value: &OptionValue, least: u64, most: u64) -> Result<u64, String
         OptionValue::Text(text) => {
             ByteSize::from_str(text).map_err(|error| format!("it cannot be read: {error}"))?.0
         }
-        OptionValue::Float(_) | OptionValue::Boolean(_) => {
-            return Err("it is not a whole number".into());
+        OptionValue::Float(_) | OptionValue::Boolean(_) | OptionValue::Other(_) => {
+            return Err("it is not a whole number of bytes in range".into());
         }
     };
     if (least..=most).contains(&size) {

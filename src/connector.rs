@@ -52,6 +52,13 @@ pub struct Shutdown {
     pub abandoned: u64,
 }
 
+impl std::fmt::Display for Shutdown {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let order = if self.clean { "closed in order" } else { "closed, but not in order" };
+        write!(formatter, "{order}, {} operations abandoned", self.abandoned)
+    }
+}
+
 impl Connector {
     /// Opens the store that `config` describes, making it if there is none, and recovers what it holds.
     ///
@@ -79,14 +86,15 @@ impl Connector {
             Arc::new(CompletionQueue::new().map_err(io_error.clone()("make an eventfd for"))?);
         let waker = Waker::new().map_err(io_error.clone()("make an eventfd for"))?;
         let budget = Arc::new(Budget::new(config.capacity_bytes));
-        let (index, store, recovery) = Index::open(&config.path, &budget, unix_ms(), |owner| {
-            ExtentStore::open(&config.path, Arc::clone(&budget), owner)
-        })?;
+        let (index, store, recovery, suspects) =
+            Index::open(&config.path, &budget, unix_ms(), |owner| {
+                ExtentStore::open(&config.path, Arc::clone(&budget), owner)
+            })?;
         index.write_session(unix_ms(), false).map_err(io_error("write the index of"))?;
         log::info!("{}: {recovery}", config.path.display());
         let shared = Shared::new(config, index, Box::new(store), Arc::clone(&completions), waker);
         let shared = Arc::new(shared);
-        let (reactor, engine) = reactor::start(Arc::clone(&shared), make_engine)?;
+        let (reactor, engine) = reactor::start(Arc::clone(&shared), suspects, make_engine)?;
         Ok(Self {
             shared,
             budget,
@@ -227,9 +235,11 @@ impl Connector {
         Ok(self.answer(vec![true; keys.len()], Box::new(())))
     }
 
-    /// Adds all completions there are to `into` and clears the eventfd. Adds none after `close`.
+    /// Adds all completions there are to `into` and clears the eventfd. Adds none after `close`, and none in a
+    /// fork of the owner.
     pub fn drain(&self, into: &mut Vec<Completion>) {
-        if !self.closed.load(Ordering::Acquire) {
+        // A fork shares the eventfd: clearing it there would silence the owner.
+        if self.process_id == std::process::id() && !self.closed.load(Ordering::Acquire) {
             self.completions.drain(into);
         }
     }
@@ -264,7 +274,7 @@ impl Connector {
         let clean = ending != Ending::Leaked && self.release(ending == Ending::Orderly);
         let abandoned = self.shared.counters.abandoned.get();
         let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
-        log::info!("{} closed: {done:?}", self.shared.config.path.display());
+        log::info!("{}: {done}", self.shared.config.path.display());
         *shutdown = Some(done);
         done
     }

@@ -34,12 +34,25 @@ impl Owner {
         Self { process_id: std::process::id(), host }
     }
 
-    /// Whether that process runs on this host, as far as this process can see.
+    /// Whether that process runs on this host, as far as this process can see. One that has ended and was not waited for
+    /// by its parent (a zombie) does not.
     fn is_alive_here(&self) -> bool {
-        self.host == Self::current().host
-            && i32::try_from(self.process_id)
-                .is_ok_and(|pid| kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH))
+        if self.host != Self::current().host {
+            return false;
+        }
+        let exists = i32::try_from(self.process_id)
+            .is_ok_and(|pid| kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH));
+        exists && !has_ended(self.process_id)
     }
+}
+
+/// Whether the process is a zombie or about to be gone: state Z or X, the first word behind the name in parentheses in
+/// /proc/PID/stat (proc(5)).
+fn has_ended(process_id: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{process_id}/stat")).is_ok_and(|stat| {
+        let state = stat.rsplit(')').next().unwrap_or_default().trim_start().chars().next();
+        matches!(state, Some('Z' | 'X'))
+    })
 }
 
 impl std::fmt::Display for Owner {

@@ -58,9 +58,11 @@ counters! {
     written_bytes,
     /// Payload bytes that went through a bounce block instead of straight from or to caller memory.
     bounced_bytes,
-    /// GETs whose bytes did not match their checksum; each was answered as a miss.
+    /// Chunks that did not match their checksum when they were read: each was dropped, and its GET answered as a miss.
     checksum_mismatch,
-    /// GETs that failed in the device; each was answered as a miss.
+    /// Chunks read in idle moments because their owner had not closed the store.
+    verified_after_crash,
+    /// Chunks that the device could not read: each was dropped, and its GET answered as a miss.
     read_errors,
     /// SETs that failed in the device.
     write_errors,

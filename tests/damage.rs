@@ -182,7 +182,7 @@ fn a_flipped_bit_in_a_thousand_payload_places() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let number = (state >> 33) % KEYS;
         let offset = place(number) + (state >> 20) % length(number) as u64;
-        let mask = 1 << (state >> 50) % 8;
+        let mask = 1 << ((state >> 50) % 8);
         edit(&data, offset, |byte| *byte ^= mask);
         let hits = golden.open_with(&golden.index).unwrap();
         edit(&data, offset, |byte| *byte ^= mask);

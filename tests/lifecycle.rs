@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Client, MIB, Memory, config, key, pattern};
 use kvring::{BLOCK_BYTES, Connector, OpenError, SubmitError};
@@ -293,6 +293,43 @@ fn tmpfs_works() {
     }
     client.connector.close();
     assert_eq!(intact(&Client::open(directory.path(), 32 * MIB), 20), 20);
+}
+
+/// After an owner that did not close, what it wrote is verified in idle moments: a rotten chunk is gone before anybody asks.
+#[test]
+fn what_a_dead_owner_wrote_is_verified() {
+    let (original, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    filled(original.path(), 3);
+    let client = Client::open(original.path(), CAPACITY);
+    for number in 3..10 {
+        let memory = Memory::patterned(length(number), 0, number);
+        assert!(client.set_one(&key(number), &memory));
+    }
+    // What a kill would leave, as no operation is under way.
+    for name in [INDEX, "data-00000.kvring"] {
+        fs::copy(original.path().join(name), copy.path().join(name)).unwrap();
+    }
+    client.connector.close();
+    let blocks: u64 = (0..5).map(|number| (length(number) as u64).div_ceil(BLOCK_BYTES)).sum();
+    edit(&copy.path().join("data-00000.kvring"), blocks * BLOCK_BYTES + 77, &[0xff]);
+
+    let client = Client::open(copy.path(), CAPACITY);
+    let recovery = client.connector.recovery();
+    assert_eq!((recovery.clean_shutdown, recovery.kept, recovery.to_verify), (false, 10, 7));
+    let hang = Instant::now() + Duration::from_secs(60);
+    while client.counter("verified_after_crash") < 7 {
+        assert!(Instant::now() < hang, "verification hangs");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let held = client.exists(&(0..10).map(key).collect::<Vec<_>>());
+    let expected: Vec<bool> = (0..10).map(|number| number != 5).collect();
+    assert_eq!((held, client.counter("checksum_mismatch")), (expected, 1));
+    client.connector.close();
+    let client = Client::open(copy.path(), CAPACITY);
+    assert_eq!(
+        (client.connector.recovery().clean_shutdown, client.connector.recovery().to_verify),
+        (true, 0)
+    );
 }
 
 // --- damage between two lives ---

@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::buffers::{Use, export_all};
 use crate::errors::{ConfigError, from_open, from_submit};
+use crate::logging::hand_over;
 use crate::options::option_value;
 
 type Answer = (u64, bool, String, Vec<bool>);
@@ -30,17 +31,19 @@ impl Connector {
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let mut all = vec![
-            ("path".to_owned(), option_value("path", path)?),
-            ("capacity".to_owned(), option_value("capacity", capacity)?),
+            ("path".to_owned(), option_value(path)?),
+            ("capacity".to_owned(), option_value(capacity)?),
         ];
         for (name, value) in options.into_iter().flatten() {
             let name: String = name.extract()?;
-            let value = option_value(&name, &value)?;
+            let value = option_value(&value)?;
             all.push((name, value));
         }
         let config =
             Config::from_options(all).map_err(|error| from_open(OpenError::Config(error)))?;
-        let core = py.detach(|| kvring::Connector::open(config)).map_err(from_open)?;
+        let core = py.detach(|| kvring::Connector::open(config)).map_err(from_open);
+        hand_over(py)?;
+        let core = core?;
         Ok(Self { core })
     }
 
@@ -84,9 +87,13 @@ impl Connector {
     }
 
     /// Completions since the last call: (future id, ok, error, one bool per key).
-    fn drain_completions(&self) -> Vec<Answer> {
+    fn drain_completions(&self, py: Python<'_>) -> Vec<Answer> {
         let mut completions = Vec::new();
         self.core.drain(&mut completions);
+        if let Err(error) = hand_over(py) {
+            // An exception out of here would make LMCache's demux thread spin, and the completions would be lost.
+            error.write_unraisable(py, None);
+        }
         // Dropping a completion releases its buffers, here, with the GIL held.
         completions.into_iter().map(answer).collect()
     }
@@ -108,6 +115,7 @@ impl Connector {
             }
         };
         let shutdown = py.detach(|| self.core.close_within(drain_timeout));
+        hand_over(py)?;
         let result = PyDict::new(py);
         result.set_item("shutdown_clean", shutdown.clean)?;
         result.set_item("partial_flush", shutdown.partial_flush)?;
@@ -123,6 +131,7 @@ impl Connector {
         all.set_item("clean_shutdown", recovery.clean_shutdown)?;
         all.set_item("reset", recovery.reset.as_deref())?;
         all.set_item("kept", recovery.kept)?;
+        all.set_item("to_verify", recovery.to_verify)?;
         all.set_item("torn", recovery.torn)?;
         all.set_item("out_of_range", recovery.out_of_range)?;
         all.set_item("overlapping", recovery.overlapping)?;
@@ -132,6 +141,7 @@ impl Connector {
 
     /// State and counters as one flat dict of numbers, strings and bools.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        hand_over(py)?;
         let stats = py.detach(|| self.core.stats());
         let all = PyDict::new(py);
         all.set_item("engine", stats.engine)?;
@@ -158,16 +168,17 @@ impl Connector {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
         py.detach(|| self.core.close());
+        hand_over(py)
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> String {
         let config = self.core.config();
         let state = if self.core.is_closed() {
             "closed".to_owned()
         } else {
-            let stats = self.core.stats();
+            let stats = py.detach(|| self.core.stats());
             format!("{} keys, {} bytes", stats.keys, stats.held_bytes)
         };
         format!(
@@ -179,7 +190,7 @@ impl Connector {
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        // Closing waits for the reactor, which may want the GIL for a log line.
+        // Closing waits for the disk: other Python threads go on meanwhile.
         Python::attach(|py| py.detach(|| self.core.close()));
     }
 }

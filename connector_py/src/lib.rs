@@ -3,6 +3,7 @@
 mod buffers;
 mod connector;
 mod errors;
+mod logging;
 mod options;
 
 use pyo3::prelude::*;
@@ -22,8 +23,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        // Messages of the core go to Python's logging, under the logger "kvring". A second import finds it installed.
-        let _ = pyo3_log::try_init();
+        logging::install();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -1,32 +1,31 @@
 //! Options from Python values to the core and back.
 
 use kvring::{OPTIONS, OptionValue};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
 
-/// A value as the core takes it. Paths (`os.PathLike`) become strings.
-pub(crate) fn option_value(name: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
+/// A value as the core takes it. Paths (`os.PathLike`) become strings; what no option takes becomes its own text, so that
+/// the core refuses it by name, with what the option does take.
+pub(crate) fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
+    let other = || Ok(OptionValue::Other(value.repr()?.to_string_lossy().into_owned()));
     // bool before int: it is a subclass of it.
     if let Ok(boolean) = value.cast::<PyBool>() {
         return Ok(OptionValue::Boolean(boolean.is_true()));
     }
     if let Ok(integer) = value.cast::<PyInt>() {
-        return Ok(OptionValue::Integer(integer.extract()?));
+        return integer.extract().map(OptionValue::Integer).or_else(|_| other());
     }
     if let Ok(float) = value.cast::<PyFloat>() {
         return Ok(OptionValue::Float(float.value()));
     }
     if let Ok(text) = value.cast::<PyString>() {
-        return Ok(OptionValue::Text(text.extract()?));
+        return text.extract().map(OptionValue::Text).or_else(|_| other());
     }
-    let path = value.py().import("os")?.call_method1("fspath", (value,)).map_err(|_| {
-        let kind = value.get_type();
-        PyTypeError::new_err(format!(
-            "option '{name}' takes a string, a number or a path, not {kind}"
-        ))
-    })?;
-    Ok(OptionValue::Text(path.extract()?))
+    let path = value.py().import("os")?.call_method1("fspath", (value,));
+    match path.and_then(|path| path.extract()) {
+        Ok(path) => Ok(OptionValue::Text(path)),
+        Err(_) => other(),
+    }
 }
 
 /// Every option that Connector takes: name -> {unit, default, range, meaning}.

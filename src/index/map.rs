@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::quarantine::Quarantine;
+use super::recovery::Suspect;
 use super::shard::{Entry, Pending, Shard, Waiting};
 use super::table::{Content, Reservation, Table};
 use crate::key::Digest;
@@ -175,6 +176,18 @@ impl<G, S> Index<G, S> {
             }
             _ => EnteredGet::Miss(request),
         }
+    }
+
+    /// Pins a chunk to verify it, if it is still the one that was suspected.
+    pub(crate) fn pin_suspect(&self, suspect: Suspect) -> Option<Pin> {
+        let (number, mut shard) = self.shard(suspect.digest);
+        let entry = shard.find(suspect.digest)?;
+        let held = &shard.entries[entry as usize];
+        let length_bytes = u64::from(held.length_bytes);
+        if held.generation != suspect.generation {
+            return None;
+        }
+        shard.pin(number, entry, length_bytes)
     }
 
     /// SET: claims the right to write `key`. Refused if another key has its digest, and for an hour after that.
@@ -350,13 +363,17 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// Drops the chunk behind `pin`, whose bytes are not what was stored.
-    pub(crate) fn discard(&self, pin: &Pin) {
+    /// Drops the chunk behind `pin`, whose bytes are not what was stored. Returns its key; none if it is gone already.
+    pub(crate) fn discard(&self, pin: &Pin) -> String {
         let mut shard = self.shards[pin.shard as usize].lock();
-        if !shard.entries[pin.entry as usize].detached {
-            // Its readers include the pin: the place is freed when that is returned.
-            self.take_out(&mut shard, pin.entry);
+        let entry = &shard.entries[pin.entry as usize];
+        if entry.detached {
+            return String::new();
         }
+        let key = self.table.key(entry.slot, &self.table.read(entry.slot));
+        // Its readers include the pin: the place is freed when that is returned.
+        self.take_out(&mut shard, pin.entry);
+        key.map(|key| String::from_utf8_lossy(&key).into_owned()).unwrap_or_default()
     }
 
     /// Returns a pin. Says which place is free now, if this was the last reader of a chunk that is gone.

@@ -11,3 +11,4 @@ pub(crate) mod table;
 pub(crate) use map::{EnteredGet, EnteredSet, Index, Pin, Publication, RecordState, Resumed};
 pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
 pub use recovery::Recovery;
+pub(crate) use recovery::Suspect;

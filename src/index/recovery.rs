@@ -9,7 +9,7 @@ use super::shard::Entry;
 use super::table::Table;
 use crate::budget::Budget;
 use crate::error::OpenError;
-use crate::key::MAX_KEY_BYTES;
+use crate::key::{Digest, MAX_KEY_BYTES};
 use crate::lock::Owner;
 use crate::store::{Extent, Store};
 
@@ -22,6 +22,8 @@ pub struct Recovery {
     pub reset: Option<String>,
     /// Chunks kept.
     pub kept: u64,
+    /// Of these, chunks that an owner who did not close wrote: they are read and verified in idle moments.
+    pub to_verify: u64,
     /// Records whose checksum or fields are wrong, or of whose key a part is missing.
     pub torn: u64,
     /// Records whose place is not inside the data files.
@@ -60,20 +62,31 @@ impl<G, S> Index<G, S> {
         budget: &Arc<Budget>,
         now_ms: u64,
         open_store: impl FnOnce(&dyn Fn() -> Option<Owner>) -> Result<T, OpenError>,
-    ) -> Result<(Self, T, Recovery), OpenError> {
+    ) -> Result<(Self, T, Recovery, Vec<Suspect>), OpenError> {
         let (table, found) = Table::open(directory, Arc::clone(budget), now_ms)?;
         let store = open_store(&|| table.owner())?;
-        let mut recovery = Recovery {
-            clean_shutdown: found.session.is_none_or(|session| session.clean == 1),
-            reset: found.reset,
-            ..Recovery::default()
-        };
+        let mut recovery = Recovery { reset: found.reset, ..Recovery::default() };
         let (mut candidates, mut free) = read_records(&table, &store.file_blocks(), &mut recovery);
         drop_overlapping(&mut candidates, &table, &mut free, &mut recovery);
 
+        // A session block that cannot be read says nothing of how the store was left.
+        recovery.clean_shutdown = match found.session {
+            Some(session) => session.clean == 1,
+            None => candidates.is_empty(),
+        };
         let newest = candidates.iter().map(|candidate| candidate.entry.generation).max();
         let floor = found.session.map_or(0, |session| session.generation);
         let index = Self::new(table, newest.map_or(1, |newest| newest + 1).max(floor));
+        let suspects = if recovery.clean_shutdown {
+            Vec::new()
+        } else {
+            let entries = candidates.iter().map(|candidate| &candidate.entry);
+            entries
+                .filter(|entry| entry.generation >= floor && entry.has_checksum)
+                .map(|entry| Suspect { digest: entry.digest, generation: entry.generation })
+                .collect()
+        };
+        recovery.to_verify = suspects.len() as u64;
         let mut held: Vec<Extent> =
             candidates.iter().map(|candidate| candidate.entry.extent).collect();
         for candidate in candidates {
@@ -89,7 +102,7 @@ impl<G, S> Index<G, S> {
         store.rebuild(&held);
         free.sort_unstable_by(|left, right| right.cmp(left));
         index.table.set_free(free);
-        Ok((index, store, recovery))
+        Ok((index, store, recovery, suspects))
     }
 
     /// Notes in the sidecar who has the store open, and whether it is closed in order.
@@ -98,6 +111,13 @@ impl<G, S> Index<G, S> {
             super::record::Session::new(&Owner::current(), now_ms, self.next_generation(), clean);
         self.table.write_session(&session)
     }
+}
+
+/// A chunk that was written by an owner who did not close: its record is whole, its data may not be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Suspect {
+    pub(super) digest: Digest,
+    pub(super) generation: u64,
 }
 
 struct Candidate {

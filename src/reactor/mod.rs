@@ -30,6 +30,7 @@ use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::engine::{Engine, Reaped, Waker};
 use crate::error::{EngineError, OpenError};
+use crate::index::Suspect;
 use crate::schedule::{Class, Limits, Scheduler};
 use crate::stats::Counters;
 use crate::store::Store;
@@ -121,6 +122,7 @@ pub(crate) enum Ending {
 /// that is running.
 pub(crate) fn start<E, M>(
     shared: Arc<Shared>,
+    suspects: Vec<Suspect>,
     make_engine: M,
 ) -> Result<(JoinHandle<Ending>, String), OpenError>
 where
@@ -133,7 +135,7 @@ where
         match make_engine(shared.config.queue_depth, Arc::clone(&shared.waker)) {
             Ok(engine) => {
                 let _ = sender.send(Ok(engine.description()));
-                Reactor::new(shared, engine).live()
+                Reactor::new(shared, suspects, engine).live()
             }
             Err(error) => {
                 let _ = sender.send(Err(error));
@@ -162,13 +164,13 @@ struct Reactor<E: Engine> {
 }
 
 impl<E: Engine> Reactor<E> {
-    fn new(shared: Arc<Shared>, engine: E) -> Self {
+    fn new(shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
         let limits = Limits {
             queue_depth: shared.config.queue_depth,
             max_io_bytes: shared.config.max_io_bytes,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES,
         };
-        let work = Work::new(Scheduler::new(limits), shared.config.queue_depth);
+        let work = Work::new(Scheduler::new(limits), shared.config.queue_depth, suspects);
         Self { shared, engine, work, reaped: Vec::new() }
     }
 
@@ -210,6 +212,7 @@ impl<E: Engine> Reactor<E> {
                 operations.into_iter().for_each(|operation| self.work.accept(operation));
             }
             self.work.start_due(Instant::now());
+            self.work.verify_if_idle(&self.shared);
             self.work.start_all(&self.shared, &mut self.engine)?;
             self.work.start_group(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();

@@ -16,6 +16,8 @@ use crate::time::unix_ms;
 pub(super) struct Place {
     pub(super) extent: Extent,
     record: RecordState,
+    /// The record of the chunk that this one replaces is cleared: whatever happens now, this one stands for its key.
+    pub(super) stands: bool,
 }
 
 /// Why an operation did not do what it was asked.
@@ -50,7 +52,9 @@ pub(super) fn is_unchanged(request: &SetRequest, shared: &Shared) -> bool {
 pub(super) fn find_place(request: &SetRequest, shared: &Shared) -> Result<Place, StoreError> {
     let extent = shared.store.allocate(request.buffer.length_bytes() as u64)?;
     match shared.index.table().reserve(request.key.len()) {
-        Ok(reservation) => Ok(Place { extent, record: RecordState::Reserved(reservation) }),
+        Ok(reservation) => {
+            Ok(Place { extent, record: RecordState::Reserved(reservation), stands: false })
+        }
         Err(error) => {
             shared.store.free(extent);
             Err(error)
@@ -67,33 +71,8 @@ pub(super) fn end_get(
     shared: &Shared,
 ) {
     let counters = &shared.counters;
-    let verified = shared.config.checksum == Checksum::Off
-        || pin.checksum.is_none_or(|expected| expected == checksum);
-    let intact = match failure {
-        None if verified => true,
-        None => {
-            counters.checksum_mismatch.add(1);
-            log::error!(
-                "checksum mismatch at {:?} of a chunk of {} bytes: dropped",
-                pin.extent,
-                pin.length_bytes
-            );
-            shared.index.discard(&pin);
-            false
-        }
-        Some(Failure::Transfer(error)) => {
-            counters.read_errors.add(1);
-            log::error!("cannot read {:?}: {error}; the chunk is dropped", pin.extent);
-            shared.index.discard(&pin);
-            false
-        }
-        Some(Failure::Closed | Failure::NoRoom(_) | Failure::Sync(_)) => false,
-    };
     let length_bytes = pin.length_bytes;
-    if let Some(extent) = shared.index.unpin(pin) {
-        shared.store.free(extent);
-    }
-    if intact {
+    if end_read(pin, checksum, failure, shared) {
         counters.get_hits.add(1);
         counters.read_bytes.add(length_bytes);
         request.item.succeed();
@@ -101,6 +80,39 @@ pub(super) fn end_get(
         counters.get_misses.add(1);
         request.item.miss();
     }
+}
+
+/// The end of a look at a chunk that may be damaged.
+pub(super) fn end_verify(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) {
+    shared.counters.verified_after_crash.add(1);
+    end_read(pin, checksum, failure, shared);
+}
+
+/// Unpins a chunk that was read, and drops it if it is not what was stored. Says whether it is.
+fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) -> bool {
+    let counters = &shared.counters;
+    let verified = shared.config.checksum == Checksum::Off
+        || pin.checksum.is_none_or(|expected| expected == checksum);
+    let intact = match failure {
+        None if verified => true,
+        None => {
+            counters.checksum_mismatch.add(1);
+            let key = shared.index.discard(&pin);
+            log::error!("key '{key}' does not match its checksum at {:?}: dropped", pin.extent);
+            false
+        }
+        Some(Failure::Transfer(error)) => {
+            counters.read_errors.add(1);
+            let key = shared.index.discard(&pin);
+            log::error!("cannot read key '{key}' at {:?}: {error}; it is dropped", pin.extent);
+            false
+        }
+        Some(Failure::Closed | Failure::NoRoom(_) | Failure::Sync(_)) => false,
+    };
+    if let Some(extent) = shared.index.unpin(pin) {
+        shared.store.free(extent);
+    }
+    intact
 }
 
 /// Publishes or gives the place back, answers; returns what waited behind it.
@@ -114,7 +126,7 @@ pub(super) fn end_set(
     let counters = &shared.counters;
     let length_bytes = request.buffer.length_bytes() as u64;
     let publication = match (place, &failure) {
-        (Some(Place { extent, record }), None) => {
+        (Some(Place { extent, record, stands }), failure) if stands || failure.is_none() => {
             counters.set_stored.add(1);
             counters.written_bytes.add(length_bytes);
             let content = match &record {
@@ -123,7 +135,7 @@ pub(super) fn end_set(
             };
             Some(Publication { record, content })
         }
-        (Some(Place { extent, record }), Some(_)) => {
+        (Some(Place { extent, record, .. }), _) => {
             match record {
                 RecordState::Reserved(reservation) => shared.index.table().release(reservation),
                 RecordState::Written(slot, _) => shared.index.table().clear(slot),

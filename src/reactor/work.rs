@@ -10,13 +10,14 @@ use super::commit::{GroupCommit, SYNC_TOKEN};
 use super::operation::{GetRequest, Operation, SetRequest};
 use super::piece::{Piece, Progress, Target};
 use super::steps::{
-    Failure, Place, end_get, end_set, failure_of, find_place, is_unchanged, write_record,
+    Failure, Place, end_get, end_set, end_verify, failure_of, find_place, is_unchanged,
+    write_record,
 };
-use crate::buffer::BouncePool;
+use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::config::{Checksum, Durability};
 use crate::engine::{Action, Engine, Reaped};
 use crate::error::EngineError;
-use crate::index::{Pin, Resumed};
+use crate::index::{Pin, Resumed, Suspect};
 use crate::schedule::{Class, Grant, Scheduler};
 use crate::store::Extent;
 
@@ -37,6 +38,8 @@ enum Kind {
     Get(GetRequest, Pin),
     Set(SetRequest, Option<Place>),
     Free(Extent),
+    /// Reads a chunk that may be damaged into memory of our own.
+    Verify(Pin, AlignedBlock),
 }
 
 /// All operations of one reactor. Pieces in flight sit in a fixed array: the kernel holds their addresses.
@@ -48,6 +51,8 @@ pub(super) struct Work {
     pub(super) commit: GroupCommit,
     /// Failed writes, and when to try them again.
     retries: Vec<(Instant, usize)>,
+    /// Chunks still to be verified.
+    suspects: Vec<Suspect>,
 }
 
 /// Pause before the first retry of a failed write; each further one is twice as long.
@@ -56,7 +61,7 @@ const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 impl Work {
     /// Work for a device that takes `queue_depth` transfers at a time, as the scheduler must make sure.
-    pub(super) fn new(scheduler: Scheduler, queue_depth: usize) -> Self {
+    pub(super) fn new(scheduler: Scheduler, queue_depth: usize, suspects: Vec<Suspect>) -> Self {
         Self {
             scheduler,
             active: Slab::new(),
@@ -64,6 +69,19 @@ impl Work {
             pool: BouncePool::new(),
             commit: GroupCommit::default(),
             retries: Vec::new(),
+            suspects,
+        }
+    }
+
+    /// Takes up the next chunk to be verified if there is nothing else to do: one at a time, so that whatever comes meets
+    /// at most one of its pieces in the device.
+    pub(super) fn verify_if_idle(&mut self, shared: &Shared) {
+        while self.active.is_empty() {
+            let Some(suspect) = self.suspects.pop() else { return };
+            let Some(pin) = shared.index.pin_suspect(suspect) else { continue };
+            let bytes = pin.length_bytes;
+            let block = AlignedBlock::zeroed(bytes as usize);
+            self.enqueue(Kind::Verify(pin, block), Class::Set, bytes);
         }
     }
 
@@ -101,6 +119,10 @@ impl Work {
             Operation::Set(request) => Kind::Set(request, None),
             Operation::Free(extent) => Kind::Free(extent),
         };
+        self.enqueue(kind, class, bytes);
+    }
+
+    fn enqueue(&mut self, kind: Kind, class: Class, bytes: u64) {
         let id = self.active.insert(Active {
             kind,
             waiting_bytes: bytes,
@@ -140,6 +162,12 @@ impl Work {
                 return Ok(());
             }
             Kind::Get(request, pin) => (pin.extent, request.buffer, Action::Read),
+            Kind::Verify(pin, block) => {
+                // SAFETY: the block is as long, is ours alone, and lives in `active` until its pieces are reaped.
+                let buffer =
+                    unsafe { CallerBuffer::new(block.as_ptr(), pin.length_bytes as usize) };
+                (pin.extent, buffer, Action::Read)
+            }
             Kind::Set(request, place @ None) => {
                 if is_unchanged(request, shared) {
                     shared.counters.set_unchanged.add(1);
@@ -246,7 +274,7 @@ impl Work {
         match failure {
             None => {
                 piece.deliver();
-                if let Kind::Get(_, Pin { checksum: Some(_), .. }) = &active.kind
+                if let Kind::Get(_, Pin { checksum: Some(_), .. }) | Kind::Verify(..) = &active.kind
                     && shared.config.checksum == Checksum::Crc32c
                 {
                     active.checksum ^= piece.placed_checksum();
@@ -327,9 +355,12 @@ impl Work {
     }
 
     /// Clears the record of what a SET replaces, while its entry still serves. Says whether there was one.
-    pub(super) fn clear_replaced(&self, id: usize, shared: &Shared) -> bool {
-        match &self.active[id].kind {
-            Kind::Set(request, _) => shared.index.invalidate(request.digest),
+    pub(super) fn clear_replaced(&mut self, id: usize, shared: &Shared) -> bool {
+        match &mut self.active[id].kind {
+            Kind::Set(request, Some(place)) => {
+                place.stands = shared.index.invalidate(request.digest);
+                place.stands
+            }
             _ => false,
         }
     }
@@ -345,6 +376,7 @@ impl Work {
         match kind {
             Kind::Free(extent) => shared.store.free(extent),
             Kind::Get(request, pin) => end_get(request, pin, checksum, failure, shared),
+            Kind::Verify(pin, _) => end_verify(pin, checksum, failure, shared),
             Kind::Set(request, place) => {
                 for next in end_set(request, place, checksum, failure, shared) {
                     match next {
@@ -365,6 +397,7 @@ impl Work {
     pub(super) fn drop_queued(&mut self, shared: &Shared) {
         self.commit.forget();
         self.retries.clear();
+        self.suspects.clear();
         // Ending a SET may resume others behind it: until nothing is left.
         loop {
             self.scheduler.clear();
@@ -378,7 +411,8 @@ impl Work {
                     active.failure.get_or_insert(Failure::Closed);
                 }
                 if active.pieces_in_flight == 0 {
-                    shared.counters.abandoned.add(u64::from(!matches!(active.kind, Kind::Free(_))));
+                    let asked_for = matches!(active.kind, Kind::Get(..) | Kind::Set(..));
+                    shared.counters.abandoned.add(u64::from(asked_for));
                     self.answer(id, shared);
                     ended += 1;
                 }
@@ -396,6 +430,8 @@ impl Work {
                 Kind::Get(request, _) => request.item.abandon(),
                 Kind::Set(request, _) => request.item.abandon(),
                 Kind::Free(_) => {}
+                // The kernel may still write into it.
+                Kind::Verify(_, block) => std::mem::forget(block),
             }
         }
     }

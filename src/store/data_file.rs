@@ -54,7 +54,8 @@ impl DataFile {
                     || "a process that cannot be told".into(),
                     |owner| owner.to_string(),
                 );
-                Err(OpenError::InUse { path: path.to_owned(), holder })
+                let store = path.parent().unwrap_or(path);
+                Err(OpenError::InUse { path: store.to_owned(), holder })
             }
         }
     }

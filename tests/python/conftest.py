@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 BLOCK_BYTES = 4096
 CAPACITY_BYTES = 256 * MIB
+SMALL_CAPACITY_BYTES = 32 * MIB
 
 # What takes longer than this is a hang; nothing here takes more than seconds.
 HANG_DEADLINE_S = 60.0
@@ -152,17 +154,23 @@ def disk_bytes(directory: Path) -> int:
     """Return what all files of a directory take on disk."""
     total_bytes = 0
     for path in directory.iterdir():
-        try:
+        # A file that goes away meanwhile takes nothing.
+        with suppress(FileNotFoundError):
             total_bytes += path.stat().st_blocks * 512
-        except FileNotFoundError:
-            continue
     return total_bytes
 
 
 def child_command(function: Callable[..., None], *arguments: object) -> list[str]:
     """Return the command that calls a function of a test module in a new process."""
-    module, name = function.__module__, function.__qualname__
-    return [sys.executable, "-c", f"import {module} as module; module.{name}(*{arguments!r})"]
+    # Some installed packages bring a package `tests` of their own, which would be found first.
+    code = f"""
+import sys, types
+sys.modules["tests"] = types.ModuleType("tests")
+sys.modules["tests"].__path__ = [{str(REPOSITORY / "tests")!r}]
+import {function.__module__} as module
+module.{function.__name__}(*{arguments!r})
+"""
+    return [sys.executable, "-c", code]
 
 
 def run_child(
@@ -208,6 +216,15 @@ def open_client(store_directory: Path) -> Iterator[Callable[..., Client]]:
 def client(open_client: Callable[..., Client]) -> Client:
     """A client of an empty store."""
     return open_client()
+
+
+@pytest.fixture(scope="module")
+def shared_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client of a small store that all tests of a module use, one after the other."""
+    directory = tmp_path_factory.mktemp("shared") / "store"
+    with kvring.Connector(directory, SMALL_CAPACITY_BYTES) as connector:
+        yield Client(connector)
+    shutil.rmtree(directory)
 
 
 @pytest.fixture

@@ -42,7 +42,8 @@ def contents(keys: dict[str, str]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
-def test_a_key_is_stored_found_loaded_and_deleted(client: Client, key: str) -> None:
+def test_a_key_is_stored_found_loaded_and_deleted(shared_client: Client, key: str) -> None:
+    client = shared_client
     assert client.exists([key]) == [False]
     client.store({key: pattern(4097, 1)})
     assert client.exists([key]) == [True]

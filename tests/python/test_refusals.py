@@ -1,20 +1,18 @@
 """A wrong argument raises at submit, before anything is queued (line 11 of the contract)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import kvring
-from tests.python.conftest import Client, is_exported, pattern
+from tests.python.conftest import SMALL_CAPACITY_BYTES, Client, is_exported, pattern
 
-CAPACITY_BYTES = 32 << 20
 STRIDED = memoryview(bytearray(8192))[::2]
 REVERSED = memoryview(bytearray(4096))[::-1]
 RELEASED = memoryview(bytearray(4096))
 RELEASED.release()
 
-# What is wrong with the second key or buffer of a batch -> the key, the buffer, what is raised, what it says.
+# What is wrong with the second key or buffer of a batch -> it, what is raised, what that says.
 WRONG_KEYS: dict[str, tuple[Any, type[Exception], str]] = {
     "too long": ("k" * 4097, kvring.SubmitError, "key 1 has 4097 bytes; keys have at most 4096"),
     "too long in two-byte characters": ("é" * 2049, kvring.SubmitError, "key 1 has 4098 bytes"),
@@ -34,7 +32,11 @@ WRONG_BUFFERS: dict[str, tuple[Any, type[Exception], str]] = {
 }
 WRONG_FOR_SET: dict[str, tuple[Any, type[Exception], str]] = {
     "of length zero": (b"", kvring.SubmitError, "buffer 1 has 0 bytes; a chunk has 1 to "),
-    "too long": (bytearray(CAPACITY_BYTES), kvring.SubmitError, "buffer 1 has 33554432 bytes"),
+    "too long": (
+        bytearray(SMALL_CAPACITY_BYTES),
+        kvring.SubmitError,
+        "buffer 1 has 33554432 bytes",
+    ),
 }
 WRONG_FOR_GET: dict[str, tuple[Any, type[Exception], str]] = {
     "bytes": (bytes(4096), kvring.SubmitError, "buffer 1 is read-only"),
@@ -47,8 +49,11 @@ WRONG_FOR_GET: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.fixture
-def client(open_client: Callable[..., Client]) -> Client:
-    return open_client(CAPACITY_BYTES)
+def client(shared_client: Client) -> Client:
+    """The same for all: a refusal must leave no trace."""
+    shared_client.delete(["key", "held", "after", "longest", *map(str, range(20))])
+    assert shared_client.stat("keys") == 0
+    return shared_client
 
 
 def cases(*tables: dict[str, tuple[Any, type[Exception], str]]) -> list[Any]:
@@ -163,7 +168,7 @@ def test_the_longest_chunk_is_one_that_fits(client: Client) -> None:
     client.delete(["after"])
     view[:limit_bytes] = pattern(limit_bytes, 1)
     assert client.set(["longest"], [view[:limit_bytes]]).ok
-    assert client.load("longest", limit_bytes) == view[:limit_bytes]
+    assert client.load("longest", limit_bytes) == bytes(view[:limit_bytes])
 
 
 def test_a_get_longer_than_any_chunk_is_a_miss(client: Client) -> None:

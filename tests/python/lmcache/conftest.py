@@ -34,8 +34,8 @@ def data_directory(tmp_path: Path) -> Iterator[Path]:
 def make_spec(data_directory: Path) -> Callable[..., AdapterSpec]:
     """Build the JSON that LMCache gets, for data below this test's directory."""
 
-    def build(name: str = "store", capacity: str = "4GiB") -> AdapterSpec:
-        return adapter_spec(ADAPTER_NAME, data_directory / name, capacity)
+    def build(capacity: str = "4GiB", **options: object) -> AdapterSpec:
+        return adapter_spec(ADAPTER_NAME, data_directory / "store", capacity, **options)
 
     return build
 

@@ -1,20 +1,22 @@
 """kvring behind LMCache's NativeConnectorL2Adapter, made by LMCache's factory from JSON."""
 
 import json
-import os
 import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from demo.adapter_spec import AdapterSpec
+from demo.lmcache_command import lmcache_environment
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
+
+from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
 
 from tests.python.lmcache.adapter_driver import (
     DEADLINE_S,
@@ -164,6 +166,21 @@ def test_keys_kept_from_before_a_restart_are_served_but_not_accounted(
         reopened.close()
 
 
+def test_deleting_what_was_gone_already_brings_the_account_down(driver: AdapterDriver) -> None:
+    # LMCache knows nothing of what kvring drops by itself. Were its delete of such a key answered
+    # False, it would choose the same keys for ever and its usage would never fall.
+    keys = [make_key(number) for number in range(4)]
+    assert driver.store(keys, [random_bytes(CHUNK_BYTES, seed) for seed in range(4)])
+    gone = keys[:3]
+    # The adapter gets this completion too, and ignores it: it did not ask.
+    driver.adapter._client.submit_batch_delete([_object_key_to_string(key) for key in gone])
+    assert driver.lookup(keys) == [False, False, False, True]
+    assert driver.used_bytes() == 4 * CHUNK_BYTES
+    driver.adapter.delete(gone)
+    assert driver.used_bytes() == CHUNK_BYTES
+    assert driver.listener.deleted == gone
+
+
 def test_overlapping_batches_from_many_threads(driver: AdapterDriver) -> None:
     sizes = [4096, 4097, CHUNK_BYTES, 65_536] * 8
     keys = [make_key(number) for number in range(len(sizes))]
@@ -207,13 +224,17 @@ def test_closing_twice_does_no_harm(spec: AdapterSpec) -> None:
     assert connector.drain_completions() == []
 
 
-def test_no_buffer_is_touched_once_close_has_returned(spec: AdapterSpec) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("drain_timeout_s", [0, 30], ids=["dropped", "drained"])
+def test_no_buffer_is_touched_once_close_has_returned(
+    make_spec: Callable[..., AdapterSpec], drain_timeout_s: int
+) -> None:
     # LMCache frees its memory right after; a late transfer would hit unmapped pages or, worse,
     # somebody else's. That is best tried where it may crash.
     worker = Path(__file__).with_name("close_under_load_worker.py")
     finished = subprocess.run(
-        [sys.executable, str(worker), json.dumps(spec)],
-        env=os.environ | {"PYTHONPATH": str(worker.parents[3])},
+        [sys.executable, str(worker), json.dumps(make_spec(drain_timeout_s=drain_timeout_s))],
+        env=lmcache_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

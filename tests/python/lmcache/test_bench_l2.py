@@ -89,6 +89,7 @@ def assert_all_succeeded(combination: Combination, output: str, result_path: Pat
         assert values["total_keys"] == values["total_success"] == keys * MEASURED_ROUNDS
 
 
+@pytest.mark.slow
 def test_console_script(spec: AdapterSpec, tmp_path: Path) -> None:
     combination = Combination(size_kb=255, align_bytes=1, in_flight=8)
     result_path = tmp_path / "result.json"

@@ -3,20 +3,18 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from demo.adapter_spec import AdapterSpec
+from demo.lmcache_command import lmcache_environment
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
-from demo.lmcache_command import lmcache_environment
 from tests.python.lmcache import storage_manager_worker as worker
 
-pytestmark = pytest.mark.lmcache
+pytestmark = [pytest.mark.lmcache, pytest.mark.slow]
 
-REPOSITORY = Path(__file__).parents[3]
 PROCESS_DEADLINE_S = 240.0
 ALL_CHUNKS = (
     len(worker.MODELS) * len(worker.SALTS) * len(worker.CHUNK_SIZES_BYTES) * worker.CHUNK_COUNT
@@ -26,7 +24,7 @@ ALL_CHUNKS = (
 def run_worker(phase: str, spec: AdapterSpec) -> dict[str, int]:
     finished = subprocess.run(
         [sys.executable, worker.__file__, phase, json.dumps(spec)],
-        env=lmcache_environment() | {"PYTHONPATH": str(REPOSITORY)},
+        env=lmcache_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -1,0 +1,62 @@
+//! Messages of the core on their way to Python's logging.
+//!
+//! The core logs from threads and under circumstances in which Python must not be entered: the interpreter may be ending,
+//! or a Python thread may hold the GIL and wait for the very thread that logs. So messages are only queued there, and
+//! handed to the logger "kvring" by the next call that Python makes.
+
+use crossbeam_queue::ArrayQueue;
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use pyo3::prelude::*;
+
+/// Messages that wait at most; then the oldest is dropped.
+const CAPACITY: usize = 1024;
+
+struct Queue(std::sync::OnceLock<ArrayQueue<(Level, String)>>);
+
+static QUEUE: Queue = Queue(std::sync::OnceLock::new());
+
+impl Queue {
+    fn messages(&self) -> &ArrayQueue<(Level, String)> {
+        self.0.get_or_init(|| ArrayQueue::new(CAPACITY))
+    }
+}
+
+impl Log for Queue {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= Level::Info
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.messages().force_push((record.level(), record.args().to_string()));
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Makes the core log here. A second import of the module finds it done.
+pub(crate) fn install() {
+    if log::set_logger(&QUEUE).is_ok() {
+        log::set_max_level(LevelFilter::Info);
+    }
+}
+
+/// Hands what has come since the last time to Python's logging.
+pub(crate) fn hand_over(py: Python<'_>) -> PyResult<()> {
+    let messages = QUEUE.messages();
+    if messages.is_empty() {
+        return Ok(());
+    }
+    let logger = py.import("logging")?.call_method1("getLogger", ("kvring",))?;
+    while let Some((level, message)) = messages.pop() {
+        let level = match level {
+            Level::Error => "error",
+            Level::Warn => "warning",
+            Level::Info => "info",
+            Level::Debug | Level::Trace => "debug",
+        };
+        logger.call_method1(level, ("%s", message))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+"""A connector belongs to the process that opened it: its forks refuse, and do no harm."""
+
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvring
+from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_memory, pattern
+
+# Python 3.12 warns of any fork of a process with threads, which is just what is tried here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+def run_fork(function: Callable[[], str]) -> str:
+    """Call a function in a fork of this process, and return what it returns, or its traceback."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = function()
+        except BaseException:  # noqa: BLE001 - it is told to the parent
+            answer = traceback.format_exc()
+        os.write(writer, answer.encode())
+        os._exit(0)
+    os.close(writer)
+    answered = bool(select.select([reader], [], [], HANG_DEADLINE_S)[0])
+    if not answered:
+        os.kill(child, signal.SIGKILL)
+    with os.fdopen(reader) as file:
+        answer = file.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert answered, "the fork hangs"
+    assert status == 0
+    return answer
+
+
+def refusal_of(submit: Callable[[], int]) -> str:
+    try:
+        return f"it was taken as {submit()}"
+    except kvring.SubmitError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("operation", ["set", "get", "exists", "delete", "empty"])
+def test_submitting_in_a_fork_is_refused(client: Client, operation: str) -> None:
+    client.store({"key": pattern(4096, 1)})
+    connector = client.connector
+    submits: dict[str, Callable[[], int]] = {
+        "set": lambda: connector.submit_batch_set(["key"], [bytearray(4096)]),
+        "get": lambda: connector.submit_batch_get(["key"], [bytearray(4096)]),
+        "exists": lambda: connector.submit_batch_exists(["key"]),
+        "delete": lambda: connector.submit_batch_delete(["key"]),
+        "empty": lambda: connector.submit_batch_exists([]),
+    }
+    answer = run_fork(lambda: f"{os.getpid()} {refusal_of(submits[operation])}")
+    child, _, message = answer.partition(" ")
+    assert message.startswith("SubmitError: ")
+    assert f"belongs to process {os.getpid()}, not to its fork {child}" in message
+    assert "open a connector of its own" in message
+    assert client.load("key", 4096) == pattern(4096, 1)
+
+
+def test_close_in_a_fork_returns_and_harms_nothing(
+    client: Client, open_client: Callable[..., Client], store_directory: Path
+) -> None:
+    client.store({"key": pattern(MIB, 1)})
+    memory = [make_memory(MIB) for _ in range(50)]
+    future_ids = [client.connector.submit_batch_get(["key"], [one]) for one in memory]
+
+    def close() -> str:
+        client.connector.close()
+        client.connector.close()
+        return "closed"
+
+    assert run_fork(close) == "closed"
+    assert all(completion.results == [True] for completion in client.wait_all(future_ids))
+    assert all(one == pattern(MIB, 1) for one in memory)
+    client.store({"after": pattern(4096, 2)})
+    with pytest.raises(kvring.InUseError):
+        kvring.Connector(store_directory, "256MiB")
+    client.connector.close()
+    client = open_client()
+    assert client.load("after", 4096) == pattern(4096, 2)
+
+
+def test_draining_in_a_fork_takes_nothing_from_the_owner(client: Client) -> None:
+    """The descriptor is shared with the fork: reading it there would silence it here."""
+    future_id = client.connector.submit_batch_exists(["key"])
+    assert client.is_readable()
+
+    def drain() -> str:
+        client.connector.drain_completions()
+        return "drained"
+
+    assert run_fork(drain) == "drained"
+    assert client.is_readable(), "the owner is never told of its completion"
+    assert client.wait(future_id).results == [False]
+
+
+def test_the_owner_works_on_while_a_fork_lives(client: Client) -> None:
+    released, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(released, 1)
+        os._exit(0)
+    content = pattern(MIB, 1)
+    for number in range(20):
+        client.store({str(number): content})
+        assert client.load(str(number), MIB) == content
+    os.write(release, b"1")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(released)
+    os.close(release)
+    client.store({"after": content})
+    assert client.load("after", MIB) == content
+
+
+def test_a_store_opens_again_although_a_fork_of_its_owner_lives(
+    client: Client, open_client: Callable[..., Client]
+) -> None:
+    client.store({"key": pattern(4096, 1)})
+    released, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(released, 1)
+        os._exit(0)
+    client.connector.close()
+    again = open_client()
+    assert again.load("key", 4096) == pattern(4096, 1)
+    again.connector.close()
+    os.write(release, b"1")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(released)
+    os.close(release)
+
+
+def test_a_fork_that_ends_as_a_whole_interpreter_harms_nothing(client: Client) -> None:
+    """Not by os._exit: what multiprocessing's fork leaves undone, a fork may do as well."""
+    client.store({"key": pattern(MIB, 1)})
+
+    def collect() -> str:
+        connector = client.connector
+        client.__dict__.clear()
+        assert sys.getrefcount(connector) == 2
+        del connector
+        return "collected"
+
+    assert run_fork(collect) == "collected"
+    assert client.load("key", MIB) == pattern(MIB, 1)
+
+
+def test_a_fork_may_open_a_store_of_its_own(client: Client, tmp_path: Path) -> None:
+    client.store({"key": pattern(MIB, 1)})
+
+    def use_its_own() -> str:
+        with kvring.Connector(tmp_path / "of the fork", "32MiB") as connector:
+            own = Client(connector)
+            own.store({"key": pattern(4096, 2)})
+            return str(own.load("key", 4096) == pattern(4096, 2))
+
+    assert run_fork(use_its_own) == "True"
+    assert client.load("key", MIB) == pattern(MIB, 1)

@@ -1,0 +1,124 @@
+"""What the core has to say arrives in Python's logging, under the logger "kvring"."""
+
+import logging
+from pathlib import Path
+
+import kvring
+from tests.python.conftest import CAPACITY_BYTES, MIB, Client, pattern, run_child
+
+LINE = "%(name)s %(levelname)s %(message)s"
+
+
+def lines_of(text: str, level: str) -> list[str]:
+    """Return the lines of one level; each must come from the logger "kvring"."""
+    lines = [line for line in text.splitlines() if line.split()[1] == level]
+    assert all(line.startswith("kvring ") for line in lines)
+    return lines
+
+
+def open_twice_at(directory: str, level: int) -> None:
+    logging.basicConfig(level=level, format=LINE)
+    for _ in range(2):
+        with kvring.Connector(directory, CAPACITY_BYTES) as connector:
+            Client(connector).store({"key": b"content"})
+
+
+def test_opening_is_told_at_info(store_directory: Path) -> None:
+    told = run_child(open_twice_at, str(store_directory), logging.INFO)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout == ""
+    lines = [line for line in lines_of(told.stderr, "INFO") if "chunks" in line]
+    assert len(lines) == 2
+    assert all(str(store_directory) in line for line in lines)
+    assert "0 chunks" in lines[0]
+    assert "1 chunks after clean shutdown" in lines[1]
+
+
+def test_nothing_is_told_at_warning_when_all_is_well(store_directory: Path) -> None:
+    told = run_child(open_twice_at, str(store_directory), logging.WARNING)
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+
+
+def open_without_configuration(directory: str) -> None:
+    with kvring.Connector(directory, CAPACITY_BYTES) as connector:
+        Client(connector).store({"key": b"content"})
+
+
+def test_an_unconfigured_process_is_told_nothing(store_directory: Path) -> None:
+    told = run_child(open_without_configuration, str(store_directory))
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+
+
+def open_before_and_after_configuring(directory: str) -> None:
+    logging.basicConfig(format=LINE)
+    kvring.Connector(f"{directory}/first", CAPACITY_BYTES).close()
+    logging.getLogger("kvring").setLevel(logging.INFO)
+    kvring.Connector(f"{directory}/second", CAPACITY_BYTES).close()
+    logging.getLogger("kvring").setLevel(logging.ERROR)
+    kvring.Connector(f"{directory}/third", CAPACITY_BYTES).close()
+
+
+def test_a_level_that_is_set_later_counts_from_then_on(store_directory: Path) -> None:
+    told = run_child(open_before_and_after_configuring, str(store_directory))
+    assert told.returncode == 0, told.stderr
+    lines = lines_of(told.stderr, "INFO")
+    assert lines
+    assert all("/second" in line for line in lines)
+
+
+def load_damaged(directory: str) -> None:
+    logging.basicConfig(level=logging.WARNING, format=LINE)
+    with kvring.Connector(directory, CAPACITY_BYTES) as connector:
+        completion = Client(connector).get(["key"], [bytearray(MIB)])
+    assert completion[1:] == (True, "", [False])
+
+
+def test_damage_is_told(store_directory: Path) -> None:
+    """A message from a thread that Python does not know arrives with the completion."""
+    with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
+        Client(connector).store({"key": pattern(MIB, 1)})
+    (data_file,) = store_directory.glob("data-*")
+    with data_file.open("r+b") as file:
+        whole = file.read(4 * MIB)
+        place = whole.index(pattern(MIB, 1)[:4096])
+        file.seek(place + 500_000)
+        file.write(bytes([whole[place + 500_000] ^ 1]))
+    told = run_child(load_damaged, str(store_directory))
+    assert told.returncode == 0, told.stderr
+    lines = lines_of(told.stderr, "ERROR")
+    assert len(lines) == 1
+    assert "does not match its checksum" in lines[0]
+
+
+def log_into_the_connector(directory: str) -> None:
+    """Handle messages with code that uses the connector itself."""
+    connectors: list[kvring.Connector] = []
+    seen: list[str] = []
+
+    class Handler(logging.Handler):
+        """Asks the connector for its state at each message."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.extend(repr(connector) for connector in connectors)
+            seen.append(record.getMessage())
+
+    logging.getLogger("kvring").addHandler(Handler())
+    logging.getLogger("kvring").setLevel(logging.INFO)
+    with kvring.Connector(directory, CAPACITY_BYTES) as connector:
+        connectors.append(connector)
+        Client(connector).get(["key"], [bytearray(MIB)])
+    assert any("does not match its checksum" in message for message in seen)
+    assert any(message.startswith("kvring.Connector(") for message in seen)
+    print("done")
+
+
+def test_a_handler_may_use_the_connector(store_directory: Path) -> None:
+    with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
+        Client(connector).store({"key": pattern(MIB, 1)})
+    (data_file,) = store_directory.glob("data-*")
+    with data_file.open("r+b") as file:
+        place = file.read(4 * MIB).index(pattern(MIB, 1)[:4096])
+        file.seek(place)
+        file.write(bytes(4096))
+    told = run_child(log_into_the_connector, str(store_directory))
+    assert (told.returncode, told.stdout, told.stderr) == (0, "done\n", "")

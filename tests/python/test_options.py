@@ -1,0 +1,193 @@
+"""Options, and what is said of those that do not fit."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvring
+from tests.python.conftest import CAPACITY_BYTES, Client, pattern
+
+GIB = 1 << 30
+CAPACITY_RANGE = "a number of bytes or a string such as '500GiB', at least 16 MiB"
+
+
+def capacity_bytes(directory: Path, capacity: Any) -> int:
+    with kvring.Connector(directory, capacity) as connector:
+        value = connector.stats()["capacity_bytes"]
+        assert type(value) is int
+        return value
+
+
+@pytest.mark.parametrize(
+    ("capacity", "expected_bytes"),
+    [
+        (GIB, GIB),
+        (16 << 20, 16 << 20),
+        (1 << 50, 1 << 50),
+        ("1GiB", GIB),
+        ("500 MiB", 500 << 20),
+        ("1.5GB", 1_500_000_000),
+        ("0.5GiB", GIB // 2),
+        ("1TiB", 1 << 40),
+        ("2 TB", 2_000_000_000_000),
+        ("500gib", 500 * GIB),
+        ("1073741824", GIB),
+        ("100000000 B", 100_000_000),
+    ],
+)
+def test_capacity_is_a_number_or_a_string(
+    store_directory: Path, capacity: int | str, expected_bytes: int
+) -> None:
+    assert capacity_bytes(store_directory, capacity) == expected_bytes
+
+
+@pytest.mark.parametrize(
+    ("capacity", "shown"),
+    [
+        (0, "0"),
+        (1, "1"),
+        ((16 << 20) - 1, "16777215"),
+        (-1, "-1"),
+        ((1 << 50) + 1, "1125899906842625"),
+        (1 << 70, "1180591620717411303424"),
+        (1 << 200, str(1 << 200)),
+        (True, "true"),
+        (1e9, "1000000000"),
+        (math.nan, "NaN"),
+        (math.inf, "inf"),
+        (None, "None"),
+        ("", "''"),
+        ("many", "'many'"),
+        ("-1GiB", "'-1GiB'"),
+        ("1GiB and more", "'1GiB and more'"),
+        ("1MiB", "'1MiB'"),
+        ("nanGiB", "'nanGiB'"),
+        ([GIB], "1073741824"),
+    ],
+    ids=str,
+)
+def test_a_capacity_that_does_not_fit_is_named_with_the_range(
+    store_directory: Path, capacity: Any, shown: str
+) -> None:
+    with pytest.raises(kvring.ConfigError) as refusal:
+        kvring.Connector(store_directory, capacity)
+    message = str(refusal.value)
+    assert "'capacity'" in message
+    assert shown in message
+    assert CAPACITY_RANGE in message
+    assert not store_directory.exists(), "nothing is made for options that do not fit"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("layout", "files", "'files'"),
+        ("layout", 1, "1"),
+        ("engine", "posix", "'posix'"),
+        ("checksum", "md5", "'md5'"),
+        ("checksum", False, "false"),
+        ("queue_depth", 0, "0"),
+        ("queue_depth", 4097, "4097"),
+        ("queue_depth", -5, "-5"),
+        ("queue_depth", 1.5, "1.5"),
+        ("queue_depth", True, "true"),
+        ("queue_depth", "deep", "'deep'"),
+        ("queue_depth", None, "None"),
+        ("max_io_bytes", 5000, "5000"),
+        ("max_io_bytes", "65MiB", "'65MiB'"),
+        ("max_io_bytes", 0, "0"),
+        ("drain_timeout_s", -1, "-1"),
+        ("drain_timeout_s", 3601, "3601"),
+        ("drain_timeout_s", math.nan, "NaN"),
+        ("drain_timeout_s", "soon", "'soon'"),
+        ("drain_timeout_s", False, "false"),
+        ("drain_timeout_s", {"seconds": 5}, "seconds"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_the_range(
+    store_directory: Path, name: str, value: Any, shown: str
+) -> None:
+    with pytest.raises(kvring.ConfigError) as refusal:
+        kvring.Connector(store_directory, CAPACITY_BYTES, **{name: value})
+    message = str(refusal.value)
+    assert f"'{name}'" in message
+    assert shown in message
+    expected_range = kvring.options()[name]["range"]
+    assert expected_range is not None
+    assert expected_range in message
+    assert not store_directory.exists()
+
+
+@pytest.mark.parametrize("name", ["capcity", "l1_memory_desc", "Layout", ""])
+def test_an_unknown_option_lists_those_that_exist(store_directory: Path, name: str) -> None:
+    with pytest.raises(kvring.ConfigError) as refusal:
+        kvring.Connector(store_directory, CAPACITY_BYTES, **{name: 1})
+    message = str(refusal.value)
+    assert f"unknown option '{name}'" in message
+    assert message.endswith("the options are: " + ", ".join(kvring.options()))
+    assert not store_directory.exists()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"path": "p"}, {"capacity": "1GiB"}], ids=str)
+def test_path_and_capacity_are_required(arguments: dict[str, Any]) -> None:
+    missing = {"path", "capacity"} - arguments.keys()
+    with pytest.raises(TypeError) as refusal:
+        kvring.Connector(**arguments)
+    assert all(f"'{name}'" in str(refusal.value) for name in missing)
+
+
+def test_options_tells_unit_default_range_and_meaning() -> None:
+    options = kvring.options()
+    assert list(options)[:2] == ["path", "capacity"]
+    for option in options.values():
+        assert list(option) == ["unit", "default", "range", "meaning"]
+        assert all(type(option[field]) is str for field in ("unit", "range", "meaning"))
+        assert option["range"]
+        assert option["meaning"]
+    required = [name for name, option in options.items() if option["default"] is None]
+    assert required == ["path", "capacity"]
+
+
+def test_options_returns_a_new_dict_each_time() -> None:
+    kvring.options().clear()
+    kvring.options()["path"].clear()
+    assert kvring.options()["path"]["range"]
+
+
+def test_every_default_is_a_value_that_can_be_given(store_directory: Path) -> None:
+    defaults: dict[str, Any] = {
+        name: option["default"]
+        for name, option in kvring.options().items()
+        if option["default"] is not None
+    }
+    with kvring.Connector(store_directory, CAPACITY_BYTES, **defaults) as connector:
+        Client(connector).store({"key": b"content"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checksum": "off"},
+        {"queue_depth": 1},
+        {"queue_depth": 4096},
+        {"queue_depth": "64"},
+        {"max_io_bytes": 4096},
+        {"max_io_bytes": "64MiB"},
+        {"drain_timeout_s": 0},
+        {"drain_timeout_s": 0.5},
+        {"drain_timeout_s": "2.5"},
+        {"drain_timeout_s": 3600},
+        {"queue_depth": 1, "max_io_bytes": 4096, "checksum": "off", "drain_timeout_s": 1},
+    ],
+    ids=str,
+)
+def test_a_store_works_with_values_at_both_ends(
+    store_directory: Path, options: dict[str, Any]
+) -> None:
+    chunks = {str(seed): pattern(300_001 * seed + 1, seed) for seed in range(4)}
+    with kvring.Connector(store_directory, CAPACITY_BYTES, **options) as connector:
+        client = Client(connector)
+        client.store(chunks)
+        assert {key: client.load(key, len(content)) for key, content in chunks.items()} == chunks

@@ -1,0 +1,133 @@
+"""stats() and repr()."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import kvring
+from tests.python.conftest import MIB, Client, make_memory, pattern
+
+NUMBERS = (
+    "memory_alignment_bytes",
+    "max_chunk_bytes",
+    "keys",
+    "held_bytes",
+    "allocated_bytes",
+    "capacity_bytes",
+    "used_bytes",
+    "data_files",
+    "in_flight",
+    "bounced_bytes",
+)
+
+# What test_every_operation_is_counted does.
+COUNTED = {
+    "set_stored": 2,
+    "set_unchanged": 1,
+    "get_hits": 2,
+    "get_misses": 2,
+    "exists_hits": 1,
+    "exists_misses": 2,
+    "deleted": 1,
+    "delete_absent": 1,
+    "read_bytes": 30_000,
+    "written_bytes": 30_000,
+}
+ALL_WELL = (
+    "set_failed",
+    "checksum_mismatch",
+    "read_errors",
+    "write_errors",
+    "store_full",
+    "hash_collision",
+    "abandoned",
+)
+
+
+def test_every_value_is_a_plain_number_text_or_truth(client: Client) -> None:
+    client.store({"key": pattern(4096, 1)})
+    stats = client.connector.stats()
+    assert type(stats) is dict
+    for name, value in stats.items():
+        assert type(name) is str
+        assert type(value) in (int, str, bool), name
+        if type(value) is int:
+            assert value >= 0, name
+    assert type(stats["engine"]) is str
+    assert type(stats["direct_io"]) is bool
+    assert all(type(stats[name]) is int for name in (*NUMBERS, *COUNTED, *ALL_WELL))
+
+
+def test_the_state_of_the_store(client: Client) -> None:
+    before = client.connector.stats()
+    assert "io_uring" in before["engine"]
+    assert before["capacity_bytes"] == 256 * MIB
+    assert before["memory_alignment_bytes"] in (512, 1024, 2048, 4096)
+    assert before["max_chunk_bytes"] <= 64 * MIB
+    assert (before["keys"], before["held_bytes"], before["allocated_bytes"]) == (0, 0, 0)
+    client.store({"first": pattern(4097, 1), "second": pattern(1, 2)})
+    after = client.connector.stats()
+    assert (after["keys"], after["held_bytes"], after["allocated_bytes"]) == (2, 4098, 12_288)
+    assert after["data_files"] >= 1
+    assert after["allocated_bytes"] <= after["used_bytes"] <= after["capacity_bytes"]
+    assert after["in_flight"] == 0
+    client.delete(["first"])
+    assert (client.stat("keys"), client.stat("held_bytes")) == (1, 1)
+
+
+def test_every_operation_is_counted(client: Client) -> None:
+    assert {client.stat(name) for name in (*COUNTED, *ALL_WELL)} == {0}
+    client.store({"a": pattern(10_000, 1), "b": pattern(20_000, 2)})
+    client.store({"a": pattern(10_000, 1)})
+    client.get(["a", "b", "none", "a"], [make_memory(size) for size in (10_000, 20_000, 1, 2)])
+    client.exists(["a", "none", "none either"])
+    client.delete(["a", "none"])
+    assert {name: client.stat(name) for name in COUNTED} == COUNTED
+    assert {client.stat(name) for name in ALL_WELL} == {0}
+
+
+def test_stats_count_what_was_found_at_the_start(open_client: Callable[..., Client]) -> None:
+    client = open_client()
+    client.store({str(seed): pattern(10_000, seed) for seed in range(5)})
+    state = ("keys", "held_bytes", "allocated_bytes", "used_bytes", "data_files")
+    before = [client.stat(name) for name in state]
+    client.connector.close()
+    client = open_client()
+    assert [client.stat(name) for name in state] == before
+    assert client.stat("set_stored") == 0
+
+
+def test_stats_can_be_asked_after_close(client: Client) -> None:
+    client.store({"key": pattern(4096, 1)})
+    before = client.connector.stats()
+    client.connector.close()
+    after = client.connector.stats()
+    assert after.keys() == before.keys()
+    assert (after["keys"], after["set_stored"], after["in_flight"]) == (1, 1, 0)
+
+
+def test_stats_is_a_snapshot_of_its_own(client: Client) -> None:
+    client.connector.stats().clear()
+    before = client.connector.stats()
+    client.store({"key": pattern(4096, 1)})
+    assert before["keys"] == 0
+
+
+def test_repr_tells_path_capacity_and_state(client: Client, store_directory: Path) -> None:
+    client.store({"first": pattern(4097, 1), "second": pattern(1, 2)})
+    start = f'kvring.Connector(path="{store_directory}", capacity={256 * MIB}): '
+    assert repr(client.connector) == start + "2 keys, 4098 bytes"
+    client.connector.close()
+    assert repr(client.connector) == start + "closed"
+
+
+def test_direct_io_is_what_the_file_system_can_do(client: Client) -> None:
+    """On a disk, so that all other tests do try O_DIRECT."""
+    assert client.connector.stats()["direct_io"] is True
+
+
+def test_documentation_is_there() -> None:
+    assert kvring.Connector.__doc__
+    for name in ("event_fd", "submit_batch_set", "submit_batch_delete", "close", "stats"):
+        assert getattr(kvring.Connector, name).__doc__
+    # Line 15: state what True means where the method is documented.
+    assert "not here any more" in str(kvring.Connector.submit_batch_delete.__doc__)
