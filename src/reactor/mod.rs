@@ -187,8 +187,9 @@ impl<E: Engine> Reactor<E> {
                 Ending::Failed
             }
         };
-        self.shared.stopped.store(true, Ordering::SeqCst);
         let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
+        // Not before that: from here on submitting threads clear the index of what waits in it.
+        self.shared.stopped.store(true, Ordering::SeqCst);
         if !quiet {
             log::error!(
                 "the kernel still holds memory of {} transfers: it is leaked",
@@ -212,12 +213,14 @@ impl<E: Engine> Reactor<E> {
                 operations.into_iter().for_each(|operation| self.work.accept(operation));
             }
             self.work.start_due(Instant::now());
-            self.work.verify_if_idle(&self.shared);
+            let deadline = *self.shared.deadline.lock();
+            if deadline.is_none() {
+                self.work.verify_if_idle(&self.shared);
+            }
             self.work.start_all(&self.shared, &mut self.engine)?;
             self.work.start_group(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();
 
-            let deadline = *self.shared.deadline.lock();
             let idle = self.work.is_idle() && self.shared.intake.is_empty();
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
