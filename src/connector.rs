@@ -326,6 +326,7 @@ impl Connector {
             max_chunk_bytes: self.shared.store.max_chunk_bytes(),
             keys: self.shared.index.keys(),
             held_bytes: self.shared.index.held_bytes(),
+            records: u64::from(self.shared.index.table().used_slots()),
             allocated_bytes: usage.allocated_bytes,
             capacity_bytes: self.budget.capacity_bytes(),
             used_bytes: self.budget.used_bytes(),

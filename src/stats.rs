@@ -101,6 +101,8 @@ pub struct Stats {
     pub keys: u64,
     /// Payload bytes held.
     pub held_bytes: u64,
+    /// Records of the index in use: one for each key, more for keys of over 168 bytes.
+    pub records: u64,
     /// Bytes of the data files that hold chunks, rounding to blocks included.
     pub allocated_bytes: u64,
     /// Configured capacity.

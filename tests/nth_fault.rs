@@ -74,10 +74,10 @@ fn run(durability: Durability, fault: Fault, position: u64) -> u64 {
     let transfers = count.load(Ordering::SeqCst);
     let client = Client::open(directory.path(), CAPACITY);
     let after = client.connector.stats();
-    assert_eq!(
-        (before.keys, before.held_bytes, before.allocated_bytes),
-        (after.keys, after.held_bytes, after.allocated_bytes),
-    );
+    let account = |stats: &kvring::Stats| {
+        (stats.keys, stats.records, stats.held_bytes, stats.allocated_bytes)
+    };
+    assert_eq!(account(&before), account(&after));
     assert_eq!(client.get_one("after", 30_000).unwrap(), usable.bytes());
     transfers
 }

@@ -150,6 +150,7 @@ impl Connector {
         all.set_item("max_chunk_bytes", stats.max_chunk_bytes)?;
         all.set_item("keys", stats.keys)?;
         all.set_item("held_bytes", stats.held_bytes)?;
+        all.set_item("records", stats.records)?;
         all.set_item("allocated_bytes", stats.allocated_bytes)?;
         all.set_item("capacity_bytes", stats.capacity_bytes)?;
         all.set_item("used_bytes", stats.used_bytes)?;

@@ -144,6 +144,12 @@ impl Table {
         self.slots.lock().total
     }
 
+    /// Slots that are taken.
+    pub(crate) fn used_slots(&self) -> u32 {
+        let slots = self.slots.lock();
+        slots.total - slots.free.len() as u32
+    }
+
     /// Declares which slots are free; called once, by recovery. They are handed out from the end.
     pub(crate) fn set_free(&self, free: Vec<u32>) {
         self.slots.lock().free = free;
