@@ -13,7 +13,7 @@ use crate::batch::Batch;
 use crate::budget::Budget;
 use crate::buffer::CallerBuffer;
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
-use crate::config::Config;
+use crate::config::{Config, Durability};
 use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
@@ -22,6 +22,7 @@ use crate::key::{Digest, MAX_KEY_BYTES};
 use crate::reactor::{self, Ending, GetRequest, Operation, SetRequest, Shared};
 use crate::schedule::Class;
 use crate::stats::Stats;
+use crate::store::StoreUsage;
 use crate::store::extents::ExtentStore;
 use crate::time::unix_ms;
 
@@ -90,11 +91,15 @@ impl Connector {
             Index::open(&config.path, &budget, unix_ms(), |owner| {
                 ExtentStore::open(&config.path, Arc::clone(&budget), owner)
             })?;
-        index.write_session(unix_ms(), false).map_err(io_error("write the index of"))?;
         log::info!("{}: {recovery}", config.path.display());
         let shared = Shared::new(config, index, Box::new(store), Arc::clone(&completions), waker);
         let shared = Arc::new(shared);
         let (reactor, engine) = reactor::start(Arc::clone(&shared), suspects, make_engine)?;
+        if let Err(source) = begin_session(&shared) {
+            shared.stop(Duration::ZERO);
+            let _ = reactor.join();
+            return Err(io_error("write the index of")(source));
+        }
         Ok(Self {
             shared,
             budget,
@@ -315,10 +320,13 @@ impl Connector {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// State and counters now.
+    /// State and counters now; in a fork of the owner without `records`, `allocated_bytes` and `data_files`.
     pub fn stats(&self) -> Stats {
         let geometry = self.shared.store.geometry();
-        let usage = self.shared.store.usage();
+        // In a fork, a lock that another thread held at that moment is held for ever: none is taken there.
+        let is_owner = self.process_id == std::process::id();
+        let usage = if is_owner { self.shared.store.usage() } else { StoreUsage::default() };
+        let records = if is_owner { self.shared.index.table().used_slots() } else { 0 };
         Stats {
             engine: self.engine.clone(),
             direct_io: geometry.direct,
@@ -326,7 +334,7 @@ impl Connector {
             max_chunk_bytes: self.shared.store.max_chunk_bytes(),
             keys: self.shared.index.keys(),
             held_bytes: self.shared.index.held_bytes(),
-            records: u64::from(self.shared.index.table().used_slots()),
+            records: u64::from(records),
             allocated_bytes: usage.allocated_bytes,
             capacity_bytes: self.budget.capacity_bytes(),
             used_bytes: self.budget.used_bytes(),
@@ -389,6 +397,16 @@ impl Drop for Connector {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Notes durably that the store is open. In `persistent`, what an earlier owner left counts as durable from here on, so
+/// that is made durable first.
+fn begin_session(shared: &Shared) -> io::Result<()> {
+    if shared.config.durability == Durability::Persistent {
+        shared.store.sync()?;
+    }
+    shared.index.write_session(unix_ms(), false)?;
+    shared.index.table().sync()
 }
 
 fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {

@@ -61,6 +61,19 @@ impl std::fmt::Display for Owner {
     }
 }
 
+/// How to name the holder of a lock.
+pub(crate) fn describe_holder(owner: Option<&Owner>) -> String {
+    match owner {
+        None => "a process that cannot be told".into(),
+        Some(owner) if owner.host == Owner::current().host && !owner.is_alive_here() => {
+            format!(
+                "what {owner} left: it has ended, but a fork of it or the kernel still has its files open"
+            )
+        }
+        Some(owner) => owner.to_string(),
+    }
+}
+
 /// Why a lock was not had.
 pub(crate) enum LockRefusal {
     /// Somebody holds it.

@@ -109,6 +109,41 @@ fn the_older_record_outlives_the_barrier_of_the_younger() {
     assert_eq!(client.connector.stats().keys, 1);
 }
 
+/// A DELETE that is answered while the record of the SET before it waits for its barrier holds after a kill too.
+#[test]
+fn a_delete_reaches_a_record_that_waits_for_its_barrier() {
+    let directory = tempfile::tempdir().unwrap();
+    let index = directory.path().join("index.kvring");
+    let (reached, is_reached) = std::sync::mpsc::channel();
+    let (go, may_go) = std::sync::mpsc::channel::<()>();
+    let mut syncs = 0;
+    let client = persistent(directory.path(), 0, move |_, action, _| {
+        syncs += u64::from(action == Action::Sync);
+        if action == Action::Sync && syncs == 2 {
+            reached.send(()).unwrap();
+            may_go.recv().unwrap();
+        }
+        Fault::None
+    });
+    let records = || {
+        let bytes = std::fs::read(&index).unwrap();
+        bytes[4096..].chunks(256).filter(|record| record[12] == 1).count()
+    };
+    let memory = Memory::patterned(4096, 0, 1);
+    let id = client.submit_set(&[key(1)], &[&memory]);
+    is_reached.recv().unwrap();
+    assert_eq!(records(), 1);
+    assert_eq!(client.delete(&[key(1)]), [true]);
+    assert_eq!(records(), 0, "a kill now would bring it back");
+    go.send(()).unwrap();
+    assert!(client.wait(id).ok);
+    assert_eq!(client.exists(&[key(1)]), [false]);
+    assert_eq!(
+        (client.connector.stats().records, client.connector.stats().allocated_bytes),
+        (0, 0)
+    );
+}
+
 /// Failed writes are tried again up to the limit, then the SET fails and says so.
 #[test]
 fn writes_are_retried_with_a_limit() {

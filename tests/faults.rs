@@ -220,6 +220,12 @@ fn close_waits_for_the_kernel() {
     assert!(!stuck.load(Ordering::SeqCst), "close() returned while the device was still at it");
     device.join().unwrap();
     assert_eq!(client.connector.stats().in_flight, 0);
+    // That its read was cancelled says nothing about the chunk.
+    assert_eq!(client.counter("abandoned"), 1);
+    assert_eq!(
+        Client::open(directory.path(), 256 * MIB).get_one("k", 4096).unwrap(),
+        memory.bytes()
+    );
 }
 
 /// A device that stops answering does not hold close() for ever: the memory is leaked and the batch answered.

@@ -130,6 +130,7 @@ impl Connector {
         let all = PyDict::new(py);
         all.set_item("clean_shutdown", recovery.clean_shutdown)?;
         all.set_item("reset", recovery.reset.as_deref())?;
+        all.set_item("truncated", recovery.truncated)?;
         all.set_item("kept", recovery.kept)?;
         all.set_item("to_verify", recovery.to_verify)?;
         all.set_item("torn", recovery.torn)?;

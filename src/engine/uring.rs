@@ -68,6 +68,8 @@ pub struct UringEngine {
     flavor: Flavor,
     waker: Arc<Waker>,
     wake_armed: bool,
+    /// Completions that were taken to make room, for the next reap.
+    early: Vec<Reaped>,
 }
 
 impl UringEngine {
@@ -95,7 +97,7 @@ impl UringEngine {
                     );
                 }
                 Ok(ring) => {
-                    return Ok(Self { ring, flavor, waker, wake_armed: false });
+                    return Ok(Self { ring, flavor, waker, wake_armed: false, early: Vec::new() });
                 }
                 // An unknown flag is EINVAL; anything else would be refused on every step.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refusal = error,
@@ -110,6 +112,10 @@ impl UringEngine {
         // the wake-up read because its target is static.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.enter(Some(Duration::ZERO))?;
+            // An older kernel takes nothing while completions overflow: make room.
+            let mut early = std::mem::take(&mut self.early);
+            self.take_completions(&mut early);
+            self.early = early;
         }
         Ok(())
     }
@@ -197,7 +203,8 @@ impl Engine for UringEngine {
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError> {
         self.arm_wake()?;
-        let already_there = !self.ring.completion().is_empty();
+        reaped.append(&mut self.early);
+        let already_there = !reaped.is_empty() || !self.ring.completion().is_empty();
         self.enter(if already_there { Some(Duration::ZERO) } else { timeout })?;
         self.take_completions(reaped);
         Ok(())

@@ -12,12 +12,15 @@ use crate::config::BLOCK_BYTES;
 use crate::error::OpenError;
 
 /// Makes `file` an empty sidecar.
-pub(super) fn start_anew(file: &File, now_ms: u64) -> io::Result<()> {
+pub(super) fn start_anew(file: &File, directory: &Path, now_ms: u64) -> io::Result<()> {
     let header = Header::new(new_store_id()?, now_ms, BLOCK_BYTES as u32);
     let mut page = [0; HEADER_BYTES as usize];
     page[..size_of::<Header>()].copy_from_slice(bytemuck::bytes_of(&header));
     file.set_len(0)?;
-    file.write_all_at(&page, 0)
+    file.write_all_at(&page, 0)?;
+    // With its name: nothing that is synced later is worth anything without it.
+    file.sync_all()?;
+    File::open(directory)?.sync_all()
 }
 
 /// Whether the header can be relied upon: `None` if so, else why not; an empty reason for a file that was just made.

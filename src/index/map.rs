@@ -28,6 +28,8 @@ pub(crate) struct Index<G, S> {
     keys: AtomicU64,
     held_bytes: AtomicU64,
     quarantine: Quarantine,
+    /// Chunks from this generation on are to be verified after a crash; none if it is `u64::MAX`.
+    pub(super) verify_from: AtomicU64,
 }
 
 /// The right to read a chunk; its place is not given away before it is returned by [`Index::unpin`].
@@ -98,6 +100,7 @@ impl<G, S> Index<G, S> {
             keys: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
             quarantine: Quarantine::default(),
+            verify_from: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -109,6 +112,11 @@ impl<G, S> Index<G, S> {
     /// A number that no chunk of this store has had before.
     pub(crate) fn next_generation(&self) -> u64 {
         self.generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Every chunk that had to be verified was.
+    pub(crate) fn all_verified(&self) {
+        self.verify_from.store(u64::MAX, Ordering::Relaxed);
     }
 
     /// Keys held.
@@ -215,7 +223,8 @@ impl<G, S> Index<G, S> {
             self.quarantine.add(key, now_ms);
             return EnteredSet::Collides(request);
         }
-        let pending = Pending { digest, key: Arc::clone(key), waiting: VecDeque::new() };
+        let pending =
+            Pending { digest, key: Arc::clone(key), waiting: VecDeque::new(), written: None };
         shard
             .pending
             .insert_unique(digest.table_hash(), pending, |other| other.digest.table_hash());
@@ -227,6 +236,23 @@ impl<G, S> Index<G, S> {
         let shard = self.shard(digest).1;
         let entry = &shard.entries[shard.find(digest)? as usize];
         Some((u64::from(entry.length_bytes), entry.checksum()))
+    }
+
+    /// Writes the record of a chunk that nobody finds by its key yet, unless it is deleted already.
+    pub(crate) fn record_early(
+        &self,
+        reservation: &Reservation,
+        content: &Content,
+        key: &str,
+    ) -> Option<u32> {
+        let mut shard = self.shard(content.digest).1;
+        let pending = shard.pending_mut(content.digest)?;
+        if pending.is_deleted() {
+            return None;
+        }
+        let slot = self.table.publish(reservation, content, key);
+        pending.written = Some(slot);
+        Some(slot)
     }
 
     /// Makes the record of what is held under `digest` invalid for the next start; the entry itself stays as it is.
@@ -254,11 +280,11 @@ impl<G, S> Index<G, S> {
             return Vec::new();
         };
         let key = Arc::clone(&pending.get().key);
+        let deleted = pending.get().is_deleted();
+        pending.get_mut().written = None;
         let mut waiting = std::mem::take(&mut pending.get_mut().waiting);
         let mut resumed = Vec::new();
 
-        let before_next_set = waiting.iter().take_while(|other| !matches!(other, Waiting::Set(_)));
-        let deleted = before_next_set.into_iter().any(|other| matches!(other, Waiting::Delete));
         let mut current = match publication {
             Some(publication) => {
                 Some(self.enter_chunk(shard, publication, &key, deleted, &mut resumed))
@@ -354,6 +380,10 @@ impl<G, S> Index<G, S> {
         {
             pending.waiting.push_back(Waiting::Delete);
             found = true;
+            // A record that waits for its barrier must not come back after a kill.
+            if let Some(slot) = pending.written.take() {
+                self.table.invalidate(slot);
+            }
         }
         match shard.find(digest) {
             Some(entry) if self.table.key_is(shard.entries[entry as usize].slot, key) => {

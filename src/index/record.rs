@@ -134,6 +134,8 @@ pub(crate) struct Session {
     pub(crate) opened_ms: u64,
     /// Generations below it have been given out.
     pub(crate) generation: u64,
+    /// Chunks from this generation on are still to be verified after a crash; none if it is 2^64-1.
+    pub(crate) verify_from: u64,
     pub(crate) host: [u8; HOST_BYTES],
     pub(crate) reserved: u32,
     /// CRC-32C of everything before it.
@@ -141,7 +143,13 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(owner: &Owner, opened_ms: u64, generation: u64, clean: bool) -> Self {
+    pub(crate) fn new(
+        owner: &Owner,
+        opened_ms: u64,
+        generation: u64,
+        verify_from: u64,
+        clean: bool,
+    ) -> Self {
         let mut host = [0; HOST_BYTES];
         host[..owner.host.len()].copy_from_slice(owner.host.as_bytes());
         let process_id = owner.process_id;
@@ -150,6 +158,7 @@ impl Session {
             process_id,
             opened_ms,
             generation,
+            verify_from,
             host,
             reserved: 0,
             checksum: 0,
@@ -199,7 +208,7 @@ mod tests {
     #[test]
     fn session_keeps_its_owner() {
         let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES) };
-        let session = Session::new(&owner, 1, 2, false);
+        let session = Session::new(&owner, 1, 2, 3, false);
         assert!(session.is_intact());
         assert_eq!(session.owner(), owner);
     }

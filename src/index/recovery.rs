@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::map::Index;
-use super::record::{PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE};
+use super::record::{PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE, Session};
 use super::shard::Entry;
 use super::table::Table;
 use crate::budget::Budget;
@@ -13,6 +14,9 @@ use crate::key::{Digest, MAX_KEY_BYTES};
 use crate::lock::Owner;
 use crate::store::{Extent, Store};
 
+/// Generations set aside for one session: more than one can write.
+const SESSION_GENERATIONS: u64 = 1 << 32;
+
 /// What opening found, and what it threw out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
@@ -20,6 +24,8 @@ pub struct Recovery {
     pub clean_shutdown: bool,
     /// Why the whole index was given up, if it was.
     pub reset: Option<String>,
+    /// Whether the index was shorter than kvring leaves it; records behind its end are lost.
+    pub truncated: bool,
     /// Chunks kept.
     pub kept: u64,
     /// Of these, chunks that an owner who did not close wrote: they are read and verified in idle moments.
@@ -48,6 +54,9 @@ impl std::fmt::Display for Recovery {
                 write!(formatter, ", {count} {name}")?;
             }
         }
+        if self.truncated {
+            write!(formatter, "; the index was cut short")?;
+        }
         match &self.reset {
             Some(reason) => write!(formatter, "; the index was started anew: {reason}"),
             None => Ok(()),
@@ -65,27 +74,37 @@ impl<G, S> Index<G, S> {
     ) -> Result<(Self, T, Recovery, Vec<Suspect>), OpenError> {
         let (table, found) = Table::open(directory, Arc::clone(budget), now_ms)?;
         let store = open_store(&|| table.owner())?;
-        let mut recovery = Recovery { reset: found.reset, ..Recovery::default() };
+        let mut recovery =
+            Recovery { reset: found.reset, truncated: found.truncated, ..Recovery::default() };
+        if found.made_now && store.usage().data_files > 0 {
+            recovery.reset = Some("it was missing or empty, though there are data files".into());
+        }
         let (mut candidates, mut free) = read_records(&table, &store.file_blocks(), &mut recovery);
         drop_overlapping(&mut candidates, &table, &mut free, &mut recovery);
 
         // A session block that cannot be read says nothing of how the store was left.
         recovery.clean_shutdown = match found.session {
             Some(session) => session.clean == 1,
-            None => candidates.is_empty(),
+            None => candidates.is_empty() && recovery.reset.is_none(),
         };
         let newest = candidates.iter().map(|candidate| candidate.entry.generation).max();
-        let floor = found.session.map_or(0, |session| session.generation);
-        let index = Self::new(table, newest.map_or(1, |newest| newest + 1).max(floor));
-        let suspects = if recovery.clean_shutdown {
-            Vec::new()
-        } else {
-            let entries = candidates.iter().map(|candidate| &candidate.entry);
-            entries
-                .filter(|entry| entry.generation >= floor && entry.has_checksum)
-                .map(|entry| Suspect { digest: entry.digest, generation: entry.generation })
-                .collect()
-        };
+        let last_session = found.session.map_or(0, |session| session.generation);
+        // Far above whatever the last owner can have given out since it wrote its session block.
+        let first =
+            (newest.unwrap_or(0).max(last_session) / SESSION_GENERATIONS + 1) * SESSION_GENERATIONS;
+        let index = Self::new(table, first);
+        let unverified = found.session.map_or(0, |session| session.verify_from);
+        let verify_from =
+            if recovery.clean_shutdown { unverified } else { unverified.min(last_session) };
+        let suspects: Vec<Suspect> = candidates
+            .iter()
+            .map(|candidate| &candidate.entry)
+            .filter(|entry| entry.generation >= verify_from && entry.has_checksum)
+            .map(|entry| Suspect { digest: entry.digest, generation: entry.generation })
+            .collect();
+        if !suspects.is_empty() {
+            index.verify_from.store(verify_from, Ordering::Relaxed);
+        }
         recovery.to_verify = suspects.len() as u64;
         let mut held: Vec<Extent> =
             candidates.iter().map(|candidate| candidate.entry.extent).collect();
@@ -107,8 +126,9 @@ impl<G, S> Index<G, S> {
 
     /// Notes in the sidecar who has the store open, and whether it is closed in order.
     pub(crate) fn write_session(&self, now_ms: u64, clean: bool) -> std::io::Result<()> {
-        let session =
-            super::record::Session::new(&Owner::current(), now_ms, self.next_generation(), clean);
+        let verify_from = self.verify_from.load(Ordering::Relaxed);
+        let generation = self.next_generation();
+        let session = Session::new(&Owner::current(), now_ms, generation, verify_from, clean);
         self.table.write_session(&session)
     }
 }
@@ -142,7 +162,9 @@ fn read_records(
         if record.state != STATE_CHUNK {
             continue;
         }
-        let Some(slots) = whole(table, slot, &record) else {
+        // A part of a key belongs to one record: a second head that leads to it is damage.
+        let unshared = |slots: &Vec<u32>| slots.iter().all(|slot| !used[*slot as usize]);
+        let Some(slots) = whole(table, slot, &record).filter(unshared) else {
             recovery.torn += 1;
             table.wipe(slot);
             continue;

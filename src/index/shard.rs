@@ -36,6 +36,17 @@ pub(super) struct Pending<G, S> {
     pub(super) digest: Digest,
     pub(super) key: Arc<str>,
     pub(super) waiting: VecDeque<Waiting<G, S>>,
+    /// Slot of its record, if that is in the sidecar before the key is found by it.
+    pub(super) written: Option<u32>,
+}
+
+impl<G, S> Pending<G, S> {
+    /// Whether a DELETE follows before the next SET.
+    pub(super) fn is_deleted(&self) -> bool {
+        let before_next_set =
+            self.waiting.iter().take_while(|other| !matches!(other, Waiting::Set(_)));
+        before_next_set.into_iter().any(|other| matches!(other, Waiting::Delete))
+    }
 }
 
 /// An operation that waits; a DELETE is answered already.

@@ -26,7 +26,7 @@ use super::record::{
 use crate::budget::Budget;
 use crate::error::{OpenError, StoreError};
 use crate::key::Digest;
-use crate::lock::{LockRefusal, Owner, lock_exclusively};
+use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 use crate::store::Extent;
 
 const GROWTH_BYTES: u64 = 1 << 20;
@@ -63,6 +63,10 @@ pub(crate) struct Found {
     pub(crate) session: Option<Session>,
     /// Why everything in it was given up, if it was.
     pub(crate) reset: Option<String>,
+    /// It was missing or empty.
+    pub(crate) made_now: bool,
+    /// It is not as long as it was left.
+    pub(crate) truncated: bool,
 }
 
 #[derive(Debug, Default)]
@@ -105,10 +109,7 @@ impl Table {
             Ok(()) => {}
             Err(LockRefusal::Io(error)) => return Err(io_error("lock")(error)),
             Err(LockRefusal::Held(owner)) => {
-                let holder = owner.map_or_else(
-                    || "a process that cannot be told".into(),
-                    |owner| owner.to_string(),
-                );
+                let holder = describe_holder(owner.as_ref());
                 return Err(OpenError::InUse { path: directory.to_owned(), holder });
             }
         }
@@ -123,7 +124,7 @@ impl Table {
         let fresh = reset.is_some();
         if fresh {
             budget.reserve(HEADER_BYTES, 0);
-            start_anew(&file, now_ms).map_err(io_error("write"))?;
+            start_anew(&file, directory, now_ms).map_err(io_error("write"))?;
         }
         let length = file.metadata().map_err(io_error("read the length of"))?.len();
         // Mapped once, as long as the file can ever become: address space costs nothing, and records never move.
@@ -134,9 +135,13 @@ impl Table {
         let session = if fresh { None } else { read_session(&file) };
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
         let slots = Mutex::new(Slots { free: Vec::new(), total });
-        // A file that was just made is no loss worth telling.
+        let made_now = reset.as_ref().is_some_and(String::is_empty);
         let reset = reset.filter(|reason| !reason.is_empty());
-        Ok((Self { path, file, map, map_bytes, slots, budget }, Found { session, reset }))
+        let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
+        Ok((
+            Self { path, file, map, map_bytes, slots, budget },
+            Found { session, reset, made_now, truncated },
+        ))
     }
 
     /// Slots of the file, used or free.
@@ -223,11 +228,21 @@ impl Table {
     /// Frees the record in `slot`, and the further parts of its key.
     pub(crate) fn clear(&self, slot: u32) {
         let mut freed = Vec::with_capacity(1);
+        let head = self.read(slot);
         let mut next = slot;
-        while next != NO_SLOT && freed.len() <= crate::key::MAX_KEY_BYTES / KEY_PART_BYTES {
-            freed.push(next);
+        while next < self.slot_count()
+            && next != NO_SLOT
+            && freed.len() <= crate::key::MAX_KEY_BYTES / KEY_PART_BYTES
+        {
             // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
-            let following = unsafe { (&raw const (*self.record(next)).next_slot).read() };
+            let record = unsafe { self.record(next).read() };
+            // Only what belongs to this record: a damaged link must not free another's.
+            let belongs = record.digest == head.digest && record.generation == head.generation;
+            if next != slot && !(belongs && record.state == STATE_KEY_PART) {
+                break;
+            }
+            freed.push(next);
+            let following = record.next_slot;
             self.invalidate(next);
             next = following;
         }

@@ -183,8 +183,9 @@ pub(super) fn write_record(
 ) {
     if let RecordState::Reserved(reservation) = &place.record {
         let content = content_of(request, place.extent, checksum, shared);
-        let slot = shared.index.table().publish(reservation, &content, &request.key);
-        place.record = RecordState::Written(slot, content);
+        if let Some(slot) = shared.index.record_early(reservation, &content, &request.key) {
+            place.record = RecordState::Written(slot, content);
+        }
     }
 }
 

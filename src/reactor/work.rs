@@ -53,6 +53,7 @@ pub(super) struct Work {
     retries: Vec<(Instant, usize)>,
     /// Chunks still to be verified.
     suspects: Vec<Suspect>,
+    all_verified: bool,
 }
 
 /// Pause before the first retry of a failed write; each further one is twice as long.
@@ -69,15 +70,20 @@ impl Work {
             pool: BouncePool::new(),
             commit: GroupCommit::default(),
             retries: Vec::new(),
+            all_verified: suspects.is_empty(),
             suspects,
         }
     }
 
-    /// Takes up the next chunk to be verified if there is nothing else to do: one at a time, so that whatever comes meets
-    /// at most one of its pieces in the device.
+    /// Takes up the next chunk to be verified if there is nothing else to do: one at a time, so that little
+    /// of it stands in the way of what comes.
     pub(super) fn verify_if_idle(&mut self, shared: &Shared) {
-        while self.active.is_empty() {
-            let Some(suspect) = self.suspects.pop() else { return };
+        while self.active.is_empty() && !self.all_verified {
+            let Some(suspect) = self.suspects.pop() else {
+                shared.index.all_verified();
+                self.all_verified = true;
+                return;
+            };
             let Some(pin) = shared.index.pin_suspect(suspect) else { continue };
             let bytes = pin.length_bytes;
             let block = AlignedBlock::zeroed(bytes as usize);
@@ -258,8 +264,8 @@ impl Work {
             }
             let failure = match self.pieces[token].advance(result) {
                 Progress::Done => None,
-                Progress::Again => Some(Failure::Closed),
-                Progress::Failed(errno) => Some(failure_of(errno)),
+                // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
+                Progress::Again | Progress::Failed(_) => Some(Failure::Closed),
             };
             self.end_piece(token, failure, shared);
         }
@@ -373,6 +379,10 @@ impl Work {
 
     fn answer(&mut self, id: usize, shared: &Shared) {
         let Active { kind, checksum, failure, .. } = self.active.remove(id);
+        let asked_for = matches!(kind, Kind::Get(..) | Kind::Set(..));
+        if asked_for && matches!(failure, Some(Failure::Closed)) {
+            shared.counters.abandoned.add(1);
+        }
         match kind {
             Kind::Free(extent) => shared.store.free(extent),
             Kind::Get(request, pin) => end_get(request, pin, checksum, failure, shared),
@@ -411,8 +421,6 @@ impl Work {
                     active.failure.get_or_insert(Failure::Closed);
                 }
                 if active.pieces_in_flight == 0 {
-                    let asked_for = matches!(active.kind, Kind::Get(..) | Kind::Set(..));
-                    shared.counters.abandoned.add(u64::from(asked_for));
                     self.answer(id, shared);
                     ended += 1;
                 }

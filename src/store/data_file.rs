@@ -13,10 +13,13 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::Geometry;
 use crate::config::BLOCK_BYTES;
 use crate::error::OpenError;
-use crate::lock::{LockRefusal, Owner, lock_exclusively};
+use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 
 /// Alignment taken where the kernel does not tell: no device in use asks for more.
 const DEFAULT_ALIGNMENT_BYTES: usize = 4096;
+
+/// More than any capacity makes; a file with a higher number is nobody's.
+const MAX_DATA_FILES: u32 = 1 << 20;
 
 /// An open, locked data file.
 #[derive(Debug)]
@@ -33,7 +36,7 @@ pub(crate) fn data_file_name(number: u32) -> String {
 /// Number of the data file called `name`, if it is one.
 pub(crate) fn data_file_number(name: &str) -> Option<u32> {
     let number = name.strip_prefix("data-")?.strip_suffix(".kvring")?.parse().ok()?;
-    (data_file_name(number) == name).then_some(number)
+    (number < MAX_DATA_FILES && data_file_name(number) == name).then_some(number)
 }
 
 impl DataFile {
@@ -50,10 +53,7 @@ impl DataFile {
             Ok(()) => Ok(Self { file, geometry }),
             Err(LockRefusal::Io(error)) => Err(io_error("lock")(error)),
             Err(LockRefusal::Held(owner)) => {
-                let holder = owner.map_or_else(
-                    || "a process that cannot be told".into(),
-                    |owner| owner.to_string(),
-                );
+                let holder = describe_holder(owner.as_ref());
                 let store = path.parent().unwrap_or(path);
                 Err(OpenError::InUse { path: store.to_owned(), holder })
             }
@@ -167,6 +167,7 @@ mod tests {
             "index.kvring",
             "data--0001.kvring",
             "data-00001.kvring.bak",
+            "data-4294967295.kvring",
         ] {
             assert_eq!(data_file_number(other), None, "{other}");
         }

@@ -98,7 +98,9 @@ impl ExtentStore {
         let path = self.directory.join(data_file_name(files.len() as u32));
         let made = DataFile::open(&path, true, || None)
             .map_err(|error| io::Error::other(error.to_string()))
-            .and_then(|file| file.preallocate(size_bytes).map(|()| file));
+            .and_then(|file| file.preallocate(size_bytes).map(|()| file))
+            // The file's name too: without it a sync of the file is worth nothing after power loss.
+            .and_then(|file| fs::File::open(&self.directory)?.sync_all().map(|()| file));
         match made {
             Ok(file) => {
                 files.push(Some(file));

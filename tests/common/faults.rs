@@ -26,6 +26,7 @@ pub(crate) struct FaultEngine {
     script: Script,
     number: u64,
     panics: bool,
+    cancelled: bool,
     /// Failed without reaching the kernel; reported with the next reap.
     failed: Vec<Reaped>,
     /// Vectors of shortened transfers, at addresses that stay.
@@ -48,6 +49,7 @@ impl FaultEngine {
             script,
             number: 0,
             panics: false,
+            cancelled: false,
             failed: Vec::new(),
             shortened: Vec::new(),
             stuck,
@@ -109,10 +111,16 @@ impl Engine for FaultEngine {
         }
         let timeout = if self.failed.is_empty() { timeout } else { Some(Duration::ZERO) };
         reaped.append(&mut self.failed);
-        self.real.reap(timeout, reaped)
+        let outcome = self.real.reap(timeout, reaped);
+        if self.cancelled {
+            reaped.iter_mut().for_each(|reaped| reaped.result = -libc::ECANCELED);
+        }
+        outcome
     }
 
+    /// The disk lets itself be cancelled, as reads through kernel worker threads do.
     fn cancel_all(&mut self) {
+        self.cancelled = true;
         self.real.cancel_all();
     }
 }
