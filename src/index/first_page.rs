@@ -10,6 +10,7 @@ use bytemuck::Zeroable;
 use super::record::{FORMAT_VERSION, HEADER_BYTES, Header, MAGIC, SESSION_OFFSET, Session};
 use crate::config::BLOCK_BYTES;
 use crate::error::OpenError;
+use crate::lock::Owner;
 
 /// Makes `file` an empty sidecar.
 pub(super) fn start_anew(file: &File, directory: &Path, now_ms: u64) -> io::Result<()> {
@@ -52,6 +53,11 @@ pub(super) fn check_header(
         return Ok(Some("its header is damaged".into()));
     }
     Ok(None)
+}
+
+/// Who has the store open as far as the file tells. One who closed it is not who holds its lock now.
+pub(super) fn read_owner(file: &File) -> Option<Owner> {
+    read_session(file).filter(|session| session.clean == 0).map(|session| session.owner())
 }
 
 /// The session block, if it is whole.

@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 
-use super::first_page::{check_header, read_session, start_anew};
+use super::first_page::{check_header, read_owner, read_session, start_anew};
 use super::record::{
     HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, SESSION_OFFSET, STATE_CHUNK,
     STATE_FREE, STATE_KEY_PART, Session,
@@ -105,7 +105,7 @@ impl Table {
             .truncate(false)
             .open(&path)
             .map_err(io_error("open"))?;
-        match lock_exclusively(&file, || read_session(&file).map(|session| session.owner())) {
+        match lock_exclusively(&file, || read_owner(&file)) {
             Ok(()) => {}
             Err(LockRefusal::Io(error)) => return Err(io_error("lock")(error)),
             Err(LockRefusal::Held(owner)) => {
@@ -356,7 +356,7 @@ impl Table {
 
     /// Who has, or had, the store open.
     pub(crate) fn owner(&self) -> Option<Owner> {
-        read_session(&self.file).map(|session| session.owner())
+        read_owner(&self.file)
     }
 
     /// Gives up the lock: another process may own the store from here on.
