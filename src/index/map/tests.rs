@@ -1,0 +1,60 @@
+//! A collision of digests, made up: nobody can produce one.
+
+use super::*;
+use crate::budget::Budget;
+
+type TestIndex = Index<u32, u32>;
+
+fn index() -> (tempfile::TempDir, TestIndex) {
+    let directory = tempfile::tempdir().unwrap();
+    let budget = Arc::new(Budget::new(64 << 20));
+    let (table, _) = Table::open(directory.path(), budget, 0).unwrap();
+    (directory, Index::new(table, 1))
+}
+
+fn store(index: &TestIndex, digest: Digest, key: &Arc<str>, length_bytes: u64) {
+    assert!(matches!(index.enter_set(digest, key, 0, 0), EnteredSet::Ready(_)));
+    let content = Content {
+        digest,
+        namespace: 0,
+        extent: Extent { file: 0, first_block: 0, blocks: 1 },
+        length_bytes,
+        generation: index.next_generation(),
+        payload_checksum_kind: 0,
+        payload_checksum: 0,
+        created_ms: 0,
+    };
+    let record = RecordState::Reserved(index.table().reserve(key.len()).unwrap());
+    assert!(index.finish_set(digest, Some(Publication { record, content })).is_empty());
+}
+
+/// The digest finds, the exact key decides: made-up digests stand in for a collision nobody can produce.
+#[test]
+fn a_colliding_key_neither_reads_nor_overwrites_nor_deletes() {
+    let (_directory, index) = index();
+    let digest = Digest::of("shared");
+    let (good, other): (Arc<str>, Arc<str>) = ("good".into(), "other".into());
+    store(&index, digest, &good, 100);
+    assert!(matches!(index.enter_get(digest, &other, 100, 0, 1), EnteredGet::Miss(1)));
+    assert!(matches!(index.enter_set(digest, &other, 0, 2), EnteredSet::Collides(2)));
+    assert_eq!(index.delete(digest, &other), (false, None));
+    assert!(matches!(index.enter_get(digest, &good, 100, 0, 3), EnteredGet::Hit(3, _)));
+}
+
+#[test]
+fn a_colliding_key_stays_out_for_an_hour() {
+    let (_directory, index) = index();
+    let digest = Digest::of("shared");
+    let (good, other): (Arc<str>, Arc<str>) = ("good".into(), "other".into());
+    store(&index, digest, &good, 100);
+    assert!(matches!(index.enter_set(digest, &other, 1000, 0), EnteredSet::Collides(_)));
+    // Even when the other key is gone: what is looked up in between must not change its meaning.
+    assert!(index.delete(digest, &good).0);
+    let hour_ms = 3_600_000;
+    let entered = index.enter_set(digest, &other, 999 + hour_ms, 0);
+    assert!(matches!(entered, EnteredSet::Quarantined(_)));
+    assert!(matches!(index.enter_set(digest, &other, 1000 + hour_ms, 0), EnteredSet::Ready(_)));
+    // While it is being written, the good key collides in turn.
+    assert!(matches!(index.enter_set(digest, &good, 0, 0), EnteredSet::Collides(_)));
+    assert!(matches!(index.enter_get(digest, &good, 100, 0, 0), EnteredGet::Miss(_)));
+}
