@@ -335,6 +335,7 @@ impl Connector {
             keys: self.shared.index.keys(),
             held_bytes: self.shared.index.held_bytes(),
             records: u64::from(records),
+            index_pages_lost: self.shared.index.table().lost_pages() as u64,
             allocated_bytes: usage.allocated_bytes,
             capacity_bytes: self.budget.capacity_bytes(),
             used_bytes: self.budget.used_bytes(),

@@ -31,6 +31,7 @@ mod config;
 mod connector;
 mod engine;
 mod error;
+mod fork;
 mod index;
 mod key;
 mod lock;

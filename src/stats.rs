@@ -103,6 +103,8 @@ pub struct Stats {
     pub held_bytes: u64,
     /// Records of the index in use: one for each key, more for keys of over 168 bytes.
     pub records: u64,
+    /// Pages of the index that the disk did not return since it was opened; what they held is missed.
+    pub index_pages_lost: u64,
     /// Bytes of the data files that hold chunks, rounding to blocks included.
     pub allocated_bytes: u64,
     /// Configured capacity.

@@ -54,7 +54,10 @@ _MAKE_FILE_SYSTEM = {
 
 @contextmanager
 def loop_device(
-    parent: Path, file_system: str, size_bytes: int = LOOP_IMAGE_SIZE_BYTES
+    parent: Path,
+    file_system: str,
+    size_bytes: int = LOOP_IMAGE_SIZE_BYTES,
+    *mkfs_options: str,
 ) -> Iterator[Device]:
     """Make a fresh file system, on a loop device with direct I/O, over a file in `parent`.
 
@@ -62,6 +65,7 @@ def loop_device(
         parent: An existing directory on the disk to use.
         file_system: "ext4" (with a journal) or "xfs".
         size_bytes: Size of the file; xfs takes 300 MiB or more.
+        mkfs_options: Further arguments for the tool that makes the file system.
 
     Yields:
         The device.
@@ -88,7 +92,7 @@ def loop_device(
         loop = _run("losetup", "--find", "--show", "--direct-io=on", str(image)).strip()
         stack.callback(_run, "losetup", "--detach", loop)
         _require_direct_io(loop)
-        _run(*make, loop)
+        _run(*make, *mkfs_options, loop)
         mount_point = work / "mount"
         mount_point.mkdir()
         _run("mount", loop, str(mount_point))

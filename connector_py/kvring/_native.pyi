@@ -139,7 +139,7 @@ class Connector:
         """What opening found: chunks `kept`, and how many records it threw out and why.
 
         `clean_shutdown` tells how the store was left, `reset` why the whole index was given up, if
-        it was; docs/format.md explains `torn`, `out_of_range`, `overlapping` and `duplicate`.
+        it was; docs/format.md explains `torn`, `unreadable_pages`, `out_of_range`, `overlapping` and `duplicate`.
         """
 
     def stats(self) -> dict[str, Any]:

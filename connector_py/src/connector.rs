@@ -134,6 +134,7 @@ impl Connector {
         all.set_item("kept", recovery.kept)?;
         all.set_item("to_verify", recovery.to_verify)?;
         all.set_item("torn", recovery.torn)?;
+        all.set_item("unreadable_pages", recovery.unreadable_pages)?;
         all.set_item("out_of_range", recovery.out_of_range)?;
         all.set_item("overlapping", recovery.overlapping)?;
         all.set_item("duplicate", recovery.duplicate)?;
@@ -152,6 +153,7 @@ impl Connector {
         all.set_item("keys", stats.keys)?;
         all.set_item("held_bytes", stats.held_bytes)?;
         all.set_item("records", stats.records)?;
+        all.set_item("index_pages_lost", stats.index_pages_lost)?;
         all.set_item("allocated_bytes", stats.allocated_bytes)?;
         all.set_item("capacity_bytes", stats.capacity_bytes)?;
         all.set_item("used_bytes", stats.used_bytes)?;

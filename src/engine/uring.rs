@@ -5,6 +5,7 @@
 //! wait. Errors and short transfers are the caller's to judge: they come back as the kernel reports them.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use io_uring::{IoUring, opcode, squeue};
 
 use super::{Action, Engine, Reaped, Transfer, Waker};
 use crate::error::EngineError;
+use crate::fork::GivenUpInForks;
 
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
@@ -64,6 +66,8 @@ const LADDER: [Flavor; 4] = [
 
 /// io_uring behind the [`Engine`] trait.
 pub struct UringEngine {
+    // The ring keeps the files of its transfers open, and so their locks.
+    _given_up_in_forks: GivenUpInForks,
     ring: IoUring,
     flavor: Flavor,
     waker: Arc<Waker>,
@@ -97,7 +101,15 @@ impl UringEngine {
                     );
                 }
                 Ok(ring) => {
-                    return Ok(Self { ring, flavor, waker, wake_armed: false, early: Vec::new() });
+                    let given_up_in_forks = GivenUpInForks::new(ring.as_raw_fd());
+                    return Ok(Self {
+                        _given_up_in_forks: given_up_in_forks,
+                        ring,
+                        flavor,
+                        waker,
+                        wake_armed: false,
+                        early: Vec::new(),
+                    });
                 }
                 // An unknown flag is EINVAL; anything else would be refused on every step.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refusal = error,
@@ -239,7 +251,6 @@ fn build_ring(entries: u32, flavor: Flavor) -> io::Result<IoUring> {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::os::fd::AsRawFd;
 
     use super::*;
 

@@ -218,8 +218,8 @@ impl<G, S> Index<G, S> {
             self.quarantine.add(key, now_ms);
             return EnteredSet::Collides(request);
         }
-        let taken = shard.find(digest).map(|entry| shard.entries[entry as usize].slot);
-        if taken.is_some_and(|slot| !self.table.key_is(slot, key)) {
+        let taken = shard.find(digest);
+        if taken.is_some_and(|entry| !self.is_of(&shard.entries[entry as usize], key)) {
             self.quarantine.add(key, now_ms);
             return EnteredSet::Collides(request);
         }
@@ -235,7 +235,9 @@ impl<G, S> Index<G, S> {
     pub(crate) fn held(&self, digest: Digest) -> Option<(u64, Option<u32>)> {
         let shard = self.shard(digest).1;
         let entry = &shard.entries[shard.find(digest)? as usize];
-        Some((u64::from(entry.length_bytes), entry.checksum()))
+        // Whose record is lost is to be written again.
+        (!self.has_lost_its_record(entry))
+            .then(|| (u64::from(entry.length_bytes), entry.checksum()))
     }
 
     /// Writes the record of a chunk that nobody finds by its key yet, unless it is deleted already.
@@ -386,7 +388,7 @@ impl<G, S> Index<G, S> {
             }
         }
         match shard.find(digest) {
-            Some(entry) if self.table.key_is(shard.entries[entry as usize].slot, key) => {
+            Some(entry) if self.is_of(&shard.entries[entry as usize], key) => {
                 (true, self.take_out(&mut shard, entry))
             }
             _ => (found, None),
@@ -465,6 +467,17 @@ impl<G, S> Index<G, S> {
             shard.unlink(number);
         }
         unused.then(|| shard.entries.remove(number as usize).extent)
+    }
+
+    /// Whether the entry is that of `key`, or has lost its record, with its key: then it is nobody else's.
+    fn is_of(&self, entry: &Entry, key: &str) -> bool {
+        self.table.key_is(entry.slot, key) || self.has_lost_its_record(entry)
+    }
+
+    /// Whether the sidecar has something else where the entry's record was: the disk did not return it, or returned
+    /// something else.
+    fn has_lost_its_record(&self, entry: &Entry) -> bool {
+        self.table.read(entry.slot).digest() != entry.digest
     }
 
     fn count(&self, keys: i64, bytes: i64) {

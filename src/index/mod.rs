@@ -2,6 +2,7 @@
 
 mod first_page;
 pub(crate) mod map;
+mod mapping;
 mod quarantine;
 mod record;
 mod recovery;

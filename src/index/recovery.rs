@@ -32,6 +32,8 @@ pub struct Recovery {
     pub to_verify: u64,
     /// Records whose checksum or fields are wrong, or of whose key a part is missing.
     pub torn: u64,
+    /// Pages of the index that the disk did not return; what they held is missed.
+    pub unreadable_pages: u64,
     /// Records whose place is not inside the data files.
     pub out_of_range: u64,
     /// Records whose place a younger one has as well.
@@ -53,6 +55,9 @@ impl std::fmt::Display for Recovery {
             if count > 0 {
                 write!(formatter, ", {count} {name}")?;
             }
+        }
+        if self.unreadable_pages > 0 {
+            write!(formatter, "; {} pages of the index cannot be read", self.unreadable_pages)?;
         }
         if self.truncated {
             write!(formatter, "; the index was cut short")?;
@@ -81,6 +86,7 @@ impl<G, S> Index<G, S> {
         }
         let (mut candidates, mut free) = read_records(&table, &store.file_blocks(), &mut recovery);
         drop_overlapping(&mut candidates, &table, &mut free, &mut recovery);
+        recovery.unreadable_pages = table.lost_pages() as u64;
 
         // A session block that cannot be read says nothing of how the store was left.
         recovery.clean_shutdown = match found.session {

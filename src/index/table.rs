@@ -10,21 +10,22 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytemuck::Zeroable;
-use memmap2::{MmapOptions, MmapRaw};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 
 use super::first_page::{check_header, read_owner, read_session, start_anew};
+use super::mapping::Mapping;
 use super::record::{
     HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, SESSION_OFFSET, STATE_CHUNK,
     STATE_FREE, STATE_KEY_PART, Session,
 };
 use crate::budget::Budget;
 use crate::error::{OpenError, StoreError};
+use crate::fork::GivenUpInForks;
 use crate::key::Digest;
 use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 use crate::store::Extent;
@@ -79,10 +80,11 @@ struct Slots {
 /// The sidecar file.
 pub(crate) struct Table {
     path: PathBuf,
+    _given_up_in_forks: GivenUpInForks,
     file: File,
-    map: MmapRaw,
-    map_bytes: u64,
+    mapping: Mapping,
     slots: Mutex<Slots>,
+    holes_told: AtomicUsize,
     budget: Arc<Budget>,
 }
 
@@ -105,6 +107,7 @@ impl Table {
             .truncate(false)
             .open(&path)
             .map_err(io_error("open"))?;
+        let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         match lock_exclusively(&file, || read_owner(&file)) {
             Ok(()) => {}
             Err(LockRefusal::Io(error)) => return Err(io_error("lock")(error)),
@@ -130,8 +133,8 @@ impl Table {
         // Mapped once, as long as the file can ever become: address space costs nothing, and records never move.
         let map_bytes = (budget.capacity_bytes() / 8)
             .clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length));
-        let map =
-            MmapOptions::new().len(map_bytes as usize).map_raw(&file).map_err(io_error("map"))?;
+        let mapping = Mapping::new(&file, map_bytes as usize).map_err(io_error("map"))?;
+        mapping.find_holes(&file, length as usize);
         let session = if fresh { None } else { read_session(&file) };
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
         let slots = Mutex::new(Slots { free: Vec::new(), total });
@@ -139,7 +142,15 @@ impl Table {
         let reset = reset.filter(|reason| !reason.is_empty());
         let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
         Ok((
-            Self { path, file, map, map_bytes, slots, budget },
+            Self {
+                path,
+                _given_up_in_forks: given_up_in_forks,
+                file,
+                mapping,
+                slots,
+                holes_told: AtomicUsize::new(0),
+                budget,
+            },
             Found { session, reset, made_now, truncated },
         ))
     }
@@ -167,14 +178,46 @@ impl Table {
     pub(crate) fn reserve(&self, key_length: usize) -> Result<Reservation, StoreError> {
         let needed = key_length.div_ceil(KEY_PART_BYTES).max(1);
         let mut slots = self.slots.lock();
-        while slots.free.len() < needed {
-            self.grow(&mut slots)?;
+        let mut taken = Vec::with_capacity(needed);
+        // From the end, lowest first, so that the parts of a long key follow each other.
+        while taken.len() < needed {
+            match slots.free.pop() {
+                // It is taken for good, like everything in its page.
+                Some(slot) if self.is_lost(slot) => {}
+                Some(slot) => taken.push(slot),
+                None => {
+                    if let Err(error) = self.grow(&mut slots) {
+                        slots.free.extend(taken.into_iter().rev());
+                        return Err(error);
+                    }
+                }
+            }
         }
-        let keep = slots.free.len() - needed;
-        let mut taken = slots.free.split_off(keep);
-        // Lowest first, so that the parts of a long key follow each other.
-        taken.reverse();
         Ok(Reservation { slots: taken })
+    }
+
+    /// Whether the page of `slot` was lost: nothing stored there reaches the disk. It is looked at, so that a page which
+    /// cannot be read is found now.
+    fn is_lost(&self, slot: u32) -> bool {
+        let record = self.record(slot);
+        // SAFETY: inside the file; the slot is nobody's but the caller's.
+        let _state = unsafe { (&raw const (*record).state).read_volatile() };
+        let offset = HEADER_BYTES as usize + slot as usize * RECORD_BYTES;
+        self.mapping.is_hole(offset)
+    }
+
+    /// Pages of the sidecar that the disk did not return.
+    pub(crate) fn lost_pages(&self) -> usize {
+        let count = self.mapping.hole_count();
+        let told = self.holes_told.swap(count, Ordering::Relaxed);
+        if count > told {
+            log::error!(
+                "{} pages of {} cannot be read: what they held is missed",
+                count - told,
+                self.path.display()
+            );
+        }
+        count
     }
 
     /// Takes unused slots back.
@@ -377,9 +420,9 @@ impl Table {
 
     fn record(&self, slot: u32) -> *mut Record {
         let offset = HEADER_BYTES as usize + slot as usize * RECORD_BYTES;
-        debug_assert!(offset + RECORD_BYTES <= self.map_bytes as usize);
-        // SAFETY: the offset is inside the mapping: slots are handed out only up to `map_bytes`.
-        unsafe { self.map.as_mut_ptr().add(offset).cast() }
+        debug_assert!(offset + RECORD_BYTES <= self.mapping.length_bytes());
+        // SAFETY: the offset is inside the mapping: slots are handed out only up to its end.
+        unsafe { self.mapping.as_mut_ptr().add(offset).cast() }
     }
 
     fn grow(&self, slots: &mut Slots) -> Result<(), StoreError> {
@@ -388,7 +431,7 @@ impl Table {
             needed_bytes,
             capacity_bytes: self.budget.capacity_bytes(),
         };
-        let room = (self.map_bytes - length) / GROWTH_BYTES * GROWTH_BYTES;
+        let room = (self.mapping.length_bytes() as u64 - length) / GROWTH_BYTES * GROWTH_BYTES;
         let wanted = (length / 8 / GROWTH_BYTES * GROWTH_BYTES)
             .clamp(GROWTH_BYTES, 64 * GROWTH_BYTES)
             .min(room);
@@ -398,7 +441,7 @@ impl Table {
             .ok_or_else(|| full(GROWTH_BYTES))?;
         let grown =
             match fallocate(&self.file, FallocateFlags::empty(), length as i64, added as i64) {
-                Err(Errno::EOPNOTSUPP) => self.file.set_len(length + added),
+                Err(Errno::EOPNOTSUPP) => write_zeros(&self.file, length, added),
                 other => other.map_err(io::Error::from),
             };
         if let Err(source) = grown {
@@ -411,4 +454,13 @@ impl Table {
         slots.free.splice(0..0, (before..slots.total).rev());
         Ok(())
     }
+}
+
+/// Lengthens `file` with real blocks: a hole in it would be a SIGBUS once the file system is full.
+fn write_zeros(file: &File, start: u64, length: u64) -> io::Result<()> {
+    let zeros = vec![0; length as usize];
+    file.write_all_at(&zeros, start).inspect_err(|_| {
+        // What is cut off again was never used; if even that fails, it is only space.
+        let _ = file.set_len(start);
+    })
 }

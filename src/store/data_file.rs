@@ -13,6 +13,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::Geometry;
 use crate::config::BLOCK_BYTES;
 use crate::error::OpenError;
+use crate::fork::GivenUpInForks;
 use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 
 /// Alignment taken where the kernel does not tell: no device in use asks for more.
@@ -24,6 +25,7 @@ const MAX_DATA_FILES: u32 = 1 << 20;
 /// An open, locked data file.
 #[derive(Debug)]
 pub(crate) struct DataFile {
+    _given_up_in_forks: GivenUpInForks,
     file: File,
     geometry: Geometry,
 }
@@ -49,8 +51,9 @@ impl DataFile {
         let io_error =
             |action| move |source| OpenError::Io { action, path: path.to_owned(), source };
         let (file, geometry) = open_with_best_geometry(path, create).map_err(io_error("open"))?;
+        let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         match lock_exclusively(&file, owner) {
-            Ok(()) => Ok(Self { file, geometry }),
+            Ok(()) => Ok(Self { _given_up_in_forks: given_up_in_forks, file, geometry }),
             Err(LockRefusal::Io(error)) => Err(io_error("lock")(error)),
             Err(LockRefusal::Held(owner)) => {
                 let holder = describe_holder(owner.as_ref());

@@ -64,6 +64,17 @@ def hold_beside_another_program(directory: str) -> None:
     signal.pause()
 
 
+def hold_beside_a_fork(directory: str) -> None:
+    """Keep the store open, and have a fork that lives on."""
+    connector = kvring.Connector(directory, CAPACITY_BYTES)
+    Client(connector).store({"key": pattern(MIB, 1)})
+    if os.fork() == 0:
+        print("ready", flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    signal.pause()
+
+
 def assert_holds_its_chunk(directory: Path, capacity: int | str = CAPACITY_BYTES) -> None:
     with kvring.Connector(directory, capacity) as connector:
         assert Client(connector).load("key", MIB) == pattern(MIB, 1)
@@ -151,6 +162,18 @@ def test_the_programs_that_a_killed_process_started_do_not_hold_its_store(
     child.wait()
     assert child.stdout is not None
     assert not select.select([child.stdout], [], [], 0)[0], "the other program has ended too"
+    assert_holds_its_chunk(store_directory)
+
+
+def test_the_forks_of_a_killed_process_do_not_hold_its_store(
+    store_directory: Path, start_child: Start
+) -> None:
+    """A fork shares its owner's files, and with them the lock, unless it gives them up."""
+    child = start_child(hold_beside_a_fork, str(store_directory))
+    child.kill()
+    child.wait()
+    assert child.stdout is not None
+    assert not select.select([child.stdout], [], [], 0)[0], "the fork has ended too"
     assert_holds_its_chunk(store_directory)
 
 
