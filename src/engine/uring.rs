@@ -145,6 +145,17 @@ impl UringEngine {
     }
 
     fn enter(&mut self, timeout: Option<Duration>) -> Result<(), EngineError> {
+        let mut submissions = self.ring.submission();
+        submissions.sync();
+        // The kernel has nothing to be given, and nothing to give but what is in the ring already.
+        let is_needless = timeout == Some(Duration::ZERO)
+            && submissions.is_empty()
+            && !submissions.taskrun()
+            && !submissions.cq_overflow();
+        drop(submissions);
+        if is_needless && self.flavor.coop_taskrun {
+            return Ok(());
+        }
         let submitter = self.ring.submitter();
         let entered = match timeout {
             None => submitter.submit_and_wait(1),

@@ -4,8 +4,8 @@
 //! reactor queues it in the scheduler and, when granted, starts it piece by piece: a SET is placed at its first piece, a
 //! GET comes with its place. Pieces come back in any order; short ones go on where they stopped, interrupted ones are
 //! tried again with a bound, the first failed one fails its operation, whose other pieces are waited for. With the last
-//! piece a SET is published and a GET verified; then its key is answered. All batches that became complete in one turn
-//! are announced together.
+//! piece a SET is published and a GET verified; then its key is answered. Pieces are summed up after the device has its
+//! next transfers. All batches that became complete in one turn are announced together.
 //!
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
@@ -41,6 +41,13 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Most bytes in the device at a time: what the fastest drives need, and a bound on bounce memory.
 const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
+
+/// Bytes that are summed up between two looks at the device: about a tenth of a millisecond, in which a device has enough
+/// with what it was given before.
+const SETTLE_BYTES: u64 = 1 << 20;
+
+/// Most bytes that may wait to be summed up, as loads hold bounce memory until then.
+const MAX_UNSETTLED_BYTES: u64 = MAX_IN_FLIGHT_BYTES;
 
 /// What submitting threads and the reactor have in common.
 pub(crate) struct Shared {
@@ -226,10 +233,13 @@ impl<E: Engine> Reactor<E> {
                 return Ok(());
             }
             let until = [deadline, self.work.next_due()].into_iter().flatten().min();
-            let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let timeout = match self.work.is_unsettled() {
+                true => Some(Duration::ZERO),
+                false => until.map(|until| until.saturating_duration_since(Instant::now())),
+            };
             self.reap_or_sleep(timeout, deadline.is_some())?;
             self.work.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
-            self.shared.completions.announce();
+            self.work.settle(SETTLE_BYTES, &self.shared);
         }
     }
 

@@ -1,11 +1,11 @@
 //! The operations a reactor has in hand: placed, in pieces in the device, finished, answered.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
 
-use super::Shared;
 use super::commit::{GroupCommit, SYNC_TOKEN};
 use super::operation::{GetRequest, Operation, SetRequest};
 use super::piece::{Piece, Progress, Target};
@@ -13,6 +13,7 @@ use super::steps::{
     Failure, Place, end_get, end_set, end_verify, failure_of, find_place, is_unchanged,
     write_record,
 };
+use super::{MAX_UNSETTLED_BYTES, Shared};
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::config::{Checksum, Durability};
 use crate::engine::{Action, Engine, Reaped};
@@ -26,7 +27,8 @@ struct Active {
     kind: Kind,
     /// Bytes not granted yet.
     waiting_bytes: u64,
-    pieces_in_flight: usize,
+    /// Pieces granted and not through: in the kernel, or waiting for their checksum.
+    unfinished_pieces: usize,
     /// XOR of the placed checksums of its pieces.
     checksum: u32,
     failure: Option<Failure>,
@@ -48,6 +50,9 @@ pub(super) struct Work {
     active: Slab<Active>,
     pieces: Slab<Piece>,
     pool: BouncePool,
+    /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
+    finished: [VecDeque<Piece>; 2],
+    finished_bytes: u64,
     pub(super) commit: GroupCommit,
     /// Failed writes, and when to try them again.
     retries: Vec<(Instant, usize)>,
@@ -68,6 +73,8 @@ impl Work {
             active: Slab::new(),
             pieces: Slab::with_capacity(queue_depth),
             pool: BouncePool::new(),
+            finished: Default::default(),
+            finished_bytes: 0,
             commit: GroupCommit::default(),
             retries: Vec::new(),
             all_verified: suspects.is_empty(),
@@ -132,7 +139,7 @@ impl Work {
         let id = self.active.insert(Active {
             kind,
             waiting_bytes: bytes,
-            pieces_in_flight: 0,
+            unfinished_pieces: 0,
             checksum: 0,
             failure: None,
             retries: 0,
@@ -195,11 +202,8 @@ impl Work {
         let (file, chunk_offset_bytes) = shared.store.locate(extent);
         let target = Target { action, file, chunk_offset_bytes };
         let piece = Piece::new(grant, target, buffer, shared.store.geometry(), &mut self.pool);
-        if action == Action::Write && shared.config.checksum == Checksum::Crc32c {
-            active.checksum ^= piece.placed_checksum();
-        }
         shared.counters.bounced_bytes.add(piece.bounced_bytes as u64);
-        active.pieces_in_flight += 1;
+        active.unfinished_pieces += 1;
         // Never over the capacity it was made with, so that no piece ever moves.
         assert!(
             self.pieces.len() < self.pieces.capacity(),
@@ -237,6 +241,7 @@ impl Work {
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError> {
         let mut outcome = Ok(());
+        reaped.reverse();
         while let Some(Reaped { token, result }) = reaped.pop() {
             if token == SYNC_TOKEN {
                 outcome = outcome.and(self.finish_sync(result, shared, Some(&mut *engine)));
@@ -271,33 +276,63 @@ impl Work {
         }
     }
 
+    /// The kernel is done with a piece. What failed ends here; the rest is left to [`Work::settle`], so that the device
+    /// gets its next transfers first.
     fn end_piece(&mut self, token: usize, failure: Option<Failure>, shared: &Shared) {
         let piece = self.pieces.remove(token);
-        let grant = piece.grant;
-        self.scheduler.finish(grant);
-        let active = &mut self.active[grant.id];
-        active.pieces_in_flight -= 1;
-        match failure {
-            None => {
-                piece.deliver();
-                if let Kind::Get(_, Pin { checksum: Some(_), .. }) | Kind::Verify(..) = &active.kind
-                    && shared.config.checksum == Checksum::Crc32c
-                {
-                    active.checksum ^= piece.placed_checksum();
-                }
-            }
-            Some(failure) => {
-                active.failure.get_or_insert(failure);
-                if active.waiting_bytes > 0 {
-                    active.waiting_bytes = 0;
-                    self.scheduler.cancel_rest(grant.class, grant.id);
-                }
-            }
+        self.scheduler.finish(piece.grant);
+        let Some(failure) = failure else {
+            let urgency = usize::from(piece.grant.class != Class::Get);
+            self.finished_bytes += piece.grant.length_bytes;
+            return self.finished[urgency].push_back(piece);
+        };
+        let (id, class) = (piece.grant.id, piece.grant.class);
+        let active = &mut self.active[id];
+        active.failure.get_or_insert(failure);
+        if active.waiting_bytes > 0 {
+            active.waiting_bytes = 0;
+            self.scheduler.cancel_rest(class, id);
         }
-        let ended = active.waiting_bytes == 0 && active.pieces_in_flight == 0;
+        self.end_of_piece(piece, shared);
+    }
+
+    /// Whether there are pieces that only the processor has work with.
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.finished.iter().any(|pieces| !pieces.is_empty())
+    }
+
+    /// Copies and sums up pieces that the kernel is done with, loads first, and answers what is through with them. At
+    /// least one piece, and about `limit_bytes` in all, or more where it lags behind: then it is time to look at the
+    /// device again.
+    pub(super) fn settle(&mut self, limit_bytes: u64, shared: &Shared) {
+        let mut settled_bytes = 0;
+        while (settled_bytes < limit_bytes || self.finished_bytes > MAX_UNSETTLED_BYTES)
+            && let Some(piece) = self.finished.iter_mut().find_map(VecDeque::pop_front)
+        {
+            self.finished_bytes -= piece.grant.length_bytes;
+            piece.deliver();
+            let active = &mut self.active[piece.grant.id];
+            let is_summed = match &active.kind {
+                Kind::Get(_, pin) => pin.checksum.is_some(),
+                Kind::Set(..) | Kind::Verify(..) => true,
+                Kind::Free(_) => false,
+            };
+            settled_bytes += piece.bounced_bytes as u64;
+            if is_summed && shared.config.checksum == Checksum::Crc32c {
+                active.checksum ^= piece.placed_checksum();
+                settled_bytes += piece.grant.length_bytes;
+            }
+            self.end_of_piece(piece, shared);
+        }
+    }
+
+    fn end_of_piece(&mut self, piece: Piece, shared: &Shared) {
+        let id = piece.grant.id;
         piece.release(&mut self.pool);
-        if ended {
-            self.end(grant.id, shared);
+        let active = &mut self.active[id];
+        active.unfinished_pieces -= 1;
+        if active.waiting_bytes == 0 && active.unfinished_pieces == 0 {
+            self.end(id, shared);
         }
     }
 
@@ -405,6 +440,7 @@ impl Work {
 
     /// Drops what is queued; what has pieces in flight ends with the last of them.
     pub(super) fn drop_queued(&mut self, shared: &Shared) {
+        self.settle(u64::MAX, shared);
         self.commit.forget();
         self.retries.clear();
         self.suspects.clear();
@@ -415,12 +451,12 @@ impl Work {
             let mut ended = 0;
             for id in ids {
                 let active = &mut self.active[id];
-                let unfinished = active.waiting_bytes > 0 || active.pieces_in_flight == 0;
+                let unfinished = active.waiting_bytes > 0 || active.unfinished_pieces == 0;
                 active.waiting_bytes = 0;
                 if unfinished {
                     active.failure.get_or_insert(Failure::Closed);
                 }
-                if active.pieces_in_flight == 0 {
+                if active.unfinished_pieces == 0 {
                     self.answer(id, shared);
                     ended += 1;
                 }
