@@ -25,12 +25,16 @@ struct Machine {
 impl Machine {
     /// With small data files, so that chunks of 3 blocks come into several of them.
     fn new() -> Self {
+        Self::with_seed(1)
+    }
+
+    fn with_seed(seed: u64) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         for number in 0..4 {
             let file = directory.path().join(format!("data-{number:05}.kvring"));
             std::fs::File::create(file).unwrap().set_len(16 * BLOCK_BYTES).unwrap();
         }
-        let disk = SimulatedDisk::new(directory.path(), Random::new(1));
+        let disk = SimulatedDisk::new(directory.path(), Random::new(seed));
         Self { directory, disk }
     }
 
@@ -145,4 +149,38 @@ fn unchanged_sets_wait_for_the_barriers_of_the_first() {
     assert!(client.wait(second).ok);
     let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
     assert_eq!(intact(&machine.open(Durability::BestEffort)), CHUNKS, "batch {first}");
+}
+
+/// A kill between the record of a chunk and its barrier leaves the older record as well. Of the two, power loss in the middle
+/// of the next open must leave one: whatever is cleaned up there, the younger has to be durable first.
+#[test]
+fn power_loss_while_a_kill_is_cleaned_up_leaves_one_of_two_records() {
+    const REPLACED: u64 = 4;
+    let again = |number: u64| pattern(LENGTH, 1000 + number);
+    for (kill_at, power_loss_at, seed) in triples(8, 4, 8) {
+        let machine = Machine::with_seed(seed);
+        let client = machine.open(Durability::Persistent);
+        store(&client);
+        machine.disk.arm(kill_at, Crash::Kill);
+        let keys: Vec<String> = (0..REPLACED).map(key).collect();
+        let memory: Vec<Memory> =
+            (0..REPLACED).map(|number| Memory::patterned(LENGTH, 0, 1000 + number)).collect();
+        assert!(client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok);
+        let machine = machine.crash(Crash::Kill, client);
+        machine.disk.arm(power_loss_at, Crash::PowerLoss);
+        let client = machine.open(Durability::Persistent);
+        let machine = machine.crash(Crash::PowerLoss, client);
+        let client = machine.open(Durability::Persistent);
+        for number in 0..REPLACED {
+            let found = client.get_one(&key(number), LENGTH);
+            let is_one = found == Some(pattern(LENGTH, number)) || found == Some(again(number));
+            assert!(is_one, "key {number}: {kill_at}, {power_loss_at}, seed {seed}");
+        }
+    }
+}
+
+/// All triples of numbers from 1 to these.
+fn triples(first: u64, second: u64, third: u64) -> impl Iterator<Item = (u64, u64, u64)> {
+    let pairs = (1..=first).flat_map(move |one| (1..=second).map(move |two| (one, two)));
+    pairs.flat_map(move |(one, two)| (1..=third).map(move |three| (one, two, three)))
 }

@@ -7,10 +7,13 @@ mod common;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Client, MIB, Memory, config, key};
+use common::faults::{Fault, FaultEngine};
+use common::{Client, MIB, Memory, config, key, pattern};
 use kvring::{
     Action, BLOCK_BYTES, Connector, Engine, EngineError, Reaped, Transfer, UringEngine, Waker,
 };
@@ -62,7 +65,7 @@ impl Engine for WithoutReads {
 fn open_without_reads(directory: &Path) -> Client {
     let connector = Connector::open_with_engine(
         config(directory, CAPACITY),
-        |queue_depth, waker: std::sync::Arc<Waker>| {
+        |queue_depth, waker: Arc<Waker>| {
             let real = UringEngine::new(queue_depth, waker)?;
             Ok(WithoutReads { real, held: Vec::new(), cancelled: Vec::new() })
         },
@@ -147,4 +150,25 @@ fn a_close_and_a_kill_before_it_is_done() {
     let client = open_without_reads(directory.path());
     let directory = killed(client, &directory);
     assert_eq!(verified(directory.path(), 7, 10), all_but_the_damaged(10));
+}
+
+/// A SET with the bytes of a chunk that is still to be verified must not trust its record: they may be in the record alone.
+#[test]
+fn a_set_of_the_bytes_of_a_damaged_chunk_stores_them() {
+    let directory = killed_and_damaged();
+    let stuck = Arc::new(AtomicBool::new(true));
+    let client = Client::open_with_engine(directory.path(), CAPACITY, {
+        let stuck = Arc::clone(&stuck);
+        move |queue_depth, waker| {
+            FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
+        }
+    });
+    assert_eq!(client.connector.recovery().to_verify, 7);
+    // Its turn comes before the other chunks are verified.
+    let memory = Memory::patterned(LENGTH, 0, 5);
+    let future_id = client.submit_set(&[key(5)], &[&memory]);
+    stuck.store(false, Ordering::SeqCst);
+    assert!(client.wait(future_id).ok);
+    let found = client.get_one(&key(5), LENGTH);
+    assert!(found == Some(pattern(LENGTH, 5)), "answered as stored, and not there");
 }
