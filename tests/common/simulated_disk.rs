@@ -1,27 +1,31 @@
-//! An engine whose disk loses power: it keeps every version of every sector since the last sync of its file, and at the
-//! crash picks one of them for each sector by a seeded choice. So writes are dropped, torn and reordered.
+//! A disk that loses power, and a page cache that outlives a process: for each file it keeps every version of every sector
+//! since the last sync of that file. At power loss it picks one of them for each sector by a seeded choice, so that writes
+//! are dropped, torn and reordered. At the death of the process everything stays as it is, unsynced.
 //!
 //! Transfers are done at once on real files in memory. The index is written through a mapping, behind the engine's back:
-//! its sectors are looked at before and after every transfer.
+//! its sectors are looked at before every transfer and every sync. Lengths and names of files are durable at once: they
+//! are the file system's, which has a journal.
+#![allow(dead_code, reason = "each test program uses its own part of it")]
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::mem::ManuallyDrop;
-use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvring::{Action, Engine, EngineError, Reaped, Transfer, Waker};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use parking_lot::Mutex;
+use kvring::{Config, Connector, OpenError};
+use parking_lot::{Condvar, Mutex};
 
-const SECTOR_BYTES: usize = 512;
+use crate::simulated_engine::SimulatedEngine;
 
+pub(crate) const SECTOR_BYTES: usize = 512;
+const INDEX: &str = "index.kvring";
 /// As much of the index as the small workloads of a simulation use.
 const INDEX_BYTES: usize = 64 << 10;
+const FIRST_RECORD_SECTOR: usize = 8;
+const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Sector = [u8; SECTOR_BYTES];
 
@@ -46,117 +50,287 @@ impl Random {
     }
 }
 
-/// Sectors that were written since the last sync of their file: what is durable, and every version since.
-#[derive(Default)]
-struct Unsynced {
-    data: BTreeMap<usize, Vec<Sector>>,
-    index: BTreeMap<usize, Vec<Sector>>,
+/// How a session ends without being asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Crash {
+    /// The process dies; the page cache stays.
+    Kill,
+    /// What was not synced is kept, dropped or torn by choice.
+    PowerLoss,
+    /// Nothing stays that was not synced.
+    PowerLossKeepingNothing,
 }
 
-/// What survives: shared between the engine and the test that crashes it.
-pub(crate) struct SimulatedDisk {
-    directory: PathBuf,
-    state: Mutex<State>,
-    /// The power is gone: nothing that happens now is kept.
-    pub(crate) crashed: AtomicBool,
+#[derive(Clone, Default)]
+struct SimulatedFile {
+    /// Bytes as they were last looked at. Of a data file only their number counts: where its last write ended.
+    seen: Vec<u8>,
+    end: usize,
+    /// Sectors written since the last sync: what is durable, and every version since.
+    unsynced: BTreeMap<usize, Vec<Sector>>,
+}
+
+/// What the next owner finds.
+struct Image {
+    /// Length, content, and what of it is not durable.
+    files: BTreeMap<String, (u64, SimulatedFile)>,
 }
 
 struct State {
-    unsynced: Unsynced,
-    /// The index as it was last looked at.
-    index_seen: Vec<u8>,
-    /// Where the last write to the data file ended.
-    data_end: usize,
-    /// Transfers until the power goes.
+    files: BTreeMap<String, SimulatedFile>,
+    /// Transfers and syncs until the crash.
     left: u64,
-    /// What is on disk after the crash.
+    crash: Crash,
+    random: Random,
     image: Option<Image>,
+    /// Hash of all choices, to tell whether a seed replays.
+    fingerprint: u64,
+    /// The connector's open has returned; no transfer is done before, so that their order is the seed's alone.
+    is_open: bool,
+    /// The reactor has nothing left to do.
+    is_idle: bool,
 }
 
-struct Image {
-    index: Vec<u8>,
-    data: Vec<u8>,
+/// The files of one store: shared between the engine and the test that crashes it.
+pub(crate) struct SimulatedDisk {
+    directory: PathBuf,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// It is decided what the next owner finds: nothing that happens now is kept.
+    crashed: AtomicBool,
 }
+
+/// All disks there are, for syncs that come without an engine.
+static DISKS: Mutex<Vec<(PathBuf, Weak<SimulatedDisk>)>> = Mutex::new(Vec::new());
 
 impl SimulatedDisk {
-    /// A disk for the store in `directory` that crashes at the `transfers`-th transfer.
-    pub(crate) fn new(directory: &Path, transfers: u64) -> Arc<Self> {
+    /// A disk for the store in `directory`; what is in there is durable. It does not crash by itself before `arm`.
+    pub(crate) fn new(directory: &Path, random: Random) -> Arc<Self> {
+        Self::with_files(directory, random, BTreeMap::new(), 0)
+    }
+
+    fn with_files(
+        directory: &Path,
+        random: Random,
+        files: BTreeMap<String, SimulatedFile>,
+        fingerprint: u64,
+    ) -> Arc<Self> {
         let state = State {
-            unsynced: Unsynced::default(),
-            index_seen: Vec::new(),
-            data_end: 0,
-            left: transfers,
+            files,
+            left: u64::MAX,
+            crash: Crash::PowerLoss,
+            random,
             image: None,
+            fingerprint,
+            is_open: false,
+            is_idle: false,
         };
-        Arc::new(Self {
+        let disk = Arc::new(Self {
             directory: directory.to_owned(),
             state: Mutex::new(state),
+            changed: Condvar::new(),
             crashed: AtomicBool::new(false),
-        })
+        });
+        DISKS.lock().push((directory.to_owned(), Arc::downgrade(&disk)));
+        disk
+    }
+
+    /// The disk of a file, and the file's name; none if it is on a real one.
+    pub(crate) fn of(path: &Path) -> Option<(Arc<Self>, String)> {
+        let disks = DISKS.lock();
+        let (directory, disk) = disks.iter().find(|(directory, _)| path.starts_with(directory))?;
+        let name = path.strip_prefix(directory).ok()?.to_str()?.to_owned();
+        Some((disk.upgrade()?, name))
+    }
+
+    /// From now on it crashes at the `events`-th transfer or sync.
+    pub(crate) fn arm(&self, events: u64, crash: Crash) {
+        let mut state = self.state.lock();
+        (state.left, state.crash) = (events, crash);
+    }
+
+    /// Opens the store over this disk. Chunks are verified from now on, or with `wait_idle`.
+    pub(crate) fn open(self: &Arc<Self>, config: Config) -> Result<Connector, OpenError> {
+        let random = {
+            let mut state = self.state.lock();
+            (state.is_open, state.is_idle) = (false, false);
+            Random::new(state.random.below(u64::MAX))
+        };
+        let disk = Arc::clone(self);
+        let connector = Connector::open_with_engine(config, move |_, waker| {
+            Ok(SimulatedEngine::new(disk, waker, random))
+        });
+        connector.inspect_err(|_| self.let_transfers_go())
+    }
+
+    /// Transfers wait for this after `open`.
+    pub(crate) fn let_transfers_go(&self) {
+        self.state.lock().is_open = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the chunks of a crashed session are verified.
+    pub(crate) fn wait_idle(&self) {
+        self.wait_until(|state| state.is_idle);
+    }
+
+    pub(crate) fn wait_open(&self) {
+        self.wait_until(|state| state.is_open);
+    }
+
+    pub(crate) fn set_idle(&self, is_idle: bool) {
+        self.state.lock().is_idle = is_idle;
+        self.changed.notify_all();
+    }
+
+    fn wait_until(&self, mut holds: impl FnMut(&State) -> bool) {
+        let mut state = self.state.lock();
+        let waited = self.changed.wait_while_for(&mut state, |state| !holds(state), HANG_TIMEOUT);
+        assert!(!waited.timed_out(), "the reactor hangs");
+    }
+
+    pub(crate) fn has_crashed(&self) -> bool {
+        self.crashed.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.state.lock().fingerprint
+    }
+
+    /// Counts a transfer or sync that is about to be done; with the last one comes the crash.
+    pub(crate) fn event(&self) {
+        let crash = {
+            let mut state = self.state.lock();
+            self.look_at_index(&mut state);
+            state.left = state.left.saturating_sub(1);
+            (state.left == 0).then_some(state.crash)
+        };
+        if let Some(crash) = crash {
+            self.crash(crash);
+        }
+    }
+
+    /// What was written to the file so far is durable.
+    pub(crate) fn sync(&self, name: &str) {
+        self.event();
+        let mut state = self.state.lock();
+        if name == INDEX {
+            self.look_at_index(&mut state);
+        }
+        if let Some(file) = state.files.get_mut(name) {
+            file.unsynced.clear();
+        }
+    }
+
+    /// Notes what a transfer wrote at `offset`.
+    pub(crate) fn written(&self, name: &str, offset: usize, before: &[u8], now: &[u8]) {
+        let mut state = self.state.lock();
+        let file = state.files.entry(name.to_owned()).or_default();
+        file.end = file.end.max(offset + now.len());
+        let sectors = before.chunks(SECTOR_BYTES).zip(now.chunks(SECTOR_BYTES));
+        for (number, (old, new)) in (offset / SECTOR_BYTES..).zip(sectors) {
+            let versions = file.unsynced.entry(number).or_insert_with(|| vec![sector(old)]);
+            versions.push(sector(new));
+        }
     }
 
     fn look_at_index(&self, state: &mut State) {
-        let now = read_all(&self.directory.join("index.kvring"), INDEX_BYTES);
-        let before = &mut state.index_seen;
-        before.resize(now.len(), 0);
-        for (number, (old, new)) in
-            before.chunks(SECTOR_BYTES).zip(now.chunks(SECTOR_BYTES)).enumerate()
-        {
-            if old != new {
-                let versions =
-                    state.unsynced.index.entry(number).or_insert_with(|| vec![sector(old)]);
+        let now = read_start(&self.directory.join(INDEX), INDEX_BYTES);
+        let file = state.files.entry(INDEX.to_owned()).or_default();
+        file.seen.resize(now.len(), 0);
+        let sectors = file.seen.chunks(SECTOR_BYTES).zip(now.chunks(SECTOR_BYTES));
+        for (number, (old, new)) in sectors.enumerate() {
+            if !is_same(number, old, new) {
+                let versions = file.unsynced.entry(number).or_insert_with(|| vec![sector(old)]);
                 versions.push(sector(new));
             }
         }
-        state.index_seen = now;
+        file.end = now.len();
+        file.seen = now;
     }
 
-    /// Cuts the power if it is not cut yet: what is on disk is decided now.
-    pub(crate) fn crash(&self, random: &mut Random) {
+    /// Decides what the next owner finds, if that is not decided yet.
+    pub(crate) fn crash(&self, crash: Crash) {
         let mut state = self.state.lock();
         if state.image.is_some() {
             return;
         }
         self.look_at_index(&mut state);
-        let mut index = state.index_seen.clone();
-        let mut data = read_all(&self.directory.join("data-00000.kvring"), state.data_end);
+        let State { files, random, fingerprint, .. } = &mut *state;
         // Everything kept, everything dropped, or each sector on its own.
-        let mood = random.below(4);
-        let mut settle = |unsynced: &BTreeMap<usize, Vec<Sector>>, image: &mut [u8]| {
-            for (number, versions) in unsynced {
+        let mood = if crash == Crash::PowerLossKeepingNothing { 0 } else { random.below(4) };
+        let mut image = Image { files: BTreeMap::new() };
+        for (name, file) in files.iter() {
+            let path = self.directory.join(name);
+            let Ok(metadata) = std::fs::metadata(&path) else { continue };
+            let mut left = SimulatedFile {
+                seen: read_start(&path, file.end),
+                end: file.end,
+                unsynced: BTreeMap::new(),
+            };
+            for (number, versions) in &file.unsynced {
                 let version = match mood {
+                    _ if crash == Crash::Kill => versions.len() - 1,
                     0 => 0,
                     1 => versions.len() - 1,
                     _ => random.below(versions.len() as u64) as usize,
                 };
                 let place = number * SECTOR_BYTES..(number + 1) * SECTOR_BYTES;
-                image[place].copy_from_slice(&versions[version]);
+                left.seen[place].copy_from_slice(&versions[version]);
+                for part in [*number, versions.len(), version] {
+                    *fingerprint = (*fingerprint ^ part as u64).wrapping_mul(0x0100_0000_01b3);
+                }
             }
-        };
-        settle(&state.unsynced.index, &mut index);
-        settle(&state.unsynced.data, &mut data);
-        state.image = Some(Image { index, data });
+            if crash == Crash::Kill {
+                left.unsynced.clone_from(&file.unsynced);
+            }
+            image.files.insert(name.clone(), (metadata.len(), left));
+        }
+        // Files that nobody has written to.
+        for entry in self.directory.read_dir().unwrap() {
+            let entry = entry.unwrap();
+            let length = entry.metadata().unwrap().len();
+            let name = entry.file_name().into_string().unwrap();
+            image.files.entry(name).or_insert((length, SimulatedFile::default()));
+        }
+        state.image = Some(image);
         self.crashed.store(true, Ordering::SeqCst);
     }
 
-    /// Writes what survived into `directory`.
-    pub(crate) fn write_image(&self, directory: &Path) {
-        let state = self.state.lock();
-        let image = state.image.as_ref().expect("a crash");
-        for (name, bytes) in [("index.kvring", &image.index), ("data-00000.kvring", &image.data)] {
-            // Lengths are the file system's, which has a journal.
-            let Ok(original) = std::fs::metadata(self.directory.join(name)) else { continue };
-            let length = original.len();
-            let file = File::create(directory.join(name)).unwrap();
+    /// Puts what the crash left into `directory`, and makes a disk of it.
+    pub(crate) fn move_on(&self, directory: &Path) -> Arc<Self> {
+        let mut state = self.state.lock();
+        let image = state.image.take().expect("a crash");
+        let mut files = BTreeMap::new();
+        for (name, (length, left)) in image.files {
+            let file = File::create(directory.join(&name)).unwrap();
             file.set_len(length).unwrap();
             // Holes stay holes: most of a data file is zeros.
-            for (number, block) in bytes.chunks(4096).enumerate() {
+            for (number, block) in left.seen.chunks(4096).enumerate() {
                 if block.iter().any(|byte| *byte != 0) {
                     file.write_all_at(block, number as u64 * 4096).unwrap();
                 }
             }
+            files.insert(name, left);
         }
+        let random = Random::new(state.random.below(u64::MAX));
+        Self::with_files(directory, random, files, state.fingerprint)
     }
+}
+
+impl Drop for SimulatedDisk {
+    fn drop(&mut self) {
+        DISKS.lock().retain(|(directory, _)| *directory != self.directory);
+    }
+}
+
+/// Whether a sector of the index says the same. The time of last use does not count: it is outside the checksum, and how
+/// often it changes depends on the clock.
+fn is_same(number: usize, old: &[u8], new: &[u8]) -> bool {
+    if number < FIRST_RECORD_SECTOR {
+        return old == new;
+    }
+    old.chunks(256).zip(new.chunks(256)).all(|(old, new)| old[8..] == new[8..])
 }
 
 fn sector(bytes: &[u8]) -> Sector {
@@ -165,126 +339,10 @@ fn sector(bytes: &[u8]) -> Sector {
     sector
 }
 
-fn read_all(path: &Path, limit: usize) -> Vec<u8> {
+fn read_start(path: &Path, limit: usize) -> Vec<u8> {
     let Ok(file) = File::open(path) else { return Vec::new() };
     let length = (file.metadata().unwrap().len() as usize).min(limit);
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, 0).unwrap();
     bytes
-}
-
-/// The engine over a [`SimulatedDisk`].
-pub(crate) struct SimulatedEngine {
-    disk: Arc<SimulatedDisk>,
-    waker: Arc<Waker>,
-    random: Random,
-    done: Vec<Reaped>,
-}
-
-impl SimulatedEngine {
-    pub(crate) fn new(disk: Arc<SimulatedDisk>, waker: Arc<Waker>, random: Random) -> Self {
-        Self { disk, waker, random, done: Vec::new() }
-    }
-
-    fn sync(&mut self, file: RawFd) {
-        let target = std::fs::read_link(format!("/proc/self/fd/{file}")).unwrap();
-        let mut state = self.disk.state.lock();
-        if target.ends_with("index.kvring") {
-            // What was stored through the map before the sync is durable now.
-            self.disk.look_at_index(&mut state);
-            state.unsynced.index.clear();
-        } else {
-            state.unsynced.data.clear();
-        }
-    }
-
-    fn transfer(&self, transfer: &Transfer) -> i32 {
-        // SAFETY: the descriptor is open as long as the transfer is under way, and is not closed here.
-        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(transfer.file) });
-        // SAFETY: the submitter vouches for the vectors.
-        let vectors =
-            unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) };
-        let mut offset = transfer.offset_bytes;
-        for vector in vectors {
-            // SAFETY: the submitter vouches for the memory until the transfer is reaped.
-            let memory = unsafe {
-                std::slice::from_raw_parts_mut(vector.iov_base.cast::<u8>(), vector.iov_len)
-            };
-            if transfer.action == Action::Read {
-                file.read_exact_at(memory, offset).unwrap();
-            } else {
-                self.write(&file, memory, offset);
-            }
-            offset += vector.iov_len as u64;
-        }
-        (offset - transfer.offset_bytes) as i32
-    }
-
-    fn write(&self, file: &File, memory: &[u8], offset: u64) {
-        let mut before = vec![0; memory.len()];
-        file.read_exact_at(&mut before, offset).unwrap();
-        file.write_all_at(memory, offset).unwrap();
-        let mut state = self.disk.state.lock();
-        state.data_end = state.data_end.max(offset as usize + memory.len());
-        let first = offset as usize / SECTOR_BYTES;
-        let sectors = before.chunks(SECTOR_BYTES).zip(memory.chunks(SECTOR_BYTES));
-        for (number, (old, new)) in sectors.enumerate() {
-            let versions =
-                state.unsynced.data.entry(first + number).or_insert_with(|| vec![sector(old)]);
-            versions.push(sector(new));
-        }
-    }
-}
-
-impl Engine for SimulatedEngine {
-    fn description(&self) -> String {
-        "simulated disk".into()
-    }
-
-    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        let disk = Arc::clone(&self.disk);
-        let power_goes = {
-            let mut state = disk.state.lock();
-            disk.look_at_index(&mut state);
-            state.left = state.left.saturating_sub(1);
-            state.left == 0
-        };
-        if power_goes {
-            disk.crash(&mut self.random);
-        }
-        let result = match transfer.action {
-            Action::Sync => {
-                self.sync(transfer.file);
-                0
-            }
-            Action::Read | Action::Write => self.transfer(&transfer),
-        };
-        self.done.push(Reaped { token: transfer.token, result });
-        Ok(())
-    }
-
-    fn reap(
-        &mut self,
-        timeout: Option<Duration>,
-        reaped: &mut Vec<Reaped>,
-    ) -> Result<(), EngineError> {
-        if self.done.is_empty() && timeout != Some(Duration::ZERO) {
-            // SAFETY: the waker lives as long as this engine.
-            let event = unsafe { BorrowedFd::borrow_raw(self.waker.descriptor()) };
-            let limit = timeout.map_or(PollTimeout::NONE, |timeout| {
-                PollTimeout::try_from(timeout.as_millis() as i32 + 1).unwrap_or(PollTimeout::MAX)
-            });
-            if poll(&mut [PollFd::new(event, PollFlags::POLLIN)], limit) == Ok(1) {
-                nix::unistd::read(event, &mut [0; 8]).unwrap();
-            }
-        }
-        // Completions come in any order.
-        while !self.done.is_empty() {
-            let next = self.random.below(self.done.len() as u64) as usize;
-            reaped.push(self.done.swap_remove(next));
-        }
-        Ok(())
-    }
-
-    fn cancel_all(&mut self) {}
 }

@@ -1,8 +1,10 @@
 //! The crash simulator: small seeded workloads on a disk that loses power at a seeded moment and keeps, drops, tears and
-//! reorders what was not synced. Afterwards the store is opened on what is left.
+//! reorders what was not synced. A seed stands for the life of one store: sessions in either durability, each ended by
+//! power loss, the death of the process or close(), at any transfer or sync, those of opening and closing among them.
+//! Each session starts on what the one before it left.
 //!
 //! `cargo run --release --example crash_simulator -- --crashes 20000`; a failure prints its seed, and
-//! `... -- --seed N --crashes 1` replays it.
+//! `... -- --seed N --crashes 1` replays it. The same seeds give the same fingerprint.
 #![allow(
     clippy::unwrap_used,
     reason = "a harness that unwraps fails with the place and the reason"
@@ -10,32 +12,38 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "crash_oracle.rs"]
+mod oracle;
+#[path = "crash_plan.rs"]
+mod plan;
 #[path = "../common/simulated_disk.rs"]
 mod simulated_disk;
+#[path = "../common/simulated_engine.rs"]
+mod simulated_engine;
 
-use std::collections::HashMap;
-use std::path::Path;
+use std::fs::File;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use clap::Parser;
-use common::{Client, MIB, Memory, config, pattern};
-use kvring::{Connector, Durability};
-use simulated_disk::{Random, SimulatedDisk, SimulatedEngine};
+use common::{Client, MIB, Memory, config};
+use kvring::{BLOCK_BYTES, Durability};
+use oracle::{KEYS, Oracle, content, length, name};
+use plan::{End, Plan, Session};
+use simulated_disk::{Crash, Random, SimulatedDisk};
+use tempfile::TempDir;
 
 const CAPACITY: u64 = 16 * MIB;
-const KEYS: u64 = 12;
-const STEPS: u64 = 25;
 
 /// Crashes a store on a simulated disk again and again and checks what is left.
 #[derive(Parser)]
 struct Arguments {
-    /// How many crashes.
+    /// How many power losses at least.
     #[arg(long, default_value_t = 20_000)]
     crashes: u64,
-    /// Seed of the first one; each further one has the next.
+    /// Seed of the first store; each further one has the next.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Threads that crash stores side by side.
@@ -43,164 +51,221 @@ struct Arguments {
     threads: u64,
 }
 
-/// What is known of a key.
-#[derive(Default)]
-struct Known {
-    /// Every version that was ever handed in.
-    ever: Vec<u64>,
-    /// What may be there if nothing completed is lost: versions, or nothing. Empty stands for nothing.
-    possible: Vec<Option<u64>>,
+/// A store between its sessions.
+struct Life {
+    disk: Arc<SimulatedDisk>,
+    directory: TempDir,
+    random: Random,
+    oracle: Oracle,
+    version: u64,
+    /// A session was opened completely: its index is durable.
+    was_opened: bool,
+    /// The last session was closed in order.
+    was_closed: bool,
+    /// A session was opened completely, and nobody has begun to close the store since.
+    was_left_open: bool,
+    /// The last session left something in the page cache.
+    was_killed: bool,
 }
 
-fn name(number: u64) -> String {
-    // Every third key is a chain of records.
-    if number.is_multiple_of(3) { format!("{number:0>400}") } else { format!("key-{number}") }
-}
-
-fn length(number: u64, version: u64) -> usize {
-    (1 + number * 700 + (version % 3) * 4096) as usize
-}
-
-fn content(number: u64, version: u64) -> Vec<u8> {
-    pattern(length(number, version), version * 100 + number)
-}
-
-/// Random operations until the power goes. One batch at a time, so that it is known what was completed before that.
-fn work(
-    client: &Client,
-    disk: &SimulatedDisk,
-    random: &mut Random,
-    known: &mut HashMap<u64, Known>,
-) {
-    for step in 0..STEPS {
-        let mut numbers: Vec<u64> = (0..1 + random.below(4)).map(|_| random.below(KEYS)).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let keys: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
-        let version = step + 1;
-        let deletes = random.below(4) == 0;
-        for number in &numbers {
-            let known = known
-                .entry(*number)
-                .or_insert_with(|| Known { ever: vec![], possible: vec![None] });
-            known.possible.push((!deletes).then_some(version));
-            if !deletes {
-                known.ever.push(version);
-            }
+impl Life {
+    fn new(plan: Plan) -> (Self, Vec<Session>) {
+        let directory = new_directory();
+        for (number, blocks) in plan.file_blocks.iter().enumerate() {
+            let path = directory.path().join(format!("data-{number:05}.kvring"));
+            File::create(path).unwrap().set_len(blocks * BLOCK_BYTES).unwrap();
         }
-        let completed = if deletes {
-            client.delete(&keys).iter().all(|deleted| *deleted)
-        } else {
-            let memory: Vec<Memory> = numbers
-                .iter()
-                .map(|number| {
-                    let memory = Memory::new(length(*number, version), 0);
-                    memory.fill(&content(*number, version));
-                    memory
-                })
-                .collect();
-            client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok
+        let mut random = plan.random;
+        let disk = SimulatedDisk::new(directory.path(), Random::new(random.below(u64::MAX)));
+        let life = Self {
+            disk,
+            directory,
+            random,
+            oracle: Oracle::new(),
+            version: 0,
+            was_opened: false,
+            was_closed: false,
+            was_left_open: false,
+            was_killed: false,
         };
-        if disk.crashed.load(Ordering::SeqCst) {
-            return;
+        (life, plan.sessions)
+    }
+
+    fn run(&mut self, session: &Session) -> Result<(), String> {
+        let crash = if session.end == End::Kill { Crash::Kill } else { Crash::PowerLoss };
+        self.disk.arm(session.events, crash);
+        let client = self.open(session.persistent)?;
+        self.was_closed = false;
+        if !self.disk.has_crashed() {
+            (self.was_opened, self.was_left_open) = (true, true);
+            self.look(&client, session.persistent)?;
+            self.work(&client, session);
         }
-        assert!(completed);
-        for number in &numbers {
-            // A delete is not synced: power loss may bring back what was there.
-            if !deletes {
-                known.get_mut(number).unwrap().possible = vec![Some(version)];
+        self.disk.let_transfers_go();
+        if matches!(session.end, End::Close | End::CloseThenPowerLoss) {
+            self.close(&client)?;
+            if session.end == End::Close && self.was_closed {
+                return Ok(());
             }
         }
-    }
-}
-
-fn check(client: &Client, known: &HashMap<u64, Known>, persistent: bool) -> Result<(), String> {
-    for (number, known) in known {
-        let found: Vec<Vec<u8>> = (0..3)
-            .filter_map(|kind| client.get_one(&name(*number), length(*number, kind)))
-            .collect();
-        let version = match &found[..] {
-            [] => None,
-            [bytes] => {
-                let mut versions = known.ever.iter().copied();
-                let version = versions.find(|version| *bytes == content(*number, *version));
-                Some(version.ok_or(format!("key {number}: wrong bytes"))?)
-            }
-            _ => return Err(format!("key {number}: there in two lengths")),
-        };
-        if persistent && !known.possible.contains(&version) {
-            return Err(format!(
-                "key {number}: {version:?} is there; possible: {:?}",
-                known.possible
-            ));
+        self.disk.crash(crash);
+        self.was_killed = crash == Crash::Kill;
+        if !self.was_killed {
+            self.oracle.lose_power();
         }
+        let next = new_directory();
+        self.disk = self.disk.move_on(next.path());
+        // What the old process does from here on is lost with its directory.
+        drop(client);
+        self.directory = next;
+        Ok(())
     }
-    Ok(())
-}
 
-fn one_crash(seed: u64) -> Result<(), String> {
-    let mut random = Random::new(seed);
-    let persistent = random.below(2) == 1;
-    let before = tempfile::tempdir_in("/dev/shm").unwrap();
-    let after = tempfile::tempdir_in("/dev/shm").unwrap();
-    let disk = SimulatedDisk::new(before.path(), 1 + random.below(4 * STEPS));
-    let open = |directory: &Path| {
-        let mut config = config(directory, CAPACITY);
+    fn open(&self, persistent: bool) -> Result<Client, String> {
+        let mut config = config(self.directory.path(), CAPACITY);
         if persistent {
             config.durability = Durability::Persistent;
         }
-        config
-    };
-    let mut known = HashMap::new();
-    let client = Client::from(
-        Connector::open_with_engine(open(before.path()), {
-            let disk = Arc::clone(&disk);
-            let random = Random::new(seed ^ 0xdead);
-            move |_, waker| Ok(SimulatedEngine::new(disk, waker, random))
-        })
-        .unwrap(),
-    );
-    work(&client, &disk, &mut random, &mut known);
-    disk.crash(&mut random);
-    disk.write_image(after.path());
-    drop(client);
-
-    let client = Connector::open_with_engine(open(after.path()), {
-        let disk = SimulatedDisk::new(after.path(), u64::MAX);
-        let random = Random::new(seed);
-        move |_, waker| Ok(SimulatedEngine::new(disk, waker, random))
-    });
-    let client = Client::from(client.map_err(|error| format!("open failed: {error}"))?);
-    check(&client, &known, persistent)?;
-    // Usable: what is stored now is there, and so is what was there before.
-    let number = random.below(KEYS);
-    let memory = Memory::new(length(number, 100), 0);
-    memory.fill(&content(number, 100));
-    if !client.set_one(&name(number), &memory) {
-        return Err("cannot store after the crash".into());
+        let opened = self.disk.open(config);
+        let client = Client::from(opened.map_err(|error| format!("open failed: {error}"))?);
+        let recovery = client.connector.recovery();
+        if self.was_opened && recovery.reset.is_some() {
+            return Err(format!("the index was durable, but {recovery}"));
+        }
+        if self.was_closed && (!recovery.clean_shutdown || recovery.to_verify > 0) {
+            return Err(format!("it was closed, but {recovery}"));
+        }
+        if self.was_left_open && recovery.clean_shutdown {
+            return Err(format!("it was not closed, but {recovery}"));
+        }
+        Ok(client)
     }
-    known.insert(number, Known { ever: vec![100], possible: vec![Some(100)] });
-    check(&client, &known, persistent)
+
+    /// Closes the store, if the power does not go before that or meanwhile.
+    fn close(&mut self, client: &Client) -> Result<(), String> {
+        if self.disk.has_crashed() {
+            return Ok(());
+        }
+        self.was_left_open = false;
+        let shutdown = client.connector.close();
+        if !shutdown.clean || shutdown.partial_flush {
+            return Err(format!("closed with nothing to do, but {shutdown}"));
+        }
+        self.was_closed = !self.disk.has_crashed();
+        if self.was_closed {
+            self.was_killed = false;
+            self.oracle.close();
+        }
+        Ok(())
+    }
+
+    /// Compares what is there with what may be.
+    fn look(&mut self, client: &Client, persistent: bool) -> Result<(), String> {
+        self.disk.let_transfers_go();
+        self.disk.wait_idle();
+        // What power loss has left is on the disk; what a kill has left is so from an open in `persistent` on.
+        let durable = persistent || !self.was_killed;
+        self.oracle.look(client, durable)
+    }
+
+    /// Random operations until the crash. One batch at a time, so that it is known what was completed before that.
+    fn work(&mut self, client: &Client, session: &Session) {
+        for _ in 0..session.steps {
+            if self.disk.has_crashed() {
+                return;
+            }
+            let mut numbers: Vec<u64> =
+                (0..1 + self.random.below(4)).map(|_| self.random.below(KEYS)).collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            match self.random.below(8) {
+                0..2 => self.delete(client, &numbers),
+                2 => self.set(client, &numbers, session.persistent, true),
+                _ => self.set(client, &numbers, session.persistent, false),
+            }
+        }
+    }
+
+    fn delete(&mut self, client: &Client, numbers: &[u64]) {
+        numbers.iter().for_each(|number| self.oracle.begin_delete(*number));
+        let keys: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
+        let deleted = client.delete(&keys);
+        if !self.disk.has_crashed() {
+            assert!(deleted.iter().all(|deleted| *deleted));
+            numbers.iter().for_each(|number| self.oracle.end_delete(*number));
+        }
+    }
+
+    fn set(&mut self, client: &Client, numbers: &[u64], persistent: bool, unchanged: bool) {
+        self.version += 1;
+        let versions: Vec<u64> = numbers
+            .iter()
+            .map(|number| self.oracle.held(*number).filter(|_| unchanged).unwrap_or(self.version))
+            .collect();
+        let chunks = || numbers.iter().copied().zip(versions.iter().copied());
+        chunks().for_each(|(number, version)| self.oracle.begin_set(number, version, persistent));
+        let keys: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
+        let memory: Vec<Memory> = chunks()
+            .map(|(number, version)| {
+                let memory = Memory::new(length(number, version), 0);
+                memory.fill(&content(number, version));
+                memory
+            })
+            .collect();
+        let completion = client.set(&keys, &memory.iter().collect::<Vec<_>>());
+        if !self.disk.has_crashed() {
+            assert!(completion.ok, "{}", completion.error);
+            chunks().for_each(|(number, version)| self.oracle.end_set(number, version, persistent));
+        }
+    }
+}
+
+fn new_directory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+/// Lives the life of one store. Returns its fingerprint.
+fn one_store(seed: u64) -> Result<u64, String> {
+    let (mut life, sessions) = Life::new(Plan::new(seed));
+    for (number, session) in sessions.iter().enumerate() {
+        life.run(session).map_err(|error| format!("session {number}, {session:?}: {error}"))?;
+    }
+    // Usable: what is stored now is there, and so is what was there before.
+    let persistent = life.random.below(2) == 1;
+    let client = life.open(persistent)?;
+    life.look(&client, persistent)?;
+    let number = life.random.below(KEYS);
+    life.set(&client, &[number], persistent, false);
+    life.oracle.look(&client, false)?;
+    Ok(life.disk.fingerprint())
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let next = AtomicU64::new(0);
-    let failed = AtomicU64::new(0);
+    let (mut plans, mut power_losses) = (Vec::new(), 0);
+    while power_losses < arguments.crashes {
+        plans.push(Plan::new(arguments.seed + plans.len() as u64));
+        power_losses += plans.last().map_or(0, Plan::power_losses);
+    }
+    let (next, failed, fingerprint) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         for _ in 0..arguments.threads {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= arguments.crashes || failed.load(Ordering::Relaxed) > 0 {
+                    if number >= plans.len() as u64 || failed.load(Ordering::Relaxed) > 0 {
                         return;
                     }
                     let seed = arguments.seed + number;
-                    let outcome = std::panic::catch_unwind(|| one_crash(seed));
-                    let outcome = outcome.unwrap_or_else(|_| Err("a panic, see above".into()));
-                    if let Err(message) = outcome {
-                        eprintln!("seed {seed}: {message}; replay with --seed {seed} --crashes 1");
-                        failed.fetch_add(1, Ordering::Relaxed);
+                    let outcome = std::panic::catch_unwind(|| one_store(seed));
+                    match outcome.unwrap_or_else(|_| Err("a panic, see above".into())) {
+                        Ok(own) => drop(fingerprint.fetch_add(own, Ordering::Relaxed)),
+                        Err(message) => {
+                            eprintln!(
+                                "seed {seed}: {message}; replay with --seed {seed} --crashes 1"
+                            );
+                            failed.fetch_add(1, Ordering::Relaxed);
+                        }
                     }
                 }
             });
@@ -209,6 +274,14 @@ fn main() -> ExitCode {
     if failed.into_inner() > 0 {
         return ExitCode::FAILURE;
     }
-    println!("{} crashes: nothing durable lost, nothing wrong", arguments.crashes);
+    let count = |end| plans.iter().map(|plan| plan.count(&[end])).sum::<u64>();
+    println!(
+        "{power_losses} crashes of {} stores, {} kills and {} closes between them: nothing durable lost, nothing wrong; \
+         fingerprint {:016x}",
+        plans.len(),
+        count(End::Kill),
+        count(End::Close),
+        fingerprint.into_inner()
+    );
     ExitCode::SUCCESS
 }

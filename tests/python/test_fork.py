@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,20 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_memory, pattern
+from tests.python.conftest import (
+    CAPACITY_BYTES,
+    HANG_DEADLINE_S,
+    MIB,
+    Client,
+    make_memory,
+    pattern,
+)
 
 # Python 3.12 warns of any fork of a process with threads, which is just what is tried here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+# Enough that some of them happen while the owner's threads hold locks.
+FORKS = 300
 
 
 def run_fork(function: Callable[[], str]) -> str:
@@ -166,3 +177,34 @@ def test_a_fork_may_open_a_store_of_its_own(client: Client, tmp_path: Path) -> N
 
     assert run_fork(use_its_own) == "True"
     assert client.load("key", MIB) == pattern(MIB, 1)
+
+
+def test_stats_and_repr_answer_in_forks_of_a_busy_owner(client: Client) -> None:
+    """A lock that another thread holds at the moment of a fork is held for ever in the fork."""
+    connector = client.connector
+    content = pattern(4096, 1)
+    # Long keys take several slots of the index, and every SET and DELETE takes and frees blocks.
+    keys = [f"{number:02}".ljust(1500, "x") for number in range(64)]
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            client.store(dict.fromkeys(keys, content))
+            client.delete(keys)
+
+    def look() -> str:
+        stats = connector.stats()
+        return f"{stats['capacity_bytes']} {connector!r}"
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        for _ in range(FORKS):
+            capacity, _, description = run_fork(look).partition(" ")
+            assert int(capacity) == CAPACITY_BYTES
+            assert description.startswith("kvring.Connector(path=")
+    finally:
+        is_over.set()
+        worker.join()
+    connector.close()
+    assert run_fork(lambda: repr(connector)).endswith(": closed")

@@ -1,0 +1,74 @@
+//! What a seed stands for: the life of one store, session by session.
+
+use super::simulated_disk::Random;
+
+const MAX_STEPS: u64 = 25;
+const MAX_POWER_LOSSES: u64 = 4;
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    PowerLoss,
+    Kill,
+    Close,
+    CloseThenPowerLoss,
+}
+
+/// A session as the seed has it.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) persistent: bool,
+    pub(crate) steps: u64,
+    /// Transfers and syncs after which it ends at the latest.
+    pub(crate) events: u64,
+    pub(crate) end: End,
+}
+
+/// The life of a store.
+pub(crate) struct Plan {
+    /// Blocks of each data file that is there from the start; without any, the store makes a large one.
+    pub(crate) file_blocks: Vec<u64>,
+    pub(crate) sessions: Vec<Session>,
+    pub(crate) random: Random,
+}
+
+impl Plan {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        // Small files, as a store has them that was always small: preallocating large ones takes most of the time.
+        let file_blocks = match random.below(16) {
+            0 => Vec::new(),
+            1 => vec![12],
+            _ => (0..3 + random.below(4)).map(|_| 8 + random.below(16)).collect(),
+        };
+        let is_chain = random.below(3) > 0;
+        let (mut sessions, mut power_losses) = (Vec::new(), 0);
+        let max_power_losses = if is_chain { 1 + random.below(MAX_POWER_LOSSES) } else { 1 };
+        while power_losses < max_power_losses {
+            let end = match random.below(8) {
+                _ if !is_chain => End::PowerLoss,
+                0..3 => End::Kill,
+                3 => End::Close,
+                4 => End::CloseThenPowerLoss,
+                _ => End::PowerLoss,
+            };
+            power_losses += u64::from(matches!(end, End::PowerLoss | End::CloseThenPowerLoss));
+            let steps = if is_chain { random.below(10) } else { MAX_STEPS };
+            let events = match random.below(4) {
+                // Many in the middle of opening.
+                0 => 1 + random.below(8),
+                _ => 1 + random.below(4 * steps.max(4)),
+            };
+            sessions.push(Session { persistent: random.below(2) == 1, steps, events, end });
+        }
+        Self { file_blocks, sessions, random }
+    }
+
+    pub(crate) fn count(&self, ends: &[End]) -> u64 {
+        self.sessions.iter().filter(|session| ends.contains(&session.end)).count() as u64
+    }
+
+    pub(crate) fn power_losses(&self) -> u64 {
+        self.count(&[End::PowerLoss, End::CloseThenPowerLoss])
+    }
+}

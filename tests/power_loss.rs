@@ -1,0 +1,186 @@
+//! Power loss on a simulated disk that keeps nothing but what was synced: each case is one that the crash simulator
+//! (tests/harness/crash.rs) meets by chance.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
+
+mod common;
+#[path = "common/simulated_disk.rs"]
+mod simulated_disk;
+#[path = "common/simulated_engine.rs"]
+mod simulated_engine;
+
+use std::sync::Arc;
+
+use common::{Client, MIB, Memory, config, key, pattern};
+use kvring::{BLOCK_BYTES, Durability};
+use simulated_disk::{Crash, Random, SimulatedDisk};
+use tempfile::TempDir;
+
+/// A store, and the disk it is on.
+struct Machine {
+    directory: TempDir,
+    disk: Arc<SimulatedDisk>,
+}
+
+impl Machine {
+    /// With small data files, so that chunks of 3 blocks come into several of them.
+    fn new() -> Self {
+        Self::with_seed(1)
+    }
+
+    fn with_seed(seed: u64) -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        for number in 0..4 {
+            let file = directory.path().join(format!("data-{number:05}.kvring"));
+            std::fs::File::create(file).unwrap().set_len(16 * BLOCK_BYTES).unwrap();
+        }
+        let disk = SimulatedDisk::new(directory.path(), Random::new(seed));
+        Self { directory, disk }
+    }
+
+    fn open(&self, durability: Durability) -> Client {
+        let mut config = config(self.directory.path(), 16 * MIB);
+        config.durability = durability;
+        let client = Client::from(self.disk.open(config).unwrap());
+        self.disk.let_transfers_go();
+        self.disk.wait_idle();
+        client
+    }
+
+    /// What is left of it after `crash`, whatever its owner does from now on.
+    fn crash(self, crash: Crash, owner: Client) -> Self {
+        self.disk.crash(crash);
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let disk = self.disk.move_on(directory.path());
+        drop(owner);
+        Self { directory, disk }
+    }
+}
+
+const CHUNKS: u64 = 15;
+const LENGTH: usize = 3 * BLOCK_BYTES as usize;
+
+fn chunks() -> (Vec<String>, Vec<Memory>) {
+    (0..CHUNKS).map(|number| (key(number), Memory::patterned(LENGTH, 0, number))).unzip()
+}
+
+fn store(client: &Client) {
+    let (keys, memory) = chunks();
+    assert!(client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok);
+}
+
+fn intact(client: &Client) -> u64 {
+    (0..CHUNKS)
+        .filter(|number| client.get_one(&key(*number), LENGTH) == Some(pattern(LENGTH, *number)))
+        .count() as u64
+}
+
+/// The simulation is as hard as it should be: without a sync nothing is left, and a kill loses nothing.
+#[test]
+fn without_a_sync_power_loss_takes_all() {
+    for (crash, left) in [(Crash::Kill, CHUNKS), (Crash::PowerLossKeepingNothing, 0)] {
+        let machine = Machine::new();
+        let client = machine.open(Durability::BestEffort);
+        store(&client);
+        let machine = machine.crash(crash, client);
+        let client = machine.open(Durability::BestEffort);
+        assert!(client.connector.recovery().reset.is_none(), "the header is durable");
+        assert_eq!(intact(&client), left, "{crash:?}");
+    }
+}
+
+/// What an owner in `best_effort` left in the page cache is durable as soon as an open in `persistent` returns: in every
+/// data file, and in the index.
+#[test]
+fn an_open_in_persistent_syncs_what_a_killed_owner_left() {
+    let machine = Machine::new();
+    let client = machine.open(Durability::BestEffort);
+    store(&client);
+    assert_eq!(client.connector.stats().data_files, 4);
+    let machine = machine.crash(Crash::Kill, client);
+    let client = machine.open(Durability::Persistent);
+    let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+    let client = machine.open(Durability::BestEffort);
+    assert_eq!(client.connector.recovery().kept, CHUNKS);
+    assert_eq!(intact(&client), CHUNKS);
+}
+
+/// So is what an owner left who closed in order, in either durability.
+#[test]
+fn close_makes_everything_durable() {
+    let machine = Machine::new();
+    let client = machine.open(Durability::BestEffort);
+    store(&client);
+    assert!(client.connector.close().clean);
+    let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+    let client = machine.open(Durability::BestEffort);
+    assert!(client.connector.recovery().clean_shutdown);
+    assert_eq!(intact(&client), CHUNKS);
+}
+
+/// A SET in `persistent` whose bytes are held already is answered without a write, and promises as much as any other.
+#[test]
+fn unchanged_sets_complete_and_survive_power_loss() {
+    for first in [Durability::Persistent, Durability::BestEffort] {
+        let machine = Machine::new();
+        let client = machine.open(first);
+        store(&client);
+        let machine = machine.crash(Crash::Kill, client);
+        let client = machine.open(Durability::Persistent);
+        for round in 1..=2 {
+            store(&client);
+            assert_eq!(client.counter("set_unchanged"), CHUNKS * round);
+        }
+        assert_eq!((client.counter("set_stored"), client.counter("syncs")), (0, 0));
+        let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+        assert_eq!(intact(&machine.open(Durability::BestEffort)), CHUNKS, "first {first:?}");
+    }
+}
+
+/// The same bytes twice while the first SET waits for its barriers: neither is answered before them.
+#[test]
+fn unchanged_sets_wait_for_the_barriers_of_the_first() {
+    let machine = Machine::new();
+    let client = machine.open(Durability::Persistent);
+    let (keys, memory) = chunks();
+    let memory: Vec<&Memory> = memory.iter().collect();
+    let first = client.submit_set(&keys, &memory);
+    let second = client.submit_set(&keys, &memory);
+    assert!(client.wait(second).ok);
+    let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+    assert_eq!(intact(&machine.open(Durability::BestEffort)), CHUNKS, "batch {first}");
+}
+
+/// A kill between the record of a chunk and its barrier leaves the older record as well. Of the two, power loss in the middle
+/// of the next open must leave one: whatever is cleaned up there, the younger has to be durable first.
+#[test]
+fn power_loss_while_a_kill_is_cleaned_up_leaves_one_of_two_records() {
+    const REPLACED: u64 = 4;
+    let again = |number: u64| pattern(LENGTH, 1000 + number);
+    for (kill_at, power_loss_at, seed) in triples(8, 4, 8) {
+        let machine = Machine::with_seed(seed);
+        let client = machine.open(Durability::Persistent);
+        store(&client);
+        machine.disk.arm(kill_at, Crash::Kill);
+        let keys: Vec<String> = (0..REPLACED).map(key).collect();
+        let memory: Vec<Memory> =
+            (0..REPLACED).map(|number| Memory::patterned(LENGTH, 0, 1000 + number)).collect();
+        assert!(client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok);
+        let machine = machine.crash(Crash::Kill, client);
+        machine.disk.arm(power_loss_at, Crash::PowerLoss);
+        let client = machine.open(Durability::Persistent);
+        let machine = machine.crash(Crash::PowerLoss, client);
+        let client = machine.open(Durability::Persistent);
+        for number in 0..REPLACED {
+            let found = client.get_one(&key(number), LENGTH);
+            let is_one = found == Some(pattern(LENGTH, number)) || found == Some(again(number));
+            assert!(is_one, "key {number}: {kill_at}, {power_loss_at}, seed {seed}");
+        }
+    }
+}
+
+/// All triples of numbers from 1 to these.
+fn triples(first: u64, second: u64, third: u64) -> impl Iterator<Item = (u64, u64, u64)> {
+    let pairs = (1..=first).flat_map(move |one| (1..=second).map(move |two| (one, two)));
+    pairs.flat_map(move |(one, two)| (1..=third).map(move |three| (one, two, three)))
+}
