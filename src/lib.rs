@@ -42,6 +42,7 @@ mod time;
 
 pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
+pub use config::size_bytes;
 pub use config::{
     BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, OPTIONS,
     OptionSpec, OptionValue,
