@@ -52,7 +52,8 @@ impl ClassTally {
     }
 
     pub(crate) fn record(&mut self, latency: Duration) {
-        self.latency_ns.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+        // Not saturating_record, which does not grow the histogram. It fails beyond what a u64 holds, centuries.
+        let _ = self.latency_ns.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
     }
 
     fn add(&mut self, other: &Self) {
@@ -227,5 +228,39 @@ impl Report {
         self.failed_keys + self.wrong_chunks + self.damaged_chunks > 0
             || self.gave_up
             || !self.closed_in_order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_of_all_jobs_to_three_digits() {
+        let mut all = Tally::new();
+        for milliseconds in 1..=1000 {
+            let mut job = Tally::new();
+            let class = job.class(Operation::Get);
+            class.record(Duration::from_millis(milliseconds));
+            class.batches = 1;
+            all.add(job);
+        }
+        let report = PhaseReport::new(&all, Duration::from_secs(1), Default::default());
+        let latency = report.classes[0].latency;
+        let close = |nanoseconds: u64, milliseconds: u64| {
+            nanoseconds.abs_diff(milliseconds * 1_000_000) <= milliseconds * 1_000
+        };
+        assert!(close(latency.p50_ns, 500) && close(latency.p90_ns, 900), "{latency:?}");
+        assert!(close(latency.p99_ns, 990) && close(latency.p99_9_ns, 999), "{latency:?}");
+        assert!(close(latency.max_ns, 1000) && latency.mean_ns.round() > 5e8, "{latency:?}");
+    }
+
+    #[test]
+    fn messages_are_kept_once_and_not_without_end() {
+        let mut tally = Tally::new();
+        for number in 0..100 {
+            tally.complain(format!("{}", number / 2));
+        }
+        assert_eq!(tally.messages, ["0", "1", "2", "3", "4", "5", "6", "7"]);
     }
 }
