@@ -139,7 +139,7 @@ check: lint ## the daily round: lint, and all tests but those that need LMCache
 lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny
 	@set -x
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	cargo clippy --workspace --all-targets --all-features $(LOCKED) -- -D warnings
 	ruff check $(PYTHON_SOURCES)
 	ruff format --check $(PYTHON_SOURCES)
 	mypy $(PYTHON_SOURCES)

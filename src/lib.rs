@@ -24,6 +24,9 @@ compile_error!(
 );
 
 mod batch;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench;
 mod budget;
 mod buffer;
 mod completion;
