@@ -147,7 +147,8 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _phase_text(phase: dict[str, Any]) -> str:
     keys = sum(one["keys"] for one in phase["classes"].values())
-    return f"{keys:,} keys, {phase['bytes'] / 1e9:,.3f} GB in {phase['elapsed_s']:.3f} s"
+    size = f", {phase['bytes'] / 1e9:,.3f} GB" if phase["bytes"] else ""
+    return f"{keys:,} keys{size} in {phase['elapsed_s']:.3f} s"
 
 
 def _cpu_text(phase: dict[str, Any]) -> str:
