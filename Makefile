@@ -84,8 +84,8 @@ $(VENV)/.stamp-lmcache: requirements/lmcache.txt $(VENV)/.stamp-tools
 # The install is editable: edits of .py files need no build. A native module newer than the stamp is somebody else's,
 # perhaps a debug build, and a missing one was deleted: both are built anew.
 NATIVE_MODULE := $(wildcard connector_py/kvring/_native*.so)
-RUST_SOURCES := $(shell find src connector_py/src -name '*.rs') \
-	$(wildcard Cargo.toml Cargo.lock connector_py/Cargo.toml build.rs connector_py/build.rs .cargo/config.toml)
+RUST_SOURCES := $(shell find src load/src connector_py/src -name '*.rs') \
+	$(wildcard Cargo.toml Cargo.lock connector_py/Cargo.toml load/Cargo.toml build.rs connector_py/build.rs .cargo/config.toml)
 
 $(VENV)/.stamp-kvring: $(VENV)/.stamp-tools pyproject.toml $(RUST_SOURCES) $(or $(NATIVE_MODULE),force) | need-cargo
 	@$(VENV)/bin/maturin develop --release $(MATURIN_INSTALLER) $(LOCKED)
@@ -139,7 +139,7 @@ check: lint ## the daily round: lint, and all tests but those that need LMCache
 lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny
 	@set -x
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	cargo clippy --workspace --all-targets --all-features $(LOCKED) -- -D warnings
 	ruff check $(PYTHON_SOURCES)
 	ruff format --check $(PYTHON_SOURCES)
 	mypy $(PYTHON_SOURCES)

@@ -305,14 +305,23 @@ fn number(value: &OptionValue) -> Result<f64, String> {
     }
 }
 
+/// Reads a number of bytes, such as "4096", "64KiB" or "1.5GB", the way every option that is a size does.
+///
+/// # Errors
+/// Why it cannot be read.
+pub fn size_bytes(text: &str) -> Result<u64, String> {
+    match ByteSize::from_str(text) {
+        Ok(size) => Ok(size.0),
+        Err(error) => Err(format!("it cannot be read: {error}")),
+    }
+}
+
 fn size_within(value: &OptionValue, least: u64, most: u64) -> Result<u64, String> {
     let size = match value {
         OptionValue::Integer(integer) => {
             u64::try_from(*integer).map_err(|_| "it is out of range".to_owned())?
         }
-        OptionValue::Text(text) => {
-            ByteSize::from_str(text).map_err(|error| format!("it cannot be read: {error}"))?.0
-        }
+        OptionValue::Text(text) => size_bytes(text)?,
         OptionValue::Float(_) | OptionValue::Boolean(_) | OptionValue::Other(_) => {
             return Err("it is not a whole number of bytes in range".into());
         }

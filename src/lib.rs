@@ -24,6 +24,9 @@ compile_error!(
 );
 
 mod batch;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench;
 mod budget;
 mod buffer;
 mod completion;
@@ -43,6 +46,7 @@ mod time;
 
 pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
+pub use config::size_bytes;
 pub use config::{
     BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, OPTIONS,
     OptionSpec, OptionValue,

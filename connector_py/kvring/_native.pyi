@@ -14,8 +14,11 @@ __all__ = [
     "FormatError",
     "InUseError",
     "KvRingError",
+    "LoadPlan",
+    "LoadRun",
     "SubmitError",
     "__version__",
+    "load_options",
     "options",
 ]
 
@@ -156,3 +159,96 @@ class Connector:
         traceback: TracebackType | None = None,
         /,
     ) -> None: ...
+
+def load_options() -> dict[str, dict[str, str]]:
+    """Tell every option that LoadPlan takes: name -> {unit, default, range, meaning}."""
+
+@final
+class LoadPlan:
+    """What a load does to a store: an immutable, checked set of options."""
+
+    def __new__(cls, **options: Any) -> Self:
+        """Read options by name; what is not given has its default.
+
+        Args:
+            **options: See `load_options()`. Numbers may be strings.
+
+        Raises:
+            ConfigError: An option is unknown or does not fit, options do not go together, or the
+                buffers would take more than half of the memory that is available.
+        """
+
+    @property
+    def keys(self) -> int:
+        """Number of chunks of all jobs."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """What they take on disk, in bytes."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """A capacity in which every SET finds room."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option in force, sizes in bytes; `bs` is a string, `runtime` may be None."""
+
+@final
+class LoadRun:
+    """A load that works on a store in threads of its own. Dropping it ends it."""
+
+    def __new__(
+        cls,
+        plan: LoadPlan,
+        path: str | os.PathLike[str],
+        capacity: int | str,
+        **options: Any,
+    ) -> Self:
+        """Open the store, which should be empty, and start.
+
+        Args:
+            plan: What to do.
+            path: As of Connector.
+            capacity: As of Connector.
+            **options: As of Connector.
+
+        Raises:
+            ConfigError: An option does not fit, or does not go together with the plan.
+            InUseError: Another live connector has the store open.
+            FormatError: The store was written by a newer kvring.
+            EngineError: io_uring is not available.
+            OSError: The path cannot be made or opened.
+        """
+
+    def poll(self) -> dict[str, Any]:
+        """Tell how far it is, without waiting.
+
+        Returns:
+            `phase` ("fill", "measure", "check" or "end"), `fraction` of it that is done (0 to 1),
+            `elapsed_s` in it, `keys` answered and `bytes` moved in it.
+        """
+
+    def stop(self) -> None:
+        """Ask it to end: nothing more is submitted, what is in flight is waited for."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end for 0 to 86400 s; tell whether it has come.
+
+        Raises:
+            ConfigError: `timeout_s` is out of range.
+        """
+
+    def report(self) -> dict[str, Any]:
+        """Wait for its end and return what it has measured; works once. The store is closed then.
+
+        Returns:
+            `fill`, `measured` and `check`, each None or a dict of `elapsed_s`, `cpu_user_s`,
+            `cpu_system_s`, `bytes` and `classes` (by name: `batches`, `keys`, `bytes`, `hits`,
+            `misses`, `failed`, `latency_us` of batches); `has_errors`, `interrupted`,
+            `failed_keys`, `wrong_chunks`, `damaged_chunks`, `gave_up`, `closed_in_order`,
+            `messages`; `store`, some of its stats() at the end.
+
+        Raises:
+            KvRingError: A thread could not be started, or the report was taken before.
+        """

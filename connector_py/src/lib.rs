@@ -3,6 +3,7 @@
 mod buffers;
 mod connector;
 mod errors;
+mod load;
 mod logging;
 mod options;
 
@@ -17,6 +18,8 @@ mod _native {
     use super::errors::{
         ClosedError, ConfigError, EngineError, FormatError, InUseError, KvRingError, SubmitError,
     };
+    #[pymodule_export]
+    use super::load::{LoadPlan, LoadRun, load_options};
     #[pymodule_export]
     use super::options::options;
     use super::*;

@@ -1,0 +1,45 @@
+"""Where a measurement was made: without it the figures say nothing."""
+
+import os
+import platform
+from pathlib import Path
+
+
+def machine_facts(path: Path) -> dict[str, str | int | float]:
+    """Return what describes this machine and the file system of `path`, without naming either."""
+    return {
+        "kernel": platform.release(),
+        "processor": _processor_model(),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "file_system": file_system(path),
+        # Figures taken while something else ran are worth little: this shows it.
+        "load_average_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def file_system(path: Path) -> str:
+    """Return the type of the file system that holds `path`, or "unknown"."""
+    resolved = path.resolve()
+    found, found_depth = "unknown", -1
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        fields, _, rest = line.partition(" - ")
+        mount_point = Path(_unescape(fields.split()[4]))
+        depth = len(mount_point.parts)
+        # Of two mounts on one another the later counts.
+        if depth >= found_depth and resolved.is_relative_to(mount_point):
+            found, found_depth = rest.split()[0], depth
+    return found
+
+
+def _unescape(text: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text
+
+
+def _processor_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

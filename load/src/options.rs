@@ -1,0 +1,213 @@
+//! Options of a load: each named once, with unit, default, range, meaning and the code that takes its value.
+
+use std::time::Duration;
+
+use kvring::{BLOCK_BYTES, OptionValue, size_bytes};
+
+use crate::error::PlanError;
+use crate::plan::{Pattern, Plan};
+use crate::sizes::ChunkSizes;
+
+/// Most keys that a job may keep in flight.
+const MAX_IODEPTH: u64 = 65536;
+
+/// Most submitting threads.
+const MAX_JOBS: u64 = 128;
+
+/// Description of one option of a load.
+pub struct LoadOption {
+    /// Its name, as fio has it where fio has it.
+    pub name: &'static str,
+    /// Unit of its value; empty for a name.
+    pub unit: &'static str,
+    /// Value it has when not given.
+    pub default: &'static str,
+    /// Values it accepts.
+    pub range: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+    apply: fn(&mut Plan, &OptionValue) -> Result<(), String>,
+}
+
+/// All options of a load.
+pub const LOAD_OPTIONS: &[LoadOption] = &[
+    LoadOption {
+        name: "rw",
+        unit: "",
+        default: "read",
+        range: "read, write, rw, randread, randwrite, randrw, exists or delete",
+        meaning: "what is done: GETs (read), SETs (write) or both (rw) in the order in which the keys were stored, or in \
+                  random order (rand...); exists asks for keys in random order, delete removes each key once, oldest \
+                  first. All but write and randwrite store every chunk beforehand, untimed",
+        apply: |plan, value| {
+            plan.rw = Pattern::parse(&text(value)?).ok_or("it is not one of the choices")?;
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "bs",
+        unit: "bytes",
+        default: "1MiB",
+        range: "a size from 1 byte to 64 MiB, a list such as 4KiB,64KiB or a range such as 4KiB-1MiB",
+        meaning: "length of a chunk; each key of a list has one of its lengths, of a range a multiple of its lower end",
+        apply: |plan, value| {
+            plan.sizes = ChunkSizes::parse(&text(value)?)?;
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "iodepth",
+        unit: "keys",
+        default: "32",
+        range: "1 to 65536",
+        meaning: "most keys that each job keeps in flight",
+        apply: |plan, value| {
+            plan.iodepth = count(value, 1, MAX_IODEPTH)?;
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "batch",
+        unit: "keys",
+        default: "0",
+        range: "1 to iodepth, or 0 for 8 or, where that is less, iodepth",
+        meaning: "keys of one submit; iodepth / batch of them, rounded down, are in flight",
+        apply: |plan, value| {
+            plan.batch = count(value, 0, MAX_IODEPTH)?;
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "numjobs",
+        unit: "threads",
+        default: "1",
+        range: "1 to 128",
+        meaning: "threads that submit to the one store, each with keys of its own",
+        apply: |plan, value| {
+            plan.numjobs = count(value, 1, MAX_JOBS)?;
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "size",
+        unit: "bytes",
+        default: "1GiB",
+        range: "a size of at least bs for each job",
+        meaning: "bytes of all chunks of all jobs together; without runtime all of them are moved once",
+        apply: |plan, value| {
+            plan.size_bytes = match value {
+                OptionValue::Integer(size) => {
+                    u64::try_from(*size).map_err(|_| "it is out of range")?
+                }
+                other => size_bytes(&text(other)?)?,
+            };
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "runtime",
+        unit: "seconds",
+        default: "0",
+        range: "0 to 86400; 0 is no limit",
+        meaning: "how long it goes on, over all chunks again and again (delete ends when all are gone)",
+        apply: |plan, value| {
+            let seconds = number(value)?;
+            if !(0.0..=86400.0).contains(&seconds) {
+                return Err("it is out of range".into());
+            }
+            plan.runtime = (seconds > 0.0).then(|| Duration::from_secs_f64(seconds));
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "rwmixread",
+        unit: "percent",
+        default: "50",
+        range: "0 to 100",
+        meaning: "share of GETs among the batches of rw and randrw",
+        apply: |plan, value| {
+            plan.rwmixread = count(value, 0, 100)?;
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "align",
+        unit: "bytes",
+        default: "4096",
+        range: "a power of two from 1 to 4096",
+        meaning: "alignment of the buffers in memory; below 4096 they are not aligned any better than that",
+        apply: |plan, value| {
+            let align_bytes = count(value, 1, BLOCK_BYTES)?;
+            if !align_bytes.is_power_of_two() {
+                return Err(format!("{align_bytes} is not a power of two"));
+            }
+            plan.align_bytes = align_bytes;
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "verify",
+        unit: "",
+        default: "off",
+        range: "'on' or 'off'",
+        meaning: "compare every loaded chunk with what was stored under its key last; what was written is loaded again at \
+                  the end, untimed. Making and comparing the bytes costs CPU time, which is counted",
+        apply: |plan, value| {
+            plan.verify = match value {
+                OptionValue::Boolean(verify) => *verify,
+                other => match text(other)?.as_str() {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err("it is not one of the choices".into()),
+                },
+            };
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "seed",
+        unit: "",
+        default: "1",
+        range: "0 to 18446744073709551615",
+        meaning: "decides orders, lengths and contents: the same seed gives the same ones",
+        apply: |plan, value| {
+            plan.seed = count(value, 0, u64::MAX)?;
+            Ok(())
+        },
+    },
+];
+
+impl LoadOption {
+    pub(crate) fn set(&self, plan: &mut Plan, value: &OptionValue) -> Result<(), PlanError> {
+        (self.apply)(plan, value).map_err(|reason| PlanError::Invalid {
+            name: self.name,
+            value: value.to_string(),
+            reason,
+            range: self.range,
+        })
+    }
+}
+
+/// A string, or a number as one.
+fn text(value: &OptionValue) -> Result<String, String> {
+    match value {
+        OptionValue::Text(text) => Ok(text.trim().to_owned()),
+        OptionValue::Integer(number) => Ok(number.to_string()),
+        _ => Err("it is neither a string nor a whole number".into()),
+    }
+}
+
+fn count(value: &OptionValue, least: u64, most: u64) -> Result<u64, String> {
+    let number = text(value)?.parse::<i128>().map_err(|_| "it is not a whole number")?;
+    match u64::try_from(number) {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err("it is out of range".into()),
+    }
+}
+
+fn number(value: &OptionValue) -> Result<f64, String> {
+    match value {
+        OptionValue::Float(number) => Ok(*number),
+        other => text(other)?.parse().map_err(|_| "it is not a number".into()),
+    }
+}

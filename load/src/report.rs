@@ -1,0 +1,266 @@
+//! What a run has measured.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use kvring::Stats;
+
+use crate::plan::Plan;
+
+/// Distinct error messages that are kept.
+const MAX_MESSAGES: usize = 8;
+
+/// What is done with a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Get,
+    Set,
+    Exists,
+    Delete,
+}
+
+impl Operation {
+    pub(crate) const ALL: [Self; 4] = [Self::Get, Self::Set, Self::Exists, Self::Delete];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::Set => "set",
+            Self::Exists => "exists",
+            Self::Delete => "delete",
+        }
+    }
+}
+
+/// Counts of one class.
+#[derive(Clone)]
+pub(crate) struct ClassTally {
+    pub(crate) batches: u64,
+    pub(crate) keys: u64,
+    pub(crate) bytes: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) failed: u64,
+    latency_ns: Histogram<u64>,
+}
+
+impl ClassTally {
+    fn new() -> Self {
+        // Three significant digits; it grows with what is recorded, which only fails for digits out of 0 to 5.
+        let latency_ns = Histogram::new(3).expect("three digits are valid");
+        Self { batches: 0, keys: 0, bytes: 0, hits: 0, misses: 0, failed: 0, latency_ns }
+    }
+
+    pub(crate) fn record(&mut self, latency: Duration) {
+        // Not saturating_record, which does not grow the histogram. It fails beyond what a u64 holds, centuries.
+        let _ = self.latency_ns.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.batches += other.batches;
+        self.keys += other.keys;
+        self.bytes += other.bytes;
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.failed += other.failed;
+        // It cannot fail: both grow, and have the same digits.
+        let _ = self.latency_ns.add(&other.latency_ns);
+    }
+}
+
+/// Counts of one phase, of one job or of all.
+#[derive(Clone)]
+pub(crate) struct Tally {
+    classes: [ClassTally; 4],
+    pub(crate) wrong_chunks: u64,
+    pub(crate) messages: Vec<String>,
+    /// The job gave up.
+    pub(crate) ended_early: bool,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Self {
+        let classes = std::array::from_fn(|_| ClassTally::new());
+        Self { classes, wrong_chunks: 0, messages: Vec::new(), ended_early: false }
+    }
+
+    pub(crate) fn class(&mut self, operation: Operation) -> &mut ClassTally {
+        &mut self.classes[operation as usize]
+    }
+
+    pub(crate) fn complain(&mut self, message: impl Into<String>) {
+        let message = message.into();
+        if self.messages.len() < MAX_MESSAGES && !self.messages.contains(&message) {
+            self.messages.push(message);
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        for (mine, theirs) in self.classes.iter_mut().zip(&other.classes) {
+            mine.add(theirs);
+        }
+        self.wrong_chunks += other.wrong_chunks;
+        self.ended_early |= other.ended_early;
+        other.messages.into_iter().for_each(|message| self.complain(message));
+    }
+
+    pub(crate) fn failed(&self) -> u64 {
+        self.classes.iter().map(|class| class.failed).sum()
+    }
+}
+
+/// Latency of the batches of a class, from submit until their completion was drained, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct LatencyReport {
+    /// Mean.
+    pub mean_ns: f64,
+    /// Half of the batches took at most this.
+    pub p50_ns: u64,
+    /// 90 % of them.
+    pub p90_ns: u64,
+    /// 99 %.
+    pub p99_ns: u64,
+    /// 99.9 %.
+    pub p99_9_ns: u64,
+    /// The slowest.
+    pub max_ns: u64,
+}
+
+/// What was measured of one class.
+#[derive(Clone, Debug)]
+pub struct ClassReport {
+    /// "get", "set", "exists" or "delete".
+    pub name: &'static str,
+    /// Batches completed.
+    pub batches: u64,
+    /// Keys answered: the operations.
+    pub keys: u64,
+    /// Payload bytes moved, of keys that were loaded or stored.
+    pub bytes: u64,
+    /// Keys of GET and EXISTS that were there.
+    pub hits: u64,
+    /// Those that were not.
+    pub misses: u64,
+    /// Keys whose operation failed.
+    pub failed: u64,
+    /// Of its batches.
+    pub latency: LatencyReport,
+}
+
+/// One phase of a run.
+#[derive(Clone, Debug)]
+pub struct PhaseReport {
+    /// From its start until the last job had its last answer.
+    pub elapsed: Duration,
+    /// CPU time of the whole process in user mode.
+    pub cpu_user: Duration,
+    /// CPU time of the whole process in the kernel, on its behalf.
+    pub cpu_system: Duration,
+    /// The classes that were used.
+    pub classes: Vec<ClassReport>,
+}
+
+impl PhaseReport {
+    pub(crate) fn new(tally: &Tally, elapsed: Duration, cpu: (Duration, Duration)) -> Self {
+        let used = |operation: &Operation| tally.classes[*operation as usize].batches > 0;
+        let classes = Operation::ALL.into_iter().filter(used).map(|operation| {
+            let class = &tally.classes[operation as usize];
+            let at = |quantile| class.latency_ns.value_at_quantile(quantile);
+            ClassReport {
+                name: operation.name(),
+                batches: class.batches,
+                keys: class.keys,
+                bytes: class.bytes,
+                hits: class.hits,
+                misses: class.misses,
+                failed: class.failed,
+                latency: LatencyReport {
+                    mean_ns: class.latency_ns.mean(),
+                    p50_ns: at(0.5),
+                    p90_ns: at(0.9),
+                    p99_ns: at(0.99),
+                    p99_9_ns: at(0.999),
+                    max_ns: class.latency_ns.max(),
+                },
+            }
+        });
+        Self { elapsed, cpu_user: cpu.0, cpu_system: cpu.1, classes: classes.collect() }
+    }
+
+    /// Payload bytes moved by all classes.
+    pub fn bytes(&self) -> u64 {
+        self.classes.iter().map(|class| class.bytes).sum()
+    }
+}
+
+/// All of a run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What was done.
+    pub plan: Plan,
+    /// Storing every chunk beforehand, where the pattern needs it.
+    pub fill: Option<PhaseReport>,
+    /// What was asked for; `None` if the run was stopped before.
+    pub measured: Option<PhaseReport>,
+    /// Loading again what was written, with `verify`.
+    pub check: Option<PhaseReport>,
+    /// `stop` was called before the end.
+    pub interrupted: bool,
+    /// Keys that failed, in all phases.
+    pub failed_keys: u64,
+    /// Chunks that were loaded and are not what was stored, in all phases.
+    pub wrong_chunks: u64,
+    /// Chunks that the store itself found damaged or could not read.
+    pub damaged_chunks: u64,
+    /// Jobs gave up because the store refused a batch or hung.
+    pub gave_up: bool,
+    /// The first messages of all that went wrong.
+    pub messages: Vec<String>,
+    /// State and counters of the store at the end.
+    pub stats: Stats,
+    /// Whether the store was closed in order afterwards.
+    pub closed_in_order: bool,
+}
+
+impl Report {
+    /// Whether anything went wrong. A miss is not wrong by itself.
+    pub fn has_errors(&self) -> bool {
+        self.failed_keys + self.wrong_chunks + self.damaged_chunks > 0
+            || self.gave_up
+            || !self.closed_in_order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_of_all_jobs_to_three_digits() {
+        let mut all = Tally::new();
+        for milliseconds in 1..=1000 {
+            let mut job = Tally::new();
+            let class = job.class(Operation::Get);
+            class.record(Duration::from_millis(milliseconds));
+            class.batches = 1;
+            all.add(job);
+        }
+        let report = PhaseReport::new(&all, Duration::from_secs(1), Default::default());
+        let latency = report.classes[0].latency;
+        let close = |nanoseconds: u64, milliseconds: u64| {
+            nanoseconds.abs_diff(milliseconds * 1_000_000) <= milliseconds * 1_000
+        };
+        assert!(close(latency.p50_ns, 500) && close(latency.p90_ns, 900), "{latency:?}");
+        assert!(close(latency.p99_ns, 990) && close(latency.p99_9_ns, 999), "{latency:?}");
+        assert!(close(latency.max_ns, 1000) && latency.mean_ns.round() > 5e8, "{latency:?}");
+    }
+
+    #[test]
+    fn messages_are_kept_once_and_not_without_end() {
+        let mut tally = Tally::new();
+        for number in 0..100 {
+            tally.complain(format!("{}", number / 2));
+        }
+        assert_eq!(tally.messages, ["0", "1", "2", "3", "4", "5", "6", "7"]);
+    }
+}

@@ -1,0 +1,33 @@
+//! What `benches/batch.rs` needs of the inside. Only with the feature `bench`; not part of the API.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::batch::Batch;
+use crate::completion::{Completion, CompletionQueue};
+
+/// Batches without a store behind them.
+pub struct Countdown {
+    completions: Arc<CompletionQueue>,
+    drained: Vec<Completion>,
+}
+
+impl Countdown {
+    /// A queue of completions of its own.
+    ///
+    /// # Errors
+    /// The system refuses an eventfd.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { completions: Arc::new(CompletionQueue::new()?), drained: Vec::new() })
+    }
+
+    /// Starts a batch, answers each of its keys, announces its completion and drains it. Returns the answers drained.
+    pub fn run(&mut self, keys: usize) -> usize {
+        for item in Batch::start(1, keys, Box::new(()), &self.completions) {
+            item.succeed();
+        }
+        self.completions.announce();
+        self.completions.drain(&mut self.drained);
+        self.drained.drain(..).map(|completion| completion.results.len()).sum()
+    }
+}
