@@ -25,6 +25,8 @@ pub(crate) struct Index<G, S> {
     pub(super) table: Table,
     shards: Box<[Mutex<Shard<G, S>>]>,
     generation: AtomicU64,
+    /// Where the generations of this session begin.
+    first_generation: u64,
     keys: AtomicU64,
     held_bytes: AtomicU64,
     quarantine: Quarantine,
@@ -97,6 +99,7 @@ impl<G, S> Index<G, S> {
             table,
             shards: (0..SHARDS).map(|_| Mutex::new(Shard::new())).collect(),
             generation: AtomicU64::new(generation),
+            first_generation: generation,
             keys: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
             quarantine: Quarantine::default(),
@@ -235,8 +238,10 @@ impl<G, S> Index<G, S> {
     pub(crate) fn held(&self, digest: Digest) -> Option<(u64, Option<u32>)> {
         let shard = self.shard(digest).1;
         let entry = &shard.entries[shard.find(digest)? as usize];
-        // Whose record is lost is to be written again.
-        (!self.has_lost_its_record(entry))
+        // Whose record is lost is to be written again, and what may be damaged must not vouch for other bytes.
+        let is_suspect = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
+            .contains(&entry.generation);
+        (!is_suspect && !self.has_lost_its_record(entry))
             .then(|| (u64::from(entry.length_bytes), entry.checksum()))
     }
 
@@ -309,6 +314,10 @@ impl<G, S> Index<G, S> {
                     }
                 }
                 Waiting::Set(request) => {
+                    // What a DELETE behind this SET reaches has had its readers.
+                    if let Some(entry) = current.filter(|entry| shard.is_detached(*entry)) {
+                        resumed.extend(self.take_out(shard, entry).map(Resumed::Free));
+                    }
                     resumed.push(Resumed::Start(request));
                     starts = true;
                     break;

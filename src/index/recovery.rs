@@ -114,16 +114,25 @@ impl<G, S> Index<G, S> {
         recovery.to_verify = suspects.len() as u64;
         let mut held: Vec<Extent> =
             candidates.iter().map(|candidate| candidate.entry.extent).collect();
+        let mut older_slots = Vec::new();
         for candidate in candidates {
             if let Some((slot, extent)) = index.restore(candidate.entry) {
                 recovery.duplicate += 1;
-                release(&index.table, slot, &mut free);
+                older_slots.push(slot);
                 if let Ok(position) = held.binary_search(&extent) {
                     held.remove(position);
                 }
             }
         }
         recovery.kept = held.len() as u64;
+        if !older_slots.is_empty() {
+            // The older chunk may be durable and the younger not yet: it must not go first.
+            let synced = store.sync().and_then(|()| index.table.sync());
+            if let Err(error) = synced {
+                log::error!("cannot make durable what the last owner wrote: {error}");
+            }
+        }
+        older_slots.into_iter().for_each(|slot| release(&index.table, slot, &mut free));
         store.rebuild(&held);
         free.sort_unstable_by(|left, right| right.cmp(left));
         index.table.set_free(free);

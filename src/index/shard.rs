@@ -41,11 +41,9 @@ pub(super) struct Pending<G, S> {
 }
 
 impl<G, S> Pending<G, S> {
-    /// Whether a DELETE follows before the next SET.
+    /// Whether a DELETE follows, directly or behind further SETs: it is answered, so what is written now must not be held.
     pub(super) fn is_deleted(&self) -> bool {
-        let before_next_set =
-            self.waiting.iter().take_while(|other| !matches!(other, Waiting::Set(_)));
-        before_next_set.into_iter().any(|other| matches!(other, Waiting::Delete))
+        self.waiting.iter().any(|other| matches!(other, Waiting::Delete))
     }
 }
 
@@ -65,6 +63,11 @@ impl<G, S> Shard<G, S> {
     pub(super) fn find(&self, digest: Digest) -> Option<u32> {
         let same = |entry: &u32| self.entries[*entry as usize].digest == digest;
         self.held.find(digest.table_hash(), same).copied()
+    }
+
+    /// Whether the entry is kept for its readers alone.
+    pub(super) fn is_detached(&self, entry: u32) -> bool {
+        self.entries[entry as usize].detached
     }
 
     /// What waits behind the key that is being written under `digest`.

@@ -84,7 +84,9 @@ pub(super) fn end_get(
 
 /// The end of a look at a chunk that may be damaged.
 pub(super) fn end_verify(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) {
-    shared.counters.verified_after_crash.add(1);
+    if !matches!(failure, Some(Failure::Closed)) {
+        shared.counters.verified_after_crash.add(1);
+    }
     end_read(pin, checksum, failure, shared);
 }
 
