@@ -79,6 +79,22 @@ pub struct Config {
     pub queue_depth: usize,
     /// Longest single transfer.
     pub max_io_bytes: u64,
+    /// Reactors, each with a thread and a ring of its own.
+    pub io_threads: usize,
+    /// Most bytes of SETs in the device while nothing is being loaded.
+    pub set_in_flight_bytes: u64,
+    /// The same while GETs wait or are in flight.
+    pub set_in_flight_while_loading_bytes: u64,
+    /// After this time in the queue a SET goes ahead of GETs.
+    pub set_max_wait: Duration,
+    /// Most bytes of SETs that are not answered yet.
+    pub set_queue_bytes: u64,
+    /// Most SETs that are not answered yet.
+    pub set_queue_operations: u64,
+    /// Whether a submit waits for room in the queue of SETs.
+    pub blocks: bool,
+    /// How long, if so.
+    pub backpressure_timeout: Duration,
     /// How long `close` waits for queued operations.
     pub drain_timeout: Duration,
 }
@@ -204,6 +220,99 @@ pub const OPTIONS: &[OptionSpec] = &[
         },
     },
     OptionSpec {
+        name: "io_threads",
+        unit: "threads",
+        default: Some("auto"),
+        range: "'auto' or 1 to 64",
+        meaning: "threads that move bytes, each with a ring of its own, keys spread over them; 'auto' takes one for every 8 processors, 4 at most",
+        apply: |config, value| {
+            config.io_threads = match value {
+                OptionValue::Text(text) if text == "auto" => std::thread::available_parallelism()
+                    .map_or(1, |cores| cores.get() / 8)
+                    .clamp(1, 4),
+                _ => size_within(value, 1, 64)? as usize,
+            };
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "set_in_flight_bytes",
+        unit: "bytes",
+        default: Some("8MiB"),
+        range: "4 KiB to 1 GiB",
+        meaning: "most bytes of SETs in the device at a time while nothing is being loaded: what is there cannot be overtaken",
+        apply: |config, value| {
+            config.set_in_flight_bytes = size_within(value, BLOCK_BYTES, 1 << 30)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "set_in_flight_while_loading_bytes",
+        unit: "bytes",
+        default: Some("0"),
+        range: "0 to 1 GiB",
+        meaning: "the same while GETs wait or are in flight; with 0 SETs wait for the loads to end",
+        apply: |config, value| {
+            config.set_in_flight_while_loading_bytes = size_within(value, 0, 1 << 30)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "set_max_wait_ms",
+        unit: "milliseconds",
+        default: Some("1000"),
+        range: "0 to 600000",
+        meaning: "after this time in the queue a SET goes ahead of GETs, one piece at a time, so that endless loads cannot starve it",
+        apply: |config, value| {
+            config.set_max_wait = Duration::from_millis(size_within(value, 0, 600_000)?);
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "set_queue_bytes",
+        unit: "bytes",
+        default: Some("8GiB"),
+        range: "1 MiB to 1 TiB",
+        meaning: "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again",
+        apply: |config, value| {
+            config.set_queue_bytes = size_within(value, 1 << 20, 1 << 40)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "set_queue_operations",
+        unit: "keys",
+        default: Some("131072"),
+        range: "1 to 16777216",
+        meaning: "most keys of SETs that are not answered yet; as set_queue_bytes",
+        apply: |config, value| {
+            config.set_queue_operations = size_within(value, 1, 1 << 24)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "backpressure",
+        unit: "",
+        default: Some("reject"),
+        range: "'reject' or 'block'",
+        meaning: "what a SET past set_queue_bytes or set_queue_operations does: it is refused at once, or waits in submit for backpressure_timeout_ms first",
+        apply: |config, value| {
+            config.blocks = one_of(value, &["reject", "block"])? == "block";
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "backpressure_timeout_ms",
+        unit: "milliseconds",
+        default: Some("50"),
+        range: "0 to 60000",
+        meaning: "how long a submit waits for room with backpressure 'block'",
+        apply: |config, value| {
+            config.backpressure_timeout = Duration::from_millis(size_within(value, 0, 60_000)?);
+            Ok(())
+        },
+    },
+    OptionSpec {
         name: "drain_timeout_s",
         unit: "seconds",
         default: Some("5"),
@@ -248,6 +357,14 @@ impl Config {
             persistent_max_retries: 0,
             queue_depth: 0,
             max_io_bytes: 0,
+            io_threads: 0,
+            set_in_flight_bytes: 0,
+            set_in_flight_while_loading_bytes: 0,
+            set_max_wait: Duration::ZERO,
+            set_queue_bytes: 0,
+            set_queue_operations: 0,
+            blocks: false,
+            backpressure_timeout: Duration::ZERO,
             drain_timeout: Duration::ZERO,
         };
         for spec in OPTIONS {

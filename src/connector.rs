@@ -4,11 +4,11 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
+use crate::backlog::{Amount, Backlog};
 use crate::batch::Batch;
 use crate::budget::Budget;
 use crate::buffer::CallerBuffer;
@@ -19,7 +19,7 @@ use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
 use crate::index::{EnteredGet, EnteredSet, Index, Recovery};
 use crate::key::{Digest, MAX_KEY_BYTES};
-use crate::reactor::{self, Ending, GetRequest, Operation, SetRequest, Shared};
+use crate::reactor::{Ending, GetRequest, Operation, Reactors, SetRequest, Shared};
 use crate::schedule::Class;
 use crate::stats::Stats;
 use crate::store::StoreUsage;
@@ -33,7 +33,8 @@ pub struct Connector {
     completions: Arc<CompletionQueue>,
     recovery: Recovery,
     engine: String,
-    reactor: Mutex<Option<JoinHandle<Ending>>>,
+    reactors: Mutex<Option<Reactors>>,
+    backlog: Arc<Backlog>,
     closed: AtomicBool,
     shutdown: Mutex<Option<Shutdown>>,
     /// Held by every submit, taken for good by `close`: no submit is under way when the files are given up.
@@ -71,33 +72,39 @@ impl Connector {
     }
 
     /// Like [`Connector::open`], with an engine of the caller's: the seam for faults in tests. `make_engine` gets the queue
-    /// depth and the waker that must end its waits, and runs on the thread that will own the engine.
+    /// depth and the waker that must end its waits, and runs on each thread that will own an engine.
     ///
     /// # Errors
     /// As [`Connector::open`], and what `make_engine` says.
     pub fn open_with_engine<E, M>(config: Config, make_engine: M) -> Result<Self, OpenError>
     where
         E: Engine,
-        M: FnOnce(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
+        M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
         let path = config.path.clone();
         let io_error = |action| move |source| OpenError::Io { action, path, source };
         std::fs::create_dir_all(&config.path).map_err(io_error.clone()("make the directory"))?;
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error.clone()("make an eventfd for"))?);
-        let waker = Waker::new().map_err(io_error.clone()("make an eventfd for"))?;
+        let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
+        let wakers = wakers.map_err(io_error.clone()("make an eventfd for"))?;
         let budget = Arc::new(Budget::new(config.capacity_bytes));
         let (index, store, recovery, suspects) =
             Index::open(&config.path, &budget, unix_ms(), |owner| {
                 ExtentStore::open(&config.path, Arc::clone(&budget), owner)
             })?;
         log::info!("{}: {recovery}", config.path.display());
-        let shared = Shared::new(config, index, Box::new(store), Arc::clone(&completions), waker);
+        let backlog = Backlog::new(Amount {
+            operations: config.set_queue_operations,
+            bytes: config.set_queue_bytes,
+        });
+        let shared = Shared::new(config, index, Box::new(store), Arc::clone(&completions), wakers);
         let shared = Arc::new(shared);
-        let (reactor, engine) = reactor::start(Arc::clone(&shared), suspects, make_engine)?;
+        let reactors = Reactors::start(&shared, suspects, make_engine)?;
+        let engine = reactors.engine.clone();
         if let Err(source) = begin_session(&shared) {
             shared.stop(Duration::ZERO);
-            let _ = reactor.join();
+            let _ = reactors.join();
             return Err(io_error("write the index of")(source));
         }
         Ok(Self {
@@ -106,7 +113,8 @@ impl Connector {
             completions,
             recovery,
             engine,
-            reactor: Mutex::new(Some(reactor)),
+            reactors: Mutex::new(Some(reactors)),
+            backlog,
             closed: AtomicBool::new(false),
             shutdown: Mutex::new(None),
             gate: RwLock::new(()),
@@ -137,15 +145,17 @@ impl Connector {
             return Ok(self.answer(Vec::new(), keep_alive));
         }
         let future_id = self.future_id();
-        let now_ms = unix_ms();
-        let mut operations = Vec::with_capacity(keys.len());
+        let (now_ms, submitted) = (unix_ms(), Instant::now());
+        let mut operations = self.shared.sorted_operations(keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         for ((item, key), buffer) in items.zip(keys).zip(buffers) {
-            let key = key.as_ref();
-            let request = GetRequest { item, buffer: *buffer };
+            let (key, digest) = (key.as_ref(), Digest::of(key.as_ref()));
+            let request = GetRequest { item, buffer: *buffer, submitted };
             let length_bytes = buffer.length_bytes() as u64;
-            match self.shared.index.enter_get(Digest::of(key), key, length_bytes, now_ms, request) {
-                EnteredGet::Hit(request, pin) => operations.push(Operation::Get(request, pin)),
+            match self.shared.index.enter_get(digest, key, length_bytes, now_ms, request) {
+                EnteredGet::Hit(request, pin) => {
+                    operations[self.shared.reactor_of(digest)].push(Operation::Get(request, pin));
+                }
                 EnteredGet::Miss(request) => {
                     self.shared.counters.get_misses.add(1);
                     request.item.miss();
@@ -158,8 +168,11 @@ impl Connector {
         Ok(future_id)
     }
 
-    /// Stores chunks. A key that is held with the very same bytes is not written again; with others, it is replaced, and
-    /// readers see the old chunk or the new one, whole. The completion is `ok` if every key was stored.
+    /// Stores chunks. A key that is held, or on its way, with the very same bytes is not written again; with others, it is
+    /// replaced, and readers see the old chunk or the new one, whole. The completion is `ok` if every key was stored.
+    ///
+    /// A batch past `set_queue_bytes` or `set_queue_operations` is answered at once: not `ok`, "queue full". Only with
+    /// `backpressure` "block" does this call wait, for `backpressure_timeout_ms` at most.
     ///
     /// # Errors
     /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, a key is too long, or a chunk is empty
@@ -183,15 +196,24 @@ impl Connector {
             return Ok(self.answer(Vec::new(), keep_alive));
         }
         let future_id = self.future_id();
-        let now_ms = unix_ms();
-        let mut operations = Vec::with_capacity(keys.len());
+        let config = &self.shared.config;
+        let patience = if config.blocks { config.backpressure_timeout } else { Duration::ZERO };
+        let lengths = buffers.iter().map(|buffer| buffer.length_bytes() as u64);
+        let Some(shares) = self.backlog.admit(lengths, patience) else {
+            return Ok(self.reject_full(keys.len(), keep_alive));
+        };
+        let (now_ms, submitted) = (unix_ms(), Instant::now());
+        let mut operations = self.shared.sorted_operations(keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
-        for ((item, key), buffer) in items.zip(keys).zip(buffers) {
+        for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
             let key: Arc<str> = key.as_ref().into();
-            let digest = Digest::of(&key);
-            let request = SetRequest { item, buffer: *buffer, digest, key: Arc::clone(&key) };
+            let (digest, buffer) = (Digest::of(&key), *buffer);
+            let request =
+                SetRequest { item, buffer, digest, key: Arc::clone(&key), submitted, share };
             match self.shared.index.enter_set(digest, &key, now_ms, request) {
-                EnteredSet::Ready(request) => operations.push(Operation::Set(request)),
+                EnteredSet::Ready(request) => {
+                    operations[self.shared.reactor_of(digest)].push(Operation::Set(request));
+                }
                 EnteredSet::Collides(request) => {
                     self.shared.counters.hash_collision.add(1);
                     log::warn!("key '{key}' has the digest of another key: not stored for an hour");
@@ -227,12 +249,15 @@ impl Connector {
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let mut freed = Vec::new();
+        let now = Instant::now();
+        let mut freed = self.shared.sorted_operations(0);
         let mut removed = 0;
         for key in keys {
-            let (found, extent) = self.shared.index.delete(Digest::of(key.as_ref()), key.as_ref());
+            let digest = Digest::of(key.as_ref());
+            let (found, extent) = self.shared.index.delete(digest, key.as_ref());
             removed += u64::from(found);
-            freed.extend(extent.map(Operation::Free));
+            freed[self.shared.reactor_of(digest)]
+                .extend(extent.map(|extent| Operation::Free(extent, now)));
         }
         self.shared.counters.deleted.add(removed);
         self.shared.counters.delete_absent.add(keys.len() as u64 - removed);
@@ -270,8 +295,8 @@ impl Connector {
         self.closed.store(true, Ordering::Release);
         drop(self.gate.write());
         self.shared.stop(drain_timeout);
-        let ending = self.reactor.lock().take().map(JoinHandle::join);
-        let ending = ending.and_then(Result::ok).unwrap_or(Ending::Leaked);
+        let reactors = self.reactors.lock().take();
+        let ending = reactors.map_or(Ending::Leaked, Reactors::join);
         let mut untaken = Vec::new();
         self.completions.drain(&mut untaken);
         drop(untaken);
@@ -326,6 +351,7 @@ impl Connector {
         // In a fork, a lock that another thread held at that moment is held for ever: none is taken there.
         let is_owner = self.process_id == std::process::id();
         let usage = if is_owner { self.shared.store.usage() } else { StoreUsage::default() };
+        let queued = if is_owner { self.backlog.queued() } else { Amount::default() };
         let records = if is_owner { self.shared.index.table().used_slots() } else { 0 };
         Stats {
             engine: self.engine.clone(),
@@ -349,6 +375,10 @@ impl Connector {
                 .shutdown
                 .try_lock()
                 .is_some_and(|done| done.is_some_and(|done| done.partial_flush)),
+            set_queued_operations: queued.operations,
+            set_queued_bytes: queued.bytes,
+            io_threads: self.shared.config.io_threads as u64,
+            latencies: if is_owner { self.shared.latencies() } else { Vec::new() },
             counters: self.shared.counters.snapshot(),
         }
     }
@@ -375,8 +405,29 @@ impl Connector {
     /// Fails a SET whose key must not be stored.
     fn refuse(&self, request: SetRequest) {
         self.shared.counters.set_failed.add(1);
-        let SetRequest { item, key, .. } = request;
+        let SetRequest { item, key, share, .. } = request;
+        drop(share);
         item.fail(|| format!("key '{key}' has the digest of another key: not stored for an hour"));
+    }
+
+    /// Completes a batch of SETs that there is no room for in the queue.
+    fn reject_full(&self, keys: usize, keep_alive: KeepAlive) -> u64 {
+        let counters = &self.shared.counters;
+        counters.set_failed.add(keys as u64);
+        counters.set_rejected_queue_full.add(keys as u64);
+        let (queued, config) = (self.backlog.queued(), &self.shared.config);
+        let error = format!(
+            "queue full: {} SETs of {} bytes are under way, the limits are set_queue_operations = {} and \
+             set_queue_bytes = {}; store more slowly or raise them",
+            queued.operations, queued.bytes, config.set_queue_operations, config.set_queue_bytes
+        );
+        self.complete(Completion {
+            future_id: self.future_id(),
+            ok: false,
+            error,
+            results: vec![false; keys],
+            _keep_alive: Some(keep_alive),
+        })
     }
 
     fn future_id(&self) -> u64 {
@@ -385,10 +436,18 @@ impl Connector {
 
     /// Completes a batch that needs no reactor.
     fn answer(&self, results: Vec<bool>, keep_alive: KeepAlive) -> u64 {
-        let future_id = self.future_id();
-        let error = String::new();
-        let _keep_alive = Some(keep_alive);
-        self.completions.push(Completion { future_id, ok: true, error, results, _keep_alive });
+        self.complete(Completion {
+            future_id: self.future_id(),
+            ok: true,
+            error: String::new(),
+            results,
+            _keep_alive: Some(keep_alive),
+        })
+    }
+
+    fn complete(&self, completion: Completion) -> u64 {
+        let future_id = completion.future_id;
+        self.completions.push(completion);
         self.completions.announce();
         future_id
     }

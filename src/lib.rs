@@ -23,6 +23,7 @@ compile_error!(
     "kvring's files are little-endian and mapped as they are; big-endian machines are not supported"
 );
 
+mod backlog;
 mod batch;
 #[cfg(feature = "bench")]
 #[doc(hidden)]

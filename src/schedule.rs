@@ -3,8 +3,13 @@
 //! A pure data structure: no I/O, no clock, no threads. Operations are known by the id their owner gave them; what the
 //! scheduler hands out are pieces of at most `max_io_bytes`, so that what comes later can overtake in the middle of a
 //! long SET.
+//!
+//! What is in the device already cannot be overtaken any more. So SETs have a budget of bytes in flight of their own,
+//! and a smaller one while loads wait or are under way. A SET that has waited for `set_max_wait` goes ahead of loads, a
+//! piece at a time, so that endless loads cannot starve it.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// What an operation is, in the order in which classes are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,15 +22,21 @@ pub enum Class {
     Set,
 }
 
-/// Bounds of what is in the device at a time.
+/// Bounds of what is in the device at a time. Whatever they say, one piece always goes if nothing is in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Most pieces in flight.
     pub queue_depth: usize,
     /// Longest piece.
     pub max_io_bytes: u64,
-    /// Most bytes in flight; one piece goes whatever its size.
+    /// Most bytes in flight.
     pub max_in_flight_bytes: u64,
+    /// Most bytes of SETs in flight while nothing is being loaded.
+    pub set_in_flight_bytes: u64,
+    /// The same while GETs wait or are in flight. With less than a piece SETs wait for the loads to end.
+    pub set_in_flight_while_loading_bytes: u64,
+    /// After this time in the queue a SET goes ahead of loads.
+    pub set_max_wait: Duration,
 }
 
 /// Permission to start one piece of one operation.
@@ -45,57 +56,108 @@ struct Waiting {
     id: usize,
     granted_bytes: u64,
     total_bytes: u64,
+    since: Instant,
+}
+
+#[derive(Clone, Copy, Default)]
+struct InFlight {
+    pieces: usize,
+    bytes: u64,
 }
 
 /// Operations that wait for the device.
 pub struct Scheduler {
     limits: Limits,
     queues: [VecDeque<Waiting>; 3],
-    in_flight: usize,
-    in_flight_bytes: u64,
+    in_flight: [InFlight; 3],
 }
 
 impl Scheduler {
     /// An empty scheduler.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, queues: Default::default(), in_flight: 0, in_flight_bytes: 0 }
+        Self { limits, queues: Default::default(), in_flight: Default::default() }
     }
 
-    /// Queues an operation of `total_bytes` at the end of its class.
-    pub fn push(&mut self, class: Class, id: usize, total_bytes: u64) {
-        self.queues[class as usize].push_back(Waiting { id, granted_bytes: 0, total_bytes });
+    /// Queues an operation of `total_bytes`, submitted at `since`, at the end of its class.
+    pub fn push(&mut self, class: Class, id: usize, total_bytes: u64, since: Instant) {
+        let waiting = Waiting { id, granted_bytes: 0, total_bytes, since };
+        self.queues[class as usize].push_back(waiting);
     }
 
-    /// The next piece that may start now. Each grant is to be returned by [`Self::finish`].
-    pub fn next_grant(&mut self) -> Option<Grant> {
-        let class = [Class::Get, Class::Delete, Class::Set]
-            .into_iter()
-            .find(|class| !self.queue(*class).is_empty())?;
-        let limits = self.limits;
-        let (in_flight, in_flight_bytes) = (self.in_flight, self.in_flight_bytes);
-        let queue = &mut self.queues[class as usize];
-        let front = queue.front_mut()?;
-        let length_bytes = (front.total_bytes - front.granted_bytes).min(limits.max_io_bytes);
-        let fits = in_flight < limits.queue_depth
-            && in_flight_bytes + length_bytes <= limits.max_in_flight_bytes;
-        if in_flight > 0 && !fits {
+    /// The next piece that may start now. `loads_elsewhere` tells whether others load from the same device. Each grant
+    /// is to be returned by [`Self::finish`].
+    pub fn next_grant(&mut self, now: Instant, loads_elsewhere: bool) -> Option<Grant> {
+        let is_loading = self.loads() > 0 || loads_elsewhere;
+        let is_due = self.set_is_due().is_some_and(|due| due <= now);
+        let set_fits = self.set_fits(is_loading, is_due);
+        let first = |classes: &[Class]| {
+            let waits = |class: &&Class| !self.queues[**class as usize].is_empty();
+            classes.iter().find(waits).copied()
+        };
+        let class = match is_due && set_fits && self.device_fits(Class::Set) {
+            true => Class::Set,
+            false => first(&[Class::Get, Class::Delete, Class::Set])?,
+        };
+        let class = match self.device_fits(class) {
+            true => class,
+            // Freeing space asks nothing of the device: endless loads must not hold it up.
+            false => first(&[Class::Delete])?,
+        };
+        if class == Class::Set && !set_fits {
             return None;
         }
+        let length_bytes = self.next_length(class)?;
+        let queue = &mut self.queues[class as usize];
+        let front = queue.front_mut()?;
         let grant = Grant { id: front.id, class, offset_bytes: front.granted_bytes, length_bytes };
         front.granted_bytes += length_bytes;
         if front.granted_bytes == front.total_bytes {
             queue.pop_front();
         }
-        self.in_flight += 1;
-        self.in_flight_bytes += length_bytes;
+        let in_flight = &mut self.in_flight[class as usize];
+        in_flight.pieces += 1;
+        in_flight.bytes += length_bytes;
         Some(grant)
+    }
+
+    /// Whether the device takes the next piece of `class` beside what it has.
+    fn device_fits(&self, class: Class) -> bool {
+        let total = self.total_in_flight();
+        let length_bytes = self.next_length(class).unwrap_or(0);
+        total.pieces == 0
+            || length_bytes == 0
+            || total.pieces < self.limits.queue_depth
+                && total.bytes + length_bytes <= self.limits.max_in_flight_bytes
+    }
+
+    /// Length of the next piece of `class`.
+    fn next_length(&self, class: Class) -> Option<u64> {
+        let front = self.queues[class as usize].front()?;
+        Some((front.total_bytes - front.granted_bytes).min(self.limits.max_io_bytes))
+    }
+
+    /// Whether the next piece of a SET is within the budget of SETs.
+    fn set_fits(&self, is_loading: bool, is_due: bool) -> bool {
+        let Some(length_bytes) = self.next_length(Class::Set) else { return false };
+        let sets = self.in_flight[Class::Set as usize];
+        let budget_bytes = match is_loading {
+            true => self.limits.set_in_flight_while_loading_bytes,
+            false => self.limits.set_in_flight_bytes,
+        };
+        sets.bytes + length_bytes <= budget_bytes || sets.pieces == 0 && (!is_loading || is_due)
+    }
+
+    /// When the first SET in the queue goes ahead of loads.
+    pub fn set_is_due(&self) -> Option<Instant> {
+        self.queues[Class::Set as usize].front().map(|set| set.since + self.limits.set_max_wait)
     }
 
     /// A granted piece is done, whatever became of it.
     pub fn finish(&mut self, grant: Grant) {
-        debug_assert!(self.in_flight > 0 && self.in_flight_bytes >= grant.length_bytes);
-        self.in_flight -= 1;
-        self.in_flight_bytes -= grant.length_bytes;
+        let in_flight = &mut self.in_flight[grant.class as usize];
+        debug_assert!(in_flight.pieces > 0 && in_flight.bytes >= grant.length_bytes);
+        in_flight.pieces -= 1;
+        in_flight.bytes -= grant.length_bytes;
     }
 
     /// Takes back what is not granted yet of operation `id`, of which a piece was granted before.
@@ -119,102 +181,26 @@ impl Scheduler {
 
     /// Pieces granted and not finished.
     pub fn in_flight(&self) -> usize {
-        self.in_flight
+        self.total_in_flight().pieces
     }
 
-    fn queue(&self, class: Class) -> &VecDeque<Waiting> {
-        &self.queues[class as usize]
+    /// GETs that wait, and pieces of them in flight.
+    pub fn loads(&self) -> usize {
+        self.queues[Class::Get as usize].len() + self.in_flight[Class::Get as usize].pieces
+    }
+
+    /// Whether a SET waits for a grant.
+    pub fn has_waiting_sets(&self) -> bool {
+        !self.queues[Class::Set as usize].is_empty()
+    }
+
+    fn total_in_flight(&self) -> InFlight {
+        self.in_flight.iter().fold(InFlight::default(), |total, class| InFlight {
+            pieces: total.pieces + class.pieces,
+            bytes: total.bytes + class.bytes,
+        })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const LIMITS: Limits = Limits { queue_depth: 4, max_io_bytes: 1000, max_in_flight_bytes: 2500 };
-
-    #[test]
-    fn classes_overtake_in_the_middle_of_a_long_set() {
-        let mut scheduler = Scheduler::new(LIMITS);
-        scheduler.push(Class::Set, 1, 2500);
-        let first = scheduler.next_grant().unwrap();
-        assert_eq!((first.id, first.offset_bytes, first.length_bytes), (1, 0, 1000));
-        scheduler.push(Class::Delete, 2, 0);
-        scheduler.push(Class::Get, 3, 10);
-        assert_eq!(scheduler.next_grant().map(|grant| grant.id), Some(3));
-        assert_eq!(scheduler.next_grant().map(|grant| grant.id), Some(2));
-        let second = scheduler.next_grant().unwrap();
-        assert_eq!((second.id, second.offset_bytes), (1, 1000));
-        assert_eq!(scheduler.next_grant(), None, "the depth is used up");
-    }
-
-    #[test]
-    fn a_piece_larger_than_the_bound_still_goes_alone() {
-        let mut scheduler = Scheduler::new(Limits { max_in_flight_bytes: 10, ..LIMITS });
-        scheduler.push(Class::Get, 1, 900);
-        scheduler.push(Class::Get, 2, 1);
-        let large = scheduler.next_grant().unwrap();
-        assert_eq!(scheduler.next_grant(), None);
-        scheduler.finish(large);
-        assert_eq!(scheduler.next_grant().map(|grant| grant.id), Some(2));
-    }
-
-    fn class() -> impl Strategy<Value = Class> {
-        prop_oneof![Just(Class::Get), Just(Class::Delete), Just(Class::Set)]
-    }
-
-    proptest! {
-        /// Random pushes, grants and finishes: limits hold, pieces cover each operation once and in order, no lower
-        /// class is served while a higher one waits, FIFO holds inside a class, nothing is lost.
-        #[test]
-        fn order_and_bounds(steps in prop::collection::vec((class(), 0_u64..5000, 0_usize..4), 1..200)) {
-            let mut scheduler = Scheduler::new(LIMITS);
-            let mut waiting: [VecDeque<(usize, u64)>; 3] = Default::default();
-            let mut offsets: HashMap<usize, u64> = HashMap::new();
-            let mut flying: VecDeque<Grant> = VecDeque::new();
-            for (id, (class, bytes, takes)) in steps.into_iter().enumerate() {
-                scheduler.push(class, id, bytes);
-                waiting[class as usize].push_back((id, bytes));
-                for _ in 0..takes {
-                    let Some(grant) = scheduler.next_grant() else {
-                        let Some(done) = flying.pop_front() else { break };
-                        scheduler.finish(done);
-                        continue;
-                    };
-                    for higher in waiting.iter().take(grant.class as usize) {
-                        prop_assert!(higher.is_empty());
-                    }
-                    let front = waiting[grant.class as usize].front().copied();
-                    let (front_id, total) = front.expect("granted from an empty class");
-                    prop_assert_eq!(grant.id, front_id);
-                    let offset = offsets.entry(grant.id).or_default();
-                    prop_assert_eq!(grant.offset_bytes, *offset);
-                    prop_assert!(grant.length_bytes <= LIMITS.max_io_bytes);
-                    *offset += grant.length_bytes;
-                    if *offset == total {
-                        waiting[grant.class as usize].pop_front();
-                    }
-                    flying.push_back(grant);
-                    prop_assert!(flying.len() <= LIMITS.queue_depth);
-                    let bytes: u64 = flying.iter().map(|grant| grant.length_bytes).sum();
-                    prop_assert!(flying.len() == 1 || bytes <= LIMITS.max_in_flight_bytes);
-                }
-            }
-            loop {
-                if let Some(grant) = scheduler.next_grant() {
-                    *offsets.entry(grant.id).or_default() += grant.length_bytes;
-                    flying.push_back(grant);
-                } else if let Some(done) = flying.pop_front() {
-                    scheduler.finish(done);
-                } else {
-                    break;
-                }
-            }
-            prop_assert!(scheduler.is_empty() && scheduler.in_flight() == 0);
-        }
-    }
-}
+mod tests;

@@ -44,6 +44,8 @@ counters! {
     set_unchanged,
     /// Keys of SET that failed.
     set_failed,
+    /// Keys of SET that were refused because too much is queued; they count as failed too.
+    set_rejected_queue_full,
     /// Keys found by EXISTS.
     exists_hits,
     /// Keys not found by EXISTS.
@@ -115,10 +117,19 @@ pub struct Stats {
     pub data_files: u64,
     /// Operations submitted and not yet completed.
     pub in_flight: u64,
+    /// SETs that are not answered yet.
+    pub set_queued_operations: u64,
+    /// Their bytes.
+    pub set_queued_bytes: u64,
+    /// Threads that move bytes.
+    pub io_threads: u64,
     /// Whether it is closed, and in order.
     pub shutdown_clean: bool,
     /// Whether it is closed, and operations were dropped at the deadline.
     pub partial_flush: bool,
+    /// Quantiles of latency in microseconds, by name: class, phase (`wait` in the queue, `device`, `total` from submit to
+    /// answer), and quantile.
+    pub latencies: Vec<(String, u64)>,
     /// All counters, by name.
     pub counters: Vec<(&'static str, u64)>,
 }

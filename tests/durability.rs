@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::faults::{Fault, FaultEngine};
-use common::{Client, MIB, Memory, config, key, pattern};
+use common::{Client, MIB, Memory, config, key, once, pattern};
 use kvring::{Action, Connector, Durability};
 
 fn persistent(
@@ -20,9 +20,10 @@ fn persistent(
     let mut config = config(directory, 256 * MIB);
     config.durability = Durability::Persistent;
     config.persistent_max_retries = max_retries;
-    let connector = Connector::open_with_engine(config, move |queue_depth, waker| {
+    let make_engine = once(move |queue_depth, waker| {
         FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
     });
+    let connector = Connector::open_with_engine(config, make_engine);
     Client::from(connector.unwrap())
 }
 

@@ -157,6 +157,44 @@ fn what_waits_behind_a_failed_write_goes_on() {
     assert!(read.bytes() == second.bytes() && missed.bytes() == [0; 4096]);
 }
 
+/// A SET of the same bytes as one that is on its way is not written again: it shares its fate, also its failure.
+#[test]
+fn a_duplicate_of_a_failing_set_fails_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let writes = Arc::new(AtomicU64::new(0));
+    let stuck = Arc::new(AtomicBool::new(true));
+    let client = Client::open_with_engine(directory.path(), 256 * MIB, {
+        let (writes, stuck) = (Arc::clone(&writes), Arc::clone(&stuck));
+        move |queue_depth, waker| {
+            let script = move |_, action, _| {
+                let first = action == Action::Write && writes.fetch_add(1, Ordering::SeqCst) == 0;
+                if first { Fault::Errno(libc::EIO) } else { Fault::None }
+            };
+            FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
+        }
+    });
+    let (memory, copy) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 1));
+    let name = [key(1)];
+    let ids = [
+        client.submit_set(&name, &[&memory]),
+        client.submit_set(&name, &[&copy]),
+        client.submit_set(&name, &[&memory]),
+    ];
+    stuck.store(false, Ordering::SeqCst);
+    // Something new to do, so that the reactor looks.
+    client.delete(&[key(2)]);
+    let completions: Vec<_> = ids.iter().map(|id| client.wait(*id)).collect();
+    for completion in &completions {
+        assert!(
+            !completion.ok && completion.error.contains("cannot write"),
+            "{}",
+            completion.error
+        );
+    }
+    assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (1, 3));
+    assert!(client.set_one(&key(1), &memory), "the key can be stored again");
+}
+
 /// Line 7: even a panic inside the reactor answers everything, now and later, and close() returns.
 #[test]
 fn a_panic_answers_everything() {
@@ -199,7 +237,8 @@ fn close_waits_for_the_kernel() {
     let connector = Connector::open_with_engine(config, {
         let stuck = Arc::clone(&stuck);
         move |queue_depth, waker| {
-            FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
+            let script = Box::new(|_, _, _| Fault::None);
+            FaultEngine::new(queue_depth, waker, script, Arc::clone(&stuck))
         }
     });
     let client = Client::from(connector.unwrap());

@@ -26,6 +26,7 @@ fn run(durability: Durability, fault: Fault, position: u64) -> u64 {
     let connector = Connector::open_with_engine(config, {
         let count = Arc::clone(&count);
         move |queue_depth, waker| {
+            let count = Arc::clone(&count);
             let script = move |number, _, _| {
                 count.store(number, Ordering::SeqCst);
                 if number == position { fault } else { Fault::None }

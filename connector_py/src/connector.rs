@@ -159,8 +159,14 @@ impl Connector {
         all.set_item("used_bytes", stats.used_bytes)?;
         all.set_item("data_files", stats.data_files)?;
         all.set_item("in_flight", stats.in_flight)?;
+        all.set_item("set_queued_operations", stats.set_queued_operations)?;
+        all.set_item("set_queued_bytes", stats.set_queued_bytes)?;
+        all.set_item("io_threads", stats.io_threads)?;
         all.set_item("shutdown_clean", stats.shutdown_clean)?;
         all.set_item("partial_flush", stats.partial_flush)?;
+        for (name, value) in stats.latencies {
+            all.set_item(name, value)?;
+        }
         for (name, value) in stats.counters {
             all.set_item(name, value)?;
         }

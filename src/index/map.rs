@@ -245,6 +245,15 @@ impl<G, S> Index<G, S> {
             .then(|| (u64::from(entry.length_bytes), entry.checksum()))
     }
 
+    /// Whether a SET waits behind the one that is writing the key with this digest.
+    pub(crate) fn has_waiting_set(&self, digest: Digest) -> bool {
+        let mut shard = self.shard(digest).1;
+        let pending = shard.pending_mut(digest);
+        pending.is_some_and(|pending| {
+            pending.waiting.iter().any(|other| matches!(other, Waiting::Set(_)))
+        })
+    }
+
     /// Writes the record of a chunk that nobody finds by its key yet, unless it is deleted already.
     pub(crate) fn record_early(
         &self,

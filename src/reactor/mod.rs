@@ -10,30 +10,29 @@
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
 mod commit;
+mod latency;
 mod operation;
 mod piece;
+mod shared;
 mod steps;
 mod work;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-pub(crate) use operation::{ChunkIndex, GetRequest, Intake, Operation, SetRequest};
+pub(crate) use operation::{GetRequest, Operation, SetRequest};
+use shared::Lane;
+pub(crate) use shared::Shared;
 
-use crate::completion::CompletionQueue;
-use crate::config::Config;
 use crate::engine::{Engine, Reaped, Waker};
 use crate::error::{EngineError, OpenError};
 use crate::index::Suspect;
-use crate::schedule::{Class, Limits, Scheduler};
-use crate::stats::Counters;
-use crate::store::Store;
+use crate::schedule::{Limits, Scheduler};
 use work::Work;
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
@@ -49,73 +48,8 @@ const SETTLE_BYTES: u64 = 1 << 20;
 /// Most bytes that may wait to be summed up, as loads hold bounce memory until then.
 const MAX_UNSETTLED_BYTES: u64 = MAX_IN_FLIGHT_BYTES;
 
-/// What submitting threads and the reactor have in common.
-pub(crate) struct Shared {
-    pub(crate) config: Config,
-    pub(crate) index: ChunkIndex,
-    pub(crate) store: Box<dyn Store>,
-    pub(crate) counters: Counters,
-    pub(crate) completions: Arc<CompletionQueue>,
-    intake: Intake,
-    waker: Arc<Waker>,
-    /// When queued work is to be dropped; set by `stop`.
-    deadline: Mutex<Option<Instant>>,
-    /// The reactor takes nothing any more.
-    stopped: AtomicBool,
-}
-
-impl Shared {
-    pub(crate) fn new(
-        config: Config,
-        index: ChunkIndex,
-        store: Box<dyn Store>,
-        completions: Arc<CompletionQueue>,
-        waker: Arc<Waker>,
-    ) -> Self {
-        Self {
-            config,
-            index,
-            store,
-            counters: Counters::default(),
-            completions,
-            intake: Intake::default(),
-            waker,
-            deadline: Mutex::new(None),
-            stopped: AtomicBool::new(false),
-        }
-    }
-
-    /// Hands a batch's operations to the reactor.
-    pub(crate) fn push(&self, class: Class, operations: Vec<Operation>) {
-        if !operations.is_empty() {
-            self.intake.push(class, operations);
-            self.waker.wake();
-        }
-        if self.stopped.load(Ordering::SeqCst) {
-            self.reject_all();
-        }
-    }
-
-    /// Asks the reactor to finish: what is queued until `drain_timeout` has passed, what is in the kernel in any case.
-    pub(crate) fn stop(&self, drain_timeout: Duration) {
-        *self.deadline.lock() = Some(Instant::now() + drain_timeout);
-        self.waker.wake();
-    }
-
-    /// Answers everything that no reactor will take any more: dropping an operation answers "failed".
-    fn reject_all(&self) {
-        while let Some(operations) = self.intake.pop() {
-            self.counters.abandoned.add(operations.len() as u64);
-        }
-        let (gets, sets) = self.index.abandon_waiting();
-        self.counters.abandoned.add((gets.len() + sets.len()) as u64);
-        drop((gets, sets));
-        self.completions.announce();
-    }
-}
-
-/// How a reactor ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a reactor ended, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ending {
     /// It was asked to, and the kernel holds nothing any more.
     Orderly,
@@ -125,24 +59,76 @@ pub(crate) enum Ending {
     Leaked,
 }
 
-/// Starts a reactor, whose engine is made on its own thread. Returns the thread and the description of the engine once
-/// that is running.
-pub(crate) fn start<E, M>(
-    shared: Arc<Shared>,
+/// The running reactors of a store.
+pub(crate) struct Reactors {
+    threads: Vec<JoinHandle<Ending>>,
+    /// What the engine of each one says of itself; they are all the same.
+    pub(crate) engine: String,
+}
+
+impl Reactors {
+    /// Starts a reactor for each lane, whose engine is made on its own thread. If one fails, none runs.
+    pub(crate) fn start<E, M>(
+        shared: &Arc<Shared>,
+        suspects: Vec<Suspect>,
+        make_engine: M,
+    ) -> Result<Self, OpenError>
+    where
+        E: Engine,
+        M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
+    {
+        let make_engine = Arc::new(Mutex::new(make_engine));
+        let mut reactors = Self { threads: Vec::new(), engine: String::new() };
+        let mut suspects = Some(suspects);
+        for number in 0..shared.lanes.len() {
+            // They are read one at a time, so one reactor is enough.
+            let suspects = suspects.take().unwrap_or_default();
+            match start(number, shared, suspects, Arc::clone(&make_engine)) {
+                Ok((thread, engine)) => {
+                    reactors.threads.push(thread);
+                    reactors.engine = engine;
+                }
+                Err(error) => {
+                    shared.stop(Duration::ZERO);
+                    reactors.join();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(reactors)
+    }
+
+    /// Waits for the reactors to end; how the worst of them did.
+    pub(crate) fn join(self) -> Ending {
+        let endings =
+            self.threads.into_iter().map(|thread| thread.join().unwrap_or(Ending::Leaked));
+        endings.max().unwrap_or(Ending::Orderly)
+    }
+}
+
+fn start<E, M>(
+    number: usize,
+    shared: &Arc<Shared>,
     suspects: Vec<Suspect>,
-    make_engine: M,
+    make_engine: Arc<Mutex<M>>,
 ) -> Result<(JoinHandle<Ending>, String), OpenError>
 where
     E: Engine,
-    M: FnOnce(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
+    M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
 {
     let (sender, receiver) = mpsc::sync_channel(1);
     let path = shared.config.path.clone();
-    let thread = Builder::new().name("kvring-reactor".into()).spawn(move || {
-        match make_engine(shared.config.queue_depth, Arc::clone(&shared.waker)) {
+    let shared = Arc::clone(shared);
+    let name = format!("kvring-{number}");
+    let thread = Builder::new().name(name).spawn(move || {
+        let waker = Arc::clone(&shared.lanes[number].waker);
+        let engine = make_engine.lock()(share_of(shared.config.queue_depth, &shared), waker);
+        // It may hold what belongs to the caller.
+        drop(make_engine);
+        match engine {
             Ok(engine) => {
                 let _ = sender.send(Ok(engine.description()));
-                Reactor::new(shared, suspects, engine).live()
+                Reactor::new(number, shared, suspects, engine).live()
             }
             Err(error) => {
                 let _ = sender.send(Err(error));
@@ -163,7 +149,13 @@ where
     }
 }
 
+/// What one reactor gets of a bound that holds for all of them.
+fn share_of(total: usize, shared: &Shared) -> usize {
+    (total / shared.lanes.len()).max(1)
+}
+
 struct Reactor<E: Engine> {
+    number: usize,
     shared: Arc<Shared>,
     engine: E,
     work: Work,
@@ -171,14 +163,21 @@ struct Reactor<E: Engine> {
 }
 
 impl<E: Engine> Reactor<E> {
-    fn new(shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
+    fn new(number: usize, shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
+        let config = &shared.config;
+        let share = |bytes: u64| share_of(bytes as usize, &shared) as u64;
+        let queue_depth = share_of(config.queue_depth, &shared);
         let limits = Limits {
-            queue_depth: shared.config.queue_depth,
-            max_io_bytes: shared.config.max_io_bytes,
-            max_in_flight_bytes: MAX_IN_FLIGHT_BYTES,
+            queue_depth,
+            max_io_bytes: config.max_io_bytes,
+            max_in_flight_bytes: share(MAX_IN_FLIGHT_BYTES),
+            set_in_flight_bytes: share(config.set_in_flight_bytes),
+            set_in_flight_while_loading_bytes: config.set_in_flight_while_loading_bytes
+                / shared.lanes.len() as u64,
+            set_max_wait: config.set_max_wait,
         };
-        let work = Work::new(Scheduler::new(limits), shared.config.queue_depth, suspects);
-        Self { shared, engine, work, reaped: Vec::new() }
+        let work = Work::new(number, Scheduler::new(limits), queue_depth, suspects);
+        Self { number, shared, engine, work, reaped: Vec::new() }
     }
 
     /// Runs until it is stopped, or dies; answers everything in either case.
@@ -195,8 +194,10 @@ impl<E: Engine> Reactor<E> {
             }
         };
         let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
-        // Not before that: from here on submitting threads clear the index of what waits in it.
-        self.shared.stopped.store(true, Ordering::SeqCst);
+        if ending == Ending::Failed {
+            // Without this one the others would leave keys without an answer.
+            self.shared.stop(Duration::ZERO);
+        }
         if !quiet {
             log::error!(
                 "the kernel still holds memory of {} transfers: it is leaked",
@@ -210,30 +211,31 @@ impl<E: Engine> Reactor<E> {
         } else {
             std::mem::forget(self);
         }
-        shared.reject_all();
+        shared.note_stopped();
         if quiet { ending } else { Ending::Leaked }
     }
 
     fn run(&mut self) -> Result<(), EngineError> {
         loop {
-            while let Some(operations) = self.shared.intake.pop() {
+            while let Some(operations) = self.lane().intake.pop() {
                 operations.into_iter().for_each(|operation| self.work.accept(operation));
             }
-            self.work.start_due(Instant::now());
+            let now = Instant::now();
+            self.work.start_due(now);
             let deadline = *self.shared.deadline.lock();
             if deadline.is_none() {
                 self.work.verify_if_idle(&self.shared);
             }
-            self.work.start_all(&self.shared, &mut self.engine)?;
+            let has_more = self.work.start_some(now, &self.shared, &mut self.engine)?;
             self.work.start_group(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();
 
-            let idle = self.work.is_idle() && self.shared.intake.is_empty();
+            let idle = self.work.is_idle() && self.lane().intake.is_empty();
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }
             let until = [deadline, self.work.next_due()].into_iter().flatten().min();
-            let timeout = match self.work.is_unsettled() {
+            let timeout = match has_more || self.work.is_unsettled() {
                 true => Some(Duration::ZERO),
                 false => until.map(|until| until.saturating_duration_since(Instant::now())),
             };
@@ -248,14 +250,19 @@ impl<E: Engine> Reactor<E> {
         timeout: Option<Duration>,
         stopping: bool,
     ) -> Result<(), EngineError> {
-        self.shared.waker.prepare_sleep();
+        let lane = &self.shared.lanes[self.number];
+        lane.waker.prepare_sleep();
         let stop_came = !stopping && self.shared.deadline.lock().is_some();
-        let work_came = stop_came || !self.shared.intake.is_empty();
+        let work_came = stop_came || !lane.intake.is_empty();
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.engine.reap(timeout, &mut self.reaped);
-        self.shared.waker.awake();
+        lane.waker.awake();
         self.shared.counters.reactor_turns.add(1);
         outcome
+    }
+
+    fn lane(&self) -> &Lane {
+        &self.shared.lanes[self.number]
     }
 
     /// Drops what is queued and waits for what is in the kernel. Says whether the kernel is done.

@@ -1,9 +1,11 @@
 //! What submitting threads hand to a reactor.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam_queue::SegQueue;
 
+use crate::backlog::QueueShare;
 use crate::batch::BatchItem;
 use crate::buffer::CallerBuffer;
 use crate::index::{Index, Pin};
@@ -15,6 +17,7 @@ use crate::store::Extent;
 pub(crate) struct GetRequest {
     pub(crate) item: BatchItem,
     pub(crate) buffer: CallerBuffer,
+    pub(crate) submitted: Instant,
 }
 
 /// One key of a SET batch.
@@ -23,6 +26,9 @@ pub(crate) struct SetRequest {
     pub(crate) buffer: CallerBuffer,
     pub(crate) digest: Digest,
     pub(crate) key: Arc<str>,
+    pub(crate) submitted: Instant,
+    /// Its place among the SETs that are not answered yet.
+    pub(crate) share: QueueShare,
 }
 
 /// The index, with the requests that wait in it.
@@ -34,8 +40,8 @@ pub(crate) enum Operation {
     Get(GetRequest, Pin),
     /// Write a chunk; its key is claimed in the index.
     Set(SetRequest),
-    /// Give a place back.
-    Free(Extent),
+    /// Give a place back; since when it can be.
+    Free(Extent, Instant),
 }
 
 impl Operation {
@@ -44,7 +50,15 @@ impl Operation {
         match self {
             Self::Get(_, pin) => pin.length_bytes,
             Self::Set(request) => request.buffer.length_bytes() as u64,
-            Self::Free(_) => 0,
+            Self::Free(..) => 0,
+        }
+    }
+
+    pub(crate) fn submitted(&self) -> Instant {
+        match self {
+            Self::Get(request, _) => request.submitted,
+            Self::Set(request) => request.submitted,
+            Self::Free(_, since) => *since,
         }
     }
 
@@ -52,7 +66,7 @@ impl Operation {
         match self {
             Self::Get(..) => Class::Get,
             Self::Set(_) => Class::Set,
-            Self::Free(_) => Class::Delete,
+            Self::Free(..) => Class::Delete,
         }
     }
 }

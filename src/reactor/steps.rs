@@ -28,24 +28,58 @@ pub(super) enum Failure {
     Transfer(io::Error),
     /// It could not be made durable.
     Sync(io::Error),
+    /// It joined a SET of its key that failed, with this message.
+    Joined(String),
     /// close() came first.
     Closed,
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoRoom(error) => error.fmt(formatter),
+            Self::Transfer(error) => write!(formatter, "cannot write a chunk: {error}"),
+            Self::Sync(error) => write!(formatter, "cannot make a chunk durable: {error}"),
+            Self::Joined(message) => formatter.write_str(message),
+            Self::Closed => {
+                formatter.write_str("the connector was closed before the chunk was written")
+            }
+        }
+    }
+}
+
+/// What was found of a chunk that is to be stored.
+#[derive(Default)]
+pub(super) struct Comparison {
+    /// Its very bytes are held already.
+    pub(super) is_unchanged: bool,
+    /// Bytes that had to be read to tell.
+    pub(super) compared_bytes: u64,
+}
+
 /// Whether the very bytes of `request` are held already. Without checksums the length has to do.
-pub(super) fn is_unchanged(request: &SetRequest, shared: &Shared) -> bool {
+pub(super) fn compare_with_held(request: &SetRequest, shared: &Shared) -> Comparison {
     let length = request.buffer.length_bytes();
     let Some((_, held_checksum)) =
         shared.index.held(request.digest).filter(|(held_bytes, _)| *held_bytes == length as u64)
     else {
-        return false;
+        return Comparison::default();
     };
     if shared.config.checksum == Checksum::Off {
-        return true;
+        return Comparison { is_unchanged: true, compared_bytes: 0 };
     }
-    // SAFETY: a SET's memory is only read, by the contract of CallerBuffer::new.
-    let bytes = unsafe { request.buffer.bytes(0, length) };
-    held_checksum.is_some_and(|held| held == crc32c::crc32c(bytes))
+    let Some(held_checksum) = held_checksum else { return Comparison::default() };
+    Comparison {
+        is_unchanged: held_checksum == checksum_of(request),
+        compared_bytes: length as u64,
+    }
+}
+
+/// CRC-32C of what a SET is to store.
+pub(super) fn checksum_of(request: &SetRequest) -> u32 {
+    // SAFETY: a SET's memory is only read, and not written by others until the answer, by the contract of
+    // CallerBuffer::new; the request is not answered yet.
+    crc32c::crc32c(unsafe { request.buffer.bytes(0, request.buffer.length_bytes()) })
 }
 
 /// Room for the chunk and its record, or neither.
@@ -109,7 +143,7 @@ fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) 
             log::error!("cannot read key '{key}' at {:?}: {error}; it is dropped", pin.extent);
             false
         }
-        Some(Failure::Closed | Failure::NoRoom(_) | Failure::Sync(_)) => false,
+        Some(_) => false,
     };
     if let Some(extent) = shared.index.unpin(pin) {
         shared.store.free(extent);
@@ -148,31 +182,23 @@ pub(super) fn end_set(
         (None, _) => None,
     };
     let resumed = shared.index.finish_set(request.digest, publication);
-    match failure {
-        None => request.item.succeed(),
-        Some(failure) => {
-            counters.set_failed.add(1);
-            match failure {
-                Failure::NoRoom(error) => {
-                    counters.store_full.add(1);
-                    request.item.fail(|| error.to_string());
-                }
-                Failure::Transfer(error) => {
-                    counters.write_errors.add(1);
-                    log::error!("cannot write a chunk of {length_bytes} bytes: {error}");
-                    request
-                        .item
-                        .fail(|| format!("cannot write a chunk of {length_bytes} bytes: {error}"));
-                }
-                Failure::Sync(error) => {
-                    request.item.fail(|| format!("cannot make a chunk durable: {error}"));
-                }
-                Failure::Closed => request
-                    .item
-                    .fail(|| "the connector was closed before the chunk was written".into()),
-            }
+    let SetRequest { item, share, .. } = request;
+    // Before the answer: who sees that finds the room.
+    drop(share);
+    let Some(failure) = failure else {
+        item.succeed();
+        return resumed;
+    };
+    counters.set_failed.add(1);
+    match &failure {
+        Failure::NoRoom(_) => counters.store_full.add(1),
+        Failure::Transfer(_) => {
+            counters.write_errors.add(1);
+            log::error!("{failure} ({length_bytes} bytes)");
         }
+        Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
     }
+    item.fail(|| failure.to_string());
     resumed
 }
 

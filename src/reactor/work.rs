@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::commit::{GroupCommit, SYNC_TOKEN};
+use super::latency::Timeline;
 use super::operation::{GetRequest, Operation, SetRequest};
 use super::piece::{Piece, Progress, Target};
 use super::steps::{
-    Failure, Place, end_get, end_set, end_verify, failure_of, find_place, is_unchanged,
-    write_record,
+    Failure, Place, checksum_of, compare_with_held, end_get, end_set, end_verify, failure_of,
+    find_place, write_record,
 };
-use super::{MAX_UNSETTLED_BYTES, Shared};
+use super::{MAX_UNSETTLED_BYTES, SETTLE_BYTES, Shared};
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::config::{Checksum, Durability};
 use crate::engine::{Action, Engine, Reaped};
@@ -25,6 +26,7 @@ use crate::store::Extent;
 /// An operation between its arrival and its answer.
 struct Active {
     kind: Kind,
+    timeline: Timeline,
     /// Bytes not granted yet.
     waiting_bytes: u64,
     /// Pieces granted and not through: in the kernel, or waiting for their checksum.
@@ -44,8 +46,20 @@ enum Kind {
     Verify(Pin, AlignedBlock),
 }
 
+impl Kind {
+    fn class(&self) -> Class {
+        match self {
+            Self::Get(..) => Class::Get,
+            Self::Free(_) => Class::Delete,
+            Self::Set(..) | Self::Verify(..) => Class::Set,
+        }
+    }
+}
+
 /// All operations of one reactor. Pieces in flight sit in a fixed array: the kernel holds their addresses.
 pub(super) struct Work {
+    /// Number of the reactor.
+    number: usize,
     scheduler: Scheduler,
     active: Slab<Active>,
     pieces: Slab<Piece>,
@@ -53,6 +67,8 @@ pub(super) struct Work {
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
     finished: [VecDeque<Piece>; 2],
     finished_bytes: u64,
+    /// What the processor did in this turn instead of feeding the device, in bytes of summing up.
+    processed_bytes: u64,
     pub(super) commit: GroupCommit,
     /// Failed writes, and when to try them again.
     retries: Vec<(Instant, usize)>,
@@ -65,16 +81,26 @@ pub(super) struct Work {
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
+/// Bytes that could be summed up in the time that freeing a place takes.
+const FREEING_COSTS_BYTES: u64 = 4096;
+
 impl Work {
     /// Work for a device that takes `queue_depth` transfers at a time, as the scheduler must make sure.
-    pub(super) fn new(scheduler: Scheduler, queue_depth: usize, suspects: Vec<Suspect>) -> Self {
+    pub(super) fn new(
+        number: usize,
+        scheduler: Scheduler,
+        queue_depth: usize,
+        suspects: Vec<Suspect>,
+    ) -> Self {
         Self {
+            number,
             scheduler,
             active: Slab::new(),
             pieces: Slab::with_capacity(queue_depth),
             pool: BouncePool::new(),
             finished: Default::default(),
             finished_bytes: 0,
+            processed_bytes: 0,
             commit: GroupCommit::default(),
             retries: Vec::new(),
             all_verified: suspects.is_empty(),
@@ -94,7 +120,7 @@ impl Work {
             let Some(pin) = shared.index.pin_suspect(suspect) else { continue };
             let bytes = pin.length_bytes;
             let block = AlignedBlock::zeroed(bytes as usize);
-            self.enqueue(Kind::Verify(pin, block), Class::Set, bytes);
+            self.enqueue(Kind::Verify(pin, block), Class::Set, bytes, Instant::now());
         }
     }
 
@@ -108,9 +134,14 @@ impl Work {
         self.pieces.len() + self.commit.in_flight()
     }
 
-    /// When the next failed write is to be tried again.
+    /// When to look again although nothing has come: a failed write is to be tried again, or a SET that waits for the
+    /// loads of other reactors is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.retries.iter().map(|(due, _)| *due).min()
+        let set_is_due = match self.in_flight() {
+            0 => self.scheduler.set_is_due(),
+            _ => None,
+        };
+        self.retries.iter().map(|(due, _)| *due).chain(set_is_due).min()
     }
 
     /// Queues the failed writes whose pause is over.
@@ -118,7 +149,7 @@ impl Work {
         let (scheduler, active) = (&mut self.scheduler, &self.active);
         self.retries.retain(|(due, id)| {
             if *due <= now {
-                scheduler.push(Class::Set, *id, active[*id].waiting_bytes);
+                scheduler.push(Class::Set, *id, active[*id].waiting_bytes, now);
             }
             *due > now
         });
@@ -126,52 +157,70 @@ impl Work {
 
     /// Queues an operation.
     pub(super) fn accept(&mut self, operation: Operation) {
-        let (class, bytes) = (operation.class(), operation.bytes());
+        let (class, bytes, submitted) =
+            (operation.class(), operation.bytes(), operation.submitted());
         let kind = match operation {
             Operation::Get(request, pin) => Kind::Get(request, pin),
             Operation::Set(request) => Kind::Set(request, None),
-            Operation::Free(extent) => Kind::Free(extent),
+            Operation::Free(extent, _) => Kind::Free(extent),
         };
-        self.enqueue(kind, class, bytes);
+        self.enqueue(kind, class, bytes, submitted);
     }
 
-    fn enqueue(&mut self, kind: Kind, class: Class, bytes: u64) {
+    fn enqueue(&mut self, kind: Kind, class: Class, bytes: u64, submitted: Instant) {
         let id = self.active.insert(Active {
             kind,
+            timeline: Timeline { submitted, started: None, moved: None },
             waiting_bytes: bytes,
             unfinished_pieces: 0,
             checksum: 0,
             failure: None,
             retries: 0,
         });
-        self.scheduler.push(class, id, bytes);
+        self.scheduler.push(class, id, bytes, submitted);
     }
 
-    /// Starts everything that the scheduler allows now.
-    pub(super) fn start_all(
+    /// Starts what the scheduler allows now. Says whether it stopped before the end, because what needs the processor
+    /// alone (freeing, comparing) would have kept the device waiting.
+    pub(super) fn start_some(
         &mut self,
+        now: Instant,
         shared: &Shared,
         engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
-        while let Some(grant) = self.scheduler.next_grant() {
-            self.start(grant, shared, engine)?;
+    ) -> Result<bool, EngineError> {
+        shared.note_loads(self.number, self.scheduler.loads(), self.scheduler.has_waiting_sets());
+        self.processed_bytes = 0;
+        let mut outcome = Ok(false);
+        while let Some(grant) = self.scheduler.next_grant(now, shared.loads_elsewhere(self.number))
+        {
+            if let Err(error) = self.start(grant, now, shared, engine) {
+                outcome = Err(error);
+                break;
+            }
+            if self.processed_bytes >= SETTLE_BYTES {
+                outcome = Ok(true);
+                break;
+            }
         }
-        Ok(())
+        shared.note_loads(self.number, self.scheduler.loads(), self.scheduler.has_waiting_sets());
+        outcome
     }
 
     fn start(
         &mut self,
         grant: Grant,
+        now: Instant,
         shared: &Shared,
         engine: &mut impl Engine,
     ) -> Result<(), EngineError> {
         let active = &mut self.active[grant.id];
         active.waiting_bytes -= grant.length_bytes;
+        active.timeline.started.get_or_insert(now);
         let (extent, buffer, action) = match &mut active.kind {
-            Kind::Free(extent) => {
-                shared.store.free(*extent);
+            Kind::Free(_) => {
+                self.processed_bytes += FREEING_COSTS_BYTES;
                 self.scheduler.finish(grant);
-                self.active.remove(grant.id);
+                self.answer(grant.id, shared);
                 return Ok(());
             }
             Kind::Get(request, pin) => (pin.extent, request.buffer, Action::Read),
@@ -182,7 +231,9 @@ impl Work {
                 (pin.extent, buffer, Action::Read)
             }
             Kind::Set(request, place @ None) => {
-                if is_unchanged(request, shared) {
+                let comparison = compare_with_held(request, shared);
+                self.processed_bytes += comparison.compared_bytes;
+                if comparison.is_unchanged {
                     shared.counters.set_unchanged.add(1);
                     return self.end_unplaced(grant, None, shared);
                 }
@@ -227,7 +278,7 @@ impl Work {
         let submitted = unsafe { engine.submit(transfer) };
         if submitted.is_err() {
             // Not under way: nothing to wait for.
-            self.end_piece(token, Some(Failure::Closed), shared);
+            self.end_piece(token, Some(Failure::Closed), Instant::now(), shared);
         }
         submitted
     }
@@ -241,6 +292,7 @@ impl Work {
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError> {
         let mut outcome = Ok(());
+        let now = Instant::now();
         reaped.reverse();
         while let Some(Reaped { token, result }) = reaped.pop() {
             if token == SYNC_TOKEN {
@@ -252,8 +304,10 @@ impl Work {
                     shared.counters.transfers_resumed.add(1);
                     outcome = outcome.and(self.submit(token, shared, engine));
                 }
-                Progress::Done => self.end_piece(token, None, shared),
-                Progress::Failed(errno) => self.end_piece(token, Some(failure_of(errno)), shared),
+                Progress::Done => self.end_piece(token, None, now, shared),
+                Progress::Failed(errno) => {
+                    self.end_piece(token, Some(failure_of(errno)), now, shared);
+                }
             }
         }
         outcome
@@ -272,15 +326,16 @@ impl Work {
                 // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
                 Progress::Again | Progress::Failed(_) => Some(Failure::Closed),
             };
-            self.end_piece(token, failure, shared);
+            self.end_piece(token, failure, Instant::now(), shared);
         }
     }
 
     /// The kernel is done with a piece. What failed ends here; the rest is left to [`Work::settle`], so that the device
     /// gets its next transfers first.
-    fn end_piece(&mut self, token: usize, failure: Option<Failure>, shared: &Shared) {
+    fn end_piece(&mut self, token: usize, failure: Option<Failure>, now: Instant, shared: &Shared) {
         let piece = self.pieces.remove(token);
         self.scheduler.finish(piece.grant);
+        self.active[piece.grant.id].timeline.moved = Some(now);
         let Some(failure) = failure else {
             let urgency = usize::from(piece.grant.class != Class::Get);
             self.finished_bytes += piece.grant.length_bytes;
@@ -413,7 +468,11 @@ impl Work {
     }
 
     fn answer(&mut self, id: usize, shared: &Shared) {
-        let Active { kind, checksum, failure, .. } = self.active.remove(id);
+        let Active { kind, checksum, failure, timeline, .. } = self.active.remove(id);
+        if !matches!(failure, Some(Failure::Closed)) && !matches!(kind, Kind::Verify(..)) {
+            let mut latencies = shared.lanes[self.number].latencies.lock();
+            latencies.record(kind.class(), timeline, Instant::now());
+        }
         let asked_for = matches!(kind, Kind::Get(..) | Kind::Set(..));
         if asked_for && matches!(failure, Some(Failure::Closed)) {
             shared.counters.abandoned.add(1);
@@ -423,16 +482,45 @@ impl Work {
             Kind::Get(request, pin) => end_get(request, pin, checksum, failure, shared),
             Kind::Verify(pin, _) => end_verify(pin, checksum, failure, shared),
             Kind::Set(request, place) => {
-                for next in end_set(request, place, checksum, failure, shared) {
-                    match next {
-                        Resumed::Hit(request, pin) => self.accept(Operation::Get(request, pin)),
-                        Resumed::Start(request) => self.accept(Operation::Set(request)),
-                        Resumed::Free(extent) => shared.store.free(extent),
-                        Resumed::Miss(request) => {
-                            shared.counters.get_misses.add(1);
-                            request.item.miss();
-                        }
+                self.answer_set(request, place, checksum, failure, shared);
+            }
+        }
+    }
+
+    /// Answers a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its way with this
+    /// one: it shares its failure.
+    fn answer_set(
+        &mut self,
+        request: SetRequest,
+        place: Option<Place>,
+        checksum: u32,
+        failure: Option<Failure>,
+        shared: &Shared,
+    ) {
+        // Now: the memory is the caller's again with the answer.
+        let shared_failure = failure
+            .as_ref()
+            .filter(|_| shared.index.has_waiting_set(request.digest))
+            .map(|failure| (failure.to_string(), checksum_of(&request)));
+        let length_bytes = request.buffer.length_bytes();
+        let mut resumed = VecDeque::from(end_set(request, place, checksum, failure, shared));
+        while let Some(next) = resumed.pop_front() {
+            match next {
+                Resumed::Hit(request, pin) => self.accept(Operation::Get(request, pin)),
+                Resumed::Start(request) => match &shared_failure {
+                    Some((message, checksum))
+                        if request.buffer.length_bytes() == length_bytes
+                            && checksum_of(&request) == *checksum =>
+                    {
+                        let failure = Some(Failure::Joined(message.clone()));
+                        resumed.extend(end_set(request, None, 0, failure, shared));
                     }
+                    _ => self.accept(Operation::Set(request)),
+                },
+                Resumed::Free(extent) => shared.store.free(extent),
+                Resumed::Miss(request) => {
+                    shared.counters.get_misses.add(1);
+                    request.item.miss();
                 }
             }
         }

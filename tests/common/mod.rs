@@ -98,10 +98,11 @@ impl Client {
 
     pub(crate) fn open_with_engine<E, M>(path: &Path, capacity_bytes: u64, make_engine: M) -> Self
     where
-        E: Engine,
+        E: Engine + 'static,
         M: FnOnce(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
-        Self::from(Connector::open_with_engine(config(path, capacity_bytes), make_engine).unwrap())
+        let config = config(path, capacity_bytes);
+        Self::from(Connector::open_with_engine(config, once(make_engine)).unwrap())
     }
 
     pub(crate) fn submit_set(&self, keys: &[String], memory: &[&Memory]) -> u64 {
@@ -184,6 +185,14 @@ impl From<Connector> for Client {
 
 pub(crate) fn config(path: &Path, capacity_bytes: u64) -> Config {
     Config::new(path.to_str().unwrap(), capacity_bytes).unwrap()
+}
+
+/// Makes the one engine of a store with one reactor.
+pub(crate) fn once<E>(
+    make_engine: impl FnOnce(usize, Arc<Waker>) -> E,
+) -> impl FnMut(usize, Arc<Waker>) -> E {
+    let mut make_engine = Some(make_engine);
+    move |queue_depth, waker| make_engine.take().expect("one reactor")(queue_depth, waker)
 }
 
 fn spans(memory: &[&Memory]) -> (Vec<CallerBuffer>, kvring::KeepAlive) {

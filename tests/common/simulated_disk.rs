@@ -157,9 +157,12 @@ impl SimulatedDisk {
             Random::new(state.random.below(u64::MAX))
         };
         let disk = Arc::clone(self);
-        let connector = Connector::open_with_engine(config, move |_, waker| {
-            Ok(SimulatedEngine::new(disk, waker, random))
-        });
+        let mut random = Some(random);
+        let make_engine = move |_, waker| {
+            let random = random.take().expect("one reactor");
+            Ok(SimulatedEngine::new(Arc::clone(&disk), waker, random))
+        };
+        let connector = Connector::open_with_engine(config, make_engine);
         connector.inspect_err(|_| self.let_transfers_go())
     }
 

@@ -1,0 +1,154 @@
+//! What submitting threads and reactors have in common.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::latency::Latencies;
+use super::operation::{ChunkIndex, Intake, Operation};
+use crate::completion::CompletionQueue;
+use crate::config::Config;
+use crate::engine::Waker;
+use crate::key::Digest;
+use crate::schedule::Class;
+use crate::stats::Counters;
+use crate::store::Store;
+
+/// The store, its counters, and a lane to each reactor.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) index: ChunkIndex,
+    pub(crate) store: Box<dyn Store>,
+    pub(crate) counters: Counters,
+    pub(crate) completions: Arc<CompletionQueue>,
+    pub(super) lanes: Box<[Lane]>,
+    /// When queued work is to be dropped; set by `stop`.
+    pub(super) deadline: Mutex<Option<Instant>>,
+    /// Reactors that take work.
+    live: AtomicUsize,
+    /// No reactor takes anything any more.
+    stopped: AtomicBool,
+}
+
+/// The way to one reactor, and what the others need to know of it.
+pub(super) struct Lane {
+    pub(super) intake: Intake,
+    pub(super) waker: Arc<Waker>,
+    pub(super) latencies: Mutex<Latencies>,
+    /// GETs that wait or are in flight here.
+    loads: AtomicUsize,
+    /// SETs wait here for the loads of others to end.
+    sets_wait: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        config: Config,
+        index: ChunkIndex,
+        store: Box<dyn Store>,
+        completions: Arc<CompletionQueue>,
+        wakers: Vec<Arc<Waker>>,
+    ) -> Self {
+        let lane = |waker| Lane {
+            intake: Intake::default(),
+            waker,
+            latencies: Mutex::new(Latencies::new()),
+            loads: AtomicUsize::new(0),
+            sets_wait: AtomicBool::new(false),
+        };
+        Self {
+            config,
+            index,
+            store,
+            counters: Counters::default(),
+            completions,
+            live: AtomicUsize::new(wakers.len()),
+            lanes: wakers.into_iter().map(lane).collect(),
+            deadline: Mutex::new(None),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Empty lists of operations, one for each reactor.
+    pub(crate) fn sorted_operations(&self, expected: usize) -> Vec<Vec<Operation>> {
+        let share = if self.lanes.len() == 1 { expected } else { 0 };
+        self.lanes.iter().map(|_| Vec::with_capacity(share)).collect()
+    }
+
+    /// Number of the reactor that works for keys with this digest: always the same, as order per key asks for.
+    pub(crate) fn reactor_of(&self, digest: Digest) -> usize {
+        (digest.reactor_hash() % self.lanes.len() as u64) as usize
+    }
+
+    /// Hands a batch's operations to the reactors.
+    pub(crate) fn push(&self, class: Class, operations: Vec<Vec<Operation>>) {
+        for (lane, operations) in self.lanes.iter().zip(operations) {
+            if !operations.is_empty() {
+                lane.intake.push(class, operations);
+                lane.waker.wake();
+            }
+        }
+        if self.stopped.load(Ordering::SeqCst) {
+            self.reject_all();
+        }
+    }
+
+    /// Asks the reactors to finish: what is queued until `drain_timeout` has passed, what is in the kernel in any case.
+    pub(crate) fn stop(&self, drain_timeout: Duration) {
+        let deadline = Instant::now() + drain_timeout;
+        let mut current = self.deadline.lock();
+        *current = Some(current.map_or(deadline, |earlier| earlier.min(deadline)));
+        drop(current);
+        self.lanes.iter().for_each(|lane| lane.waker.wake());
+    }
+
+    /// A reactor takes nothing any more. With the last one everything that still comes is answered here.
+    pub(super) fn note_stopped(&self) {
+        if self.live.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.stopped.store(true, Ordering::SeqCst);
+            self.reject_all();
+        }
+    }
+
+    /// Answers everything that no reactor will take any more: dropping an operation answers "failed".
+    fn reject_all(&self) {
+        for lane in &self.lanes {
+            while let Some(operations) = lane.intake.pop() {
+                self.counters.abandoned.add(operations.len() as u64);
+            }
+        }
+        let (gets, sets) = self.index.abandon_waiting();
+        self.counters.abandoned.add((gets.len() + sets.len()) as u64);
+        drop((gets, sets));
+        self.completions.announce();
+    }
+
+    /// Reactor `number` has this many loads now, and SETs that wait for a grant or none.
+    pub(super) fn note_loads(&self, number: usize, loads: usize, sets_wait: bool) {
+        if self.lanes.len() == 1 {
+            return;
+        }
+        let lane = &self.lanes[number];
+        // Before the loads of others are looked at: who ends the last one sees it, or this one sees none.
+        lane.sets_wait.store(sets_wait, Ordering::SeqCst);
+        if lane.loads.swap(loads, Ordering::SeqCst) > 0 && loads == 0 {
+            let waiting = |lane: &&Lane| lane.sets_wait.load(Ordering::SeqCst);
+            self.lanes.iter().filter(waiting).for_each(|lane| lane.waker.wake());
+        }
+    }
+
+    /// Whether reactors other than `number` have loads.
+    pub(super) fn loads_elsewhere(&self, number: usize) -> bool {
+        let others = self.lanes.iter().enumerate().filter(|(other, _)| *other != number);
+        others.into_iter().any(|(_, lane)| lane.loads.load(Ordering::SeqCst) > 0)
+    }
+
+    /// Latencies of all reactors together, by name.
+    pub(crate) fn latencies(&self) -> Vec<(String, u64)> {
+        let mut all = Latencies::new();
+        self.lanes.iter().for_each(|lane| all.add(&lane.latencies.lock()));
+        all.snapshot()
+    }
+}

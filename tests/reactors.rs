@@ -1,0 +1,172 @@
+//! Several reactors on one store: order per key, one end for all, and nothing without an answer.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::faults::{Fault, FaultEngine};
+use common::{Client, MIB, Memory, config, key, pattern};
+use kvring::{Config, Connector, Durability, EngineError, UringEngine, Waker};
+
+const REACTORS: usize = 3;
+const COUNT: u64 = 60;
+
+fn configured(directory: &Path) -> Config {
+    let mut config = config(directory, 256 * MIB);
+    config.io_threads = REACTORS;
+    config
+}
+
+fn memory(number: u64, version: u64) -> Memory {
+    Memory::patterned(3000 + 40_000 * (number % 7) as usize, 0, 1000 * version + number)
+}
+
+/// Stores, replaces, loads and removes, with all of it in flight together.
+fn work(client: &Client) {
+    let keys: Vec<String> = (0..COUNT).map(key).collect();
+    let versions: Vec<Vec<Memory>> =
+        (0..2).map(|version| (0..COUNT).map(|number| memory(number, version)).collect()).collect();
+    let loaded: Vec<Memory> =
+        (0..COUNT).map(|number| Memory::new(memory(number, 0).bytes().len(), 0)).collect();
+    let sets: Vec<u64> = versions
+        .iter()
+        .map(|memory| client.submit_set(&keys, &memory.iter().collect::<Vec<_>>()))
+        .collect();
+    let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
+    let removed: Vec<String> = keys.iter().step_by(3).cloned().collect();
+    let delete = client.connector.submit_delete(&removed).unwrap();
+    for set in sets {
+        let done = client.wait(set);
+        assert!(done.ok, "{}", done.error);
+    }
+    assert_eq!(client.wait(get).results, [true; COUNT as usize]);
+    client.wait(delete);
+    for (number, loaded) in loaded.iter().enumerate() {
+        assert!(loaded.bytes() == versions[1][number].bytes(), "not the younger of {number}");
+    }
+    let held = client.exists(&keys);
+    assert!(held.iter().enumerate().all(|(number, held)| *held == (number % 3 != 0)));
+}
+
+#[test]
+fn everything_works_in_order_in_both_durabilities() {
+    for durability in [Durability::BestEffort, Durability::Persistent] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = configured(directory.path());
+        config.durability = durability;
+        let client = Client::from(Connector::open(config.clone()).unwrap());
+        assert_eq!(client.connector.stats().io_threads, REACTORS as u64);
+        work(&client);
+        assert!(client.connector.close().clean);
+        drop(client);
+        // With another number of reactors too: it is no property of what is stored.
+        config.io_threads = 1;
+        let client = Client::from(Connector::open(config).unwrap());
+        assert_eq!(client.connector.stats().keys, COUNT - COUNT.div_ceil(3));
+        for number in (0..COUNT).filter(|number| number % 3 != 0) {
+            let expected = memory(number, 1);
+            let loaded = client.get_one(&key(number), expected.bytes().len());
+            assert!(loaded.is_some_and(|loaded| loaded == expected.bytes()));
+        }
+    }
+}
+
+#[test]
+fn latencies_of_all_of_them_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = Client::from(Connector::open(configured(directory.path())).unwrap());
+    work(&client);
+    let latencies = client.connector.stats().latencies;
+    let value = |name: &str| latencies.iter().find(|(other, _)| other == name).unwrap().1;
+    for class in ["get", "set"] {
+        for phase in ["wait", "device", "total"] {
+            let quantile = |quantile: &str| value(&format!("{class}_{phase}_us_{quantile}"));
+            let all = ["p50", "p90", "p99", "max"].map(quantile);
+            assert!(all.is_sorted(), "{class} {phase}: {all:?}");
+        }
+        let [device, total] =
+            ["device", "total"].map(|phase| value(&format!("{class}_{phase}_us_max")));
+        assert!(0 < device && device <= total, "{class}: {device} of {total}");
+    }
+}
+
+/// A SET on one reactor waits while another loads, and goes on when that is done although nothing else comes.
+#[test]
+fn sets_wait_for_the_loads_of_other_reactors() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = configured(directory.path());
+    config.set_max_wait = Duration::from_secs(600);
+    let stuck: Vec<Arc<AtomicBool>> = (0..REACTORS).map(|_| Arc::default()).collect();
+    let made = AtomicUsize::new(0);
+    let client = {
+        let stuck = stuck.clone();
+        let make_engine = move |queue_depth, waker| {
+            let stuck = Arc::clone(&stuck[made.fetch_add(1, Ordering::SeqCst)]);
+            FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
+        };
+        Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+    };
+    let stored = Memory::patterned(4096, 0, 1);
+    for number in 0..COUNT {
+        assert!(client.set_one(&key(number), &stored));
+    }
+    // Some of these loads are on reactors whose device does not answer.
+    stuck[1..].iter().for_each(|stuck| stuck.store(true, Ordering::SeqCst));
+    let keys: Vec<String> = (0..COUNT).map(key).collect();
+    let loaded: Vec<Memory> = (0..COUNT).map(|_| Memory::new(4096, 0)).collect();
+    let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
+    let more: Vec<String> = (COUNT..2 * COUNT).map(key).collect();
+    let set = client.submit_set(&more, &[&stored; COUNT as usize]);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!client.exists(&more).contains(&true), "a SET went ahead of a load");
+    stuck.iter().for_each(|stuck| stuck.store(false, Ordering::SeqCst));
+    // Something new for every reactor, so that each looks at its device again.
+    for number in 0..COUNT {
+        client.delete(&[key(number)]);
+    }
+    assert!(client.wait(get).ok);
+    assert!(client.wait(set).ok);
+    assert!(client.exists(&more).iter().all(|held| *held));
+}
+
+/// Without one of them the others would leave keys without an answer: they all stop.
+#[test]
+fn one_that_panics_stops_all_and_every_batch_is_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let made = AtomicUsize::new(0);
+    let make_engine = move |queue_depth, waker| {
+        let panics = made.fetch_add(1, Ordering::SeqCst) == 1;
+        let script = move |_, _, _| if panics { Fault::Panic } else { Fault::None };
+        FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+    };
+    let connector = Connector::open_with_engine(configured(directory.path()), make_engine);
+    let client = Client::from(connector.unwrap());
+    let memory = Memory::patterned(4096, 0, 1);
+    let ids: Vec<u64> =
+        (0..COUNT).map(|number| client.submit_set(&[key(number)], &[&memory])).collect();
+    let stored = ids.iter().filter(|id| client.wait(**id).ok).count();
+    assert!(stored < COUNT as usize);
+    assert!(!client.set(&[key(500), key(501), key(502)], &[&memory; 3]).ok);
+    assert!(!client.connector.close().clean);
+}
+
+#[test]
+fn if_one_cannot_start_the_store_is_not_opened_and_not_held() {
+    let directory = tempfile::tempdir().unwrap();
+    let made = AtomicUsize::new(0);
+    let make_engine =
+        move |queue_depth: usize, waker: Arc<Waker>| match made.fetch_add(1, Ordering::SeqCst) {
+            2 => Err(EngineError::Unavailable { source: std::io::Error::other("enough rings") }),
+            _ => UringEngine::new(queue_depth, waker),
+        };
+    let opened = Connector::open_with_engine(configured(directory.path()), make_engine);
+    assert!(opened.map(drop).unwrap_err().to_string().contains("enough rings"));
+    let client = Client::open(directory.path(), 256 * MIB);
+    assert!(client.set_one("k", &Memory::patterned(10, 0, 1)));
+    assert_eq!(client.get_one("k", 10), Some(pattern(10, 1)));
+}
