@@ -7,6 +7,7 @@ import datetime
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -59,7 +60,14 @@ def main() -> int:
 def _measure(arguments: argparse.Namespace, document: documents.Document) -> list[str]:
     """Measure the parts, and write the document after each. Return those that failed."""
     scale = QUICK if arguments.quick else FULL
-    session = Session(scale, _RESULTS_DIRECTORY, arguments.huge_pages, arguments.path)
+    with ExitStack() as stack:
+        session = Session(scale, _RESULTS_DIRECTORY, arguments.huge_pages, arguments.path, stack)
+        return _measure_parts(arguments, document, session)
+
+
+def _measure_parts(
+    arguments: argparse.Namespace, document: documents.Document, session: Session
+) -> list[str]:
     try:
         require_fio()
     except FioError as reason:

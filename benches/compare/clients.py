@@ -130,6 +130,8 @@ class NativeClient(Client):
     @override
     def close(self) -> None:
         self._connector.close()
+        # kvring's files stay open until the object goes, and keep their file system mounted.
+        del self._connector
 
 
 class AdapterClient(Client):

@@ -25,7 +25,7 @@ from benches.compare.workload import (
 
 DELETE_UNDER_LOAD = "delete in one call"
 COMPLETION_TIME = "completion_s"
-LOAD_P99 = "get_p99_ms"
+LOAD_P99 = "load_p99_ms"
 
 _CHUNK_SIZE_BYTES = 4 * KIB
 _LOADED_SIZE_BYTES = MIB

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,8 @@ from pathlib import Path
 _DIRECTORY_PREFIX = "kvring-compare-"
 _LEFT_FREE_BYTES = 20 << 30
 _ZERO_SIZE_BYTES = 4 << 20
+_UNDO_TIMEOUT_S = 30.0
+_UNDO_PAUSE_S = 0.2
 _ZRAM_CONTROL = Path("/sys/class/zram-control")
 
 EXT4_LOOP = "ext4-loop"
@@ -43,39 +47,53 @@ def directory_device(parent: Path) -> Iterator[Device]:
         yield Device("directory", Path(directory), None, _file_system_facts(Path(directory)))
 
 
+@dataclass(frozen=True)
+class LoopPair:
+    """Two loop devices with direct I/O: one for a file system, one to be used bare."""
+
+    work: Path
+    block: Path
+    raw_device: Path
+
+
 @contextmanager
-def ext4_loop_device(parent: Path, size_bytes: int, raw_size_bytes: int) -> Iterator[Device]:
-    """Make a fresh ext4 with journal, and a bare device, each on a loop device over a file.
+def loop_pair(parent: Path, size_bytes: int, raw_size_bytes: int) -> Iterator[LoopPair]:
+    """Make two loop devices over files, which are written once: that takes a while.
 
     Args:
         parent: An existing directory on the disk to use.
-        size_bytes: Size of the file system.
-        raw_size_bytes: Size of the bare device.
+        size_bytes: Size of the one for a file system.
+        raw_size_bytes: Size of the bare one.
 
     Yields:
-        The device.
+        Both.
 
     Raises:
-        DeviceError: It cannot be had here; the message says why.
+        DeviceError: They cannot be had here; the message says why.
     """
-    # A discard would punch holes into the image, and the puts would pay for filling them.
-    make = ("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0")
-    _require("losetup", make[0], "mount", "umount")
+    _require("losetup", "mkfs.ext4", "mount", "umount")
     _require_free_space(parent, size_bytes + raw_size_bytes)
     # Each step is undone in reverse order, also when a later one, or the work on it, fails.
     with ExitStack() as stack:
-        work = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix=_DIRECTORY_PREFIX, dir=parent))
-        )
-        loop = _attach_loop(stack, work / "file-system.image", size_bytes)
-        raw = _attach_loop(stack, work / "raw.image", raw_size_bytes)
-        directory = _mount(stack, make, loop, work / "mount")
+        work = _temporary_directory(stack, parent)
+        block = _attach_loop(stack, work / "file-system.image", size_bytes)
+        raw_device = _attach_loop(stack, work / "raw.image", raw_size_bytes)
+        yield LoopPair(work, block, raw_device)
+
+
+@contextmanager
+def ext4_loop_device(pair: LoopPair) -> Iterator[Device]:
+    """Make a fresh ext4, with journal, on a loop device, and mount it."""
+    # A discard would punch holes into the image, and the puts would pay for filling them.
+    make = ("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0")
+    with ExitStack() as stack:
+        mount_point = _temporary_directory(stack, pair.work)
+        directory = _mount(stack, make, pair.block, mount_point)
+        below = _file_system_facts(pair.work)["file_system"]
         facts = _file_system_facts(directory) | {
-            "over": f"a loop device with direct I/O over a written file on "
-            f"{_file_system_facts(work)['file_system']}",
-            "size_bytes": str(size_bytes),
+            "over": f"a loop device with direct I/O over a written file on {below}"
         }
-        yield Device(EXT4_LOOP, directory, raw, facts)
+        yield Device(EXT4_LOOP, directory, pair.raw_device, facts)
 
 
 @contextmanager
@@ -100,17 +118,19 @@ def xfs_zram_device(parent: Path, size_bytes: int, raw_size_bytes: int) -> Itera
     if not (_ZRAM_CONTROL / "hot_add").exists():
         raise DeviceError("this kernel has no zram, or its module is not loaded (modprobe zram)")
     with ExitStack() as stack:
-        work = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix=_DIRECTORY_PREFIX, dir=parent))
-        )
+        mount_point = _temporary_directory(stack, parent)
         block = _add_zram(stack, size_bytes)
         raw = _add_zram(stack, raw_size_bytes)
-        directory = _mount(stack, make, block, work / "mount")
-        facts = _file_system_facts(directory) | {
-            "over": "zram, every page same-filled",
-            "size_bytes": str(size_bytes),
-        }
+        directory = _mount(stack, make, block, mount_point)
+        facts = _file_system_facts(directory) | {"over": "zram, every page same-filled"}
         yield Device(XFS_ZRAM, directory, raw, facts)
+
+
+def _temporary_directory(stack: ExitStack, parent: Path) -> Path:
+    made = tempfile.TemporaryDirectory(
+        prefix=_DIRECTORY_PREFIX, dir=parent, ignore_cleanup_errors=True
+    )
+    return Path(stack.enter_context(made))
 
 
 def _require(*tools: str) -> None:
@@ -134,7 +154,7 @@ def _attach_loop(stack: ExitStack, image: Path, size_bytes: int) -> Path:
     stack.callback(image.unlink, missing_ok=True)
     _write_zeros(image, size_bytes)
     loop = _run("losetup", "--find", "--show", "--direct-io=on", str(image)).strip()
-    stack.callback(_run, "losetup", "--detach", loop)
+    stack.callback(_patiently, _run, "losetup", "--detach", loop)
     state = Path("/sys/block") / Path(loop).name / "loop" / "dio"
     if state.read_text(encoding="ascii").strip() != "1":
         raise DeviceError(f"{loop} has no direct I/O here: the file system below it can't do it")
@@ -156,7 +176,7 @@ def _write_zeros(image: Path, size_bytes: int) -> None:
 def _add_zram(stack: ExitStack, size_bytes: int) -> Path:
     # Reading this file makes a new device and tells its number.
     number = (_ZRAM_CONTROL / "hot_add").read_text(encoding="ascii").strip()
-    stack.callback(_remove_zram, number)
+    stack.callback(_patiently, _remove_zram, number)
     _write_attribute(Path(f"/sys/block/zram{number}/disksize"), str(size_bytes))
     block = Path(f"/dev/zram{number}")
     if not block.exists():
@@ -165,6 +185,8 @@ def _add_zram(stack: ExitStack, size_bytes: int) -> Path:
 
 
 def _remove_zram(number: str) -> None:
+    if not Path(f"/sys/block/zram{number}").exists():
+        return
     _write_attribute(Path(f"/sys/block/zram{number}/reset"), "1")
     _write_attribute(_ZRAM_CONTROL / "hot_remove", number)
 
@@ -178,20 +200,36 @@ def _write_attribute(attribute: Path, text: str) -> None:
 
 def _mount(stack: ExitStack, make: tuple[str, ...], block: Path, mount_point: Path) -> Path:
     _run(*make, str(block))
-    mount_point.mkdir()
     _run("mount", str(block), str(mount_point))
-    stack.callback(_unmount, mount_point)
+    stack.callback(_patiently, _run, "umount", str(mount_point))
     directory = mount_point / "data"
     directory.mkdir()
     return directory
 
 
-def _unmount(mount_point: Path) -> None:
+def _patiently(undo: Callable[..., object], *arguments: str) -> None:
+    """Undo a step, for a while again and again.
+
+    The kernel lets go of a ring, and of the files in it, some time after its process has closed it.
+    What can't be undone is said and not raised: what was measured stays good.
+    """
+    ends_s = time.monotonic() + _UNDO_TIMEOUT_S
+    while True:
+        error = _attempt(undo, *arguments)
+        if error is None:
+            return
+        if time.monotonic() >= ends_s:
+            print(f"compare: can't clean up, do it by hand: {error}", file=sys.stderr)
+            return
+        time.sleep(_UNDO_PAUSE_S)
+
+
+def _attempt(undo: Callable[..., object], *arguments: str) -> DeviceError | None:
     try:
-        _run("umount", str(mount_point))
-    except DeviceError:
-        # Something still holds a file open: detach now, the kernel finishes when it lets go.
-        _run("umount", "--lazy", str(mount_point))
+        undo(*arguments)
+    except DeviceError as error:
+        return error
+    return None
 
 
 def _file_system_facts(directory: Path) -> dict[str, str]:

@@ -127,8 +127,8 @@ QUICK = Scale(
     delete_rounds=1,
     bench_l2=(BenchL2Plan(2 * MIB, 4096, 16, 1, 4),),
     bench_l2_rounds=1,
-    file_system_size_bytes=6 * GIB,
-    raw_device_size_bytes=2 * GIB,
-    kvring_capacity_bytes=GIB + GIB // 2,
+    file_system_size_bytes=4 * GIB,
+    raw_device_size_bytes=GIB,
+    kvring_capacity_bytes=GIB + GIB // 4,
     every_peer=False,
 )

@@ -6,6 +6,7 @@ import ctypes
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ from benches.compare.clients import Client
 from benches.compare.devices import (
     EXT4_LOOP,
     Device,
+    LoopPair,
     directory_device,
     ext4_loop_device,
+    loop_pair,
     xfs_zram_device,
 )
 from benches.compare.peers import Peer, Place, UnavailableError
@@ -27,13 +30,15 @@ from benches.compare.scale import Scale
 
 @dataclass
 class Session:
-    """The command line's wishes, and memory that is made once."""
+    """The command line's wishes, and what is made once: memory, and files under loop devices."""
 
     scale: Scale
     results_directory: Path
     huge_pages: bool
     path: Path | None
+    stack: ExitStack
     _arenas: dict[bool, Arena] = field(default_factory=dict)
+    _loops: LoopPair | None = None
 
     def arena(self, *, same_filled: bool) -> Arena:
         """Return the memory, kept from one section to the next of the same kind."""
@@ -54,7 +59,11 @@ class Session:
         size_bytes = self.scale.file_system_size_bytes
         raw_size_bytes = self.scale.raw_device_size_bytes
         if name == EXT4_LOOP:
-            return ext4_loop_device(self.results_directory, size_bytes, raw_size_bytes)
+            if self._loops is None:
+                progress(f"writing {(size_bytes + raw_size_bytes) / 1e9:.0f} GB for loop devices")
+                made = loop_pair(self.results_directory, size_bytes, raw_size_bytes)
+                self._loops = self.stack.enter_context(made)
+            return ext4_loop_device(self._loops)
         # Same-filled pages take no memory: room for the many kvrings that are open side by side.
         return xfs_zram_device(self.results_directory, 2 * size_bytes, raw_size_bytes)
 
@@ -78,12 +87,14 @@ class SectionResult:
             progress(f"skipped: {line}")
 
 
+_STARTED_S = time.monotonic()
+
 Section = Callable[[Session], SectionResult]
 
 
 def progress(line: str) -> None:
     """Say on standard error what happens now."""
-    print(line, file=sys.stderr, flush=True)
+    print(f"{time.monotonic() - _STARTED_S:5.0f} s  {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager
