@@ -6,7 +6,7 @@
 | the parts of a run | `sections`; `transfers`, `lookups`, `deletes`, `mixed`, `lmcache_bench` |
 | how much is measured | `scale` |
 | who is measured | `peers`, `fio`; driven through `clients` |
-| where: devices, memory, machine | `devices`, `arena`, `machine` |
+| where: devices, memory, machine | `devices` over `block_devices`, `arena`, `machine` |
 | what every part needs | `session`, `workload` |
 | medians, ranges, ratios | `samples` |
 | the goals | `goals` |

@@ -36,8 +36,9 @@ def write_plots(measured: dict[str, Samples], directory: Path) -> dict[str, list
     for name, samples in measured.items():
         figures: dict[str, Any] = {}
         if name in _TRANSFERS:
-            figures["rate"] = _by_size(pyplot, samples, RATE, "MB/s")
-            figures["cpu"] = _by_size(pyplot, samples, CPU, "CPU s/GB")
+            for kind, metric, unit in (("rate", RATE, "MB/s"), ("cpu", CPU, "CPU s/GB")):
+                if any(samples.has(cell, metric) for cell in samples.cells()):
+                    figures[kind] = _by_size(pyplot, samples, metric, unit)
         elif name in _MIXED:
             figures["latency"] = _latencies(pyplot, samples)
         elif name == sections.EXISTS:

@@ -98,6 +98,10 @@ class Samples:
         first_round = sorted(self._samples, key=lambda one: one.round_number)
         return list(dict.fromkeys(one.peer for one in first_round))
 
+    def has(self, cell: Cell, metric: str) -> bool:
+        """Tell whether any peer has values of a metric."""
+        return any(self.series(cell, peer, metric) for peer in self.peers())
+
     def series(self, cell: Cell, peer: str, metric: str) -> dict[int, float]:
         """Return a peer's values of one metric by round."""
         return {

@@ -52,14 +52,10 @@ def section_tables(name: str, samples: Samples) -> Iterator[Table]:
         yield _table_by_peer(name, samples)
         return
     for metric, unit in _METRICS.items():
-        cells = [
-            cell
-            for cell in samples.cells()
-            if any(samples.series(cell, peer, metric) for peer in samples.peers())
-        ]
+        cells = [cell for cell in samples.cells() if samples.has(cell, metric)]
         if name == sections.BENCH_L2 and metric == KEY_RATE:
             # Of stores and loads the keys a second are the megabytes in another unit.
-            cells = [cell for cell in cells if not _has(samples, cell, RATE)]
+            cells = [cell for cell in cells if not samples.has(cell, RATE)]
         if cells:
             yield _table_by_cell(f"{sections.TITLES[name]}: {unit}", samples, cells, metric)
 
@@ -75,10 +71,6 @@ def print_table(table: Table) -> None:
     console = Console()
     console.width = max(console.width, _LEAST_WIDTH)
     console.print(rich_table)
-
-
-def _has(samples: Samples, cell: Cell, metric: str) -> bool:
-    return any(samples.series(cell, peer, metric) for peer in samples.peers())
 
 
 def _cell_text(cell: Cell) -> str:
@@ -106,9 +98,7 @@ def _order(samples: Samples, cell: Cell) -> int:
 
 def _table_by_peer(name: str, samples: Samples) -> Table:
     metrics = [
-        metric
-        for metric in _METRICS
-        if any(_has(samples, cell, metric) for cell in samples.cells())
+        metric for metric in _METRICS if any(samples.has(cell, metric) for cell in samples.cells())
     ]
     rows = [
         [
