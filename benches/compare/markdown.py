@@ -99,7 +99,7 @@ def _conditions(document: Document) -> Iterator[str]:
                 name,
                 entry["measured_at"],
                 str(entry["machine"]["load_average_1min"]),
-                str(entry["settings"]["rounds"]),
+                str(len({sample["round_number"] for sample in entry["samples"]})),
                 str(entry["elapsed_s"]),
             ]
         )

@@ -38,6 +38,7 @@ MIXED = "mixed"
 KVRING_ALONE = "kvring, GETs alone"
 P50 = "get_p50_ms"
 P99 = "get_p99_ms"
+GET_RATE = "get_rate_mb_per_s"
 POOLED = "pooled"
 
 _DELETE_BATCHES = 16
@@ -73,14 +74,16 @@ def _run(session: Session, device_name: str) -> SectionResult:
                 for name, client_name, with_sets in order:
                     progress(f"mixed, {device.name}, round {round_number + 1}: {name}")
                     setting = runs[client_name]
-                    rate, latencies_ms = setting.measure(round_number, with_sets=with_sets)
+                    run = setting.measure(round_number, with_sets=with_sets)
+                    latencies_ms = run.latencies_ms
                     sync_file_system(device.directory)
                     if round_number < 0:
                         continue
                     values = {
                         P50: percentile(latencies_ms, 50),
                         P99: percentile(latencies_ms, 99),
-                        **({RATE: rate} if with_sets else {}),
+                        GET_RATE: run.get_mb_per_s,
+                        **({RATE: run.set_mb_per_s} if with_sets else {}),
                     }
                     pooled_ms.setdefault(name, []).extend(latencies_ms)
                     result.samples.add(
@@ -112,6 +115,15 @@ def _notes(plan: MixedPlan, rounds: int) -> list[str]:
         f"slower than the p99 called {POOLED}."
     )
     return [kept, due, counted]
+
+
+@dataclass(frozen=True)
+class MixedRun:
+    """What was stored and loaded side by side, and how long each batch of loads took."""
+
+    set_mb_per_s: float
+    get_mb_per_s: float
+    latencies_ms: list[float]
 
 
 @dataclass
@@ -150,13 +162,8 @@ class _Setting:
         ]
         self._kept_batches = plan.kept_chunks // batch
 
-    def measure(self, round_number: int, *, with_sets: bool) -> tuple[float, list[float]]:
-        """Run once.
-
-        Returns:
-            Megabytes a second that were stored while loads ran, and the milliseconds that each
-            batch of loads took.
-        """
+    def measure(self, round_number: int, *, with_sets: bool) -> MixedRun:
+        """Run once."""
         state = _State()
         prefix = f"mixed@{round_number & 0xFF:08x}@0@"
         poller = select.poll()
@@ -183,8 +190,10 @@ class _Setting:
             self._finish(state, prefix, poller)
         finally:
             gc.enable()
-        rate = stored_chunks * self._plan.chunk_size_bytes / 1e6 / elapsed_s
-        return rate, [latency_s * 1000 for latency_s in state.latencies_s]
+        loaded_chunks = len(state.latencies_s) * self._plan.get_batch_keys
+        mb_per_s = self._plan.chunk_size_bytes / 1e6 / elapsed_s
+        latencies_ms = [latency_s * 1000 for latency_s in state.latencies_s]
+        return MixedRun(stored_chunks * mb_per_s, loaded_chunks * mb_per_s, latencies_ms)
 
     def remove_loadable(self) -> None:
         """Delete what was stored to be loaded."""

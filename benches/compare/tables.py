@@ -11,18 +11,20 @@ from rich.table import Table as RichTable
 from benches.compare import sections
 from benches.compare.deletes import COMPLETION_TIME, LOAD_P99
 from benches.compare.goals import Goal
-from benches.compare.mixed import P50, P99
+from benches.compare.mixed import GET_RATE, P50, P99
 from benches.compare.samples import CPU, KEY_RATE, RATE, Cell, Samples, size_text
 
 _METRICS = {
     RATE: "MB/s",
     CPU: "CPU s/GB",
     KEY_RATE: "keys/s",
+    GET_RATE: "GETs, MB/s",
     P50: "GET batch p50, ms",
     P99: "GET batch p99, ms",
     COMPLETION_TIME: "time to the answer, s",
     LOAD_P99: "p99 of the loads, ms",
 }
+_IN_MIXED = {RATE: "SETs, MB/s"}
 _LEAST_WIDTH = 150
 # In these a row is a peer and a column a metric; in the others a row is a size and a column a peer.
 _BY_PEER = (sections.MIXED_DISK, sections.MIXED_ZRAM, sections.DELETES)
@@ -109,7 +111,8 @@ def _table_by_peer(name: str, samples: Samples) -> Table:
         for peer in samples.peers()
         if any(samples.series(cell, peer, metric) for metric in metrics)
     ]
-    return Table(sections.TITLES[name], ["", *(_METRICS[metric] for metric in metrics)], rows)
+    header = [_IN_MIXED.get(metric, _METRICS[metric]) for metric in metrics]
+    return Table(sections.TITLES[name], ["", *header], rows)
 
 
 def _spread_text(samples: Samples, cell: Cell, peer: str, metric: str) -> str:
