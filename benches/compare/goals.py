@@ -165,7 +165,8 @@ def _keys(measured: Measured) -> Iterator[Goal]:
         what = f"exists, batches of 256, {case_of(hit_percent)}"
         yield Goal(what, "", 1e6, spread, unit="keys/s")
     disk = _section(measured, sections.DISK)
-    for size_bytes in _SIZES:
+    # Of 32 MiB too few are stored for a full batch: their figure is the time of a single call.
+    for size_bytes in _SIZES[:-1]:
         spread = disk.spread(Cell(DELETE, size_bytes), KVRING, KEY_RATE)
         yield Goal(f"delete, chunks of {size_text(size_bytes)}", "", 5e5, spread, unit="keys/s")
     deletes = _section(measured, sections.DELETES)
