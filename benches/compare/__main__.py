@@ -49,7 +49,11 @@ def main() -> int:
         return _write_docs(document, arguments.output)
     if not arguments.only:
         document = {"sections": {}}
-    failed = _measure(arguments, document)
+    try:
+        failed = _measure(arguments, document)
+    except KeyboardInterrupt:
+        print("compare: interrupted; whole parts are kept in the JSON", file=sys.stderr)
+        return 128 + signal.SIGINT
     if not document["sections"]:
         print("compare: nothing was measured", file=sys.stderr)
         return 1
