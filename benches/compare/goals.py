@@ -13,6 +13,7 @@ from benches.compare.mixed import KVRING_ALONE, MIXED, P99
 from benches.compare.peers import (
     FIO,
     FS_NATIVE,
+    FS_NATIVE_CACHED,
     KVRING,
     KVRING_OFF,
     PEERS,
@@ -113,7 +114,9 @@ def _rate_goal(
     metric: str = RATE,
 ) -> Goal:
     """Compare with the peer of the greatest median."""
-    best = samples.best(cell, PEERS, metric)
+    # Stores and loads through the page cache are no comparison; lookups are.
+    peers = (*PEERS, FS_NATIVE_CACHED) if cell.operation == LOOKUP else PEERS
+    best = samples.best(cell, peers, metric)
     ratio = samples.ratio(cell, ours, best, metric) if best else None
     return Goal(what, best or "best peer", target, ratio)
 
