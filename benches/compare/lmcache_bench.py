@@ -56,9 +56,9 @@ def run(session: Session) -> SectionResult:
                         )
     result.notes.append(
         "Each round is a process of its own over an empty store: kvring writes here to space that "
-        "was never written before, unlike above. Unaligned: --l1-align-bytes 1; there fs_native goes "
-        "through the page cache, so only its lookups are compared in the goals. MB = 1e6 bytes; "
-        "the command itself prints MiB."
+        "was never written before, unlike above. Unaligned: --l1-align-bytes 1; fs_native then "
+        "goes through the page cache, so only its lookups are compared in the goals. "
+        "MB = 1e6 bytes; the command itself prints MiB."
     )
     return result
 
