@@ -81,6 +81,10 @@ $(VENV)/.stamp-lmcache: requirements/lmcache.txt $(VENV)/.stamp-tools
 	$(call install,-r requirements/lmcache.txt)
 	touch $@
 
+$(VENV)/.stamp-bench: requirements/bench.txt $(VENV)/.stamp-lmcache
+	@$(call install,-r requirements/bench.txt)
+	touch $@
+
 # The install is editable: edits of .py files need no build. A native module newer than the stamp is somebody else's,
 # perhaps a debug build, and a missing one was deleted: both are built anew.
 NATIVE_MODULE := $(wildcard connector_py/kvring/_native*.so)
@@ -152,13 +156,20 @@ lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny
 		echo "lint: cargo-deny skipped, it is not installed (cargo install --locked cargo-deny)"
 	fi
 
+# For instance: make bench BENCH='--only mixed-disk', to measure one part anew
+BENCH ?=
+
 .PHONY: bench
-bench: build lmcache ## side by side with LMCache's fs_native: the figures to publish
-	@$(PY) -m benches.compare
+bench: build $(VENV)/.stamp-bench ## side by side with LMCache's own and fio: the figures to publish (as root, 45 minutes)
+	@$(PY) -m benches.compare $(BENCH)
 
 .PHONY: bench-quick
-bench-quick: build lmcache ## the same, smaller: a first look
-	@$(PY) -m benches.compare --quick
+bench-quick: build $(VENV)/.stamp-bench ## the same, much smaller: a first look
+	@$(PY) -m benches.compare --quick $(BENCH)
+
+.PHONY: bench-docs
+bench-docs: $(VENV)/.stamp-bench ## docs/benchmarks.md from what make bench has measured
+	@$(PY) -m benches.compare --write-docs
 
 .PHONY: clean
 clean: ## remove all that was built, and the caches; .venv keeps its tools

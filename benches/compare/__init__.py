@@ -1,8 +1,14 @@
-"""kvring beside another native connector of LMCache, on one device, in one run.
+"""kvring beside LMCache's own L2 adapters and fio, on one device, in one run.
 
-Both are driven through the interface that LMCache itself uses, with the same memory, keys and
-batches. `__main__` reads the command line, `devices` makes the directory to measure on, `peers`
-opens the connectors, `arena` holds the memory, `workload` drives and times one transfer, `rounds`
-alternates between the peers, `machine` tells where it all ran, and `report` prints and writes what
-came out.
+| you look for | it is in |
+|---|---|
+| the command line | `__main__` |
+| the parts of a run | `sections`; `transfers`, `lookups`, `deletes`, `mixed`, `lmcache_bench` |
+| how much is measured | `scale` |
+| who is measured | `peers`, `fio`; driven through `clients` |
+| where: devices, memory, machine | `devices` over `block_devices`, `arena`, `machine` |
+| what every part needs | `session`, `workload` |
+| medians, ranges, ratios | `samples` |
+| the goals | `goals` |
+| tables, plots, page, JSON | `tables`, `plots`, `markdown`, `document` |
 """

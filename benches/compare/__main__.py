@@ -1,127 +1,186 @@
-"""`python -m benches.compare`: put and get of kvring beside LMCache's fs_native."""
+"""`python -m benches.compare`: kvring beside LMCache's own L2 adapters and fio."""
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import signal
 import sys
-from contextlib import AbstractContextManager
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
-from benches.compare import report
-from benches.compare.arena import Arena
-from benches.compare.devices import Device, DeviceError, directory_device, loop_device
+from benches.compare import document as documents
+from benches.compare import sections
+from benches.compare.devices import DeviceError
+from benches.compare.fio import FioError, fio_version, require_fio
+from benches.compare.goals import goals
 from benches.compare.machine import machine_facts
-from benches.compare.peers import (
-    FS_NATIVE_WORKERS,
-    KVRING_CAPACITY,
-    OPENERS,
-    peer_version,
-)
-from benches.compare.rounds import run_rounds
-from benches.compare.workload import BATCHES_IN_FLIGHT, Plan, TransferError
+from benches.compare.markdown import write_markdown
+from benches.compare.peers import versions
+from benches.compare.plots import write_plots
+from benches.compare.samples import Samples
+from benches.compare.scale import FULL, QUICK
+from benches.compare.session import Session, progress
+from benches.compare.tables import goals_table, print_table, section_tables
+from benches.compare.workload import TransferError
 
-_KIB = 1024
-_MIB = 1024 * _KIB
-_RESULTS_DIRECTORY = Path(__file__).resolve().parent.parent / "results"
-
-_FULL_PLANS = [
-    Plan(chunk_size_bytes=64 * _KIB, chunk_count=4096, batch_keys=32),
-    Plan(chunk_size_bytes=_MIB, chunk_count=1024, batch_keys=16),
-]
-_QUICK_PLANS = [
-    Plan(chunk_size_bytes=64 * _KIB, chunk_count=1024, batch_keys=32),
-    Plan(chunk_size_bytes=_MIB, chunk_count=256, batch_keys=16),
-]
-_FULL_ROUNDS = 5
-_QUICK_ROUNDS = 3
+_REPOSITORY = Path(__file__).resolve().parent.parent.parent
+_RESULTS_DIRECTORY = _REPOSITORY / "benches" / "results"
+_DOCS_PAGE = _REPOSITORY / "docs" / "benchmarks.md"
+_DOCS_IMAGES = _REPOSITORY / "docs" / "images"
 
 
 def main() -> int:
-    """Run the comparison that the command line asks for.
+    """Run what the command line asks for.
 
     Returns:
         The exit status.
     """
     arguments = _parse_arguments()
     # So that a device is also taken down when the run is ended from outside.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    document = documents.read(arguments.output)
+    if arguments.write_docs:
+        return _write_docs(document, arguments.output)
+    if not arguments.only:
+        document = {"sections": {}}
     try:
-        _compare(arguments)
-    except (DeviceError, TransferError) as error:
-        print(f"compare: {error}", file=sys.stderr)
+        failed = _measure(arguments, document)
+    except KeyboardInterrupt:
+        print("compare: interrupted; whole parts are kept in the JSON", file=sys.stderr)
+        return 128 + signal.SIGINT
+    if not document["sections"]:
+        print("compare: nothing was measured", file=sys.stderr)
         return 1
-    except (ImportError, PackageNotFoundError) as error:
-        print(f"compare: {error}. Try: make build lmcache", file=sys.stderr)
-        return 1
-    return 0
+    _report(document, arguments.output)
+    return 1 if failed else 0
 
 
-def _compare(arguments: argparse.Namespace) -> None:
-    peers: list[str] = arguments.peers
-    plans = _QUICK_PLANS if arguments.quick else _FULL_PLANS
-    round_count = _QUICK_ROUNDS if arguments.quick else _FULL_ROUNDS
-    context: dict[str, object] = {
+def _measure(arguments: argparse.Namespace, document: documents.Document) -> list[str]:
+    """Measure the parts, and write the document after each. Return those that failed."""
+    scale = QUICK if arguments.quick else FULL
+    with ExitStack() as stack:
+        session = Session(scale, _RESULTS_DIRECTORY, arguments.huge_pages, arguments.path, stack)
+        return _measure_parts(arguments, document, session)
+
+
+def _measure_parts(
+    arguments: argparse.Namespace, document: documents.Document, session: Session
+) -> list[str]:
+    try:
+        require_fio()
+    except FioError as reason:
+        progress(f"skipped: fio: {reason}")
+    failed = []
+    for name in arguments.only or sections.TITLES:
+        progress(f"== {sections.TITLES[name]}")
+        context = _context(arguments, session, name)
+        started_s = time.monotonic()
+        try:
+            result = sections.section(name)(session)
+        except DeviceError as reason:
+            progress(f"skipped: {name}: {reason}")
+            continue
+        except (TransferError, OSError) as error:
+            progress(f"FAILED: {name}: {error}")
+            failed.append(name)
+            continue
+        except (ImportError, PackageNotFoundError) as error:
+            progress(f"FAILED: {name}: {error}. Try: make bench-quick, it installs what is needed")
+            failed.append(name)
+            continue
+        context["elapsed_s"] = round(time.monotonic() - started_s)
+        documents.merge(document, name, result, context)
+        documents.write(document, arguments.output)
+    return failed
+
+
+def _context(arguments: argparse.Namespace, session: Session, name: str) -> dict[str, Any]:
+    options = " ".join(
+        [
+            *(["--quick"] if arguments.quick else []),
+            *(["--huge-pages"] if arguments.huge_pages else []),
+            *(["--path DIRECTORY"] if arguments.path else []),
+            f"--only {name}",
+        ]
+    )
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "measured_at": now.isoformat(timespec="seconds"),
         "machine": machine_facts(),
-        "versions": {peer: peer_version(peer) for peer in peers},
+        "versions": {**versions(), "fio": fio_version()},
         "settings": {
             "quick": arguments.quick,
-            "rounds": round_count,
-            "batches_in_flight": BATCHES_IN_FLIGHT,
             "huge_pages": arguments.huge_pages,
-            "fs_native_workers": FS_NATIVE_WORKERS,
-            "kvring_capacity": KVRING_CAPACITY,
-            "plans": [vars(plan) for plan in plans],
+            **asdict(session.scale),
         },
+        "commands": {f"part {name}": f"python -m benches.compare {options}"},
     }
-    arena = Arena(max(plan.size_bytes for plan in plans), huge_pages=arguments.huge_pages)
-    with _open_device(arguments) as device:
-        context["device"] = {"name": device.name, **device.facts}
-        outcome = run_rounds(device.directory, peers, plans, round_count, arena, _print_progress)
-    context["peers"] = outcome.facts
-    rows = report.summarize(outcome.samples)
-    title = f"{' and '.join(peers)} on {device.name} ({device.facts['file_system']})"
-    report.print_table(title, rows, peers)
-    report.write_json(arguments.output, context, rows, outcome.samples)
-    print(f"Everything measured: {arguments.output}")
 
 
-def _open_device(arguments: argparse.Namespace) -> AbstractContextManager[Device]:
-    if arguments.path is not None:
-        return directory_device(str(arguments.path), arguments.path)
-    _RESULTS_DIRECTORY.mkdir(parents=True, exist_ok=True)
-    if arguments.device == "ext4-loop":
-        return loop_device(_RESULTS_DIRECTORY, "ext4")
-    return directory_device("disk", _RESULTS_DIRECTORY)
+def _report(document: documents.Document, output: Path) -> None:
+    measured = documents.samples_by_section(document)
+    for name, samples in measured.items():
+        for table in section_tables(name, samples):
+            print_table(table)
+    print_table(goals_table(goals(measured)))
+    _plot(measured, output)
+    for name, entry in document["sections"].items():
+        for skipped in entry["skipped"]:
+            print(f"skipped in {name}: {skipped}")
+    print(f"Everything measured: {output}")
 
 
-def _print_progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _plot(measured: dict[str, Samples], output: Path) -> None:
+    try:
+        files = write_plots(measured, output.parent / "plots")
+    except ImportError as error:
+        print(f"skipped: plots: {error}", file=sys.stderr)
+        return
+    print("Plots:", *(path for paths in files.values() for path in paths))
+
+
+def _write_docs(document: documents.Document, output: Path) -> int:
+    if not document["sections"]:
+        print(f"compare: there is nothing in {output}. Measure first: make bench", file=sys.stderr)
+        return 1
+    write_markdown(document, _DOCS_PAGE, _DOCS_IMAGES)
+    print(f"Written: {_DOCS_PAGE}")
+    return 0
 
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benches.compare", description=__doc__)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--device",
-        choices=["disk", "ext4-loop"],
-        default="disk",
-        help="disk: this source tree's file system; ext4-loop: a fresh ext4 over it, as root",
+    parser.add_argument("--quick", action="store_true", help="less data, fewer rounds and peers")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(sections.TITLES),
+        metavar="PART",
+        help="measure these parts and put them into the JSON of an earlier run: "
+        + ", ".join(sections.TITLES),
     )
-    where.add_argument("--path", type=Path, help="measure in this directory instead")
-    parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
+    parser.add_argument(
+        "--path", type=Path, help="measure in this directory instead of ext4 over a loop device"
+    )
     parser.add_argument(
         "--huge-pages", action="store_true", help="ask for huge pages under the memory"
-    )
-    parser.add_argument(
-        "--peers", nargs="+", choices=list(OPENERS), default=list(OPENERS), help="whom to measure"
     )
     parser.add_argument(
         "--output",
         type=Path,
         default=_RESULTS_DIRECTORY / "compare.json",
         help="where to write everything measured (default: benches/results/compare.json)",
+    )
+    parser.add_argument(
+        "--write-docs",
+        action="store_true",
+        help="measure nothing: write docs/benchmarks.md from the JSON",
     )
     return parser.parse_args()
 

@@ -1,49 +1,40 @@
-"""Where to measure: a directory on some file system, removed afterwards whatever happens."""
+"""Where to measure: file systems and bare block devices, removed afterwards whatever happens."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-LOOP_IMAGE_SIZE_BYTES = 12 << 30
-_REMOVE_PREFIX = "kvring-compare-"
+from benches.compare.block_devices import (
+    DIRECTORY_PREFIX,
+    ZRAM_CONTROL,
+    DeviceError,
+    add_zram,
+    attach_loop,
+    mount,
+    require,
+    require_free_space,
+    temporary_directory,
+)
 
+__all__ = [
+    "EXT4_LOOP",
+    "XFS_ZRAM",
+    "Device",
+    "DeviceError",
+    "LoopPair",
+    "directory_device",
+    "ext4_loop_device",
+    "loop_device",
+    "loop_pair",
+    "xfs_zram_device",
+]
 
-@dataclass(frozen=True)
-class Device:
-    """A directory to measure in, and what it stands on."""
-
-    name: str
-    directory: Path
-    facts: dict[str, str]
-
-
-class DeviceError(RuntimeError):
-    """A device could not be made. The message says what to do."""
-
-
-@contextmanager
-def directory_device(name: str, parent: Path) -> Iterator[Device]:
-    """Make an empty directory on the file system that holds `parent`.
-
-    Args:
-        name: What to call the device in the report.
-        parent: An existing directory.
-
-    Yields:
-        The device.
-    """
-    if not parent.is_dir():
-        raise DeviceError(f"{parent} is not a directory: make it first, or name another --path")
-    with tempfile.TemporaryDirectory(prefix=_REMOVE_PREFIX, dir=parent) as directory:
-        yield Device(name, Path(directory), _file_system_facts(Path(directory)))
-
+EXT4_LOOP = "ext4-loop"
+XFS_ZRAM = "xfs-zram"
 
 # A discard would punch holes into the image, and the puts would pay for filling them.
 _MAKE_FILE_SYSTEM = {
@@ -52,14 +43,30 @@ _MAKE_FILE_SYSTEM = {
 }
 
 
+@dataclass(frozen=True)
+class Device:
+    """A directory to measure in, what it stands on, and a bare device of the same kind."""
+
+    name: str
+    directory: Path
+    raw_device: Path | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def directory_device(parent: Path) -> Iterator[Device]:
+    """Make an empty directory on the file system that holds `parent`. It has no bare device."""
+    if not parent.is_dir():
+        raise DeviceError(f"{parent} is not a directory: make it first, or name another --path")
+    with tempfile.TemporaryDirectory(prefix=DIRECTORY_PREFIX, dir=parent) as directory:
+        yield Device("directory", Path(directory), None, _file_system_facts(Path(directory)))
+
+
 @contextmanager
 def loop_device(
-    parent: Path,
-    file_system: str,
-    size_bytes: int = LOOP_IMAGE_SIZE_BYTES,
-    *mkfs_options: str,
+    parent: Path, file_system: str, size_bytes: int, *mkfs_options: str
 ) -> Iterator[Device]:
-    """Make a fresh file system, on a loop device with direct I/O, over a file in `parent`.
+    """Make a fresh file system on a loop device with direct I/O over a file.
 
     Args:
         parent: An existing directory on the disk to use.
@@ -73,51 +80,90 @@ def loop_device(
     Raises:
         DeviceError: It cannot be had here; the message says why.
     """
-    if os.geteuid() != 0:
-        raise DeviceError("a loop device needs root")
     make = _MAKE_FILE_SYSTEM[file_system]
-    for tool in ("losetup", make[0], "mount", "umount"):
-        if shutil.which(tool) is None:
-            raise DeviceError(
-                f"a loop device needs {tool}: install util-linux, e2fsprogs, xfsprogs"
-            )
+    require("losetup", make[0], "mount", "umount")
+    with ExitStack() as stack:
+        work = temporary_directory(stack, parent)
+        block = attach_loop(stack, work / "file-system.image", size_bytes)
+        directory = mount(stack, (*make, *mkfs_options), block, temporary_directory(stack, work))
+        yield Device(f"{file_system}-loop", directory, None, _file_system_facts(directory))
+
+
+@dataclass(frozen=True)
+class LoopPair:
+    """Two loop devices with direct I/O: one for a file system, one to be used bare."""
+
+    work: Path
+    block: Path
+    raw_device: Path
+
+
+@contextmanager
+def loop_pair(parent: Path, size_bytes: int, raw_size_bytes: int) -> Iterator[LoopPair]:
+    """Make two loop devices over files, which are written once: that takes a while.
+
+    Args:
+        parent: An existing directory on the disk to use.
+        size_bytes: Size of the one for a file system.
+        raw_size_bytes: Size of the bare one.
+
+    Yields:
+        Both.
+
+    Raises:
+        DeviceError: They cannot be had here; the message says why.
+    """
+    require("losetup", "mkfs.ext4", "mount", "umount")
+    require_free_space(parent, size_bytes + raw_size_bytes)
     # Each step is undone in reverse order, also when a later one, or the work on it, fails.
     with ExitStack() as stack:
-        work = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix=_REMOVE_PREFIX, dir=parent))
-        )
-        image = work / f"{file_system}.image"
-        with image.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size_bytes)
-        loop = _run("losetup", "--find", "--show", "--direct-io=on", str(image)).strip()
-        stack.callback(_run, "losetup", "--detach", loop)
-        _require_direct_io(loop)
-        _run(*make, *mkfs_options, loop)
-        mount_point = work / "mount"
-        mount_point.mkdir()
-        _run("mount", loop, str(mount_point))
-        stack.callback(_unmount, mount_point)
-        directory = mount_point / "data"
-        directory.mkdir()
+        work = temporary_directory(stack, parent)
+        block = attach_loop(stack, work / "file-system.image", size_bytes)
+        raw_device = attach_loop(stack, work / "raw.image", raw_size_bytes)
+        yield LoopPair(work, block, raw_device)
+
+
+@contextmanager
+def ext4_loop_device(pair: LoopPair) -> Iterator[Device]:
+    """Make a fresh ext4, with journal, on a loop device, and mount it."""
+    with ExitStack() as stack:
+        mount_point = temporary_directory(stack, pair.work)
+        directory = mount(stack, _MAKE_FILE_SYSTEM["ext4"], pair.block, mount_point)
+        below = _file_system_facts(pair.work)["file_system"]
         facts = _file_system_facts(directory) | {
-            "loop_over": _file_system_facts(work)["file_system"],
-            "loop_image_size_bytes": str(size_bytes),
+            "over": f"a loop device with direct I/O over a written file on {below}"
         }
-        yield Device(f"{file_system}-loop", directory, facts)
+        yield Device(EXT4_LOOP, directory, pair.raw_device, facts)
 
 
-def _require_direct_io(loop: str) -> None:
-    state = Path("/sys/block") / Path(loop).name / "loop" / "dio"
-    if state.read_text(encoding="ascii").strip() != "1":
-        raise DeviceError(f"{loop} has no direct I/O here: the file system below it can't do it")
+@contextmanager
+def xfs_zram_device(parent: Path, size_bytes: int, raw_size_bytes: int) -> Iterator[Device]:
+    """Make a fresh XFS, and a bare device, each on a zram device of its own.
 
+    Only same-filled pages may be written in bulk: others would take memory.
 
-def _unmount(mount_point: Path) -> None:
-    try:
-        _run("umount", str(mount_point))
-    except DeviceError:
-        # Something still holds a file open: detach now, the kernel finishes when it lets go.
-        _run("umount", "--lazy", str(mount_point))
+    Args:
+        parent: An existing directory, for the mount point.
+        size_bytes: Size of the file system, at least 300 MiB.
+        raw_size_bytes: Size of the bare device.
+
+    Yields:
+        The device.
+
+    Raises:
+        DeviceError: It cannot be had here; the message says why.
+    """
+    make = _MAKE_FILE_SYSTEM["xfs"]
+    require(make[0], "mount", "umount")
+    if not (ZRAM_CONTROL / "hot_add").exists():
+        raise DeviceError("this kernel has no zram, or its module is not loaded (modprobe zram)")
+    with ExitStack() as stack:
+        mount_point = temporary_directory(stack, parent)
+        block = add_zram(stack, size_bytes)
+        raw = add_zram(stack, raw_size_bytes)
+        directory = mount(stack, make, block, mount_point)
+        facts = _file_system_facts(directory) | {"over": "zram, every page same-filled"}
+        yield Device(XFS_ZRAM, directory, raw, facts)
 
 
 def _file_system_facts(directory: Path) -> dict[str, str]:
@@ -129,10 +175,3 @@ def _file_system_facts(directory: Path) -> dict[str, str]:
         if resolved.is_relative_to(mount_point) and len(mount_point) >= len(best[0]):
             best = (mount_point, file_system, options)
     return {"file_system": best[1], "mount_options": best[2]}
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise DeviceError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout

@@ -1,100 +1,188 @@
-"""The connectors under comparison, each opened the way LMCache opens it."""
+"""Who is compared, each opened the way LMCache opens it."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any
 
-Completion = tuple[int, bool, str, "list[bool] | None"]
+from benches.compare.arena import Arena
+from benches.compare.clients import AdapterClient, Client, NativeClient
+
+# LMCache would otherwise log every store and count its users.
+os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
+os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 
 KVRING = "kvring"
-FS_NATIVE = "fs_native"
+KVRING_OFF = "kvring, checksum off"
+UNPRIORITISED = "kvring, unprioritised"
+FS_NATIVE = "fs_native, 4 workers"
+FS_NATIVE_32 = "fs_native, 32 workers"
+FS_NATIVE_CACHED = "fs_native, 4 workers, page cache"
+RAW_BLOCK = "raw_block"
+FS = "fs"
+FIO = "fio"
 
-KVRING_CAPACITY = "8GiB"
-FS_NATIVE_WORKERS = 4
+# fio is the device's limit, not a peer.
+PEERS = (FS_NATIVE, FS_NATIVE_32, RAW_BLOCK, FS)
 
-
-class NativeConnector(Protocol):
-    """What LMCache asks of a native connector."""
-
-    def event_fd(self) -> int:
-        """Return the descriptor that becomes readable when there is something to drain."""
-
-    def submit_batch_set(self, keys: list[str], memoryviews: list[memoryview]) -> int:
-        """Begin to store the memory under the keys."""
-
-    def submit_batch_get(self, keys: list[str], memoryviews: list[memoryview]) -> int:
-        """Begin to load the keys into the memory."""
-
-    def submit_batch_exists(self, keys: list[str]) -> int:
-        """Begin to look the keys up."""
-
-    def submit_batch_delete(self, keys: list[str]) -> int:
-        """Begin to remove the keys."""
-
-    def drain_completions(self) -> Sequence[Completion]:
-        """Return what has completed since the last call."""
-
-    def close(self) -> None:
-        """Let go of everything."""
+_RAW_BLOCK_HEADER_BYTES = 4096
+_ALIGNMENT_BYTES = 4096
 
 
-def open_kvring(directory: Path) -> NativeConnector:
-    """Open kvring with its defaults.
+@dataclass(frozen=True)
+class Place:
+    """Where a peer is opened, and for what."""
 
-    Args:
-        directory: Where it keeps its data.
-
-    Returns:
-        The open connector.
-    """
-    kvring = importlib.import_module("kvring")
-    return cast(NativeConnector, kvring.Connector(path=str(directory), capacity=KVRING_CAPACITY))
+    directory: Path
+    raw_device: Path | None
+    arena: Arena
+    chunk_size_bytes: int
+    capacity_bytes: int
 
 
-def open_fs_native(directory: Path) -> NativeConnector:
-    """Open LMCache's C++ file-per-chunk client as its `fs_native` adapter does.
+@dataclass(frozen=True)
+class Peer:
+    """Somebody to measure. `open` raises UnavailableError where it can't run."""
 
-    Args:
-        directory: Where it keeps its files.
+    name: str
+    open: Callable[[Place], Client]
+    # Share of the chunks by chunk size: those who would take minutes get fewer.
+    shares: dict[int, float] = field(default_factory=dict)
 
-    Returns:
-        The open connector.
-    """
-    os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
-    lmcache_fs = importlib.import_module("lmcache.lmcache_fs")
-    relative_tmp_dir, use_odirect, read_ahead_size_bytes = "", True, 0
-    return cast(
-        NativeConnector,
-        lmcache_fs.LMCacheFSClient(
-            str(directory), FS_NATIVE_WORKERS, relative_tmp_dir, use_odirect, read_ahead_size_bytes
-        ),
+
+class UnavailableError(RuntimeError):
+    """A peer can't run here; the message says why."""
+
+
+def kvring_peer(name: str, **options: Any) -> Peer:
+    """Return kvring with these options."""
+
+    def opened(place: Place) -> Client:
+        kvring = importlib.import_module("kvring")
+        connector = kvring.Connector(
+            path=str(place.directory), capacity=place.capacity_bytes, **options
+        )
+        return NativeClient(connector)
+
+    return Peer(name, opened)
+
+
+def fs_native_peer(name: str, workers: int) -> Peer:
+    """Return LMCache's C++ file-per-chunk client, opened as its `fs_native` adapter does."""
+
+    def opened(place: Place) -> Client:
+        lmcache_fs = importlib.import_module("lmcache.lmcache_fs")
+        relative_tmp_dir, use_odirect, read_ahead_size_bytes = "", True, 0
+        client = lmcache_fs.LMCacheFSClient(
+            str(place.directory), workers, relative_tmp_dir, use_odirect, read_ahead_size_bytes
+        )
+        return NativeClient(client)
+
+    return Peer(name, opened, {4096: 1 / 4, 65536: 1 / 2})
+
+
+def _open_fs(place: Place) -> Client:
+    from lmcache.v1.distributed.l2_adapters.fs_l2_adapter import FSL2Adapter, FSL2AdapterConfig
+
+    adapter = FSL2Adapter(FSL2AdapterConfig(str(place.directory), use_odirect=True))
+    return AdapterClient(adapter, {"direct_io": True})
+
+
+def raw_block_settings(raw_device: Path, chunk_size_bytes: int) -> dict[str, Any]:
+    """Return how LMCache's `raw_block` adapter is configured, but for its type."""
+    return {
+        "device_path": str(raw_device),
+        "slot_bytes": chunk_size_bytes + _RAW_BLOCK_HEADER_BYTES,
+        "io_engine": "io_uring",
+        "use_odirect": True,
+        "load_checkpoint_on_init": False,
+        "meta_enable_periodic": False,
+    }
+
+
+def _open_raw_block(place: Place) -> Client:
+    if place.raw_device is None:
+        raise UnavailableError("it needs a block device of its own")
+    try:
+        importlib.import_module("lmcache_rust_raw_block_io")
+    except ImportError as error:
+        raise UnavailableError(f"{error}: pip install -r requirements/bench.txt") from error
+    from lmcache.v1.distributed.internal_api import L1MemoryDesc
+    from lmcache.v1.distributed.l2_adapters.raw_block_l2_adapter import (
+        RawBlockL2Adapter,
+        RawBlockL2AdapterConfig,
     )
 
-
-OPENERS: dict[str, Callable[[Path], NativeConnector]] = {
-    KVRING: open_kvring,
-    FS_NATIVE: open_fs_native,
-}
-
-
-def peer_facts(connector: NativeConnector) -> dict[str, object]:
-    """Return what a connector says of how it runs, as far as it says anything."""
-    stats = getattr(connector, "stats", None)
-    if stats is None:
-        return {}
-    return {name: value for name, value in stats().items() if name in _TELLING_STATS}
+    settings = raw_block_settings(place.raw_device, place.chunk_size_bytes)
+    size_bytes = place.arena.size_bytes
+    # The whole arena as fixed buffers of its ring: what it is fastest with.
+    memory = L1MemoryDesc(place.arena.address, size_bytes, _ALIGNMENT_BYTES, size_bytes)
+    adapter = RawBlockL2Adapter(RawBlockL2AdapterConfig.from_dict(settings), memory)
+    return AdapterClient(adapter, {"engine": "io_uring", "direct_io": True})
 
 
-# A figure is only worth comparing if it was reached through the ring, and past the page cache.
-_TELLING_STATS = ("engine", "direct_io")
-_PACKAGES = {KVRING: "kvring", FS_NATIVE: "lmcache"}
+RAW_BLOCK_PEER = Peer(RAW_BLOCK, _open_raw_block, {4096: 1 / 4, 65536: 1 / 2})
+FS_PEER = Peer(FS, _open_fs, {4096: 1 / 16, 65536: 1 / 8, 262144: 1 / 4})
 
 
-def peer_version(peer: str) -> str:
-    """Return the version of the package that a peer comes from."""
-    return version(_PACKAGES[peer])
+def lmcache_peers(*, every_peer: bool) -> list[Peer]:
+    """Return LMCache's own."""
+    first = fs_native_peer(FS_NATIVE, 4)
+    if not every_peer:
+        return [first]
+    return [first, fs_native_peer(FS_NATIVE_32, 32), RAW_BLOCK_PEER, FS_PEER]
+
+
+def kvring_options() -> dict[str, dict[str, str | None]]:
+    """Return the options that this kvring has."""
+    options: dict[str, dict[str, str | None]] = importlib.import_module("kvring").options()
+    return options
+
+
+def io_threads_peers() -> list[Peer]:
+    """Return kvring without checksum, with as many threads as it lets us choose."""
+    if "io_threads" not in kvring_options():
+        return [kvring_peer(KVRING_OFF, checksum="off")]
+    return [
+        kvring_peer(f"{KVRING_OFF}, io_threads {count}", checksum="off", io_threads=count)
+        for count in (1, 2, 4)
+    ]
+
+
+_SET_LIMITS = ("set_in_flight_bytes", "set_in_flight_while_loading_bytes")
+
+
+def unprioritised_peer() -> Peer | None:
+    """Return kvring with the limits on stores in flight at their greatest, where it has any."""
+    options = kvring_options()
+    limits = {
+        name: greatest_of(options[name].get("range") or "")
+        for name in _SET_LIMITS
+        if name in options
+    }
+    return kvring_peer(UNPRIORITISED, **limits) if limits else None
+
+
+def greatest_of(allowed: str) -> str:
+    """Return the greatest value of a range such as '0 to 64 MiB'; 1GiB where it names none."""
+    sizes = re.findall(r"\b(?:to|most)\s+(\d+(?:\.\d+)?\s*(?:[KMGT]i?B)?)", allowed)
+    return sizes[-1].replace(" ", "") if sizes else "1GiB"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that are measured."""
+    packages = ("kvring", "lmcache", "lmcache-rust-raw-block-io")
+    return {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,4 +1,4 @@
-"""One transfer through one connector: keep a few batches in flight, and time the whole."""
+"""Driving one client: keep a few batches in flight, and time the whole."""
 
 from __future__ import annotations
 
@@ -7,138 +7,149 @@ import hashlib
 import resource
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from benches.compare.peers import NativeConnector
+from benches.compare.clients import Client
+from benches.compare.samples import CPU, KEY_RATE, RATE
+from benches.compare.scale import BATCHES_IN_FLIGHT
 
-BATCHES_IN_FLIGHT = 4
-_STALL_TIMEOUT_S = 120.0
+STALL_TIMEOUT_S = 120.0
 _MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 
 Submit = Callable[[], int]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is moved in a round, and in which portions."""
-
-    chunk_size_bytes: int
-    chunk_count: int
-    batch_keys: int
-
-    @property
-    def size_bytes(self) -> int:
-        """All bytes of a round."""
-        return self.chunk_size_bytes * self.chunk_count
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What one timed transfer took."""
-
-    size_bytes: int
-    elapsed_s: float
-    cpu_s: float
-
-    @property
-    def rate_mb_per_s(self) -> float:
-        """Megabytes (1e6) a second."""
-        return self.size_bytes / 1e6 / self.elapsed_s
-
-    @property
-    def cpu_s_per_gb(self) -> float:
-        """Seconds of processor time, user and system, for a gigabyte (1e9)."""
-        return self.cpu_s / (self.size_bytes / 1e9)
 
 
 class TransferError(RuntimeError):
     """A connector failed, stalled, or lost something it had stored."""
 
 
-def chunk_keys(plan: Plan, round_number: int) -> list[str]:
-    """Return the keys of a round, shaped as LMCache shapes them."""
-    hashes = (
-        hashlib.sha256(f"{plan.chunk_size_bytes}:{round_number}:{chunk}".encode()).hexdigest()
-        for chunk in range(plan.chunk_count)
-    )
+@dataclass(frozen=True)
+class Timing:
+    """What driving a number of batches took."""
+
+    elapsed_s: float
+    cpu_s: float
+    results: list[list[bool] | None]
+
+    def transfer_values(self, size_bytes: int) -> dict[str, float]:
+        """Return megabytes (1e6) a second, and processor seconds for a gigabyte (1e9)."""
+        return {
+            RATE: size_bytes / 1e6 / self.elapsed_s,
+            CPU: self.cpu_s / (size_bytes / 1e9),
+        }
+
+    def key_values(self, key_count: int) -> dict[str, float]:
+        """Return keys a second."""
+        return {KEY_RATE: key_count / self.elapsed_s}
+
+
+def chunk_names(label: str, count: int) -> list[str]:
+    """Return keys shaped as LMCache shapes them, the same for the same label."""
+    hashes = (hashlib.sha256(f"{label}:{chunk}".encode()).hexdigest() for chunk in range(count))
     return [f"{_MODEL}@00010001@0@{chunk_hash}" for chunk_hash in hashes]
 
 
-def timed_put(
-    connector: NativeConnector, plan: Plan, keys: list[str], chunks: list[memoryview]
-) -> Measurement:
+def timed_set(client: Client, keys: list[Any], chunks: list[Any], batch_keys: int) -> Timing:
     """Store all chunks, and say what it took."""
-    return _timed_transfer(connector, connector.submit_batch_set, plan, keys, chunks)
+    return timed(client, _transfers(client.submit_set, keys, chunks, batch_keys))
 
 
-def timed_get(
-    connector: NativeConnector, plan: Plan, keys: list[str], chunks: list[memoryview]
-) -> Measurement:
-    """Load all chunks, and say what it took."""
-    return _timed_transfer(connector, connector.submit_batch_get, plan, keys, chunks)
+def timed_get(client: Client, keys: list[Any], chunks: list[Any], batch_keys: int) -> Timing:
+    """Load all chunks, and say what it took. A miss is an error."""
+    return timed(client, _transfers(client.submit_get, keys, chunks, batch_keys))
 
 
-def delete(connector: NativeConnector, plan: Plan, keys: list[str]) -> None:
-    """Remove the keys of a round. Not timed."""
-
-    def submit_for(batch: list[str]) -> Submit:
-        return lambda: connector.submit_batch_delete(batch)
-
-    batches = [keys[start:end] for start, end in _batch_bounds(plan)]
-    _drive(connector, [submit_for(batch) for batch in batches])
+def timed_delete(client: Client, keys: list[Any], batch_keys: int) -> Timing:
+    """Remove all keys, and say what it took until the last answer."""
+    batches = [keys[at : at + batch_keys] for at in range(0, len(keys), batch_keys)]
+    return timed(client, [_call(client.submit_delete, batch) for batch in batches])
 
 
-def _timed_transfer(
-    connector: NativeConnector,
-    operation: Callable[[list[str], list[memoryview]], int],
-    plan: Plan,
-    keys: list[str],
-    chunks: list[memoryview],
-) -> Measurement:
-    def submit_for(batch_keys: list[str], batch_chunks: list[memoryview]) -> Submit:
-        return lambda: operation(batch_keys, batch_chunks)
+def timed(client: Client, submits: Iterable[Submit], *, all_true: bool = True) -> Timing:
+    """Run the submits with a fixed number of them in flight.
 
-    submits = [submit_for(keys[start:end], chunks[start:end]) for start, end in _batch_bounds(plan)]
-    gc.collect()
-    cpu_before_s = _process_cpu_s()
-    started_s = time.perf_counter()
-    _drive(connector, submits)
-    elapsed_s = time.perf_counter() - started_s
-    return Measurement(plan.size_bytes, elapsed_s, _process_cpu_s() - cpu_before_s)
+    Args:
+        client: Whose completions to wait for.
+        submits: What to do; may go on producing while it is consumed.
+        all_true: Whether a key that is answered False is an error.
 
+    Returns:
+        What it took, and the answers in the order in which they came.
 
-def _batch_bounds(plan: Plan) -> list[tuple[int, int]]:
-    starts = range(0, plan.chunk_count, plan.batch_keys)
-    return [(start, min(start + plan.batch_keys, plan.chunk_count)) for start in starts]
-
-
-def _drive(connector: NativeConnector, submits: list[Submit]) -> None:
-    """Run the submits with a fixed number of them in flight, and require that all succeed."""
+    Raises:
+        TransferError: A batch failed or stalled.
+    """
+    results: list[list[bool] | None] = []
     poller = select.poll()
-    poller.register(connector.event_fd(), select.POLLIN)
-    waiting = iter(submits)
-    in_flight: set[int] = set()
-    for submit in waiting:
-        in_flight.add(submit())
-        if len(in_flight) < BATCHES_IN_FLIGHT:
-            continue
-        _complete_some(connector, poller, in_flight)
-    while in_flight:
-        _complete_some(connector, poller, in_flight)
+    poller.register(client.event_fd(), select.POLLIN)
+    gc.collect()
+    gc.disable()
+    try:
+        cpu_before_s = process_cpu_s()
+        started_s = time.perf_counter()
+        in_flight: set[int] = set()
+        for submit in submits:
+            in_flight.add(submit())
+            while len(in_flight) >= BATCHES_IN_FLIGHT:
+                _complete_some(client, poller, in_flight, results, all_true)
+        while in_flight:
+            _complete_some(client, poller, in_flight, results, all_true)
+        elapsed_s = time.perf_counter() - started_s
+        return Timing(elapsed_s, process_cpu_s() - cpu_before_s, results)
+    finally:
+        gc.enable()
 
 
-def _complete_some(connector: NativeConnector, poller: select.poll, in_flight: set[int]) -> None:
-    if not poller.poll(_STALL_TIMEOUT_S * 1000):
-        raise TransferError(f"no completion in {_STALL_TIMEOUT_S:.0f} s, {len(in_flight)} due")
-    for future_id, ok, error, results in connector.drain_completions():
-        if not ok:
-            raise TransferError(f"batch {future_id} failed: {error}")
-        if results is not None and not all(results):
-            raise TransferError(f"batch {future_id}: {results.count(False)} keys failed or missed")
-        in_flight.remove(future_id)
+def repeated(submits: list[Submit], least_time_s: float) -> Iterator[Submit]:
+    """Go round the submits, each at least once, until the time is up."""
+    ends_s = time.perf_counter() + least_time_s
+    while True:
+        yield from submits
+        if time.perf_counter() >= ends_s:
+            return
 
 
-def _process_cpu_s() -> float:
+def require_ok(completion: tuple[int, bool, str, list[bool] | None], *, all_true: bool) -> None:
+    """Raise TransferError for a batch that failed or missed."""
+    future, ok, error, results = completion
+    if not ok:
+        raise TransferError(f"batch {future} failed: {error}")
+    if all_true and results is not None and not all(results):
+        raise TransferError(f"batch {future}: {results.count(False)} keys failed or missed")
+
+
+def process_cpu_s() -> float:
+    """Return the processor time of this process so far, user and system, all threads."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def _transfers(
+    operation: Callable[[list[Any], list[Any]], int],
+    keys: list[Any],
+    chunks: list[Any],
+    batch_keys: int,
+) -> list[Submit]:
+    bounds = [(at, at + batch_keys) for at in range(0, len(keys), batch_keys)]
+    return [_call(operation, keys[at:end], chunks[at:end]) for at, end in bounds]
+
+
+def _call(operation: Callable[..., int], *arguments: Any) -> Submit:
+    return lambda: operation(*arguments)
+
+
+def _complete_some(
+    client: Client,
+    poller: select.poll,
+    in_flight: set[int],
+    results: list[list[bool] | None],
+    all_true: bool,
+) -> None:
+    if not poller.poll(STALL_TIMEOUT_S * 1000):
+        raise TransferError(f"no completion in {STALL_TIMEOUT_S:.0f} s, {len(in_flight)} due")
+    for completion in client.drain():
+        require_ok(completion, all_true=all_true)
+        results.append(completion[3])
+        in_flight.remove(completion[0])

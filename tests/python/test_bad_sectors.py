@@ -65,8 +65,9 @@ def test_a_store_with_bad_sectors_below_its_index_opens(directory: Path) -> None
     image = next(mount_point.parent.glob("*.image"))
     device = run("findmnt", "--noheadings", "--output", "SOURCE", str(mount_point)).strip()
     unmount(mount_point)
-    index_blocks = physical_blocks(device, "/data/store/index.kvring")
-    data_blocks = physical_blocks(device, "/data/store/data-00000.kvring")
+    inside = Path("/") / store.relative_to(mount_point)
+    index_blocks = physical_blocks(device, f"{inside}/index.kvring")
+    data_blocks = physical_blocks(device, f"{inside}/data-00000.kvring")
     bad = index_blocks[READABLE_BLOCKS]
     assert index_blocks == sorted(index_blocks), "the readable part would not be the first one"
     # A loop device answers EIO behind the end of its file.

@@ -1,0 +1,146 @@
+"""Loop and zram devices, mounts, and how each is undone, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+DIRECTORY_PREFIX = "kvring-compare-"
+_LEFT_FREE_BYTES = 20 << 30
+_ZERO_SIZE_BYTES = 4 << 20
+_UNDO_TIMEOUT_S = 30.0
+_UNDO_PAUSE_S = 0.2
+ZRAM_CONTROL = Path("/sys/class/zram-control")
+
+
+class DeviceError(RuntimeError):
+    """A device could not be made. The message says what to do."""
+
+
+def temporary_directory(stack: ExitStack, parent: Path) -> Path:
+    """Make a directory that is removed with the stack."""
+    made = tempfile.TemporaryDirectory(
+        prefix=DIRECTORY_PREFIX, dir=parent, ignore_cleanup_errors=True
+    )
+    return Path(stack.enter_context(made))
+
+
+def require(*tools: str) -> None:
+    """Raise DeviceError unless this is root and has the tools."""
+    if os.geteuid() != 0:
+        raise DeviceError("it needs root")
+    for tool in tools:
+        if shutil.which(tool) is None:
+            raise DeviceError(f"it needs {tool}: install util-linux, e2fsprogs, xfsprogs")
+
+
+def require_free_space(parent: Path, size_bytes: int) -> None:
+    """Raise DeviceError unless enough is left free on the disk."""
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < size_bytes + _LEFT_FREE_BYTES:
+        raise DeviceError(
+            f"it needs {size_bytes / 1e9:.0f} GB and {_LEFT_FREE_BYTES / 1e9:.0f} GB left free, "
+            f"and there are {free_bytes / 1e9:.0f} GB"
+        )
+
+
+def attach_loop(stack: ExitStack, image: Path, size_bytes: int) -> Path:
+    """Write a file and put a loop device with direct I/O over it, until the stack ends."""
+    stack.callback(image.unlink, missing_ok=True)
+    _write_zeros(image, size_bytes)
+    loop = _run("losetup", "--find", "--show", "--direct-io=on", str(image)).strip()
+    stack.callback(_patiently, _run, "losetup", "--detach", loop)
+    state = Path("/sys/block") / Path(loop).name / "loop" / "dio"
+    if state.read_text(encoding="ascii").strip() != "1":
+        raise DeviceError(f"{loop} has no direct I/O here: the file system below it can't do it")
+    return Path(loop)
+
+
+def _write_zeros(image: Path, size_bytes: int) -> None:
+    """Write the file once: blocks only allocated would make the first write to each one slow."""
+    with image.open("wb", buffering=0) as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
+        zeros = memoryview(bytes(_ZERO_SIZE_BYTES))
+        left_bytes = size_bytes
+        while left_bytes > 0:
+            left_bytes -= file.write(zeros[: min(left_bytes, _ZERO_SIZE_BYTES)])
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def add_zram(stack: ExitStack, size_bytes: int) -> Path:
+    """Make a zram device of its own, until the stack ends."""
+    # Reading this file makes a new device and tells its number.
+    number = (ZRAM_CONTROL / "hot_add").read_text(encoding="ascii").strip()
+    stack.callback(_patiently, _remove_zram, number)
+    _write_attribute(Path(f"/sys/block/zram{number}/disksize"), str(size_bytes))
+    block = Path(f"/dev/zram{number}")
+    if not block.exists():
+        raise DeviceError(f"{block} does not appear in /dev: make it with mknod, or mount devtmpfs")
+    return block
+
+
+def _remove_zram(number: str) -> None:
+    if not Path(f"/sys/block/zram{number}").exists():
+        return
+    _write_attribute(Path(f"/sys/block/zram{number}/reset"), "1")
+    _write_attribute(ZRAM_CONTROL / "hot_remove", number)
+
+
+def _write_attribute(attribute: Path, text: str) -> None:
+    try:
+        attribute.write_text(text, encoding="ascii")
+    except OSError as error:
+        raise DeviceError(f"{attribute}: {error.strerror}") from error
+
+
+def mount(stack: ExitStack, make: tuple[str, ...], block: Path, mount_point: Path) -> Path:
+    """Make a file system, mount it until the stack ends, and return a directory in it."""
+    _run(*make, str(block))
+    _run("mount", str(block), str(mount_point))
+    stack.callback(_patiently, _run, "umount", str(mount_point))
+    directory = mount_point / "data"
+    directory.mkdir()
+    return directory
+
+
+def _patiently(undo: Callable[..., object], *arguments: str) -> None:
+    """Undo a step, for a while again and again.
+
+    The kernel lets go of a ring, and of the files in it, some time after its process has closed it.
+    What can't be undone is said and not raised: what was measured stays good.
+    """
+    ends_s = time.monotonic() + _UNDO_TIMEOUT_S
+    while True:
+        error = _attempt(undo, *arguments)
+        if error is None:
+            return
+        if time.monotonic() >= ends_s:
+            print(f"compare: can't clean up, do it by hand: {error}", file=sys.stderr)
+            return
+        time.sleep(_UNDO_PAUSE_S)
+
+
+def _attempt(undo: Callable[..., object], *arguments: str) -> DeviceError | None:
+    try:
+        undo(*arguments)
+    except DeviceError as error:
+        return error
+    return None
+
+
+def _run(*command: str) -> str:
+    # In a session of its own: Ctrl-C at the terminal must not end a umount that cleans up.
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, start_new_session=True
+    )
+    if done.returncode != 0:
+        raise DeviceError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,42 @@
+"""The parts of a run, in the order in which they are measured."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from benches.compare.session import Section
+
+DISK = "disk"
+ZRAM = "zram"
+EXISTS = "exists"
+DELETES = "deletes"
+MIXED_DISK = "mixed-disk"
+MIXED_ZRAM = "mixed-zram"
+BENCH_L2 = "lmcache"
+
+TITLES = {
+    DISK: "Put, get and delete on ext4 over the disk",
+    ZRAM: "Put, get and delete on XFS at the speed of memory",
+    EXISTS: "Exists",
+    DELETES: "Many deletes in one call",
+    MIXED_DISK: "Loads among stores, on ext4 over the disk",
+    MIXED_ZRAM: "Loads among stores, on XFS at the speed of memory",
+    BENCH_L2: "Through lmcache bench l2",
+}
+
+_FUNCTIONS = {
+    DISK: ("transfers", "run_on_disk"),
+    ZRAM: ("transfers", "run_on_zram"),
+    EXISTS: ("lookups", "run"),
+    DELETES: ("deletes", "run"),
+    MIXED_DISK: ("mixed", "run_on_disk"),
+    MIXED_ZRAM: ("mixed", "run_on_zram"),
+    BENCH_L2: ("lmcache_bench", "run"),
+}
+
+
+def section(name: str) -> Section:
+    """Return what measures a part. Imported only then: it may need LMCache."""
+    module, function = _FUNCTIONS[name]
+    found: Section = getattr(import_module(f"benches.compare.{module}"), function)
+    return found

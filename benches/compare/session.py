@@ -1,0 +1,142 @@
+"""What every section needs, and what it gives back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benches.compare.arena import Arena
+from benches.compare.clients import Client
+from benches.compare.devices import (
+    EXT4_LOOP,
+    Device,
+    LoopPair,
+    directory_device,
+    ext4_loop_device,
+    loop_pair,
+    xfs_zram_device,
+)
+from benches.compare.peers import Peer, Place, UnavailableError
+from benches.compare.samples import Samples
+from benches.compare.scale import Scale
+
+
+@dataclass
+class Session:
+    """The command line's wishes, and what is made once: memory, and files under loop devices."""
+
+    scale: Scale
+    results_directory: Path
+    huge_pages: bool
+    path: Path | None
+    stack: ExitStack
+    _arenas: dict[bool, Arena] = field(default_factory=dict)
+    _loops: LoopPair | None = None
+
+    def arena(self, *, same_filled: bool) -> Arena:
+        """Return the memory, kept from one section to the next of the same kind."""
+        if same_filled not in self._arenas:
+            self._arenas.clear()
+            self._arenas[same_filled] = Arena(
+                self.scale.arena_half_size_bytes,
+                huge_pages=self.huge_pages,
+                same_filled=same_filled,
+            )
+        return self._arenas[same_filled]
+
+    def device(self, name: str) -> AbstractContextManager[Device]:
+        """Make a device by name; `--path` stands in for the disk."""
+        if name == EXT4_LOOP and self.path is not None:
+            return directory_device(self.path)
+        self.results_directory.mkdir(parents=True, exist_ok=True)
+        size_bytes = self.scale.file_system_size_bytes
+        raw_size_bytes = self.scale.raw_device_size_bytes
+        if name == EXT4_LOOP:
+            if self._loops is None:
+                progress(f"writing {(size_bytes + raw_size_bytes) / 1e9:.0f} GB for loop devices")
+                made = loop_pair(self.results_directory, size_bytes, raw_size_bytes)
+                self._loops = self.stack.enter_context(made)
+            return ext4_loop_device(self._loops)
+        # Same-filled pages take no memory: room for the many kvrings that are open side by side.
+        return xfs_zram_device(self.results_directory, 2 * size_bytes, raw_size_bytes)
+
+
+@dataclass
+class SectionResult:
+    """What a section came to."""
+
+    samples: Samples = field(default_factory=Samples)
+    device: dict[str, str] = field(default_factory=dict)
+    peers: dict[str, dict[str, object]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    commands: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, what: str, why: object) -> None:
+        """Note, and say, that something is left out."""
+        line = f"{what}: {why}"
+        if line not in self.skipped:
+            self.skipped.append(line)
+            progress(f"skipped: {line}")
+
+
+_STARTED_S = time.monotonic()
+
+Section = Callable[[Session], SectionResult]
+
+
+def progress(line: str) -> None:
+    """Say on standard error what happens now."""
+    print(f"{time.monotonic() - _STARTED_S:5.0f} s  {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def open_peers(
+    peers: list[Peer],
+    device: Device,
+    session: Session,
+    arena: Arena,
+    chunk_size_bytes: int,
+    result: SectionResult,
+) -> Iterator[dict[str, Client]]:
+    """Open all peers that can run here, each in a directory of its own that is removed after."""
+    with ExitStack() as stack:
+        clients: dict[str, Client] = {}
+        for number, peer in enumerate(peers):
+            directory = device.directory / f"peer-{number}"
+            directory.mkdir()
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            place = Place(
+                directory,
+                device.raw_device,
+                arena,
+                chunk_size_bytes,
+                session.scale.kvring_capacity_bytes,
+            )
+            try:
+                client = peer.open(place)
+            except UnavailableError as reason:
+                result.skip(peer.name, reason)
+                continue
+            stack.callback(client.close)
+            clients[peer.name] = client
+        yield clients
+        for name, client in clients.items():
+            result.peers[name] = client.facts()
+
+
+def sync_file_system(directory: Path) -> None:
+    """Write out what is still dirty, so that nobody is timed with it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), f"syncfs on {directory}")
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,124 @@
+"""The tables: as rows of text, printed by rich, and written as Markdown by `markdown`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from benches.compare import sections
+from benches.compare.deletes import COMPLETION_TIME, LOAD_P99
+from benches.compare.goals import Goal
+from benches.compare.mixed import GET_RATE, P50, P99
+from benches.compare.samples import CPU, KEY_RATE, RATE, Cell, Samples, size_text
+
+_METRICS = {
+    RATE: "MB/s",
+    CPU: "CPU s/GB",
+    KEY_RATE: "keys/s",
+    GET_RATE: "GETs, MB/s",
+    P50: "GET batch p50, ms",
+    P99: "GET batch p99, ms",
+    COMPLETION_TIME: "time to the answer, s",
+    LOAD_P99: "p99 of the loads, ms",
+}
+_IN_MIXED = {RATE: "SETs, MB/s"}
+_LEAST_WIDTH = 150
+# In these a row is a peer and a column a metric; in the others a row is a size and a column a peer.
+_BY_PEER = (sections.MIXED_DISK, sections.MIXED_ZRAM, sections.DELETES)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def goals_table(goals: list[Goal]) -> Table:
+    """Return the goals, each with its verdict."""
+    rows = [
+        [goal.what, goal.compared_with, goal.target_text, goal.measured_text, goal.verdict]
+        for goal in goals
+    ]
+    return Table("Goals", ["what", "compared with", "goal", "measured", ""], rows)
+
+
+def section_tables(name: str, samples: Samples) -> Iterator[Table]:
+    """Return the tables of one part, one for each metric."""
+    if name in _BY_PEER:
+        yield _table_by_peer(name, samples)
+        return
+    for metric, unit in _METRICS.items():
+        cells = [cell for cell in samples.cells() if samples.has(cell, metric)]
+        if name == sections.BENCH_L2 and metric == KEY_RATE:
+            # Of stores and loads the keys a second are the megabytes in another unit.
+            cells = [cell for cell in cells if not samples.has(cell, RATE)]
+        if cells:
+            yield _table_by_cell(f"{sections.TITLES[name]}: {unit}", samples, cells, metric)
+
+
+def print_table(table: Table) -> None:
+    """Print a table on standard output."""
+    rich_table = RichTable(title=table.title, title_justify="left")
+    for index, column in enumerate(table.header):
+        rich_table.add_column(column, justify="left" if index == 0 else "right")
+    for row in table.rows:
+        rich_table.add_row(*row)
+    # In a pipe rich takes 80 columns and would cut figures off.
+    console = Console()
+    console.width = max(console.width, _LEAST_WIDTH)
+    console.print(rich_table)
+
+
+def _cell_text(cell: Cell) -> str:
+    size = size_text(cell.chunk_size_bytes) if cell.chunk_size_bytes else ""
+    return " ".join(filter(None, [cell.operation, size, cell.case]))
+
+
+def _table_by_cell(title: str, samples: Samples, cells: list[Cell], metric: str) -> Table:
+    peers = [
+        peer
+        for peer in samples.peers()
+        if any(samples.series(cell, peer, metric) for cell in cells)
+    ]
+    by_operation = sorted(cells, key=lambda cell: _order(samples, cell))
+    rows = [
+        [_cell_text(cell), *(_spread_text(samples, cell, peer, metric) for peer in peers)]
+        for cell in by_operation
+    ]
+    return Table(title, ["", *peers], rows)
+
+
+def _order(samples: Samples, cell: Cell) -> int:
+    return list(dict.fromkeys(one.operation for one in samples.cells())).index(cell.operation)
+
+
+def _table_by_peer(name: str, samples: Samples) -> Table:
+    metrics = [
+        metric for metric in _METRICS if any(samples.has(cell, metric) for cell in samples.cells())
+    ]
+    rows = [
+        [
+            " ".join(filter(None, [peer, cell.case])),
+            *(_spread_text(samples, cell, peer, metric) for metric in metrics),
+        ]
+        for cell in samples.cells()
+        for peer in samples.peers()
+        if any(samples.series(cell, peer, metric) for metric in metrics)
+    ]
+    header = [_IN_MIXED.get(metric, _METRICS[metric]) for metric in metrics]
+    return Table(sections.TITLES[name], ["", *header], rows)
+
+
+def _spread_text(samples: Samples, cell: Cell, peer: str, metric: str) -> str:
+    spread = samples.spread(cell, peer, metric)
+    if spread is None:
+        return ""
+    if spread.minimum == spread.maximum:
+        return spread.text().partition(" ")[0]
+    return spread.text()

@@ -1,0 +1,174 @@
+"""The pure parts of the comparison: statistics, goals, and what is read from other programs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches.compare import sections
+from benches.compare.document import merge, read, samples_by_section, write
+from benches.compare.fio import parse_fio
+from benches.compare.goals import MISSED, NOT_MEASURED, REACHED, Goal, goals
+from benches.compare.lmcache_bench import parse_bench_l2
+from benches.compare.markdown import write_markdown
+from benches.compare.peers import FS, FS_NATIVE, KVRING, greatest_of
+from benches.compare.samples import (
+    CPU,
+    RATE,
+    Cell,
+    Sample,
+    Samples,
+    Spread,
+    figure,
+    percentile,
+    ratio_of,
+    size_text,
+)
+from benches.compare.session import SectionResult
+from benches.compare.workload import TransferError
+
+MIB = 1 << 20
+PUT = Cell("put", MIB)
+
+
+def samples_of(rates: dict[str, list[float]], size_bytes: int = MIB) -> Samples:
+    return Samples(
+        Sample("put", "", size_bytes, peer, number, {RATE: rate})
+        for peer, ones in rates.items()
+        for number, rate in enumerate(ones)
+    )
+
+
+def test_spread_of_values() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert Spread(2.0, 1.0, 3.0).text() == "2.00 (1.00-3.00)"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.00"), (0.0123456, "0.0123"), (1.25, "1.25"), (123.4, "123"), (1e6, "1,000,000")],
+)
+def test_figures_have_three_digits(value: float, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_percentile_is_the_nearest_rank() -> None:
+    values = [float(value) for value in range(1, 201)]
+    assert percentile(values, 50) == 100.0
+    assert percentile(values, 99) == 198.0
+    assert percentile([7.0], 99) == 7.0
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    samples = samples_of({KVRING: [10.0, 40.0, 30.0], FS_NATIVE: [10.0, 10.0, 10.0]})
+    assert samples.ratio(PUT, KVRING, FS_NATIVE, RATE) == Spread(3.0, 1.0, 4.0)
+    assert samples.ratio(PUT, KVRING, FS, RATE) is None
+
+
+def test_a_single_round_is_compared_with_every_round() -> None:
+    assert ratio_of({0: 2.0, 1: 4.0}, {0: 2.0}) == Spread(1.5, 1.0, 2.0)
+
+
+def test_best_peer_has_the_greatest_median() -> None:
+    samples = samples_of({FS_NATIVE: [10.0, 11.0, 12.0], FS: [1.0, 1.0, 99.0]})
+    assert samples.best(PUT, [FS_NATIVE, FS], RATE) == FS_NATIVE
+    assert samples.best(PUT, [FS_NATIVE, FS], CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(4096, "4 KiB"), (32 * MIB, "32 MiB"), (100, "100 B")]
+)
+def test_sizes_are_named(size_bytes: int, text: str) -> None:
+    assert size_text(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("allowed", "greatest"),
+    [
+        ("a multiple of 4096 from 4 KiB to 64 MiB", "64MiB"),
+        ("0 to 4096", "4096"),
+        ("any number of bytes", "1GiB"),
+    ],
+)
+def test_greatest_value_of_an_option(allowed: str, greatest: str) -> None:
+    assert greatest_of(allowed) == greatest
+
+
+def test_verdicts() -> None:
+    measured = Spread(0.9, 0.5, 1.5)
+    assert Goal("", "", 1.0, measured).verdict == MISSED
+    assert Goal("", "", 1.0, measured, at_least=False).verdict == REACHED
+    assert Goal("", "", 0.9, measured, at_least=False).verdict == REACHED
+    assert Goal("", "", 1.0, None).verdict == NOT_MEASURED
+
+
+def test_goals_without_measurements_are_still_listed() -> None:
+    listed = goals({})
+    assert len(listed) > 40
+    assert {goal.verdict for goal in listed} == {NOT_MEASURED}
+
+
+def test_goal_against_the_best_peer() -> None:
+    samples = samples_of({KVRING: [24.0], FS_NATIVE: [20.0], FS: [5.0]})
+    goal = next(one for one in goals({sections.DISK: samples}) if one.what == "put 1 MiB, disk")
+    assert (goal.compared_with, goal.verdict) == (FS_NATIVE, REACHED)
+
+
+def test_fio_json_after_a_warning() -> None:
+    side = {"io_bytes": 2_000_000_000, "runtime": 1000}
+    job = {"write": side, "usr_cpu": 5.0, "sys_cpu": 15.0, "job_runtime": 1000}
+    values = parse_fio("fio: a warning\n" + json.dumps({"jobs": [job]}), "put")
+    assert values == pytest.approx({RATE: 2000.0, CPU: 0.1})
+
+
+def bench_l2_section(operation: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "operation": operation,
+        "total_keys": 8,
+        "total_success": 8,
+        "rounds_timed_out": 0,
+        "ops_per_sec_avg": 50.0,
+        "throughput_avg_mbps": 100.0,
+        **changed,
+    }
+
+
+def test_bench_l2_json() -> None:
+    metrics = {
+        "config": {},
+        "op_0": bench_l2_section("Store"),
+        "op_1": bench_l2_section("Lookup", throughput_avg_mbps=0.0),
+    }
+    rates = parse_bench_l2({"metrics": metrics})
+    assert rates["store"][RATE] == pytest.approx(104.8576)
+    assert RATE not in rates["lookup"]
+    metrics["op_2"] = bench_l2_section("Load", total_success=7)
+    with pytest.raises(TransferError, match="load succeeded for 7 of 8"):
+        parse_bench_l2({"metrics": metrics})
+
+
+def test_parts_are_merged_into_one_document_and_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (make bench-quick)")
+    path = tmp_path / "compare.json"
+    context: dict[str, Any] = {
+        "measured_at": "2026-01-01T00:00:00+00:00",
+        "machine": {"kernel": "6.18", "load_average_1min": 0.0},
+        "versions": {"kvring": "0.1.0"},
+        "settings": {"quick": True, "rounds": 1},
+        "commands": {},
+        "elapsed_s": 1,
+    }
+    device = {"name": "ext4-loop", "file_system": "ext4", "mount_options": "rw"}
+    for rate in (1.0, 2.0):
+        document = read(path)
+        merge(document, sections.ZRAM, SectionResult(samples_of({KVRING: [5.0]}), device), context)
+        merge(document, sections.DISK, SectionResult(samples_of({KVRING: [rate]}), device), context)
+        write(document, path)
+    document = read(path)
+    assert list(document["sections"]) == [sections.DISK, sections.ZRAM]
+    assert samples_by_section(document)[sections.DISK].series(PUT, KVRING, RATE) == {0: 2.0}
+    write_markdown(document, tmp_path / "benchmarks.md", tmp_path / "images")
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert "| put 1 MiB | 2.00 |" in page
+    assert "images/disk-rate.png" in page
