@@ -1,5 +1,6 @@
 //! Submitting and reaping transfers. The trait is the seam for other engines and for faults in tests.
 
+mod registered_files;
 pub(crate) mod uring;
 
 use std::io;
@@ -57,7 +58,8 @@ pub trait Engine {
     /// Takes a transfer; it reaches the kernel at the latest with the next [`Engine::reap`].
     ///
     /// # Safety
-    /// The vectors, the memory they name and the file stay valid until the transfer is reaped or the engine is leaked.
+    /// The vectors and the memory they name stay valid until the transfer is reaped or the engine is leaked, the file
+    /// open as long as the engine lives.
     ///
     /// # Errors
     /// `EngineError::Failed` when the kernel takes nothing any more; the transfer is then not under way.

@@ -13,6 +13,7 @@ use std::time::Duration;
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
+use super::registered_files::RegisteredFiles;
 use super::{Action, Engine, Reaped, Transfer, Waker};
 use crate::error::EngineError;
 use crate::fork::GivenUpInForks;
@@ -70,6 +71,7 @@ pub struct UringEngine {
     _given_up_in_forks: GivenUpInForks,
     ring: IoUring,
     flavor: Flavor,
+    files: RegisteredFiles,
     waker: Arc<Waker>,
     wake_armed: bool,
     /// Completions that were taken to make room, for the next reap.
@@ -104,6 +106,7 @@ impl UringEngine {
                     let given_up_in_forks = GivenUpInForks::new(ring.as_raw_fd());
                     return Ok(Self {
                         _given_up_in_forks: given_up_in_forks,
+                        files: RegisteredFiles::new(&ring),
                         ring,
                         flavor,
                         waker,
@@ -193,30 +196,14 @@ impl UringEngine {
 
 impl Engine for UringEngine {
     fn description(&self) -> String {
-        format!("io_uring ({})", self.flavor.name)
+        let files = if self.files.is_available { "+registered_files" } else { "" };
+        format!("io_uring ({}{files})", self.flavor.name)
     }
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        let file = Fd(transfer.file);
-        let offset = transfer.offset_bytes;
-        let (vectors, count) = (transfer.vectors, transfer.vector_count as u32);
-        let entry = match (transfer.action, transfer.vector_count) {
-            (Action::Sync, _) => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
-            (Action::Read, 1) => {
-                // SAFETY: the caller vouches for one valid vector.
-                let vector = unsafe { *vectors };
-                let length = vector.iov_len as u32;
-                opcode::Read::new(file, vector.iov_base.cast(), length).offset(offset).build()
-            }
-            (Action::Write, 1) => {
-                // SAFETY: the caller vouches for one valid vector.
-                let vector = unsafe { *vectors };
-                let length = vector.iov_len as u32;
-                opcode::Write::new(file, vector.iov_base.cast(), length).offset(offset).build()
-            }
-            (Action::Read, _) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
-            (Action::Write, _) => opcode::Writev::new(file, vectors, count).offset(offset).build(),
-        };
+        let (file, flags) = self.files.name(&self.ring, transfer.file);
+        // SAFETY: the contract of this function.
+        let entry = unsafe { entry_of(file, transfer) }.flags(flags);
         self.push(&entry.user_data(transfer.token as u64))
     }
 
@@ -238,6 +225,32 @@ impl Engine for UringEngine {
         if let Err(error) = self.push(&cancel) {
             log::warn!("cannot cancel transfers: {error}");
         }
+    }
+}
+
+/// The submission entry of a transfer on `file`, which is the transfer's.
+///
+/// # Safety
+/// The transfer's vectors are valid.
+unsafe fn entry_of(file: Fd, transfer: Transfer) -> squeue::Entry {
+    let offset = transfer.offset_bytes;
+    let (vectors, count) = (transfer.vectors, transfer.vector_count as u32);
+    match (transfer.action, transfer.vector_count) {
+        (Action::Sync, _) => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+        (Action::Read, 1) => {
+            // SAFETY: the caller vouches for one valid vector.
+            let vector = unsafe { *vectors };
+            let length = vector.iov_len as u32;
+            opcode::Read::new(file, vector.iov_base.cast(), length).offset(offset).build()
+        }
+        (Action::Write, 1) => {
+            // SAFETY: the caller vouches for one valid vector.
+            let vector = unsafe { *vectors };
+            let length = vector.iov_len as u32;
+            opcode::Write::new(file, vector.iov_base.cast(), length).offset(offset).build()
+        }
+        (Action::Read, _) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
+        (Action::Write, _) => opcode::Writev::new(file, vectors, count).offset(offset).build(),
     }
 }
 
