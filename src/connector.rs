@@ -280,7 +280,8 @@ impl Connector {
     }
 
     /// Takes nothing new, works on what is queued for at most `drain_timeout`, waits for what is in the kernel, notes
-    /// the clean shutdown, and drops the completions that nobody took. No caller memory is used after it. Idempotent:
+    /// the clean shutdown, gives up the files, and drops the completions that nobody took. No caller memory is used after
+    /// it. Idempotent:
     /// a second call waits for the first and says the same. In a fork of the owner it does nothing.
     ///
     /// If the kernel does not finish within 10 s more, the memory it holds is leaked, and the log says so.
@@ -324,7 +325,7 @@ impl Connector {
         if let Err(error) = &noted {
             log::error!("{path} is not marked as closed in order: {error}");
         }
-        if let Err(error) = store.unlock().and_then(|()| index.table().unlock()) {
+        if let Err(error) = store.give_up().and_then(|()| index.table().give_up()) {
             log::error!("{path} stays locked until this process ends: {error}");
         }
         noted.is_ok()

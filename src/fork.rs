@@ -48,6 +48,14 @@ impl Drop for GivenUpInForks {
     }
 }
 
+/// Closes the file behind a descriptor of ours that has to stay valid until its owner closes it. Says whether it did.
+pub(crate) fn close_file_behind(descriptor: RawFd) -> bool {
+    let Some(stand_in) = STAND_IN.get_or_init(install) else { return false };
+    // SAFETY: no pointers; both are open descriptors of this process, and the place keeps a valid one.
+    let placed = unsafe { libc::dup3(stand_in.as_raw_fd(), descriptor, libc::O_CLOEXEC) };
+    placed == descriptor
+}
+
 fn install() -> Option<OwnedFd> {
     let stand_in = std::fs::File::open("/dev/null").ok()?;
     // SAFETY: `give_up` does in the child only what is safe there: atomic loads and dup3(2).

@@ -458,3 +458,25 @@ fn a_newer_format_is_refused_and_left_alone() {
     assert!(error.to_string().contains('7') && error.to_string().contains('1'));
     assert!(fs::read(&index).unwrap() == before);
 }
+
+/// Else its file system could not be unmounted before the connector is dropped, which nobody expects.
+#[test]
+fn a_closed_connector_holds_no_file_open() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = Client::open(directory.path(), CAPACITY);
+    assert!(client.set_one("k", &Memory::patterned(10_000, 0, 1)));
+    let held = |list: &str| {
+        let path = directory.path().to_str().unwrap();
+        match list {
+            "maps" => fs::read_to_string("/proc/self/maps").unwrap().contains(path),
+            _ => fs::read_dir("/proc/self/fd").unwrap().any(|link| {
+                fs::read_link(link.unwrap().path()).is_ok_and(|file| file.starts_with(path))
+            }),
+        }
+    };
+    assert!(held("fd") && held("maps"));
+    client.connector.close();
+    assert!(!held("fd") && !held("maps"));
+    let stats = client.connector.stats();
+    assert_eq!((stats.keys, stats.held_bytes, stats.shutdown_clean), (1, 10_000, true));
+}

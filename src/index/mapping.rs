@@ -83,6 +83,22 @@ impl Mapping {
         }
     }
 
+    /// Puts ordinary memory in the place of the file, which is not held open by this any more.
+    pub(super) fn give_up(&self) {
+        // SAFETY: exactly the range of the mapping, which stays ours until it is dropped; Rust has no references into
+        // it. If it fails nothing has changed.
+        unsafe {
+            libc::mmap(
+                self.map.as_mut_ptr().cast(),
+                self.map.len(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+        }
+    }
+
     /// Pages that were lost so far.
     pub(super) fn hole_count(&self) -> usize {
         self.guarded.hole_count.load(Ordering::Acquire)

@@ -25,7 +25,7 @@ use super::record::{
 };
 use crate::budget::Budget;
 use crate::error::{OpenError, StoreError};
-use crate::fork::GivenUpInForks;
+use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::key::Digest;
 use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 use crate::store::Extent;
@@ -402,9 +402,13 @@ impl Table {
         read_owner(&self.file)
     }
 
-    /// Gives up the lock: another process may own the store from here on.
-    pub(crate) fn unlock(&self) -> io::Result<()> {
-        self.file.unlock()
+    /// Gives up the file, and the lock with it: another process may own the store from here on. Every record is free as
+    /// far as this one can see.
+    pub(crate) fn give_up(&self) -> io::Result<()> {
+        self.file.unlock()?;
+        self.mapping.give_up();
+        close_file_behind(self.descriptor());
+        Ok(())
     }
 
     /// Descriptor of the file, to sync it.

@@ -13,7 +13,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::Geometry;
 use crate::config::BLOCK_BYTES;
 use crate::error::OpenError;
-use crate::fork::GivenUpInForks;
+use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 
 /// Alignment taken where the kernel does not tell: no device in use asks for more.
@@ -83,9 +83,11 @@ impl DataFile {
         self.geometry
     }
 
-    /// Gives up the lock.
-    pub(crate) fn unlock(&self) -> io::Result<()> {
-        self.file.unlock()
+    /// Gives up the file, and the lock with it. Nothing may be under way on it.
+    pub(crate) fn give_up(&self) -> io::Result<()> {
+        self.file.unlock()?;
+        close_file_behind(self.descriptor());
+        Ok(())
     }
 
     pub(crate) fn sync(&self) -> io::Result<()> {

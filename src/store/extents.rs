@@ -167,8 +167,8 @@ impl Store for ExtentStore {
         }
     }
 
-    fn unlock(&self) -> io::Result<()> {
-        self.files.read().iter().flatten().try_for_each(DataFile::unlock)
+    fn give_up(&self) -> io::Result<()> {
+        self.files.read().iter().flatten().try_for_each(DataFile::give_up)
     }
 
     fn sync(&self) -> io::Result<()> {

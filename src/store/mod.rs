@@ -84,11 +84,11 @@ pub trait Store: Send + Sync {
     /// Space taken now.
     fn usage(&self) -> StoreUsage;
 
-    /// Gives up the locks on the files: another process may own them from here on.
+    /// Gives up the files, and their locks with them: another process may own them from here on.
     ///
     /// # Errors
     /// What flock(2) says.
-    fn unlock(&self) -> std::io::Result<()>;
+    fn give_up(&self) -> std::io::Result<()>;
 
     /// Makes everything written so far durable.
     ///

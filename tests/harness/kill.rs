@@ -188,12 +188,14 @@ impl Harness {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let temporary = tempfile::tempdir().unwrap();
-    let path = arguments.path.clone().unwrap_or_else(|| temporary.path().to_owned());
     if arguments.child {
-        child::work(&path, &arguments);
+        let path = arguments.path.as_deref().expect("a child is told where");
+        child::work(path, &arguments);
         return ExitCode::SUCCESS;
     }
+    // Not in a child, which is killed before it could remove it.
+    let temporary = tempfile::tempdir().unwrap();
+    let path = arguments.path.clone().unwrap_or_else(|| temporary.path().to_owned());
     let mut harness = Harness { path, arguments, oracle: Oracle::new(), children: 0 };
     let (mut worked, mut closes) = (0, 0);
     for round in 0..harness.arguments.rounds {
