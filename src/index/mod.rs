@@ -3,6 +3,7 @@
 mod first_page;
 pub(crate) mod map;
 mod mapping;
+mod probe;
 mod quarantine;
 mod record;
 mod recovery;
@@ -10,6 +11,7 @@ mod shard;
 pub(crate) mod table;
 
 pub(crate) use map::{EnteredGet, EnteredSet, Index, Pin, Publication, RecordState, Resumed};
+pub use probe::IndexProbe;
 pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
 pub use recovery::Recovery;
 pub(crate) use recovery::Suspect;
