@@ -1,6 +1,7 @@
 //! What is held: a map in RAM for every question, a sidecar file of records for the next start.
 
 mod first_page;
+mod lookup;
 pub(crate) mod map;
 mod mapping;
 mod probe;
@@ -8,6 +9,7 @@ mod quarantine;
 mod record;
 mod recovery;
 mod shard;
+mod slots;
 pub(crate) mod table;
 
 pub(crate) use map::{EnteredGet, EnteredSet, Index, Pin, Publication, RecordState, Resumed};
