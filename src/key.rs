@@ -20,6 +20,11 @@ impl Digest {
         Self(bytemuck::cast(bytes))
     }
 
+    /// The bits by which the lookup table of a shard tells digests apart.
+    pub(crate) fn tag(self) -> u32 {
+        (self.0[0] >> 32) as u32
+    }
+
     /// The bits that place the digest inside a hash table.
     pub(crate) fn table_hash(self) -> u64 {
         self.0[0]

@@ -56,6 +56,8 @@ pub use connector::{Connector, Shutdown};
 pub use engine::uring::UringEngine;
 pub use engine::{Action, Engine, Reaped, Transfer, Waker};
 pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
+#[doc(hidden)]
+pub use index::IndexProbe;
 pub use index::Recovery;
 pub use key::{Digest, MAX_KEY_BYTES, Namespace};
 pub use schedule::{Class, Grant, Limits, Scheduler};

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::lookup::Found;
 use super::quarantine::Quarantine;
 use super::recovery::Suspect;
 use super::shard::{Entry, Pending, Shard, Waiting};
@@ -17,13 +18,17 @@ use super::table::{Content, Reservation, Table};
 use crate::key::Digest;
 use crate::store::Extent;
 
-/// Enough that threads rarely meet, and that the growth of one shard stalls nobody for long.
-const SHARDS: usize = 64;
+/// Enough that threads rarely meet, and that the growth of one shard stalls nobody for long: at 10,000,000 keys it
+/// copies some 10,000 entries.
+const SHARDS: usize = 1024;
+
+/// Keys that EXISTS looks up together: what they touch fits into the first-level cache of a processor.
+const ROUND: usize = 64;
 
 /// Keys held and on their way. `G` and `S` are what waits: GETs and SETs, opaque here.
 pub(crate) struct Index<G, S> {
     pub(super) table: Table,
-    shards: Box<[Mutex<Shard<G, S>>]>,
+    shards: Box<[LockedShard<G, S>]>,
     generation: AtomicU64,
     /// Where the generations of this session begin.
     first_generation: u64,
@@ -33,6 +38,10 @@ pub(crate) struct Index<G, S> {
     /// Chunks from this generation on are to be verified after a crash; none if it is `u64::MAX`.
     pub(super) verify_from: AtomicU64,
 }
+
+/// A shard and its lock, which share a cache line with no other's.
+#[repr(align(64))]
+struct LockedShard<G, S>(Mutex<Shard<G, S>>);
 
 /// The right to read a chunk; its place is not given away before it is returned by [`Index::unpin`].
 #[derive(Debug)]
@@ -97,7 +106,7 @@ impl<G, S> Index<G, S> {
     pub(super) fn new(table: Table, generation: u64) -> Self {
         Self {
             table,
-            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new())).collect(),
+            shards: (0..SHARDS).map(|_| LockedShard(Mutex::new(Shard::new()))).collect(),
             generation: AtomicU64::new(generation),
             first_generation: generation,
             keys: AtomicU64::new(0),
@@ -132,30 +141,29 @@ impl<G, S> Index<G, S> {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// EXISTS: which keys are held. In two rounds, so that the records, which are cold in a large store, come into the
-    /// processor's cache for all keys at once instead of one after the other.
+    /// EXISTS: which keys are held. In rounds, so that what is cold in a large store (buckets first, then records) comes
+    /// into the processor's cache for many keys at once instead of one after the other.
     pub(crate) fn contains_each<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
-        let candidates: Vec<(Digest, Option<u32>)> = keys
-            .iter()
-            .map(|key| {
-                let digest = Digest::of(key.as_ref());
-                let shard = self.shard(digest).1;
-                let entry = shard.find(digest);
-                if let Some(entry) = entry {
-                    self.table.prefetch(shard.entries[entry as usize].slot);
+        let mut held = Vec::with_capacity(keys.len());
+        let mut digests = Vec::with_capacity(ROUND.min(keys.len()));
+        for keys in keys.chunks(ROUND) {
+            digests.clear();
+            digests.extend(keys.iter().map(|key| Digest::of(key.as_ref())));
+            for digest in &digests {
+                self.shard(*digest).1.lookup.prefetch(digest.tag());
+            }
+            for (key, digest) in keys.iter().zip(&digests) {
+                if let Some(found) = self.shard(*digest).1.lookup.find(digest.tag(), |_| true) {
+                    self.table.prefetch(found.record, key.as_ref().len());
                 }
-                (digest, entry)
-            })
-            .collect();
-        let is_held = |(key, (digest, entry)): (&K, (Digest, Option<u32>))| {
-            let Some(entry) = entry else { return false };
-            let shard = self.shard(digest).1;
-            // The entry may have gone since, and its number may be another's.
-            shard.entries.get(entry as usize).is_some_and(|entry| {
-                entry.is_found_by(digest) && self.table.key_is(entry.slot, key.as_ref())
-            })
-        };
-        keys.iter().zip(candidates).map(is_held).collect()
+            }
+            // Looked up again: what was found may have gone since, and its slot may be another's.
+            held.extend(keys.iter().zip(&digests).map(|(key, digest)| {
+                let is_it = |found: Found| self.table.holds(found.record, *digest, key.as_ref());
+                self.shard(*digest).1.lookup.find(digest.tag(), is_it).is_some()
+            }));
+        }
+        held
     }
 
     /// GET: pins the chunk of `key` if it is held in exactly `length_bytes`.
@@ -176,10 +184,10 @@ impl<G, S> Index<G, S> {
             return EnteredGet::Waits;
         }
         match shard.find(digest) {
-            Some(entry) if self.table.key_is(shard.entries[entry as usize].slot, key) => {
-                match shard.pin(number, entry, length_bytes) {
+            Some(found) if self.table.key_is(found.record, key) => {
+                match shard.pin(number, found.entry, length_bytes) {
                     Some(pin) => {
-                        self.table.touch(shard.entries[entry as usize].slot, now_ms);
+                        self.table.touch(found.record, now_ms);
                         EnteredGet::Hit(request, pin)
                     }
                     None => EnteredGet::Miss(request),
@@ -192,13 +200,12 @@ impl<G, S> Index<G, S> {
     /// Pins a chunk to verify it, if it is still the one that was suspected.
     pub(crate) fn pin_suspect(&self, suspect: Suspect) -> Option<Pin> {
         let (number, mut shard) = self.shard(suspect.digest);
-        let entry = shard.find(suspect.digest)?;
-        let held = &shard.entries[entry as usize];
-        let length_bytes = u64::from(held.length_bytes);
-        if held.generation != suspect.generation {
+        let found = shard.find(suspect.digest)?;
+        if self.table.read(found.record).generation != suspect.generation {
             return None;
         }
-        shard.pin(number, entry, length_bytes)
+        let length_bytes = u64::from(shard.entries[found.entry as usize].length_bytes);
+        shard.pin(number, found.entry, length_bytes)
     }
 
     /// SET: claims the right to write `key`. Refused if another key has its digest, and for an hour after that.
@@ -222,7 +229,7 @@ impl<G, S> Index<G, S> {
             return EnteredSet::Collides(request);
         }
         let taken = shard.find(digest);
-        if taken.is_some_and(|entry| !self.is_of(&shard.entries[entry as usize], key)) {
+        if taken.is_some_and(|found| !self.is_of(digest, found.record, key)) {
             self.quarantine.add(key, now_ms);
             return EnteredSet::Collides(request);
         }
@@ -237,11 +244,12 @@ impl<G, S> Index<G, S> {
     /// Length and checksum of what is held under `digest`, for a SET that has claimed its key.
     pub(crate) fn held(&self, digest: Digest) -> Option<(u64, Option<u32>)> {
         let shard = self.shard(digest).1;
-        let entry = &shard.entries[shard.find(digest)? as usize];
+        let found = shard.find(digest)?;
+        let entry = &shard.entries[found.entry as usize];
         // Whose record is lost is to be written again, and what may be damaged must not vouch for other bytes.
         let is_suspect = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
-            .contains(&entry.generation);
-        (!is_suspect && !self.has_lost_its_record(entry))
+            .contains(&self.table.read(found.record).generation);
+        (!is_suspect && !self.has_lost_its_record(digest, found.record))
             .then(|| (u64::from(entry.length_bytes), entry.checksum()))
     }
 
@@ -275,8 +283,8 @@ impl<G, S> Index<G, S> {
     pub(crate) fn invalidate(&self, digest: Digest) -> bool {
         let shard = self.shard(digest).1;
         let held = shard.find(digest);
-        if let Some(entry) = held {
-            self.table.invalidate(shard.entries[entry as usize].slot);
+        if let Some(found) = held {
+            self.table.invalidate(found.record);
         }
         held.is_some()
     }
@@ -305,7 +313,7 @@ impl<G, S> Index<G, S> {
             Some(publication) => {
                 Some(self.enter_chunk(shard, publication, &key, deleted, &mut resumed))
             }
-            None => shard.find(digest),
+            None => shard.find(digest).map(|found| found.entry),
         };
         let mut starts = false;
         while let Some(next) = waiting.pop_front() {
@@ -359,33 +367,35 @@ impl<G, S> Index<G, S> {
         let slot = match record {
             RecordState::Reserved(reservation) if deleted => {
                 self.table.release(reservation);
-                super::record::NO_SLOT
+                None
             }
             RecordState::Written(slot, _) if deleted => {
                 self.table.clear(slot);
-                super::record::NO_SLOT
+                None
             }
-            RecordState::Reserved(reservation) => self.table.publish(&reservation, &content, key),
-            RecordState::Written(slot, _) => slot,
+            RecordState::Reserved(reservation) => {
+                Some(self.table.publish(&reservation, &content, key))
+            }
+            RecordState::Written(slot, _) => Some(slot),
         };
         let entry = Entry {
             digest: content.digest,
-            generation: content.generation,
-            extent: content.extent,
+            data_file: content.extent.file,
+            first_block: content.extent.first_block,
             length_bytes: content.length_bytes as u32,
             checksum: content.payload_checksum as u32,
-            slot,
             readers: 0,
             has_checksum: content.payload_checksum_kind == super::record::PAYLOAD_CRC32C,
             detached: deleted,
         };
+        debug_assert_eq!(entry.extent(), content.extent, "a place is as long as its chunk");
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
         if !deleted && let Some(old) = shard.find(content.digest) {
-            resumed.extend(self.take_out(shard, old).map(Resumed::Free));
+            resumed.extend(self.take_out(shard, old.entry).map(Resumed::Free));
         }
         let number = shard.entries.insert(entry) as u32;
-        if !deleted {
-            shard.link(number);
+        if let Some(record) = slot {
+            shard.link(Found { entry: number, record });
             self.count(1, content.length_bytes as i64);
         }
         number
@@ -406,8 +416,8 @@ impl<G, S> Index<G, S> {
             }
         }
         match shard.find(digest) {
-            Some(entry) if self.is_of(&shard.entries[entry as usize], key) => {
-                (true, self.take_out(&mut shard, entry))
+            Some(held) if self.is_of(digest, held.record, key) => {
+                (true, self.take_out(&mut shard, held.entry))
             }
             _ => (found, None),
         }
@@ -415,12 +425,12 @@ impl<G, S> Index<G, S> {
 
     /// Drops the chunk behind `pin`, whose bytes are not what was stored. Returns its key; none if it is gone already.
     pub(crate) fn discard(&self, pin: &Pin) -> String {
-        let mut shard = self.shards[pin.shard as usize].lock();
-        let entry = &shard.entries[pin.entry as usize];
-        if entry.detached {
+        let mut shard = self.shards[pin.shard as usize].0.lock();
+        let tag = shard.entries[pin.entry as usize].digest.tag();
+        let Some(found) = shard.lookup.find(tag, |found| found.entry == pin.entry) else {
             return String::new();
-        }
-        let key = self.table.key(entry.slot, &self.table.read(entry.slot));
+        };
+        let key = self.table.key(found.record, &self.table.read(found.record));
         // Its readers include the pin: the place is freed when that is returned.
         self.take_out(&mut shard, pin.entry);
         key.map(|key| String::from_utf8_lossy(&key).into_owned()).unwrap_or_default()
@@ -428,18 +438,18 @@ impl<G, S> Index<G, S> {
 
     /// Returns a pin. Says which place is free now, if this was the last reader of a chunk that is gone.
     pub(crate) fn unpin(&self, pin: Pin) -> Option<Extent> {
-        let mut shard = self.shards[pin.shard as usize].lock();
+        let mut shard = self.shards[pin.shard as usize].0.lock();
         let entry = &mut shard.entries[pin.entry as usize];
         entry.readers -= 1;
         let unused = entry.detached && entry.readers == 0;
-        unused.then(|| shard.entries.remove(pin.entry as usize).extent)
+        unused.then(|| shard.entries.remove(pin.entry as usize).extent())
     }
 
     /// Takes everything that waits out of the queues; nothing will resume any more.
     pub(crate) fn abandon_waiting(&self) -> (Vec<G>, Vec<S>) {
         let (mut gets, mut sets) = (Vec::new(), Vec::new());
         for shard in &self.shards {
-            for pending in shard.lock().pending.drain() {
+            for pending in shard.0.lock().pending.drain() {
                 for waiting in pending.waiting {
                     match waiting {
                         Waiting::Get { request, .. } => gets.push(request),
@@ -452,50 +462,60 @@ impl<G, S> Index<G, S> {
         (gets, sets)
     }
 
+    /// Makes room for the entries of `keys` keys.
+    pub(super) fn reserve(&self, keys: usize) {
+        let each = keys / SHARDS;
+        // Some get more than others, by as much as chance makes likely.
+        let each = each + 3 * each.isqrt();
+        for shard in &self.shards {
+            let mut shard = shard.0.lock();
+            shard.lookup.reserve(each);
+            shard.entries.reserve(each);
+        }
+    }
+
     /// Enters what recovery found; of two chunks of one key the younger stays. Returns the slot and place of the other.
-    pub(super) fn restore(&self, entry: Entry) -> Option<(u32, Extent)> {
+    pub(super) fn restore(&self, entry: Entry, record: u32) -> Option<(u32, Extent)> {
         let (_, mut shard) = self.shard(entry.digest);
         let mut displaced = None;
         if let Some(other) = shard.find(entry.digest) {
-            let held = &shard.entries[other as usize];
-            if held.generation >= entry.generation {
-                return Some((entry.slot, entry.extent));
+            let generation = |slot| self.table.read(slot).generation;
+            if generation(other.record) >= generation(record) {
+                return Some((record, entry.extent()));
             }
-            displaced = Some((held.slot, held.extent));
-            let length_bytes = i64::from(held.length_bytes);
-            shard.unlink(other);
-            shard.entries.remove(other as usize);
-            self.count(-1, -length_bytes);
+            shard.unlink(other.entry);
+            let held = shard.entries.remove(other.entry as usize);
+            displaced = Some((other.record, held.extent()));
+            self.count(-1, -i64::from(held.length_bytes));
         }
         self.count(1, i64::from(entry.length_bytes));
         let number = shard.entries.insert(entry) as u32;
-        shard.link(number);
+        shard.link(Found { entry: number, record });
         displaced
     }
 
     /// Removes an entry from the map and its record from the sidecar; its place is free if nobody reads it.
     fn take_out(&self, shard: &mut Shard<G, S>, number: u32) -> Option<Extent> {
         let entry = &mut shard.entries[number as usize];
-        let unused = entry.readers == 0;
-        if !entry.detached {
-            entry.detached = true;
-            let (slot, length_bytes) = (entry.slot, i64::from(entry.length_bytes));
+        let (unused, length_bytes) = (entry.readers == 0, i64::from(entry.length_bytes));
+        entry.detached = true;
+        if let Some(slot) = shard.unlink(number) {
             self.table.clear(slot);
             self.count(-1, -length_bytes);
-            shard.unlink(number);
         }
-        unused.then(|| shard.entries.remove(number as usize).extent)
+        unused.then(|| shard.entries.remove(number as usize).extent())
     }
 
-    /// Whether the entry is that of `key`, or has lost its record, with its key: then it is nobody else's.
-    fn is_of(&self, entry: &Entry, key: &str) -> bool {
-        self.table.key_is(entry.slot, key) || self.has_lost_its_record(entry)
+    /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it is
+    /// nobody else's.
+    fn is_of(&self, digest: Digest, slot: u32, key: &str) -> bool {
+        self.table.key_is(slot, key) || self.has_lost_its_record(digest, slot)
     }
 
     /// Whether the sidecar has something else where the entry's record was: the disk did not return it, or returned
     /// something else.
-    fn has_lost_its_record(&self, entry: &Entry) -> bool {
-        self.table.read(entry.slot).digest() != entry.digest
+    fn has_lost_its_record(&self, digest: Digest, slot: u32) -> bool {
+        self.table.digest(slot) != digest
     }
 
     fn count(&self, keys: i64, bytes: i64) {
@@ -505,7 +525,7 @@ impl<G, S> Index<G, S> {
 
     fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {
         let number = digest.shard_hash() % SHARDS as u64;
-        (number as u32, self.shards[number as usize].lock())
+        (number as u32, self.shards[number as usize].0.lock())
     }
 }
 

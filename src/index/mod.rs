@@ -1,15 +1,19 @@
 //! What is held: a map in RAM for every question, a sidecar file of records for the next start.
 
 mod first_page;
+mod lookup;
 pub(crate) mod map;
 mod mapping;
+mod probe;
 mod quarantine;
 mod record;
 mod recovery;
 mod shard;
+mod slots;
 pub(crate) mod table;
 
 pub(crate) use map::{EnteredGet, EnteredSet, Index, Pin, Publication, RecordState, Resumed};
+pub use probe::IndexProbe;
 pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
 pub use recovery::Recovery;
 pub(crate) use recovery::Suspect;

@@ -93,7 +93,7 @@ impl<G, S> Index<G, S> {
             Some(session) => session.clean == 1,
             None => candidates.is_empty() && recovery.reset.is_none(),
         };
-        let newest = candidates.iter().map(|candidate| candidate.entry.generation).max();
+        let newest = candidates.iter().map(|candidate| candidate.generation).max();
         let last_session = found.session.map_or(0, |session| session.generation);
         // Far above whatever the last owner can have given out since it wrote its session block.
         let first =
@@ -104,19 +104,24 @@ impl<G, S> Index<G, S> {
             if recovery.clean_shutdown { unverified } else { unverified.min(last_session) };
         let suspects: Vec<Suspect> = candidates
             .iter()
-            .map(|candidate| &candidate.entry)
-            .filter(|entry| entry.generation >= verify_from && entry.has_checksum)
-            .map(|entry| Suspect { digest: entry.digest, generation: entry.generation })
+            .filter(|Candidate { entry, generation, .. }| {
+                *generation >= verify_from && entry.has_checksum
+            })
+            .map(|Candidate { entry, generation, .. }| Suspect {
+                digest: entry.digest,
+                generation: *generation,
+            })
             .collect();
         if !suspects.is_empty() {
             index.verify_from.store(verify_from, Ordering::Relaxed);
         }
         recovery.to_verify = suspects.len() as u64;
         let mut held: Vec<Extent> =
-            candidates.iter().map(|candidate| candidate.entry.extent).collect();
+            candidates.iter().map(|candidate| candidate.entry.extent()).collect();
+        index.reserve(candidates.len());
         let mut older_slots = Vec::new();
         for candidate in candidates {
-            if let Some((slot, extent)) = index.restore(candidate.entry) {
+            if let Some((slot, extent)) = index.restore(candidate.entry, candidate.slot) {
                 recovery.duplicate += 1;
                 older_slots.push(slot);
                 if let Ok(position) = held.binary_search(&extent) {
@@ -155,8 +160,11 @@ pub(crate) struct Suspect {
     pub(super) generation: u64,
 }
 
+/// A chunk that may be held.
 struct Candidate {
     entry: Entry,
+    generation: u64,
+    slot: u32,
 }
 
 /// All whole records that point into the data files, and the slots that hold nothing.
@@ -192,7 +200,11 @@ fn read_records(
             continue;
         }
         slots.into_iter().for_each(|slot| used[slot as usize] = true);
-        candidates.push(Candidate { entry: entry_of(slot, &record) });
+        candidates.push(Candidate {
+            entry: entry_of(&record),
+            generation: record.generation,
+            slot,
+        });
     }
     let free = (0..total).filter(|slot| !used[*slot as usize]).collect();
     (candidates, free)
@@ -207,14 +219,13 @@ fn whole(table: &Table, slot: u32, record: &Record) -> Option<Vec<u32>> {
     if !sensible { None } else { table.key_slots(slot, record, |_| ()) }
 }
 
-fn entry_of(slot: u32, record: &Record) -> Entry {
+fn entry_of(record: &Record) -> Entry {
     Entry {
         digest: record.digest(),
-        generation: record.generation,
-        extent: record.extent(),
+        data_file: record.data_file,
+        first_block: record.first_block,
         length_bytes: record.length_bytes as u32,
         checksum: record.payload_checksum as u32,
-        slot,
         readers: 0,
         has_checksum: record.payload_checksum_kind == PAYLOAD_CRC32C,
         detached: false,
@@ -228,27 +239,27 @@ fn drop_overlapping(
     free: &mut Vec<u32>,
     recovery: &mut Recovery,
 ) {
-    candidates.sort_unstable_by_key(|candidate| candidate.entry.extent);
+    candidates.sort_unstable_by_key(|candidate| candidate.entry.extent());
     let mut kept: Vec<Candidate> = Vec::with_capacity(candidates.len());
     for candidate in candidates.drain(..) {
-        let extent = candidate.entry.extent;
+        let extent = candidate.entry.extent();
         let mut survives = true;
         while let Some(last) = kept.last()
-            && last.entry.extent.file == extent.file
-            && last.entry.extent.end_block() > u64::from(extent.first_block)
+            && last.entry.data_file == extent.file
+            && last.entry.extent().end_block() > u64::from(extent.first_block)
         {
             recovery.overlapping += 1;
-            if last.entry.generation > candidate.entry.generation {
+            if last.generation > candidate.generation {
                 survives = false;
                 break;
             }
-            release(table, last.entry.slot, free);
+            release(table, last.slot, free);
             kept.pop();
         }
         if survives {
             kept.push(candidate);
         } else {
-            release(table, candidate.entry.slot, free);
+            release(table, candidate.slot, free);
         }
     }
     *candidates = kept;

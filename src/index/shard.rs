@@ -6,13 +6,16 @@ use std::sync::Arc;
 use hashbrown::HashTable;
 use slab::Slab;
 
+use super::lookup::{Found, Lookup};
 use super::map::Pin;
 use crate::key::Digest;
 use crate::store::Extent;
 
 /// Keys of one shard, behind one lock.
+// In this order: what a lookup needs of it comes with the lock, in one cache line.
+#[repr(C)]
 pub(super) struct Shard<G, S> {
-    held: HashTable<u32>,
+    pub(super) lookup: Lookup,
     pub(super) entries: Slab<Entry>,
     pub(super) pending: HashTable<Pending<G, S>>,
 }
@@ -21,11 +24,10 @@ pub(super) struct Shard<G, S> {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) digest: Digest,
-    pub(super) generation: u64,
-    pub(super) extent: Extent,
+    pub(super) data_file: u32,
+    pub(super) first_block: u32,
     pub(super) length_bytes: u32,
     pub(super) checksum: u32,
-    pub(super) slot: u32,
     pub(super) readers: u32,
     pub(super) has_checksum: bool,
     pub(super) detached: bool,
@@ -56,13 +58,13 @@ pub(super) enum Waiting<G, S> {
 
 impl<G, S> Shard<G, S> {
     pub(super) fn new() -> Self {
-        Self { held: HashTable::new(), entries: Slab::new(), pending: HashTable::new() }
+        Self { lookup: Lookup::default(), entries: Slab::new(), pending: HashTable::new() }
     }
 
-    /// Number of the entry found by `digest`.
-    pub(super) fn find(&self, digest: Digest) -> Option<u32> {
-        let same = |entry: &u32| self.entries[*entry as usize].digest == digest;
-        self.held.find(digest.table_hash(), same).copied()
+    /// The entry found by `digest`, and its record.
+    pub(super) fn find(&self, digest: Digest) -> Option<Found> {
+        let same = |found: Found| self.entries[found.entry as usize].digest == digest;
+        self.lookup.find(digest.tag(), same)
     }
 
     /// Whether the entry is kept for its readers alone.
@@ -85,29 +87,30 @@ impl<G, S> Shard<G, S> {
             return None;
         }
         held.readers += 1;
-        Some(Pin { shard, entry, extent: held.extent, length_bytes, checksum: held.checksum() })
+        Some(Pin { shard, entry, extent: held.extent(), length_bytes, checksum: held.checksum() })
     }
 
     /// Makes an entry found by its digest.
-    pub(super) fn link(&mut self, entry: u32) {
-        let entries = &self.entries;
-        let hash = |number: &u32| entries[*number as usize].digest.table_hash();
-        self.held.insert_unique(hash(&entry), entry, hash);
+    pub(super) fn link(&mut self, found: Found) {
+        let digest = self.entries[found.entry as usize].digest;
+        self.lookup.insert(digest.tag(), found);
     }
 
-    /// Makes an entry not found any more.
-    pub(super) fn unlink(&mut self, entry: u32) {
-        let hash = self.entries[entry as usize].digest.table_hash();
-        if let Ok(found) = self.held.find_entry(hash, |number| *number == entry) {
-            found.remove();
-        }
+    /// Makes an entry not found any more. Returns the slot of its record; none if it was not found before.
+    pub(super) fn unlink(&mut self, entry: u32) -> Option<u32> {
+        let digest = self.entries[entry as usize].digest;
+        self.lookup.remove(digest.tag(), entry)
     }
 }
 
 impl Entry {
-    /// Whether the key with this digest leads here.
-    pub(super) fn is_found_by(&self, digest: Digest) -> bool {
-        self.digest == digest && !self.detached
+    /// Place of the chunk.
+    pub(super) fn extent(&self) -> Extent {
+        Extent {
+            file: self.data_file,
+            first_block: self.first_block,
+            blocks: Extent::blocks_for(u64::from(self.length_bytes)),
+        }
     }
 
     /// CRC-32C of the payload, if one was kept.

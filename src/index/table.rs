@@ -6,11 +6,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use bytemuck::Zeroable;
 use nix::errno::Errno;
@@ -18,11 +19,13 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 
 use super::first_page::{check_header, read_owner, read_session, start_anew};
+use super::lookup::prefetch_line;
 use super::mapping::Mapping;
 use super::record::{
     HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, SESSION_OFFSET, STATE_CHUNK,
     STATE_FREE, STATE_KEY_PART, Session,
 };
+use super::slots::FreeSlots;
 use crate::budget::Budget;
 use crate::error::{OpenError, StoreError};
 use crate::fork::{GivenUpInForks, close_file_behind};
@@ -31,7 +34,6 @@ use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 use crate::store::Extent;
 
 const GROWTH_BYTES: u64 = 1 << 20;
-#[cfg(target_arch = "x86_64")]
 const CACHE_LINE_BYTES: usize = 64;
 const MAX_MAP_BYTES: u64 = 1 << 40;
 
@@ -70,20 +72,18 @@ pub(crate) struct Found {
     pub(crate) truncated: bool,
 }
 
-#[derive(Debug, Default)]
-struct Slots {
-    free: Vec<u32>,
-    /// Slots of the file; those in `free` and those in use.
-    total: u32,
-}
-
 /// The sidecar file.
 pub(crate) struct Table {
     path: PathBuf,
     _given_up_in_forks: GivenUpInForks,
     file: File,
     mapping: Mapping,
-    slots: Mutex<Slots>,
+    /// Taken by whoever gives slots back, so never held for long.
+    free: Mutex<FreeSlots>,
+    /// Held while the file grows.
+    growing: Mutex<()>,
+    /// Slots of the file, used or free.
+    total: AtomicU32,
     holes_told: AtomicUsize,
     budget: Arc<Budget>,
 }
@@ -137,7 +137,6 @@ impl Table {
         mapping.find_holes(&file, length as usize);
         let session = if fresh { None } else { read_session(&file) };
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
-        let slots = Mutex::new(Slots { free: Vec::new(), total });
         let made_now = reset.as_ref().is_some_and(String::is_empty);
         let reset = reset.filter(|reason| !reason.is_empty());
         let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
@@ -147,7 +146,9 @@ impl Table {
                 _given_up_in_forks: given_up_in_forks,
                 file,
                 mapping,
-                slots,
+                free: Mutex::default(),
+                growing: Mutex::new(()),
+                total: AtomicU32::new(total),
                 holes_told: AtomicUsize::new(0),
                 budget,
             },
@@ -157,18 +158,19 @@ impl Table {
 
     /// Slots of the file, used or free.
     pub(crate) fn slot_count(&self) -> u32 {
-        self.slots.lock().total
+        self.total.load(Ordering::Acquire)
     }
 
     /// Slots that are taken.
     pub(crate) fn used_slots(&self) -> u32 {
-        let slots = self.slots.lock();
-        slots.total - slots.free.len() as u32
+        let free = self.free.lock();
+        self.slot_count() - free.count()
     }
 
     /// Declares which slots are free; called once, by recovery. They are handed out from the end.
-    pub(crate) fn set_free(&self, free: Vec<u32>) {
-        self.slots.lock().free = free;
+    pub(crate) fn set_free(&self, slots: Vec<u32>) {
+        let mut free = self.free.lock();
+        slots.into_iter().for_each(|slot| free.give_back(slot));
     }
 
     /// Slots for a key of `key_length` bytes.
@@ -177,31 +179,32 @@ impl Table {
     /// `StoreError` when the sidecar cannot grow.
     pub(crate) fn reserve(&self, key_length: usize) -> Result<Reservation, StoreError> {
         let needed = key_length.div_ceil(KEY_PART_BYTES).max(1);
-        let mut slots = self.slots.lock();
-        let mut taken = Vec::with_capacity(needed);
-        // From the end, lowest first, so that the parts of a long key follow each other.
-        while taken.len() < needed {
-            match slots.free.pop() {
+        let mut slots = Vec::with_capacity(needed);
+        // Lowest first, so that the parts of a long key follow each other.
+        while slots.len() < needed {
+            let slot = self.free.lock().take();
+            match slot {
                 // It is taken for good, like everything in its page.
                 Some(slot) if self.is_lost(slot) => {}
-                Some(slot) => taken.push(slot),
+                Some(slot) => slots.push(slot),
                 None => {
-                    if let Err(error) = self.grow(&mut slots) {
-                        slots.free.extend(taken.into_iter().rev());
+                    if let Err(error) = self.grow() {
+                        self.release(Reservation { slots });
                         return Err(error);
                     }
                 }
             }
         }
-        Ok(Reservation { slots: taken })
+        Ok(Reservation { slots })
     }
 
-    /// Whether the page of `slot` was lost: nothing stored there reaches the disk. It is looked at, so that a page which
-    /// cannot be read is found now.
+    /// Whether the page of `slot` was lost: nothing stored there reaches the disk. It is written to, so that a page which
+    /// cannot be read is found now, and so that the file system's work on a page that becomes dirty is done before the
+    /// record is published, under a lock that others wait for.
     fn is_lost(&self, slot: u32) -> bool {
         let record = self.record(slot);
         // SAFETY: inside the file; the slot is nobody's but the caller's.
-        let _state = unsafe { (&raw const (*record).state).read_volatile() };
+        unsafe { (&raw mut (*record).state).write_volatile(STATE_FREE) };
         let offset = HEADER_BYTES as usize + slot as usize * RECORD_BYTES;
         self.mapping.is_hole(offset)
     }
@@ -222,7 +225,8 @@ impl Table {
 
     /// Takes unused slots back.
     pub(crate) fn release(&self, reservation: Reservation) {
-        self.slots.lock().free.extend(reservation.slots);
+        let mut free = self.free.lock();
+        reservation.slots.into_iter().rev().for_each(|slot| free.give_back(slot));
     }
 
     /// Writes the record of a chunk. From the last store on, a process that reads the file finds it.
@@ -270,13 +274,12 @@ impl Table {
 
     /// Frees the record in `slot`, and the further parts of its key.
     pub(crate) fn clear(&self, slot: u32) {
-        let mut freed = Vec::with_capacity(1);
         let head = self.read(slot);
         let mut next = slot;
-        while next < self.slot_count()
-            && next != NO_SLOT
-            && freed.len() <= crate::key::MAX_KEY_BYTES / KEY_PART_BYTES
-        {
+        for _ in 0..=crate::key::MAX_KEY_BYTES / KEY_PART_BYTES {
+            if next >= self.slot_count() {
+                break;
+            }
             // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
             let record = unsafe { self.record(next).read() };
             // Only what belongs to this record: a damaged link must not free another's.
@@ -284,12 +287,11 @@ impl Table {
             if next != slot && !(belongs && record.state == STATE_KEY_PART) {
                 break;
             }
-            freed.push(next);
-            let following = record.next_slot;
+            // Before it is anybody else's.
             self.invalidate(next);
-            next = following;
+            self.free.lock().give_back(next);
+            next = record.next_slot;
         }
-        self.slots.lock().free.extend(freed);
     }
 
     /// Makes the record in `slot` one that no start will find; its key can still be compared, and the slot stays taken.
@@ -308,17 +310,23 @@ impl Table {
         unsafe { self.record(slot).write(Record::zeroed()) };
     }
 
-    /// Brings the record in `slot` into the processor's cache, without waiting for it.
-    pub(crate) fn prefetch(&self, slot: u32) {
-        #[cfg(target_arch = "x86_64")]
-        for line in 0..RECORD_BYTES / CACHE_LINE_BYTES {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let address = self.record(slot).cast::<i8>().wrapping_add(line * CACHE_LINE_BYTES);
-            // SAFETY: a prefetch never faults, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address) };
+    /// Brings what [`Table::holds`] looks at into the processor's cache, without waiting for it.
+    pub(crate) fn prefetch(&self, slot: u32, key_length: usize) {
+        let key_end = offset_of!(Record, key) + key_length.min(KEY_PART_BYTES);
+        for line in (0..key_end).step_by(CACHE_LINE_BYTES) {
+            prefetch_line(self.record(slot).cast::<u8>().wrapping_add(line));
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = slot;
+    }
+
+    /// Whether the record in `slot` has this digest and exactly this key.
+    pub(crate) fn holds(&self, slot: u32, digest: Digest, key: &str) -> bool {
+        self.digest(slot) == digest && self.key_is(slot, key)
+    }
+
+    /// Digest in the record in `slot`.
+    pub(crate) fn digest(&self, slot: u32) -> Digest {
+        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
+        Digest(unsafe { (&raw const (*self.record(slot)).digest).read() })
     }
 
     /// Whether the record in `slot` has exactly this key.
@@ -429,8 +437,13 @@ impl Table {
         unsafe { self.mapping.as_mut_ptr().add(offset).cast() }
     }
 
-    fn grow(&self, slots: &mut Slots) -> Result<(), StoreError> {
-        let length = HEADER_BYTES + u64::from(slots.total) * RECORD_BYTES as u64;
+    fn grow(&self) -> Result<(), StoreError> {
+        let _growing = self.growing.lock();
+        if !self.free.lock().is_empty() {
+            return Ok(());
+        }
+        let before = self.slot_count();
+        let length = HEADER_BYTES + u64::from(before) * RECORD_BYTES as u64;
         let full = |needed_bytes| StoreError::Full {
             needed_bytes,
             capacity_bytes: self.budget.capacity_bytes(),
@@ -452,10 +465,10 @@ impl Table {
             self.budget.release(added);
             return Err(StoreError::Grow { path: self.path.clone(), bytes: added, source });
         }
-        let before = slots.total;
-        slots.total += (added / RECORD_BYTES as u64) as u32;
-        // Highest first: slots are taken from the end, so that the file fills from its start.
-        slots.free.splice(0..0, (before..slots.total).rev());
+        let total = before + (added / RECORD_BYTES as u64) as u32;
+        let mut free = self.free.lock();
+        self.total.store(total, Ordering::Release);
+        free.add_fresh(before..total);
         Ok(())
     }
 }

@@ -1,0 +1,243 @@
+//! Which entry and which record a digest leads to: a hash table whose buckets are one cache line each.
+//!
+//! An element lies in the bucket that its tag chooses or, where that is full, in the next one with room. Each bucket
+//! counts the elements that passed it by for want of room, so that a search ends at the first that nobody passed, and
+//! removal neither moves anything nor leaves a tombstone.
+//!
+//! Tags may be equal: the caller says of each candidate whether it is the one.
+
+/// Elements of a bucket, as many as a cache line takes.
+const WIDTH: usize = 5;
+/// Elements for each bucket, on average, above which the table grows.
+const MAX_PER_BUCKET: usize = 4;
+const MIN_BUCKETS: usize = 4;
+/// `entries` of a place that holds nothing.
+const NONE: u32 = u32::MAX;
+
+/// Elements by tag.
+#[derive(Default)]
+pub(super) struct Lookup {
+    buckets: Vec<Bucket>,
+    len: usize,
+}
+
+/// Where a tag leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Number of the entry in its shard.
+    pub(super) entry: u32,
+    /// Slot of its record in the sidecar.
+    pub(super) record: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Bucket {
+    /// Elements that would lie here or before, but lie behind.
+    passed: u32,
+    tags: [u32; WIDTH],
+    entries: [u32; WIDTH],
+    records: [u32; WIDTH],
+}
+
+const _: () = assert!(size_of::<Bucket>() == 64);
+
+impl Bucket {
+    const EMPTY: Self =
+        Self { passed: 0, tags: [0; WIDTH], entries: [NONE; WIDTH], records: [0; WIDTH] };
+
+    fn at(&self, place: usize) -> Found {
+        Found { entry: self.entries[place], record: self.records[place] }
+    }
+
+    /// Places that hold something with this tag.
+    fn tagged(&self, tag: u32) -> impl Iterator<Item = usize> + '_ {
+        (0..WIDTH).filter(move |place| self.tags[*place] == tag && self.entries[*place] != NONE)
+    }
+}
+
+impl Lookup {
+    /// The first element with this tag that `is_it` accepts.
+    pub(super) fn find(&self, tag: u32, mut is_it: impl FnMut(Found) -> bool) -> Option<Found> {
+        for number in self.path(tag) {
+            let bucket = &self.buckets[number];
+            let found =
+                bucket.tagged(tag).map(|place| bucket.at(place)).find(|found| is_it(*found));
+            if found.is_some() || bucket.passed == 0 {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// Adds an element. That it is not there yet is the caller's to know.
+    pub(super) fn insert(&mut self, tag: u32, found: Found) {
+        debug_assert!(found.entry != NONE, "no slab has so many entries");
+        self.reserve(1);
+        self.place(tag, found);
+        self.len += 1;
+    }
+
+    /// Removes the element of this entry. Returns the slot of its record.
+    pub(super) fn remove(&mut self, tag: u32, entry: u32) -> Option<u32> {
+        let (mut at, mut steps) = (None, 0);
+        for number in self.path(tag) {
+            let bucket = &self.buckets[number];
+            at = bucket.tagged(tag).find(|place| bucket.entries[*place] == entry);
+            if at.is_some() || bucket.passed == 0 {
+                break;
+            }
+            steps += 1;
+        }
+        let place = at?;
+        let mut path = self.path(tag);
+        for number in path.by_ref().take(steps) {
+            self.buckets[number].passed -= 1;
+        }
+        let bucket = &mut self.buckets[path.next()?];
+        bucket.entries[place] = NONE;
+        self.len -= 1;
+        Some(bucket.records[place])
+    }
+
+    /// Makes room for so many more elements.
+    pub(super) fn reserve(&mut self, additional: usize) {
+        let needed = (self.len + additional).div_ceil(MAX_PER_BUCKET);
+        if needed > self.buckets.len() {
+            // By half: whoever waits for the shard waits for this.
+            self.resize(needed.max(self.buckets.len() * 3 / 2).max(MIN_BUCKETS));
+        }
+    }
+
+    /// Brings the bucket in which the search for `tag` begins into the processor's cache, without waiting for it.
+    pub(super) fn prefetch(&self, tag: u32) {
+        prefetch_line(self.buckets.as_ptr().wrapping_add(self.home(tag)).cast());
+    }
+
+    fn resize(&mut self, buckets: usize) {
+        let old = std::mem::replace(&mut self.buckets, vec![Bucket::EMPTY; buckets]);
+        for bucket in &old {
+            for place in (0..WIDTH).filter(|place| bucket.entries[*place] != NONE) {
+                self.place(bucket.tags[place], bucket.at(place));
+            }
+        }
+    }
+
+    /// Puts an element into the first place there is; there is one, since buckets are not full on average.
+    fn place(&mut self, tag: u32, found: Found) {
+        for number in self.path(tag) {
+            let bucket = &mut self.buckets[number];
+            if let Some(place) = bucket.entries.iter().position(|entry| *entry == NONE) {
+                bucket.tags[place] = tag;
+                bucket.entries[place] = found.entry;
+                bucket.records[place] = found.record;
+                return;
+            }
+            bucket.passed += 1;
+        }
+    }
+
+    /// All buckets once, in the order of a search.
+    fn path(&self, tag: u32) -> impl Iterator<Item = usize> + use<> {
+        let (home, buckets) = (self.home(tag), self.buckets.len());
+        (home..buckets).chain(0..home)
+    }
+
+    /// Order of tags is order of buckets, so growing writes them one after the other.
+    fn home(&self, tag: u32) -> usize {
+        ((u64::from(tag) * self.buckets.len() as u64) >> 32) as usize
+    }
+}
+
+/// Brings the cache line at `address` into the processor's cache, without waiting for it.
+pub(super) fn prefetch_line(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Few distinct tags, at both ends of the table and equal ones: full buckets, long ways, ways around the end.
+    fn tag() -> impl Strategy<Value = u32> {
+        prop_oneof![Just(0), Just(u32::MAX), u32::MAX - 3..=u32::MAX, 0_u32..4, any::<u32>()]
+    }
+
+    fn assert_same(lookup: &Lookup, expected: &HashMap<u32, (u32, u32)>) {
+        assert_eq!(lookup.len, expected.len());
+        for (entry, (tag, record)) in expected {
+            let found = lookup.find(*tag, |found| found.entry == *entry);
+            assert_eq!(found, Some(Found { entry: *entry, record: *record }));
+        }
+        let held = lookup.buckets.iter().flat_map(|bucket| bucket.entries);
+        assert_eq!(held.filter(|entry| *entry != NONE).count(), expected.len());
+    }
+
+    proptest! {
+        #[test]
+        fn finds_what_a_hash_map_finds(
+            steps in prop::collection::vec((tag(), any::<prop::sample::Index>(), 0_u8..8), 1..400)
+        ) {
+            let mut lookup = Lookup::default();
+            // By entry, as tags may be equal.
+            let mut expected: HashMap<u32, (u32, u32)> = HashMap::new();
+            for (number, (tag, which, action)) in (0_u32..).zip(steps) {
+                let mut entries: Vec<u32> = expected.keys().copied().collect();
+                entries.sort_unstable();
+                match action {
+                    0..=4 => {
+                        lookup.insert(tag, Found { entry: number, record: !number });
+                        expected.insert(number, (tag, !number));
+                    }
+                    _ if entries.is_empty() => prop_assert_eq!(lookup.find(tag, |_| true), None),
+                    _ => {
+                        let entry = *which.get(&entries);
+                        let (tag, record) = expected[&entry];
+                        prop_assert_eq!(lookup.remove(tag, entry), Some(record));
+                        prop_assert_eq!(lookup.remove(tag, entry), None);
+                        expected.remove(&entry);
+                    }
+                }
+                let visited = |tag| {
+                    let mut count = 0;
+                    lookup.find(tag, |_| { count += 1; false });
+                    count
+                };
+                let tagged = expected.values().filter(|(other, _)| *other == tag).count();
+                prop_assert_eq!(visited(tag), tagged, "each with its tag, and once");
+                assert_same(&lookup, &expected);
+            }
+            for (entry, (tag, record)) in expected.drain() {
+                prop_assert_eq!(lookup.remove(tag, entry), Some(record));
+            }
+            let untouched = lookup.buckets.iter().all(|bucket| bucket.passed == 0);
+            prop_assert!(untouched, "nothing passed what is empty");
+        }
+    }
+
+    #[test]
+    fn equal_tags_fill_bucket_after_bucket_around_the_end() {
+        let mut lookup = Lookup::default();
+        for entry in 0..1000 {
+            lookup.insert(u32::MAX, Found { entry, record: entry });
+        }
+        for entry in (0..1000).step_by(2) {
+            assert_eq!(lookup.remove(u32::MAX, entry), Some(entry));
+        }
+        for entry in 0..1000 {
+            let found = lookup.find(u32::MAX, |found| found.entry == entry);
+            assert_eq!(found.is_some(), entry % 2 == 1, "{entry}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The index without store, reactor and completions: for benches, no part of the API.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::map::{EnteredGet, EnteredSet, Index, Publication, RecordState};
+use super::record::PAYLOAD_UNCHECKED;
+use super::table::{Content, Table};
+use crate::budget::Budget;
+use crate::error::{OpenError, StoreError};
+use crate::key::{Digest, Namespace};
+use crate::store::Extent;
+use crate::time::unix_ms;
+
+/// Length of every chunk that it says to hold.
+const LENGTH_BYTES: u64 = 4096;
+
+/// Map and sidecar, driven by hand.
+#[doc(hidden)]
+pub struct IndexProbe(Index<(), ()>);
+
+impl IndexProbe {
+    /// Makes a sidecar in `directory`.
+    ///
+    /// # Errors
+    /// As [`crate::Connector::open`].
+    pub fn open(directory: &Path, capacity_bytes: u64) -> Result<Self, OpenError> {
+        let budget = Arc::new(Budget::new(capacity_bytes));
+        let (table, _) = Table::open(directory, budget, unix_ms())?;
+        Ok(Self(Index::new(table, 1)))
+    }
+
+    /// What a SET does to the index from its submission to its end, without I/O.
+    ///
+    /// # Errors
+    /// When the sidecar cannot grow.
+    pub fn set(&self, key: &str) -> Result<(), StoreError> {
+        let digest = self.claim(key);
+        let content = Content {
+            digest,
+            namespace: Namespace::of(key).fingerprint(),
+            extent: Extent { file: 0, first_block: 0, blocks: Extent::blocks_for(LENGTH_BYTES) },
+            length_bytes: LENGTH_BYTES,
+            generation: self.0.next_generation(),
+            payload_checksum_kind: PAYLOAD_UNCHECKED,
+            payload_checksum: 0,
+            created_ms: unix_ms(),
+        };
+        let record = self.0.table().reserve(key.len()).map(RecordState::Reserved);
+        let (publication, result) = match record {
+            Ok(record) => (Some(Publication { record, content }), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        self.0.finish_set(digest, publication);
+        result
+    }
+
+    /// A SET that is submitted and fails.
+    pub fn set_in_vain(&self, key: &str) {
+        let digest = self.claim(key);
+        self.0.finish_set(digest, None);
+    }
+
+    /// What a GET does to the index. Says whether it hit.
+    pub fn get(&self, key: &str) -> bool {
+        let entered = self.0.enter_get(Digest::of(key), key, LENGTH_BYTES, unix_ms(), ());
+        let EnteredGet::Hit((), pin) = entered else { return false };
+        self.0.unpin(pin);
+        true
+    }
+
+    /// EXISTS.
+    pub fn exists<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
+        self.0.contains_each(keys)
+    }
+
+    /// DELETE. Says whether the key was held.
+    pub fn delete(&self, key: &str) -> bool {
+        self.0.delete(Digest::of(key), key).0
+    }
+
+    fn claim(&self, key: &str) -> Digest {
+        let digest = Digest::of(key);
+        let entered = self.0.enter_set(digest, &key.into(), unix_ms(), ());
+        debug_assert!(matches!(entered, EnteredSet::Ready(())), "two writers of {key}");
+        digest
+    }
+}
