@@ -83,6 +83,8 @@ pub struct Config {
     pub io_threads: usize,
     /// Most bytes of SETs in the device while nothing is being loaded.
     pub set_in_flight_bytes: u64,
+    /// The same shortly after something was loaded.
+    pub set_in_flight_between_loads_bytes: u64,
     /// The same while GETs wait or are in flight.
     pub set_in_flight_while_loading_bytes: u64,
     /// After this time in the queue a SET goes ahead of GETs.
@@ -198,7 +200,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "transfers",
         default: Some("128"),
         range: "1 to 4096",
-        meaning: "most transfers in the device at a time",
+        meaning: "most transfers in the device at a time, of loads and of stores",
         apply: |config, value| {
             config.queue_depth = size_within(value, 1, 4096)? as usize;
             Ok(())
@@ -238,11 +240,22 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         name: "set_in_flight_bytes",
         unit: "bytes",
-        default: Some("8MiB"),
+        default: Some("32MiB"),
         range: "4 KiB to 1 GiB",
         meaning: "most bytes of SETs in the device at a time while nothing is being loaded: what is there cannot be overtaken",
         apply: |config, value| {
             config.set_in_flight_bytes = size_within(value, BLOCK_BYTES, 1 << 30)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "set_in_flight_between_loads_bytes",
+        unit: "bytes",
+        default: Some("8MiB"),
+        range: "4 KiB to 1 GiB",
+        meaning: "the same for 250 ms after something was loaded, as loads come in bursts",
+        apply: |config, value| {
+            config.set_in_flight_between_loads_bytes = size_within(value, BLOCK_BYTES, 1 << 30)?;
             Ok(())
         },
     },
@@ -359,6 +372,7 @@ impl Config {
             max_io_bytes: 0,
             io_threads: 0,
             set_in_flight_bytes: 0,
+            set_in_flight_between_loads_bytes: 0,
             set_in_flight_while_loading_bytes: 0,
             set_max_wait: Duration::ZERO,
             set_queue_bytes: 0,

@@ -5,7 +5,7 @@
 //! long SET.
 //!
 //! What is in the device already cannot be overtaken any more. So SETs have a budget of bytes in flight of their own,
-//! and a smaller one while loads wait or are under way. A SET that has waited for `set_max_wait` goes ahead of loads, a
+//! a smaller one for a while after a load, as loads come in bursts, and the smallest while loads wait or are under way. A SET that has waited for `set_max_wait` goes ahead of loads, a
 //! piece at a time, so that endless loads cannot starve it.
 
 use std::collections::VecDeque;
@@ -22,17 +22,22 @@ pub enum Class {
     Set,
 }
 
-/// Bounds of what is in the device at a time. Whatever they say, one piece always goes if nothing is in flight.
+/// Where something was loaded, more is expected for this long.
+pub(crate) const LOADS_RECUR_WITHIN: Duration = Duration::from_millis(250);
+
+/// Bounds of what is in the device at a time. Whatever they say, one piece of a class goes if none of it is in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most pieces in flight.
+    /// Most pieces of one class in flight: SETs leave GETs their room.
     pub queue_depth: usize,
     /// Longest piece.
     pub max_io_bytes: u64,
-    /// Most bytes in flight.
+    /// Most bytes of one class in flight.
     pub max_in_flight_bytes: u64,
-    /// Most bytes of SETs in flight while nothing is being loaded.
+    /// Most bytes of SETs in flight while nothing is being loaded, and has not been for 250 ms.
     pub set_in_flight_bytes: u64,
+    /// The same between loads that follow each other within that time.
+    pub set_in_flight_between_loads_bytes: u64,
     /// The same while GETs wait or are in flight. With less than a piece SETs wait for the loads to end.
     pub set_in_flight_while_loading_bytes: u64,
     /// After this time in the queue a SET goes ahead of loads.
@@ -70,12 +75,21 @@ pub struct Scheduler {
     limits: Limits,
     queues: [VecDeque<Waiting>; 3],
     in_flight: [InFlight; 3],
+    last_load: Option<Instant>,
+}
+
+/// What SETs have to leave room for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loads {
+    None,
+    Expected,
+    Present,
 }
 
 impl Scheduler {
     /// An empty scheduler.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, queues: Default::default(), in_flight: Default::default() }
+        Self { limits, queues: Default::default(), in_flight: Default::default(), last_load: None }
     }
 
     /// Queues an operation of `total_bytes`, submitted at `since`, at the end of its class.
@@ -87,9 +101,9 @@ impl Scheduler {
     /// The next piece that may start now. `loads_elsewhere` tells whether others load from the same device. Each grant
     /// is to be returned by [`Self::finish`].
     pub fn next_grant(&mut self, now: Instant, loads_elsewhere: bool) -> Option<Grant> {
-        let is_loading = self.loads() > 0 || loads_elsewhere;
+        let loads = self.look_at_loads(now, loads_elsewhere);
         let is_due = self.set_is_due().is_some_and(|due| due <= now);
-        let set_fits = self.set_fits(is_loading, is_due);
+        let set_fits = self.set_fits(loads, is_due);
         let first = |classes: &[Class]| {
             let waits = |class: &&Class| !self.queues[**class as usize].is_empty();
             classes.iter().find(waits).copied()
@@ -120,14 +134,14 @@ impl Scheduler {
         Some(grant)
     }
 
-    /// Whether the device takes the next piece of `class` beside what it has.
+    /// Whether the device takes the next piece of `class` beside what it has of it.
     fn device_fits(&self, class: Class) -> bool {
-        let total = self.total_in_flight();
+        let in_flight = self.in_flight[class as usize];
         let length_bytes = self.next_length(class).unwrap_or(0);
-        total.pieces == 0
+        in_flight.pieces == 0
             || length_bytes == 0
-            || total.pieces < self.limits.queue_depth
-                && total.bytes + length_bytes <= self.limits.max_in_flight_bytes
+            || in_flight.pieces < self.limits.queue_depth
+                && in_flight.bytes + length_bytes <= self.limits.max_in_flight_bytes
     }
 
     /// Length of the next piece of `class`.
@@ -136,15 +150,28 @@ impl Scheduler {
         Some((front.total_bytes - front.granted_bytes).min(self.limits.max_io_bytes))
     }
 
+    fn look_at_loads(&mut self, now: Instant, loads_elsewhere: bool) -> Loads {
+        if self.loads() > 0 || loads_elsewhere {
+            self.last_load = Some(now);
+            return Loads::Present;
+        }
+        match self.last_load {
+            Some(last) if now - last < LOADS_RECUR_WITHIN => Loads::Expected,
+            _ => Loads::None,
+        }
+    }
+
     /// Whether the next piece of a SET is within the budget of SETs.
-    fn set_fits(&self, is_loading: bool, is_due: bool) -> bool {
+    fn set_fits(&self, loads: Loads, is_due: bool) -> bool {
         let Some(length_bytes) = self.next_length(Class::Set) else { return false };
         let sets = self.in_flight[Class::Set as usize];
-        let budget_bytes = match is_loading {
-            true => self.limits.set_in_flight_while_loading_bytes,
-            false => self.limits.set_in_flight_bytes,
+        let budget_bytes = match loads {
+            Loads::None => self.limits.set_in_flight_bytes,
+            Loads::Expected => self.limits.set_in_flight_between_loads_bytes,
+            Loads::Present => self.limits.set_in_flight_while_loading_bytes,
         };
-        sets.bytes + length_bytes <= budget_bytes || sets.pieces == 0 && (!is_loading || is_due)
+        let goes_alone = sets.pieces == 0 && (loads != Loads::Present || is_due);
+        sets.bytes + length_bytes <= budget_bytes || goes_alone
     }
 
     /// When the first SET in the queue goes ahead of loads.
@@ -181,7 +208,7 @@ impl Scheduler {
 
     /// Pieces granted and not finished.
     pub fn in_flight(&self) -> usize {
-        self.total_in_flight().pieces
+        self.in_flight.iter().map(|class| class.pieces).sum()
     }
 
     /// GETs that wait, and pieces of them in flight.
@@ -192,13 +219,6 @@ impl Scheduler {
     /// Whether a SET waits for a grant.
     pub fn has_waiting_sets(&self) -> bool {
         !self.queues[Class::Set as usize].is_empty()
-    }
-
-    fn total_in_flight(&self) -> InFlight {
-        self.in_flight.iter().fold(InFlight::default(), |total, class| InFlight {
-            pieces: total.pieces + class.pieces,
-            bytes: total.bytes + class.bytes,
-        })
     }
 }
 

@@ -54,7 +54,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("compare: interrupted; whole parts are kept in the JSON", file=sys.stderr)
         return 128 + signal.SIGINT
-    if not document["sections"]:
+    if not document.get("sections"):
         print("compare: nothing was measured", file=sys.stderr)
         return 1
     _report(document, arguments.output)
@@ -146,7 +146,7 @@ def _plot(measured: dict[str, Samples], output: Path) -> None:
 
 
 def _write_docs(document: documents.Document, output: Path) -> int:
-    if not document["sections"]:
+    if not document.get("sections"):
         print(f"compare: there is nothing in {output}. Measure first: make bench", file=sys.stderr)
         return 1
     write_markdown(document, _DOCS_PAGE, _DOCS_IMAGES)

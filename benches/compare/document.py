@@ -39,7 +39,7 @@ def merge(document: Document, name: str, result: SectionResult, context: dict[st
         "commands": {**context["commands"], **result.commands},
         "samples": result.samples.to_json(),
     }
-    parts = {**document["sections"], name: entry}
+    parts = {**document.get("sections", {}), name: entry}
     document["sections"] = {one: parts[one] for one in TITLES if one in parts}
 
 

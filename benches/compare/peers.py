@@ -155,7 +155,11 @@ def io_threads_peers() -> list[Peer]:
     ]
 
 
-_SET_LIMITS = ("set_in_flight_bytes", "set_in_flight_while_loading_bytes")
+_SET_LIMITS = (
+    "set_in_flight_bytes",
+    "set_in_flight_between_loads_bytes",
+    "set_in_flight_while_loading_bytes",
+)
 
 
 def unprioritised_peer() -> Peer | None:

@@ -38,7 +38,7 @@ use work::Work;
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most bytes in the device at a time: what the fastest drives need, and a bound on bounce memory.
+/// Most bytes in the device at a time, of loads and of stores: what the fastest drives need, and a bound on bounce memory.
 const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
 
 /// Bytes that are summed up between two looks at the device: about a tenth of a millisecond, in which a device has enough
@@ -122,7 +122,7 @@ where
     let name = format!("kvring-{number}");
     let thread = Builder::new().name(name).spawn(move || {
         let waker = Arc::clone(&shared.lanes[number].waker);
-        let engine = make_engine.lock()(share_of(shared.config.queue_depth, &shared), waker);
+        let engine = make_engine.lock()(transfers_of(&shared), waker);
         // It may hold what belongs to the caller.
         drop(make_engine);
         match engine {
@@ -154,6 +154,11 @@ fn share_of(total: usize, shared: &Shared) -> usize {
     (total / shared.lanes.len()).max(1)
 }
 
+/// Most transfers that one reactor has in the device: loads, and as many stores.
+fn transfers_of(shared: &Shared) -> usize {
+    2 * share_of(shared.config.queue_depth, shared)
+}
+
 struct Reactor<E: Engine> {
     number: usize,
     shared: Arc<Shared>,
@@ -166,17 +171,17 @@ impl<E: Engine> Reactor<E> {
     fn new(number: usize, shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
         let config = &shared.config;
         let share = |bytes: u64| share_of(bytes as usize, &shared) as u64;
-        let queue_depth = share_of(config.queue_depth, &shared);
         let limits = Limits {
-            queue_depth,
+            queue_depth: share_of(config.queue_depth, &shared),
             max_io_bytes: config.max_io_bytes,
             max_in_flight_bytes: share(MAX_IN_FLIGHT_BYTES),
             set_in_flight_bytes: share(config.set_in_flight_bytes),
+            set_in_flight_between_loads_bytes: share(config.set_in_flight_between_loads_bytes),
             set_in_flight_while_loading_bytes: config.set_in_flight_while_loading_bytes
                 / shared.lanes.len() as u64,
             set_max_wait: config.set_max_wait,
         };
-        let work = Work::new(number, Scheduler::new(limits), queue_depth, suspects);
+        let work = Work::new(number, Scheduler::new(limits), transfers_of(&shared), suspects);
         Self { number, shared, engine, work, reaped: Vec::new() }
     }
 

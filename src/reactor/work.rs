@@ -85,18 +85,18 @@ const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
 const FREEING_COSTS_BYTES: u64 = 4096;
 
 impl Work {
-    /// Work for a device that takes `queue_depth` transfers at a time, as the scheduler must make sure.
+    /// Work for a device that takes this many transfers at a time, as the scheduler must make sure.
     pub(super) fn new(
         number: usize,
         scheduler: Scheduler,
-        queue_depth: usize,
+        most_transfers: usize,
         suspects: Vec<Suspect>,
     ) -> Self {
         Self {
             number,
             scheduler,
             active: Slab::new(),
-            pieces: Slab::with_capacity(queue_depth),
+            pieces: Slab::with_capacity(most_transfers),
             pool: BouncePool::new(),
             finished: Default::default(),
             finished_bytes: 0,
@@ -258,7 +258,7 @@ impl Work {
         // Never over the capacity it was made with, so that no piece ever moves.
         assert!(
             self.pieces.len() < self.pieces.capacity(),
-            "the scheduler granted more than the queue depth"
+            "the scheduler granted more than there is room for"
         );
         let token = self.pieces.insert(piece);
         self.submit(token, shared, engine)
