@@ -23,13 +23,17 @@ fn random(bound: u64) -> impl FnMut() -> u64 {
     }
 }
 
+fn set(index: &IndexProbe, key: &str) {
+    index.set(key).unwrap();
+}
+
 fn lookups(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("lookup");
     group.throughput(Throughput::Elements(BATCH as u64));
     for count in [1_000, 1_000_000] {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let index = IndexProbe::open(directory.path(), 8 << 30).unwrap();
-        (0..count).for_each(|number| index.set(&key(number)).unwrap());
+        (0..count).for_each(|number| set(&index, &key(number)));
         // Numbers from `count` on are not held.
         for (name, first, bound) in
             [("hit", 0, count), ("miss", count, count), ("mixed", 0, 2 * count)]
@@ -53,11 +57,11 @@ fn changes(criterion: &mut Criterion) {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let index = IndexProbe::open(directory.path(), 8 << 30).unwrap();
     let count = 1_000_000;
-    (0..count).for_each(|number| index.set(&key(number)).unwrap());
+    (0..count).for_each(|number| set(&index, &key(number)));
     let keys: Vec<String> = (count..count + BATCH as u64).map(key).collect();
     let mut group = criterion.benchmark_group("change");
     group.throughput(Throughput::Elements(BATCH as u64));
-    let set = || keys.iter().for_each(|key| index.set(key).unwrap());
+    let set = || keys.iter().for_each(|key| set(&index, key));
     let delete = || keys.iter().for_each(|key| assert!(index.delete(key)));
     let timed = |what: &dyn Fn(), undo: &dyn Fn(), iterations| {
         let mut elapsed = Duration::ZERO;

@@ -19,7 +19,7 @@ use crate::key::Digest;
 use crate::store::Extent;
 
 /// Enough that threads rarely meet, and that the growth of one shard stalls nobody for long: at 10,000,000 keys it
-/// copies some 10,000 entries.
+/// moves what finds some 10,000 entries.
 const SHARDS: usize = 1024;
 
 /// Keys that EXISTS looks up together: what they touch fits into the first-level cache of a processor.
@@ -149,9 +149,7 @@ impl<G, S> Index<G, S> {
         for keys in keys.chunks(ROUND) {
             digests.clear();
             digests.extend(keys.iter().map(|key| Digest::of(key.as_ref())));
-            for digest in &digests {
-                self.shard(*digest).1.lookup.prefetch(digest.tag());
-            }
+            digests.iter().for_each(|digest| self.prefetch(*digest));
             for (key, digest) in keys.iter().zip(&digests) {
                 if let Some(found) = self.shard(*digest).1.lookup.find(digest.tag(), |_| true) {
                     self.table.prefetch(found.record, key.as_ref().len());
@@ -204,7 +202,7 @@ impl<G, S> Index<G, S> {
         if self.table.read(found.record).generation != suspect.generation {
             return None;
         }
-        let length_bytes = u64::from(shard.entries[found.entry as usize].length_bytes);
+        let length_bytes = u64::from(shard.entries[found.entry].length_bytes);
         shard.pin(number, found.entry, length_bytes)
     }
 
@@ -245,7 +243,7 @@ impl<G, S> Index<G, S> {
     pub(crate) fn held(&self, digest: Digest) -> Option<(u64, Option<u32>)> {
         let shard = self.shard(digest).1;
         let found = shard.find(digest)?;
-        let entry = &shard.entries[found.entry as usize];
+        let entry = &shard.entries[found.entry];
         // Whose record is lost is to be written again, and what may be damaged must not vouch for other bytes.
         let is_suspect = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
             .contains(&self.table.read(found.record).generation);
@@ -393,7 +391,7 @@ impl<G, S> Index<G, S> {
         if !deleted && let Some(old) = shard.find(content.digest) {
             resumed.extend(self.take_out(shard, old.entry).map(Resumed::Free));
         }
-        let number = shard.entries.insert(entry) as u32;
+        let number = shard.entries.insert(entry);
         if let Some(record) = slot {
             shard.link(Found { entry: number, record });
             self.count(1, content.length_bytes as i64);
@@ -426,7 +424,7 @@ impl<G, S> Index<G, S> {
     /// Drops the chunk behind `pin`, whose bytes are not what was stored. Returns its key; none if it is gone already.
     pub(crate) fn discard(&self, pin: &Pin) -> String {
         let mut shard = self.shards[pin.shard as usize].0.lock();
-        let tag = shard.entries[pin.entry as usize].digest.tag();
+        let tag = shard.entries[pin.entry].digest.tag();
         let Some(found) = shard.lookup.find(tag, |found| found.entry == pin.entry) else {
             return String::new();
         };
@@ -439,10 +437,10 @@ impl<G, S> Index<G, S> {
     /// Returns a pin. Says which place is free now, if this was the last reader of a chunk that is gone.
     pub(crate) fn unpin(&self, pin: Pin) -> Option<Extent> {
         let mut shard = self.shards[pin.shard as usize].0.lock();
-        let entry = &mut shard.entries[pin.entry as usize];
+        let entry = &mut shard.entries[pin.entry];
         entry.readers -= 1;
         let unused = entry.detached && entry.readers == 0;
-        unused.then(|| shard.entries.remove(pin.entry as usize).extent())
+        unused.then(|| shard.entries.remove(pin.entry).extent())
     }
 
     /// Takes everything that waits out of the queues; nothing will resume any more.
@@ -462,16 +460,19 @@ impl<G, S> Index<G, S> {
         (gets, sets)
     }
 
-    /// Makes room for the entries of `keys` keys.
+    /// Makes room for what finds `keys` keys.
     pub(super) fn reserve(&self, keys: usize) {
         let each = keys / SHARDS;
         // Some get more than others, by as much as chance makes likely.
         let each = each + 3 * each.isqrt();
         for shard in &self.shards {
-            let mut shard = shard.0.lock();
-            shard.lookup.reserve(each);
-            shard.entries.reserve(each);
+            shard.0.lock().lookup.reserve(each);
         }
+    }
+
+    /// Brings what finds `digest` into the processor's cache, without waiting for it.
+    pub(super) fn prefetch(&self, digest: Digest) {
+        self.shard(digest).1.lookup.prefetch(digest.tag());
     }
 
     /// Enters what recovery found; of two chunks of one key the younger stays. Returns the slot and place of the other.
@@ -484,26 +485,26 @@ impl<G, S> Index<G, S> {
                 return Some((record, entry.extent()));
             }
             shard.unlink(other.entry);
-            let held = shard.entries.remove(other.entry as usize);
+            let held = shard.entries.remove(other.entry);
             displaced = Some((other.record, held.extent()));
             self.count(-1, -i64::from(held.length_bytes));
         }
         self.count(1, i64::from(entry.length_bytes));
-        let number = shard.entries.insert(entry) as u32;
+        let number = shard.entries.insert(entry);
         shard.link(Found { entry: number, record });
         displaced
     }
 
     /// Removes an entry from the map and its record from the sidecar; its place is free if nobody reads it.
     fn take_out(&self, shard: &mut Shard<G, S>, number: u32) -> Option<Extent> {
-        let entry = &mut shard.entries[number as usize];
+        let entry = &mut shard.entries[number];
         let (unused, length_bytes) = (entry.readers == 0, i64::from(entry.length_bytes));
         entry.detached = true;
         if let Some(slot) = shard.unlink(number) {
             self.table.clear(slot);
             self.count(-1, -length_bytes);
         }
-        unused.then(|| shard.entries.remove(number as usize).extent())
+        unused.then(|| shard.entries.remove(number).extent())
     }
 
     /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it is

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::map::{EnteredGet, EnteredSet, Index, Publication, RecordState};
 use super::record::PAYLOAD_UNCHECKED;
@@ -30,11 +31,12 @@ impl IndexProbe {
         Ok(Self(Index::new(table, 1)))
     }
 
-    /// What a SET does to the index from its submission to its end, without I/O.
+    /// What a SET does to the index from its submission to its end, without I/O. Returns how long its end took, for which
+    /// it holds a lock that others wait for.
     ///
     /// # Errors
     /// When the sidecar cannot grow.
-    pub fn set(&self, key: &str) -> Result<(), StoreError> {
+    pub fn set(&self, key: &str) -> Result<Duration, StoreError> {
         let digest = self.claim(key);
         let content = Content {
             digest,
@@ -46,13 +48,17 @@ impl IndexProbe {
             payload_checksum: 0,
             created_ms: unix_ms(),
         };
-        let record = self.0.table().reserve(key.len()).map(RecordState::Reserved);
-        let (publication, result) = match record {
-            Ok(record) => (Some(Publication { record, content }), Ok(())),
-            Err(error) => (None, Err(error)),
+        let reservation = match self.0.table().reserve(key.len()) {
+            Ok(reservation) => reservation,
+            Err(error) => {
+                self.0.finish_set(digest, None);
+                return Err(error);
+            }
         };
-        self.0.finish_set(digest, publication);
-        result
+        let record = RecordState::Reserved(reservation);
+        let start = Instant::now();
+        self.0.finish_set(digest, Some(Publication { record, content }));
+        Ok(start.elapsed())
     }
 
     /// A SET that is submitted and fails.

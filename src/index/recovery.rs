@@ -17,6 +17,9 @@ use crate::store::{Extent, Store};
 /// Generations set aside for one session: more than one can write.
 const SESSION_GENERATIONS: u64 = 1 << 32;
 
+/// How many entries ahead of the one being entered its place in the map is fetched.
+const PREFETCHED: usize = 16;
+
 /// What opening found, and what it threw out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
@@ -120,7 +123,10 @@ impl<G, S> Index<G, S> {
             candidates.iter().map(|candidate| candidate.entry.extent()).collect();
         index.reserve(candidates.len());
         let mut older_slots = Vec::new();
-        for candidate in candidates {
+        for (position, candidate) in candidates.iter().enumerate() {
+            if let Some(soon) = candidates.get(position + PREFETCHED) {
+                index.prefetch(soon.entry.digest);
+            }
             if let Some((slot, extent)) = index.restore(candidate.entry, candidate.slot) {
                 recovery.duplicate += 1;
                 older_slots.push(slot);
@@ -161,6 +167,7 @@ pub(crate) struct Suspect {
 }
 
 /// A chunk that may be held.
+#[derive(Clone, Copy)]
 struct Candidate {
     entry: Entry,
     generation: u64,
@@ -240,11 +247,12 @@ fn drop_overlapping(
     recovery: &mut Recovery,
 ) {
     candidates.sort_unstable_by_key(|candidate| candidate.entry.extent());
-    let mut kept: Vec<Candidate> = Vec::with_capacity(candidates.len());
-    for candidate in candidates.drain(..) {
+    let mut kept = 0;
+    for position in 0..candidates.len() {
+        let candidate = candidates[position];
         let extent = candidate.entry.extent();
         let mut survives = true;
-        while let Some(last) = kept.last()
+        while let Some(last) = candidates[..kept].last()
             && last.entry.data_file == extent.file
             && last.entry.extent().end_block() > u64::from(extent.first_block)
         {
@@ -254,15 +262,16 @@ fn drop_overlapping(
                 break;
             }
             release(table, last.slot, free);
-            kept.pop();
+            kept -= 1;
         }
         if survives {
-            kept.push(candidate);
+            candidates[kept] = candidate;
+            kept += 1;
         } else {
             release(table, candidate.slot, free);
         }
     }
-    *candidates = kept;
+    candidates.truncate(kept);
 }
 
 fn release(table: &Table, slot: u32, free: &mut Vec<u32>) {

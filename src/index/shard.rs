@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashTable;
-use slab::Slab;
 
+use super::entries::Entries;
 use super::lookup::{Found, Lookup};
 use super::map::Pin;
 use crate::key::Digest;
@@ -16,12 +16,12 @@ use crate::store::Extent;
 #[repr(C)]
 pub(super) struct Shard<G, S> {
     pub(super) lookup: Lookup,
-    pub(super) entries: Slab<Entry>,
+    pub(super) entries: Entries,
     pub(super) pending: HashTable<Pending<G, S>>,
 }
 
 /// One stored chunk. Detached: no longer found by its key, kept for its readers.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) digest: Digest,
     pub(super) data_file: u32,
@@ -58,18 +58,18 @@ pub(super) enum Waiting<G, S> {
 
 impl<G, S> Shard<G, S> {
     pub(super) fn new() -> Self {
-        Self { lookup: Lookup::default(), entries: Slab::new(), pending: HashTable::new() }
+        Self { lookup: Lookup::default(), entries: Entries::default(), pending: HashTable::new() }
     }
 
     /// The entry found by `digest`, and its record.
     pub(super) fn find(&self, digest: Digest) -> Option<Found> {
-        let same = |found: Found| self.entries[found.entry as usize].digest == digest;
+        let same = |found: Found| self.entries[found.entry].digest == digest;
         self.lookup.find(digest.tag(), same)
     }
 
     /// Whether the entry is kept for its readers alone.
     pub(super) fn is_detached(&self, entry: u32) -> bool {
-        self.entries[entry as usize].detached
+        self.entries[entry].detached
     }
 
     /// What waits behind the key that is being written under `digest`.
@@ -82,7 +82,7 @@ impl<G, S> Shard<G, S> {
 
     /// Pins an entry if it is of exactly this length.
     pub(super) fn pin(&mut self, shard: u32, entry: u32, length_bytes: u64) -> Option<Pin> {
-        let held = &mut self.entries[entry as usize];
+        let held = &mut self.entries[entry];
         if u64::from(held.length_bytes) != length_bytes {
             return None;
         }
@@ -92,13 +92,13 @@ impl<G, S> Shard<G, S> {
 
     /// Makes an entry found by its digest.
     pub(super) fn link(&mut self, found: Found) {
-        let digest = self.entries[found.entry as usize].digest;
+        let digest = self.entries[found.entry].digest;
         self.lookup.insert(digest.tag(), found);
     }
 
     /// Makes an entry not found any more. Returns the slot of its record; none if it was not found before.
     pub(super) fn unlink(&mut self, entry: u32) -> Option<u32> {
-        let digest = self.entries[entry as usize].digest;
+        let digest = self.entries[entry].digest;
         self.lookup.remove(digest.tag(), entry)
     }
 }

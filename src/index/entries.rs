@@ -1,0 +1,91 @@
+//! The entries of a shard, by number.
+
+use std::ops::{Index, IndexMut};
+
+use super::shard::Entry;
+
+/// Entries in a piece: neither copied when another is added, nor much more than a small shard needs.
+const PIECE: usize = 128;
+
+/// Entries in pieces that stay where they are. A number is an entry's until that is removed.
+#[derive(Default)]
+pub(super) struct Entries {
+    pieces: Vec<Vec<Entry>>,
+    /// Numbers below the end that are nobody's.
+    free: Vec<u32>,
+}
+
+impl Entries {
+    /// Adds an entry. Returns its number.
+    pub(super) fn insert(&mut self, entry: Entry) -> u32 {
+        if let Some(number) = self.free.pop() {
+            self[number] = entry;
+            return number;
+        }
+        if self.pieces.last().is_none_or(|piece| piece.len() == PIECE) {
+            self.pieces.push(Vec::with_capacity(PIECE));
+        }
+        let piece = self.pieces.len() - 1;
+        let number = piece * PIECE + self.pieces[piece].len();
+        self.pieces[piece].push(entry);
+        number as u32
+    }
+
+    /// Removes an entry that is there.
+    pub(super) fn remove(&mut self, number: u32) -> Entry {
+        debug_assert!(!self.free.contains(&number), "entry {number} is removed twice");
+        self.free.push(number);
+        self[number]
+    }
+}
+
+impl Index<u32> for Entries {
+    type Output = Entry;
+
+    fn index(&self, number: u32) -> &Entry {
+        &self.pieces[number as usize / PIECE][number as usize % PIECE]
+    }
+}
+
+impl IndexMut<u32> for Entries {
+    fn index_mut(&mut self, number: u32) -> &mut Entry {
+        &mut self.pieces[number as usize / PIECE][number as usize % PIECE]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Digest;
+
+    fn entry(first_block: u32) -> Entry {
+        Entry {
+            digest: Digest::of("key"),
+            data_file: 0,
+            first_block,
+            length_bytes: 1,
+            checksum: 0,
+            readers: 0,
+            has_checksum: false,
+            detached: false,
+        }
+    }
+
+    #[test]
+    fn numbers_are_used_again_and_the_others_stay() {
+        let mut entries = Entries::default();
+        let count = 2 * PIECE as u32 + 1;
+        let numbers: Vec<u32> = (0..count).map(|number| entries.insert(entry(number))).collect();
+        assert_eq!(numbers, (0..count).collect::<Vec<_>>());
+        for number in (0..count).step_by(3) {
+            assert_eq!(entries.remove(number).first_block, number);
+        }
+        let again: Vec<u32> = (0..count).step_by(3).map(|_| entries.insert(entry(count))).collect();
+        assert!(again.iter().all(|number| number % 3 == 0), "{again:?}");
+        assert_eq!(entries.insert(entry(0)), count);
+        assert!((0..count).all(|number| {
+            let expected = if number % 3 == 0 { count } else { number };
+            entries[number].first_block == expected
+        }));
+    }
+}
