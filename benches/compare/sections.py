@@ -13,6 +13,7 @@ DELETES = "deletes"
 MIXED_DISK = "mixed-disk"
 MIXED_ZRAM = "mixed-zram"
 BENCH_L2 = "lmcache"
+SETTINGS = "settings"
 
 TITLES = {
     DISK: "Put, get and delete on ext4 over the disk",
@@ -22,6 +23,7 @@ TITLES = {
     MIXED_DISK: "Loads among stores, on ext4 over the disk",
     MIXED_ZRAM: "Loads among stores, on XFS at the speed of memory",
     BENCH_L2: "Through lmcache bench l2",
+    SETTINGS: "kvring's own settings, on XFS at the speed of memory",
 }
 
 _FUNCTIONS = {
@@ -32,6 +34,7 @@ _FUNCTIONS = {
     MIXED_DISK: ("mixed", "run_on_disk"),
     MIXED_ZRAM: ("mixed", "run_on_zram"),
     BENCH_L2: ("lmcache_bench", "run"),
+    SETTINGS: ("transfers", "run_settings"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import Client
@@ -37,6 +38,16 @@ PUT = "put"
 GET = "get"
 DELETE = "delete"
 
+# Other values of the options that are there for speed.
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "io_threads": (2, 4),
+    "queue_depth": (32, 512),
+    "max_io_bytes": ("256KiB", "512KiB", "4MiB"),
+    "set_in_flight_bytes": ("8MiB",),
+    "registered_files": ("off",),
+}
+_SETTINGS_SIZES_BYTES = (4096, 64 << 10, 1 << 20, 32 << 20)
+
 _DELETE_BATCH_KEYS = 256
 _WARM_UP = -1
 
@@ -47,12 +58,25 @@ Round = Callable[[int], dict[str, dict[str, float]]]
 def run_on_disk(session: Session) -> SectionResult:
     """Measure on ext4 over a loop device."""
     ours = [kvring_peer(KVRING), kvring_peer(KVRING_OFF, checksum="off")]
-    return _run(session, EXT4_LOOP, ours)
+    return _run_with_peers(session, EXT4_LOOP, ours)
 
 
 def run_on_zram(session: Session) -> SectionResult:
     """Measure on XFS over zram: software alone."""
-    return _run(session, XFS_ZRAM, [kvring_peer(KVRING), *io_threads_peers()])
+    return _run_with_peers(session, XFS_ZRAM, [kvring_peer(KVRING), *io_threads_peers()])
+
+
+def run_settings(session: Session) -> SectionResult:
+    """Measure kvring's own settings beside its defaults, on XFS over zram, where software shows."""
+    peers = [kvring_peer(KVRING)] + [
+        kvring_peer(f"{name} {value}", **{name: value})
+        for name, values in SETTINGS.items()
+        for value in values
+    ]
+    plans = [plan for plan in session.scale.plans if plan.chunk_size_bytes in _SETTINGS_SIZES_BYTES]
+    result = _run(session, XFS_ZRAM, peers, plans)
+    result.notes.append("Each column is kvring with its defaults but for one option.")
+    return result
 
 
 @dataclass(frozen=True)
@@ -63,14 +87,20 @@ class _Bench:
     result: SectionResult
 
 
-def _run(session: Session, device_name: str, ours: list[Peer]) -> SectionResult:
-    result = SectionResult()
+def _run_with_peers(session: Session, device_name: str, ours: list[Peer]) -> SectionResult:
     peers = ours + lmcache_peers(every_peer=session.scale.every_peer)
+    return _run(session, device_name, peers, list(session.scale.plans))
+
+
+def _run(
+    session: Session, device_name: str, peers: list[Peer], plans: list[Plan]
+) -> SectionResult:
+    result = SectionResult()
     with session.device(device_name) as device:
         result.device = {"name": device.name, **device.facts}
         arena = session.arena(same_filled=device.name == XFS_ZRAM)
         bench = _Bench(session, device, arena, result)
-        for plan in session.scale.plans:
+        for plan in plans:
             _run_plan(bench, peers, plan)
     result.notes.append(
         "Delete is timed to the last answer of batches of 256 keys, four in flight: what the "

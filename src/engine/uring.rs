@@ -87,6 +87,13 @@ impl UringEngine {
         Self::on_ladder(queue_depth, waker, &LADDER)
     }
 
+    /// The same engine, which looks the file of each transfer up.
+    #[must_use]
+    pub fn without_registered_files(mut self) -> Self {
+        self.files.is_available = false;
+        self
+    }
+
     fn on_ladder(
         queue_depth: usize,
         waker: Arc<Waker>,

@@ -10,6 +10,7 @@
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
 mod commit;
+mod endings;
 mod latency;
 mod operation;
 mod piece;
@@ -247,6 +248,7 @@ impl<E: Engine> Reactor<E> {
             self.reap_or_sleep(timeout, deadline.is_some())?;
             self.work.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
             self.work.settle(SETTLE_BYTES, &self.shared);
+            self.work.sum_ahead(SETTLE_BYTES);
         }
     }
 

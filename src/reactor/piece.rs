@@ -41,6 +41,8 @@ pub(crate) struct Piece {
     missing_bytes: usize,
     moved_bytes: usize,
     attempts: u32,
+    /// Its placed checksum, once computed.
+    checksum: Option<u32>,
 }
 
 /// What a result means for a piece.
@@ -83,6 +85,7 @@ impl Piece {
             missing_bytes: 0,
             moved_bytes: 0,
             attempts: 0,
+            checksum: None,
         };
         if in_place > 0 {
             piece.add_vector(buffer.at(offset), in_place);
@@ -184,12 +187,21 @@ impl Piece {
     }
 
     /// CRC-32C of the piece's bytes in caller memory, moved to its place in the CRC of the whole chunk: the XOR of this
-    /// over all pieces is the CRC of the chunk, in whatever order they come.
-    pub(crate) fn placed_checksum(&self) -> u32 {
-        let (offset, length) = (self.grant.offset_bytes as usize, self.grant.length_bytes as usize);
-        // SAFETY: no transfer into this part is under way: it is computed before a write and after a read.
-        let own = crc32c::crc32c(unsafe { self.buffer.bytes(offset, length) });
-        match self.buffer.length_bytes() - offset - length {
+    /// over all pieces is the CRC of the chunk, in whatever order they come. Computed once.
+    pub(crate) fn placed_checksum(&mut self) -> u32 {
+        *self.checksum.get_or_insert_with(|| Self::compute_checksum(self.grant, self.buffer))
+    }
+
+    /// Whether its checksum can be computed already, and is not: what is written does not change meanwhile.
+    pub(crate) fn can_be_summed_early(&self) -> bool {
+        self.target.action == Action::Write && self.checksum.is_none()
+    }
+
+    fn compute_checksum(grant: Grant, buffer: CallerBuffer) -> u32 {
+        let (offset, length) = (grant.offset_bytes as usize, grant.length_bytes as usize);
+        // SAFETY: no transfer into this part is under way: it is computed after a read, or for a write, which only reads it.
+        let own = crc32c::crc32c(unsafe { buffer.bytes(offset, length) });
+        match buffer.length_bytes() - offset - length {
             0 => own,
             behind => crc32c::crc32c_combine(own, 0, behind),
         }

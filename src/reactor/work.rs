@@ -1,44 +1,40 @@
 //! The operations a reactor has in hand: placed, in pieces in the device, finished, answered.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
 
-use super::commit::{GroupCommit, SYNC_TOKEN};
+use super::commit::GroupCommit;
 use super::latency::Timeline;
 use super::operation::{GetRequest, Operation, SetRequest};
-use super::piece::{Piece, Progress, Target};
-use super::steps::{
-    Failure, Place, checksum_of, compare_with_held, end_get, end_set, end_verify, failure_of,
-    find_place, write_record,
-};
-use super::{MAX_UNSETTLED_BYTES, SETTLE_BYTES, Shared};
+use super::piece::{Piece, Target};
+use super::steps::{Failure, Place, compare_with_held, find_place};
+use super::{SETTLE_BYTES, Shared};
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
-use crate::config::{Checksum, Durability};
-use crate::engine::{Action, Engine, Reaped};
+use crate::config::Checksum;
+use crate::engine::{Action, Engine};
 use crate::error::EngineError;
-use crate::index::{Pin, Resumed, Suspect};
+use crate::index::{Pin, Suspect};
 use crate::schedule::{Class, Grant, Scheduler};
 use crate::store::Extent;
 
 /// An operation between its arrival and its answer.
-struct Active {
-    kind: Kind,
-    timeline: Timeline,
+pub(super) struct Active {
+    pub(super) kind: Kind,
+    pub(super) timeline: Timeline,
     /// Bytes not granted yet.
-    waiting_bytes: u64,
+    pub(super) waiting_bytes: u64,
     /// Pieces granted and not through: in the kernel, or waiting for their checksum.
-    unfinished_pieces: usize,
+    pub(super) unfinished_pieces: usize,
     /// XOR of the placed checksums of its pieces.
-    checksum: u32,
-    failure: Option<Failure>,
+    pub(super) checksum: u32,
+    pub(super) failure: Option<Failure>,
     /// Times its write was tried again.
-    retries: u32,
+    pub(super) retries: u32,
 }
 
-enum Kind {
+pub(super) enum Kind {
     Get(GetRequest, Pin),
     Set(SetRequest, Option<Place>),
     Free(Extent),
@@ -47,7 +43,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn class(&self) -> Class {
+    pub(super) fn class(&self) -> Class {
         match self {
             Self::Get(..) => Class::Get,
             Self::Free(_) => Class::Delete,
@@ -59,27 +55,29 @@ impl Kind {
 /// All operations of one reactor. Pieces in flight sit in a fixed array: the kernel holds their addresses.
 pub(super) struct Work {
     /// Number of the reactor.
-    number: usize,
-    scheduler: Scheduler,
-    active: Slab<Active>,
-    pieces: Slab<Piece>,
-    pool: BouncePool,
+    pub(super) number: usize,
+    pub(super) scheduler: Scheduler,
+    pub(super) active: Slab<Active>,
+    pub(super) pieces: Slab<Piece>,
+    pub(super) pool: BouncePool,
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
-    finished: [VecDeque<Piece>; 2],
-    finished_bytes: u64,
+    pub(super) finished: [VecDeque<Piece>; 2],
+    pub(super) finished_bytes: u64,
+    /// Writes in the kernel whose checksum may be computed meanwhile; some may be done by now.
+    pub(super) unsummed: VecDeque<usize>,
     /// What the processor did in this turn instead of feeding the device, in bytes of summing up.
-    processed_bytes: u64,
+    pub(super) processed_bytes: u64,
     pub(super) commit: GroupCommit,
     /// Failed writes, and when to try them again.
-    retries: Vec<(Instant, usize)>,
+    pub(super) retries: Vec<(Instant, usize)>,
     /// Chunks still to be verified.
-    suspects: Vec<Suspect>,
-    all_verified: bool,
+    pub(super) suspects: Vec<Suspect>,
+    pub(super) all_verified: bool,
 }
 
 /// Pause before the first retry of a failed write; each further one is twice as long.
-const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
+pub(super) const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Bytes that could be summed up in the time that freeing a place takes.
 const FREEING_COSTS_BYTES: u64 = 4096;
@@ -100,6 +98,7 @@ impl Work {
             pool: BouncePool::new(),
             finished: Default::default(),
             finished_bytes: 0,
+            unsummed: VecDeque::new(),
             processed_bytes: 0,
             commit: GroupCommit::default(),
             retries: Vec::new(),
@@ -261,10 +260,13 @@ impl Work {
             "the scheduler granted more than there is room for"
         );
         let token = self.pieces.insert(piece);
+        if action == Action::Write && shared.config.checksum == Checksum::Crc32c {
+            self.unsummed.push_back(token);
+        }
         self.submit(token, shared, engine)
     }
 
-    fn submit(
+    pub(super) fn submit(
         &mut self,
         token: usize,
         shared: &Shared,
@@ -281,290 +283,5 @@ impl Work {
             self.end_piece(token, Some(Failure::Closed), Instant::now(), shared);
         }
         submitted
-    }
-
-    /// Takes the results of transfers; answers the operations that are done. One at a time off the list, so that a panic
-    /// loses none.
-    pub(super) fn finish_reaped(
-        &mut self,
-        shared: &Shared,
-        engine: &mut impl Engine,
-        reaped: &mut Vec<Reaped>,
-    ) -> Result<(), EngineError> {
-        let mut outcome = Ok(());
-        let now = Instant::now();
-        reaped.reverse();
-        while let Some(Reaped { token, result }) = reaped.pop() {
-            if token == SYNC_TOKEN {
-                outcome = outcome.and(self.finish_sync(result, shared, Some(&mut *engine)));
-                continue;
-            }
-            match self.pieces[token].advance(result) {
-                Progress::Again => {
-                    shared.counters.transfers_resumed.add(1);
-                    outcome = outcome.and(self.submit(token, shared, engine));
-                }
-                Progress::Done => self.end_piece(token, None, now, shared),
-                Progress::Failed(errno) => {
-                    self.end_piece(token, Some(failure_of(errno)), now, shared);
-                }
-            }
-        }
-        outcome
-    }
-
-    /// Like `finish_reaped` when nothing may be submitted any more.
-    pub(super) fn finish_stopped<E: Engine>(&mut self, shared: &Shared, reaped: &mut Vec<Reaped>) {
-        while let Some(Reaped { token, result }) = reaped.pop() {
-            if token == SYNC_TOKEN {
-                // Without an engine it submits nothing, and so cannot fail.
-                let _ = self.finish_sync(result, shared, None::<&mut E>);
-                continue;
-            }
-            let failure = match self.pieces[token].advance(result) {
-                Progress::Done => None,
-                // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
-                Progress::Again | Progress::Failed(_) => Some(Failure::Closed),
-            };
-            self.end_piece(token, failure, Instant::now(), shared);
-        }
-    }
-
-    /// The kernel is done with a piece. What failed ends here; the rest is left to [`Work::settle`], so that the device
-    /// gets its next transfers first.
-    fn end_piece(&mut self, token: usize, failure: Option<Failure>, now: Instant, shared: &Shared) {
-        let piece = self.pieces.remove(token);
-        self.scheduler.finish(piece.grant);
-        self.active[piece.grant.id].timeline.moved = Some(now);
-        let Some(failure) = failure else {
-            let urgency = usize::from(piece.grant.class != Class::Get);
-            self.finished_bytes += piece.grant.length_bytes;
-            return self.finished[urgency].push_back(piece);
-        };
-        let (id, class) = (piece.grant.id, piece.grant.class);
-        let active = &mut self.active[id];
-        active.failure.get_or_insert(failure);
-        if active.waiting_bytes > 0 {
-            active.waiting_bytes = 0;
-            self.scheduler.cancel_rest(class, id);
-        }
-        self.end_of_piece(piece, shared);
-    }
-
-    /// Whether there are pieces that only the processor has work with.
-    pub(super) fn is_unsettled(&self) -> bool {
-        self.finished.iter().any(|pieces| !pieces.is_empty())
-    }
-
-    /// Copies and sums up pieces that the kernel is done with, loads first, and answers what is through with them. At
-    /// least one piece, and about `limit_bytes` in all, or more where it lags behind: then it is time to look at the
-    /// device again.
-    pub(super) fn settle(&mut self, limit_bytes: u64, shared: &Shared) {
-        let mut settled_bytes = 0;
-        while (settled_bytes < limit_bytes || self.finished_bytes > MAX_UNSETTLED_BYTES)
-            && let Some(piece) = self.finished.iter_mut().find_map(VecDeque::pop_front)
-        {
-            self.finished_bytes -= piece.grant.length_bytes;
-            piece.deliver();
-            let active = &mut self.active[piece.grant.id];
-            let is_summed = match &active.kind {
-                Kind::Get(_, pin) => pin.checksum.is_some(),
-                Kind::Set(..) | Kind::Verify(..) => true,
-                Kind::Free(_) => false,
-            };
-            settled_bytes += piece.bounced_bytes as u64;
-            if is_summed && shared.config.checksum == Checksum::Crc32c {
-                active.checksum ^= piece.placed_checksum();
-                settled_bytes += piece.grant.length_bytes;
-            }
-            self.end_of_piece(piece, shared);
-        }
-    }
-
-    fn end_of_piece(&mut self, piece: Piece, shared: &Shared) {
-        let id = piece.grant.id;
-        piece.release(&mut self.pool);
-        let active = &mut self.active[id];
-        active.unfinished_pieces -= 1;
-        if active.waiting_bytes == 0 && active.unfinished_pieces == 0 {
-            self.end(id, shared);
-        }
-    }
-
-    /// Ends a SET that was granted but will not be written.
-    fn end_unplaced(
-        &mut self,
-        grant: Grant,
-        failure: Option<Failure>,
-        shared: &Shared,
-    ) -> Result<(), EngineError> {
-        self.scheduler.finish(grant);
-        if self.active[grant.id].waiting_bytes > 0 {
-            self.scheduler.cancel_rest(grant.class, grant.id);
-        }
-        self.active[grant.id].failure = failure;
-        self.end(grant.id, shared);
-        Ok(())
-    }
-
-    /// An operation is through with its transfers: it is answered, tried again, or waits for its group.
-    fn end(&mut self, id: usize, shared: &Shared) {
-        let active = &mut self.active[id];
-        if let Kind::Set(request, Some(_)) = &active.kind
-            && shared.config.durability == Durability::Persistent
-        {
-            match &active.failure {
-                None => return self.commit.join(id),
-                Some(Failure::Transfer(error))
-                    if active.retries < shared.config.persistent_max_retries =>
-                {
-                    let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(active.retries.min(16)))
-                        .min(LONGEST_RETRY_PAUSE);
-                    log::warn!("cannot write a chunk: {error}; trying again in {pause:?}");
-                    shared.counters.write_retries.add(1);
-                    active.retries += 1;
-                    active.failure = None;
-                    active.checksum = 0;
-                    active.waiting_bytes = request.buffer.length_bytes() as u64;
-                    return self.retries.push((Instant::now() + pause, id));
-                }
-                _ => {}
-            }
-        }
-        self.answer(id, shared);
-    }
-
-    /// The file that a SET has written to.
-    pub(super) fn written_file(&self, id: usize, shared: &Shared) -> Option<RawFd> {
-        match &self.active[id].kind {
-            Kind::Set(_, Some(place)) => Some(shared.store.locate(place.extent).0),
-            _ => None,
-        }
-    }
-
-    /// Writes the record of a SET, without anybody finding it yet.
-    pub(super) fn write_record(&mut self, id: usize, shared: &Shared) {
-        let active = &mut self.active[id];
-        if let Kind::Set(request, Some(place)) = &mut active.kind {
-            write_record(request, place, active.checksum, shared);
-        }
-    }
-
-    /// Clears the record of what a SET replaces, while its entry still serves. Says whether there was one.
-    pub(super) fn clear_replaced(&mut self, id: usize, shared: &Shared) -> bool {
-        match &mut self.active[id].kind {
-            Kind::Set(request, Some(place)) => {
-                place.stands = shared.index.invalidate(request.digest);
-                place.stands
-            }
-            _ => false,
-        }
-    }
-
-    /// Answers a member of a group that is durable, or never will be.
-    pub(super) fn end_grouped(&mut self, id: usize, failure: Option<Failure>, shared: &Shared) {
-        self.active[id].failure = failure;
-        self.answer(id, shared);
-    }
-
-    fn answer(&mut self, id: usize, shared: &Shared) {
-        let Active { kind, checksum, failure, timeline, .. } = self.active.remove(id);
-        if !matches!(failure, Some(Failure::Closed)) && !matches!(kind, Kind::Verify(..)) {
-            let mut latencies = shared.lanes[self.number].latencies.lock();
-            latencies.record(kind.class(), timeline, Instant::now());
-        }
-        let asked_for = matches!(kind, Kind::Get(..) | Kind::Set(..));
-        if asked_for && matches!(failure, Some(Failure::Closed)) {
-            shared.counters.abandoned.add(1);
-        }
-        match kind {
-            Kind::Free(extent) => shared.store.free(extent),
-            Kind::Get(request, pin) => end_get(request, pin, checksum, failure, shared),
-            Kind::Verify(pin, _) => end_verify(pin, checksum, failure, shared),
-            Kind::Set(request, place) => {
-                self.answer_set(request, place, checksum, failure, shared);
-            }
-        }
-    }
-
-    /// Answers a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its way with this
-    /// one: it shares its failure.
-    fn answer_set(
-        &mut self,
-        request: SetRequest,
-        place: Option<Place>,
-        checksum: u32,
-        failure: Option<Failure>,
-        shared: &Shared,
-    ) {
-        // Now: the memory is the caller's again with the answer.
-        let shared_failure = failure
-            .as_ref()
-            .filter(|_| shared.index.has_waiting_set(request.digest))
-            .map(|failure| (failure.to_string(), checksum_of(&request)));
-        let length_bytes = request.buffer.length_bytes();
-        let mut resumed = VecDeque::from(end_set(request, place, checksum, failure, shared));
-        while let Some(next) = resumed.pop_front() {
-            match next {
-                Resumed::Hit(request, pin) => self.accept(Operation::Get(request, pin)),
-                Resumed::Start(request) => match &shared_failure {
-                    Some((message, checksum))
-                        if request.buffer.length_bytes() == length_bytes
-                            && checksum_of(&request) == *checksum =>
-                    {
-                        let failure = Some(Failure::Joined(message.clone()));
-                        resumed.extend(end_set(request, None, 0, failure, shared));
-                    }
-                    _ => self.accept(Operation::Set(request)),
-                },
-                Resumed::Free(extent) => shared.store.free(extent),
-                Resumed::Miss(request) => {
-                    shared.counters.get_misses.add(1);
-                    request.item.miss();
-                }
-            }
-        }
-    }
-
-    /// Drops what is queued; what has pieces in flight ends with the last of them.
-    pub(super) fn drop_queued(&mut self, shared: &Shared) {
-        self.settle(u64::MAX, shared);
-        self.commit.forget();
-        self.retries.clear();
-        self.suspects.clear();
-        // Ending a SET may resume others behind it: until nothing is left.
-        loop {
-            self.scheduler.clear();
-            let ids: Vec<usize> = self.active.iter().map(|(id, _)| id).collect();
-            let mut ended = 0;
-            for id in ids {
-                let active = &mut self.active[id];
-                let unfinished = active.waiting_bytes > 0 || active.unfinished_pieces == 0;
-                active.waiting_bytes = 0;
-                if unfinished {
-                    active.failure.get_or_insert(Failure::Closed);
-                }
-                if active.unfinished_pieces == 0 {
-                    self.answer(id, shared);
-                    ended += 1;
-                }
-            }
-            if ended == 0 {
-                return;
-            }
-        }
-    }
-
-    /// Answers everything that the kernel does not give back; the memory is leaked.
-    pub(super) fn abandon(&mut self) {
-        for active in self.active.drain() {
-            match active.kind {
-                Kind::Get(request, _) => request.item.abandon(),
-                Kind::Set(request, _) => request.item.abandon(),
-                Kind::Free(_) => {}
-                // The kernel may still write into it.
-                Kind::Verify(_, block) => std::mem::forget(block),
-            }
-        }
     }
 }

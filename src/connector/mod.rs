@@ -1,5 +1,8 @@
 //! The contract with LMCache: submit, drain, close. Everything here returns at once except `open` and `close`.
 
+mod closing;
+mod status;
+
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -7,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+pub use closing::Shutdown;
 
 use crate::backlog::{Amount, Backlog};
 use crate::batch::Batch;
@@ -19,10 +24,8 @@ use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
 use crate::index::{EnteredGet, EnteredSet, Index, Recovery};
 use crate::key::{Digest, MAX_KEY_BYTES};
-use crate::reactor::{Ending, GetRequest, Operation, Reactors, SetRequest, Shared};
+use crate::reactor::{GetRequest, Operation, Reactors, SetRequest, Shared};
 use crate::schedule::Class;
-use crate::stats::Stats;
-use crate::store::StoreUsage;
 use crate::store::extents::ExtentStore;
 use crate::time::unix_ms;
 
@@ -43,24 +46,6 @@ pub struct Connector {
     process_id: u32,
 }
 
-/// How a store was closed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shutdown {
-    /// The clean flag is on disk: the next open needs no deep check.
-    pub clean: bool,
-    /// Operations were dropped at the deadline.
-    pub partial_flush: bool,
-    /// How many.
-    pub abandoned: u64,
-}
-
-impl std::fmt::Display for Shutdown {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let order = if self.clean { "closed in order" } else { "closed, but not in order" };
-        write!(formatter, "{order}, {} operations abandoned", self.abandoned)
-    }
-}
-
 impl Connector {
     /// Opens the store that `config` describes, making it if there is none, and recovers what it holds.
     ///
@@ -68,7 +53,11 @@ impl Connector {
     /// `OpenError` when another owner is alive, the format is newer, the path or its permissions are wrong, or io_uring
     /// cannot be had. Damage is no error: see [`Connector::recovery`].
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        Self::open_with_engine(config, UringEngine::new)
+        let registered_files = config.registered_files;
+        Self::open_with_engine(config, move |queue_depth, waker| {
+            let engine = UringEngine::new(queue_depth, waker)?;
+            Ok(if registered_files { engine } else { engine.without_registered_files() })
+        })
     }
 
     /// Like [`Connector::open`], with an engine of the caller's: the seam for faults in tests. `make_engine` gets the queue
@@ -274,116 +263,6 @@ impl Connector {
         }
     }
 
-    /// [`Connector::close_within`] the configured `drain_timeout_s`.
-    pub fn close(&self) -> Shutdown {
-        self.close_within(self.shared.config.drain_timeout)
-    }
-
-    /// Takes nothing new, works on what is queued for at most `drain_timeout`, waits for what is in the kernel, notes
-    /// the clean shutdown, gives up the files, and drops the completions that nobody took. No caller memory is used after
-    /// it. Idempotent:
-    /// a second call waits for the first and says the same. In a fork of the owner it does nothing.
-    ///
-    /// If the kernel does not finish within 10 s more, the memory it holds is leaked, and the log says so.
-    pub fn close_within(&self, drain_timeout: Duration) -> Shutdown {
-        if self.process_id != std::process::id() {
-            return Shutdown::default();
-        }
-        let mut shutdown = self.shutdown.lock();
-        if let Some(done) = *shutdown {
-            return done;
-        }
-        self.closed.store(true, Ordering::Release);
-        drop(self.gate.write());
-        self.shared.stop(drain_timeout);
-        let reactors = self.reactors.lock().take();
-        let ending = reactors.map_or(Ending::Leaked, Reactors::join);
-        let mut untaken = Vec::new();
-        self.completions.drain(&mut untaken);
-        drop(untaken);
-        // A leak means that the kernel may still write: the lock stays until it is done, or this process is.
-        let clean = ending != Ending::Leaked && self.release(ending == Ending::Orderly);
-        let abandoned = self.shared.counters.abandoned.get();
-        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
-        log::info!("{}: {done}", self.shared.config.path.display());
-        *shutdown = Some(done);
-        done
-    }
-
-    /// Notes the clean shutdown if it was one, and gives up the locks. Says whether it is noted.
-    fn release(&self, orderly: bool) -> bool {
-        let (store, index) = (&self.shared.store, &self.shared.index);
-        let path = self.shared.config.path.display();
-        let note = || {
-            // The data first: a clean flag must not be on disk before what it vouches for.
-            store.sync()?;
-            index.table().sync()?;
-            index.write_session(unix_ms(), true)?;
-            index.table().sync()
-        };
-        let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
-        if let Err(error) = &noted {
-            log::error!("{path} is not marked as closed in order: {error}");
-        }
-        if let Err(error) = store.give_up().and_then(|()| index.table().give_up()) {
-            log::error!("{path} stays locked until this process ends: {error}");
-        }
-        noted.is_ok()
-    }
-
-    /// What opening found and threw out.
-    pub fn recovery(&self) -> &Recovery {
-        &self.recovery
-    }
-
-    /// Options in force.
-    pub fn config(&self) -> &Config {
-        &self.shared.config
-    }
-
-    /// Whether `close` was called.
-    pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    /// State and counters now; in a fork of the owner without `records`, `allocated_bytes` and `data_files`.
-    pub fn stats(&self) -> Stats {
-        let geometry = self.shared.store.geometry();
-        // In a fork, a lock that another thread held at that moment is held for ever: none is taken there.
-        let is_owner = self.process_id == std::process::id();
-        let usage = if is_owner { self.shared.store.usage() } else { StoreUsage::default() };
-        let queued = if is_owner { self.backlog.queued() } else { Amount::default() };
-        let records = if is_owner { self.shared.index.table().used_slots() } else { 0 };
-        Stats {
-            engine: self.engine.clone(),
-            direct_io: geometry.direct,
-            memory_alignment_bytes: geometry.memory_alignment_bytes as u64,
-            max_chunk_bytes: self.shared.store.max_chunk_bytes(),
-            keys: self.shared.index.keys(),
-            held_bytes: self.shared.index.held_bytes(),
-            records: u64::from(records),
-            index_pages_lost: self.shared.index.table().lost_pages() as u64,
-            allocated_bytes: usage.allocated_bytes,
-            capacity_bytes: self.budget.capacity_bytes(),
-            used_bytes: self.budget.used_bytes(),
-            data_files: usage.data_files,
-            in_flight: self.completions.unanswered(),
-            shutdown_clean: self
-                .shutdown
-                .try_lock()
-                .is_some_and(|done| done.is_some_and(|done| done.clean)),
-            partial_flush: self
-                .shutdown
-                .try_lock()
-                .is_some_and(|done| done.is_some_and(|done| done.partial_flush)),
-            set_queued_operations: queued.operations,
-            set_queued_bytes: queued.bytes,
-            io_threads: self.shared.config.io_threads as u64,
-            latencies: if is_owner { self.shared.latencies() } else { Vec::new() },
-            counters: self.shared.counters.snapshot(),
-        }
-    }
-
     fn enter<K: AsRef<str>>(&self, keys: &[K]) -> Result<RwLockReadGuard<'_, ()>, SubmitError> {
         // Before any lock: one that another thread held during fork() stays held in the child for ever.
         let this = std::process::id();
@@ -451,12 +330,6 @@ impl Connector {
         self.completions.push(completion);
         self.completions.announce();
         future_id
-    }
-}
-
-impl Drop for Connector {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 

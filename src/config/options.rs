@@ -1,4 +1,4 @@
-//! Options: each named once, with unit, default, range, meaning and the code that takes its value.
+//! Every option: name, unit, default, range, meaning, and the code that takes its value.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -6,16 +6,8 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 
+use super::{BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES};
 use crate::error::ConfigError;
-
-/// Unit of place on disk: every chunk starts at a multiple of it and takes a whole number of them.
-pub const BLOCK_BYTES: u64 = 4096;
-
-/// Longest chunk that any store takes.
-pub const MAX_CHUNK_BYTES: u64 = 64 << 20;
-
-/// Smallest capacity: room for an index and one useful data file.
-pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
 
 /// A value as a caller (JSON, Python, Rust) gives it.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,63 +34,6 @@ impl std::fmt::Display for OptionValue {
             Self::Other(value) => write!(formatter, "{value}"),
         }
     }
-}
-
-/// How payloads are guarded between SET and GET.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checksum {
-    /// CRC-32C (Castagnoli), computed while writing, compared on every GET.
-    Crc32c,
-    /// None: what the disk returns is trusted.
-    Off,
-}
-
-/// What a completed SET withstands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// The death of the process.
-    BestEffort,
-    /// Power loss as well: data and record are synced before the completion.
-    Persistent,
-}
-
-/// Everything that can be set when a store is opened.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Directory of the store.
-    pub path: PathBuf,
-    /// Most bytes the store may take on disk, index included.
-    pub capacity_bytes: u64,
-    /// Payload checksum.
-    pub checksum: Checksum,
-    /// What a completed SET withstands.
-    pub durability: Durability,
-    /// How often a failed write is tried again in `persistent`.
-    pub persistent_max_retries: u32,
-    /// Transfers given to the device at a time.
-    pub queue_depth: usize,
-    /// Longest single transfer.
-    pub max_io_bytes: u64,
-    /// Reactors, each with a thread and a ring of its own.
-    pub io_threads: usize,
-    /// Most bytes of SETs in the device while nothing is being loaded.
-    pub set_in_flight_bytes: u64,
-    /// The same shortly after something was loaded.
-    pub set_in_flight_between_loads_bytes: u64,
-    /// The same while GETs wait or are in flight.
-    pub set_in_flight_while_loading_bytes: u64,
-    /// After this time in the queue a SET goes ahead of GETs.
-    pub set_max_wait: Duration,
-    /// Most bytes of SETs that are not answered yet.
-    pub set_queue_bytes: u64,
-    /// Most SETs that are not answered yet.
-    pub set_queue_operations: u64,
-    /// Whether a submit waits for room in the queue of SETs.
-    pub blocks: bool,
-    /// How long, if so.
-    pub backpressure_timeout: Duration,
-    /// How long `close` waits for queued operations.
-    pub drain_timeout: Duration,
 }
 
 /// Description of one option.
@@ -238,6 +173,17 @@ pub const OPTIONS: &[OptionSpec] = &[
         },
     },
     OptionSpec {
+        name: "registered_files",
+        unit: "",
+        default: Some("on"),
+        range: "'on' or 'off'",
+        meaning: "whether the ring knows the data files by number, so that transfers need not look them up",
+        apply: |config, value| {
+            config.registered_files = one_of(value, &["on", "off"])? == "on";
+            Ok(())
+        },
+    },
+    OptionSpec {
         name: "set_in_flight_bytes",
         unit: "bytes",
         default: Some("32MiB"),
@@ -342,70 +288,8 @@ pub const OPTIONS: &[OptionSpec] = &[
     },
 ];
 
-impl Config {
-    /// A configuration with defaults for all but the two options that have none.
-    ///
-    /// # Errors
-    /// `ConfigError` when `capacity_bytes` or `path` is out of range.
-    pub fn new(path: impl Into<String>, capacity_bytes: u64) -> Result<Self, ConfigError> {
-        Self::from_options([
-            ("path".to_owned(), OptionValue::Text(path.into())),
-            ("capacity".to_owned(), OptionValue::Integer(capacity_bytes.into())),
-        ])
-    }
-
-    /// Reads options by name; what is not given has its default.
-    ///
-    /// # Errors
-    /// `ConfigError` for an unknown name (with the list of those that exist), a value that does not fit, or a
-    /// missing required option.
-    pub fn from_options(
-        options: impl IntoIterator<Item = (String, OptionValue)>,
-    ) -> Result<Self, ConfigError> {
-        let mut config = Self {
-            path: PathBuf::new(),
-            capacity_bytes: 0,
-            checksum: Checksum::Crc32c,
-            durability: Durability::BestEffort,
-            persistent_max_retries: 0,
-            queue_depth: 0,
-            max_io_bytes: 0,
-            io_threads: 0,
-            set_in_flight_bytes: 0,
-            set_in_flight_between_loads_bytes: 0,
-            set_in_flight_while_loading_bytes: 0,
-            set_max_wait: Duration::ZERO,
-            set_queue_bytes: 0,
-            set_queue_operations: 0,
-            blocks: false,
-            backpressure_timeout: Duration::ZERO,
-            drain_timeout: Duration::ZERO,
-        };
-        for spec in OPTIONS {
-            if let Some(default) = spec.default {
-                spec.set(&mut config, &OptionValue::Text(default.to_owned()))?;
-            }
-        }
-        let mut given = Vec::new();
-        for (name, value) in options {
-            let spec = OPTIONS.iter().find(|spec| spec.name == name).ok_or_else(|| {
-                ConfigError::Unknown {
-                    name: name.clone(),
-                    known: OPTIONS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", "),
-                }
-            })?;
-            spec.set(&mut config, &value)?;
-            given.push(spec.name);
-        }
-        match OPTIONS.iter().find(|spec| spec.default.is_none() && !given.contains(&spec.name)) {
-            Some(spec) => Err(ConfigError::Missing { name: spec.name, meaning: spec.meaning }),
-            None => Ok(config),
-        }
-    }
-}
-
 impl OptionSpec {
-    fn set(&self, config: &mut Config, value: &OptionValue) -> Result<(), ConfigError> {
+    pub(super) fn set(&self, config: &mut Config, value: &OptionValue) -> Result<(), ConfigError> {
         (self.apply)(config, value).map_err(|reason| ConfigError::Invalid {
             name: self.name,
             value: value.to_string(),
@@ -461,68 +345,5 @@ fn size_within(value: &OptionValue, least: u64, most: u64) -> Result<u64, String
         Ok(size)
     } else {
         Err(format!("{size} is not within {least} to {most}"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn options(extra: &[(&str, OptionValue)]) -> Result<Config, ConfigError> {
-        let base = [
-            ("path", OptionValue::Text("/tmp/x".into())),
-            ("capacity", OptionValue::Text("1GiB".into())),
-        ];
-        Config::from_options(
-            base.iter().chain(extra).map(|(name, value)| ((*name).to_owned(), value.clone())),
-        )
-    }
-
-    #[test]
-    fn defaults_and_sizes() {
-        let config = options(&[]).unwrap();
-        assert_eq!(config.capacity_bytes, 1 << 30);
-        assert_eq!((config.queue_depth, config.max_io_bytes), (128, 1 << 20));
-        assert_eq!(config.drain_timeout, Duration::from_secs(5));
-        assert_eq!(
-            options(&[("capacity", OptionValue::Text("1.5GB".into()))]).unwrap().capacity_bytes,
-            1_500_000_000
-        );
-    }
-
-    #[test]
-    fn unknown_option_lists_those_that_exist() {
-        let message = options(&[("capcity", OptionValue::Integer(1))]).unwrap_err().to_string();
-        assert!(
-            message.contains("'capcity'") && OPTIONS.iter().all(|spec| message.contains(spec.name)),
-            "{message}"
-        );
-    }
-
-    #[test]
-    fn wrong_values_name_value_and_range() {
-        let wrong = [
-            ("capacity", OptionValue::Integer(4096)),
-            ("capacity", OptionValue::Integer(-1)),
-            ("capacity", OptionValue::Text("many".into())),
-            ("capacity", OptionValue::Float(1e9)),
-            ("max_io_bytes", OptionValue::Integer(5000)),
-            ("queue_depth", OptionValue::Integer(0)),
-            ("queue_depth", OptionValue::Boolean(true)),
-            ("layout", OptionValue::Text("files".into())),
-            ("checksum", OptionValue::Boolean(false)),
-            ("drain_timeout_s", OptionValue::Float(f64::NAN)),
-            ("path", OptionValue::Text(String::new())),
-        ];
-        for (name, value) in wrong {
-            let message = options(&[(name, value.clone())]).unwrap_err().to_string();
-            assert!(message.contains(name) && message.contains(&value.to_string()), "{message}");
-        }
-    }
-
-    #[test]
-    fn required_options() {
-        let message = Config::from_options([]).unwrap_err().to_string();
-        assert!(message.contains("'path' is required"), "{message}");
     }
 }
