@@ -4,8 +4,8 @@ use std::ops::{Index, IndexMut};
 
 use super::shard::Entry;
 
-/// Entries in a piece: neither copied when another is added, nor much more than a small shard needs.
-const PIECE: usize = 128;
+/// Entries in a piece. Pieces, since adding one to many must neither copy them nor leave a hole of their size behind.
+const PIECE: usize = 64;
 
 /// Entries in pieces that stay where they are. A number is an entry's until that is removed.
 #[derive(Default)]
@@ -23,7 +23,9 @@ impl Entries {
             return number;
         }
         if self.pieces.last().is_none_or(|piece| piece.len() == PIECE) {
-            self.pieces.push(Vec::with_capacity(PIECE));
+            // The first one grows with its entries: many shards of a small store have few.
+            let first = self.pieces.is_empty();
+            self.pieces.push(if first { Vec::new() } else { Vec::with_capacity(PIECE) });
         }
         let piece = self.pieces.len() - 1;
         let number = piece * PIECE + self.pieces[piece].len();

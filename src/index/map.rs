@@ -19,11 +19,8 @@ use crate::key::Digest;
 use crate::store::Extent;
 
 /// Enough that threads rarely meet, and that the growth of one shard stalls nobody for long: at 10,000,000 keys it
-/// moves what finds some 10,000 entries.
-const SHARDS: usize = 1024;
-
-/// Keys that EXISTS looks up together: what they touch fits into the first-level cache of a processor.
-const ROUND: usize = 64;
+/// moves what finds some 5,000 entries.
+const SHARDS: usize = 2048;
 
 /// Keys held and on their way. `G` and `S` are what waits: GETs and SETs, opaque here.
 pub(crate) struct Index<G, S> {
@@ -139,29 +136,6 @@ impl<G, S> Index<G, S> {
     /// Payload bytes held.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
-    }
-
-    /// EXISTS: which keys are held. In rounds, so that what is cold in a large store (buckets first, then records) comes
-    /// into the processor's cache for many keys at once instead of one after the other.
-    pub(crate) fn contains_each<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
-        let mut held = Vec::with_capacity(keys.len());
-        let mut digests = Vec::with_capacity(ROUND.min(keys.len()));
-        for keys in keys.chunks(ROUND) {
-            digests.clear();
-            digests.extend(keys.iter().map(|key| Digest::of(key.as_ref())));
-            digests.iter().for_each(|digest| self.prefetch(*digest));
-            for (key, digest) in keys.iter().zip(&digests) {
-                if let Some(found) = self.shard(*digest).1.lookup.find(digest.tag(), |_| true) {
-                    self.table.prefetch(found.record, key.as_ref().len());
-                }
-            }
-            // Looked up again: what was found may have gone since, and its slot may be another's.
-            held.extend(keys.iter().zip(&digests).map(|(key, digest)| {
-                let is_it = |found: Found| self.table.holds(found.record, *digest, key.as_ref());
-                self.shard(*digest).1.lookup.find(digest.tag(), is_it).is_some()
-            }));
-        }
-        held
     }
 
     /// GET: pins the chunk of `key` if it is held in exactly `length_bytes`.
@@ -470,11 +444,6 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// Brings what finds `digest` into the processor's cache, without waiting for it.
-    pub(super) fn prefetch(&self, digest: Digest) {
-        self.shard(digest).1.lookup.prefetch(digest.tag());
-    }
-
     /// Enters what recovery found; of two chunks of one key the younger stays. Returns the slot and place of the other.
     pub(super) fn restore(&self, entry: Entry, record: u32) -> Option<(u32, Extent)> {
         let (_, mut shard) = self.shard(entry.digest);
@@ -524,7 +493,7 @@ impl<G, S> Index<G, S> {
         self.held_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {
+    pub(super) fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {
         let number = digest.shard_hash() % SHARDS as u64;
         (number as u32, self.shards[number as usize].0.lock())
     }

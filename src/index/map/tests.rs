@@ -58,3 +58,33 @@ fn a_colliding_key_stays_out_for_an_hour() {
     assert!(matches!(index.enter_set(digest, &good, 0, 0), EnteredSet::Collides(_)));
     assert!(matches!(index.enter_get(digest, &good, 100, 0, 0), EnteredGet::Miss(_)));
 }
+
+#[test]
+fn a_colliding_key_does_not_exist() {
+    let (_directory, index) = index();
+    store(&index, Digest::of("other"), &"good".into(), 100);
+    assert_eq!(index.contains_each(&["other", "good"]), [false, false]);
+    store(&index, Digest::of("good"), &"good".into(), 100);
+    assert_eq!(index.contains_each(&["other", "good"]), [false, true]);
+}
+
+/// The lookup table compares a part of the digest only.
+#[test]
+fn digests_with_one_tag_are_different_keys() {
+    let (_directory, index) = index();
+    let [low, high] = Digest::of("one").0;
+    let digests: Vec<Digest> = (0..20).map(|bit| Digest([low ^ bit, high])).collect();
+    let keys: Vec<Arc<str>> = (0..20).map(|number| format!("{number}").into()).collect();
+    for (digest, key) in digests.iter().zip(&keys) {
+        assert_eq!((digest.tag(), digest.shard_hash()), (digests[0].tag(), high));
+        store(&index, *digest, key, 100);
+    }
+    assert!(index.delete(digests[3], &keys[3]).0);
+    for (number, (digest, key)) in digests.iter().zip(&keys).enumerate() {
+        let hit = match index.enter_get(*digest, key, 100, 0, 1) {
+            EnteredGet::Hit(_, pin) => index.unpin(pin).is_none(),
+            _ => false,
+        };
+        assert_eq!(hit, number != 3, "{number}");
+    }
+}
