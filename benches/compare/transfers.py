@@ -42,7 +42,7 @@ DELETE = "delete"
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "io_threads": (2, 4),
     "queue_depth": (32, 512),
-    "max_io_bytes": ("256KiB", "512KiB", "4MiB"),
+    "max_io_bytes": ("256KiB", "1MiB", "4MiB"),
     "set_in_flight_bytes": ("8MiB",),
     "registered_files": ("off",),
 }
@@ -92,9 +92,7 @@ def _run_with_peers(session: Session, device_name: str, ours: list[Peer]) -> Sec
     return _run(session, device_name, peers, list(session.scale.plans))
 
 
-def _run(
-    session: Session, device_name: str, peers: list[Peer], plans: list[Plan]
-) -> SectionResult:
+def _run(session: Session, device_name: str, peers: list[Peer], plans: list[Plan]) -> SectionResult:
     result = SectionResult()
     with session.device(device_name) as device:
         result.device = {"name": device.name, **device.facts}

@@ -81,7 +81,8 @@ class Connector:
         """Store chunks; return the future id.
 
         A key held with the very same bytes is not written again; with other bytes it is
-        replaced. The completion is ok if every key was stored; its bools say which were.
+        replaced. The completion is ok if every key was stored; its bools say which were. A batch
+        past `set_queue_bytes` or `set_queue_operations` is answered at once: not ok, "queue full".
 
         Raises:
             ClosedError: close() was called.
@@ -142,7 +143,8 @@ class Connector:
         """What opening found: chunks `kept`, and how many records it threw out and why.
 
         `clean_shutdown` tells how the store was left, `reset` why the whole index was given up, if
-        it was; docs/format.md explains `torn`, `unreadable_pages`, `out_of_range`, `overlapping` and `duplicate`.
+        it was; docs/format.md explains `torn`, `unreadable_pages`, `out_of_range`, `overlapping`
+        and `duplicate`.
         """
 
     def stats(self) -> dict[str, Any]:

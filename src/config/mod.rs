@@ -158,7 +158,7 @@ mod tests {
     fn defaults_and_sizes() {
         let config = options(&[]).unwrap();
         assert_eq!(config.capacity_bytes, 1 << 30);
-        assert_eq!((config.queue_depth, config.max_io_bytes), (128, 1 << 20));
+        assert_eq!((config.queue_depth, config.max_io_bytes), (128, 512 << 10));
         assert_eq!(config.drain_timeout, Duration::from_secs(5));
         assert_eq!(
             options(&[("capacity", OptionValue::Text("1.5GB".into()))]).unwrap().capacity_bytes,

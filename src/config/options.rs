@@ -144,7 +144,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         name: "max_io_bytes",
         unit: "bytes",
-        default: Some("1MiB"),
+        default: Some("512KiB"),
         range: "a multiple of 4096 from 4 KiB to 64 MiB",
         meaning: "longest single transfer; longer chunks go down in pieces of this size",
         apply: |config, value| {
