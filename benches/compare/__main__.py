@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import signal
 import sys
 import time
@@ -41,6 +42,9 @@ def main() -> int:
         The exit status.
     """
     arguments = _parse_arguments()
+    # LMCache would otherwise log every store and count its users.
+    os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
+    os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
     # So that a device is also taken down when the run is ended from outside.
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, lambda number, _: sys.exit(128 + number))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,10 +12,6 @@ from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import AdapterClient, Client, NativeClient
-
-# LMCache would otherwise log every store and count its users.
-os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
-os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 
 KVRING = "kvring"
 KVRING_OFF = "kvring, checksum off"
