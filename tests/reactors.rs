@@ -119,7 +119,15 @@ fn sets_wait_for_the_loads_of_other_reactors() {
     stuck[1..].iter().for_each(|stuck| stuck.store(true, Ordering::SeqCst));
     let keys: Vec<String> = (0..COUNT).map(key).collect();
     let loaded: Vec<Memory> = (0..COUNT).map(|_| Memory::new(4096, 0)).collect();
+    let transfers = || {
+        client.connector.stats().counters.iter().find(|(name, _)| *name == "transfers").unwrap().1
+    };
+    let before = transfers();
     let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
+    // Each reactor has taken up its loads.
+    while transfers() < before + COUNT {
+        std::thread::yield_now();
+    }
     let more: Vec<String> = (COUNT..2 * COUNT).map(key).collect();
     let set = client.submit_set(&more, &[&stored; COUNT as usize]);
     std::thread::sleep(Duration::from_millis(100));
@@ -169,4 +177,24 @@ fn if_one_cannot_start_the_store_is_not_opened_and_not_held() {
     let client = Client::open(directory.path(), 256 * MIB);
     assert!(client.set_one("k", &Memory::patterned(10, 0, 1)));
     assert_eq!(client.get_one("k", 10), Some(pattern(10, 1)));
+}
+
+/// Whether a reactor whose SETs wait for another's loads learns of their end must not depend on when it looks: a SET used
+/// to wait for `set_max_wait_ms` if the last load ended while its reactor was about to sleep.
+#[test]
+fn no_end_of_loads_elsewhere_is_missed() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut config = configured(directory.path());
+    config.set_max_wait = Duration::from_secs(600);
+    let client = Client::from(Connector::open(config).unwrap());
+    let small = Memory::patterned(1, 0, 1);
+    let (versions, loaded) = ([1, 2].map(|seed| Memory::patterned(1, 0, seed)), Memory::new(1, 0));
+    let keys: Vec<String> = (0..8).map(key).collect();
+    assert!(client.set(&keys, &[&small; 8]).ok);
+    for round in 0..20_000 {
+        let get = client.submit_get(&keys[round % 8..=round % 8], &[&loaded]);
+        let other = (round + 1 + round / 8) % 8;
+        let set = client.submit_set(&keys[other..=other], &[&versions[round % 2]]);
+        assert!(client.wait(set).ok && client.wait(get).ok);
+    }
 }

@@ -260,7 +260,8 @@ impl<E: Engine> Reactor<E> {
         let lane = &self.shared.lanes[self.number];
         lane.waker.prepare_sleep();
         let stop_came = !stopping && self.shared.deadline.lock().is_some();
-        let work_came = stop_came || !lane.intake.is_empty();
+        let work_came =
+            stop_came || !lane.intake.is_empty() || self.work.loads_elsewhere_ended(&self.shared);
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.engine.reap(timeout, &mut self.reaped);
         lane.waker.awake();

@@ -27,8 +27,8 @@ pub(crate) struct SetRequest {
     pub(crate) digest: Digest,
     pub(crate) key: Arc<str>,
     pub(crate) submitted: Instant,
-    /// Its place among the SETs that are not answered yet.
-    pub(crate) share: QueueShare,
+    /// Its batch's share of the SETs that are not answered yet.
+    pub(crate) share: Arc<QueueShare>,
 }
 
 /// The index, with the requests that wait in it.

@@ -65,6 +65,8 @@ pub(super) struct Work {
     pub(super) finished_bytes: u64,
     /// Writes in the kernel whose checksum may be computed meanwhile; some may be done by now.
     pub(super) unsummed: VecDeque<usize>,
+    /// Whether other reactors had loads when this turn began.
+    pub(super) loads_elsewhere: bool,
     /// What the processor did in this turn instead of feeding the device, in bytes of summing up.
     pub(super) processed_bytes: u64,
     pub(super) commit: GroupCommit,
@@ -99,6 +101,7 @@ impl Work {
             finished: Default::default(),
             finished_bytes: 0,
             unsummed: VecDeque::new(),
+            loads_elsewhere: false,
             processed_bytes: 0,
             commit: GroupCommit::default(),
             retries: Vec::new(),
@@ -188,10 +191,10 @@ impl Work {
         engine: &mut impl Engine,
     ) -> Result<bool, EngineError> {
         shared.note_loads(self.number, self.scheduler.loads(), self.scheduler.has_waiting_sets());
+        self.loads_elsewhere = shared.loads_elsewhere(self.number);
         self.processed_bytes = 0;
         let mut outcome = Ok(false);
-        while let Some(grant) = self.scheduler.next_grant(now, shared.loads_elsewhere(self.number))
-        {
+        while let Some(grant) = self.scheduler.next_grant(now, self.loads_elsewhere) {
             if let Err(error) = self.start(grant, now, shared, engine) {
                 outcome = Err(error);
                 break;
@@ -203,6 +206,14 @@ impl Work {
         }
         shared.note_loads(self.number, self.scheduler.loads(), self.scheduler.has_waiting_sets());
         outcome
+    }
+
+    /// Whether SETs wait for loads of other reactors that have ended since `start_some` looked. To be asked once more
+    /// before sleeping: who ends the last load rings only for a sleeper.
+    pub(super) fn loads_elsewhere_ended(&self, shared: &Shared) -> bool {
+        self.loads_elsewhere
+            && self.scheduler.has_waiting_sets()
+            && !shared.loads_elsewhere(self.number)
     }
 
     fn start(
