@@ -19,10 +19,10 @@ pub(crate) struct Amount {
     pub(crate) bytes: u64,
 }
 
-/// One operation's part of the account, given back when dropped.
+/// A batch's part of the account, given back when dropped.
 pub(crate) struct QueueShare {
     backlog: Arc<Backlog>,
-    bytes: u64,
+    amount: Amount,
 }
 
 impl Backlog {
@@ -35,15 +35,13 @@ impl Backlog {
         *self.queued.lock()
     }
 
-    /// Takes a batch whose SETs have these lengths, as one, or refuses it if there is still no room after `patience`.
-    /// Where nothing is under way any batch is taken, so that none is too large for good.
+    /// Takes a batch, or refuses it if there is still no room after `patience`. Where nothing is under way any batch is
+    /// taken, so that none is too large for good.
     pub(crate) fn admit(
         self: &Arc<Self>,
-        lengths_bytes: impl ExactSizeIterator<Item = u64> + Clone,
+        wanted: Amount,
         patience: Duration,
-    ) -> Option<impl Iterator<Item = QueueShare>> {
-        let wanted =
-            Amount { operations: lengths_bytes.len() as u64, bytes: lengths_bytes.clone().sum() };
+    ) -> Option<QueueShare> {
         let deadline = (patience > Duration::ZERO).then(|| Instant::now() + patience);
         let mut queued = self.queued.lock();
         while !self.has_room(*queued, wanted) {
@@ -56,9 +54,7 @@ impl Backlog {
         }
         queued.operations += wanted.operations;
         queued.bytes += wanted.bytes;
-        let share = |bytes| QueueShare { backlog: Arc::clone(self), bytes };
-        // Each is made here and now: an iterator that is dropped half-way must not lose the rest.
-        Some(lengths_bytes.map(share).collect::<Vec<_>>().into_iter())
+        Some(QueueShare { backlog: Arc::clone(self), amount: wanted })
     }
 
     fn has_room(&self, queued: Amount, wanted: Amount) -> bool {
@@ -71,8 +67,8 @@ impl Backlog {
 impl Drop for QueueShare {
     fn drop(&mut self) {
         let mut queued = self.backlog.queued.lock();
-        queued.operations -= 1;
-        queued.bytes -= self.bytes;
+        queued.operations -= self.amount.operations;
+        queued.bytes -= self.amount.bytes;
         drop(queued);
         // Costs nothing while nobody waits.
         self.backlog.shrunk.notify_all();
@@ -85,22 +81,25 @@ mod tests {
 
     const LIMIT: Amount = Amount { operations: 3, bytes: 100 };
 
-    fn admit(backlog: &Arc<Backlog>, lengths: &[u64]) -> Option<Vec<QueueShare>> {
-        let admitted = backlog.admit(lengths.iter().copied(), Duration::ZERO);
-        admitted.map(Iterator::collect)
+    fn amount(operations: u64, bytes: u64) -> Amount {
+        Amount { operations, bytes }
+    }
+
+    fn admit(backlog: &Arc<Backlog>, operations: u64, bytes: u64) -> Option<QueueShare> {
+        backlog.admit(amount(operations, bytes), Duration::ZERO)
     }
 
     #[test]
     fn operations_and_bytes_are_bounded_and_come_back() {
         let backlog = Backlog::new(LIMIT);
-        let first = admit(&backlog, &[40, 50]).unwrap();
-        assert!(admit(&backlog, &[11]).is_none(), "too many bytes");
-        assert!(admit(&backlog, &[1, 1]).is_none(), "too many operations");
-        let second = admit(&backlog, &[10]).unwrap();
-        assert_eq!(backlog.queued(), Amount { operations: 3, bytes: 100 });
+        let first = admit(&backlog, 2, 90).unwrap();
+        assert!(admit(&backlog, 1, 11).is_none(), "too many bytes");
+        assert!(admit(&backlog, 2, 2).is_none(), "too many operations");
+        let second = admit(&backlog, 1, 10).unwrap();
+        assert_eq!(backlog.queued(), amount(3, 100));
         drop(first);
-        assert_eq!(backlog.queued(), Amount { operations: 1, bytes: 10 });
-        assert!(admit(&backlog, &[90, 0]).is_some());
+        assert_eq!(backlog.queued(), amount(1, 10));
+        assert!(admit(&backlog, 2, 90).is_some());
         drop(second);
         assert_eq!(backlog.queued(), Amount::default());
     }
@@ -108,19 +107,19 @@ mod tests {
     #[test]
     fn a_batch_larger_than_the_bounds_goes_alone() {
         let backlog = Backlog::new(LIMIT);
-        let large = admit(&backlog, &[500; 9]).unwrap();
-        assert!(admit(&backlog, &[1]).is_none());
+        let large = admit(&backlog, 9, 4500).unwrap();
+        assert!(admit(&backlog, 1, 1).is_none());
         drop(large);
-        assert!(admit(&backlog, &[1]).is_some());
+        assert!(admit(&backlog, 1, 1).is_some());
     }
 
     #[test]
     fn who_waits_is_let_in_by_what_ends() {
         let backlog = Backlog::new(LIMIT);
-        let held = admit(&backlog, &[100]).unwrap();
+        let held = admit(&backlog, 1, 100).unwrap();
         let waiter = std::thread::spawn({
             let backlog = Arc::clone(&backlog);
-            move || backlog.admit([60].into_iter(), Duration::from_secs(60)).is_some()
+            move || backlog.admit(amount(1, 60), Duration::from_secs(60)).is_some()
         });
         drop(held);
         assert!(waiter.join().unwrap());
@@ -129,7 +128,7 @@ mod tests {
     #[test]
     fn patience_ends() {
         let backlog = Backlog::new(LIMIT);
-        let _held = admit(&backlog, &[100]).unwrap();
-        assert!(backlog.admit([1].into_iter(), Duration::from_millis(5)).is_none());
+        let _held = admit(&backlog, 1, 100).unwrap();
+        assert!(backlog.admit(amount(1, 1), Duration::from_millis(5)).is_none());
     }
 }

@@ -4,6 +4,7 @@ mod closing;
 mod status;
 
 use std::io;
+use std::iter::repeat_n;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -172,7 +173,7 @@ impl Connector {
         buffers: &[CallerBuffer],
         keep_alive: KeepAlive,
     ) -> Result<u64, SubmitError> {
-        let _gate = self.enter(keys)?;
+        let mut gate = self.enter(keys)?;
         check_counts(keys.len(), buffers.len())?;
         let limit_bytes = self.shared.store.max_chunk_bytes();
         let fits =
@@ -184,13 +185,23 @@ impl Connector {
         if keys.is_empty() {
             return Ok(self.answer(Vec::new(), keep_alive));
         }
-        let future_id = self.future_id();
+        let wanted = Amount {
+            operations: keys.len() as u64,
+            bytes: buffers.iter().map(|buffer| buffer.length_bytes() as u64).sum(),
+        };
         let config = &self.shared.config;
-        let patience = if config.blocks { config.backpressure_timeout } else { Duration::ZERO };
-        let lengths = buffers.iter().map(|buffer| buffer.length_bytes() as u64);
-        let Some(shares) = self.backlog.admit(lengths, patience) else {
+        let mut admitted = self.backlog.admit(wanted, Duration::ZERO);
+        if admitted.is_none() && config.blocks {
+            // Not with the gate: close() and other submits would wait as well.
+            drop(gate);
+            admitted = self.backlog.admit(wanted, config.backpressure_timeout);
+            gate = self.enter(keys)?;
+        }
+        // The last key takes the share itself, so that none outlives the answers.
+        let Some(shares) = admitted.map(|share| repeat_n(Arc::new(share), keys.len())) else {
             return Ok(self.reject_full(keys.len(), keep_alive));
         };
+        let future_id = self.future_id();
         let (now_ms, submitted) = (unix_ms(), Instant::now());
         let mut operations = self.shared.sorted_operations(keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
@@ -214,6 +225,7 @@ impl Connector {
         }
         self.shared.push(Class::Set, operations);
         self.completions.announce();
+        drop(gate);
         Ok(future_id)
     }
 
