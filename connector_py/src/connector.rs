@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvring::{Completion, Config, KeepAlive, OpenError};
+use kvring::{Completion, KeepAlive, OpenError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{PyDict, PyList};
@@ -10,7 +10,7 @@ use pyo3::types::{PyDict, PyList};
 use crate::buffers::{Use, export_all};
 use crate::errors::{ConfigError, from_open, from_submit};
 use crate::logging::hand_over;
-use crate::options::option_value;
+use crate::options::config_from;
 
 type Answer = (u64, bool, String, Vec<bool>);
 
@@ -30,17 +30,8 @@ impl Connector {
         capacity: &Bound<'_, PyAny>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let mut all = vec![
-            ("path".to_owned(), option_value(path)?),
-            ("capacity".to_owned(), option_value(capacity)?),
-        ];
-        for (name, value) in options.into_iter().flatten() {
-            let name: String = name.extract()?;
-            let value = option_value(&value)?;
-            all.push((name, value));
-        }
-        let config =
-            Config::from_options(all).map_err(|error| from_open(OpenError::Config(error)))?;
+        let config = config_from(path, capacity, options)?
+            .map_err(|error| from_open(OpenError::Config(error)))?;
         let core = py.detach(|| kvring::Connector::open(config)).map_err(from_open);
         hand_over(py)?;
         let core = core?;

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use kvring::Config;
+use kvring::OpenError;
 use kvring_load::{LOAD_OPTIONS, LoadError, PhaseReport, Plan, Run};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{ConfigError, KvRingError, from_open};
 use crate::logging::hand_over;
-use crate::options::option_value;
+use crate::options::{config_from, option_values};
 
 /// Every option that LoadPlan takes: name -> {unit, default, range, meaning}.
 #[pyfunction]
@@ -37,12 +37,8 @@ impl LoadPlan {
     #[new]
     #[pyo3(signature = (**options))]
     fn new(options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
-        let mut all = Vec::new();
-        for (name, value) in options.into_iter().flatten() {
-            all.push((name.extract()?, option_value(&value)?));
-        }
-        let plan =
-            Plan::from_options(all).map_err(|error| ConfigError::new_err(error.to_string()))?;
+        let plan = Plan::from_options(option_values(options)?)
+            .map_err(|error| ConfigError::new_err(error.to_string()))?;
         Ok(Self { plan })
     }
 
@@ -101,15 +97,8 @@ impl LoadRun {
         capacity: &Bound<'_, PyAny>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let mut all = vec![
-            ("path".to_owned(), option_value(path)?),
-            ("capacity".to_owned(), option_value(capacity)?),
-        ];
-        for (name, value) in options.into_iter().flatten() {
-            all.push((name.extract()?, option_value(&value)?));
-        }
-        let config =
-            Config::from_options(all).map_err(|error| ConfigError::new_err(error.to_string()))?;
+        let config = config_from(path, capacity, options)?
+            .map_err(|error| from_open(OpenError::Config(error)))?;
         let plan = plan.plan.clone();
         let run = py.detach(|| Run::start(config, plan)).map_err(from_load);
         hand_over(py)?;

@@ -1,12 +1,12 @@
 //! Options from Python values to the core and back.
 
-use kvring::{OPTIONS, OptionValue};
+use kvring::{Config, ConfigError, OPTIONS, OptionValue};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
 
 /// A value as the core takes it. Paths (`os.PathLike`) become strings; what no option takes becomes its own text, so that
 /// the core refuses it by name, with what the option does take.
-pub(crate) fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
+fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     let other = || Ok(OptionValue::Other(value.repr()?.to_string_lossy().into_owned()));
     // bool before int: it is a subclass of it.
     if let Ok(boolean) = value.cast::<PyBool>() {
@@ -26,6 +26,30 @@ pub(crate) fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
         Ok(path) => Ok(OptionValue::Text(path)),
         Err(_) => other(),
     }
+}
+
+/// Options by name as the core takes them.
+pub(crate) fn option_values(
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Vec<(String, OptionValue)>> {
+    let one = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+        Ok((name.extract()?, option_value(&value)?))
+    };
+    options.into_iter().flatten().map(one).collect()
+}
+
+/// The configuration of a store, from the arguments of a constructor.
+pub(crate) fn config_from(
+    path: &Bound<'_, PyAny>,
+    capacity: &Bound<'_, PyAny>,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Result<Config, ConfigError>> {
+    let mut all = vec![
+        ("path".to_owned(), option_value(path)?),
+        ("capacity".to_owned(), option_value(capacity)?),
+    ];
+    all.extend(option_values(options)?);
+    Ok(Config::from_options(all))
 }
 
 /// Every option that Connector takes: name -> {unit, default, range, meaning}.

@@ -13,9 +13,11 @@ mod recovery;
 mod shard;
 mod slots;
 pub(crate) mod table;
+mod writing;
 
-pub(crate) use map::{EnteredGet, EnteredSet, Index, Pin, Publication, RecordState, Resumed};
+pub(crate) use map::{EnteredGet, Index, Pin};
 pub use probe::IndexProbe;
 pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
 pub use recovery::Recovery;
 pub(crate) use recovery::Suspect;
+pub(crate) use writing::{EnteredSet, Publication, RecordState, Resumed};

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::map::{EnteredGet, EnteredSet, Index, Publication, RecordState};
+use super::map::{EnteredGet, Index};
 use super::record::PAYLOAD_UNCHECKED;
 use super::table::{Content, Table};
+use super::writing::{EnteredSet, Publication, RecordState};
 use crate::budget::Budget;
 use crate::error::{OpenError, StoreError};
 use crate::key::{Digest, Namespace};

@@ -1,7 +1,11 @@
 //! A collision of digests, made up: nobody can produce one.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::budget::Budget;
+use crate::index::table::Content;
+use crate::index::writing::{EnteredSet, Publication, RecordState};
 
 type TestIndex = Index<u32, u32>;
 

@@ -1,0 +1,267 @@
+//! Keys that are being written: who may write, what waits behind, how a written chunk becomes one that is held.
+//!
+//! Order per key: while a SET is on its way, later operations on its key queue up behind it, here, and resume in order
+//! when it is done. A DELETE answers at once nevertheless: it takes out what is held, and leaves a mark in that queue so
+//! that the SET before it is never published.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::lookup::Found;
+use super::map::{Index, Pin};
+use super::record::PAYLOAD_CRC32C;
+use super::shard::{Entry, Pending, Shard, Waiting};
+use super::table::{Content, Reservation};
+use crate::key::Digest;
+use crate::store::Extent;
+
+/// What became of a SET.
+pub(crate) enum EnteredSet<S> {
+    /// It is this one's turn to write.
+    Ready(S),
+    /// Another key has this digest; the key is in quarantine from now on.
+    Collides(S),
+    /// The key is in quarantine.
+    Quarantined(S),
+    /// It waits behind a SET of the same key and comes back from [`Index::finish_set`].
+    Waits,
+}
+
+/// What happens next to operations that waited.
+pub(crate) enum Resumed<G, S> {
+    /// This GET reads now.
+    Hit(G, Pin),
+    /// This GET found nothing.
+    Miss(G),
+    /// This SET writes now.
+    Start(S),
+    /// Nobody uses this place any more.
+    Free(Extent),
+}
+
+/// How far the record of a written chunk is.
+pub(crate) enum RecordState {
+    /// It has slots.
+    Reserved(Reservation),
+    /// It is in the sidecar; nobody finds it by its key yet.
+    Written(u32, Content),
+}
+
+/// A written chunk on its way into the index.
+pub(crate) struct Publication {
+    pub(crate) record: RecordState,
+    pub(crate) content: Content,
+}
+
+impl<G, S> Index<G, S> {
+    /// SET: claims the right to write `key`. Refused if another key has its digest, and for an hour after that.
+    pub(crate) fn enter_set(
+        &self,
+        digest: Digest,
+        key: &Arc<str>,
+        now_ms: u64,
+        request: S,
+    ) -> EnteredSet<S> {
+        if self.quarantine.holds(key, now_ms) {
+            return EnteredSet::Quarantined(request);
+        }
+        let (_, mut shard) = self.shard(digest);
+        if let Some(pending) = shard.pending_mut(digest) {
+            if pending.key == *key {
+                pending.waiting.push_back(Waiting::Set(request));
+                return EnteredSet::Waits;
+            }
+            self.quarantine.add(key, now_ms);
+            return EnteredSet::Collides(request);
+        }
+        let taken = shard.find(digest);
+        if taken.is_some_and(|found| !self.is_of(digest, found.record, key)) {
+            self.quarantine.add(key, now_ms);
+            return EnteredSet::Collides(request);
+        }
+        let pending =
+            Pending { digest, key: Arc::clone(key), waiting: VecDeque::new(), written: None };
+        shard
+            .pending
+            .insert_unique(digest.table_hash(), pending, |other| other.digest.table_hash());
+        EnteredSet::Ready(request)
+    }
+
+    /// Length and checksum of what is held under `digest`, for a SET that has claimed its key.
+    pub(crate) fn held(&self, digest: Digest) -> Option<(u64, Option<u32>)> {
+        let shard = self.shard(digest).1;
+        let found = shard.find(digest)?;
+        let entry = &shard.entries[found.entry];
+        // Whose record is lost is to be written again, and what may be damaged must not vouch for other bytes.
+        let is_suspect = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
+            .contains(&self.table.read(found.record).generation);
+        (!is_suspect && !self.has_lost_its_record(digest, found.record))
+            .then(|| (u64::from(entry.length_bytes), entry.checksum()))
+    }
+
+    /// Whether a SET waits behind the one that is writing the key with this digest.
+    pub(crate) fn has_waiting_set(&self, digest: Digest) -> bool {
+        let mut shard = self.shard(digest).1;
+        let pending = shard.pending_mut(digest);
+        pending.is_some_and(|pending| {
+            pending.waiting.iter().any(|other| matches!(other, Waiting::Set(_)))
+        })
+    }
+
+    /// Writes the record of a chunk that nobody finds by its key yet, unless it is deleted already.
+    pub(crate) fn record_early(
+        &self,
+        reservation: &Reservation,
+        content: &Content,
+        key: &str,
+    ) -> Option<u32> {
+        let mut shard = self.shard(content.digest).1;
+        let pending = shard.pending_mut(content.digest)?;
+        if pending.is_deleted() {
+            return None;
+        }
+        let slot = self.table.publish(reservation, content, key);
+        pending.written = Some(slot);
+        Some(slot)
+    }
+
+    /// Makes the record of what is held under `digest` invalid for the next start; the entry itself stays as it is.
+    pub(crate) fn invalidate(&self, digest: Digest) -> bool {
+        let shard = self.shard(digest).1;
+        let held = shard.find(digest);
+        if let Some(found) = held {
+            self.table.invalidate(found.record);
+        }
+        held.is_some()
+    }
+
+    /// A SET that had claimed its key is done, with or without something to publish. Returns what to do next, in order.
+    pub(crate) fn finish_set(
+        &self,
+        digest: Digest,
+        publication: Option<Publication>,
+    ) -> Vec<Resumed<G, S>> {
+        let (number, mut shard) = self.shard(digest);
+        let shard = &mut *shard;
+        let Ok(mut pending) =
+            shard.pending.find_entry(digest.table_hash(), |other| other.digest == digest)
+        else {
+            debug_assert!(false, "a SET finished that had not been entered");
+            return Vec::new();
+        };
+        let key = Arc::clone(&pending.get().key);
+        let deleted = pending.get().is_deleted();
+        pending.get_mut().written = None;
+        let mut waiting = std::mem::take(&mut pending.get_mut().waiting);
+        let mut resumed = Vec::new();
+
+        let mut current = match publication {
+            Some(publication) => {
+                Some(self.enter_chunk(shard, publication, &key, deleted, &mut resumed))
+            }
+            None => shard.find(digest).map(|found| found.entry),
+        };
+        let mut starts = false;
+        while let Some(next) = waiting.pop_front() {
+            match next {
+                Waiting::Get { length_bytes, request } => {
+                    let pin = current.and_then(|entry| shard.pin(number, entry, length_bytes));
+                    resumed.push(match pin {
+                        Some(pin) => Resumed::Hit(request, pin),
+                        None => Resumed::Miss(request),
+                    });
+                }
+                Waiting::Delete => {
+                    if let Some(entry) = current.take() {
+                        resumed.extend(self.take_out(shard, entry).map(Resumed::Free));
+                    }
+                }
+                Waiting::Set(request) => {
+                    // What a DELETE behind this SET reaches has had its readers.
+                    if let Some(entry) = current.filter(|entry| shard.is_detached(*entry)) {
+                        resumed.extend(self.take_out(shard, entry).map(Resumed::Free));
+                    }
+                    resumed.push(Resumed::Start(request));
+                    starts = true;
+                    break;
+                }
+            }
+        }
+        if let Ok(mut pending) =
+            shard.pending.find_entry(digest.table_hash(), |other| other.digest == digest)
+        {
+            if starts {
+                pending.get_mut().waiting = waiting;
+            } else {
+                pending.remove();
+            }
+        }
+        resumed
+    }
+
+    /// Makes a written chunk an entry: found by its key, unless it was deleted meanwhile. Readers of what it replaces go
+    /// on undisturbed.
+    fn enter_chunk(
+        &self,
+        shard: &mut Shard<G, S>,
+        publication: Publication,
+        key: &str,
+        deleted: bool,
+        resumed: &mut Vec<Resumed<G, S>>,
+    ) -> u32 {
+        let Publication { record, content } = publication;
+        let slot = match record {
+            RecordState::Reserved(reservation) if deleted => {
+                self.table.release(reservation);
+                None
+            }
+            RecordState::Written(slot, _) if deleted => {
+                self.table.clear(slot);
+                None
+            }
+            RecordState::Reserved(reservation) => {
+                Some(self.table.publish(&reservation, &content, key))
+            }
+            RecordState::Written(slot, _) => Some(slot),
+        };
+        let entry = Entry {
+            digest: content.digest,
+            data_file: content.extent.file,
+            first_block: content.extent.first_block,
+            length_bytes: content.length_bytes as u32,
+            checksum: content.payload_checksum as u32,
+            readers: 0,
+            has_checksum: content.payload_checksum_kind == PAYLOAD_CRC32C,
+            detached: deleted,
+        };
+        debug_assert_eq!(entry.extent(), content.extent, "a place is as long as its chunk");
+        // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
+        if !deleted && let Some(old) = shard.find(content.digest) {
+            resumed.extend(self.take_out(shard, old.entry).map(Resumed::Free));
+        }
+        let number = shard.entries.insert(entry);
+        if let Some(record) = slot {
+            shard.link(Found { entry: number, record });
+            self.count(1, content.length_bytes as i64);
+        }
+        number
+    }
+
+    /// Takes everything that waits out of the queues; nothing will resume any more.
+    pub(crate) fn abandon_waiting(&self) -> (Vec<G>, Vec<S>) {
+        let (mut gets, mut sets) = (Vec::new(), Vec::new());
+        for shard in &self.shards {
+            for pending in shard.0.lock().pending.drain() {
+                for waiting in pending.waiting {
+                    match waiting {
+                        Waiting::Get { request, .. } => gets.push(request),
+                        Waiting::Set(request) => sets.push(request),
+                        Waiting::Delete => {}
+                    }
+                }
+            }
+        }
+        (gets, sets)
+    }
+}
