@@ -35,6 +35,8 @@ mod config;
 mod connector;
 mod engine;
 mod error;
+#[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "nothing evicts yet"))]
+mod evict;
 mod fork;
 mod index;
 mod key;
@@ -56,6 +58,7 @@ pub use connector::{Connector, Shutdown};
 pub use engine::uring::UringEngine;
 pub use engine::{Action, Engine, Reaped, Transfer, Waker};
 pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
+pub use evict::Eviction;
 #[doc(hidden)]
 pub use index::IndexProbe;
 pub use index::Recovery;
