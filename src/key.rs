@@ -64,6 +64,20 @@ impl<'key> Namespace<'key> {
         }
     }
 
+    /// The namespace with this [`Namespace::name`].
+    pub fn called(name: &'key str) -> Self {
+        let (model, salt) = name.split_once(SEPARATOR).unwrap_or((name, ""));
+        Self { model, salt }
+    }
+
+    /// `model@salt`, or the model alone where there is no salt.
+    pub fn name(&self) -> String {
+        match self.salt {
+            "" => self.model.to_owned(),
+            salt => format!("{}{SEPARATOR}{salt}", self.model),
+        }
+    }
+
     /// 64-bit fingerprint kept in each record, so that a namespace can be told without its key.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = Blake2b::<U16>::new();
@@ -86,6 +100,15 @@ mod tests {
         let salted = Namespace::of("meta/llama@00000001@0@abcd@tenant");
         assert_eq!((salted.model, salted.salt), ("meta/llama", "tenant"));
         assert_ne!(plain.fingerprint(), salted.fingerprint());
+    }
+
+    #[test]
+    fn names_lead_back() {
+        for key in ["meta/llama@00000001@0@abcd", "meta/llama@00000001@0@abcd@tenant", "other"] {
+            let namespace = Namespace::of(key);
+            assert_eq!(Namespace::called(&namespace.name()), namespace);
+        }
+        assert_eq!(Namespace::of("m@1@0@a@s").name(), "m@s");
     }
 
     #[test]

@@ -65,7 +65,10 @@ impl Golden {
     }
 
     fn open(&self, seed: u64) -> Result<Vec<bool>, OpenError> {
-        let client = Client::from(Connector::open(config(self.path(), CAPACITY))?);
+        // A damaged time of last use says nothing here.
+        let mut config = config(self.path(), CAPACITY);
+        config.ttl = None;
+        let client = Client::from(Connector::open(config)?);
         let memory: Vec<Memory> = (0..KEYS).map(|number| Memory::new(length(number), 0)).collect();
         let keys: Vec<String> = (0..KEYS).map(name).collect();
         let completion = client.get(&keys, &memory.iter().collect::<Vec<_>>());

@@ -2,6 +2,7 @@
 
 mod closing;
 mod status;
+mod upkeep;
 
 use std::io;
 use std::iter::repeat_n;
@@ -23,12 +24,11 @@ use crate::config::{Config, Durability};
 use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
-use crate::index::{EnteredGet, EnteredSet, Index, Recovery};
+use crate::index::{EnteredGet, EnteredSet, Index, Recovery, Rules};
 use crate::key::{Digest, MAX_KEY_BYTES};
-use crate::reactor::{GetRequest, Operation, Reactors, SetRequest, Shared};
+use crate::reactor::{GetRequest, KeeperThread, Operation, Reactors, SetRequest, Shared};
 use crate::schedule::Class;
 use crate::store::extents::ExtentStore;
-use crate::time::unix_ms;
 
 /// An open store.
 pub struct Connector {
@@ -38,6 +38,7 @@ pub struct Connector {
     recovery: Recovery,
     engine: String,
     reactors: Mutex<Option<Reactors>>,
+    keeper: Mutex<Option<KeeperThread>>,
     backlog: Arc<Backlog>,
     closed: AtomicBool,
     shutdown: Mutex<Option<Shutdown>>,
@@ -78,10 +79,19 @@ impl Connector {
             Arc::new(CompletionQueue::new().map_err(io_error.clone()("make an eventfd for"))?);
         let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error.clone()("make an eventfd for"))?;
-        let budget = Arc::new(Budget::new(config.capacity_bytes));
+        let budget = Budget::new(config.capacity_bytes).with_floor(&config.path, config.min_free);
+        let budget = Arc::new(budget);
+        let rules = Rules {
+            capacity_bytes: config.capacity_bytes,
+            eviction: config.eviction,
+            quotas: config.quotas.clone(),
+            ttl_ms: config.ttl.map(|ttl| ttl.as_millis() as u64),
+            lease_s: config.lease_s,
+        };
+        let now_ms = config.clock.now_ms();
         let (index, store, recovery, suspects) =
-            Index::open(&config.path, &budget, unix_ms(), |owner| {
-                ExtentStore::open(&config.path, Arc::clone(&budget), owner)
+            Index::open(&config.path, &budget, rules, now_ms, |owner, mean_use_by_file| {
+                ExtentStore::open(&config.path, Arc::clone(&budget), owner, mean_use_by_file)
             })?;
         log::info!("{}: {recovery}", config.path.display());
         let backlog = Backlog::new(Amount {
@@ -97,7 +107,9 @@ impl Connector {
             let _ = reactors.join();
             return Err(io_error("write the index of")(source));
         }
+        let keeper = KeeperThread::start(&shared).map_err(io_error("start a thread for"))?;
         Ok(Self {
+            keeper: Mutex::new(Some(keeper)),
             shared,
             budget,
             completions,
@@ -135,7 +147,7 @@ impl Connector {
             return Ok(self.answer(Vec::new(), keep_alive));
         }
         let future_id = self.future_id();
-        let (now_ms, submitted) = (unix_ms(), Instant::now());
+        let (now_ms, submitted) = (self.shared.config.clock.now_ms(), Instant::now());
         let mut operations = self.shared.sorted_operations(keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         for ((item, key), buffer) in items.zip(keys).zip(buffers) {
@@ -202,14 +214,22 @@ impl Connector {
             return Ok(self.reject_full(keys.len(), keep_alive));
         };
         let future_id = self.future_id();
-        let (now_ms, submitted) = (unix_ms(), Instant::now());
+        let (now_ms, submitted) = (self.shared.config.clock.now_ms(), Instant::now());
         let mut operations = self.shared.sorted_operations(keys.len());
+        self.shared.counters.set_queued.add(keys.len() as u64);
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
             let key: Arc<str> = key.as_ref().into();
             let (digest, buffer) = (Digest::of(&key), *buffer);
-            let request =
-                SetRequest { item, buffer, digest, key: Arc::clone(&key), submitted, share };
+            let request = SetRequest {
+                item,
+                buffer,
+                digest,
+                key: Arc::clone(&key),
+                submitted,
+                has_waited: false,
+                share,
+            };
             match self.shared.index.enter_set(digest, &key, now_ms, request) {
                 EnteredSet::Ready(request) => {
                     operations[self.shared.reactor_of(digest)].push(Operation::Set(request));
@@ -229,13 +249,16 @@ impl Connector {
         Ok(future_id)
     }
 
-    /// Tells which keys are held. Answered from memory, without I/O.
+    /// Tells which keys are held, and leases them for `lease_s`: the load that follows finds them. Answered from memory,
+    /// without I/O.
     ///
     /// # Errors
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let results = self.shared.index.contains_each(keys);
+        let now_ms = self.shared.config.clock.now_ms();
+        let (results, refused) = self.shared.index.contains_each(keys, now_ms);
+        self.shared.counters.leases_refused.add(refused);
         let hits = results.iter().filter(|hit| **hit).count() as u64;
         self.shared.counters.exists_hits.add(hits);
         self.shared.counters.exists_misses.add(results.len() as u64 - hits);
@@ -351,7 +374,7 @@ fn begin_session(shared: &Shared) -> io::Result<()> {
     if shared.config.durability == Durability::Persistent {
         shared.store.sync()?;
     }
-    shared.index.write_session(unix_ms(), false)?;
+    shared.index.write_session(shared.config.clock.now_ms(), false)?;
     shared.index.table().sync()
 }
 

@@ -110,6 +110,12 @@ impl Nodes {
         node
     }
 
+    /// The chunk with this number, if it is one's.
+    pub(crate) fn get(&self, id: NodeId) -> Option<&ChunkNode> {
+        let node = self.pieces.get(id.place() / PIECE)?.get(id.place() % PIECE)?;
+        (node.list != FREE).then_some(node)
+    }
+
     /// Chunks there are.
     pub(crate) fn len(&self) -> usize {
         self.len

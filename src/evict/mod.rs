@@ -7,9 +7,15 @@ mod lfu;
 mod lists;
 mod lru;
 mod mru;
+mod namespaces;
+mod places;
+mod residents;
 mod s3fifo;
 
 pub(crate) use lists::{ChunkNode, NodeId, Nodes};
+pub(crate) use namespaces::NamespaceId;
+pub use namespaces::NamespaceUsage;
+pub(crate) use residents::{ChunkRef, NamespaceOf, PoolId, Residents, Victim};
 
 /// Which order chunks are evicted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

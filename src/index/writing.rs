@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::lookup::Found;
-use super::map::{Index, Pin};
+use super::map::{Gone, Index, Pin};
 use super::record::PAYLOAD_CRC32C;
 use super::shard::{Entry, Pending, Shard, Waiting};
 use super::table::{Content, Reservation};
-use crate::key::Digest;
+use crate::evict::{ChunkRef, NamespaceOf};
+use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 
 /// What became of a SET.
@@ -158,7 +159,7 @@ impl<G, S> Index<G, S> {
 
         let mut current = match publication {
             Some(publication) => {
-                Some(self.enter_chunk(shard, publication, &key, deleted, &mut resumed))
+                Some(self.enter_chunk((number, shard), publication, &key, deleted, &mut resumed))
             }
             None => shard.find(digest).map(|found| found.entry),
         };
@@ -174,13 +175,15 @@ impl<G, S> Index<G, S> {
                 }
                 Waiting::Delete => {
                     if let Some(entry) = current.take() {
-                        resumed.extend(self.take_out(shard, entry).map(Resumed::Free));
+                        resumed
+                            .extend(self.take_out(shard, entry, Gone::Removed).map(Resumed::Free));
                     }
                 }
                 Waiting::Set(request) => {
                     // What a DELETE behind this SET reaches has had its readers.
                     if let Some(entry) = current.filter(|entry| shard.is_detached(*entry)) {
-                        resumed.extend(self.take_out(shard, entry).map(Resumed::Free));
+                        resumed
+                            .extend(self.take_out(shard, entry, Gone::Removed).map(Resumed::Free));
                     }
                     resumed.push(Resumed::Start(request));
                     starts = true;
@@ -204,7 +207,7 @@ impl<G, S> Index<G, S> {
     /// on undisturbed.
     fn enter_chunk(
         &self,
-        shard: &mut Shard<G, S>,
+        (shard_number, shard): (u32, &mut Shard<G, S>),
         publication: Publication,
         key: &str,
         deleted: bool,
@@ -225,23 +228,46 @@ impl<G, S> Index<G, S> {
             }
             RecordState::Written(slot, _) => Some(slot),
         };
-        let entry = Entry {
+        let mut entry = Entry {
             digest: content.digest,
             data_file: content.extent.file,
             first_block: content.extent.first_block,
             length_bytes: content.length_bytes as u32,
             checksum: content.payload_checksum as u32,
             readers: 0,
+            node: None,
+            namespace: 0,
+            leased_until_s: 0,
             has_checksum: content.payload_checksum_kind == PAYLOAD_CRC32C,
             detached: deleted,
+            pinned: false,
         };
         debug_assert_eq!(entry.extent(), content.extent, "a place is as long as its chunk");
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
         if !deleted && let Some(old) = shard.find(content.digest) {
-            resumed.extend(self.take_out(shard, old.entry).map(Resumed::Free));
+            // Whoever pinned or leased the key meant whatever is stored under it.
+            let Entry { pinned, leased_until_s, .. } = shard.entries[old.entry];
+            (entry.pinned, entry.leased_until_s) = (pinned, leased_until_s);
+            resumed.extend(self.take_out(shard, old.entry, Gone::Removed).map(Resumed::Free));
         }
         let number = shard.entries.insert(entry);
         if let Some(record) = slot {
+            let ghost = shard.ghosts.remove(content.digest);
+            let returns = ghost.is_some_and(|ghost| ghost.was_held);
+            ghost.iter().for_each(|ghost| self.residents.forget(ghost.namespace));
+            let chunk = ChunkRef { shard: shard_number, entry: number };
+            let name = || Namespace::of(key).name();
+            let namespace = NamespaceOf { fingerprint: content.namespace, name: &name };
+            let held = &mut shard.entries[number];
+            let (node, namespace) =
+                self.residents.enter(chunk, content.extent, &namespace, returns);
+            (held.node, held.namespace) = (Some(node), namespace);
+            if entry.pinned {
+                self.pinned_bytes.fetch_add(content.length_bytes, Ordering::Relaxed);
+            }
+            if entry.leased_until_s > 0 {
+                self.leases.lock().add(entry.leased_until_s, content.length_bytes);
+            }
             shard.link(Found { entry: number, record });
             self.count(1, content.length_bytes as i64);
         }

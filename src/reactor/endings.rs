@@ -188,6 +188,9 @@ impl Work {
                     active.waiting_bytes = request.buffer.length_bytes() as u64;
                     return self.retries.push((Instant::now() + pause, id));
                 }
+                Some(Failure::Transfer(_)) if active.retries > 0 => {
+                    shared.counters.write_retries_exhausted.add(1);
+                }
                 _ => {}
             }
         }
@@ -275,7 +278,7 @@ impl Work {
                         let failure = Some(Failure::Joined(message.clone()));
                         resumed.extend(end_set(request, None, 0, failure, shared));
                     }
-                    _ => self.accept(Operation::Set(request)),
+                    _ => self.accept(Operation::Set(SetRequest { has_waited: true, ..request })),
                 },
                 Resumed::Free(extent) => shared.store.free(extent),
                 Resumed::Miss(request) => {

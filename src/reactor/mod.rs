@@ -9,11 +9,14 @@
 //!
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
+mod admission;
 mod commit;
 mod endings;
+mod keeper;
 mod latency;
 mod operation;
 mod piece;
+mod room;
 mod shared;
 mod steps;
 mod work;
@@ -26,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub(crate) use keeper::KeeperThread;
 pub(crate) use operation::{GetRequest, Operation, SetRequest};
 use shared::Lane;
 pub(crate) use shared::Shared;

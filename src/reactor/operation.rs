@@ -27,6 +27,8 @@ pub(crate) struct SetRequest {
     pub(crate) digest: Digest,
     pub(crate) key: Arc<str>,
     pub(crate) submitted: Instant,
+    /// Whether it waited for another SET of its key.
+    pub(crate) has_waited: bool,
     /// Its batch's share of the SETs that are not answered yet.
     pub(crate) share: Arc<QueueShare>,
 }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::admission::WriteBudget;
+use super::keeper::Keeper;
 use super::latency::Latencies;
 use super::operation::{ChunkIndex, Intake, Operation};
 use crate::completion::CompletionQueue;
@@ -23,6 +25,8 @@ pub(crate) struct Shared {
     pub(crate) store: Box<dyn Store>,
     pub(crate) counters: Counters,
     pub(crate) completions: Arc<CompletionQueue>,
+    pub(super) keeper: Keeper,
+    pub(super) write_budget: WriteBudget,
     pub(super) lanes: Box<[Lane]>,
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
@@ -58,7 +62,11 @@ impl Shared {
             loads: AtomicUsize::new(0),
             sets_wait: AtomicBool::new(false),
         };
+        let write_budget =
+            WriteBudget::new(config.write_budget_bytes, store.max_chunk_bytes(), Instant::now());
         Self {
+            keeper: Keeper::new(config.low_watermark, config.high_watermark),
+            write_budget,
             config,
             index,
             store,

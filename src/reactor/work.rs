@@ -9,7 +9,7 @@ use super::commit::GroupCommit;
 use super::latency::Timeline;
 use super::operation::{GetRequest, Operation, SetRequest};
 use super::piece::{Piece, Target};
-use super::steps::{Failure, Place, compare_with_held, find_place};
+use super::steps::{Failure, Place, compare_with_held};
 use super::{SETTLE_BYTES, Shared};
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::config::Checksum;
@@ -245,9 +245,14 @@ impl Work {
                 self.processed_bytes += comparison.compared_bytes;
                 if comparison.is_unchanged {
                     shared.counters.set_unchanged.add(1);
+                    shared.counters.set_joined.add(u64::from(request.has_waited));
+                    shared.index.touch_held(request.digest, shared.config.clock.now_ms());
                     return self.end_unplaced(grant, None, shared);
                 }
-                match find_place(request, shared) {
+                if !shared.admits(request, now) {
+                    return self.end_unplaced(grant, None, shared);
+                }
+                match shared.find_place(request) {
                     Ok(found) => {
                         let extent = found.extent;
                         *place = Some(found);

@@ -13,7 +13,14 @@ fn index() -> (tempfile::TempDir, TestIndex) {
     let directory = tempfile::tempdir().unwrap();
     let budget = Arc::new(Budget::new(64 << 20));
     let (table, _) = Table::open(directory.path(), budget, 0).unwrap();
-    (directory, Index::new(table, 1))
+    let rules = Rules {
+        capacity_bytes: 64 << 20,
+        eviction: Eviction::Lru,
+        quotas: Vec::new(),
+        ttl_ms: None,
+        lease_s: 10,
+    };
+    (directory, Index::new(table, 1, rules))
 }
 
 fn store(index: &TestIndex, digest: Digest, key: &Arc<str>, length_bytes: u64) {
@@ -67,9 +74,9 @@ fn a_colliding_key_stays_out_for_an_hour() {
 fn a_colliding_key_does_not_exist() {
     let (_directory, index) = index();
     store(&index, Digest::of("other"), &"good".into(), 100);
-    assert_eq!(index.contains_each(&["other", "good"]), [false, false]);
+    assert_eq!(index.contains_each(&["other", "good"], 0).0, [false, false]);
     store(&index, Digest::of("good"), &"good".into(), 100);
-    assert_eq!(index.contains_each(&["other", "good"]), [false, true]);
+    assert_eq!(index.contains_each(&["other", "good"], 0).0, [false, true]);
 }
 
 /// The lookup table compares a part of the digest only.
