@@ -105,7 +105,7 @@ fn count(hits: &[bool]) -> usize {
 #[test]
 fn every_bit_of_header_and_session() {
     let golden = Golden::new(0);
-    for bit in (0..48 * 8).chain(512 * 8..(512 + 104) * 8) {
+    for bit in (0..48 * 8).chain(512 * 8..(512 + 112) * 8) {
         let mut index = golden.index.clone();
         index[bit / 8] ^= 1 << (bit % 8);
         let version = u32::from_le_bytes(index[8..12].try_into().unwrap());

@@ -11,6 +11,7 @@ pub use values::{OptionValue, size_bytes};
 
 use crate::error::ConfigError;
 use crate::evict::Eviction;
+use crate::lock::current_boot;
 use crate::time::Clock;
 
 /// Unit of place on disk: every chunk starts at a multiple of it and takes a whole number of them.
@@ -87,6 +88,8 @@ pub struct Config {
     pub write_budget_bytes: Option<u64>,
     /// What tells the time; no option, for tests.
     pub clock: Clock,
+    /// Which boot of the machine this is; no option, for tests.
+    pub boot: u32,
     /// Payload checksum.
     pub checksum: Checksum,
     /// What a completed SET withstands.
@@ -155,6 +158,7 @@ impl Config {
             admit_after: 0,
             write_budget_bytes: None,
             clock: Clock::default(),
+            boot: current_boot(),
             checksum: Checksum::Crc32c,
             durability: Durability::BestEffort,
             persistent_max_retries: 0,

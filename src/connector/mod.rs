@@ -86,6 +86,7 @@ impl Connector {
             eviction: config.eviction,
             quotas: config.quotas.clone(),
             ttl_ms: config.ttl.map(|ttl| ttl.as_millis() as u64),
+            boot: config.boot,
             lease_s: config.lease_s,
         };
         let now_ms = config.clock.now_ms();

@@ -80,6 +80,7 @@ mod tests {
             has_checksum: false,
             detached: false,
             pinned: false,
+            was_read: false,
         }
     }
 

@@ -31,6 +31,8 @@ pub(crate) struct Index<G, S> {
     pub(super) quarantine: Quarantine,
     /// Chunks from this generation on are to be verified after a crash; none if it is `u64::MAX`.
     pub(super) verify_from: AtomicU64,
+    /// Chunks below this generation vouch for nothing until they are read; see [`super::record::Session`].
+    pub(super) distrust_below: u64,
     pub(super) rules: Rules,
     pub(super) residents: Residents,
     pub(super) leases: Mutex<Leases>,
@@ -50,6 +52,8 @@ pub(crate) struct Rules {
     pub(crate) quotas: Vec<(String, u64)>,
     /// After this time without use a chunk is missed.
     pub(crate) ttl_ms: Option<u64>,
+    /// Which boot of the machine this is.
+    pub(crate) boot: u32,
     /// For this time a chunk that EXISTS found is not evicted.
     pub(crate) lease_s: u32,
 }
@@ -114,6 +118,7 @@ impl<G, S> Index<G, S> {
             held_bytes: AtomicU64::new(0),
             quarantine: Quarantine::default(),
             verify_from: AtomicU64::new(u64::MAX),
+            distrust_below: 0,
         }
     }
 
@@ -230,10 +235,12 @@ impl<G, S> Index<G, S> {
         key.map(|key| String::from_utf8_lossy(&key).into_owned()).unwrap_or_default()
     }
 
-    /// Returns a pin. Says which place is free now, if this was the last reader of a chunk that is gone.
-    pub(crate) fn unpin(&self, pin: Pin) -> Option<Extent> {
+    /// Returns a pin; `matched` tells whether the chunk was read and matched its checksum. Says which place is free now, if
+    /// this was the last reader of a chunk that is gone.
+    pub(crate) fn unpin(&self, pin: Pin, matched: bool) -> Option<Extent> {
         let mut shard = self.shards[pin.shard as usize].0.lock();
         let entry = &mut shard.entries[pin.entry];
+        entry.was_read |= matched;
         entry.readers -= 1;
         let unused = entry.detached && entry.readers == 0;
         unused.then(|| shard.entries.remove(pin.entry).extent())

@@ -38,6 +38,7 @@ impl IndexProbe {
             eviction: Eviction::Lru,
             quotas: Vec::new(),
             ttl_ms: None,
+            boot: 0,
             lease_s: LEASE_S,
         };
         Ok(Self(Index::new(table, 1, rules)))
@@ -89,7 +90,7 @@ impl IndexProbe {
         let entered =
             self.0.enter_get(Digest::of(key), key, LENGTH_BYTES, Clock::default().now_ms(), ());
         let EnteredGet::Hit((), pin) = entered else { return false };
-        self.0.unpin(pin);
+        self.0.unpin(pin, false);
         true
     }
 

@@ -159,20 +159,33 @@ pub(crate) struct Session {
     pub(crate) generation: u64,
     /// Chunks from this generation on are still to be verified after a crash; none if it is 2^64-1.
     pub(crate) verify_from: u64,
+    /// Chunks below this generation were there when the machine went down: until they are read, nothing tells whether they
+    /// are what their records say. 0 for none.
+    pub(crate) distrust_below: u64,
     pub(crate) host: [u8; HOST_BYTES],
-    pub(crate) reserved: u32,
+    /// Which boot of the machine the owner runs in.
+    pub(crate) boot: u32,
     /// CRC-32C of everything before it.
     pub(crate) checksum: u32,
+}
+
+/// Generations that mean something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Marks {
+    pub(crate) generation: u64,
+    pub(crate) verify_from: u64,
+    pub(crate) distrust_below: u64,
 }
 
 impl Session {
     pub(crate) fn new(
         owner: &Owner,
         opened_ms: u64,
-        generation: u64,
-        verify_from: u64,
+        boot: u32,
+        marks: &Marks,
         clean: bool,
     ) -> Self {
+        let Marks { generation, verify_from, distrust_below } = *marks;
         let mut host = [0; HOST_BYTES];
         host[..owner.host.len()].copy_from_slice(owner.host.as_bytes());
         let process_id = owner.process_id;
@@ -182,8 +195,9 @@ impl Session {
             opened_ms,
             generation,
             verify_from,
+            distrust_below,
             host,
-            reserved: 0,
+            boot,
             checksum: 0,
         };
         session.checksum = session.computed_checksum();
@@ -231,7 +245,8 @@ mod tests {
     #[test]
     fn session_keeps_its_owner() {
         let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES) };
-        let session = Session::new(&owner, 1, 2, 3, false);
+        let marks = Marks { generation: 2, verify_from: 3, distrust_below: 4 };
+        let session = Session::new(&owner, 1, 5, &marks, false);
         assert!(session.is_intact());
         assert_eq!(session.owner(), owner);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::map::{Index, Rules};
-use super::record::{PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE, Session};
+use super::record::{Marks, PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE, Session};
 use super::shard::Entry;
 use super::table::Table;
 use crate::budget::Budget;
@@ -117,7 +117,7 @@ impl<G, S> Index<G, S> {
         // Far above whatever the last owner can have given out since it wrote its session block.
         let first =
             (newest.unwrap_or(0).max(last_session) / SESSION_GENERATIONS + 1) * SESSION_GENERATIONS;
-        let index = Self::new(table, first, rules);
+        let mut index = Self::new(table, first, rules);
         let unverified = found.session.map_or(0, |session| session.verify_from);
         let verify_from =
             if recovery.clean_shutdown { unverified } else { unverified.min(last_session) };
@@ -134,6 +134,13 @@ impl<G, S> Index<G, S> {
         if !suspects.is_empty() {
             index.verify_from.store(verify_from, Ordering::Relaxed);
         }
+        // The machine went down with the store open: any record may be one that was cleared, and its place another's.
+        let went_down = !recovery.clean_shutdown
+            && found.session.is_none_or(|session| session.boot != index.rules.boot);
+        index.distrust_below = match went_down {
+            true => first,
+            false => found.session.map_or(0, |session| session.distrust_below),
+        };
         recovery.to_verify = suspects.len() as u64;
         let mut held: Vec<Extent> =
             candidates.iter().map(|candidate| candidate.entry.extent()).collect();
@@ -169,9 +176,12 @@ impl<G, S> Index<G, S> {
 
     /// Notes in the sidecar who has the store open, and whether it is closed in order.
     pub(crate) fn write_session(&self, now_ms: u64, clean: bool) -> std::io::Result<()> {
-        let verify_from = self.verify_from.load(Ordering::Relaxed);
-        let generation = self.next_generation();
-        let session = Session::new(&Owner::current(), now_ms, generation, verify_from, clean);
+        let marks = Marks {
+            generation: self.next_generation(),
+            verify_from: self.verify_from.load(Ordering::Relaxed),
+            distrust_below: self.distrust_below,
+        };
+        let session = Session::new(&Owner::current(), now_ms, self.rules.boot, &marks, clean);
         self.table.write_session(&session)
     }
 }
@@ -263,6 +273,7 @@ fn entry_of(record: &Record) -> Entry {
         has_checksum: record.payload_checksum_kind == PAYLOAD_CRC32C,
         detached: false,
         pinned: false,
+        was_read: false,
     }
 }
 

@@ -41,6 +41,8 @@ pub(super) struct Entry {
     pub(super) detached: bool,
     /// Neither evicted nor expired.
     pub(super) pinned: bool,
+    /// It was read and matched its checksum, since the store was opened.
+    pub(super) was_read: bool,
 }
 
 /// A key that is being written, and what waits for that.

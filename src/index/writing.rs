@@ -95,8 +95,10 @@ impl<G, S> Index<G, S> {
         let found = shard.find(digest)?;
         let entry = &shard.entries[found.entry];
         // Whose record is lost is to be written again, and what may be damaged must not vouch for other bytes.
+        let generation = self.table.read(found.record).generation;
         let is_suspect = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
-            .contains(&self.table.read(found.record).generation);
+            .contains(&generation)
+            || generation < self.distrust_below && !entry.was_read;
         (!is_suspect && !self.has_lost_its_record(digest, found.record))
             .then(|| (u64::from(entry.length_bytes), entry.checksum()))
     }
@@ -241,6 +243,7 @@ impl<G, S> Index<G, S> {
             has_checksum: content.payload_checksum_kind == PAYLOAD_CRC32C,
             detached: deleted,
             pinned: false,
+            was_read: false,
         };
         debug_assert_eq!(entry.extent(), content.extent, "a place is as long as its chunk");
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.

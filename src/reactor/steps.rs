@@ -132,7 +132,8 @@ fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) 
         }
         Some(_) => false,
     };
-    if let Some(extent) = shared.index.unpin(pin) {
+    let matched = intact && pin.checksum.is_some() && shared.config.checksum == Checksum::Crc32c;
+    if let Some(extent) = shared.index.unpin(pin, matched) {
         shared.store.free(extent);
     }
     intact

@@ -18,6 +18,7 @@ fn index() -> (tempfile::TempDir, TestIndex) {
         eviction: Eviction::Lru,
         quotas: Vec::new(),
         ttl_ms: None,
+        boot: 0,
         lease_s: 10,
     };
     (directory, Index::new(table, 1, rules))
@@ -93,7 +94,7 @@ fn digests_with_one_tag_are_different_keys() {
     assert!(index.delete(digests[3], &keys[3]).0);
     for (number, (digest, key)) in digests.iter().zip(&keys).enumerate() {
         let hit = match index.enter_get(*digest, key, 100, 0, 1) {
-            EnteredGet::Hit(_, pin) => index.unpin(pin).is_none(),
+            EnteredGet::Hit(_, pin) => index.unpin(pin, false).is_none(),
             _ => false,
         };
         assert_eq!(hit, number != 3, "{number}");
