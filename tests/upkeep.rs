@@ -302,3 +302,43 @@ fn pages_of_keys_have_every_key_once() {
     expected.sort();
     assert_eq!(listed, expected);
 }
+
+/// A namespace past its quota makes room among its own chunks; the others do not notice.
+#[test]
+fn a_quota_holds_and_is_all_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), 64 * MIB);
+    config.quotas = vec![("tenant@a".into(), 8 * MIB), ("small".into(), MIB)];
+    config.lease_s = 0;
+    let client = Client::from(Connector::open(config.clone()).unwrap());
+    let memory = Memory::patterned(MIB as usize / 2, 0, 1);
+    let of_tenant = |number: u64| format!("tenant@00000000@0@{number:x}@a");
+    assert!(client.set(&keys(0..40), &[&memory; 40]).ok);
+    for number in 0..100 {
+        assert!(client.set_one(&of_tenant(number), &memory));
+        if number >= 10 {
+            assert!(client.get_one(&of_tenant(0), MIB as usize / 2).is_some(), "it is in use");
+        }
+    }
+    let held: Vec<String> = (0..100).map(of_tenant).collect();
+    let held: Vec<bool> = client.exists(&held);
+    assert!(held[0] && held[85..].iter().all(|held| *held), "{held:?}");
+    assert_eq!(held.iter().filter(|held| **held).count(), 16);
+    assert_eq!(client.exists(&keys(0..40)), [true; 40]);
+    // What cannot fit says so, and nothing goes for it.
+    let completion = client.set(&[of("small", 0)], &[&Memory::patterned(2 * MIB as usize, 0, 1)]);
+    assert!(!completion.ok);
+    assert!(completion.error.contains("'small'") && completion.error.contains("1048576"));
+    let usage = client.connector.usage().unwrap();
+    let of_a = &usage.iter().find(|(name, _)| name == "tenant@a").unwrap().1;
+    assert_eq!((of_a.quota_bytes, of_a.allocated_bytes), (Some(8 * MIB), 8 * MIB));
+    client.assert_consistent();
+    client.connector.close();
+    // A smaller one holds from the next SET on.
+    config.quotas[0].1 = 2 * MIB;
+    let client = Client::from(Connector::open(config).unwrap());
+    assert!(client.set_one(&of_tenant(200), &memory));
+    let usage = client.connector.usage().unwrap();
+    let of_a = &usage.iter().find(|(name, _)| name == "tenant@a").unwrap().1;
+    assert_eq!(of_a.allocated_bytes, 2 * MIB);
+}
