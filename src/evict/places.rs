@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 use super::{NodeId, Nodes};
 use crate::store::{Extent, FreeSpace};
 
-/// Neighbours that are looked at for one place, all windows together: bounds the time under a lock.
+/// Neighbours that are looked at for one place, all windows together, where there is a choice already, and where there is
+/// none: bounds the time under a lock.
 const MAX_STEPS: usize = 16_384;
+const MAX_STEPS_IN_NEED: usize = 64 * MAX_STEPS;
 
 /// What a chunk that is far from going weighs, besides its blocks, compared with one that goes first.
 const HEAT_WEIGHT: u64 = 3;
@@ -82,7 +84,8 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
             {
                 best = Some(window);
             }
-            if self.steps >= MAX_STEPS {
+            let most = if best.is_some() { MAX_STEPS } else { MAX_STEPS_IN_NEED };
+            if self.steps >= most {
                 break;
             }
         }
@@ -138,7 +141,8 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         let file = extent.file;
         let mut block =
             if before { extent.first_block } else { extent.first_block + extent.blocks };
-        while found < missing && self.steps < MAX_STEPS {
+        // Each step finds a block at least.
+        while found < missing {
             self.steps += 1;
             let free = match before {
                 true => self.free.free_before(file, block),
