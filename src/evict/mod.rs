@@ -7,6 +7,8 @@ mod lfu;
 mod lists;
 mod lru;
 mod mru;
+#[cfg(feature = "bench")]
+pub(crate) mod probe;
 mod s3fifo;
 
 pub(crate) use lists::{ChunkNode, NodeId, Nodes};
@@ -49,7 +51,7 @@ impl Eviction {
             Self::Lfu => Box::new(lfu::Lfu::new()),
             Self::Fifo => Box::new(fifo::Fifo::default()),
             Self::Mru => Box::new(mru::Mru::default()),
-            Self::S3Fifo => Box::new(s3fifo::S3Fifo::new()),
+            Self::S3Fifo => Box::new(s3fifo::S3Fifo::new(s3fifo::SMALL_SHARE)),
         }
     }
 }
