@@ -30,6 +30,7 @@ from benches.eviction.traces import PUBLIC_TRACES, TraceError, convert, find
 # Half of all chunks are two, and eight in the last one, for which memory has one.
 BY_HAND = {
     "uses": "0\n1\n0\n2\n0\n3\n0\n",
+    "order": "0 1\n2\n0\n3\n",
     "holes": "0 1\n2 1\n3\n",
     "returns": "0\n1\n2\n0\n3\n",
     "memory": "".join(f"{chunk}\n" for chunk in (0, *range(9), 0, *range(9, 16))),
@@ -76,6 +77,11 @@ def test_hits_by_hand(document: Document, policy: str, hits: int) -> None:
     assert found["chunks"] == {"lookups": 7, "hits": hits, "prefix_hits": hits}
     assert found["blocks"]["hits"] == 256 * hits
     assert found["room_blocks"] == 512
+
+
+@pytest.mark.parametrize(("order", "hits"), [("forward", 0), ("backward", 1)])
+def test_backward_the_end_of_a_prefix_goes_first(document: Document, order: str, hits: int) -> None:
+    assert cell(document, "order", LRU, order=order)["chunks"]["hits"] == hits
 
 
 def test_what_is_found_behind_a_miss_is_no_prefix(document: Document) -> None:
