@@ -148,7 +148,7 @@ impl Config {
             path: PathBuf::new(),
             capacity_bytes: 0,
             min_free: MinFree::Auto,
-            eviction: Eviction::Lru,
+            eviction: Eviction::Lfu,
             high_watermark: 1.0,
             low_watermark: 1.0,
             ttl: None,

@@ -70,7 +70,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         name: "eviction",
         unit: "",
-        default: Some("lru"),
+        default: Some("lfu"),
         range: "'lru', 'lfu', 'fifo', 'mru' or 's3fifo'",
         meaning: "which chunks go when room is needed; docs/eviction.md compares them",
         apply: |config, value| {
@@ -79,7 +79,7 @@ pub const OPTIONS: &[OptionSpec] = &[
             config.eviction = Eviction::ALL
                 .into_iter()
                 .find(|eviction| eviction.name() == name)
-                .unwrap_or(Eviction::Lru);
+                .unwrap_or(Eviction::Lfu);
             Ok(())
         },
     },

@@ -9,6 +9,8 @@ mod lru;
 mod mru;
 mod namespaces;
 mod places;
+#[cfg(feature = "bench")]
+pub(crate) mod probe;
 mod residents;
 mod s3fifo;
 
@@ -55,7 +57,7 @@ impl Eviction {
             Self::Lfu => Box::new(lfu::Lfu::new()),
             Self::Fifo => Box::new(fifo::Fifo::default()),
             Self::Mru => Box::new(mru::Mru::default()),
-            Self::S3Fifo => Box::new(s3fifo::S3Fifo::new()),
+            Self::S3Fifo => Box::new(s3fifo::S3Fifo::new(s3fifo::SMALL_SHARE)),
         }
     }
 }

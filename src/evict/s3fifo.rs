@@ -8,7 +8,7 @@ const SMALL: u8 = 0;
 const MAIN: u8 = 1;
 
 /// The small queue has one block in so many.
-const SMALL_SHARE: u64 = 10;
+pub(super) const SMALL_SHARE: u64 = 10;
 /// More uses than these do not count.
 const MOST_CHANCES: u8 = 3;
 
@@ -16,6 +16,7 @@ const MOST_CHANCES: u8 = 3;
 pub(super) struct S3Fifo {
     pub(super) small: List,
     pub(super) main: List,
+    small_share: u64,
 }
 
 /// What is left of a queue, without the chunks that were found to go.
@@ -36,19 +37,20 @@ impl Rest {
 }
 
 impl S3Fifo {
-    pub(super) fn new() -> Self {
-        Self { small: List::new(SMALL), main: List::new(MAIN) }
+    /// No chunks; the small queue is to have one block in `small_share`.
+    pub(super) fn new(small_share: u64) -> Self {
+        Self { small: List::new(SMALL), main: List::new(MAIN), small_share }
+    }
+
+    /// Whether the small queue has more than its share.
+    fn is_over_share(&self, small_blocks: u64, main_blocks: u64) -> bool {
+        small_blocks * self.small_share > small_blocks + main_blocks
     }
 
     fn promote(&mut self, nodes: &mut Nodes, id: NodeId) {
         self.small.remove(nodes, id);
         self.main.push_hot(nodes, id);
     }
-}
-
-/// Whether the small queue has more than its share.
-fn is_over_share(small_blocks: u64, main_blocks: u64) -> bool {
-    small_blocks * SMALL_SHARE > small_blocks + main_blocks
 }
 
 impl Policy for S3Fifo {
@@ -66,7 +68,7 @@ impl Policy for S3Fifo {
         // The latest of those that were not used are the small queue. The older ones go when the main queue comes to them.
         while let Some(coldest) = self.small.coldest()
             && self.small.len() > 1
-            && is_over_share(self.small.blocks(), self.main.blocks())
+            && self.is_over_share(self.small.blocks(), self.main.blocks())
         {
             self.promote(nodes, coldest);
         }
@@ -91,7 +93,7 @@ impl Policy for S3Fifo {
         while found.len() < enough {
             let (id, is_small) = match (small.next, main.next) {
                 (Some(id), None) => (id, true),
-                (Some(id), Some(_)) if is_over_share(small.blocks, main.blocks) => (id, true),
+                (Some(id), Some(_)) if self.is_over_share(small.blocks, main.blocks) => (id, true),
                 (_, Some(id)) => (id, false),
                 (None, None) => return,
             };

@@ -13,7 +13,7 @@ use super::lfu::Lfu;
 use super::lists::List;
 use super::lru::Lru;
 use super::mru::Mru;
-use super::s3fifo::S3Fifo;
+use super::s3fifo::{S3Fifo, SMALL_SHARE};
 use super::*;
 use crate::store::Extent;
 
@@ -201,6 +201,6 @@ proptest! {
     #[test]
     fn s3fifo_is_like_its_model(steps in steps()) {
         let mut model = Queues::default();
-        compare(S3Fifo::new(), |queues| vec![&queues.small, &queues.main], &mut model, &steps);
+        compare(S3Fifo::new(SMALL_SHARE), |queues| vec![&queues.small, &queues.main], &mut model, &steps);
     }
 }

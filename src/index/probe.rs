@@ -35,7 +35,7 @@ impl IndexProbe {
         let (table, _) = Table::open(directory, budget, Clock::default().now_ms())?;
         let rules = Rules {
             capacity_bytes,
-            eviction: Eviction::Lru,
+            eviction: Eviction::Lfu,
             quotas: Vec::new(),
             ttl_ms: None,
             boot: 0,

@@ -249,6 +249,16 @@ fn heat_in_s3fifo_rises_with_the_queue_and_with_uses() {
 }
 
 #[test]
+fn s3fifo_begins_anew_with_a_chunk_that_was_out() {
+    let mut cache = Cache::new(Eviction::S3Fifo, 20);
+    cache.using([0, 0, 0, 1]);
+    let id = cache.held[&0];
+    cache.policy.remove(&mut cache.nodes, id);
+    cache.policy.insert(&mut cache.nodes, id, false);
+    assert_eq!([0, 1].map(|chunk| cache.heat(chunk) / 64), [0, 0]);
+}
+
+#[test]
 fn heat_of_a_chunk_that_is_alone() {
     for kind in Eviction::ALL {
         let mut cache = Cache::new(kind, 1);
