@@ -159,6 +159,10 @@ fn share_of(total: usize, shared: &Shared) -> usize {
     (total / shared.lanes.len()).max(1)
 }
 
+/// Most of the capacity that SETs have in the device at a time, all reactors together: what is being written cannot make
+/// room for others.
+const SET_PART: u64 = 8;
+
 /// Most transfers that one reactor has in the device: loads, and as many stores.
 fn transfers_of(shared: &Shared) -> usize {
     2 * share_of(shared.config.queue_depth, shared)
@@ -176,12 +180,13 @@ impl<E: Engine> Reactor<E> {
     fn new(number: usize, shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
         let config = &shared.config;
         let share = |bytes: u64| share_of(bytes as usize, &shared) as u64;
+        let sets = |bytes: u64| share(bytes.min(config.capacity_bytes / SET_PART));
         let limits = Limits {
             queue_depth: share_of(config.queue_depth, &shared),
             max_io_bytes: config.max_io_bytes,
             max_in_flight_bytes: share(MAX_IN_FLIGHT_BYTES),
-            set_in_flight_bytes: share(config.set_in_flight_bytes),
-            set_in_flight_between_loads_bytes: share(config.set_in_flight_between_loads_bytes),
+            set_in_flight_bytes: sets(config.set_in_flight_bytes),
+            set_in_flight_between_loads_bytes: sets(config.set_in_flight_between_loads_bytes),
             set_in_flight_while_loading_bytes: config.set_in_flight_while_loading_bytes
                 / shared.lanes.len() as u64,
             set_max_wait: config.set_max_wait,
