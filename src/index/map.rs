@@ -274,11 +274,15 @@ impl<G, S> Index<G, S> {
             Namespace::of(&String::from_utf8_lossy(&key)).name()
         };
         let namespace = NamespaceOf { fingerprint: head.namespace, name: &name };
+        let moment = match self.rules.eviction {
+            Eviction::Fifo => head.generation,
+            _ => head.last_used_ms(),
+        };
         let (node, namespace) = self.residents.restore(
             ChunkRef { shard: shard_number, entry: number },
             entry.extent(),
             &namespace,
-            (head.last_used_ms(), head.uses()),
+            (moment, head.uses()),
         );
         let held = &mut shard.entries[number];
         (held.node, held.namespace) = (Some(node), namespace);
