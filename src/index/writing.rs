@@ -174,7 +174,8 @@ impl<G, S> Index<G, S> {
                     });
                 }
                 Waiting::Delete => {
-                    if let Some(entry) = current.take() {
+                    // A purge leaves what is pinned: then that goes on to be held.
+                    if let Some(entry) = current.filter(|entry| shard.is_detached(*entry)) {
                         resumed
                             .extend(self.take_out(shard, entry, Gone::Removed).map(Resumed::Free));
                     }
