@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::ghosts::Ghost;
 use super::map::{Gone, Index};
+use super::shard::Shard;
 use crate::evict::{NamespaceOf, Victim};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
@@ -74,8 +75,14 @@ impl<G, S> Index<G, S> {
     }
 
     /// Whether `key` is to be stored although it has to be asked for `sets_needed` times: it has been, or it was held not
-    /// long ago. If not, it is remembered that it was asked for.
-    pub(crate) fn admits(&self, digest: Digest, key: &Arc<str>, sets_needed: u8) -> bool {
+    /// long ago. If not, it is remembered that it was asked for, and what is held of it goes, as it is not what was to be
+    /// stored: `Err` has its place, if that is free.
+    pub(crate) fn admits(
+        &self,
+        digest: Digest,
+        key: &Arc<str>,
+        sets_needed: u8,
+    ) -> Result<(), Option<Extent>> {
         let (_, mut shard) = self.shard(digest);
         let since_bytes = self.evicted_bytes.load(Ordering::Relaxed);
         let ghost = match shard.ghosts.remove(digest) {
@@ -91,15 +98,20 @@ impl<G, S> Index<G, S> {
         let refused_sets = ghost.refused_sets.saturating_add(u8::from(!admitted));
         // Also if it is admitted: it counts as remembered until it is held.
         let since_bytes = if admitted { ghost.since_bytes } else { since_bytes };
+        // A key is held or remembered, never both.
+        let outdated = if admitted { None } else { self.take_out_held(&mut shard, digest) };
         self.remember(&mut shard, Ghost { refused_sets, since_bytes, ..ghost });
-        admitted
+        if admitted { Ok(()) } else { Err(outdated) }
     }
 
-    /// A SET that was not admitted: what is held of its key is not what was to be stored any more, so it goes.
+    /// A SET that is not going to write: what is held of its key is not what was to be stored any more, so it goes.
     pub(crate) fn drop_outdated(&self, digest: Digest) -> Option<Extent> {
-        let (_, mut shard) = self.shard(digest);
+        self.take_out_held(&mut self.shard(digest).1, digest)
+    }
+
+    fn take_out_held(&self, shard: &mut Shard<G, S>, digest: Digest) -> Option<Extent> {
         let found = shard.find(digest)?;
-        self.take_out(&mut shard, found.entry, Gone::Removed)
+        self.take_out(shard, found.entry, Gone::Removed)
     }
 
     /// A SET found its very bytes held: that is a use.
