@@ -32,7 +32,6 @@ impl<G, S> Index<G, S> {
     /// Pins what is held of `keys`: it is neither evicted nor expires until it is unpinned, deleted, or the store is closed.
     /// Says of each key whether it is pinned now: not if it is not held, or too much is pinned.
     pub(crate) fn pin_keys<K: AsRef<str>>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
-        let most_bytes = self.rules.capacity_bytes / PINNABLE_PART;
         let pin = |key: &K| {
             let digest = Digest::of(key.as_ref());
             let (_, mut shard) = self.shard(digest);
@@ -45,15 +44,17 @@ impl<G, S> Index<G, S> {
             if entry.pinned {
                 return true;
             }
-            let bytes = u64::from(entry.length_bytes);
-            let taken =
-                self.pinned_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pinned| {
-                    (pinned + bytes <= most_bytes).then_some(pinned + bytes)
-                });
-            entry.pinned = taken.is_ok();
+            entry.pinned = self.take_pinned(entry.extent().size_bytes());
             entry.pinned
         };
         keys.iter().map(pin).collect()
+    }
+
+    /// Takes `bytes` of what may be pinned, if they are left.
+    pub(super) fn take_pinned(&self, bytes: u64) -> bool {
+        let most_bytes = self.rules.capacity_bytes / PINNABLE_PART;
+        let update = |pinned| (pinned + bytes <= most_bytes).then_some(pinned + bytes);
+        self.pinned_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).is_ok()
     }
 
     /// Takes pins back. Says of each key whether it was pinned.
@@ -67,7 +68,7 @@ impl<G, S> Index<G, S> {
             let entry = &mut shard.entries[found.entry];
             let was_pinned = std::mem::take(&mut entry.pinned);
             if was_pinned {
-                self.pinned_bytes.fetch_sub(u64::from(entry.length_bytes), Ordering::Relaxed);
+                self.pinned_bytes.fetch_sub(entry.extent().size_bytes(), Ordering::Relaxed);
             }
             was_pinned
         };
