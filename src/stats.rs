@@ -140,9 +140,9 @@ pub struct Stats {
     pub used_bytes: u64,
     /// Number of data files.
     pub data_files: u64,
-    /// Payload bytes that are leased.
+    /// Bytes of the data files that are leased.
     pub leased_bytes: u64,
-    /// Payload bytes that are pinned.
+    /// Bytes of the data files that are pinned.
     pub pinned_bytes: u64,
     /// Records that opening threw out, whatever for.
     pub discarded_at_open: u64,

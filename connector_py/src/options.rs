@@ -22,7 +22,7 @@ fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
         return text.extract().map(OptionValue::Text).or_else(|_| other());
     }
     if let Ok(values) = value.cast::<PyDict>() {
-        return option_values(Some(values)).map(OptionValue::Map);
+        return option_values(Some(values)).map(OptionValue::Map).or_else(|_| other());
     }
     let path = value.py().import("os")?.call_method1("fspath", (value,));
     match path.and_then(|path| path.extract()) {

@@ -47,7 +47,7 @@ struct Inner {
     pools: Vec<Pool>,
     places: Places,
     namespaces: Namespaces,
-    /// When the chunks that an earlier owner stored were used, by their number.
+    /// When the chunks that an earlier owner stored were used (or stored, if that is what the order goes by).
     restored: Vec<(u64, NodeId)>,
 }
 
@@ -108,18 +108,18 @@ impl Residents {
         (id, namespace)
     }
 
-    /// As `enter`, for a chunk that an earlier owner stored; [`Residents::all_restored`] follows the last one.
+    /// As `enter`, for a chunk that an earlier owner stored, with the moment by which it is in order and its uses; [`Residents::all_restored`] follows the last one.
     pub(crate) fn restore(
         &self,
         chunk: ChunkRef,
         extent: Extent,
         namespace: &NamespaceOf<'_>,
-        (last_used_ms, uses): (u64, u16),
+        (moment, uses): (u64, u16),
     ) -> (NodeId, NamespaceId) {
         let mut inner = self.inner.lock();
         let (id, namespace) = inner.add(chunk, extent, namespace);
         inner.nodes[id].uses = uses;
-        inner.restored.push((last_used_ms, id));
+        inner.restored.push((moment, id));
         (id, namespace)
     }
 
@@ -130,7 +130,7 @@ impl Residents {
         inner.drop_node(id, namespace);
     }
 
-    /// Puts what was restored into the order of its last use.
+    /// Puts what was restored into order.
     pub(crate) fn all_restored(&self) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;

@@ -17,7 +17,7 @@ const LEASABLE_PART: u64 = 4;
 struct Leasing {
     now_s: u32,
     until_s: u32,
-    /// Payload bytes that may still be leased.
+    /// Bytes of the data files that may still be leased.
     room_bytes: u64,
     given_bytes: u64,
     /// Leases given before that are longer now: their end, and bytes.
@@ -88,8 +88,7 @@ impl<G, S> Index<G, S> {
         let now_s = (now_ms / 1000) as u32;
         let room_bytes = match self.rules.lease_s {
             0 => 0,
-            _ => (self.rules.capacity_bytes / LEASABLE_PART)
-                .saturating_sub(self.leases.lock().bytes(now_s)),
+            _ => self.leasable_bytes(now_s),
         };
         // Rounded up: a lease is never shorter than it is said to be.
         let until_s = match self.rules.lease_s {
@@ -97,6 +96,16 @@ impl<G, S> Index<G, S> {
             lease_s => now_s.saturating_add(lease_s).saturating_add(1),
         };
         Leasing { now_s, until_s, room_bytes, given_bytes: 0, renewed: Vec::new(), refused: 0 }
+    }
+
+    /// Bytes of the data files that may still be leased.
+    fn leasable_bytes(&self, now_s: u32) -> u64 {
+        (self.rules.capacity_bytes / LEASABLE_PART).saturating_sub(self.leases.lock().bytes(now_s))
+    }
+
+    /// Whether what replaces a leased chunk may be leased in its place.
+    pub(super) fn can_lease(&self, bytes: u64, now_ms: u64) -> bool {
+        bytes <= self.leasable_bytes((now_ms / 1000) as u32)
     }
 
     fn end_leasing(&self, leasing: Leasing) {
@@ -126,7 +135,7 @@ fn lease<G, S>(shard: &mut Shard<G, S>, found: Found, leasing: &mut Leasing) {
     if entry.leased_until_s >= leasing.until_s {
         return;
     }
-    let bytes = u64::from(entry.length_bytes);
+    let bytes = entry.extent().size_bytes();
     if entry.leased_until_s > leasing.now_s {
         match leasing.renewed.iter_mut().find(|(until_s, _)| *until_s == entry.leased_until_s) {
             Some((_, renewed)) => *renewed += bytes,

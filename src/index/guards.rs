@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::ghosts::Ghost;
 use super::map::{Gone, Index};
+use super::shard::Shard;
 use crate::evict::{NamespaceOf, Victim};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
@@ -31,7 +32,6 @@ impl<G, S> Index<G, S> {
     /// Pins what is held of `keys`: it is neither evicted nor expires until it is unpinned, deleted, or the store is closed.
     /// Says of each key whether it is pinned now: not if it is not held, or too much is pinned.
     pub(crate) fn pin_keys<K: AsRef<str>>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
-        let most_bytes = self.rules.capacity_bytes / PINNABLE_PART;
         let pin = |key: &K| {
             let digest = Digest::of(key.as_ref());
             let (_, mut shard) = self.shard(digest);
@@ -44,15 +44,17 @@ impl<G, S> Index<G, S> {
             if entry.pinned {
                 return true;
             }
-            let bytes = u64::from(entry.length_bytes);
-            let taken =
-                self.pinned_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pinned| {
-                    (pinned + bytes <= most_bytes).then_some(pinned + bytes)
-                });
-            entry.pinned = taken.is_ok();
+            entry.pinned = self.take_pinned(entry.extent().size_bytes());
             entry.pinned
         };
         keys.iter().map(pin).collect()
+    }
+
+    /// Takes `bytes` of what may be pinned, if they are left.
+    pub(super) fn take_pinned(&self, bytes: u64) -> bool {
+        let most_bytes = self.rules.capacity_bytes / PINNABLE_PART;
+        let update = |pinned| (pinned + bytes <= most_bytes).then_some(pinned + bytes);
+        self.pinned_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).is_ok()
     }
 
     /// Takes pins back. Says of each key whether it was pinned.
@@ -66,7 +68,7 @@ impl<G, S> Index<G, S> {
             let entry = &mut shard.entries[found.entry];
             let was_pinned = std::mem::take(&mut entry.pinned);
             if was_pinned {
-                self.pinned_bytes.fetch_sub(u64::from(entry.length_bytes), Ordering::Relaxed);
+                self.pinned_bytes.fetch_sub(entry.extent().size_bytes(), Ordering::Relaxed);
             }
             was_pinned
         };
@@ -74,8 +76,14 @@ impl<G, S> Index<G, S> {
     }
 
     /// Whether `key` is to be stored although it has to be asked for `sets_needed` times: it has been, or it was held not
-    /// long ago. If not, it is remembered that it was asked for.
-    pub(crate) fn admits(&self, digest: Digest, key: &Arc<str>, sets_needed: u8) -> bool {
+    /// long ago. If not, it is remembered that it was asked for, and what is held of it goes, as it is not what was to be
+    /// stored: `Err` has its place, if that is free.
+    pub(crate) fn admits(
+        &self,
+        digest: Digest,
+        key: &Arc<str>,
+        sets_needed: u8,
+    ) -> Result<(), Option<Extent>> {
         let (_, mut shard) = self.shard(digest);
         let since_bytes = self.evicted_bytes.load(Ordering::Relaxed);
         let ghost = match shard.ghosts.remove(digest) {
@@ -91,15 +99,20 @@ impl<G, S> Index<G, S> {
         let refused_sets = ghost.refused_sets.saturating_add(u8::from(!admitted));
         // Also if it is admitted: it counts as remembered until it is held.
         let since_bytes = if admitted { ghost.since_bytes } else { since_bytes };
+        // A key is held or remembered, never both.
+        let outdated = if admitted { None } else { self.take_out_held(&mut shard, digest) };
         self.remember(&mut shard, Ghost { refused_sets, since_bytes, ..ghost });
-        admitted
+        if admitted { Ok(()) } else { Err(outdated) }
     }
 
-    /// A SET that was not admitted: what is held of its key is not what was to be stored any more, so it goes.
+    /// A SET that is not going to write: what is held of its key is not what was to be stored any more, so it goes.
     pub(crate) fn drop_outdated(&self, digest: Digest) -> Option<Extent> {
-        let (_, mut shard) = self.shard(digest);
+        self.take_out_held(&mut self.shard(digest).1, digest)
+    }
+
+    fn take_out_held(&self, shard: &mut Shard<G, S>, digest: Digest) -> Option<Extent> {
         let found = shard.find(digest)?;
-        self.take_out(&mut shard, found.entry, Gone::Removed)
+        self.take_out(shard, found.entry, Gone::Removed)
     }
 
     /// A SET found its very bytes held: that is a use.

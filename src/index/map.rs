@@ -36,7 +36,7 @@ pub(crate) struct Index<G, S> {
     pub(super) rules: Rules,
     pub(super) residents: Residents,
     pub(super) leases: Mutex<Leases>,
-    /// Payload bytes of pinned chunks.
+    /// Bytes of the data files that pinned chunks take.
     pub(super) pinned_bytes: AtomicU64,
     /// Bytes evicted since the store was opened: the clock of what is remembered.
     pub(super) evicted_bytes: AtomicU64,
@@ -281,11 +281,15 @@ impl<G, S> Index<G, S> {
             Namespace::of(&String::from_utf8_lossy(&key)).name()
         };
         let namespace = NamespaceOf { fingerprint: head.namespace, name: &name };
+        let moment = match self.rules.eviction {
+            Eviction::Fifo => head.generation,
+            _ => head.last_used_ms(),
+        };
         let (node, namespace) = self.residents.restore(
             ChunkRef { shard: shard_number, entry: number },
             entry.extent(),
             &namespace,
-            (head.last_used_ms(), head.uses()),
+            (moment, head.uses()),
         );
         let held = &mut shard.entries[number];
         (held.node, held.namespace) = (Some(node), namespace);
@@ -322,11 +326,12 @@ impl<G, S> Index<G, S> {
             if let Some(node) = entry.node {
                 self.residents.leave(node, entry.namespace);
             }
+            let size_bytes = entry.extent().size_bytes();
             if entry.pinned {
-                self.pinned_bytes.fetch_sub(length_bytes, Ordering::Relaxed);
+                self.pinned_bytes.fetch_sub(size_bytes, Ordering::Relaxed);
             }
             if entry.leased_until_s > 0 {
-                self.leases.lock().remove(entry.leased_until_s, length_bytes);
+                self.leases.lock().remove(entry.leased_until_s, size_bytes);
             }
         }
         (entry.readers == 0).then(|| shard.entries.remove(number).extent())

@@ -197,7 +197,7 @@ impl<G, S> Index<G, S> {
                 check.keys += 1;
                 check.held_bytes += extent.size_bytes();
                 payload_bytes += u64::from(entry.length_bytes);
-                pinned_bytes += if entry.pinned { u64::from(entry.length_bytes) } else { 0 };
+                pinned_bytes += if entry.pinned { extent.size_bytes() } else { 0 };
                 let chunk = ChunkRef { shard: number as u32, entry: found.entry };
                 let node = entry.node.filter(|node| !chunks.contains_key(node));
                 match node {

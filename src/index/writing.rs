@@ -176,10 +176,12 @@ impl<G, S> Index<G, S> {
                     });
                 }
                 Waiting::Delete => {
-                    if let Some(entry) = current.take() {
+                    // A purge leaves what is pinned: then that goes on to be held.
+                    if let Some(entry) = current.filter(|entry| shard.is_detached(*entry)) {
                         resumed
                             .extend(self.take_out(shard, entry, Gone::Removed).map(Resumed::Free));
                     }
+                    current = shard.find(digest).map(|found| found.entry);
                 }
                 Waiting::Set(request) => {
                     // What a DELETE behind this SET reaches has had its readers.
@@ -250,8 +252,13 @@ impl<G, S> Index<G, S> {
         if !deleted && let Some(old) = shard.find(content.digest) {
             // Whoever pinned or leased the key meant whatever is stored under it.
             let Entry { pinned, leased_until_s, .. } = shard.entries[old.entry];
-            (entry.pinned, entry.leased_until_s) = (pinned, leased_until_s);
             resumed.extend(self.take_out(shard, old.entry, Gone::Removed).map(Resumed::Free));
+            // As long as there may be so much of it.
+            let size_bytes = content.extent.size_bytes();
+            entry.pinned = pinned && self.take_pinned(size_bytes);
+            if leased_until_s > 0 && self.can_lease(size_bytes, content.created_ms) {
+                entry.leased_until_s = leased_until_s;
+            }
         }
         let number = shard.entries.insert(entry);
         if let Some(record) = slot {
@@ -265,11 +272,8 @@ impl<G, S> Index<G, S> {
             let (node, namespace) =
                 self.residents.enter(chunk, content.extent, &namespace, returns);
             (held.node, held.namespace) = (Some(node), namespace);
-            if entry.pinned {
-                self.pinned_bytes.fetch_add(content.length_bytes, Ordering::Relaxed);
-            }
             if entry.leased_until_s > 0 {
-                self.leases.lock().add(entry.leased_until_s, content.length_bytes);
+                self.leases.lock().add(entry.leased_until_s, content.extent.size_bytes());
             }
             shard.link(Found { entry: number, record });
             self.count(1, content.length_bytes as i64);

@@ -63,24 +63,19 @@ impl Shared {
     pub(super) fn admits(&self, request: &SetRequest, now: Instant) -> bool {
         let Config { admission, admit_after, .. } = self.config;
         if admission == Admission::SecondUse
-            && !self.index.admits(request.digest, &request.key, admit_after)
+            && let Err(outdated) = self.index.admits(request.digest, &request.key, admit_after)
         {
             self.counters.set_not_admitted.add(1);
-            self.drop_outdated(request);
+            outdated.into_iter().for_each(|extent| self.store.free(extent));
             return false;
         }
         if !self.write_budget.take(request.buffer.length_bytes() as u64, now) {
             self.counters.set_over_write_budget.add(1);
-            self.drop_outdated(request);
+            let outdated = self.index.drop_outdated(request.digest);
+            outdated.into_iter().for_each(|extent| self.store.free(extent));
             return false;
         }
         true
-    }
-
-    fn drop_outdated(&self, request: &SetRequest) {
-        if let Some(extent) = self.index.drop_outdated(request.digest) {
-            self.store.free(extent);
-        }
     }
 }
 

@@ -155,6 +155,10 @@ where
     }
 }
 
+/// Most of the capacity that SETs have in the device at a time, all reactors together: what is being written cannot make
+/// room for others.
+const SET_PART: u64 = 8;
+
 /// Most transfers that one reactor has in the device: loads, and as many stores.
 fn transfers_of(shared: &Shared) -> usize {
     2 * limits_of(&shared.config, shared.lanes.len()).queue_depth
@@ -163,12 +167,13 @@ fn transfers_of(shared: &Shared) -> usize {
 /// What one of `reactors` gets of the bounds that hold for all of them.
 fn limits_of(config: &Config, reactors: usize) -> Limits {
     let share = |bytes: u64| (bytes / reactors as u64).max(1);
+    let sets = |bytes: u64| share(bytes.min(config.capacity_bytes / SET_PART));
     Limits {
         queue_depth: (config.queue_depth / reactors).max(1),
         max_io_bytes: config.max_io_bytes,
         max_in_flight_bytes: share(MAX_IN_FLIGHT_BYTES),
-        set_in_flight_bytes: share(config.set_in_flight_bytes),
-        set_in_flight_between_loads_bytes: share(config.set_in_flight_between_loads_bytes),
+        set_in_flight_bytes: sets(config.set_in_flight_bytes),
+        set_in_flight_between_loads_bytes: sets(config.set_in_flight_between_loads_bytes),
         // 0 has a meaning of its own, also for each of them.
         set_in_flight_while_loading_bytes: config.set_in_flight_while_loading_bytes
             / reactors as u64,
