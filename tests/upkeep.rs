@@ -223,7 +223,8 @@ fn a_prefix_ends_at_the_first_miss_and_is_leased_as_one() {
     let found = prefix(&keys(0..100));
     assert_eq!(found.len(), 100);
     assert!(found[..70].iter().all(|held| *held) && found[70..].iter().all(|held| !held));
-    assert_eq!(client.connector.stats().leased_bytes, 70_000, "what is behind it is not leased");
+    let leased_bytes = client.connector.stats().leased_bytes;
+    assert_eq!(leased_bytes, 70 * 4096, "what is behind it is not leased");
     assert_eq!(prefix(&keys(70..100)), [false; 30]);
     assert!(prefix(&[]).is_empty());
     assert_eq!(prefix(&keys(99..100)), [true]);
