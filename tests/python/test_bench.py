@@ -258,8 +258,8 @@ def test_a_command_line_that_cannot_be_read(
 def test_failed_sets_are_counted_and_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    full = ("--rw=write", "--bs=1MiB", "--size=64MiB", "--iodepth=16", "--batch=1")
-    full += ("--option", "set_queue_operations=4")
+    load = ("--rw=write", "--bs=1MiB", "--size=64MiB", "--iodepth=16", "--batch=1")
+    full = (*load, "--option", "set_queue_operations=4")
     result = bench_json(capsys, tmp_path, *full, status=1)
     failed = result["measured"]["classes"]["set"]["failed"]
     assert 0 < failed < 64
