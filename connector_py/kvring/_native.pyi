@@ -175,7 +175,8 @@ class Connector:
         """Pin what is held of the keys; tell of each whether it is pinned now.
 
         A pinned key is neither evicted nor expires until it is unpinned or deleted, or the store
-        is closed. Half of the capacity at most is pinned.
+        is closed; what replaces its chunk is pinned in its place. Half of the capacity at most is
+        pinned, by the place that chunks take.
 
         Raises:
             ClosedError: close() was called.

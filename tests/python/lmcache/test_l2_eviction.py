@@ -162,7 +162,7 @@ def run_worker(first: int, count: int, spec: AdapterSpec) -> dict[str, int]:
 def test_ten_times_the_capacity_with_a_restart_in_the_middle(
     make_spec: Callable[..., AdapterSpec], data_directory: Path
 ) -> None:
-    spec = with_l2_eviction(make_spec("1GiB"), 1.0)
+    spec = with_l2_eviction(make_spec("1GiB"), 1.5)
     store_directory = data_directory / "store"
     store_directory.mkdir(parents=True)
     half = STORED_BYTES // eviction_worker.CHUNK_BYTES // 2
