@@ -99,10 +99,10 @@ def test_a_deleted_key_is_not_pinned_any_more(client: Client) -> None:
 
 
 def test_a_replaced_key_stays_pinned(client: Client) -> None:
-    other = pattern(MIB // 2, 2)
+    other = pattern(MIB - 1, 2)
     client.connector.pin(KEYS[:1])
     client.store({KEYS[0]: other})
-    assert client.stat("pinned_bytes") == MIB // 2
+    assert client.stat("pinned_bytes") == MIB
     flood(client)
     assert client.load(KEYS[0], len(other)) == other
     assert client.connector.unpin(KEYS[:1]) == [True]
