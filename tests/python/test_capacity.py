@@ -37,12 +37,16 @@ def store_at_random(client: Client, seed: int, batches: int) -> dict[str, int]:
 
 
 def assert_held_chunks_are_whole(client: Client, stored: dict[str, int]) -> int:
-    """Load what is held; return how many chunks that are."""
+    """Load what is held; return how many chunks that are.
+
+    Some may go in between: the store makes room ahead of need, and leases a part only.
+    """
     content = pattern(3 * MIB, 1)
     held = [key for key, hit in zip(stored, client.exists(list(stored)), strict=True) if hit]
-    for key in held:
-        assert client.load(key, stored[key]) == content[: stored[key]]
-    return len(held)
+    loaded = {key: client.load(key, stored[key]) for key in held}
+    whole = [key for key, chunk in loaded.items() if chunk == content[: stored[key]]]
+    assert all(loaded[key] is None for key in set(held) - set(whole))
+    return len(whole)
 
 
 @pytest.mark.parametrize("eviction", ["lru", "s3fifo"])
