@@ -52,6 +52,8 @@ pub struct Check {
     pub held_bytes: u64,
     /// Bytes of the data files that are given out to chunks being written, read for the last time, or about to be freed.
     pub moving_bytes: u64,
+    /// Bytes of quotas that are taken for chunks on their way in.
+    pub reserved_bytes: u64,
     /// What does not fit together; empty if everything does.
     pub problems: Vec<String>,
 }
@@ -227,6 +229,7 @@ impl<G, S> Index<G, S> {
             ));
         }
         check.problems.extend(self.residents.check(&chunks, &ghosts));
+        check.reserved_bytes = self.residents.reserved_bytes();
         match allocated_bytes().checked_sub(check.held_bytes) {
             Some(moving_bytes) => check.moving_bytes = moving_bytes,
             None => check.problems.push("chunks are held where no place was given out".into()),

@@ -165,7 +165,7 @@ impl<'a> Driver<'a> {
             if !check.problems.is_empty() {
                 return Err(format!("check() says {:?}", check.problems));
             }
-            if check.moving_bytes == 0 {
+            if check.moving_bytes + check.reserved_bytes == 0 {
                 break;
             }
             if std::time::Instant::now() > hang {
