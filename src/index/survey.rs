@@ -7,7 +7,7 @@ use super::lookup::Found;
 use super::map::{Gone, Index};
 use super::shard::{Shard, Waiting};
 use crate::evict::{ChunkRef, NamespaceId, NamespaceUsage};
-use crate::key::Namespace;
+use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 
 /// Most chunks that are taken out of a shard while its lock is held: others wait for it.
@@ -151,14 +151,20 @@ impl<G, S> Index<G, S> {
     }
 
     /// Takes out everything of the namespace called `name` but what is pinned; what is being written of it is not held
-    /// afterwards either. Returns the places that are free now too.
+    /// afterwards either, unless its key is pinned. Returns the places that are free now too.
     pub(crate) fn purge(&self, name: &str) -> (Purged, Vec<Extent>) {
         let (mut purged, mut places) = (Purged::default(), Vec::new());
         for shard in &self.shards {
             let mut shard = shard.0.lock();
             let shard = &mut *shard;
+            let (lookup, entries) = (&shard.lookup, &shard.entries);
+            let is_pinned = |digest: Digest| {
+                let same = |found: Found| entries[found.entry].digest == digest;
+                lookup.find(digest.tag(), same).is_some_and(|found| entries[found.entry].pinned)
+            };
             for pending in &mut shard.pending {
-                if Namespace::of(&pending.key).name() == name {
+                // What is pinned stays, and so does what is to take its place.
+                if Namespace::of(&pending.key).name() == name && !is_pinned(pending.digest) {
                     pending.waiting.push_back(Waiting::Delete);
                     if let Some(slot) = pending.written.take() {
                         self.table.invalidate(slot);
