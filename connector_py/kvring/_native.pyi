@@ -247,7 +247,8 @@ class Connector:
 
         Returns:
             `keys`, `held_bytes` of their chunks on disk, `moving_bytes` (being written, read for
-            the last time, or about to be freed), and `problems`, an empty list if all is well.
+            the last time, or about to be freed), `reserved_bytes` (of quotas, for chunks on their
+            way in), and `problems`, an empty list if all is well.
 
         Raises:
             ClosedError: close() was called.

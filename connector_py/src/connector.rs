@@ -195,6 +195,7 @@ impl Connector {
         all.set_item("keys", check.keys)?;
         all.set_item("held_bytes", check.held_bytes)?;
         all.set_item("moving_bytes", check.moving_bytes)?;
+        all.set_item("reserved_bytes", check.reserved_bytes)?;
         all.set_item("problems", check.problems)?;
         Ok(all)
     }

@@ -68,7 +68,8 @@ impl Connector {
     }
 
     /// Removes everything of a namespace: what is held and not pinned, what is being written (it will not be held), and what
-    /// is remembered. Neither map nor index know it when this returns.
+    /// is remembered. Neither map nor index know it when this returns. A pinned key stays, with the chunk that is being
+    /// written for it, if any.
     ///
     /// # Errors
     /// `SubmitError`: closed or forked.

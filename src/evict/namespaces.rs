@@ -149,3 +149,70 @@ impl Namespaces {
         problems
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NAMES: [&str; 5] = ["a", "a@salt", "b", "", "quota"];
+
+    fn fingerprint(name: &str) -> u64 {
+        Namespace::called(name).fingerprint()
+    }
+
+    proptest! {
+        /// A namespace is there, under one number, while something is held of it or remembered; one with a quota always is.
+        #[test]
+        fn they_are_there_while_there_is_something_of_them(
+            steps in prop::collection::vec((0..NAMES.len(), any::<bool>(), any::<bool>()), 1..100),
+        ) {
+            let mut namespaces = Namespaces::default();
+            namespaces.add_with_pool("quota", 7);
+            let mut references: [(u64, Option<NamespaceId>); NAMES.len()] = Default::default();
+            for (number, releases, again) in steps {
+                let (count, id) = &mut references[number];
+                let name = NAMES[number];
+                match *id {
+                    Some(known) if releases && *count > 0 => {
+                        namespaces.release(known);
+                        *count -= 1;
+                        *id = id.filter(|_| *count > 0);
+                    }
+                    Some(known) if again => {
+                        namespaces.acquire_again(known);
+                        *count += 1;
+                    }
+                    before => {
+                        let was_asked = std::cell::Cell::new(false);
+                        let spell = || {
+                            was_asked.set(true);
+                            name.to_owned()
+                        };
+                        let of = NamespaceOf { fingerprint: fingerprint(name), name: &spell };
+                        let now = namespaces.acquire(&of);
+                        prop_assert!(before.is_none_or(|before| before == now));
+                        prop_assert_eq!(was_asked.get(), before.is_none() && name != "quota");
+                        (*count, *id) = (*count + 1, Some(now));
+                    }
+                }
+                let there = |number: usize| references[number].0 > 0 || NAMES[number] == "quota";
+                let mut expected: Vec<&str> =
+                    (0..NAMES.len()).filter(|number| there(*number)).map(|number| NAMES[number]).collect();
+                expected.sort_unstable();
+                let all = namespaces.all(|pool| (pool == 7).then_some(3));
+                prop_assert_eq!(all.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), expected);
+                let ids: HashSet<NamespaceId> = namespaces.by_fingerprint.values().copied().collect();
+                prop_assert_eq!(ids.len(), all.len(), "two have one number");
+                for (number, (_, id)) in references.iter().enumerate() {
+                    let called = namespaces.called(NAMES[number]);
+                    prop_assert_eq!(called.is_some(), there(number));
+                    prop_assert!(id.is_none() || called == *id);
+                }
+                prop_assert_eq!(namespaces.pool_of(fingerprint("quota")), 7);
+                prop_assert_eq!(namespaces.pool_of(fingerprint("a")), 0);
+            }
+        }
+    }
+}

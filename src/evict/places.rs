@@ -50,6 +50,10 @@ impl Places {
         self.held.get(&(extent.file, extent.first_block)).copied()
     }
 
+    pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.held.values().copied()
+    }
+
     fn ending_at(&self, nodes: &Nodes, file: u32, block: u32) -> Option<NodeId> {
         let (_, &id) = self.held.range((file, 0)..(file, block)).next_back()?;
         (nodes[id].extent.end_block() == u64::from(block)).then_some(id)
@@ -176,3 +180,6 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         Segment { blocks, cost: blocks * weight, chunk: Some(id) }
     }
 }
+
+#[cfg(test)]
+mod tests;

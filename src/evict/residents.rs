@@ -260,6 +260,17 @@ impl Residents {
         self.inner.lock().pools[pool as usize].blocks -= u64::from(blocks);
     }
 
+    /// Bytes of quotas that are taken for chunks on their way in, of all namespaces.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        let inner = self.inner.lock();
+        let mut held = vec![0_u64; inner.pools.len()];
+        inner.places.nodes().map(|id| &inner.nodes[id]).for_each(|node| {
+            held[node.pool as usize] += u64::from(node.extent.blocks);
+        });
+        let reserved = inner.pools.iter().zip(held).map(|(pool, held)| pool.blocks - held);
+        reserved.sum::<u64>() * BLOCK_BYTES
+    }
+
     /// The pool of the namespace with this fingerprint, and its quota in bytes.
     pub(crate) fn pool_of(&self, fingerprint: u64) -> (PoolId, Option<u64>) {
         let inner = self.inner.lock();
@@ -402,3 +413,6 @@ impl Inner {
         chosen.iter().map(victim).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

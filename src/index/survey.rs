@@ -7,7 +7,7 @@ use super::lookup::Found;
 use super::map::{Gone, Index};
 use super::shard::{Shard, Waiting};
 use crate::evict::{ChunkRef, NamespaceId, NamespaceUsage};
-use crate::key::Namespace;
+use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 
 /// Most chunks that are taken out of a shard while its lock is held: others wait for it.
@@ -52,6 +52,8 @@ pub struct Check {
     pub held_bytes: u64,
     /// Bytes of the data files that are given out to chunks being written, read for the last time, or about to be freed.
     pub moving_bytes: u64,
+    /// Bytes of quotas that are taken for chunks on their way in.
+    pub reserved_bytes: u64,
     /// What does not fit together; empty if everything does.
     pub problems: Vec<String>,
 }
@@ -149,14 +151,20 @@ impl<G, S> Index<G, S> {
     }
 
     /// Takes out everything of the namespace called `name` but what is pinned; what is being written of it is not held
-    /// afterwards either. Returns the places that are free now too.
+    /// afterwards either, unless its key is pinned. Returns the places that are free now too.
     pub(crate) fn purge(&self, name: &str) -> (Purged, Vec<Extent>) {
         let (mut purged, mut places) = (Purged::default(), Vec::new());
         for shard in &self.shards {
             let mut shard = shard.0.lock();
             let shard = &mut *shard;
+            let (lookup, entries) = (&shard.lookup, &shard.entries);
+            let is_pinned = |digest: Digest| {
+                let same = |found: Found| entries[found.entry].digest == digest;
+                lookup.find(digest.tag(), same).is_some_and(|found| entries[found.entry].pinned)
+            };
             for pending in &mut shard.pending {
-                if Namespace::of(&pending.key).name() == name {
+                // What is pinned stays, and so does what is to take its place.
+                if Namespace::of(&pending.key).name() == name && !is_pinned(pending.digest) {
                     pending.waiting.push_back(Waiting::Delete);
                     if let Some(slot) = pending.written.take() {
                         self.table.invalidate(slot);
@@ -227,6 +235,7 @@ impl<G, S> Index<G, S> {
             ));
         }
         check.problems.extend(self.residents.check(&chunks, &ghosts));
+        check.reserved_bytes = self.residents.reserved_bytes();
         match allocated_bytes().checked_sub(check.held_bytes) {
             Some(moving_bytes) => check.moving_bytes = moving_bytes,
             None => check.problems.push("chunks are held where no place was given out".into()),

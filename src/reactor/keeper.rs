@@ -128,8 +128,7 @@ fn keep(shared: &Shared) {
             return;
         }
         if is_short {
-            evict_to_low_watermark(shared);
-            shared.keeper.is_short.store(false, Ordering::Relaxed);
+            shared.evict_ahead(|_, _| ());
         }
         if let (Some(next), Some(pause)) = (next_sweep, pause)
             && Instant::now() >= next
@@ -140,17 +139,26 @@ fn keep(shared: &Shared) {
     }
 }
 
-fn evict_to_low_watermark(shared: &Shared) {
-    let keeper = &shared.keeper;
-    let mut kept = HashSet::new();
-    while is_above(shared.store.fill(), keeper.low_watermark) && !keeper.orders.lock().ends {
-        if !shared.make_room(keeper.typical_blocks.load(Ordering::Relaxed), &mut kept) {
+impl Shared {
+    /// Evicts down to the low watermark, if the high one was passed. Tells of each run of blocks that it made room for, and
+    /// how many bytes it evicted for it.
+    pub(super) fn evict_ahead(&self, mut told: impl FnMut(u32, u64)) {
+        let keeper = &self.keeper;
+        if !keeper.is_short.load(Ordering::Relaxed) {
             return;
         }
+        let mut kept = HashSet::new();
+        while is_above(self.store.fill(), keeper.low_watermark) && !keeper.orders.lock().ends {
+            let before = self.counters.evicted_bytes.get();
+            let blocks = keeper.typical_blocks.load(Ordering::Relaxed);
+            if !self.make_room(blocks, &mut kept) {
+                break;
+            }
+            told(blocks, self.counters.evicted_bytes.get() - before);
+        }
+        keeper.is_short.store(false, Ordering::Relaxed);
     }
-}
 
-impl Shared {
     /// Takes out what has expired and gives its space back. With `pauses`, it stops when the keeper is to end, and works
     /// half of the time. Returns the number of chunks.
     pub(crate) fn expire(&self, pauses: bool) -> u64 {

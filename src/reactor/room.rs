@@ -151,3 +151,6 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -177,7 +177,7 @@ impl Client {
         loop {
             let check = self.connector.check().expect("an open store");
             assert_eq!(check.problems, Vec::<String>::new());
-            if check.moving_bytes == 0 {
+            if check.moving_bytes + check.reserved_bytes == 0 {
                 return;
             }
             // What was deleted is freed behind it.
