@@ -152,6 +152,8 @@ fn sets_that_are_dropped_at_close_give_their_room_back() {
     let shutdown = client.connector.close_within(Duration::ZERO);
     assert_eq!((shutdown.clean, shutdown.abandoned), (true, 3));
     assert_eq!(queued(&client), (0, 0));
+    let latencies = client.connector.stats().latencies;
+    assert!(latencies.iter().all(|(_, value)| *value == 0), "not done: {latencies:?}");
 }
 
 /// A SET of bytes that are on their way is not written again, and is answered like any other.
@@ -159,16 +161,22 @@ fn sets_that_are_dropped_at_close_give_their_room_back() {
 fn duplicates_are_written_once_and_each_is_answered() {
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::new(AtomicBool::new(true));
-    let client = open(directory.path(), &stuck, |_| ());
+    // What is not written takes no room in the device: the next one goes.
+    let client = open(directory.path(), &stuck, |config| config.queue_depth = 1);
     let (memory, copy) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 1));
     let first = client.submit_set(&[key(0), key(0)], &[&memory, &copy]);
     let second = client.submit_set(&[key(0)], &[&copy]);
     assert_eq!(queued(&client), (3, 12_288), "each takes room");
+    std::thread::sleep(Duration::from_millis(50));
     stuck.store(false, Ordering::SeqCst);
     assert_eq!(client.wait(second).results, [true]);
     assert_eq!(client.wait(first).results, [true, true]);
     assert_eq!((client.counter("set_stored"), client.counter("set_unchanged")), (1, 2));
     assert_eq!((client.counter("transfers"), queued(&client)), (1, (0, 0)));
+    // They have waited since they were submitted.
+    let latencies = client.connector.stats().latencies;
+    let wait = latencies.iter().find(|(name, _)| name == "set_wait_us_max").unwrap();
+    assert!(wait.1 >= 50_000, "{latencies:?}");
     assert_eq!(client.get_one(&key(0), 4096), Some(pattern(4096, 1)));
 }
 

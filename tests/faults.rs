@@ -227,6 +227,59 @@ fn a_duplicate_of_a_failing_set_fails_with_it() {
     assert!(client.set_one(&key(1), &memory), "the key can be stored again");
 }
 
+/// Time in the device is that from the first piece's start to the last one's end.
+#[test]
+fn device_time_is_that_of_all_pieces() {
+    for stuck_with in [1, 2] {
+        let directory = tempfile::tempdir().unwrap();
+        let stuck = Arc::new(AtomicBool::new(false));
+        let mut config = common::config(directory.path(), 256 * MIB);
+        // One piece after the other.
+        config.queue_depth = 1;
+        let make_engine = common::once({
+            let stuck = Arc::clone(&stuck);
+            move |queue_depth, waker| {
+                let sticks = Arc::clone(&stuck);
+                let script = move |number, _, _| {
+                    if number == stuck_with {
+                        sticks.store(true, Ordering::SeqCst);
+                    }
+                    Fault::None
+                };
+                FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
+            }
+        });
+        let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+        let two_pieces = Memory::patterned(600_000, 0, 1);
+        let set = client.submit_set(&[key(1)], &[&two_pieces]);
+        common::eventually("the piece is under way", || stuck.load(Ordering::SeqCst));
+        thread::sleep(Duration::from_millis(50));
+        stuck.store(false, Ordering::SeqCst);
+        assert!(client.wait(set).ok);
+        let latencies = client.connector.stats().latencies;
+        let device = latencies.iter().find(|(name, _)| name == "set_device_us_max").unwrap();
+        assert!(device.1 >= 50_000, "{latencies:?}");
+    }
+}
+
+/// A chunk of another length is stored, also with the checksum of the one that fails or is held.
+#[test]
+fn chunks_of_another_length_are_other_bytes_whatever_their_checksum() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = Arc::default();
+    let (client, _) = stuck_and_failing_once(directory.path(), &stuck);
+    let (zeros, four) = (Memory::new(4096, 0), Memory::new(4, 0));
+    four.fill(&[0x6e, 0x58, 0x32, 0xa7]);
+    assert_eq!(crc32c::crc32c(zeros.bytes()), crc32c::crc32c(four.bytes()));
+    let name = [key(1)];
+    let ids = [client.submit_set(&name, &[&zeros]), client.submit_set(&name, &[&four])];
+    stuck.store(false, Ordering::SeqCst);
+    assert_eq!(ids.map(|id| client.wait(id).results[0]), [false, true]);
+    assert_eq!(client.get_one(&key(1), 4).as_deref(), Some(four.bytes()));
+    assert!(client.set_one(&key(1), &zeros));
+    assert_eq!(client.get_one(&key(1), 4096).as_deref(), Some(zeros.bytes()));
+}
+
 /// Line 7: even a panic inside the reactor answers everything, now and later, and close() returns.
 #[test]
 fn a_panic_answers_everything() {
@@ -314,6 +367,7 @@ fn a_stuck_device_leaks_rather_than_hangs() {
         .connector
         .submit_get(&["before".to_owned()], &buffers, Box::new(Arc::clone(&keep)))
         .unwrap();
+    client.submit_set(&["other".to_owned()], &[&memory]);
     thread::sleep(Duration::from_millis(50));
     client.connector.close();
     assert_eq!(
@@ -321,5 +375,6 @@ fn a_stuck_device_leaks_rather_than_hangs() {
         2,
         "the kernel may still write: its memory is never freed"
     );
-    assert_eq!(client.connector.stats().in_flight, 0);
+    let stats = client.connector.stats();
+    assert_eq!((stats.in_flight, stats.set_queued_operations, stats.set_queued_bytes), (0, 0, 0));
 }

@@ -112,6 +112,8 @@ fn verified(directory: &Path, to_verify: u64, count: u64) -> Vec<bool> {
         assert!(Instant::now() < hang, "verification hangs");
         thread::sleep(Duration::from_millis(5));
     }
+    let latencies = client.connector.stats().latencies;
+    assert!(latencies.iter().all(|(_, value)| *value == 0), "nobody asked for it: {latencies:?}");
     client.exists(&(0..count).map(key).collect::<Vec<_>>())
 }
 

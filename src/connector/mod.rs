@@ -382,3 +382,35 @@ fn begin_session(shared: &Shared) -> io::Result<()> {
 fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {
     if keys == buffers { Ok(()) } else { Err(SubmitError::CountMismatch { keys, buffers }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answer to a key that has another one's digest, which nobody can produce.
+    #[test]
+    fn a_refused_set_fails_and_gives_its_room_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_str().unwrap();
+        let connector = Connector::open(Config::new(path, 64 << 20).unwrap()).unwrap();
+        let share = connector.backlog.admit(Amount { operations: 1, bytes: 1 }, Duration::ZERO);
+        let mut byte = 0;
+        let key: Arc<str> = "k".into();
+        let mut items = Batch::start(7, 1, Box::new(()), &connector.completions);
+        connector.refuse(SetRequest {
+            item: items.next().unwrap(),
+            // SAFETY: a refused chunk is not looked at, and the byte lives longer.
+            buffer: unsafe { CallerBuffer::new(&raw mut byte, 1) },
+            digest: Digest::of(&key),
+            key,
+            submitted: Instant::now(),
+            share: Arc::new(share.unwrap()),
+        });
+        let mut completions = Vec::new();
+        connector.drain(&mut completions);
+        assert_eq!((completions[0].future_id, completions[0].ok), (7, false));
+        assert!(completions[0].error.contains("'k' has the digest of another key"));
+        assert_eq!(connector.backlog.queued(), Amount::default());
+        assert_eq!(connector.shared.counters.set_failed.get(), 1);
+    }
+}
