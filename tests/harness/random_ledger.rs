@@ -51,9 +51,10 @@ pub(crate) enum Tally {
     MostBytes,
     MostPermille,
     Guarded,
+    Unplaced,
 }
 
-const TALLIES: usize = 16;
+const TALLIES: usize = Tally::Unplaced as usize + 1;
 
 /// What is known of all keys. Nothing may be there of a key unless it says so.
 pub(crate) struct Ledger(MmapMut);
