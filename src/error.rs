@@ -83,10 +83,10 @@ pub enum StoreError {
         /// The configured capacity.
         capacity_bytes: u64,
     },
-    /// What is held cannot go: it is being read, leased or pinned.
+    /// What has the space cannot go now.
     #[error(
-        "store full: what would have to go for {needed_bytes} bytes is being read, leased or pinned; unpin keys, or raise \
-         capacity"
+        "store full: what would have to go for {needed_bytes} bytes is being written or read, leased or pinned; store more \
+         slowly, unpin keys, or raise capacity"
     )]
     Guarded {
         /// Bytes asked for, rounded up to blocks.

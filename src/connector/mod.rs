@@ -403,6 +403,7 @@ mod tests {
             buffer: unsafe { CallerBuffer::new(&raw mut byte, 1) },
             digest: Digest::of(&key),
             key,
+            has_waited: false,
             submitted: Instant::now(),
             share: Arc::new(share.unwrap()),
         });

@@ -20,17 +20,15 @@ impl Leases {
         current.map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes are leased until `end_s`.
+    /// Bytes are leased until `end_s`, which has not come yet.
     pub(super) fn add(&mut self, end_s: u32, bytes: u64) {
         let place = end_s as usize % self.ends.len();
         let (of_s, sum) = &mut self.ends[place];
         if *of_s < end_s {
             (*of_s, *sum) = (end_s, 0);
         }
-        // Else it has ended: the place is a later second's.
-        if *of_s == end_s {
-            *sum += bytes;
-        }
+        // A later second, from before the clock was set back, counts it for too long rather than not at all.
+        *sum += bytes;
     }
 
     /// Bytes are not leased until `end_s` any more: leased anew, or gone.
@@ -59,7 +57,17 @@ mod tests {
         // What ended long ago leaves its place to another second, and cannot be taken back from that.
         leases.add(122, 3);
         leases.remove(110, 5);
-        leases.add(110, 5);
         assert_eq!(leases.bytes(121), 3);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_hides_no_lease() {
+        let mut leases = Leases::new(10);
+        leases.add(1000, 5);
+        for end_s in 100..112 {
+            leases.add(end_s, 1);
+        }
+        assert_eq!(leases.bytes(99), 5 + 12);
+        assert_eq!(leases.bytes(1000), 0);
     }
 }

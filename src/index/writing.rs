@@ -256,7 +256,8 @@ impl<G, S> Index<G, S> {
             // As long as there may be so much of it.
             let size_bytes = content.extent.size_bytes();
             entry.pinned = pinned && self.take_pinned(size_bytes);
-            if leased_until_s > 0 && self.can_lease(size_bytes, content.created_ms) {
+            let is_leased = u64::from(leased_until_s) * 1000 > content.created_ms;
+            if is_leased && self.can_lease(size_bytes, content.created_ms) {
                 entry.leased_until_s = leased_until_s;
             }
         }

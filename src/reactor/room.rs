@@ -87,7 +87,10 @@ impl Shared {
             outcome = self.store.allocate(bytes);
         }
         match outcome {
-            Err(_) if !kept.is_empty() => Err(StoreError::Guarded { needed_bytes: bytes }),
+            // There is room for it, if only somebody let go of theirs.
+            Err(_) if self.store.fill().total_bytes >= bytes => {
+                Err(StoreError::Guarded { needed_bytes: bytes })
+            }
             outcome => outcome,
         }
     }

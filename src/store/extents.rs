@@ -54,6 +54,11 @@ impl ExtentStore {
         for (number, path) in list_data_files(directory).map_err(io_error("list", directory))? {
             let file = DataFile::open(&path, false, &owner)?;
             let blocks = file.blocks().map_err(io_error("read the length of", &path))?;
+            if blocks == 0 {
+                // Its owner died before it had space.
+                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+                continue;
+            }
             found.push(FoundFile { number, path, file, blocks });
         }
         if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > budget.left_bytes() {
@@ -361,6 +366,16 @@ mod tests {
         assert_eq!(blocks.len(), 2);
         assert!(store.budget.used_bytes() <= 100 * MIB);
         assert_eq!(store.max_chunk_bytes(), 64 * MIB);
+    }
+
+    #[test]
+    fn an_empty_file_that_a_dead_owner_left_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::File::create(directory.path().join(data_file_name(0))).unwrap();
+        let store = open(directory.path(), 64 * MIB);
+        assert_eq!((store.usage().data_files, store.budget.used_bytes()), (0, 0));
+        assert!(store.allocate(MIB).is_ok());
+        assert_eq!(list_data_files(directory.path()).unwrap().len(), 1);
     }
 
     #[test]
