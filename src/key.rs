@@ -34,11 +34,6 @@ impl Digest {
     pub(crate) fn shard_hash(self) -> u64 {
         self.0[1]
     }
-
-    /// The bits that choose a reactor; others than those that choose a shard.
-    pub(crate) fn reactor_hash(self) -> u64 {
-        self.0[1] >> 32
-    }
 }
 
 /// Whose chunk a key names: the model and, where there is one, the cache salt.

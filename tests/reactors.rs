@@ -1,4 +1,4 @@
-//! Several reactors on one store: order per key, one end for all, and nothing without an answer.
+//! Several reactors on one store: work for each, order per key, one end for all, and nothing without an answer.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
@@ -6,7 +6,7 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
@@ -20,6 +20,51 @@ fn configured(directory: &Path) -> Config {
     let mut config = config(directory, 256 * MIB);
     config.io_threads = REACTORS;
     config
+}
+
+/// A store whose devices can be made to stop answering.
+struct Stoppable {
+    client: Client,
+    stuck: [Arc<AtomicBool>; REACTORS],
+    /// Transfers that each device was given.
+    transfers: Arc<[AtomicU64; REACTORS]>,
+}
+
+impl Stoppable {
+    fn open(config: Config) -> Self {
+        let stuck: [Arc<AtomicBool>; REACTORS] = Default::default();
+        let transfers: Arc<[AtomicU64; REACTORS]> = Arc::default();
+        let (made, each, counts) = (AtomicUsize::new(0), stuck.clone(), Arc::clone(&transfers));
+        let make_engine = move |queue_depth, waker| {
+            let number = made.fetch_add(1, Ordering::SeqCst);
+            let counts = Arc::clone(&counts);
+            let script = move |_, _, _| {
+                counts[number].fetch_add(1, Ordering::SeqCst);
+                Fault::None
+            };
+            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::clone(&each[number]))
+        };
+        let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+        Self { client, stuck, transfers }
+    }
+
+    /// Lets those devices answer for which `is_stuck` says no.
+    fn stop(&self, is_stuck: impl Fn(usize) -> bool) {
+        for (number, stuck) in self.stuck.iter().enumerate() {
+            stuck.store(is_stuck(number), Ordering::SeqCst);
+        }
+    }
+
+    /// Waits until the devices were given `total` transfers; how many each.
+    fn wait_for_transfers(&self, total: u64) -> [u64; REACTORS] {
+        loop {
+            let each = std::array::from_fn(|number| self.transfers[number].load(Ordering::SeqCst));
+            if each.iter().sum::<u64>() >= total {
+                return each;
+            }
+            std::thread::yield_now();
+        }
+    }
 }
 
 fn memory(number: u64, version: u64) -> Memory {
@@ -76,6 +121,51 @@ fn everything_works_in_order_in_both_durabilities() {
     }
 }
 
+/// What is submitted together, or while the others have as much in hand, is shared equally: few chunks too.
+#[test]
+fn each_gets_as_much_as_the_others() {
+    const EACH: u64 = 4;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Stoppable::open(configured(directory.path()));
+    store.stop(|_| true);
+    let chunk = Memory::patterned(100_000, 0, 1);
+    let count = EACH * REACTORS as u64;
+    let keys: Vec<String> = (0..count).map(key).collect();
+    let (together, alone) = keys.split_at(keys.len() / 2);
+    let mut ids = vec![store.client.submit_set(together, &vec![&chunk; together.len()])];
+    ids.extend(
+        alone.iter().map(|key| store.client.submit_set(std::slice::from_ref(key), &[&chunk])),
+    );
+    assert_eq!(store.wait_for_transfers(count), [EACH; REACTORS]);
+    store.stop(|_| false);
+    assert!(ids.into_iter().all(|id| store.client.wait(id).ok));
+}
+
+/// One that cannot go on holds up only what it has.
+#[test]
+fn one_that_is_stuck_gets_nothing_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Stoppable::open(configured(directory.path()));
+    let client = &store.client;
+    store.stop(|_| true);
+    let chunk = Memory::patterned(4096, 0, 1);
+    let first = client.submit_set(&[key(0)], &[&chunk]);
+    let has_it = store.wait_for_transfers(1).map(|transfers| transfers > 0);
+    store.stop(|number| has_it[number]);
+    for number in 1..COUNT {
+        assert!(client.set_one(&key(number), &chunk));
+        assert_eq!(client.get_one(&key(number), 4096).as_deref(), Some(chunk.bytes()));
+        client.delete(&[key(number)]);
+    }
+    // Places are given back behind the answer to DELETE.
+    while client.connector.stats().allocated_bytes > 4096 {
+        std::thread::yield_now();
+    }
+    assert!(!client.exists(&[key(0)])[0]);
+    store.stop(|_| false);
+    assert!(client.wait(first).ok);
+}
+
 #[test]
 fn latencies_of_all_of_them_are_told() {
     let directory = tempfile::tempdir().unwrap();
@@ -101,42 +191,24 @@ fn sets_wait_for_the_loads_of_other_reactors() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = configured(directory.path());
     config.set_max_wait = Duration::from_secs(600);
-    let stuck: Vec<Arc<AtomicBool>> = (0..REACTORS).map(|_| Arc::default()).collect();
-    let made = AtomicUsize::new(0);
-    let client = {
-        let stuck = stuck.clone();
-        let make_engine = move |queue_depth, waker| {
-            let stuck = Arc::clone(&stuck[made.fetch_add(1, Ordering::SeqCst)]);
-            FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
-        };
-        Client::from(Connector::open_with_engine(config, make_engine).unwrap())
-    };
+    let store = Stoppable::open(config);
+    let client = &store.client;
     let stored = Memory::patterned(4096, 0, 1);
     for number in 0..COUNT {
         assert!(client.set_one(&key(number), &stored));
     }
     // Some of these loads are on reactors whose device does not answer.
-    stuck[1..].iter().for_each(|stuck| stuck.store(true, Ordering::SeqCst));
+    store.stop(|number| number > 0);
     let keys: Vec<String> = (0..COUNT).map(key).collect();
     let loaded: Vec<Memory> = (0..COUNT).map(|_| Memory::new(4096, 0)).collect();
-    let transfers = || {
-        client.connector.stats().counters.iter().find(|(name, _)| *name == "transfers").unwrap().1
-    };
-    let before = transfers();
     let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
     // Each reactor has taken up its loads.
-    while transfers() < before + COUNT {
-        std::thread::yield_now();
-    }
+    store.wait_for_transfers(2 * COUNT);
     let more: Vec<String> = (COUNT..2 * COUNT).map(key).collect();
     let set = client.submit_set(&more, &[&stored; COUNT as usize]);
     std::thread::sleep(Duration::from_millis(100));
     assert!(!client.exists(&more).contains(&true), "a SET went ahead of a load");
-    stuck.iter().for_each(|stuck| stuck.store(false, Ordering::SeqCst));
-    // Something new for every reactor, so that each looks at its device again.
-    for number in 0..COUNT {
-        client.delete(&[key(number)]);
-    }
+    store.stop(|_| false);
     assert!(client.wait(get).ok);
     assert!(client.wait(set).ok);
     assert!(client.exists(&more).iter().all(|held| *held));
@@ -155,10 +227,13 @@ fn one_that_panics_stops_all_and_every_batch_is_answered() {
     let connector = Connector::open_with_engine(configured(directory.path()), make_engine);
     let client = Client::from(connector.unwrap());
     let memory = Memory::patterned(4096, 0, 1);
+    let batches: Vec<[String; REACTORS]> = (0..COUNT / 3)
+        .map(|number| [3 * number, 3 * number + 1, 3 * number + 2].map(key))
+        .collect();
     let ids: Vec<u64> =
-        (0..COUNT).map(|number| client.submit_set(&[key(number)], &[&memory])).collect();
+        batches.iter().map(|keys| client.submit_set(keys, &[&memory; REACTORS])).collect();
     let stored = ids.iter().filter(|id| client.wait(**id).ok).count();
-    assert!(stored < COUNT as usize);
+    assert!(stored < batches.len());
     assert!(!client.set(&[key(500), key(501), key(502)], &[&memory; 3]).ok);
     assert!(!client.connector.close().clean);
 }

@@ -25,7 +25,7 @@ use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
 use crate::index::{EnteredGet, EnteredSet, Index, Recovery};
 use crate::key::{Digest, MAX_KEY_BYTES};
-use crate::reactor::{GetRequest, Operation, Reactors, SetRequest, Shared};
+use crate::reactor::{GetRequest, Operation, Reactors, SetRequest, Shared, Spread};
 use crate::schedule::Class;
 use crate::store::extents::ExtentStore;
 use crate::time::unix_ms;
@@ -136,16 +136,14 @@ impl Connector {
         }
         let future_id = self.future_id();
         let (now_ms, submitted) = (unix_ms(), Instant::now());
-        let mut operations = self.shared.sorted_operations(keys.len());
+        let mut spread = Spread::new(&self.shared, Class::Get, keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         for ((item, key), buffer) in items.zip(keys).zip(buffers) {
             let (key, digest) = (key.as_ref(), Digest::of(key.as_ref()));
             let request = GetRequest { item, buffer: *buffer, submitted };
             let length_bytes = buffer.length_bytes() as u64;
             match self.shared.index.enter_get(digest, key, length_bytes, now_ms, request) {
-                EnteredGet::Hit(request, pin) => {
-                    operations[self.shared.reactor_of(digest)].push(Operation::Get(request, pin));
-                }
+                EnteredGet::Hit(request, pin) => spread.add(Operation::Get(request, pin)),
                 EnteredGet::Miss(request) => {
                     self.shared.counters.get_misses.add(1);
                     request.item.miss();
@@ -153,7 +151,7 @@ impl Connector {
                 EnteredGet::Waits => {}
             }
         }
-        self.shared.push(Class::Get, operations);
+        self.shared.push(spread);
         self.completions.announce();
         Ok(future_id)
     }
@@ -203,7 +201,7 @@ impl Connector {
         };
         let future_id = self.future_id();
         let (now_ms, submitted) = (unix_ms(), Instant::now());
-        let mut operations = self.shared.sorted_operations(keys.len());
+        let mut spread = Spread::new(&self.shared, Class::Set, keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
             let key: Arc<str> = key.as_ref().into();
@@ -211,9 +209,7 @@ impl Connector {
             let request =
                 SetRequest { item, buffer, digest, key: Arc::clone(&key), submitted, share };
             match self.shared.index.enter_set(digest, &key, now_ms, request) {
-                EnteredSet::Ready(request) => {
-                    operations[self.shared.reactor_of(digest)].push(Operation::Set(request));
-                }
+                EnteredSet::Ready(request) => spread.add(Operation::Set(request)),
                 EnteredSet::Collides(request) => {
                     self.shared.counters.hash_collision.add(1);
                     log::warn!("key '{key}' has the digest of another key: not stored for an hour");
@@ -223,7 +219,7 @@ impl Connector {
                 EnteredSet::Waits => {}
             }
         }
-        self.shared.push(Class::Set, operations);
+        self.shared.push(spread);
         self.completions.announce();
         drop(gate);
         Ok(future_id)
@@ -251,18 +247,19 @@ impl Connector {
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         let now = Instant::now();
-        let mut freed = self.shared.sorted_operations(0);
+        let mut freed = Spread::new(&self.shared, Class::Delete, 0);
         let mut removed = 0;
         for key in keys {
             let digest = Digest::of(key.as_ref());
             let (found, extent) = self.shared.index.delete(digest, key.as_ref());
             removed += u64::from(found);
-            freed[self.shared.reactor_of(digest)]
-                .extend(extent.map(|extent| Operation::Free(extent, now)));
+            if let Some(extent) = extent {
+                freed.add(Operation::Free(extent, now));
+            }
         }
         self.shared.counters.deleted.add(removed);
         self.shared.counters.delete_absent.add(keys.len() as u64 - removed);
-        self.shared.push(Class::Delete, freed);
+        self.shared.push(freed);
         Ok(self.answer(vec![true; keys.len()], Box::new(())))
     }
 

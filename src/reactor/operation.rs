@@ -34,6 +34,9 @@ pub(crate) struct SetRequest {
 /// The index, with the requests that wait in it.
 pub(crate) type ChunkIndex = Index<GetRequest, SetRequest>;
 
+/// What an operation costs beside its bytes, in bytes that could be moved meanwhile.
+pub(super) const OPERATION_COSTS_BYTES: u64 = 4096;
+
 /// Work for a reactor.
 pub(crate) enum Operation {
     /// Read the pinned chunk into caller memory.
@@ -52,6 +55,11 @@ impl Operation {
             Self::Set(request) => request.buffer.length_bytes() as u64,
             Self::Free(..) => 0,
         }
+    }
+
+    /// What it costs, in bytes that could be moved meanwhile.
+    pub(crate) fn cost_bytes(&self) -> u64 {
+        OPERATION_COSTS_BYTES + self.bytes()
     }
 
     pub(crate) fn submitted(&self) -> Instant {
