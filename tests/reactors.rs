@@ -128,7 +128,7 @@ fn each_gets_as_much_as_the_others() {
     let directory = tempfile::tempdir().unwrap();
     let store = Stoppable::open(configured(directory.path()));
     store.stop(|_| true);
-    let chunk = Memory::patterned(100_000, 0, 1);
+    let chunk = Memory::patterned(300_000, 0, 1);
     let count = EACH * REACTORS as u64;
     let keys: Vec<String> = (0..count).map(key).collect();
     let (together, alone) = keys.split_at(keys.len() / 2);
@@ -226,7 +226,7 @@ fn one_that_panics_stops_all_and_every_batch_is_answered() {
     };
     let connector = Connector::open_with_engine(configured(directory.path()), make_engine);
     let client = Client::from(connector.unwrap());
-    let memory = Memory::patterned(4096, 0, 1);
+    let memory = Memory::patterned(300_000, 0, 1);
     let batches: Vec<[String; REACTORS]> = (0..COUNT / 3)
         .map(|number| [3 * number, 3 * number + 1, 3 * number + 2].map(key))
         .collect();

@@ -10,6 +10,10 @@ use super::shared::{Lane, Shared};
 use super::work::Work;
 use crate::schedule::Class;
 
+/// A batch stays with a reactor until that has so much more to do than the least busy one: small chunks cost less where
+/// few reactors are woken for them, and count down one batch in turns.
+const RUN_BYTES: u64 = 256 << 10;
+
 /// What a reactor has to do, in bytes of each class. Read without a lock, so it may be a little old.
 #[derive(Default)]
 pub(super) struct Load {
@@ -53,6 +57,8 @@ impl Load {
 pub(crate) struct Spread {
     pub(super) class: Class,
     pub(super) parts: Vec<Part>,
+    /// Who got the last operation.
+    current: usize,
 }
 
 /// What one reactor gets.
@@ -72,13 +78,23 @@ impl Spread {
             bytes: 0,
             operations: Vec::with_capacity(share),
         };
-        Self { class, parts: shared.lanes.iter().map(part).collect() }
+        let mut spread = Self { class, parts: shared.lanes.iter().map(part).collect(), current: 0 };
+        spread.current = spread.least_busy();
+        spread
     }
 
-    /// Gives an operation to the reactor with the least to do, the first one of several.
+    fn least_busy(&self) -> usize {
+        // The first one of several.
+        (0..self.parts.len()).min_by_key(|number| self.parts[*number].before).unwrap_or(0)
+    }
+
+    /// Gives an operation to the reactor with the least to do, about.
     pub(crate) fn add(&mut self, operation: Operation) {
-        let least = (0..self.parts.len()).min_by_key(|number| self.parts[*number].before);
-        let part = &mut self.parts[least.unwrap_or(0)];
+        let least = self.least_busy();
+        if self.parts[self.current].before.0 >= self.parts[least].before.0 + RUN_BYTES {
+            self.current = least;
+        }
+        let part = &mut self.parts[self.current];
         let bytes = operation.cost_bytes();
         part.before.0 += bytes;
         part.before.1 += bytes;
