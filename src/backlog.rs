@@ -77,9 +77,16 @@ impl Drop for QueueShare {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use parking_lot::MutexGuard;
+
     use super::*;
 
     const LIMIT: Amount = Amount { operations: 3, bytes: 100 };
+
+    /// Nothing here takes as long.
+    const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
     fn amount(operations: u64, bytes: u64) -> Amount {
         Amount { operations, bytes }
@@ -113,16 +120,58 @@ mod tests {
         assert!(admit(&backlog, 1, 1).is_some());
     }
 
+    /// Asks for one operation of `bytes` on another thread, with more patience than any test has.
+    fn wait_for_room(backlog: &Arc<Backlog>, bytes: u64) -> Receiver<Option<QueueShare>> {
+        let (sender, receiver) = channel();
+        let backlog = Arc::clone(backlog);
+        std::thread::spawn(move || {
+            sender.send(backlog.admit(amount(1, bytes), Duration::from_secs(3600)))
+        });
+        receiver
+    }
+
+    /// Returns when as many threads wait for room.
+    fn until_waiting(backlog: &Backlog, threads: usize) {
+        let hangs = Instant::now() + HANG_TIMEOUT;
+        loop {
+            assert!(Instant::now() < hangs, "{threads} do not wait");
+            let queued = backlog.queued.lock();
+            let waiting = backlog.shrunk.notify_all();
+            // They are next, find no room, and wait again.
+            MutexGuard::unlock_fair(queued);
+            if waiting == threads {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn who_waits_is_let_in_by_what_ends() {
         let backlog = Backlog::new(LIMIT);
         let held = admit(&backlog, 1, 100).unwrap();
-        let waiter = std::thread::spawn({
-            let backlog = Arc::clone(&backlog);
-            move || backlog.admit(amount(1, 60), Duration::from_secs(60)).is_some()
-        });
+        let waiters = [wait_for_room(&backlog, 60), wait_for_room(&backlog, 40)];
+        until_waiting(&backlog, 2);
+        assert!(admit(&backlog, 1, 1).is_none(), "nobody is let in before");
         drop(held);
-        assert!(waiter.join().unwrap());
+        let shares = waiters.map(|waiter| waiter.recv_timeout(HANG_TIMEOUT).unwrap().unwrap());
+        assert_eq!(backlog.queued(), amount(2, 100));
+        drop(shares);
+        assert_eq!(backlog.queued(), Amount::default());
+    }
+
+    #[test]
+    fn who_waits_goes_on_waiting_while_there_is_too_little_room() {
+        let backlog = Backlog::new(LIMIT);
+        let held = [admit(&backlog, 1, 50).unwrap(), admit(&backlog, 1, 50).unwrap()];
+        let waiter = wait_for_room(&backlog, 60);
+        until_waiting(&backlog, 1);
+        let [first, second] = held;
+        drop(first);
+        until_waiting(&backlog, 1);
+        assert_eq!(backlog.queued(), amount(1, 50));
+        drop(second);
+        assert!(waiter.recv_timeout(HANG_TIMEOUT).unwrap().is_some());
     }
 
     #[test]
@@ -130,5 +179,23 @@ mod tests {
         let backlog = Backlog::new(LIMIT);
         let _held = admit(&backlog, 1, 100).unwrap();
         assert!(backlog.admit(amount(1, 1), Duration::from_millis(5)).is_none());
+    }
+
+    /// However often it is woken for nothing.
+    #[test]
+    fn patience_does_not_start_anew() {
+        let backlog = Backlog::new(LIMIT);
+        let _held = admit(&backlog, 1, 100).unwrap();
+        let (sender, receiver) = channel();
+        std::thread::spawn({
+            let backlog = Arc::clone(&backlog);
+            move || sender.send(backlog.admit(amount(1, 1), Duration::from_millis(50)).is_none())
+        });
+        let hangs = Instant::now() + HANG_TIMEOUT;
+        while receiver.try_recv() != Ok(true) {
+            backlog.shrunk.notify_all();
+            assert!(Instant::now() < hangs);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

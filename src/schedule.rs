@@ -76,6 +76,8 @@ pub struct Scheduler {
     queues: [VecDeque<Waiting>; 3],
     in_flight: [InFlight; 3],
     last_load: Option<Instant>,
+    /// Whether a load ended since the last grant was asked for.
+    load_ended: bool,
 }
 
 /// What SETs have to leave room for.
@@ -89,7 +91,13 @@ enum Loads {
 impl Scheduler {
     /// An empty scheduler.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, queues: Default::default(), in_flight: Default::default(), last_load: None }
+        Self {
+            limits,
+            queues: Default::default(),
+            in_flight: Default::default(),
+            last_load: None,
+            load_ended: false,
+        }
     }
 
     /// Queues an operation of `total_bytes`, submitted at `since`, at the end of its class.
@@ -151,8 +159,13 @@ impl Scheduler {
     }
 
     fn look_at_loads(&mut self, now: Instant, loads_elsewhere: bool) -> Loads {
-        if self.loads() > 0 || loads_elsewhere {
+        // Nobody may have looked while a load took long: its end counts too.
+        let load_ended = std::mem::take(&mut self.load_ended);
+        let are_present = self.loads() > 0 || loads_elsewhere;
+        if are_present || load_ended {
             self.last_load = Some(now);
+        }
+        if are_present {
             return Loads::Present;
         }
         match self.last_load {
@@ -185,6 +198,7 @@ impl Scheduler {
         debug_assert!(in_flight.pieces > 0 && in_flight.bytes >= grant.length_bytes);
         in_flight.pieces -= 1;
         in_flight.bytes -= grant.length_bytes;
+        self.load_ended |= grant.class == Class::Get;
     }
 
     /// Takes back what is not granted yet of operation `id`, of which a piece was granted before.

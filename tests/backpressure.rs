@@ -7,30 +7,66 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, key, once, pattern};
-use kvring::{Config, Connector};
+use kvring::{Action, Config, Connector, Engine, EngineError, Reaped, SubmitError, Transfer};
 
-/// A store whose device does nothing while `stuck` is set.
+/// A device that does nothing while `stuck` is set, and gives up what it has when that is cancelled.
+struct StuckUntilCancelled {
+    device: FaultEngine,
+    stuck: Arc<AtomicBool>,
+}
+
+impl Engine for StuckUntilCancelled {
+    fn description(&self) -> String {
+        self.device.description()
+    }
+
+    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
+        // SAFETY: the contract of this function.
+        unsafe { self.device.submit(transfer) }
+    }
+
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        self.device.reap(timeout, reaped)
+    }
+
+    fn cancel_all(&mut self) {
+        self.device.cancel_all();
+        self.stuck.store(false, Ordering::SeqCst);
+    }
+}
+
+/// A store whose device does nothing while `stuck` is set, and then fails writes of two blocks.
 fn open(directory: &Path, stuck: &Arc<AtomicBool>, set_up: impl FnOnce(&mut Config)) -> Client {
     let mut config = config(directory, 256 * MIB);
     config.set_queue_operations = 3;
     config.set_queue_bytes = MIB;
+    // Who is not to wait would wait for ever.
+    config.backpressure_timeout = Duration::from_secs(3600);
     set_up(&mut config);
     let stuck = Arc::clone(stuck);
     let make_engine = once(move |queue_depth, waker| {
-        FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
+        let script = |_, action, length| match (action, length) {
+            (Action::Write, 8192) => Fault::Errno(libc::EIO),
+            _ => Fault::None,
+        };
+        let device = FaultEngine::new(queue_depth, waker, Box::new(script), Arc::clone(&stuck))?;
+        Ok(StuckUntilCancelled { device, stuck })
     });
     Client::from(Connector::open_with_engine(config, make_engine).unwrap())
 }
 
-/// Lets the device go on.
-fn let_go(client: &Client, stuck: &AtomicBool) {
-    stuck.store(false, Ordering::SeqCst);
-    // Something new to do, so that the reactor looks.
-    assert!(client.set(&[key(99)], &[&Memory::patterned(4096, 0, 99)]).results.len() == 1);
+fn queued(client: &Client) -> (u64, u64) {
+    let stats = client.connector.stats();
+    (stats.set_queued_operations, stats.set_queued_bytes)
 }
 
 #[test]
@@ -39,25 +75,30 @@ fn past_the_bound_a_batch_is_refused_at_once_and_the_others_are_stored() {
     let stuck = Arc::new(AtomicBool::new(true));
     let client = open(directory.path(), &stuck, |_| ());
     let memory = Memory::patterned(4096, 0, 1);
-    let queued = client.submit_set(&[key(0), key(1)], &[&memory, &memory]);
-    // Completes although the device is stuck.
-    let refused = client.set(&[key(2), key(3)], &[&memory, &memory]);
+    let waiting = client.submit_set(&[key(0), key(1)], &[&memory, &memory]);
+    // Completes although the device is stuck, and its memory is free again.
+    let owned = Arc::new(());
+    let keep_alive = Box::new(Arc::clone(&owned));
+    let buffers = [memory.buffer(), memory.buffer()];
+    let refused = client.connector.submit_set(&[key(2), key(3)], &buffers, keep_alive).unwrap();
+    let refused = client.wait(refused);
     assert!(!refused.ok);
     assert_eq!(refused.results, [false, false]);
     assert!(refused.error.starts_with("queue full: 2 SETs of 8192 bytes"), "{}", refused.error);
     assert!(refused.error.contains("set_queue_operations = 3"), "{}", refused.error);
-    let stats = client.connector.stats();
-    assert_eq!((stats.set_queued_operations, stats.set_queued_bytes), (2, 8192));
-    assert_eq!(client.counter("set_rejected_queue_full"), 2);
+    assert!(refused.error.contains("set_queue_bytes = 1048576"), "{}", refused.error);
+    drop(refused);
+    assert_eq!(Arc::strong_count(&owned), 1);
+    assert_eq!(queued(&client), (2, 8192));
+    assert_eq!((client.counter("set_rejected_queue_full"), client.counter("set_failed")), (2, 2));
     // What is no SET is not held up.
     assert_eq!(client.exists(&[key(0)]), [false]);
     assert_eq!(client.delete(&[key(5)]), [true]);
 
-    let_go(&client, &stuck);
-    assert!(client.wait(queued).ok);
+    stuck.store(false, Ordering::SeqCst);
+    assert!(client.wait(waiting).ok);
+    assert_eq!(queued(&client), (0, 0), "who sees the answer finds the room");
     assert_eq!(client.exists(&[key(0), key(1), key(2)]), [true, true, false]);
-    let stats = client.connector.stats();
-    assert_eq!((stats.set_queued_operations, stats.set_queued_bytes), (0, 0));
     assert!(client.set_one(&key(2), &memory), "there is room again");
 }
 
@@ -67,39 +108,89 @@ fn bytes_are_bounded_too_and_a_large_batch_goes_alone() {
     let stuck = Arc::new(AtomicBool::new(true));
     let client = open(directory.path(), &stuck, |_| ());
     let large = Memory::patterned(2 * MIB as usize, 0, 1);
-    let queued = client.submit_set(&[key(0)], &[&large]);
-    let refused = client.set(&[key(1)], &[&Memory::patterned(1, 0, 1)]);
-    assert!(refused.error.contains("set_queue_bytes = 1048576"), "{}", refused.error);
-    let_go(&client, &stuck);
-    assert!(client.wait(queued).ok);
+    let small = Memory::patterned(1, 0, 1);
+    let waiting = client.submit_set(&[key(0)], &[&large]);
+    assert!(client.set(&[key(1)], &[&small]).error.starts_with("queue full: 1 SETs of 2097152"));
+    stuck.store(false, Ordering::SeqCst);
+    assert!(client.wait(waiting).ok);
     assert_eq!(client.get_one(&key(0), 2 * MIB as usize), Some(pattern(2 * MIB as usize, 1)));
+
+    // All chunks of a batch count.
+    stuck.store(true, Ordering::SeqCst);
+    let half = Memory::patterned(MIB as usize / 2, 0, 1);
+    let waiting = client.submit_set(&[key(2), key(3)], &[&small, &half]);
+    assert!(!client.set(&[key(4)], &[&half]).ok);
+    stuck.store(false, Ordering::SeqCst);
+    assert!(client.wait(waiting).ok);
+}
+
+/// Whatever becomes of a SET, it takes no room any more.
+#[test]
+fn sets_that_fail_give_their_room_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = Arc::default();
+    let client = open(directory.path(), &stuck, |_| ());
+    let (good, bad) = (Memory::patterned(4096, 0, 1), Memory::patterned(8192, 0, 2));
+    // Two of one key: the second fails with the first, or on its own.
+    let failed = client.set(&[key(0), key(1), key(1)], &[&good, &bad, &bad]);
+    assert_eq!(failed.results, [true, false, false]);
+    assert!(failed.error.starts_with("cannot write"), "{}", failed.error);
+    assert_eq!(queued(&client), (0, 0));
+    assert!(client.set(&[key(1), key(2), key(3)], &[&good; 3]).ok);
+    assert_eq!(queued(&client), (0, 0));
+}
+
+/// Also what waits for the device, and behind another SET of its key.
+#[test]
+fn sets_that_are_dropped_at_close_give_their_room_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = Arc::new(AtomicBool::new(true));
+    let client = open(directory.path(), &stuck, |config| config.queue_depth = 1);
+    let memory = Memory::patterned(4096, 0, 1);
+    client.submit_set(&[key(0), key(1), key(0)], &[&memory; 3]);
+    assert_eq!(queued(&client), (3, 12_288));
+    let shutdown = client.connector.close_within(Duration::ZERO);
+    assert_eq!((shutdown.clean, shutdown.abandoned), (true, 3));
+    assert_eq!(queued(&client), (0, 0));
+}
+
+/// A SET of bytes that are on their way is not written again, and is answered like any other.
+#[test]
+fn duplicates_are_written_once_and_each_is_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = Arc::new(AtomicBool::new(true));
+    let client = open(directory.path(), &stuck, |_| ());
+    let (memory, copy) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 1));
+    let first = client.submit_set(&[key(0), key(0)], &[&memory, &copy]);
+    let second = client.submit_set(&[key(0)], &[&copy]);
+    assert_eq!(queued(&client), (3, 12_288), "each takes room");
+    stuck.store(false, Ordering::SeqCst);
+    assert_eq!(client.wait(second).results, [true]);
+    assert_eq!(client.wait(first).results, [true, true]);
+    assert_eq!((client.counter("set_stored"), client.counter("set_unchanged")), (1, 2));
+    assert_eq!((client.counter("transfers"), queued(&client)), (1, (0, 0)));
+    assert_eq!(client.get_one(&key(0), 4096), Some(pattern(4096, 1)));
 }
 
 #[test]
 fn a_submit_that_may_block_waits_for_room() {
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::new(AtomicBool::new(true));
-    let client = open(directory.path(), &stuck, |config| {
-        config.blocks = true;
-        config.backpressure_timeout = Duration::from_secs(50);
-    });
+    let client = open(directory.path(), &stuck, |config| config.blocks = true);
     let memory = Memory::patterned(4096, 0, 1);
     let keys: Vec<String> = (0..3).map(key).collect();
-    let queued = client.submit_set(&keys, &[&memory; 3]);
+    let first = client.submit_set(&keys, &[&memory; 3]);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| client.submit_set(&[key(3)], &[&memory]));
-        while !waiting.is_finished() {
-            stuck.store(false, Ordering::SeqCst);
-            // The reactor looks at the device again when something comes.
-            client
-                .connector
-                .submit_get(&[key(0)], &[Memory::new(4096, 0).buffer()], Box::new(()))
-                .unwrap();
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        // Time enough for a submit that does not wait.
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waiting.is_finished());
+        // What is no SET is not held up.
+        assert_eq!(client.exists(&keys), [false; 3]);
+        stuck.store(false, Ordering::SeqCst);
         assert!(client.wait(waiting.join().unwrap()).ok);
     });
-    assert!(client.wait(queued).ok);
+    assert!(client.wait(first).ok);
     assert_eq!(client.counter("set_rejected_queue_full"), 0);
 }
 
@@ -113,8 +204,48 @@ fn a_submit_that_may_block_is_refused_in_the_end() {
     });
     let memory = Memory::patterned(4096, 0, 1);
     let keys: Vec<String> = (0..3).map(key).collect();
-    let queued = client.submit_set(&keys, &[&memory; 3]);
+    let first = client.submit_set(&keys, &[&memory; 3]);
     assert!(client.set(&[key(3)], &[&memory]).error.starts_with("queue full"));
-    let_go(&client, &stuck);
-    assert!(client.wait(queued).ok);
+    stuck.store(false, Ordering::SeqCst);
+    assert!(client.wait(first).ok);
+}
+
+/// A key that tells when submit looks at it.
+struct Watched {
+    key: String,
+    seen: Sender<()>,
+}
+
+impl AsRef<str> for Watched {
+    fn as_ref(&self) -> &str {
+        // Nobody listens any more after the first time.
+        let _ = self.seen.send(());
+        &self.key
+    }
+}
+
+/// Who waits for room holds up neither close() nor other submits, and learns that the store is closed.
+#[test]
+fn close_does_not_wait_for_a_submit_that_waits_for_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = Arc::new(AtomicBool::new(true));
+    let client = open(directory.path(), &stuck, |config| {
+        config.blocks = true;
+        config.backpressure_timeout = Duration::from_secs(5);
+    });
+    let memory = Memory::patterned(4096, 0, 1);
+    let keys: Vec<String> = (0..3).map(key).collect();
+    client.submit_set(&keys, &[&memory; 3]);
+    let (seen, entered) = channel();
+    let (watched, buffers) = ([Watched { key: key(3), seen }], [memory.buffer()]);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.connector.submit_set(&watched, &buffers, Box::new(())));
+        // It has found the store open. The device stays stuck until close() has gone past it and cancels.
+        entered.recv().unwrap();
+        assert_eq!(client.exists(&keys), [false; 3]);
+        assert_eq!(client.connector.close_within(Duration::ZERO).abandoned, 3);
+        let outcome = waiting.join().unwrap();
+        assert!(matches!(outcome, Err(SubmitError::Closed)), "{outcome:?}");
+    });
+    assert_eq!(queued(&client), (0, 0));
 }

@@ -4,8 +4,8 @@
 
 mod common;
 
-use common::{Client, MIB, Memory, key, pattern};
-use kvring::{BLOCK_BYTES, SubmitError};
+use common::{Client, MIB, Memory, config, key, pattern};
+use kvring::{BLOCK_BYTES, Connector, Durability, Engine, SubmitError, UringEngine, Waker};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -131,6 +131,11 @@ fn storing_again() {
     let first = Memory::patterned(100_000, 0, 1);
     assert!(client.set_one("k", &first) && client.set_one("k", &first));
     assert_eq!((client.counter("set_stored"), client.counter("set_unchanged")), (1, 1));
+    // In several pieces, of which the first one tells.
+    let long = Memory::patterned(600_000, 0, 4);
+    assert!(client.set_one("long", &long) && client.set_one("long", &long));
+    assert_eq!((client.counter("set_stored"), client.counter("set_unchanged")), (2, 2));
+    assert_eq!(client.delete(&["long".to_owned()]), [true]);
     assert!(client.set_one("k", &Memory::patterned(100_000, 0, 2)));
     assert_eq!(client.get_one("k", 100_000).unwrap(), pattern(100_000, 2));
     assert!(client.set_one("k", &Memory::patterned(5_000, 0, 3)));
@@ -254,5 +259,27 @@ fn long_keys() {
     for (key, seed) in keys.iter().zip(0..) {
         let expected = (seed != 3).then(|| pattern(4096 + seed as usize, seed));
         assert_eq!(client.get_one(key, 4096 + seed as usize), expected, "{} bytes", key.len());
+    }
+}
+
+/// Files that the ring knows, and files that it looks up: the same store.
+#[test]
+fn registered_files_on_and_off() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = || UringEngine::new(8, Waker::new().unwrap()).unwrap();
+    let length = 600_001;
+    for (round, registered) in (0..).zip([true, false, true]) {
+        let mut config = config(directory.path(), 256 * MIB);
+        config.registered_files = registered;
+        // Syncs name files too.
+        config.durability = Durability::Persistent;
+        let client = Client::from(Connector::open(config).unwrap());
+        let expected = if registered { engine() } else { engine().without_registered_files() };
+        assert_eq!(client.connector.stats().engine, expected.description());
+        assert!(client.set_one(&key(round), &Memory::patterned(length, 0, round)));
+        for number in 0..=round {
+            let loaded = client.get_one(&key(number), length);
+            assert!(loaded.is_some_and(|loaded| loaded == pattern(length, number)));
+        }
     }
 }

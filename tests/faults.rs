@@ -130,18 +130,26 @@ fn failed_reads_are_misses() {
     );
 }
 
+/// A store whose device is stuck, and fails the first write; its writes so far.
+fn stuck_and_failing_once(directory: &Path, stuck: &Arc<AtomicBool>) -> (Client, Arc<AtomicU64>) {
+    stuck.store(true, Ordering::SeqCst);
+    let writes = Arc::new(AtomicU64::new(0));
+    let client = faulty_and_stuck(directory, Arc::clone(stuck), {
+        let writes = Arc::clone(&writes);
+        move |_, action, _| {
+            let first = action == Action::Write && writes.fetch_add(1, Ordering::SeqCst) == 0;
+            if first { Fault::Errno(libc::EIO) } else { Fault::None }
+        }
+    });
+    (client, writes)
+}
+
 /// The operations that wait behind a failed SET go on: the next SET writes, the GET before it misses.
 #[test]
 fn what_waits_behind_a_failed_write_goes_on() {
     let directory = tempfile::tempdir().unwrap();
-    let writes = Arc::new(AtomicU64::new(0));
-    let client = faulty(directory.path(), {
-        let writes = Arc::clone(&writes);
-        move |_, action, _| {
-            let first = action == Action::Write && writes.fetch_add(1, Ordering::SeqCst) == 0;
-            if first { Fault::Errno(libc::ENOSPC) } else { Fault::None }
-        }
-    });
+    let stuck = Arc::default();
+    let (client, writes) = stuck_and_failing_once(directory.path(), &stuck);
     let (first, second) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 2));
     let (missed, read) = (Memory::new(4096, 0), Memory::new(4096, 0));
     let name = [key(1)];
@@ -151,47 +159,71 @@ fn what_waits_behind_a_failed_write_goes_on() {
         client.submit_set(&name, &[&second]),
         client.submit_get(&name, &[&read]),
     ];
+    stuck.store(false, Ordering::SeqCst);
     let hits: Vec<bool> = ids.iter().map(|id| client.wait(*id).results[0]).collect();
-    // The GET may have been submitted after the SET had failed already; then it waited for nothing and missed as well.
     assert_eq!(hits, [false, false, true, true]);
     assert!(read.bytes() == second.bytes() && missed.bytes() == [0; 4096]);
+    assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (2, 1));
+}
+
+/// Of a chunk whose first piece fails nothing more is written, and what comes behind it has the device.
+#[test]
+fn the_rest_of_a_failed_write_is_not_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let writes = Arc::new(AtomicU64::new(0));
+    let mut config = common::config(directory.path(), 256 * MIB);
+    // One piece after the other.
+    config.queue_depth = 1;
+    let client = Client::from(
+        Connector::open_with_engine(config, {
+            let writes = Arc::clone(&writes);
+            common::once(move |queue_depth, waker| {
+                let script = move |_, _, _| match writes.fetch_add(1, Ordering::SeqCst) {
+                    0 => Fault::Errno(libc::EIO),
+                    _ => Fault::None,
+                };
+                FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+            })
+        })
+        .unwrap(),
+    );
+    let (long, short) = (Memory::patterned(4 * MIB as usize, 0, 1), Memory::patterned(4096, 0, 2));
+    let completion = client.set(&[key(1), key(2)], &[&long, &short]);
+    assert_eq!(completion.results, [false, true]);
+    assert_eq!(writes.load(Ordering::SeqCst), 2);
 }
 
 /// A SET of the same bytes as one that is on its way is not written again: it shares its fate, also its failure.
 #[test]
 fn a_duplicate_of_a_failing_set_fails_with_it() {
     let directory = tempfile::tempdir().unwrap();
-    let writes = Arc::new(AtomicU64::new(0));
-    let stuck = Arc::new(AtomicBool::new(true));
-    let client = Client::open_with_engine(directory.path(), 256 * MIB, {
-        let (writes, stuck) = (Arc::clone(&writes), Arc::clone(&stuck));
-        move |queue_depth, waker| {
-            let script = move |_, action, _| {
-                let first = action == Action::Write && writes.fetch_add(1, Ordering::SeqCst) == 0;
-                if first { Fault::Errno(libc::EIO) } else { Fault::None }
-            };
-            FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
-        }
-    });
+    let stuck = Arc::default();
+    let (client, writes) = stuck_and_failing_once(directory.path(), &stuck);
     let (memory, copy) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 1));
+    let (missed, read) = (Memory::new(4096, 0), Memory::new(4096, 0));
+    let other = Memory::patterned(4096, 0, 2);
     let name = [key(1)];
     let ids = [
         client.submit_set(&name, &[&memory]),
         client.submit_set(&name, &[&copy]),
+        client.submit_get(&name, &[&missed]),
         client.submit_set(&name, &[&memory]),
+        client.submit_set(&name, &[&other]),
+        client.submit_get(&name, &[&read]),
     ];
     stuck.store(false, Ordering::SeqCst);
-    // Something new to do, so that the reactor looks.
-    client.delete(&[key(2)]);
     let completions: Vec<_> = ids.iter().map(|id| client.wait(*id)).collect();
-    for completion in &completions {
+    let results: Vec<bool> = completions.iter().map(|completion| completion.results[0]).collect();
+    assert_eq!(results, [false, false, false, false, true, true]);
+    for completion in [0, 1, 3].map(|position| &completions[position]) {
         assert!(
             !completion.ok && completion.error.contains("cannot write"),
             "{}",
             completion.error
         );
     }
-    assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (1, 3));
+    assert!(read.bytes() == other.bytes(), "other bytes are written");
+    assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (2, 3));
     assert!(client.set_one(&key(1), &memory), "the key can be stored again");
 }
 

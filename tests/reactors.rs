@@ -22,51 +22,6 @@ fn configured(directory: &Path) -> Config {
     config
 }
 
-/// A store whose devices can be made to stop answering.
-struct Stoppable {
-    client: Client,
-    stuck: [Arc<AtomicBool>; REACTORS],
-    /// Transfers that each device was given.
-    transfers: Arc<[AtomicU64; REACTORS]>,
-}
-
-impl Stoppable {
-    fn open(config: Config) -> Self {
-        let stuck: [Arc<AtomicBool>; REACTORS] = Default::default();
-        let transfers: Arc<[AtomicU64; REACTORS]> = Arc::default();
-        let (made, each, counts) = (AtomicUsize::new(0), stuck.clone(), Arc::clone(&transfers));
-        let make_engine = move |queue_depth, waker| {
-            let number = made.fetch_add(1, Ordering::SeqCst);
-            let counts = Arc::clone(&counts);
-            let script = move |_, _, _| {
-                counts[number].fetch_add(1, Ordering::SeqCst);
-                Fault::None
-            };
-            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::clone(&each[number]))
-        };
-        let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
-        Self { client, stuck, transfers }
-    }
-
-    /// Lets those devices answer for which `is_stuck` says no.
-    fn stop(&self, is_stuck: impl Fn(usize) -> bool) {
-        for (number, stuck) in self.stuck.iter().enumerate() {
-            stuck.store(is_stuck(number), Ordering::SeqCst);
-        }
-    }
-
-    /// Waits until the devices were given `total` transfers; how many each.
-    fn wait_for_transfers(&self, total: u64) -> [u64; REACTORS] {
-        loop {
-            let each = std::array::from_fn(|number| self.transfers[number].load(Ordering::SeqCst));
-            if each.iter().sum::<u64>() >= total {
-                return each;
-            }
-            std::thread::yield_now();
-        }
-    }
-}
-
 fn memory(number: u64, version: u64) -> Memory {
     Memory::patterned(3000 + 40_000 * (number % 7) as usize, 0, 1000 * version + number)
 }
@@ -121,58 +76,19 @@ fn everything_works_in_order_in_both_durabilities() {
     }
 }
 
-/// What is submitted together, or while the others have as much in hand, is shared equally: few chunks too.
-#[test]
-fn each_gets_as_much_as_the_others() {
-    const EACH: u64 = 4;
-    let directory = tempfile::tempdir().unwrap();
-    let store = Stoppable::open(configured(directory.path()));
-    store.stop(|_| true);
-    let chunk = Memory::patterned(300_000, 0, 1);
-    let count = EACH * REACTORS as u64;
-    let keys: Vec<String> = (0..count).map(key).collect();
-    let (together, alone) = keys.split_at(keys.len() / 2);
-    let mut ids = vec![store.client.submit_set(together, &vec![&chunk; together.len()])];
-    ids.extend(
-        alone.iter().map(|key| store.client.submit_set(std::slice::from_ref(key), &[&chunk])),
-    );
-    assert_eq!(store.wait_for_transfers(count), [EACH; REACTORS]);
-    store.stop(|_| false);
-    assert!(ids.into_iter().all(|id| store.client.wait(id).ok));
-}
-
-/// One that cannot go on holds up only what it has.
-#[test]
-fn one_that_is_stuck_gets_nothing_more() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = Stoppable::open(configured(directory.path()));
-    let client = &store.client;
-    store.stop(|_| true);
-    let chunk = Memory::patterned(4096, 0, 1);
-    let first = client.submit_set(&[key(0)], &[&chunk]);
-    let has_it = store.wait_for_transfers(1).map(|transfers| transfers > 0);
-    store.stop(|number| has_it[number]);
-    for number in 1..COUNT {
-        assert!(client.set_one(&key(number), &chunk));
-        assert_eq!(client.get_one(&key(number), 4096).as_deref(), Some(chunk.bytes()));
-        client.delete(&[key(number)]);
-    }
-    // Places are given back behind the answer to DELETE.
-    while client.connector.stats().allocated_bytes > 4096 {
-        std::thread::yield_now();
-    }
-    assert!(!client.exists(&[key(0)])[0]);
-    store.stop(|_| false);
-    assert!(client.wait(first).ok);
-}
-
 #[test]
 fn latencies_of_all_of_them_are_told() {
     let directory = tempfile::tempdir().unwrap();
     let client = Client::from(Connector::open(configured(directory.path())).unwrap());
     work(&client);
-    let latencies = client.connector.stats().latencies;
-    let value = |name: &str| latencies.iter().find(|(other, _)| other == name).unwrap().1;
+    // Of chunks that nobody writes or reads any more, the place is freed by a reactor, behind the answer.
+    client.delete(&(0..COUNT).map(key).collect::<Vec<_>>());
+    let mut latencies = Vec::new();
+    common::eventually("the places are freed", || {
+        latencies = client.connector.stats().latencies;
+        latency(&latencies, "delete_total_us_max") > 0
+    });
+    let value = |name: &str| latency(&latencies, name);
     for class in ["get", "set"] {
         for phase in ["wait", "device", "total"] {
             let quantile = |quantile: &str| value(&format!("{class}_{phase}_us_{quantile}"));
@@ -185,56 +101,228 @@ fn latencies_of_all_of_them_are_told() {
     }
 }
 
+fn latency(latencies: &[(String, u64)], name: &str) -> u64 {
+    latencies.iter().find(|(other, _)| other == name).unwrap().1
+}
+
+/// The devices of a store's reactors: each can be made to answer nothing, or to panic, and counts its transfers.
+#[derive(Clone, Default)]
+struct Devices {
+    stuck: [Arc<AtomicBool>; REACTORS],
+    panics: [Arc<AtomicBool>; REACTORS],
+    transfers: [Arc<AtomicU64>; REACTORS],
+}
+
+impl Devices {
+    fn open(&self, config: Config) -> Client {
+        let (devices, made) = (self.clone(), AtomicUsize::new(0));
+        let make_engine = move |queue_depth, waker| {
+            let number = made.fetch_add(1, Ordering::SeqCst);
+            let transfers = Arc::clone(&devices.transfers[number]);
+            let panics = Arc::clone(&devices.panics[number]);
+            let script = move |_, _, _| {
+                transfers.fetch_add(1, Ordering::SeqCst);
+                if panics.load(Ordering::SeqCst) { Fault::Panic } else { Fault::None }
+            };
+            let stuck = Arc::clone(&devices.stuck[number]);
+            FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
+        };
+        Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+    }
+
+    fn transfers(&self) -> [u64; REACTORS] {
+        self.transfers.each_ref().map(|transfers| transfers.load(Ordering::SeqCst))
+    }
+
+    /// The reactors that moved something in `work`.
+    fn used_by(&self, work: impl FnOnce()) -> Vec<usize> {
+        let before = self.transfers();
+        work();
+        let after = self.transfers();
+        (0..REACTORS).filter(|number| after[*number] > before[*number]).collect()
+    }
+
+    /// Submits something that stays in the device of the reactor that gets it: which one, and the batch.
+    fn hold(&self, submit: impl FnOnce() -> u64) -> (usize, u64) {
+        let swap = |stuck: &Arc<AtomicBool>| stuck.swap(true, Ordering::SeqCst);
+        let (stuck, before) = (self.stuck.each_ref().map(swap), self.transfers());
+        let future_id = submit();
+        let mut holder = None;
+        common::eventually("a device has it", || {
+            let after = self.transfers();
+            holder = (0..REACTORS).find(|number| after[*number] > before[*number]);
+            holder.is_some()
+        });
+        let holder = holder.unwrap();
+        for number in (0..REACTORS).filter(|number| *number != holder) {
+            self.stuck[number].store(stuck[number], Ordering::SeqCst);
+        }
+        (holder, future_id)
+    }
+
+    fn release_all(&self) {
+        self.stuck.iter().for_each(|stuck| stuck.store(false, Ordering::SeqCst));
+    }
+}
+
+/// What is submitted together, or while the others have as much in hand, is shared equally: few chunks too.
+#[test]
+fn each_gets_as_much_as_the_others() {
+    const EACH: usize = 4;
+    let directory = tempfile::tempdir().unwrap();
+    let devices = Devices::default();
+    let client = devices.open(configured(directory.path()));
+    devices.stuck.iter().for_each(|stuck| stuck.store(true, Ordering::SeqCst));
+    let chunk = Memory::patterned(300_000, 0, 1);
+    let keys: Vec<String> = (0..(EACH * REACTORS) as u64).map(key).collect();
+    let (together, alone) = keys.split_at(keys.len() / 2);
+    let mut ids = vec![client.submit_set(together, &vec![&chunk; together.len()])];
+    ids.extend(alone.iter().map(|key| client.submit_set(std::slice::from_ref(key), &[&chunk])));
+    let all = keys.len() as u64;
+    common::eventually("all are taken up", || devices.transfers().iter().sum::<u64>() == all);
+    assert_eq!(devices.transfers(), [EACH as u64; REACTORS]);
+    devices.release_all();
+    assert!(ids.into_iter().all(|id| client.wait(id).ok));
+}
+
+/// One that cannot go on holds up only what it has.
+#[test]
+fn one_that_is_stuck_gets_nothing_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let devices = Devices::default();
+    let client = devices.open(configured(directory.path()));
+    let chunk = Memory::patterned(4096, 0, 1);
+    let (_, held) = devices.hold(|| client.submit_set(&[key(0)], &[&chunk]));
+    for number in 1..COUNT {
+        assert!(client.set_one(&key(number), &chunk));
+        assert_eq!(client.get_one(&key(number), 4096).as_deref(), Some(chunk.bytes()));
+        client.delete(&[key(number)]);
+    }
+    common::eventually("the places are freed", || client.connector.stats().allocated_bytes == 4096);
+    assert!(!client.exists(&[key(0)])[0]);
+    devices.release_all();
+    assert!(client.wait(held).ok);
+}
+
 /// A SET on one reactor waits while another loads, and goes on when that is done although nothing else comes.
 #[test]
 fn sets_wait_for_the_loads_of_other_reactors() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = configured(directory.path());
     config.set_max_wait = Duration::from_secs(600);
-    let store = Stoppable::open(config);
-    let client = &store.client;
-    let stored = Memory::patterned(4096, 0, 1);
-    for number in 0..COUNT {
-        assert!(client.set_one(&key(number), &stored));
-    }
-    // Some of these loads are on reactors whose device does not answer.
-    store.stop(|number| number > 0);
+    let devices = Devices::default();
+    let client = devices.open(config);
+    // Large enough for each reactor to get some of them.
+    let stored = Memory::patterned(64 << 10, 0, 1);
     let keys: Vec<String> = (0..COUNT).map(key).collect();
-    let loaded: Vec<Memory> = (0..COUNT).map(|_| Memory::new(4096, 0)).collect();
-    let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
-    // Each reactor has taken up its loads.
-    store.wait_for_transfers(2 * COUNT);
-    let more: Vec<String> = (COUNT..2 * COUNT).map(key).collect();
-    let set = client.submit_set(&more, &[&stored; COUNT as usize]);
-    std::thread::sleep(Duration::from_millis(100));
-    assert!(!client.exists(&more).contains(&true), "a SET went ahead of a load");
-    store.stop(|_| false);
-    assert!(client.wait(get).ok);
-    assert!(client.wait(set).ok);
-    assert!(client.exists(&more).iter().all(|held| *held));
+    assert!(client.set(&keys, &[&stored; COUNT as usize]).ok);
+    for loading in (0..REACTORS).rev() {
+        // Some of these loads are on a reactor whose device does not answer.
+        let stuck = &devices.stuck[loading];
+        stuck.store(true, Ordering::SeqCst);
+        let loaded: Vec<Memory> = (0..COUNT).map(|_| Memory::new(64 << 10, 0)).collect();
+        let before = devices.transfers().iter().sum::<u64>();
+        let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
+        common::eventually("each reactor has taken up its loads", || {
+            devices.transfers().iter().sum::<u64>() == before + COUNT
+        });
+        let first = (1 + loading as u64) * COUNT;
+        let more: Vec<String> = (first..first + COUNT).map(key).collect();
+        let set = client.submit_set(&more, &[&stored; COUNT as usize]);
+        // Time enough for a SET that does not wait.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!client.exists(&more).contains(&true), "a SET went ahead of a load");
+        stuck.store(false, Ordering::SeqCst);
+        assert!(client.wait(get).ok);
+        assert!(client.wait(set).ok);
+        assert!(client.exists(&more).iter().all(|held| *held));
+        // What was held up on one reactor shows in the figures of all.
+        let latencies = client.connector.stats().latencies;
+        for name in ["get_device_us_max", "get_total_us_max", "set_wait_us_max"] {
+            assert!(latency(&latencies, name) >= 50_000, "{name}: {latencies:?}");
+        }
+    }
 }
 
-/// Without one of them the others would leave keys without an answer: they all stop.
+/// A SET that waits for another reactor's loads goes ahead of them when it is due, although nothing wakes its reactor.
+#[test]
+fn a_set_that_is_due_goes_ahead_of_the_loads_of_other_reactors() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = configured(directory.path());
+    config.set_max_wait = Duration::from_millis(20);
+    let devices = Devices::default();
+    let client = devices.open(config);
+    let stored = Memory::patterned(4096, 0, 1);
+    let keys: Vec<String> = (0..REACTORS as u64).map(key).collect();
+    assert!(client.set(&keys, &[&stored; REACTORS]).ok);
+    let loaded = Memory::new(4096, 0);
+    let (loading, get) = devices.hold(|| client.submit_get(&keys[..1], &[&loaded]));
+    let used = devices.used_by(|| {
+        let other = Memory::patterned(4096, 0, 2);
+        let sets = [1, 2].map(|number| client.submit_set(&keys[number..=number], &[&other]));
+        assert!(sets.into_iter().all(|set| client.wait(set).ok));
+    });
+    assert!(!used.contains(&loading));
+    devices.release_all();
+    assert_eq!(client.wait(get).results, [true]);
+}
+
+/// On close each works off what it has, also if others had nothing to do.
+#[test]
+fn one_that_is_done_does_not_drop_what_others_have() {
+    let directory = tempfile::tempdir().unwrap();
+    let devices = Devices::default();
+    let client = devices.open(configured(directory.path()));
+    let memory = [0, 1, 2].map(|version| Memory::patterned(4096, 0, version));
+    devices.hold(|| client.submit_set(&[key(0)], &[&memory[0]]));
+    for memory in &memory[1..] {
+        client.submit_set(&[key(0)], &[memory]);
+    }
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| client.connector.close());
+        // Time enough for the others to end.
+        std::thread::sleep(Duration::from_millis(50));
+        devices.release_all();
+        let shutdown = closing.join().unwrap();
+        assert_eq!((shutdown.clean, shutdown.abandoned), (true, 0));
+    });
+    let client = Client::from(Connector::open(configured(directory.path())).unwrap());
+    assert_eq!(client.get_one(&key(0), 4096), Some(pattern(4096, 2)));
+}
+
+/// Without one of them the others would leave keys without an answer: they all stop. What comes while they do, and
+/// afterwards, is answered too.
 #[test]
 fn one_that_panics_stops_all_and_every_batch_is_answered() {
     let directory = tempfile::tempdir().unwrap();
-    let made = AtomicUsize::new(0);
-    let make_engine = move |queue_depth, waker| {
-        let panics = made.fetch_add(1, Ordering::SeqCst) == 1;
-        let script = move |_, _, _| if panics { Fault::Panic } else { Fault::None };
-        FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
-    };
-    let connector = Connector::open_with_engine(configured(directory.path()), make_engine);
-    let client = Client::from(connector.unwrap());
-    let memory = Memory::patterned(300_000, 0, 1);
-    let batches: Vec<[String; REACTORS]> = (0..COUNT / 3)
-        .map(|number| [3 * number, 3 * number + 1, 3 * number + 2].map(key))
-        .collect();
-    let ids: Vec<u64> =
-        batches.iter().map(|keys| client.submit_set(keys, &[&memory; REACTORS])).collect();
-    let stored = ids.iter().filter(|id| client.wait(**id).ok).count();
-    assert!(stored < batches.len());
-    assert!(!client.set(&[key(500), key(501), key(502)], &[&memory; 3]).ok);
+    let devices = Devices::default();
+    let client = devices.open(configured(directory.path()));
+    let memory: Vec<Memory> = (0..4).map(|version| Memory::patterned(4096, 0, version)).collect();
+    // The others cannot end before their devices answer, and have more to do than the one that panics.
+    let large = Memory::patterned(64 << 10, 0, 1);
+    let held = [0, 1].map(|number| devices.hold(|| client.submit_set(&[key(number)], &[&large])));
+    devices.panics.iter().for_each(|panics| panics.store(true, Ordering::SeqCst));
+    assert!(!client.set(&[key(2)], &[&memory[1]]).ok);
+    // Nobody takes these: one is for the reactor that is gone, the other waits behind it.
+    let late = [2, 3].map(|version| client.submit_set(&[key(2)], &[&memory[version]]));
+    devices.release_all();
+    for id in late {
+        assert!(!client.wait(id).ok);
+    }
+    for (_, id) in held {
+        client.wait(id);
+    }
+    for round in 1..4 {
+        let more: Vec<String> = (round * COUNT..(round + 1) * COUNT).map(key).collect();
+        assert_eq!(
+            client.set(&more, &[&memory[0]; COUNT as usize]).results,
+            [false; COUNT as usize]
+        );
+    }
+    common::eventually("their room is given back", || {
+        let stats = client.connector.stats();
+        (stats.set_queued_operations, stats.set_queued_bytes, stats.in_flight) == (0, 0, 0)
+    });
     assert!(!client.connector.close().clean);
 }
 

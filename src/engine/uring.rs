@@ -285,9 +285,14 @@ mod tests {
 
     use super::*;
 
-    fn read_through(engine: &mut UringEngine) {
+    fn file_with(content: &[u8]) -> std::fs::File {
         let mut file = tempfile::tempfile().unwrap();
-        file.write_all(b"0123456789").unwrap();
+        file.write_all(content).unwrap();
+        file
+    }
+
+    /// Four bytes of the file.
+    fn read_through(engine: &mut UringEngine, file: &std::fs::File) -> [u8; 4] {
         let mut memory = [0_u8; 4];
         let vector = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: 4 };
         let transfer = Transfer {
@@ -305,15 +310,37 @@ mod tests {
             engine.reap(None, &mut reaped).unwrap();
         }
         assert_eq!(reaped, [Reaped { token: 42, result: 4 }]);
-        assert_eq!(&memory, b"3456");
+        memory
     }
 
     #[test]
     fn every_step_of_the_ladder_works() {
         for flavor in LADDER {
             let mut engine = UringEngine::on_ladder(8, Waker::new().unwrap(), &[flavor]).unwrap();
-            read_through(&mut engine);
+            assert_eq!(&read_through(&mut engine, &file_with(b"0123456789")), b"3456");
             assert!(engine.description().contains(flavor.name));
+        }
+    }
+
+    #[test]
+    fn files_are_told_apart_whether_they_are_registered_or_not() {
+        let files = [b"0123456789", b"abcdefghij", b"ABCDEFGHIJ"].map(|content| file_with(content));
+        let engine = || UringEngine::new(8, Waker::new().unwrap()).unwrap();
+        for mut engine in [engine(), engine().without_registered_files()] {
+            for _ in 0..2 {
+                let read = files.each_ref().map(|file| read_through(&mut engine, file));
+                assert_eq!(read, [*b"3456", *b"defg", *b"DEFG"]);
+            }
+        }
+    }
+
+    /// Past the room for them they are looked up.
+    #[test]
+    fn more_files_than_can_be_registered() {
+        let files: Vec<_> = (0..600).map(|_| file_with(b"0123456789")).collect();
+        let mut engine = UringEngine::new(8, Waker::new().unwrap()).unwrap();
+        for file in &files {
+            assert_eq!(&read_through(&mut engine, file), b"3456");
         }
     }
 

@@ -261,6 +261,8 @@ impl Work {
         // Now: the memory is the caller's again with the answer.
         let shared_failure = failure
             .as_ref()
+            // What close() drops is dropped, and counted, one by one.
+            .filter(|failure| !matches!(failure, Failure::Closed))
             .filter(|_| shared.index.has_waiting_set(request.digest))
             .map(|failure| (failure.to_string(), checksum_of(&request)));
         let length_bytes = request.buffer.length_bytes();

@@ -32,6 +32,7 @@ pub(crate) use operation::{GetRequest, Operation, SetRequest};
 use shared::Lane;
 pub(crate) use shared::Shared;
 
+use crate::config::Config;
 use crate::engine::{Engine, Reaped, Waker};
 use crate::error::{EngineError, OpenError};
 use crate::index::Suspect;
@@ -152,14 +153,25 @@ where
     }
 }
 
-/// What one reactor gets of a bound that holds for all of them.
-fn share_of(total: usize, shared: &Shared) -> usize {
-    (total / shared.lanes.len()).max(1)
-}
-
 /// Most transfers that one reactor has in the device: loads, and as many stores.
 fn transfers_of(shared: &Shared) -> usize {
-    2 * share_of(shared.config.queue_depth, shared)
+    2 * limits_of(&shared.config, shared.lanes.len()).queue_depth
+}
+
+/// What one of `reactors` gets of the bounds that hold for all of them.
+fn limits_of(config: &Config, reactors: usize) -> Limits {
+    let share = |bytes: u64| (bytes / reactors as u64).max(1);
+    Limits {
+        queue_depth: (config.queue_depth / reactors).max(1),
+        max_io_bytes: config.max_io_bytes,
+        max_in_flight_bytes: share(MAX_IN_FLIGHT_BYTES),
+        set_in_flight_bytes: share(config.set_in_flight_bytes),
+        set_in_flight_between_loads_bytes: share(config.set_in_flight_between_loads_bytes),
+        // 0 has a meaning of its own, also for each of them.
+        set_in_flight_while_loading_bytes: config.set_in_flight_while_loading_bytes
+            / reactors as u64,
+        set_max_wait: config.set_max_wait,
+    }
 }
 
 struct Reactor<E: Engine> {
@@ -172,18 +184,7 @@ struct Reactor<E: Engine> {
 
 impl<E: Engine> Reactor<E> {
     fn new(number: usize, shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
-        let config = &shared.config;
-        let share = |bytes: u64| share_of(bytes as usize, &shared) as u64;
-        let limits = Limits {
-            queue_depth: share_of(config.queue_depth, &shared),
-            max_io_bytes: config.max_io_bytes,
-            max_in_flight_bytes: share(MAX_IN_FLIGHT_BYTES),
-            set_in_flight_bytes: share(config.set_in_flight_bytes),
-            set_in_flight_between_loads_bytes: share(config.set_in_flight_between_loads_bytes),
-            set_in_flight_while_loading_bytes: config.set_in_flight_while_loading_bytes
-                / shared.lanes.len() as u64,
-            set_max_wait: config.set_max_wait,
-        };
+        let limits = limits_of(&shared.config, shared.lanes.len());
         let work = Work::new(number, Scheduler::new(limits), transfers_of(&shared), suspects);
         Self { number, shared, engine, work, reaped: Vec::new() }
     }
@@ -291,5 +292,34 @@ impl<E: Engine> Reactor<E> {
         }
         self.shared.completions.announce();
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reactors_share_the_bounds_of_the_device() {
+        let mut config = Config::new("/somewhere", 1 << 30).unwrap();
+        config.queue_depth = 40;
+        config.max_io_bytes = 123 << 10;
+        config.set_in_flight_bytes = 24 << 20;
+        config.set_in_flight_between_loads_bytes = 12 << 20;
+        config.set_in_flight_while_loading_bytes = 4 << 20;
+        config.set_max_wait = Duration::from_millis(77);
+        let limits = limits_of(&config, 4);
+        assert_eq!((limits.queue_depth, limits.max_io_bytes), (10, 123 << 10));
+        assert_eq!(limits.max_in_flight_bytes, 8 << 20);
+        assert_eq!(limits.set_in_flight_bytes, 6 << 20);
+        assert_eq!(limits.set_in_flight_between_loads_bytes, 3 << 20);
+        assert_eq!(limits.set_in_flight_while_loading_bytes, 1 << 20);
+        assert_eq!(limits.set_max_wait, Duration::from_millis(77));
+
+        config.queue_depth = 3;
+        config.set_in_flight_while_loading_bytes = 0;
+        let limits = limits_of(&config, 4);
+        assert_eq!(limits.queue_depth, 1, "each has something to do");
+        assert_eq!(limits.set_in_flight_while_loading_bytes, 0, "SETs wait for loads");
     }
 }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use kvring::{
     AlignedBlock, CallerBuffer, Completion, Config, Connector, Engine, EngineError, Waker,
@@ -183,8 +184,11 @@ impl From<Connector> for Client {
     }
 }
 
+/// With one reactor, on large machines too: order across keys is only its own.
 pub(crate) fn config(path: &Path, capacity_bytes: u64) -> Config {
-    Config::new(path.to_str().unwrap(), capacity_bytes).unwrap()
+    let mut config = Config::new(path.to_str().unwrap(), capacity_bytes).unwrap();
+    config.io_threads = 1;
+    config
 }
 
 /// Makes the one engine of a store with one reactor.
@@ -193,6 +197,15 @@ pub(crate) fn once<E>(
 ) -> impl FnMut(usize, Arc<Waker>) -> E {
     let mut make_engine = Some(make_engine);
     move |queue_depth, waker| make_engine.take().expect("one reactor")(queue_depth, waker)
+}
+
+/// Waits until `holds`; that it never does is a hang.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let hangs = Instant::now() + Duration::from_millis(u64::from(HANG_TIMEOUT_MS));
+    while !holds() {
+        assert!(Instant::now() < hangs, "{what}: does not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn spans(memory: &[&Memory]) -> (Vec<CallerBuffer>, kvring::KeepAlive) {
