@@ -24,7 +24,7 @@ use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
 use crate::index::{EnteredGet, EnteredSet, Index, Recovery};
-use crate::key::{Digest, MAX_KEY_BYTES};
+use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
 use crate::reactor::{GetRequest, Operation, Reactors, SetRequest, Shared, Spread};
 use crate::schedule::Class;
 use crate::store::extents::ExtentStore;
@@ -203,11 +203,14 @@ impl Connector {
         let (now_ms, submitted) = (unix_ms(), Instant::now());
         let mut spread = Spread::new(&self.shared, Class::Set, keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
+        let mut fingerprints = Fingerprints::default();
         for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
+            let namespace = fingerprints.of(key.as_ref());
             let key: Arc<str> = key.as_ref().into();
             let (digest, buffer) = (Digest::of(&key), *buffer);
+            let key_too = Arc::clone(&key);
             let request =
-                SetRequest { item, buffer, digest, key: Arc::clone(&key), submitted, share };
+                SetRequest { item, buffer, digest, key: key_too, namespace, submitted, share };
             match self.shared.index.enter_set(digest, &key, now_ms, request) {
                 EnteredSet::Ready(request) => spread.add(Operation::Set(request)),
                 EnteredSet::Collides(request) => {

@@ -26,6 +26,8 @@ pub(crate) struct SetRequest {
     pub(crate) buffer: CallerBuffer,
     pub(crate) digest: Digest,
     pub(crate) key: Arc<str>,
+    /// Fingerprint of the key's namespace.
+    pub(crate) namespace: u64,
     pub(crate) submitted: Instant,
     /// Its batch's share of the SETs that are not answered yet.
     pub(crate) share: Arc<QueueShare>,
