@@ -138,8 +138,10 @@ impl Connector {
         let (now_ms, submitted) = (unix_ms(), Instant::now());
         let mut spread = Spread::new(&self.shared, Class::Get, keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
-        for ((item, key), buffer) in items.zip(keys).zip(buffers) {
-            let (key, digest) = (key.as_ref(), Digest::of(key.as_ref()));
+        let digests: Vec<Digest> = keys.iter().map(|key| Digest::of(key.as_ref())).collect();
+        self.shared.index.prefetch_each(keys, &digests);
+        for (((item, key), digest), buffer) in items.zip(keys).zip(digests).zip(buffers) {
+            let key = key.as_ref();
             let request = GetRequest { item, buffer: *buffer, submitted };
             let length_bytes = buffer.length_bytes() as u64;
             match self.shared.index.enter_get(digest, key, length_bytes, now_ms, request) {

@@ -16,12 +16,7 @@ impl<G, S> Index<G, S> {
         for keys in keys.chunks(ROUND) {
             digests.clear();
             digests.extend(keys.iter().map(|key| Digest::of(key.as_ref())));
-            digests.iter().for_each(|digest| self.prefetch(*digest));
-            for (key, digest) in keys.iter().zip(&digests) {
-                if let Some(found) = self.shard(*digest).1.lookup.find(digest.tag(), |_| true) {
-                    self.table.prefetch(found.record, key.as_ref().len());
-                }
-            }
+            self.prefetch_each(keys, &digests);
             // Looked up again: what was found may have gone since, and its slot may be another's.
             held.extend(keys.iter().zip(&digests).map(|(key, digest)| {
                 let is_it = |found: Found| self.table.holds(found.record, *digest, key.as_ref());
@@ -29,6 +24,19 @@ impl<G, S> Index<G, S> {
             }));
         }
         held
+    }
+
+    /// Brings what is known of each of these keys into the processor's cache: of many at once instead of one after the
+    /// other.
+    pub(crate) fn prefetch_each<K: AsRef<str>>(&self, keys: &[K], digests: &[Digest]) {
+        digests.iter().for_each(|digest| self.prefetch(*digest));
+        for (key, digest) in keys.iter().zip(digests) {
+            let (_, shard) = self.shard(*digest);
+            if let Some(found) = shard.lookup.find(digest.tag(), |_| true) {
+                self.table.prefetch(found.record, key.as_ref().len());
+                shard.entries.prefetch(found.entry);
+            }
+        }
     }
 
     /// Brings what finds `digest` into the processor's cache, without waiting for it.
