@@ -47,7 +47,11 @@ impl Store {
             self.connector.drain(&mut completions);
             batches -= completions.len();
             for completion in completions.drain(..) {
-                assert!(completion.ok && !completion.results.contains(&false), "{}", completion.error);
+                assert!(
+                    completion.ok && !completion.results.contains(&false),
+                    "{}",
+                    completion.error
+                );
             }
         }
     }

@@ -34,11 +34,6 @@ impl Digest {
     pub(crate) fn shard_hash(self) -> u64 {
         self.0[1]
     }
-
-    /// The bits that choose a reactor; others than those that choose a shard.
-    pub(crate) fn reactor_hash(self) -> u64 {
-        self.0[1] >> 32
-    }
 }
 
 /// Whose chunk a key names: the model and, where there is one, the cache salt.
@@ -89,6 +84,23 @@ impl<'key> Namespace<'key> {
     }
 }
 
+/// Fingerprints of the namespaces of many keys. Those of one batch are mostly in one: it is hashed once.
+#[derive(Default)]
+pub(crate) struct Fingerprints<'key> {
+    last: Option<(Namespace<'key>, u64)>,
+}
+
+impl<'key> Fingerprints<'key> {
+    /// [`Namespace::fingerprint`] of the namespace of `key`.
+    pub(crate) fn of(&mut self, key: &'key str) -> u64 {
+        let namespace = Namespace::of(key);
+        match self.last {
+            Some((last, fingerprint)) if last == namespace => fingerprint,
+            _ => self.last.insert((namespace, namespace.fingerprint())).1,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,6 +127,16 @@ mod tests {
     fn other_strings_are_nameless() {
         for key in ["", "plain", "a@b@c", "a@b@c@d@e@f"] {
             assert_eq!(Namespace::of(key), Namespace { model: "", salt: "" }, "{key}");
+        }
+    }
+
+    #[test]
+    fn fingerprints_of_many_keys() {
+        let mut fingerprints = Fingerprints::default();
+        for key in
+            ["one@1@0@ab", "one@2@0@cd", "one@1@0@ab@salt", "two@1@0@ab", "other", "one@1@0@ef"]
+        {
+            assert_eq!(fingerprints.of(key), Namespace::of(key).fingerprint(), "{key}");
         }
     }
 

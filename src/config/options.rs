@@ -270,7 +270,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "threads",
         default: Some("auto"),
         range: "'auto' or 1 to 64",
-        meaning: "threads that move bytes, each with a ring of its own, keys spread over them; 'auto' takes one for every 8 processors, 4 at most",
+        meaning: "threads that move bytes, each with a ring of its own; what is submitted goes to the one with the least to do; 'auto' takes one for every 8 processors, 4 at most",
         apply: |config, value| {
             config.io_threads = match value {
                 OptionValue::Text(text) if text == "auto" => std::thread::available_parallelism()

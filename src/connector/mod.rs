@@ -25,8 +25,8 @@ use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
 use crate::index::{EnteredGet, EnteredSet, Index, Recovery, Rules};
-use crate::key::{Digest, MAX_KEY_BYTES};
-use crate::reactor::{GetRequest, KeeperThread, Operation, Reactors, SetRequest, Shared};
+use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
+use crate::reactor::{GetRequest, KeeperThread, Operation, Reactors, SetRequest, Shared, Spread};
 use crate::schedule::Class;
 use crate::store::extents::ExtentStore;
 
@@ -149,16 +149,16 @@ impl Connector {
         }
         let future_id = self.future_id();
         let (now_ms, submitted) = (self.shared.config.clock.now_ms(), Instant::now());
-        let mut operations = self.shared.sorted_operations(keys.len());
+        let mut spread = Spread::new(&self.shared, Class::Get, keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
-        for ((item, key), buffer) in items.zip(keys).zip(buffers) {
-            let (key, digest) = (key.as_ref(), Digest::of(key.as_ref()));
+        let digests: Vec<Digest> = keys.iter().map(|key| Digest::of(key.as_ref())).collect();
+        self.shared.index.prefetch_each(keys, &digests);
+        for (((item, key), digest), buffer) in items.zip(keys).zip(digests).zip(buffers) {
+            let key = key.as_ref();
             let request = GetRequest { item, buffer: *buffer, submitted };
             let length_bytes = buffer.length_bytes() as u64;
             match self.shared.index.enter_get(digest, key, length_bytes, now_ms, request) {
-                EnteredGet::Hit(request, pin) => {
-                    operations[self.shared.reactor_of(digest)].push(Operation::Get(request, pin));
-                }
+                EnteredGet::Hit(request, pin) => spread.add(Operation::Get(request, pin)),
                 EnteredGet::Miss(request) => {
                     self.shared.counters.get_misses.add(1);
                     request.item.miss();
@@ -166,7 +166,7 @@ impl Connector {
                 EnteredGet::Waits => {}
             }
         }
-        self.shared.push(Class::Get, operations);
+        self.shared.push(spread);
         self.completions.announce();
         Ok(future_id)
     }
@@ -216,10 +216,12 @@ impl Connector {
         };
         let future_id = self.future_id();
         let (now_ms, submitted) = (self.shared.config.clock.now_ms(), Instant::now());
-        let mut operations = self.shared.sorted_operations(keys.len());
+        let mut spread = Spread::new(&self.shared, Class::Set, keys.len());
         self.shared.counters.set_queued.add(keys.len() as u64);
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
+        let mut fingerprints = Fingerprints::default();
         for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
+            let namespace = fingerprints.of(key.as_ref());
             let key: Arc<str> = key.as_ref().into();
             let (digest, buffer) = (Digest::of(&key), *buffer);
             let request = SetRequest {
@@ -227,14 +229,13 @@ impl Connector {
                 buffer,
                 digest,
                 key: Arc::clone(&key),
+                namespace,
                 submitted,
                 has_waited: false,
                 share,
             };
             match self.shared.index.enter_set(digest, &key, now_ms, request) {
-                EnteredSet::Ready(request) => {
-                    operations[self.shared.reactor_of(digest)].push(Operation::Set(request));
-                }
+                EnteredSet::Ready(request) => spread.add(Operation::Set(request)),
                 EnteredSet::Collides(request) => {
                     self.shared.counters.hash_collision.add(1);
                     log::warn!("key '{key}' has the digest of another key: not stored for an hour");
@@ -244,7 +245,7 @@ impl Connector {
                 EnteredSet::Waits => {}
             }
         }
-        self.shared.push(Class::Set, operations);
+        self.shared.push(spread);
         self.completions.announce();
         drop(gate);
         Ok(future_id)
@@ -275,18 +276,19 @@ impl Connector {
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         let now = Instant::now();
-        let mut freed = self.shared.sorted_operations(0);
+        let mut freed = Spread::new(&self.shared, Class::Delete, 0);
         let mut removed = 0;
         for key in keys {
             let digest = Digest::of(key.as_ref());
             let (found, extent) = self.shared.index.delete(digest, key.as_ref());
             removed += u64::from(found);
-            freed[self.shared.reactor_of(digest)]
-                .extend(extent.map(|extent| Operation::Free(extent, now)));
+            if let Some(extent) = extent {
+                freed.add(Operation::Free(extent, now));
+            }
         }
         self.shared.counters.deleted.add(removed);
         self.shared.counters.delete_absent.add(keys.len() as u64 - removed);
-        self.shared.push(Class::Delete, freed);
+        self.shared.push(freed);
         Ok(self.answer(vec![true; keys.len()], Box::new(())))
     }
 
@@ -386,6 +388,7 @@ fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Namespace;
 
     /// The answer to a key that has another one's digest, which nobody can produce.
     #[test]
@@ -402,6 +405,7 @@ mod tests {
             // SAFETY: a refused chunk is not looked at, and the byte lives longer.
             buffer: unsafe { CallerBuffer::new(&raw mut byte, 1) },
             digest: Digest::of(&key),
+            namespace: Namespace::of(&key).fingerprint(),
             key,
             has_waited: false,
             submitted: Instant::now(),

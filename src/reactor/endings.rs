@@ -232,6 +232,7 @@ impl Work {
 
     pub(super) fn answer(&mut self, id: usize, shared: &Shared) {
         let Active { kind, checksum, failure, timeline, .. } = self.active.remove(id);
+        self.in_hand_bytes[kind.class() as usize] -= kind.cost_bytes();
         if !matches!(failure, Some(Failure::Closed)) && !matches!(kind, Kind::Verify(..)) {
             let mut latencies = shared.lanes[self.number].latencies.lock();
             latencies.record(kind.class(), timeline, Instant::now());

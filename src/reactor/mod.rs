@@ -10,6 +10,7 @@
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
 mod admission;
+mod balance;
 mod commit;
 mod endings;
 mod keeper;
@@ -29,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub(crate) use balance::Spread;
 pub(crate) use keeper::KeeperThread;
 pub(crate) use operation::{GetRequest, Operation, SetRequest};
 use shared::Lane;
@@ -233,9 +235,7 @@ impl<E: Engine> Reactor<E> {
 
     fn run(&mut self) -> Result<(), EngineError> {
         loop {
-            while let Some(operations) = self.lane().intake.pop() {
-                operations.into_iter().for_each(|operation| self.work.accept(operation));
-            }
+            self.work.take_up(&self.shared.lanes[self.number]);
             let now = Instant::now();
             self.work.start_due(now);
             let deadline = *self.shared.deadline.lock();

@@ -28,7 +28,7 @@ impl Shared {
     /// Room for the chunk and its record, or neither.
     pub(super) fn find_place(&self, request: &SetRequest) -> Result<Place, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
-        let quota = self.reserve_quota(&request.key, bytes)?;
+        let quota = self.reserve_quota(request, bytes)?;
         let outcome =
             self.allocate(bytes).and_then(|extent| match self.reserve_record(request.key.len()) {
                 Ok(record) => Ok(Place { extent, record, stands: false, quota }),
@@ -50,13 +50,15 @@ impl Shared {
         }
     }
 
-    fn reserve_quota(&self, key: &str, bytes: u64) -> Result<Option<QuotaShare>, StoreError> {
+    fn reserve_quota(
+        &self,
+        request: &SetRequest,
+        bytes: u64,
+    ) -> Result<Option<QuotaShare>, StoreError> {
         if self.config.quotas.is_empty() {
             return Ok(None);
         }
-        let namespace = Namespace::of(key);
-        let (pool, Some(quota_bytes)) = self.index.residents().pool_of(namespace.fingerprint())
-        else {
+        let (pool, Some(quota_bytes)) = self.index.residents().pool_of(request.namespace) else {
             return Ok(None);
         };
         let blocks = Extent::blocks_for(bytes);
@@ -69,7 +71,7 @@ impl Shared {
             };
             self.evict_all(&victims, &mut kept);
         }
-        let namespace = namespace.name();
+        let namespace = Namespace::of(&request.key).name();
         Err(StoreError::Quota { needed_bytes: bytes, namespace, quota_bytes })
     }
 

@@ -9,7 +9,6 @@ use crate::config::Checksum;
 use crate::error::StoreError;
 use crate::index::table::Content;
 use crate::index::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED, Pin, Publication, RecordState, Resumed};
-use crate::key::Namespace;
 use crate::store::Extent;
 
 /// Where a chunk goes: its blocks, and its record.
@@ -215,7 +214,7 @@ fn content_of(request: &SetRequest, extent: Extent, checksum: u32, shared: &Shar
     };
     Content {
         digest: request.digest,
-        namespace: Namespace::of(&request.key).fingerprint(),
+        namespace: request.namespace,
         extent,
         length_bytes: request.buffer.length_bytes() as u64,
         generation: shared.index.next_generation(),

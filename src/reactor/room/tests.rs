@@ -96,6 +96,7 @@ impl Still {
             buffer,
             digest,
             key: Arc::clone(&key),
+            namespace: Namespace::of(&key).fingerprint(),
             submitted: Instant::now(),
             has_waited: false,
             share: Arc::new(share),
