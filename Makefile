@@ -85,6 +85,10 @@ $(VENV)/.stamp-bench: requirements/bench.txt $(VENV)/.stamp-lmcache
 	@$(call install,-r requirements/bench.txt)
 	touch $@
 
+$(VENV)/.stamp-plots: requirements/bench.txt $(VENV)/.stamp-tools
+	@$(call install,-c requirements/bench.txt matplotlib)
+	touch $@
+
 # The install is editable: edits of .py files need no build. A native module newer than the stamp is somebody else's,
 # perhaps a debug build, and a missing one was deleted: both are built anew.
 NATIVE_MODULE := $(wildcard connector_py/kvring/_native*.so)
@@ -170,6 +174,13 @@ bench-quick: build $(VENV)/.stamp-bench ## the same, much smaller: a first look
 .PHONY: bench-docs
 bench-docs: $(VENV)/.stamp-bench ## docs/benchmarks.md from what make bench has measured
 	@$(PY) -m benches.compare --write-docs
+
+# For instance: make eviction EVICTION='--traces DIRECTORY'
+EVICTION ?=
+
+.PHONY: eviction
+eviction: need-cargo $(VENV)/.stamp-plots ## which eviction policy: hit ratios on traces, into docs/eviction.md (2 minutes)
+	@$(PY) -m benches.eviction $(EVICTION)
 
 .PHONY: clean
 clean: ## remove all that was built, and the caches; .venv keeps its tools

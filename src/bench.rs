@@ -1,10 +1,12 @@
-//! What `benches/batch.rs` needs of the inside. Only with the feature `bench`; not part of the API.
+//! What `benches/batch.rs` and the simulator of `make eviction` need of the inside. Only with the feature `bench`; not part of the API.
 
 use std::io;
 use std::sync::Arc;
 
 use crate::batch::Batch;
 use crate::completion::{Completion, CompletionQueue};
+
+pub use crate::evict::probe::{EvictionProbe, Held};
 
 /// Batches without a store behind them.
 pub struct Countdown {

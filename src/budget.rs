@@ -1,18 +1,34 @@
 //! The one account of bytes on disk: data files and index draw on it before they grow.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::sys::statvfs::statvfs;
+
+use crate::config::MinFree;
+use crate::error::StoreError;
+
+/// The part of a file system that `MinFree::Auto` leaves free, and the most it does.
+const AUTO_FREE_PART: u64 = 20;
+const AUTO_FREE_MOST_BYTES: u64 = 10 << 30;
 
 /// Capacity of a store and what of it is taken.
 #[derive(Debug)]
 pub(crate) struct Budget {
     capacity_bytes: u64,
     used_bytes: AtomicU64,
+    floor: Option<(PathBuf, MinFree)>,
 }
 
 impl Budget {
     /// An account of `capacity_bytes`, nothing of it used.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
-        Self { capacity_bytes, used_bytes: AtomicU64::new(0) }
+        Self { capacity_bytes, used_bytes: AtomicU64::new(0), floor: None }
+    }
+
+    /// The same with a floor under the free space of the file system of `directory`.
+    pub(crate) fn with_floor(self, directory: &Path, min_free: MinFree) -> Self {
+        Self { floor: Some((directory.to_owned(), min_free)), ..self }
     }
 
     /// The configured capacity.
@@ -30,7 +46,22 @@ impl Budget {
         self.capacity_bytes.saturating_sub(self.used_bytes())
     }
 
-    /// Takes `bytes` if `bytes + spare_bytes` fit; `spare_bytes` stay free for others.
+    /// What the file system has free above the floor; `u64::MAX` where it does not tell, or there is no floor.
+    pub(crate) fn free_above_floor_bytes(&self) -> u64 {
+        let Some((directory, min_free)) = &self.floor else { return u64::MAX };
+        let Ok(answer) = statvfs(directory) else { return u64::MAX };
+        let fragment_bytes = answer.fragment_size();
+        // What it keeps for root is nobody's: not even root should live on it.
+        let free_bytes = answer.blocks_available() * fragment_bytes;
+        free_bytes.saturating_sub(match min_free {
+            MinFree::Bytes(bytes) => *bytes,
+            MinFree::Auto => {
+                (answer.blocks() * fragment_bytes / AUTO_FREE_PART).min(AUTO_FREE_MOST_BYTES)
+            }
+        })
+    }
+
+    /// Takes `bytes` for a file that is there already, if `bytes + spare_bytes` fit; `spare_bytes` stay free for others.
     pub(crate) fn reserve(&self, bytes: u64, spare_bytes: u64) -> bool {
         self.used_bytes
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
@@ -38,6 +69,23 @@ impl Budget {
                 (after.checked_add(spare_bytes)? <= self.capacity_bytes).then_some(after)
             })
             .is_ok()
+    }
+
+    /// Takes `bytes` by which a file is to grow; `spare_bytes` of the capacity stay free for others.
+    ///
+    /// # Errors
+    /// `StoreError` when the capacity, or the floor, is in the way.
+    pub(crate) fn reserve_growth(&self, bytes: u64, spare_bytes: u64) -> Result<(), StoreError> {
+        let free_bytes = self.free_above_floor_bytes();
+        if bytes > free_bytes {
+            return Err(StoreError::Floor { needed_bytes: bytes, free_bytes });
+        }
+        match self.reserve(bytes, spare_bytes) {
+            true => Ok(()),
+            false => {
+                Err(StoreError::Full { needed_bytes: bytes, capacity_bytes: self.capacity_bytes })
+            }
+        }
     }
 
     /// Gives `bytes` back.
@@ -60,5 +108,22 @@ mod tests {
         assert_eq!((budget.used_bytes(), budget.left_bytes()), (100, 0));
         budget.release(60);
         assert!(budget.reserve(60, 0));
+    }
+
+    #[test]
+    fn growth_leaves_the_file_system_its_floor() {
+        let directory = tempfile::tempdir().unwrap();
+        let free_bytes = |min_free| {
+            Budget::new(1 << 50).with_floor(directory.path(), min_free).free_above_floor_bytes()
+        };
+        let all = free_bytes(MinFree::Bytes(0));
+        assert!(all > 0 && free_bytes(MinFree::Auto) < all);
+        let most = MinFree::Bytes(all + (1 << 40));
+        let budget = Budget::new(1 << 50).with_floor(directory.path(), most);
+        let error = budget.reserve_growth(4096, 0).unwrap_err().to_string();
+        assert!(error.contains("min_free") && error.contains("4096"), "{error}");
+        assert_eq!(budget.used_bytes(), 0);
+        // What is there already is no growth.
+        assert!(budget.reserve(4096, 0));
     }
 }

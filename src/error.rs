@@ -38,6 +38,14 @@ pub enum ConfigError {
         /// What it says.
         meaning: &'static str,
     },
+    /// The watermarks are the wrong way round.
+    #[error("low_watermark = {low} is above high_watermark = {high}; it must not be")]
+    Watermarks {
+        /// The lower one.
+        low: f64,
+        /// The upper one.
+        high: f64,
+    },
 }
 
 /// Failures of the I/O engine as a whole; a failed transfer is reported with its completion instead.
@@ -74,6 +82,39 @@ pub enum StoreError {
         needed_bytes: u64,
         /// The configured capacity.
         capacity_bytes: u64,
+    },
+    /// What has the space cannot go now.
+    #[error(
+        "store full: what would have to go for {needed_bytes} bytes is being written or read, leased or pinned; store more \
+         slowly, unpin keys, or raise capacity"
+    )]
+    Guarded {
+        /// Bytes asked for, rounded up to blocks.
+        needed_bytes: u64,
+    },
+    /// The chunk's namespace has a quota that it does not fit into.
+    #[error(
+        "no room for {needed_bytes} bytes in namespace '{namespace}', whose quota is {quota_bytes} bytes: what would have \
+         to go is being read, leased or pinned, or not enough; raise the quota"
+    )]
+    Quota {
+        /// Bytes asked for, rounded up to blocks.
+        needed_bytes: u64,
+        /// The namespace.
+        namespace: String,
+        /// Its quota.
+        quota_bytes: u64,
+    },
+    /// The file system would have less free space than it is to keep.
+    #[error(
+        "store full: growing by {needed_bytes} bytes would leave the file system less than min_free (there are \
+         {free_bytes} bytes above it); free space there or lower min_free"
+    )]
+    Floor {
+        /// Bytes by which a file was to grow.
+        needed_bytes: u64,
+        /// What is free above the floor.
+        free_bytes: u64,
     },
     /// The file system refused to grow a file.
     #[error(

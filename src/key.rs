@@ -34,11 +34,6 @@ impl Digest {
     pub(crate) fn shard_hash(self) -> u64 {
         self.0[1]
     }
-
-    /// The bits that choose a reactor; others than those that choose a shard.
-    pub(crate) fn reactor_hash(self) -> u64 {
-        self.0[1] >> 32
-    }
 }
 
 /// Whose chunk a key names: the model and, where there is one, the cache salt.
@@ -64,6 +59,20 @@ impl<'key> Namespace<'key> {
         }
     }
 
+    /// The namespace with this [`Namespace::name`].
+    pub fn called(name: &'key str) -> Self {
+        let (model, salt) = name.split_once(SEPARATOR).unwrap_or((name, ""));
+        Self { model, salt }
+    }
+
+    /// `model@salt`, or the model alone where there is no salt.
+    pub fn name(&self) -> String {
+        match self.salt {
+            "" => self.model.to_owned(),
+            salt => format!("{}{SEPARATOR}{salt}", self.model),
+        }
+    }
+
     /// 64-bit fingerprint kept in each record, so that a namespace can be told without its key.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = Blake2b::<U16>::new();
@@ -72,6 +81,23 @@ impl<'key> Namespace<'key> {
         hasher.update(self.salt.as_bytes());
         let bytes: [u8; 16] = hasher.finalize().into();
         bytemuck::cast::<_, [u64; 2]>(bytes)[0]
+    }
+}
+
+/// Fingerprints of the namespaces of many keys. Those of one batch are mostly in one: it is hashed once.
+#[derive(Default)]
+pub(crate) struct Fingerprints<'key> {
+    last: Option<(Namespace<'key>, u64)>,
+}
+
+impl<'key> Fingerprints<'key> {
+    /// [`Namespace::fingerprint`] of the namespace of `key`.
+    pub(crate) fn of(&mut self, key: &'key str) -> u64 {
+        let namespace = Namespace::of(key);
+        match self.last {
+            Some((last, fingerprint)) if last == namespace => fingerprint,
+            _ => self.last.insert((namespace, namespace.fingerprint())).1,
+        }
     }
 }
 
@@ -89,9 +115,28 @@ mod tests {
     }
 
     #[test]
+    fn names_lead_back() {
+        for key in ["meta/llama@00000001@0@abcd", "meta/llama@00000001@0@abcd@tenant", "other"] {
+            let namespace = Namespace::of(key);
+            assert_eq!(Namespace::called(&namespace.name()), namespace);
+        }
+        assert_eq!(Namespace::of("m@1@0@a@s").name(), "m@s");
+    }
+
+    #[test]
     fn other_strings_are_nameless() {
         for key in ["", "plain", "a@b@c", "a@b@c@d@e@f"] {
             assert_eq!(Namespace::of(key), Namespace { model: "", salt: "" }, "{key}");
+        }
+    }
+
+    #[test]
+    fn fingerprints_of_many_keys() {
+        let mut fingerprints = Fingerprints::default();
+        for key in
+            ["one@1@0@ab", "one@2@0@cd", "one@1@0@ab@salt", "two@1@0@ab", "other", "one@1@0@ef"]
+        {
+            assert_eq!(fingerprints.of(key), Namespace::of(key).fingerprint(), "{key}");
         }
     }
 

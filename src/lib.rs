@@ -35,6 +35,7 @@ mod config;
 mod connector;
 mod engine;
 mod error;
+mod evict;
 mod fork;
 mod index;
 mod key;
@@ -49,17 +50,19 @@ pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
 pub use config::size_bytes;
 pub use config::{
-    BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, OPTIONS,
-    OptionSpec, OptionValue,
+    Admission, BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES,
+    MinFree, OPTIONS, OptionSpec, OptionValue,
 };
 pub use connector::{Connector, Shutdown};
 pub use engine::uring::UringEngine;
 pub use engine::{Action, Engine, Reaped, Transfer, Waker};
 pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
+pub use evict::{Eviction, NamespaceUsage};
 #[doc(hidden)]
 pub use index::IndexProbe;
-pub use index::Recovery;
+pub use index::{Check, KeyState, Purged, Recovery};
 pub use key::{Digest, MAX_KEY_BYTES, Namespace};
 pub use schedule::{Class, Grant, Limits, Scheduler};
-pub use stats::{Counter, Counters, Stats};
-pub use store::{Extent, Geometry, Store, StoreUsage};
+pub use stats::{Counter, CounterGroup, Counters, Stats};
+pub use store::{Extent, Fill, FreeSpace, Geometry, Store, StoreUsage};
+pub use time::Clock;

@@ -61,6 +61,11 @@ impl std::fmt::Display for Owner {
     }
 }
 
+/// Tells this boot of the machine from others: made of the kernel's random boot id (random(4)); 0 where there is none.
+pub(crate) fn current_boot() -> u32 {
+    std::fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |id| crc32c::crc32c(&id))
+}
+
 /// How to name the holder of a lock.
 pub(crate) fn describe_holder(owner: Option<&Owner>) -> String {
     match owner {

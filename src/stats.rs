@@ -44,6 +44,11 @@ counters! {
     set_unchanged,
     /// Keys of SET that failed.
     set_failed,
+    /// Keys of SET that were taken into the queue.
+    set_queued,
+    /// Keys of SET that waited for another SET of the same key, with the same bytes, and were not written again; they count
+    /// as unchanged too.
+    set_joined,
     /// Keys of SET that were refused because too much is queued; they count as failed too.
     set_rejected_queue_full,
     /// Keys found by EXISTS.
@@ -70,12 +75,32 @@ counters! {
     write_errors,
     /// Writes tried again, in `persistent`.
     write_retries,
+    /// Writes that had been tried again and failed for good.
+    write_retries_exhausted,
     /// Barriers given to the device, in `persistent`.
     syncs,
     /// Groups of SETs that could not be made durable.
     sync_errors,
     /// SETs that found no room.
     store_full,
+    /// Chunks evicted for want of room.
+    evicted,
+    /// Bytes of the data files that they took.
+    evicted_bytes,
+    /// Times a SET had to wait for an eviction, since nobody had made room ahead of it.
+    evicted_in_the_way,
+    /// Chunks whose `ttl` was over and whose space was given back.
+    expired,
+    /// Their payload bytes.
+    expired_bytes,
+    /// Keys purged with their namespace.
+    purged,
+    /// Leases that EXISTS did not give, because too much is leased.
+    leases_refused,
+    /// Keys of SET that completed without being stored, because of `admit`.
+    set_not_admitted,
+    /// Keys of SET that completed without being stored, because of `write_budget`.
+    set_over_write_budget,
     /// Keys put in quarantine because another key has the same digest.
     hash_collision,
     /// Transfers given to the device, again after a short one too.
@@ -115,6 +140,16 @@ pub struct Stats {
     pub used_bytes: u64,
     /// Number of data files.
     pub data_files: u64,
+    /// Bytes of the data files that are leased.
+    pub leased_bytes: u64,
+    /// Bytes of the data files that are pinned.
+    pub pinned_bytes: u64,
+    /// Records that opening threw out, whatever for.
+    pub discarded_at_open: u64,
+    /// Keys asked for, by EXISTS or GET, that were not held and would have been with one and a half times the capacity.
+    pub would_hit_at_1_5x: u64,
+    /// The same with twice the capacity.
+    pub would_hit_at_2x: u64,
     /// Operations submitted and not yet completed.
     pub in_flight: u64,
     /// SETs that are not answered yet.
@@ -132,4 +167,57 @@ pub struct Stats {
     pub latencies: Vec<(String, u64)>,
     /// All counters, by name.
     pub counters: Vec<(&'static str, u64)>,
+}
+
+/// Counters of one part of the store, by name.
+pub type CounterGroup = Vec<(&'static str, u64)>;
+
+impl Stats {
+    /// What operators watch, in three groups whose names do not clash: `storage` (what became of chunks), `writer` (the
+    /// queue of SETs), `lookup` (hits). Keys, or bytes where the name ends so. The names are those of the plan that this
+    /// project started from.
+    pub fn groups(&self) -> [(&'static str, CounterGroup); 3] {
+        let of = |name: &str| {
+            let found = self.counters.iter().find(|(other, _)| *other == name);
+            debug_assert!(found.is_some(), "there is no counter {name}");
+            found.map_or(0, |(_, value)| *value)
+        };
+        let storage = vec![
+            ("ssd_save_success", of("set_stored")),
+            ("ssd_save_fail", of("set_failed")),
+            ("ssd_save_dedup_skip", of("set_unchanged")),
+            ("ssd_save_not_admitted", of("set_not_admitted") + of("set_over_write_budget")),
+            (
+                "ssd_stale_index_cleaned",
+                self.discarded_at_open + of("checksum_mismatch") + of("read_errors"),
+            ),
+            ("ssd_hash_collision_detected", of("hash_collision")),
+            ("ssd_evicted", of("evicted")),
+            ("ssd_evicted_bytes", of("evicted_bytes")),
+            ("ssd_expired", of("expired")),
+            ("ssd_expired_bytes", of("expired_bytes")),
+            ("ssd_written_bytes", of("written_bytes")),
+            ("ssd_read_bytes", of("read_bytes")),
+            ("ssd_used_bytes", self.used_bytes),
+            ("ssd_capacity_bytes", self.capacity_bytes),
+        ];
+        let writer = vec![
+            ("writer_enqueue_total", of("set_queued")),
+            ("writer_enqueue_dedup_skip", of("set_joined")),
+            ("writer_save_success", of("set_stored")),
+            ("writer_save_fail", of("set_failed")),
+            ("writer_queue_full", of("set_rejected_queue_full")),
+            ("writer_retry_attempts", of("write_retries")),
+            ("writer_retry_final_fail", of("write_retries_exhausted")),
+        ];
+        let lookup = vec![
+            ("kv_lookup_hits", of("exists_hits")),
+            ("kv_lookup_miss", of("exists_misses")),
+            ("kv_promote_hits", of("get_hits")),
+            ("kv_promote_fail", of("get_misses")),
+            ("kv_lookup_would_hit_at_1_5x", self.would_hit_at_1_5x),
+            ("kv_lookup_would_hit_at_2x", self.would_hit_at_2x),
+        ];
+        [("storage", storage), ("writer", writer), ("lookup", lookup)]
+    }
 }

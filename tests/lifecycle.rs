@@ -144,18 +144,22 @@ fn close_at_the_deadline_drops_the_queue() {
 }
 
 #[test]
-fn full_stores_say_so_and_deletes_make_room() {
+fn full_stores_evict_what_was_not_used_for_the_longest_time() {
     let directory = tempfile::tempdir().unwrap();
     let client = Client::open(directory.path(), 32 * MIB);
     let memory = Memory::patterned(MIB as usize, 0, 1);
-    let keys: Vec<String> = (0..40).map(key).collect();
-    let completion = client.set(&keys, &vec![&memory; 40]);
-    assert!(!completion.ok && completion.error.starts_with("store full"), "{}", completion.error);
-    let stored = completion.results.iter().filter(|stored| **stored).count();
-    assert!((28..32).contains(&stored), "{stored} MiB of 32");
-    assert_eq!(client.exists(&keys), completion.results, "what was stored whole stays");
-    client.delete(&keys[..2]);
-    assert!(client.set_one("again", &memory));
+    let keys: Vec<String> = (0..200).map(key).collect();
+    assert!(client.set(&keys[..20], &[&memory; 20]).ok);
+    for key in &keys[20..] {
+        assert!(client.get_one(&keys[3], MIB as usize).is_some());
+        assert!(client.set_one(key, &memory));
+    }
+    let held = client.exists(&keys);
+    assert!(held[3] && held[175..].iter().all(|held| *held), "the used one, and the last ones");
+    let count = held.iter().filter(|held| **held).count();
+    assert!((27..=32).contains(&count), "{count} MiB of 32");
+    assert_eq!(client.counter("evicted"), 200 - count as u64);
+    client.assert_consistent();
     assert!(on_disk_bytes(directory.path()) <= 32 * MIB);
 }
 
@@ -166,10 +170,13 @@ fn the_index_counts_as_well() {
     let client = Client::open(directory.path(), 16 * MIB);
     let memory = Memory::patterned(4096, 0, 1);
     let keys: Vec<String> = (0..3500).map(|number| format!("{number:04096}")).collect();
-    let completion = client.set(&keys, &vec![&memory; keys.len()]);
-    assert!(!completion.ok && completion.error.starts_with("store full"), "{}", completion.error);
+    for keys in keys.chunks(500) {
+        assert!(client.set(keys, &vec![&memory; keys.len()]).ok);
+    }
     assert!(on_disk_bytes(directory.path()) <= 16 * MIB);
-    assert_eq!(client.exists(&keys), completion.results);
+    let held = client.exists(&keys).iter().filter(|held| **held).count() as u64;
+    assert!(held > 100 && client.counter("evicted") == 3500 - held, "{held}");
+    client.assert_consistent();
     client.delete(&keys);
     assert!(client.set_one("again", &memory));
     assert_eq!(client.connector.stats().allocated_bytes, BLOCK_BYTES);
@@ -182,13 +189,25 @@ fn a_smaller_capacity_keeps_what_fits() {
     let memory = Memory::patterned(MIB as usize, 0, 1);
     let keys: Vec<String> = (0..150).map(key).collect();
     assert!(client.set(&keys, &vec![&memory; 150]).ok);
+    // The first data file is used last.
+    std::thread::sleep(Duration::from_millis(10));
+    assert!(keys[..64].iter().all(|key| client.get_one(key, MIB as usize).is_some()));
     client.connector.close();
     let client = Client::open(directory.path(), 100 * MIB);
-    let held = client.exists(&keys).iter().filter(|held| **held).count();
-    assert_eq!(held, 64, "the chunks of the one data file that fits");
-    assert_eq!(client.connector.recovery().out_of_range, 86);
+    let held = client.exists(&keys);
+    let count = held.iter().filter(|held| **held).count() as u64;
+    assert!(held[..64].iter().all(|held| *held), "what was used last");
+    assert!((80..100).contains(&count), "{count} MiB of 100");
+    assert_eq!(client.connector.recovery().out_of_range, 150 - count);
     assert!(on_disk_bytes(directory.path()) <= 100 * MIB);
     assert_eq!(client.get_one(&keys[0], MIB as usize).unwrap(), memory.bytes());
+    client.assert_consistent();
+    // And it grows again with a larger one.
+    client.connector.close();
+    let client = Client::open(directory.path(), 200 * MIB);
+    assert!(client.set(&keys, &vec![&memory; 150]).ok);
+    assert_eq!(client.counter("evicted"), 0);
+    client.assert_consistent();
 }
 
 /// Line 7: exactly one completion per batch, over 100,000 operations from eight threads on shared keys.

@@ -1,4 +1,4 @@
-//! Several reactors on one store: order per key, one end for all, and nothing without an answer.
+//! Several reactors on one store: work for each, order per key, one end for all, and nothing without an answer.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
@@ -142,34 +142,66 @@ impl Devices {
         (0..REACTORS).filter(|number| after[*number] > before[*number]).collect()
     }
 
-    /// Stores a small chunk under each key; which reactor did it.
-    fn store_each(&self, client: &Client, keys: &[String], memory: &Memory) -> Vec<usize> {
-        let store = |key: &String| {
-            let used = self.used_by(|| assert!(client.set_one(key, memory)));
-            assert_eq!(used.len(), 1, "one reactor for a key");
-            used[0]
-        };
-        keys.iter().map(store).collect()
+    /// Submits something that stays in the device of the reactor that gets it: which one, and the batch.
+    fn hold(&self, submit: impl FnOnce() -> u64) -> (usize, u64) {
+        let swap = |stuck: &Arc<AtomicBool>| stuck.swap(true, Ordering::SeqCst);
+        let (stuck, before) = (self.stuck.each_ref().map(swap), self.transfers());
+        let future_id = submit();
+        let mut holder = None;
+        common::eventually("a device has it", || {
+            let after = self.transfers();
+            holder = (0..REACTORS).find(|number| after[*number] > before[*number]);
+            holder.is_some()
+        });
+        let holder = holder.unwrap();
+        for number in (0..REACTORS).filter(|number| *number != holder) {
+            self.stuck[number].store(stuck[number], Ordering::SeqCst);
+        }
+        (holder, future_id)
+    }
+
+    fn release_all(&self) {
+        self.stuck.iter().for_each(|stuck| stuck.store(false, Ordering::SeqCst));
     }
 }
 
-/// Order per key asks for it.
+/// What is submitted together, or while the others have as much in hand, is shared equally: few chunks too.
 #[test]
-fn a_key_has_always_the_same_reactor_and_each_reactor_has_keys() {
+fn each_gets_as_much_as_the_others() {
+    const EACH: usize = 4;
     let directory = tempfile::tempdir().unwrap();
     let devices = Devices::default();
     let client = devices.open(configured(directory.path()));
-    let keys: Vec<String> = (0..COUNT).map(key).collect();
-    let memory = |version| Memory::patterned(4096, 0, version);
-    let reactors = devices.store_each(&client, &keys, &memory(0));
-    assert!((0..REACTORS).all(|number| reactors.contains(&number)), "{reactors:?}");
-    assert_eq!(devices.store_each(&client, &keys, &memory(1)), reactors, "replaced");
-    for (key, reactor) in keys.iter().zip(&reactors) {
-        let used = devices.used_by(|| assert!(client.get_one(key, 4096).is_some()));
-        assert_eq!(used, [*reactor], "loaded");
+    devices.stuck.iter().for_each(|stuck| stuck.store(true, Ordering::SeqCst));
+    let chunk = Memory::patterned(300_000, 0, 1);
+    let keys: Vec<String> = (0..(EACH * REACTORS) as u64).map(key).collect();
+    let (together, alone) = keys.split_at(keys.len() / 2);
+    let mut ids = vec![client.submit_set(together, &vec![&chunk; together.len()])];
+    ids.extend(alone.iter().map(|key| client.submit_set(std::slice::from_ref(key), &[&chunk])));
+    let all = keys.len() as u64;
+    common::eventually("all are taken up", || devices.transfers().iter().sum::<u64>() == all);
+    assert_eq!(devices.transfers(), [EACH as u64; REACTORS]);
+    devices.release_all();
+    assert!(ids.into_iter().all(|id| client.wait(id).ok));
+}
+
+/// One that cannot go on holds up only what it has.
+#[test]
+fn one_that_is_stuck_gets_nothing_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let devices = Devices::default();
+    let client = devices.open(configured(directory.path()));
+    let chunk = Memory::patterned(4096, 0, 1);
+    let (_, held) = devices.hold(|| client.submit_set(&[key(0)], &[&chunk]));
+    for number in 1..COUNT {
+        assert!(client.set_one(&key(number), &chunk));
+        assert_eq!(client.get_one(&key(number), 4096).as_deref(), Some(chunk.bytes()));
+        client.delete(&[key(number)]);
     }
-    client.delete(&keys);
-    assert_eq!(devices.store_each(&client, &keys, &memory(0)), reactors, "stored anew");
+    common::eventually("the places are freed", || client.connector.stats().allocated_bytes == 4096);
+    assert!(!client.exists(&[key(0)])[0]);
+    devices.release_all();
+    assert!(client.wait(held).ok);
 }
 
 /// A SET on one reactor waits while another loads, and goes on when that is done although nothing else comes.
@@ -180,14 +212,15 @@ fn sets_wait_for_the_loads_of_other_reactors() {
     config.set_max_wait = Duration::from_secs(600);
     let devices = Devices::default();
     let client = devices.open(config);
-    let stored = Memory::patterned(4096, 0, 1);
+    // Large enough for each reactor to get some of them.
+    let stored = Memory::patterned(64 << 10, 0, 1);
     let keys: Vec<String> = (0..COUNT).map(key).collect();
-    devices.store_each(&client, &keys, &stored);
+    assert!(client.set(&keys, &[&stored; COUNT as usize]).ok);
     for loading in (0..REACTORS).rev() {
         // Some of these loads are on a reactor whose device does not answer.
         let stuck = &devices.stuck[loading];
         stuck.store(true, Ordering::SeqCst);
-        let loaded: Vec<Memory> = (0..COUNT).map(|_| Memory::new(4096, 0)).collect();
+        let loaded: Vec<Memory> = (0..COUNT).map(|_| Memory::new(64 << 10, 0)).collect();
         let before = devices.transfers().iter().sum::<u64>();
         let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
         common::eventually("each reactor has taken up its loads", || {
@@ -220,17 +253,17 @@ fn a_set_that_is_due_goes_ahead_of_the_loads_of_other_reactors() {
     let devices = Devices::default();
     let client = devices.open(config);
     let stored = Memory::patterned(4096, 0, 1);
-    let keys: Vec<String> = (0..COUNT).map(key).collect();
-    let reactors = devices.store_each(&client, &keys, &stored);
-    let key_of = |reactor| &keys[reactors.iter().position(|other| *other == reactor).unwrap()];
-    devices.stuck[2].store(true, Ordering::SeqCst);
-    let (before, loaded) = (devices.transfers()[2], Memory::new(4096, 0));
-    let get = client.submit_get(std::slice::from_ref(key_of(2)), &[&loaded]);
-    common::eventually("the load is taken up", || devices.transfers()[2] > before);
-    for reactor in [0, 1] {
-        assert!(client.set_one(key_of(reactor), &Memory::patterned(4096, 0, 2)));
-    }
-    devices.stuck[2].store(false, Ordering::SeqCst);
+    let keys: Vec<String> = (0..REACTORS as u64).map(key).collect();
+    assert!(client.set(&keys, &[&stored; REACTORS]).ok);
+    let loaded = Memory::new(4096, 0);
+    let (loading, get) = devices.hold(|| client.submit_get(&keys[..1], &[&loaded]));
+    let used = devices.used_by(|| {
+        let other = Memory::patterned(4096, 0, 2);
+        let sets = [1, 2].map(|number| client.submit_set(&keys[number..=number], &[&other]));
+        assert!(sets.into_iter().all(|set| client.wait(set).ok));
+    });
+    assert!(!used.contains(&loading));
+    devices.release_all();
     assert_eq!(client.wait(get).results, [true]);
 }
 
@@ -240,24 +273,21 @@ fn one_that_is_done_does_not_drop_what_others_have() {
     let directory = tempfile::tempdir().unwrap();
     let devices = Devices::default();
     let client = devices.open(configured(directory.path()));
-    let memory = |version| Memory::patterned(4096, 0, version);
-    let keys: Vec<String> = (0..COUNT).map(key).collect();
-    let reactors = devices.store_each(&client, &keys, &memory(0));
-    let busy = reactors.iter().position(|reactor| *reactor == 2).unwrap();
-    devices.stuck[2].store(true, Ordering::SeqCst);
-    for version in 1..4 {
-        client.submit_set(&keys[busy..=busy], &[&memory(version)]);
+    let memory = [0, 1, 2].map(|version| Memory::patterned(4096, 0, version));
+    devices.hold(|| client.submit_set(&[key(0)], &[&memory[0]]));
+    for memory in &memory[1..] {
+        client.submit_set(&[key(0)], &[memory]);
     }
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| client.connector.close());
         // Time enough for the others to end.
         std::thread::sleep(Duration::from_millis(50));
-        devices.stuck[2].store(false, Ordering::SeqCst);
+        devices.release_all();
         let shutdown = closing.join().unwrap();
         assert_eq!((shutdown.clean, shutdown.abandoned), (true, 0));
     });
     let client = Client::from(Connector::open(configured(directory.path())).unwrap());
-    assert_eq!(client.get_one(&keys[busy], 4096), Some(pattern(4096, 3)));
+    assert_eq!(client.get_one(&key(0), 4096), Some(pattern(4096, 2)));
 }
 
 /// Without one of them the others would leave keys without an answer: they all stop. What comes while they do, and
@@ -268,26 +298,20 @@ fn one_that_panics_stops_all_and_every_batch_is_answered() {
     let devices = Devices::default();
     let client = devices.open(configured(directory.path()));
     let memory: Vec<Memory> = (0..4).map(|version| Memory::patterned(4096, 0, version)).collect();
-    let keys: Vec<String> = (0..COUNT).map(key).collect();
-    let reactors = devices.store_each(&client, &keys, &memory[0]);
-    let keys_of = |reactor| {
-        let all = keys.iter().zip(&reactors).filter(|(_, other)| **other == reactor);
-        all.map(|(key, _)| key.clone()).collect::<Vec<_>>()
-    };
-    // The third one cannot end before its device answers.
-    devices.stuck[2].store(true, Ordering::SeqCst);
-    let (before, held) = (devices.transfers()[2], &keys_of(2)[..1]);
-    let held = client.submit_set(held, &[&memory[1]]);
-    common::eventually("the device has it", || devices.transfers()[2] > before);
-    devices.panics[1].store(true, Ordering::SeqCst);
-    assert!(!client.set(&keys_of(1)[..1], &[&memory[1]]).ok);
-    // Nobody takes these: one is for the second reactor, the other waits behind it.
-    let late = [2, 3].map(|version| client.submit_set(&keys_of(1)[..1], &[&memory[version]]));
-    devices.stuck[2].store(false, Ordering::SeqCst);
+    // The others cannot end before their devices answer, and have more to do than the one that panics.
+    let large = Memory::patterned(64 << 10, 0, 1);
+    let held = [0, 1].map(|number| devices.hold(|| client.submit_set(&[key(number)], &[&large])));
+    devices.panics.iter().for_each(|panics| panics.store(true, Ordering::SeqCst));
+    assert!(!client.set(&[key(2)], &[&memory[1]]).ok);
+    // Nobody takes these: one is for the reactor that is gone, the other waits behind it.
+    let late = [2, 3].map(|version| client.submit_set(&[key(2)], &[&memory[version]]));
+    devices.release_all();
     for id in late {
         assert!(!client.wait(id).ok);
     }
-    client.wait(held);
+    for (_, id) in held {
+        client.wait(id);
+    }
     for round in 1..4 {
         let more: Vec<String> = (round * COUNT..(round + 1) * COUNT).map(key).collect();
         assert_eq!(

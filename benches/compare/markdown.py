@@ -49,14 +49,14 @@ def _lines(document: Document, plots: dict[str, list[str]]) -> Iterator[str]:
     measured = samples_by_section(document)
     table = goals_table(goals(measured))
     yield f"## {table.title}"
-    yield from _table_lines(table)
+    yield from table_lines(table)
     for name, entry in document["sections"].items():
         yield f"\n## {sections.TITLES[name]}"
         yield f"On {_device_text(entry['device'])}.\n"
         for table in section_tables(name, measured[name]):
             if table.title != sections.TITLES[name]:
                 yield f"\n**{table.title.rpartition(': ')[2]}**\n"
-            yield from _table_lines(table)
+            yield from table_lines(table)
         yield ""
         yield from (f"![{sections.TITLES[name]}]({plot})\n" for plot in plots.get(name, []))
         yield from (f"- {note}" for note in entry["notes"])
@@ -69,7 +69,8 @@ def _device_text(device: dict[str, str]) -> str:
     return f"{text}, {device['over']}" if "over" in device else text
 
 
-def _table_lines(table: Table) -> Iterator[str]:
+def table_lines(table: Table) -> Iterator[str]:
+    """Return a table as Markdown."""
     yield _row(table.header)
     yield "|" + "---|" * len(table.header)
     yield from (_row(row) for row in table.rows)

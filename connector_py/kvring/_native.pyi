@@ -143,14 +143,115 @@ class Connector:
         """What opening found: chunks `kept`, and how many records it threw out and why.
 
         `clean_shutdown` tells how the store was left, `reset` why the whole index was given up, if
-        it was; docs/format.md explains `torn`, `unreadable_pages`, `out_of_range`, `overlapping`
-        and `duplicate`.
+        it was; docs/format.md explains `torn`, `unreadable_pages`, `out_of_range`, `overlapping`,
+        `duplicate` and `expired`.
         """
 
     def stats(self) -> dict[str, Any]:
         """Return state and counters as one flat dict, sizes in bytes.
 
         docs/architecture.md tells what each name means.
+        """
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Return what operators watch, in the groups "storage", "writer" and "lookup".
+
+        Their names do not clash, so that the groups can be merged; docs/operations.md tells the
+        meaning and unit of each.
+        """
+
+    def submit_batch_prefix(self, keys: list[str]) -> int:
+        """Ask how many leading keys are held; return the future id.
+
+        Answered like submit_batch_exists: True for each leading key that is held, False from the
+        first on that is not. What is found is leased as one.
+
+        Raises:
+            ClosedError: close() was called.
+            SubmitError: A key is too long.
+        """
+
+    def pin(self, keys: list[str]) -> list[bool]:
+        """Pin what is held of the keys; tell of each whether it is pinned now.
+
+        A pinned key is neither evicted nor expires until it is unpinned or deleted, or the store
+        is closed; what replaces its chunk is pinned in its place. Half of the capacity at most is
+        pinned, by the place that chunks take.
+
+        Raises:
+            ClosedError: close() was called.
+            SubmitError: A key is too long.
+        """
+
+    def unpin(self, keys: list[str]) -> list[bool]:
+        """Take pins back; tell of each key whether it was pinned.
+
+        Raises:
+            ClosedError: close() was called.
+            SubmitError: A key is too long.
+        """
+
+    def usage(self) -> dict[str, dict[str, int | None]]:
+        """Tell what each namespace takes, by its name: the model, or "model@salt".
+
+        Keys that are not of LMCache's form belong to the namespace "".
+
+        Returns:
+            `keys` held, the `allocated_bytes` of their chunks on disk, `writing_keys`,
+            `remembered_keys` (evicted or not admitted), `quota_bytes` or None.
+
+        Raises:
+            ClosedError: close() was called.
+        """
+
+    def keys(
+        self, namespace: str, cursor: int = 0, limit: int = 1000
+    ) -> tuple[list[tuple[str, str]], int | None]:
+        """List keys of a namespace that are held or being written.
+
+        Args:
+            namespace: As in usage().
+            cursor: 0, or what the call before returned.
+            limit: At least so many keys are returned, if there are; some more may be.
+
+        Returns:
+            Pairs of key and state ("held" or "writing"), and the cursor to go on with, None at the
+            end.
+
+        Raises:
+            ClosedError: close() was called.
+        """
+
+    def purge(self, namespace: str) -> dict[str, Any]:
+        """Remove everything of a namespace that is not pinned, also what is being written.
+
+        Returns:
+            `keys` that were held, payload `bytes` of their chunks, and the keys that stayed because
+            they are `pinned`.
+
+        Raises:
+            ClosedError: close() was called.
+        """
+
+    def expire(self) -> int:
+        """Take out what was not used for longer than `ttl`, now; return how many chunks.
+
+        It happens by itself as well.
+
+        Raises:
+            ClosedError: close() was called.
+        """
+
+    def check(self) -> dict[str, Any]:
+        """Compare index, order of eviction, namespaces and space while everything stands still.
+
+        Returns:
+            `keys`, `held_bytes` of their chunks on disk, `moving_bytes` (being written, read for
+            the last time, or about to be freed), `reserved_bytes` (of quotas, for chunks on their
+            way in), and `problems`, an empty list if all is well.
+
+        Raises:
+            ClosedError: close() was called.
         """
 
     def __enter__(self) -> Self: ...

@@ -11,8 +11,12 @@ use crate::buffers::{Use, export_all};
 use crate::errors::{ConfigError, from_open, from_submit};
 use crate::logging::hand_over;
 use crate::options::config_from;
+use crate::status::{counters_dict, recovery_dict, stats_dict, usage_dict};
 
 type Answer = (u64, bool, String, Vec<bool>);
+
+/// Keys with their states, and where to go on.
+type KeyPage = (Vec<(String, &'static str)>, Option<usize>);
 
 /// A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
 #[pyclass(module = "kvring", frozen)]
@@ -117,50 +121,82 @@ impl Connector {
     /// What opening found and threw out.
     #[getter]
     fn recovery<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let recovery = self.core.recovery();
-        let all = PyDict::new(py);
-        all.set_item("clean_shutdown", recovery.clean_shutdown)?;
-        all.set_item("reset", recovery.reset.as_deref())?;
-        all.set_item("truncated", recovery.truncated)?;
-        all.set_item("kept", recovery.kept)?;
-        all.set_item("to_verify", recovery.to_verify)?;
-        all.set_item("torn", recovery.torn)?;
-        all.set_item("unreadable_pages", recovery.unreadable_pages)?;
-        all.set_item("out_of_range", recovery.out_of_range)?;
-        all.set_item("overlapping", recovery.overlapping)?;
-        all.set_item("duplicate", recovery.duplicate)?;
-        Ok(all)
+        recovery_dict(py, self.core.recovery())
     }
 
     /// State and counters as one flat dict of numbers, strings and bools.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         hand_over(py)?;
         let stats = py.detach(|| self.core.stats());
+        stats_dict(py, stats)
+    }
+
+    /// Counters in the groups "storage", "writer" and "lookup".
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        hand_over(py)?;
+        let stats = py.detach(|| self.core.stats());
+        counters_dict(py, &stats)
+    }
+
+    /// Ask how many leading keys are held. Returns the future id of the batch.
+    fn submit_batch_prefix(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<u64> {
+        py.detach(|| self.core.submit_prefix(&keys)).map_err(from_submit)
+    }
+
+    /// Pin what is held of the keys.
+    fn pin(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<Vec<bool>> {
+        py.detach(|| self.core.pin(&keys)).map_err(from_submit)
+    }
+
+    /// Take pins back.
+    fn unpin(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<Vec<bool>> {
+        py.detach(|| self.core.unpin(&keys)).map_err(from_submit)
+    }
+
+    /// What each namespace takes.
+    fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let usage = py.detach(|| self.core.usage()).map_err(from_submit)?;
+        usage_dict(py, usage)
+    }
+
+    /// Keys of a namespace and their states, and where to go on.
+    #[pyo3(signature = (namespace, cursor = 0, limit = 1000))]
+    fn keys(
+        &self,
+        py: Python<'_>,
+        namespace: &str,
+        cursor: usize,
+        limit: usize,
+    ) -> PyResult<KeyPage> {
+        let (keys, next) =
+            py.detach(|| self.core.keys(namespace, cursor, limit)).map_err(from_submit)?;
+        Ok((keys.into_iter().map(|(key, state)| (key, state.name())).collect(), next))
+    }
+
+    /// Remove everything of a namespace that is not pinned.
+    fn purge<'py>(&self, py: Python<'py>, namespace: &str) -> PyResult<Bound<'py, PyDict>> {
+        let purged = py.detach(|| self.core.purge(namespace)).map_err(from_submit)?;
         let all = PyDict::new(py);
-        all.set_item("engine", stats.engine)?;
-        all.set_item("direct_io", stats.direct_io)?;
-        all.set_item("memory_alignment_bytes", stats.memory_alignment_bytes)?;
-        all.set_item("max_chunk_bytes", stats.max_chunk_bytes)?;
-        all.set_item("keys", stats.keys)?;
-        all.set_item("held_bytes", stats.held_bytes)?;
-        all.set_item("records", stats.records)?;
-        all.set_item("index_pages_lost", stats.index_pages_lost)?;
-        all.set_item("allocated_bytes", stats.allocated_bytes)?;
-        all.set_item("capacity_bytes", stats.capacity_bytes)?;
-        all.set_item("used_bytes", stats.used_bytes)?;
-        all.set_item("data_files", stats.data_files)?;
-        all.set_item("in_flight", stats.in_flight)?;
-        all.set_item("set_queued_operations", stats.set_queued_operations)?;
-        all.set_item("set_queued_bytes", stats.set_queued_bytes)?;
-        all.set_item("io_threads", stats.io_threads)?;
-        all.set_item("shutdown_clean", stats.shutdown_clean)?;
-        all.set_item("partial_flush", stats.partial_flush)?;
-        for (name, value) in stats.latencies {
-            all.set_item(name, value)?;
-        }
-        for (name, value) in stats.counters {
-            all.set_item(name, value)?;
-        }
+        all.set_item("keys", purged.keys)?;
+        all.set_item("bytes", purged.bytes)?;
+        all.set_item("pinned", purged.pinned)?;
+        Ok(all)
+    }
+
+    /// Take out what has expired, now.
+    fn expire(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.core.expire()).map_err(from_submit)
+    }
+
+    /// Compare everything with everything.
+    fn check<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let check = py.detach(|| self.core.check()).map_err(from_submit)?;
+        let all = PyDict::new(py);
+        all.set_item("keys", check.keys)?;
+        all.set_item("held_bytes", check.held_bytes)?;
+        all.set_item("moving_bytes", check.moving_bytes)?;
+        all.set_item("reserved_bytes", check.reserved_bytes)?;
+        all.set_item("problems", check.problems)?;
         Ok(all)
     }
 

@@ -6,6 +6,7 @@ mod errors;
 mod load;
 mod logging;
 mod options;
+mod status;
 
 use pyo3::prelude::*;
 

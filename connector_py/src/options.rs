@@ -21,6 +21,9 @@ fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     if let Ok(text) = value.cast::<PyString>() {
         return text.extract().map(OptionValue::Text).or_else(|_| other());
     }
+    if let Ok(values) = value.cast::<PyDict>() {
+        return option_values(Some(values)).map(OptionValue::Map).or_else(|_| other());
+    }
     let path = value.py().import("os")?.call_method1("fspath", (value,));
     match path.and_then(|path| path.extract()) {
         Ok(path) => Ok(OptionValue::Text(path)),

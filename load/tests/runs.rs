@@ -129,15 +129,17 @@ fn the_capacity_of_a_plan_holds_its_chunks() {
 }
 
 #[test]
-fn a_full_store_is_counted_and_told() {
+fn a_full_store_evicts_and_that_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let plan = plan(&[("rw", "write"), ("bs", "1MiB"), ("size", "64MiB"), ("verify", "on")]);
     let report = Run::start(config(directory.path(), 32 << 20), plan).unwrap().finish().unwrap();
-    let class = class(&report, "set");
-    assert!(class.failed > 0 && class.keys == 64);
-    assert_eq!(report.failed_keys, class.failed);
-    assert!(report.messages.iter().any(|message| message.contains("store full")));
-    assert!(report.has_errors() && !report.gave_up && report.wrong_chunks == 0);
+    let written = class(&report, "set");
+    assert!(written.failed == 0 && written.keys == 64);
+    let evicted = report.stats.counters.iter().find(|(name, _)| *name == "evicted").unwrap().1;
+    let checked = &report.check.as_ref().unwrap().classes;
+    let checked = checked.iter().find(|class| class.name == "get").unwrap();
+    assert_eq!(checked.misses, evicted);
+    assert!(!report.gave_up && report.wrong_chunks == 0);
 }
 
 #[test]

@@ -1,13 +1,18 @@
 //! What can be set when a store is opened.
 
 mod options;
+mod values;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use options::{OPTIONS, OptionSpec, OptionValue, size_bytes};
+pub use options::{OPTIONS, OptionSpec};
+pub use values::{OptionValue, size_bytes};
 
 use crate::error::ConfigError;
+use crate::evict::Eviction;
+use crate::lock::current_boot;
+use crate::time::Clock;
 
 /// Unit of place on disk: every chunk starts at a multiple of it and takes a whole number of them.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -36,6 +41,24 @@ pub enum Durability {
     Persistent,
 }
 
+/// What the file system keeps free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MinFree {
+    /// The smaller of 5 % of it and 10 GiB.
+    Auto,
+    /// This many bytes.
+    Bytes(u64),
+}
+
+/// Which SETs store something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// All of them.
+    Always,
+    /// Those of keys that were to be stored before.
+    SecondUse,
+}
+
 /// Everything that can be set when a store is opened.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -43,6 +66,30 @@ pub struct Config {
     pub path: PathBuf,
     /// Most bytes the store may take on disk, index included.
     pub capacity_bytes: u64,
+    /// What the file system keeps free.
+    pub min_free: MinFree,
+    /// Which chunks go when room is needed.
+    pub eviction: Eviction,
+    /// Share of the space above which chunks are evicted in the background.
+    pub high_watermark: f64,
+    /// Share of it down to which they are.
+    pub low_watermark: f64,
+    /// Time without use after which a chunk is a miss.
+    pub ttl: Option<Duration>,
+    /// Seconds for which what EXISTS found is not evicted.
+    pub lease_s: u32,
+    /// Most bytes of a namespace, by its name.
+    pub quotas: Vec<(String, u64)>,
+    /// Which SETs store something.
+    pub admission: Admission,
+    /// With `Admission::SecondUse`, which SET of a key does.
+    pub admit_after: u8,
+    /// Most bytes written in a day.
+    pub write_budget_bytes: Option<u64>,
+    /// What tells the time; no option, for tests.
+    pub clock: Clock,
+    /// Which boot of the machine this is; no option, for tests.
+    pub boot: u32,
     /// Payload checksum.
     pub checksum: Checksum,
     /// What a completed SET withstands.
@@ -100,6 +147,18 @@ impl Config {
         let mut config = Self {
             path: PathBuf::new(),
             capacity_bytes: 0,
+            min_free: MinFree::Auto,
+            eviction: Eviction::Lfu,
+            high_watermark: 1.0,
+            low_watermark: 1.0,
+            ttl: None,
+            lease_s: 0,
+            quotas: Vec::new(),
+            admission: Admission::Always,
+            admit_after: 0,
+            write_budget_bytes: None,
+            clock: Clock::default(),
+            boot: current_boot(),
             checksum: Checksum::Crc32c,
             durability: Durability::BestEffort,
             persistent_max_retries: 0,
@@ -133,10 +192,18 @@ impl Config {
             spec.set(&mut config, &value)?;
             given.push(spec.name);
         }
-        match OPTIONS.iter().find(|spec| spec.default.is_none() && !given.contains(&spec.name)) {
-            Some(spec) => Err(ConfigError::Missing { name: spec.name, meaning: spec.meaning }),
-            None => Ok(config),
+        if let Some(spec) =
+            OPTIONS.iter().find(|spec| spec.default.is_none() && !given.contains(&spec.name))
+        {
+            return Err(ConfigError::Missing { name: spec.name, meaning: spec.meaning });
         }
+        if config.low_watermark > config.high_watermark {
+            return Err(ConfigError::Watermarks {
+                low: config.low_watermark,
+                high: config.high_watermark,
+            });
+        }
+        Ok(config)
     }
 }
 

@@ -1,40 +1,18 @@
 //! Every option: name, unit, default, range, meaning, and the code that takes its value.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use bytesize::ByteSize;
-
-use super::{BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES};
+use super::values::{
+    OptionValue, duration_within, is_word, number, one_of, share_within, size_within,
+    sizes_by_name, text,
+};
+use super::{
+    Admission, BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES,
+    MinFree,
+};
 use crate::error::ConfigError;
-
-/// A value as a caller (JSON, Python, Rust) gives it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum OptionValue {
-    /// A whole number.
-    Integer(i128),
-    /// A number with a fraction.
-    Float(f64),
-    /// A string.
-    Text(String),
-    /// A truth value; no option takes one so far, so that it is refused by name.
-    Boolean(bool),
-    /// Anything else, as its text; no option takes it, so that it is refused by name.
-    Other(String),
-}
-
-impl std::fmt::Display for OptionValue {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Integer(value) => write!(formatter, "{value}"),
-            Self::Float(value) => write!(formatter, "{value}"),
-            Self::Text(value) => write!(formatter, "'{value}'"),
-            Self::Boolean(value) => write!(formatter, "{value}"),
-            Self::Other(value) => write!(formatter, "{value}"),
-        }
-    }
-}
+use crate::evict::Eviction;
 
 /// Description of one option.
 pub struct OptionSpec {
@@ -72,6 +50,137 @@ pub const OPTIONS: &[OptionSpec] = &[
         meaning: "most bytes that the store takes on disk, data and index together",
         apply: |config, value| {
             config.capacity_bytes = size_within(value, MIN_CAPACITY_BYTES, 1 << 50)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "min_free",
+        unit: "bytes",
+        default: Some("auto"),
+        range: "'auto' or 0 to 1 PiB",
+        meaning: "the store does not grow where the file system would have less than this left; 'auto' is the smaller of 5 % of it and 10 GiB",
+        apply: |config, value| {
+            config.min_free = match is_word(value, "auto") {
+                true => MinFree::Auto,
+                false => MinFree::Bytes(size_within(value, 0, 1 << 50)?),
+            };
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "eviction",
+        unit: "",
+        default: Some("lfu"),
+        range: "'lru', 'lfu', 'fifo', 'mru' or 's3fifo'",
+        meaning: "which chunks go when room is needed; docs/eviction.md compares them",
+        apply: |config, value| {
+            let names = Eviction::ALL.map(Eviction::name);
+            let name = one_of(value, &names)?;
+            config.eviction = Eviction::ALL
+                .into_iter()
+                .find(|eviction| eviction.name() == name)
+                .unwrap_or(Eviction::Lfu);
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "high_watermark",
+        unit: "share of the space",
+        default: Some("0.98"),
+        range: "0.5 to 1",
+        meaning: "above it chunks are evicted in the background, so that a SET rarely waits for room",
+        apply: |config, value| {
+            config.high_watermark = share_within(value, 0.5, 1.0)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "low_watermark",
+        unit: "share of the space",
+        default: Some("0.96"),
+        range: "0.5 to 1, at most high_watermark",
+        meaning: "down to it",
+        apply: |config, value| {
+            config.low_watermark = share_within(value, 0.5, 1.0)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "ttl",
+        unit: "",
+        default: Some("7d"),
+        range: "'off', a number of seconds or a string such as '7d' or '1h 30m', from 1 s to 10 years",
+        meaning: "after this time without use a chunk is a miss, and its space is given back",
+        apply: |config, value| {
+            let years = Duration::from_secs(10 * 366 * 86_400);
+            config.ttl = match is_word(value, "off") {
+                true => None,
+                false => Some(duration_within(value, Duration::from_secs(1), years)?),
+            };
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "lease_s",
+        unit: "seconds",
+        default: Some("10"),
+        range: "0 to 3600",
+        meaning: "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased",
+        apply: |config, value| {
+            config.lease_s = size_within(value, 0, 3600)? as u32;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "quotas",
+        unit: "bytes",
+        default: Some("none"),
+        range: "'none' or a mapping such as {'model@salt': '10GiB'}, each at least 1 MiB",
+        meaning: "most bytes of a namespace (model, or model@salt); past it its own chunks go",
+        apply: |config, value| {
+            config.quotas = match is_word(value, "none") {
+                true => Vec::new(),
+                false => sizes_by_name(value, 1 << 20, 1 << 50)?,
+            };
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "admit",
+        unit: "",
+        default: Some("always"),
+        range: "'always' or 'second_use'",
+        meaning: "with 'second_use' a key is stored only when it is to be stored for the admit_after-th time, which saves writes; until then its SETs complete without storing",
+        apply: |config, value| {
+            config.admission = match one_of(value, &["always", "second_use"])? {
+                "second_use" => Admission::SecondUse,
+                _ => Admission::Always,
+            };
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "admit_after",
+        unit: "SETs",
+        default: Some("2"),
+        range: "2 to 255",
+        meaning: "which SET of a key stores it, with admit 'second_use'",
+        apply: |config, value| {
+            config.admit_after = size_within(value, 2, 255)? as u8;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "write_budget",
+        unit: "bytes a day",
+        default: Some("off"),
+        range: "'off' or 1 GiB to 1 PiB",
+        meaning: "most bytes written in a day, to spare the drive; an hour's worth may come at once, past it SETs complete without storing",
+        apply: |config, value| {
+            config.write_budget_bytes = match is_word(value, "off") {
+                true => None,
+                false => Some(size_within(value, 1 << 30, 1 << 50)?),
+            };
             Ok(())
         },
     },
@@ -161,7 +270,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "threads",
         default: Some("auto"),
         range: "'auto' or 1 to 64",
-        meaning: "threads that move bytes, each with a ring of its own, keys spread over them; 'auto' takes one for every 8 processors, 4 at most",
+        meaning: "threads that move bytes, each with a ring of its own; what is submitted goes to the one with the least to do; 'auto' takes one for every 8 processors, 4 at most",
         apply: |config, value| {
             config.io_threads = match value {
                 OptionValue::Text(text) if text == "auto" => std::thread::available_parallelism()
@@ -296,54 +405,5 @@ impl OptionSpec {
             reason,
             range: self.range,
         })
-    }
-}
-
-fn text(value: &OptionValue) -> Result<&str, String> {
-    match value {
-        OptionValue::Text(text) => Ok(text),
-        _ => Err("it is not a string".into()),
-    }
-}
-
-fn one_of<'value>(value: &'value OptionValue, choices: &[&str]) -> Result<&'value str, String> {
-    let text = text(value)?;
-    if choices.contains(&text) { Ok(text) } else { Err("it is not one of the choices".into()) }
-}
-
-fn number(value: &OptionValue) -> Result<f64, String> {
-    match value {
-        OptionValue::Integer(integer) => Ok(*integer as f64),
-        OptionValue::Float(float) => Ok(*float),
-        OptionValue::Text(text) => text.trim().parse().map_err(|_| "it is not a number".into()),
-        OptionValue::Boolean(_) | OptionValue::Other(_) => Err("it is not a number".into()),
-    }
-}
-
-/// Reads a number of bytes, such as "4096", "64KiB" or "1.5GB", the way every option that is a size does.
-///
-/// # Errors
-/// Why it cannot be read.
-pub fn size_bytes(text: &str) -> Result<u64, String> {
-    match ByteSize::from_str(text) {
-        Ok(size) => Ok(size.0),
-        Err(error) => Err(format!("it cannot be read: {error}")),
-    }
-}
-
-fn size_within(value: &OptionValue, least: u64, most: u64) -> Result<u64, String> {
-    let size = match value {
-        OptionValue::Integer(integer) => {
-            u64::try_from(*integer).map_err(|_| "it is out of range".to_owned())?
-        }
-        OptionValue::Text(text) => size_bytes(text)?,
-        OptionValue::Float(_) | OptionValue::Boolean(_) | OptionValue::Other(_) => {
-            return Err("it is not a whole number of bytes in range".into());
-        }
-    };
-    if (least..=most).contains(&size) {
-        Ok(size)
-    } else {
-        Err(format!("{size} is not within {least} to {most}"))
     }
 }

@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Connector;
-use crate::reactor::{Ending, Reactors};
-use crate::time::unix_ms;
+use crate::reactor::{Ending, KeeperThread, Reactors};
 
 /// How a store was closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +48,9 @@ impl Connector {
         self.closed.store(true, Ordering::Release);
         drop(self.gate.write());
         self.shared.stop(drain_timeout);
+        // It frees places: not behind the back of who gives up the files.
+        let keeper = self.keeper.lock().take();
+        keeper.into_iter().for_each(KeeperThread::end);
         let reactors = self.reactors.lock().take();
         let ending = reactors.map_or(Ending::Leaked, Reactors::join);
         let mut untaken = Vec::new();
@@ -71,7 +73,7 @@ impl Connector {
             // The data first: a clean flag must not be on disk before what it vouches for.
             store.sync()?;
             index.table().sync()?;
-            index.write_session(unix_ms(), true)?;
+            index.write_session(self.shared.config.clock.now_ms(), true)?;
             index.table().sync()
         };
         let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };

@@ -2,6 +2,7 @@
 
 mod closing;
 mod status;
+mod upkeep;
 
 use std::io;
 use std::iter::repeat_n;
@@ -23,12 +24,11 @@ use crate::config::{Config, Durability};
 use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
-use crate::index::{EnteredGet, EnteredSet, Index, Recovery};
-use crate::key::{Digest, MAX_KEY_BYTES};
-use crate::reactor::{GetRequest, Operation, Reactors, SetRequest, Shared};
+use crate::index::{EnteredGet, EnteredSet, Index, Recovery, Rules};
+use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
+use crate::reactor::{GetRequest, KeeperThread, Operation, Reactors, SetRequest, Shared, Spread};
 use crate::schedule::Class;
 use crate::store::extents::ExtentStore;
-use crate::time::unix_ms;
 
 /// An open store.
 pub struct Connector {
@@ -38,6 +38,7 @@ pub struct Connector {
     recovery: Recovery,
     engine: String,
     reactors: Mutex<Option<Reactors>>,
+    keeper: Mutex<Option<KeeperThread>>,
     backlog: Arc<Backlog>,
     closed: AtomicBool,
     shutdown: Mutex<Option<Shutdown>>,
@@ -78,10 +79,20 @@ impl Connector {
             Arc::new(CompletionQueue::new().map_err(io_error.clone()("make an eventfd for"))?);
         let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error.clone()("make an eventfd for"))?;
-        let budget = Arc::new(Budget::new(config.capacity_bytes));
+        let budget = Budget::new(config.capacity_bytes).with_floor(&config.path, config.min_free);
+        let budget = Arc::new(budget);
+        let rules = Rules {
+            capacity_bytes: config.capacity_bytes,
+            eviction: config.eviction,
+            quotas: config.quotas.clone(),
+            ttl_ms: config.ttl.map(|ttl| ttl.as_millis() as u64),
+            boot: config.boot,
+            lease_s: config.lease_s,
+        };
+        let now_ms = config.clock.now_ms();
         let (index, store, recovery, suspects) =
-            Index::open(&config.path, &budget, unix_ms(), |owner| {
-                ExtentStore::open(&config.path, Arc::clone(&budget), owner)
+            Index::open(&config.path, &budget, rules, now_ms, |owner, mean_use_by_file| {
+                ExtentStore::open(&config.path, Arc::clone(&budget), owner, mean_use_by_file)
             })?;
         log::info!("{}: {recovery}", config.path.display());
         let backlog = Backlog::new(Amount {
@@ -97,7 +108,9 @@ impl Connector {
             let _ = reactors.join();
             return Err(io_error("write the index of")(source));
         }
+        let keeper = KeeperThread::start(&shared).map_err(io_error("start a thread for"))?;
         Ok(Self {
+            keeper: Mutex::new(Some(keeper)),
             shared,
             budget,
             completions,
@@ -135,17 +148,17 @@ impl Connector {
             return Ok(self.answer(Vec::new(), keep_alive));
         }
         let future_id = self.future_id();
-        let (now_ms, submitted) = (unix_ms(), Instant::now());
-        let mut operations = self.shared.sorted_operations(keys.len());
+        let (now_ms, submitted) = (self.shared.config.clock.now_ms(), Instant::now());
+        let mut spread = Spread::new(&self.shared, Class::Get, keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
-        for ((item, key), buffer) in items.zip(keys).zip(buffers) {
-            let (key, digest) = (key.as_ref(), Digest::of(key.as_ref()));
+        let digests: Vec<Digest> = keys.iter().map(|key| Digest::of(key.as_ref())).collect();
+        self.shared.index.prefetch_each(keys, &digests);
+        for (((item, key), digest), buffer) in items.zip(keys).zip(digests).zip(buffers) {
+            let key = key.as_ref();
             let request = GetRequest { item, buffer: *buffer, submitted };
             let length_bytes = buffer.length_bytes() as u64;
             match self.shared.index.enter_get(digest, key, length_bytes, now_ms, request) {
-                EnteredGet::Hit(request, pin) => {
-                    operations[self.shared.reactor_of(digest)].push(Operation::Get(request, pin));
-                }
+                EnteredGet::Hit(request, pin) => spread.add(Operation::Get(request, pin)),
                 EnteredGet::Miss(request) => {
                     self.shared.counters.get_misses.add(1);
                     request.item.miss();
@@ -153,7 +166,7 @@ impl Connector {
                 EnteredGet::Waits => {}
             }
         }
-        self.shared.push(Class::Get, operations);
+        self.shared.push(spread);
         self.completions.announce();
         Ok(future_id)
     }
@@ -202,18 +215,27 @@ impl Connector {
             return Ok(self.reject_full(keys.len(), keep_alive));
         };
         let future_id = self.future_id();
-        let (now_ms, submitted) = (unix_ms(), Instant::now());
-        let mut operations = self.shared.sorted_operations(keys.len());
+        let (now_ms, submitted) = (self.shared.config.clock.now_ms(), Instant::now());
+        let mut spread = Spread::new(&self.shared, Class::Set, keys.len());
+        self.shared.counters.set_queued.add(keys.len() as u64);
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
+        let mut fingerprints = Fingerprints::default();
         for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
+            let namespace = fingerprints.of(key.as_ref());
             let key: Arc<str> = key.as_ref().into();
             let (digest, buffer) = (Digest::of(&key), *buffer);
-            let request =
-                SetRequest { item, buffer, digest, key: Arc::clone(&key), submitted, share };
+            let request = SetRequest {
+                item,
+                buffer,
+                digest,
+                key: Arc::clone(&key),
+                namespace,
+                submitted,
+                has_waited: false,
+                share,
+            };
             match self.shared.index.enter_set(digest, &key, now_ms, request) {
-                EnteredSet::Ready(request) => {
-                    operations[self.shared.reactor_of(digest)].push(Operation::Set(request));
-                }
+                EnteredSet::Ready(request) => spread.add(Operation::Set(request)),
                 EnteredSet::Collides(request) => {
                     self.shared.counters.hash_collision.add(1);
                     log::warn!("key '{key}' has the digest of another key: not stored for an hour");
@@ -223,19 +245,22 @@ impl Connector {
                 EnteredSet::Waits => {}
             }
         }
-        self.shared.push(Class::Set, operations);
+        self.shared.push(spread);
         self.completions.announce();
         drop(gate);
         Ok(future_id)
     }
 
-    /// Tells which keys are held. Answered from memory, without I/O.
+    /// Tells which keys are held, and leases them for `lease_s`: the load that follows finds them. Answered from memory,
+    /// without I/O.
     ///
     /// # Errors
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let results = self.shared.index.contains_each(keys);
+        let now_ms = self.shared.config.clock.now_ms();
+        let (results, refused) = self.shared.index.contains_each(keys, now_ms);
+        self.shared.counters.leases_refused.add(refused);
         let hits = results.iter().filter(|hit| **hit).count() as u64;
         self.shared.counters.exists_hits.add(hits);
         self.shared.counters.exists_misses.add(results.len() as u64 - hits);
@@ -251,18 +276,19 @@ impl Connector {
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         let now = Instant::now();
-        let mut freed = self.shared.sorted_operations(0);
+        let mut freed = Spread::new(&self.shared, Class::Delete, 0);
         let mut removed = 0;
         for key in keys {
             let digest = Digest::of(key.as_ref());
             let (found, extent) = self.shared.index.delete(digest, key.as_ref());
             removed += u64::from(found);
-            freed[self.shared.reactor_of(digest)]
-                .extend(extent.map(|extent| Operation::Free(extent, now)));
+            if let Some(extent) = extent {
+                freed.add(Operation::Free(extent, now));
+            }
         }
         self.shared.counters.deleted.add(removed);
         self.shared.counters.delete_absent.add(keys.len() as u64 - removed);
-        self.shared.push(Class::Delete, freed);
+        self.shared.push(freed);
         Ok(self.answer(vec![true; keys.len()], Box::new(())))
     }
 
@@ -351,7 +377,7 @@ fn begin_session(shared: &Shared) -> io::Result<()> {
     if shared.config.durability == Durability::Persistent {
         shared.store.sync()?;
     }
-    shared.index.write_session(unix_ms(), false)?;
+    shared.index.write_session(shared.config.clock.now_ms(), false)?;
     shared.index.table().sync()
 }
 
@@ -362,6 +388,7 @@ fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Namespace;
 
     /// The answer to a key that has another one's digest, which nobody can produce.
     #[test]
@@ -378,7 +405,9 @@ mod tests {
             // SAFETY: a refused chunk is not looked at, and the byte lives longer.
             buffer: unsafe { CallerBuffer::new(&raw mut byte, 1) },
             digest: Digest::of(&key),
+            namespace: Namespace::of(&key).fingerprint(),
             key,
+            has_waited: false,
             submitted: Instant::now(),
             share: Arc::new(share.unwrap()),
         });

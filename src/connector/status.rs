@@ -32,6 +32,11 @@ impl Connector {
         let is_owner = self.process_id == std::process::id();
         let usage = if is_owner { self.shared.store.usage() } else { StoreUsage::default() };
         let queued = if is_owner { self.backlog.queued() } else { Amount::default() };
+        let (leased_bytes, pinned_bytes) = match is_owner {
+            true => self.shared.index.guarded_bytes(self.shared.config.clock.now_ms()),
+            false => (0, 0),
+        };
+        let (would_hit_at_1_5x, would_hit_at_2x) = self.shared.index.would_hit();
         let records = if is_owner { self.shared.index.table().used_slots() } else { 0 };
         Stats {
             engine: self.engine.clone(),
@@ -46,6 +51,11 @@ impl Connector {
             capacity_bytes: self.budget.capacity_bytes(),
             used_bytes: self.budget.used_bytes(),
             data_files: usage.data_files,
+            discarded_at_open: self.recovery.discarded(),
+            leased_bytes,
+            pinned_bytes,
+            would_hit_at_1_5x,
+            would_hit_at_2x,
             in_flight: self.completions.unanswered(),
             shutdown_clean: self
                 .shutdown

@@ -2,6 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
+use super::lookup::prefetch_line;
 use super::shard::Entry;
 
 /// Entries in a piece. Pieces, since adding one to many must neither copy them nor leave a hole of their size behind.
@@ -31,6 +32,11 @@ impl Entries {
         let number = piece * PIECE + self.pieces[piece].len();
         self.pieces[piece].push(entry);
         number as u32
+    }
+
+    /// Brings an entry into the processor's cache, without waiting for it.
+    pub(super) fn prefetch(&self, number: u32) {
+        prefetch_line((&raw const self[number]).cast());
     }
 
     /// Removes an entry that is there.
@@ -68,8 +74,13 @@ mod tests {
             length_bytes: 1,
             checksum: 0,
             readers: 0,
+            node: None,
+            namespace: 0,
+            leased_until_s: 0,
             has_checksum: false,
             detached: false,
+            pinned: false,
+            was_read: false,
         }
     }
 

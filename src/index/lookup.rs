@@ -100,6 +100,19 @@ impl Lookup {
         Some(bucket.records[place])
     }
 
+    /// All elements.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Found> + '_ {
+        let held = |bucket: &Bucket, place: &usize| bucket.entries[*place] != NONE;
+        self.buckets.iter().flat_map(move |bucket| {
+            (0..WIDTH).filter(move |place| held(bucket, place)).map(|place| bucket.at(place))
+        })
+    }
+
+    /// Number of elements.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Makes room for so many more elements.
     pub(super) fn reserve(&mut self, additional: usize) {
         let needed = (self.len + additional).div_ceil(MAX_PER_BUCKET);

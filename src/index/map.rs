@@ -4,12 +4,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::ghosts::Ghost;
+use super::leases::Leases;
 use super::lookup::Found;
 use super::quarantine::Quarantine;
 use super::recovery::Suspect;
 use super::shard::{Entry, Shard, Waiting};
 use super::table::Table;
-use crate::key::Digest;
+use crate::evict::{ChunkRef, Eviction, NamespaceOf, Residents};
+use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 
 /// Enough that threads rarely meet, and that the growth of one shard stalls nobody for long: at 10,000,000 keys it
@@ -28,6 +31,49 @@ pub(crate) struct Index<G, S> {
     pub(super) quarantine: Quarantine,
     /// Chunks from this generation on are to be verified after a crash; none if it is `u64::MAX`.
     pub(super) verify_from: AtomicU64,
+    /// Chunks below this generation vouch for nothing until they are read; see [`super::record::Session`].
+    pub(super) distrust_below: u64,
+    pub(super) rules: Rules,
+    pub(super) residents: Residents,
+    pub(super) leases: Mutex<Leases>,
+    /// Bytes of the data files that pinned chunks take.
+    pub(super) pinned_bytes: AtomicU64,
+    /// Bytes evicted since the store was opened: the clock of what is remembered.
+    pub(super) evicted_bytes: AtomicU64,
+    pub(super) would_hit: WouldHit,
+}
+
+/// What the index keeps to.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) capacity_bytes: u64,
+    pub(crate) eviction: Eviction,
+    /// Most bytes of a namespace, by its name.
+    pub(crate) quotas: Vec<(String, u64)>,
+    /// After this time without use a chunk is missed.
+    pub(crate) ttl_ms: Option<u64>,
+    /// Which boot of the machine this is.
+    pub(crate) boot: u32,
+    /// For this time a chunk that EXISTS found is not evicted.
+    pub(crate) lease_s: u32,
+}
+
+/// Keys asked for that are not held and would be in a larger store.
+#[derive(Debug, Default)]
+pub(crate) struct WouldHit {
+    /// With one and a half times the capacity.
+    pub(crate) at_1_5x: AtomicU64,
+    /// With twice the capacity.
+    pub(crate) at_2x: AtomicU64,
+}
+
+/// Why a chunk is not held any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gone {
+    /// For want of room: its key is remembered.
+    Evicted,
+    /// For any other reason.
+    Removed,
 }
 
 /// A shard and its lock, which share a cache line with no other's.
@@ -56,8 +102,14 @@ pub(crate) enum EnteredGet<G> {
 }
 
 impl<G, S> Index<G, S> {
-    pub(super) fn new(table: Table, generation: u64) -> Self {
+    pub(super) fn new(table: Table, generation: u64, rules: Rules) -> Self {
         Self {
+            residents: Residents::new(rules.eviction, &rules.quotas),
+            leases: Mutex::new(Leases::new(rules.lease_s)),
+            pinned_bytes: AtomicU64::new(0),
+            evicted_bytes: AtomicU64::new(0),
+            would_hit: WouldHit::default(),
+            rules,
             table,
             shards: (0..SHARDS).map(|_| LockedShard(Mutex::new(Shard::new()))).collect(),
             generation: AtomicU64::new(generation),
@@ -66,12 +118,24 @@ impl<G, S> Index<G, S> {
             held_bytes: AtomicU64::new(0),
             quarantine: Quarantine::default(),
             verify_from: AtomicU64::new(u64::MAX),
+            distrust_below: 0,
         }
     }
 
     /// The sidecar.
     pub(crate) fn table(&self) -> &Table {
         &self.table
+    }
+
+    /// The order of eviction.
+    pub(crate) fn residents(&self) -> &Residents {
+        &self.residents
+    }
+
+    /// Keys asked for that are not held and would be in a larger store: one and a half times as large, and twice.
+    pub(crate) fn would_hit(&self) -> (u64, u64) {
+        let WouldHit { at_1_5x, at_2x } = &self.would_hit;
+        (at_1_5x.load(Ordering::Relaxed), at_2x.load(Ordering::Relaxed))
     }
 
     /// A number that no chunk of this store has had before.
@@ -111,17 +175,17 @@ impl<G, S> Index<G, S> {
             pending.waiting.push_back(Waiting::Get { length_bytes, request });
             return EnteredGet::Waits;
         }
-        match shard.find(digest) {
-            Some(found) if self.table.key_is(found.record, key) => {
-                match shard.pin(number, found.entry, length_bytes) {
-                    Some(pin) => {
-                        self.table.touch(found.record, now_ms);
-                        EnteredGet::Hit(request, pin)
-                    }
-                    None => EnteredGet::Miss(request),
-                }
+        let held = shard.find(digest).filter(|found| self.table.key_is(found.record, key));
+        let Some(found) = held.filter(|found| !self.is_expired(&shard, *found, now_ms)) else {
+            self.note_ghost(&shard, digest);
+            return EnteredGet::Miss(request);
+        };
+        match shard.pin(number, found.entry, length_bytes) {
+            Some(pin) => {
+                self.touch(&shard, found, now_ms);
+                EnteredGet::Hit(request, pin)
             }
-            _ => EnteredGet::Miss(request),
+            None => EnteredGet::Miss(request),
         }
     }
 
@@ -152,7 +216,7 @@ impl<G, S> Index<G, S> {
         }
         match shard.find(digest) {
             Some(held) if self.is_of(digest, held.record, key) => {
-                (true, self.take_out(&mut shard, held.entry))
+                (true, self.take_out(&mut shard, held.entry, Gone::Removed))
             }
             _ => (found, None),
         }
@@ -167,14 +231,16 @@ impl<G, S> Index<G, S> {
         };
         let key = self.table.key(found.record, &self.table.read(found.record));
         // Its readers include the pin: the place is freed when that is returned.
-        self.take_out(&mut shard, pin.entry);
+        self.take_out(&mut shard, pin.entry, Gone::Removed);
         key.map(|key| String::from_utf8_lossy(&key).into_owned()).unwrap_or_default()
     }
 
-    /// Returns a pin. Says which place is free now, if this was the last reader of a chunk that is gone.
-    pub(crate) fn unpin(&self, pin: Pin) -> Option<Extent> {
+    /// Returns a pin; `matched` tells whether the chunk was read and matched its checksum. Says which place is free now, if
+    /// this was the last reader of a chunk that is gone.
+    pub(crate) fn unpin(&self, pin: Pin, matched: bool) -> Option<Extent> {
         let mut shard = self.shards[pin.shard as usize].0.lock();
         let entry = &mut shard.entries[pin.entry];
+        entry.was_read |= matched;
         entry.readers -= 1;
         let unused = entry.detached && entry.readers == 0;
         unused.then(|| shard.entries.remove(pin.entry).extent())
@@ -192,7 +258,7 @@ impl<G, S> Index<G, S> {
 
     /// Enters what recovery found; of two chunks of one key the younger stays. Returns the slot and place of the other.
     pub(super) fn restore(&self, entry: Entry, record: u32) -> Option<(u32, Extent)> {
-        let (_, mut shard) = self.shard(entry.digest);
+        let (shard_number, mut shard) = self.shard(entry.digest);
         let mut displaced = None;
         if let Some(other) = shard.find(entry.digest) {
             let generation = |slot| self.table.read(slot).generation;
@@ -201,25 +267,113 @@ impl<G, S> Index<G, S> {
             }
             shard.unlink(other.entry);
             let held = shard.entries.remove(other.entry);
+            if let Some(node) = held.node {
+                self.residents.forget_restored(node, held.namespace);
+            }
             displaced = Some((other.record, held.extent()));
             self.count(-1, -i64::from(held.length_bytes));
         }
         self.count(1, i64::from(entry.length_bytes));
         let number = shard.entries.insert(entry);
+        let head = self.table.read(record);
+        let name = || {
+            let key = self.table.key(record, &head).unwrap_or_default();
+            Namespace::of(&String::from_utf8_lossy(&key)).name()
+        };
+        let namespace = NamespaceOf { fingerprint: head.namespace, name: &name };
+        let moment = match self.rules.eviction {
+            Eviction::Fifo => head.generation,
+            _ => head.last_used_ms(),
+        };
+        let (node, namespace) = self.residents.restore(
+            ChunkRef { shard: shard_number, entry: number },
+            entry.extent(),
+            &namespace,
+            (moment, head.uses()),
+        );
+        let held = &mut shard.entries[number];
+        (held.node, held.namespace) = (Some(node), namespace);
         shard.link(Found { entry: number, record });
         displaced
     }
 
     /// Removes an entry from the map and its record from the sidecar; its place is free if nobody reads it.
-    pub(super) fn take_out(&self, shard: &mut Shard<G, S>, number: u32) -> Option<Extent> {
-        let entry = &mut shard.entries[number];
-        let (unused, length_bytes) = (entry.readers == 0, i64::from(entry.length_bytes));
-        entry.detached = true;
+    pub(super) fn take_out(
+        &self,
+        shard: &mut Shard<G, S>,
+        number: u32,
+        gone: Gone,
+    ) -> Option<Extent> {
+        let entry = shard.entries[number];
+        let length_bytes = u64::from(entry.length_bytes);
+        shard.entries[number].detached = true;
         if let Some(slot) = shard.unlink(number) {
             self.table.clear(slot);
-            self.count(-1, -length_bytes);
+            self.count(-1, -(length_bytes as i64));
+            if gone == Gone::Evicted {
+                let size_bytes = entry.extent().size_bytes();
+                let before = self.evicted_bytes.fetch_add(size_bytes, Ordering::Relaxed);
+                self.residents.remember_leaving(entry.namespace);
+                let ghost = Ghost {
+                    digest: entry.digest,
+                    namespace: entry.namespace,
+                    since_bytes: before + size_bytes,
+                    refused_sets: 0,
+                    was_held: true,
+                };
+                self.remember(shard, ghost);
+            }
+            if let Some(node) = entry.node {
+                self.residents.leave(node, entry.namespace);
+            }
+            let size_bytes = entry.extent().size_bytes();
+            if entry.pinned {
+                self.pinned_bytes.fetch_sub(size_bytes, Ordering::Relaxed);
+            }
+            if entry.leased_until_s > 0 {
+                self.leases.lock().remove(entry.leased_until_s, size_bytes);
+            }
         }
-        unused.then(|| shard.entries.remove(number).extent())
+        (entry.readers == 0).then(|| shard.entries.remove(number).extent())
+    }
+
+    /// Notes a use of a chunk.
+    pub(super) fn touch(&self, shard: &Shard<G, S>, found: Found, now_ms: u64) {
+        self.table.touch(found.record, now_ms);
+        if let Some(node) = shard.entries[found.entry].node {
+            self.residents.touch(node);
+        }
+    }
+
+    /// Whether a chunk was not used for so long that it counts as gone. A clock that was set back expires nothing.
+    pub(super) fn is_expired(&self, shard: &Shard<G, S>, found: Found, now_ms: u64) -> bool {
+        let Some(ttl_ms) = self.rules.ttl_ms else { return false };
+        if self.table.last_used_ms(found.record).saturating_add(ttl_ms) > now_ms {
+            return false;
+        }
+        let entry = &shard.entries[found.entry];
+        !entry.pinned && u64::from(entry.leased_until_s) * 1000 <= now_ms
+    }
+
+    /// Counts a key that is asked for and not held, if it would be in a larger store.
+    pub(super) fn note_ghost(&self, shard: &Shard<G, S>, digest: Digest) {
+        let Some(ghost) = shard.ghosts.get(digest).filter(|ghost| ghost.was_held) else { return };
+        let evicted_since =
+            self.evicted_bytes.load(Ordering::Relaxed).saturating_sub(ghost.since_bytes);
+        if evicted_since <= self.rules.capacity_bytes / 2 {
+            self.would_hit.at_1_5x.fetch_add(1, Ordering::Relaxed);
+        }
+        if evicted_since <= self.rules.capacity_bytes {
+            self.would_hit.at_2x.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Remembers a key, whose namespace has been told so.
+    pub(super) fn remember(&self, shard: &mut Shard<G, S>, ghost: Ghost) {
+        let mut forgotten = Vec::new();
+        let held = shard.lookup.len();
+        shard.ghosts.insert(ghost, self.rules.capacity_bytes, held, &mut forgotten);
+        forgotten.iter().for_each(|ghost| self.residents.forget(ghost.namespace));
     }
 
     /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it is

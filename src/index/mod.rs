@@ -3,6 +3,9 @@
 mod entries;
 mod exists;
 mod first_page;
+mod ghosts;
+mod guards;
+mod leases;
 mod lookup;
 pub(crate) mod map;
 mod mapping;
@@ -12,12 +15,14 @@ mod record;
 mod recovery;
 mod shard;
 mod slots;
+mod survey;
 pub(crate) mod table;
 mod writing;
 
-pub(crate) use map::{EnteredGet, Index, Pin};
+pub(crate) use map::{EnteredGet, Index, Pin, Rules};
 pub use probe::IndexProbe;
 pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
 pub use recovery::Recovery;
 pub(crate) use recovery::Suspect;
+pub use survey::{Check, KeyState, Purged};
 pub(crate) use writing::{EnteredSet, Publication, RecordState, Resumed};

@@ -4,18 +4,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::map::{EnteredGet, Index};
+use super::map::{EnteredGet, Index, Rules};
 use super::record::PAYLOAD_UNCHECKED;
 use super::table::{Content, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::budget::Budget;
 use crate::error::{OpenError, StoreError};
+use crate::evict::Eviction;
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
-use crate::time::unix_ms;
+use crate::time::Clock;
 
 /// Length of every chunk that it says to hold.
 const LENGTH_BYTES: u64 = 4096;
+
+/// The default of the option.
+const LEASE_S: u32 = 10;
 
 /// Map and sidecar, driven by hand.
 #[doc(hidden)]
@@ -28,8 +32,16 @@ impl IndexProbe {
     /// As [`crate::Connector::open`].
     pub fn open(directory: &Path, capacity_bytes: u64) -> Result<Self, OpenError> {
         let budget = Arc::new(Budget::new(capacity_bytes));
-        let (table, _) = Table::open(directory, budget, unix_ms())?;
-        Ok(Self(Index::new(table, 1)))
+        let (table, _) = Table::open(directory, budget, Clock::default().now_ms())?;
+        let rules = Rules {
+            capacity_bytes,
+            eviction: Eviction::Lfu,
+            quotas: Vec::new(),
+            ttl_ms: None,
+            boot: 0,
+            lease_s: LEASE_S,
+        };
+        Ok(Self(Index::new(table, 1, rules)))
     }
 
     /// What a SET does to the index from its submission to its end, without I/O. Returns how long its end took, for which
@@ -39,15 +51,20 @@ impl IndexProbe {
     /// When the sidecar cannot grow.
     pub fn set(&self, key: &str) -> Result<Duration, StoreError> {
         let digest = self.claim(key);
+        let generation = self.0.next_generation();
         let content = Content {
             digest,
             namespace: Namespace::of(key).fingerprint(),
-            extent: Extent { file: 0, first_block: 0, blocks: Extent::blocks_for(LENGTH_BYTES) },
+            extent: Extent {
+                file: 0,
+                first_block: generation as u32,
+                blocks: Extent::blocks_for(LENGTH_BYTES),
+            },
             length_bytes: LENGTH_BYTES,
-            generation: self.0.next_generation(),
+            generation,
             payload_checksum_kind: PAYLOAD_UNCHECKED,
             payload_checksum: 0,
-            created_ms: unix_ms(),
+            created_ms: Clock::default().now_ms(),
         };
         let reservation = match self.0.table().reserve(key.len()) {
             Ok(reservation) => reservation,
@@ -70,15 +87,16 @@ impl IndexProbe {
 
     /// What a GET does to the index. Says whether it hit.
     pub fn get(&self, key: &str) -> bool {
-        let entered = self.0.enter_get(Digest::of(key), key, LENGTH_BYTES, unix_ms(), ());
+        let entered =
+            self.0.enter_get(Digest::of(key), key, LENGTH_BYTES, Clock::default().now_ms(), ());
         let EnteredGet::Hit((), pin) = entered else { return false };
-        self.0.unpin(pin);
+        self.0.unpin(pin, false);
         true
     }
 
     /// EXISTS.
     pub fn exists<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
-        self.0.contains_each(keys)
+        self.0.contains_each(keys, Clock::default().now_ms()).0
     }
 
     /// DELETE. Says whether the key was held.
@@ -88,7 +106,7 @@ impl IndexProbe {
 
     fn claim(&self, key: &str) -> Digest {
         let digest = Digest::of(key);
-        let entered = self.0.enter_set(digest, &key.into(), unix_ms(), ());
+        let entered = self.0.enter_set(digest, &key.into(), Clock::default().now_ms(), ());
         debug_assert!(matches!(entered, EnteredSet::Ready(())), "two writers of {key}");
         digest
     }

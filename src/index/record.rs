@@ -37,8 +37,9 @@ pub(crate) const PAYLOAD_CRC32C: u8 = 1;
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Record {
-    /// Unix time in ms. Outside the checksum: it changes by a plain store on every use.
-    pub(crate) last_used_ms: u64,
+    /// Unix time in ms in the lower 48 bits, number of uses in the upper 16. Outside the checksum: it changes by a plain
+    /// store on every use.
+    pub(crate) last_use: u64,
     /// CRC-32C of everything behind it.
     pub(crate) checksum: u32,
     pub(crate) state: u8,
@@ -79,6 +80,16 @@ impl Record {
         Digest(self.digest)
     }
 
+    /// Unix time in ms of its last use.
+    pub(crate) fn last_used_ms(&self) -> u64 {
+        use_parts(self.last_use).0
+    }
+
+    /// Times it was used, up to 65,535.
+    pub(crate) fn uses(&self) -> u16 {
+        use_parts(self.last_use).1
+    }
+
     /// Place of the chunk.
     pub(crate) fn extent(&self) -> Extent {
         Extent {
@@ -87,6 +98,18 @@ impl Record {
             blocks: Extent::blocks_for(self.length_bytes),
         }
     }
+}
+
+const LAST_USED_BITS: u32 = 48;
+
+/// The word that says when, and how often, a chunk was used.
+pub(crate) fn use_word(last_used_ms: u64, uses: u16) -> u64 {
+    u64::from(uses) << LAST_USED_BITS | last_used_ms & ((1 << LAST_USED_BITS) - 1)
+}
+
+/// Unix time in ms and number of uses out of [`use_word`].
+pub(crate) fn use_parts(word: u64) -> (u64, u16) {
+    (word & ((1 << LAST_USED_BITS) - 1), (word >> LAST_USED_BITS) as u16)
 }
 
 /// What never changes after the store is made.
@@ -136,20 +159,33 @@ pub(crate) struct Session {
     pub(crate) generation: u64,
     /// Chunks from this generation on are still to be verified after a crash; none if it is 2^64-1.
     pub(crate) verify_from: u64,
+    /// Chunks below this generation were there when the machine went down: until they are read, nothing tells whether they
+    /// are what their records say. 0 for none.
+    pub(crate) distrust_below: u64,
     pub(crate) host: [u8; HOST_BYTES],
-    pub(crate) reserved: u32,
+    /// Which boot of the machine the owner runs in.
+    pub(crate) boot: u32,
     /// CRC-32C of everything before it.
     pub(crate) checksum: u32,
+}
+
+/// Generations that mean something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Marks {
+    pub(crate) generation: u64,
+    pub(crate) verify_from: u64,
+    pub(crate) distrust_below: u64,
 }
 
 impl Session {
     pub(crate) fn new(
         owner: &Owner,
         opened_ms: u64,
-        generation: u64,
-        verify_from: u64,
+        boot: u32,
+        marks: &Marks,
         clean: bool,
     ) -> Self {
+        let Marks { generation, verify_from, distrust_below } = *marks;
         let mut host = [0; HOST_BYTES];
         host[..owner.host.len()].copy_from_slice(owner.host.as_bytes());
         let process_id = owner.process_id;
@@ -159,8 +195,9 @@ impl Session {
             opened_ms,
             generation,
             verify_from,
+            distrust_below,
             host,
-            reserved: 0,
+            boot,
             checksum: 0,
         };
         session.checksum = session.computed_checksum();
@@ -201,14 +238,15 @@ mod tests {
             bytemuck::bytes_of_mut(&mut damaged)[bit / 8] ^= 1 << (bit % 8);
             assert!(!damaged.is_intact(), "bit {bit}");
         }
-        record.last_used_ms = 5;
+        record.last_use = 5;
         assert!(record.is_intact(), "a use is no damage");
     }
 
     #[test]
     fn session_keeps_its_owner() {
         let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES) };
-        let session = Session::new(&owner, 1, 2, 3, false);
+        let marks = Marks { generation: 2, verify_from: 3, distrust_below: 4 };
+        let session = Session::new(&owner, 1, 5, &marks, false);
         assert!(session.is_intact());
         assert_eq!(session.owner(), owner);
     }

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::map::Index;
-use super::record::{PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE, Session};
+use super::map::{Index, Rules};
+use super::record::{Marks, PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE, Session};
 use super::shard::Entry;
 use super::table::Table;
 use crate::budget::Budget;
@@ -43,6 +43,15 @@ pub struct Recovery {
     pub overlapping: u64,
     /// Older records of a key that has a younger one.
     pub duplicate: u64,
+    /// Chunks that were not used for longer than `ttl`.
+    pub expired: u64,
+}
+
+impl Recovery {
+    /// Records that were thrown out, whatever for.
+    pub fn discarded(&self) -> u64 {
+        self.torn + self.out_of_range + self.overlapping + self.duplicate + self.expired
+    }
 }
 
 impl std::fmt::Display for Recovery {
@@ -54,6 +63,7 @@ impl std::fmt::Display for Recovery {
             ("out of range", self.out_of_range),
             ("overlapping", self.overlapping),
             ("duplicate", self.duplicate),
+            ("expired", self.expired),
         ] {
             if count > 0 {
                 write!(formatter, ", {count} {name}")?;
@@ -77,17 +87,23 @@ impl<G, S> Index<G, S> {
     pub(crate) fn open<T: Store>(
         directory: &Path,
         budget: &Arc<Budget>,
+        rules: Rules,
         now_ms: u64,
-        open_store: impl FnOnce(&dyn Fn() -> Option<Owner>) -> Result<T, OpenError>,
+        open_store: impl FnOnce(
+            &dyn Fn() -> Option<Owner>,
+            &dyn Fn() -> Vec<u64>,
+        ) -> Result<T, OpenError>,
     ) -> Result<(Self, T, Recovery, Vec<Suspect>), OpenError> {
         let (table, found) = Table::open(directory, Arc::clone(budget), now_ms)?;
-        let store = open_store(&|| table.owner())?;
+        let store = open_store(&|| table.owner(), &|| table.mean_use_by_file())?;
         let mut recovery =
             Recovery { reset: found.reset, truncated: found.truncated, ..Recovery::default() };
         if found.made_now && store.usage().data_files > 0 {
             recovery.reset = Some("it was missing or empty, though there are data files".into());
         }
-        let (mut candidates, mut free) = read_records(&table, &store.file_blocks(), &mut recovery);
+        let oldest_ms = rules.ttl_ms.map_or(0, |ttl_ms| now_ms.saturating_sub(ttl_ms));
+        let (mut candidates, mut free) =
+            read_records(&table, &store.file_blocks(), oldest_ms, &mut recovery);
         drop_overlapping(&mut candidates, &table, &mut free, &mut recovery);
         recovery.unreadable_pages = table.lost_pages() as u64;
 
@@ -101,7 +117,7 @@ impl<G, S> Index<G, S> {
         // Far above whatever the last owner can have given out since it wrote its session block.
         let first =
             (newest.unwrap_or(0).max(last_session) / SESSION_GENERATIONS + 1) * SESSION_GENERATIONS;
-        let index = Self::new(table, first);
+        let mut index = Self::new(table, first, rules);
         let unverified = found.session.map_or(0, |session| session.verify_from);
         let verify_from =
             if recovery.clean_shutdown { unverified } else { unverified.min(last_session) };
@@ -118,6 +134,13 @@ impl<G, S> Index<G, S> {
         if !suspects.is_empty() {
             index.verify_from.store(verify_from, Ordering::Relaxed);
         }
+        // The machine went down with the store open: any record may be one that was cleared, and its place another's.
+        let went_down = !recovery.clean_shutdown
+            && found.session.is_none_or(|session| session.boot != index.rules.boot);
+        index.distrust_below = match went_down {
+            true => first,
+            false => found.session.map_or(0, |session| session.distrust_below),
+        };
         recovery.to_verify = suspects.len() as u64;
         let mut held: Vec<Extent> =
             candidates.iter().map(|candidate| candidate.entry.extent()).collect();
@@ -135,6 +158,7 @@ impl<G, S> Index<G, S> {
                 }
             }
         }
+        index.residents.all_restored();
         recovery.kept = held.len() as u64;
         if !older_slots.is_empty() {
             // The older chunk may be durable and the younger not yet: it must not go first.
@@ -152,9 +176,12 @@ impl<G, S> Index<G, S> {
 
     /// Notes in the sidecar who has the store open, and whether it is closed in order.
     pub(crate) fn write_session(&self, now_ms: u64, clean: bool) -> std::io::Result<()> {
-        let verify_from = self.verify_from.load(Ordering::Relaxed);
-        let generation = self.next_generation();
-        let session = Session::new(&Owner::current(), now_ms, generation, verify_from, clean);
+        let marks = Marks {
+            generation: self.next_generation(),
+            verify_from: self.verify_from.load(Ordering::Relaxed),
+            distrust_below: self.distrust_below,
+        };
+        let session = Session::new(&Owner::current(), now_ms, self.rules.boot, &marks, clean);
         self.table.write_session(&session)
     }
 }
@@ -178,6 +205,7 @@ struct Candidate {
 fn read_records(
     table: &Table,
     file_blocks: &[u64],
+    oldest_ms: u64,
     recovery: &mut Recovery,
 ) -> (Vec<Candidate>, Vec<u32>) {
     let total = table.slot_count();
@@ -203,6 +231,11 @@ fn read_records(
         let end_of_file = file_blocks.get(extent.file as usize).copied().unwrap_or(0);
         if extent.end_block() > end_of_file {
             recovery.out_of_range += 1;
+            table.wipe(slot);
+            continue;
+        }
+        if record.last_used_ms() < oldest_ms {
+            recovery.expired += 1;
             table.wipe(slot);
             continue;
         }
@@ -234,8 +267,13 @@ fn entry_of(record: &Record) -> Entry {
         length_bytes: record.length_bytes as u32,
         checksum: record.payload_checksum as u32,
         readers: 0,
+        node: None,
+        namespace: 0,
+        leased_until_s: 0,
         has_checksum: record.payload_checksum_kind == PAYLOAD_CRC32C,
         detached: false,
+        pinned: false,
+        was_read: false,
     }
 }
 

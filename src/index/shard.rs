@@ -6,8 +6,10 @@ use std::sync::Arc;
 use hashbrown::HashTable;
 
 use super::entries::Entries;
+use super::ghosts::Ghosts;
 use super::lookup::{Found, Lookup};
 use super::map::Pin;
+use crate::evict::{NamespaceId, NodeId};
 use crate::key::Digest;
 use crate::store::Extent;
 
@@ -18,6 +20,7 @@ pub(super) struct Shard<G, S> {
     pub(super) lookup: Lookup,
     pub(super) entries: Entries,
     pub(super) pending: HashTable<Pending<G, S>>,
+    pub(super) ghosts: Ghosts,
 }
 
 /// One stored chunk. Detached: no longer found by its key, kept for its readers.
@@ -29,8 +32,17 @@ pub(super) struct Entry {
     pub(super) length_bytes: u32,
     pub(super) checksum: u32,
     pub(super) readers: u32,
+    /// Its number in the order of eviction, and its namespace; meaningless once it is detached.
+    pub(super) node: Option<NodeId>,
+    pub(super) namespace: NamespaceId,
+    /// Unix time in seconds until which it is not evicted.
+    pub(super) leased_until_s: u32,
     pub(super) has_checksum: bool,
     pub(super) detached: bool,
+    /// Neither evicted nor expired.
+    pub(super) pinned: bool,
+    /// It was read and matched its checksum, since the store was opened.
+    pub(super) was_read: bool,
 }
 
 /// A key that is being written, and what waits for that.
@@ -58,7 +70,12 @@ pub(super) enum Waiting<G, S> {
 
 impl<G, S> Shard<G, S> {
     pub(super) fn new() -> Self {
-        Self { lookup: Lookup::default(), entries: Entries::default(), pending: HashTable::new() }
+        Self {
+            lookup: Lookup::default(),
+            entries: Entries::default(),
+            pending: HashTable::new(),
+            ghosts: Ghosts::default(),
+        }
     }
 
     /// The entry found by `digest`, and its record.
@@ -111,6 +128,11 @@ impl Entry {
             first_block: self.first_block,
             blocks: Extent::blocks_for(u64::from(self.length_bytes)),
         }
+    }
+
+    /// Whether it may be given up now: found by its key, and nobody relies on it.
+    pub(super) fn can_go(&self, now_s: u32) -> bool {
+        !self.detached && !self.pinned && self.readers == 0 && self.leased_until_s <= now_s
     }
 
     /// CRC-32C of the payload, if one was kept.

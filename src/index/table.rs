@@ -23,7 +23,7 @@ use super::lookup::prefetch_line;
 use super::mapping::Mapping;
 use super::record::{
     HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, SESSION_OFFSET, STATE_CHUNK,
-    STATE_FREE, STATE_KEY_PART, Session,
+    STATE_FREE, STATE_KEY_PART, Session, use_parts, use_word,
 };
 use super::slots::FreeSlots;
 use crate::budget::Budget;
@@ -161,6 +161,22 @@ impl Table {
         self.total.load(Ordering::Acquire)
     }
 
+    /// Unix time in ms at which the chunks of each data file were used on average, by its number.
+    pub(crate) fn mean_use_by_file(&self) -> Vec<u64> {
+        let mut sums: Vec<(u64, u64)> = Vec::new();
+        let records = (0..self.slot_count()).map(|slot| self.read(slot));
+        // A damaged one may name any file.
+        for record in records.filter(|record| record.state == STATE_CHUNK && record.is_intact()) {
+            let file = record.data_file as usize;
+            if sums.len() <= file {
+                sums.resize(file + 1, (0, 0));
+            }
+            sums[file].0 += record.last_used_ms();
+            sums[file].1 += 1;
+        }
+        sums.into_iter().map(|(sum, count)| sum.checked_div(count).unwrap_or(0)).collect()
+    }
+
     /// Slots that are taken.
     pub(crate) fn used_slots(&self) -> u32 {
         let free = self.free.lock();
@@ -242,7 +258,7 @@ impl Table {
             self.write(reservation.slots[number], part, &reservation.slots, number, parts[number]);
         }
         let mut record = Record::zeroed();
-        record.last_used_ms = content.created_ms;
+        record.last_use = use_word(content.created_ms, 0);
         record.state = STATE_CHUNK;
         record.payload_checksum_kind = content.payload_checksum_kind;
         record.key_length = key.len() as u16;
@@ -395,9 +411,20 @@ impl Table {
 
     /// Notes a use of the chunk in `slot`: a store into the map, no I/O.
     pub(crate) fn touch(&self, slot: u32, now_ms: u64) {
+        let word = self.last_use(slot);
+        let (_, uses) = use_parts(word.load(Ordering::Relaxed));
+        // One store: a kill leaves the one or the other.
+        word.store(use_word(now_ms, uses.saturating_add(1)), Ordering::Relaxed);
+    }
+
+    /// Unix time in ms at which the chunk in `slot` was used last.
+    pub(crate) fn last_used_ms(&self, slot: u32) -> u64 {
+        use_parts(self.last_use(slot).load(Ordering::Relaxed)).0
+    }
+
+    fn last_use(&self, slot: u32) -> &AtomicU64 {
         // SAFETY: inside the file, aligned to 8 bytes as every record is; only ever accessed under the shard's lock.
-        let last_used = unsafe { AtomicU64::from_ptr(&raw mut (*self.record(slot)).last_used_ms) };
-        last_used.store(now_ms, Ordering::Relaxed);
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.record(slot)).last_use) }
     }
 
     /// Notes who has the store open, from which generation on, and whether it is closed in order.
@@ -444,18 +471,18 @@ impl Table {
         }
         let before = self.slot_count();
         let length = HEADER_BYTES + u64::from(before) * RECORD_BYTES as u64;
-        let full = |needed_bytes| StoreError::Full {
-            needed_bytes,
-            capacity_bytes: self.budget.capacity_bytes(),
-        };
         let room = (self.mapping.length_bytes() as u64 - length) / GROWTH_BYTES * GROWTH_BYTES;
         let wanted = (length / 8 / GROWTH_BYTES * GROWTH_BYTES)
             .clamp(GROWTH_BYTES, 64 * GROWTH_BYTES)
             .min(room);
-        let added = [wanted, GROWTH_BYTES.min(room)]
-            .into_iter()
-            .find(|added| *added > 0 && self.budget.reserve(*added, 0))
-            .ok_or_else(|| full(GROWTH_BYTES))?;
+        if room == 0 {
+            let capacity_bytes = self.budget.capacity_bytes();
+            return Err(StoreError::Full { needed_bytes: GROWTH_BYTES, capacity_bytes });
+        }
+        let added = match self.budget.reserve_growth(wanted, 0) {
+            Ok(()) => wanted,
+            Err(_) => self.budget.reserve_growth(GROWTH_BYTES, 0).map(|()| GROWTH_BYTES)?,
+        };
         let grown =
             match fallocate(&self.file, FallocateFlags::empty(), length as i64, added as i64) {
                 Err(Errno::EOPNOTSUPP) => write_zeros(&self.file, length, added),

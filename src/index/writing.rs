@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::lookup::Found;
-use super::map::{Index, Pin};
+use super::map::{Gone, Index, Pin};
 use super::record::PAYLOAD_CRC32C;
 use super::shard::{Entry, Pending, Shard, Waiting};
 use super::table::{Content, Reservation};
-use crate::key::Digest;
+use crate::evict::{ChunkRef, NamespaceOf};
+use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 
 /// What became of a SET.
@@ -94,8 +95,10 @@ impl<G, S> Index<G, S> {
         let found = shard.find(digest)?;
         let entry = &shard.entries[found.entry];
         // Whose record is lost is to be written again, and what may be damaged must not vouch for other bytes.
+        let generation = self.table.read(found.record).generation;
         let is_suspect = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
-            .contains(&self.table.read(found.record).generation);
+            .contains(&generation)
+            || generation < self.distrust_below && !entry.was_read;
         (!is_suspect && !self.has_lost_its_record(digest, found.record))
             .then(|| (u64::from(entry.length_bytes), entry.checksum()))
     }
@@ -158,7 +161,7 @@ impl<G, S> Index<G, S> {
 
         let mut current = match publication {
             Some(publication) => {
-                Some(self.enter_chunk(shard, publication, &key, deleted, &mut resumed))
+                Some(self.enter_chunk((number, shard), publication, &key, deleted, &mut resumed))
             }
             None => shard.find(digest).map(|found| found.entry),
         };
@@ -173,14 +176,18 @@ impl<G, S> Index<G, S> {
                     });
                 }
                 Waiting::Delete => {
-                    if let Some(entry) = current.take() {
-                        resumed.extend(self.take_out(shard, entry).map(Resumed::Free));
+                    // A purge leaves what is pinned: then that goes on to be held.
+                    if let Some(entry) = current.filter(|entry| shard.is_detached(*entry)) {
+                        resumed
+                            .extend(self.take_out(shard, entry, Gone::Removed).map(Resumed::Free));
                     }
+                    current = shard.find(digest).map(|found| found.entry);
                 }
                 Waiting::Set(request) => {
                     // What a DELETE behind this SET reaches has had its readers.
                     if let Some(entry) = current.filter(|entry| shard.is_detached(*entry)) {
-                        resumed.extend(self.take_out(shard, entry).map(Resumed::Free));
+                        resumed
+                            .extend(self.take_out(shard, entry, Gone::Removed).map(Resumed::Free));
                     }
                     resumed.push(Resumed::Start(request));
                     starts = true;
@@ -204,7 +211,7 @@ impl<G, S> Index<G, S> {
     /// on undisturbed.
     fn enter_chunk(
         &self,
-        shard: &mut Shard<G, S>,
+        (shard_number, shard): (u32, &mut Shard<G, S>),
         publication: Publication,
         key: &str,
         deleted: bool,
@@ -225,23 +232,50 @@ impl<G, S> Index<G, S> {
             }
             RecordState::Written(slot, _) => Some(slot),
         };
-        let entry = Entry {
+        let mut entry = Entry {
             digest: content.digest,
             data_file: content.extent.file,
             first_block: content.extent.first_block,
             length_bytes: content.length_bytes as u32,
             checksum: content.payload_checksum as u32,
             readers: 0,
+            node: None,
+            namespace: 0,
+            leased_until_s: 0,
             has_checksum: content.payload_checksum_kind == PAYLOAD_CRC32C,
             detached: deleted,
+            pinned: false,
+            was_read: false,
         };
         debug_assert_eq!(entry.extent(), content.extent, "a place is as long as its chunk");
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
         if !deleted && let Some(old) = shard.find(content.digest) {
-            resumed.extend(self.take_out(shard, old.entry).map(Resumed::Free));
+            // Whoever pinned or leased the key meant whatever is stored under it.
+            let Entry { pinned, leased_until_s, .. } = shard.entries[old.entry];
+            resumed.extend(self.take_out(shard, old.entry, Gone::Removed).map(Resumed::Free));
+            // As long as there may be so much of it.
+            let size_bytes = content.extent.size_bytes();
+            entry.pinned = pinned && self.take_pinned(size_bytes);
+            let is_leased = u64::from(leased_until_s) * 1000 > content.created_ms;
+            if is_leased && self.can_lease(size_bytes, content.created_ms) {
+                entry.leased_until_s = leased_until_s;
+            }
         }
         let number = shard.entries.insert(entry);
         if let Some(record) = slot {
+            let ghost = shard.ghosts.remove(content.digest);
+            let returns = ghost.is_some_and(|ghost| ghost.was_held);
+            ghost.iter().for_each(|ghost| self.residents.forget(ghost.namespace));
+            let chunk = ChunkRef { shard: shard_number, entry: number };
+            let name = || Namespace::of(key).name();
+            let namespace = NamespaceOf { fingerprint: content.namespace, name: &name };
+            let held = &mut shard.entries[number];
+            let (node, namespace) =
+                self.residents.enter(chunk, content.extent, &namespace, returns);
+            (held.node, held.namespace) = (Some(node), namespace);
+            if entry.leased_until_s > 0 {
+                self.leases.lock().add(entry.leased_until_s, content.extent.size_bytes());
+            }
             shard.link(Found { entry: number, record });
             self.count(1, content.length_bytes as i64);
         }

@@ -188,6 +188,9 @@ impl Work {
                     active.waiting_bytes = request.buffer.length_bytes() as u64;
                     return self.retries.push((Instant::now() + pause, id));
                 }
+                Some(Failure::Transfer(_)) if active.retries > 0 => {
+                    shared.counters.write_retries_exhausted.add(1);
+                }
                 _ => {}
             }
         }
@@ -229,6 +232,7 @@ impl Work {
 
     pub(super) fn answer(&mut self, id: usize, shared: &Shared) {
         let Active { kind, checksum, failure, timeline, .. } = self.active.remove(id);
+        self.in_hand_bytes[kind.class() as usize] -= kind.cost_bytes();
         if !matches!(failure, Some(Failure::Closed)) && !matches!(kind, Kind::Verify(..)) {
             let mut latencies = shared.lanes[self.number].latencies.lock();
             latencies.record(kind.class(), timeline, Instant::now());
@@ -277,7 +281,7 @@ impl Work {
                         let failure = Some(Failure::Joined(message.clone()));
                         resumed.extend(end_set(request, None, 0, failure, shared));
                     }
-                    _ => self.accept(Operation::Set(request)),
+                    _ => self.accept(Operation::Set(SetRequest { has_waited: true, ..request })),
                 },
                 Resumed::Free(extent) => shared.store.free(extent),
                 Resumed::Miss(request) => {

@@ -9,11 +9,15 @@
 //!
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
+mod admission;
+mod balance;
 mod commit;
 mod endings;
+mod keeper;
 mod latency;
 mod operation;
 mod piece;
+mod room;
 mod shared;
 mod steps;
 mod work;
@@ -26,6 +30,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub(crate) use balance::Spread;
+pub(crate) use keeper::KeeperThread;
 pub(crate) use operation::{GetRequest, Operation, SetRequest};
 use shared::Lane;
 pub(crate) use shared::Shared;
@@ -151,6 +157,10 @@ where
     }
 }
 
+/// Most of the capacity that SETs have in the device at a time, all reactors together: what is being written cannot make
+/// room for others.
+const SET_PART: u64 = 8;
+
 /// Most transfers that one reactor has in the device: loads, and as many stores.
 fn transfers_of(shared: &Shared) -> usize {
     2 * limits_of(&shared.config, shared.lanes.len()).queue_depth
@@ -159,12 +169,13 @@ fn transfers_of(shared: &Shared) -> usize {
 /// What one of `reactors` gets of the bounds that hold for all of them.
 fn limits_of(config: &Config, reactors: usize) -> Limits {
     let share = |bytes: u64| (bytes / reactors as u64).max(1);
+    let sets = |bytes: u64| share(bytes.min(config.capacity_bytes / SET_PART));
     Limits {
         queue_depth: (config.queue_depth / reactors).max(1),
         max_io_bytes: config.max_io_bytes,
         max_in_flight_bytes: share(MAX_IN_FLIGHT_BYTES),
-        set_in_flight_bytes: share(config.set_in_flight_bytes),
-        set_in_flight_between_loads_bytes: share(config.set_in_flight_between_loads_bytes),
+        set_in_flight_bytes: sets(config.set_in_flight_bytes),
+        set_in_flight_between_loads_bytes: sets(config.set_in_flight_between_loads_bytes),
         // 0 has a meaning of its own, also for each of them.
         set_in_flight_while_loading_bytes: config.set_in_flight_while_loading_bytes
             / reactors as u64,
@@ -224,9 +235,7 @@ impl<E: Engine> Reactor<E> {
 
     fn run(&mut self) -> Result<(), EngineError> {
         loop {
-            while let Some(operations) = self.lane().intake.pop() {
-                operations.into_iter().for_each(|operation| self.work.accept(operation));
-            }
+            self.work.take_up(&self.shared.lanes[self.number]);
             let now = Instant::now();
             self.work.start_due(now);
             let deadline = *self.shared.deadline.lock();

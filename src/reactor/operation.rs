@@ -26,13 +26,20 @@ pub(crate) struct SetRequest {
     pub(crate) buffer: CallerBuffer,
     pub(crate) digest: Digest,
     pub(crate) key: Arc<str>,
+    /// Fingerprint of the key's namespace.
+    pub(crate) namespace: u64,
     pub(crate) submitted: Instant,
+    /// Whether it waited for another SET of its key.
+    pub(crate) has_waited: bool,
     /// Its batch's share of the SETs that are not answered yet.
     pub(crate) share: Arc<QueueShare>,
 }
 
 /// The index, with the requests that wait in it.
 pub(crate) type ChunkIndex = Index<GetRequest, SetRequest>;
+
+/// What an operation costs beside its bytes, in bytes that could be moved meanwhile.
+pub(super) const OPERATION_COSTS_BYTES: u64 = 4096;
 
 /// Work for a reactor.
 pub(crate) enum Operation {
@@ -52,6 +59,11 @@ impl Operation {
             Self::Set(request) => request.buffer.length_bytes() as u64,
             Self::Free(..) => 0,
         }
+    }
+
+    /// What it costs, in bytes that could be moved meanwhile.
+    pub(crate) fn cost_bytes(&self) -> u64 {
+        OPERATION_COSTS_BYTES + self.bytes()
     }
 
     pub(crate) fn submitted(&self) -> Instant {

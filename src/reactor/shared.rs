@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::admission::WriteBudget;
+use super::balance::{Load, Spread};
+use super::keeper::Keeper;
 use super::latency::Latencies;
-use super::operation::{ChunkIndex, Intake, Operation};
+use super::operation::{ChunkIndex, Intake};
 use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::engine::Waker;
-use crate::key::Digest;
-use crate::schedule::Class;
 use crate::stats::Counters;
 use crate::store::Store;
 
@@ -23,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) store: Box<dyn Store>,
     pub(crate) counters: Counters,
     pub(crate) completions: Arc<CompletionQueue>,
+    pub(super) keeper: Keeper,
+    pub(super) write_budget: WriteBudget,
     pub(super) lanes: Box<[Lane]>,
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
@@ -37,6 +40,7 @@ pub(super) struct Lane {
     pub(super) intake: Intake,
     pub(super) waker: Arc<Waker>,
     pub(super) latencies: Mutex<Latencies>,
+    pub(super) load: Load,
     /// GETs that wait or are in flight here.
     loads: AtomicUsize,
     /// SETs wait here for the loads of others to end.
@@ -55,10 +59,15 @@ impl Shared {
             intake: Intake::default(),
             waker,
             latencies: Mutex::new(Latencies::new()),
+            load: Load::default(),
             loads: AtomicUsize::new(0),
             sets_wait: AtomicBool::new(false),
         };
+        let write_budget =
+            WriteBudget::new(config.write_budget_bytes, store.max_chunk_bytes(), Instant::now());
         Self {
+            keeper: Keeper::new(config.low_watermark, config.high_watermark),
+            write_budget,
             config,
             index,
             store,
@@ -71,22 +80,12 @@ impl Shared {
         }
     }
 
-    /// Empty lists of operations, one for each reactor.
-    pub(crate) fn sorted_operations(&self, expected: usize) -> Vec<Vec<Operation>> {
-        let share = if self.lanes.len() == 1 { expected } else { 0 };
-        self.lanes.iter().map(|_| Vec::with_capacity(share)).collect()
-    }
-
-    /// Number of the reactor that works for keys with this digest: always the same, as order per key asks for.
-    pub(crate) fn reactor_of(&self, digest: Digest) -> usize {
-        (digest.reactor_hash() % self.lanes.len() as u64) as usize
-    }
-
     /// Hands a batch's operations to the reactors.
-    pub(crate) fn push(&self, class: Class, operations: Vec<Vec<Operation>>) {
-        for (lane, operations) in self.lanes.iter().zip(operations) {
-            if !operations.is_empty() {
-                lane.intake.push(class, operations);
+    pub(crate) fn push(&self, spread: Spread) {
+        for (lane, part) in self.lanes.iter().zip(spread.parts) {
+            if !part.operations.is_empty() {
+                lane.load.add_queued(spread.class, part.bytes);
+                lane.intake.push(spread.class, part.operations);
                 lane.waker.wake();
             }
         }
@@ -125,12 +124,19 @@ impl Shared {
         self.completions.announce();
     }
 
-    /// Reactor `number` has this many loads now, and SETs that wait for a grant or none.
-    pub(super) fn note_loads(&self, number: usize, loads: usize, sets_wait: bool) {
+    /// Reactor `number` has this much to do now, this many loads, and SETs that wait for a grant or none.
+    pub(super) fn note_work(
+        &self,
+        number: usize,
+        in_hand_bytes: &[u64; 3],
+        loads: usize,
+        sets_wait: bool,
+    ) {
         if self.lanes.len() == 1 {
             return;
         }
         let lane = &self.lanes[number];
+        lane.load.set_in_hand(in_hand_bytes);
         // Before the loads of others are looked at: who ends the last one sees it, or this one sees none.
         lane.sets_wait.store(sets_wait, Ordering::SeqCst);
         if lane.loads.swap(loads, Ordering::SeqCst) > 0 && loads == 0 {

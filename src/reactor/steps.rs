@@ -4,18 +4,18 @@ use std::io;
 
 use super::Shared;
 use super::operation::{GetRequest, SetRequest};
+use super::room::QuotaShare;
 use crate::config::Checksum;
 use crate::error::StoreError;
 use crate::index::table::Content;
 use crate::index::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED, Pin, Publication, RecordState, Resumed};
-use crate::key::Namespace;
 use crate::store::Extent;
-use crate::time::unix_ms;
 
 /// Where a chunk goes: its blocks, and its record.
 pub(super) struct Place {
     pub(super) extent: Extent,
-    record: RecordState,
+    pub(super) record: RecordState,
+    pub(super) quota: Option<QuotaShare>,
     /// The record of the chunk that this one replaces is cleared: whatever happens now, this one stands for its key.
     pub(super) stands: bool,
 }
@@ -82,20 +82,6 @@ pub(super) fn checksum_of(request: &SetRequest) -> u32 {
     crc32c::crc32c(unsafe { request.buffer.bytes(0, request.buffer.length_bytes()) })
 }
 
-/// Room for the chunk and its record, or neither.
-pub(super) fn find_place(request: &SetRequest, shared: &Shared) -> Result<Place, StoreError> {
-    let extent = shared.store.allocate(request.buffer.length_bytes() as u64)?;
-    match shared.index.table().reserve(request.key.len()) {
-        Ok(reservation) => {
-            Ok(Place { extent, record: RecordState::Reserved(reservation), stands: false })
-        }
-        Err(error) => {
-            shared.store.free(extent);
-            Err(error)
-        }
-    }
-}
-
 /// Verifies, unpins, answers.
 pub(super) fn end_get(
     request: GetRequest,
@@ -145,7 +131,8 @@ fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) 
         }
         Some(_) => false,
     };
-    if let Some(extent) = shared.index.unpin(pin) {
+    let matched = intact && pin.checksum.is_some() && shared.config.checksum == Checksum::Crc32c;
+    if let Some(extent) = shared.index.unpin(pin, matched) {
         shared.store.free(extent);
     }
     intact
@@ -161,8 +148,9 @@ pub(super) fn end_set(
 ) -> Vec<Resumed<GetRequest, SetRequest>> {
     let counters = &shared.counters;
     let length_bytes = request.buffer.length_bytes() as u64;
+    let quota = place.as_ref().and_then(|place| place.quota);
     let publication = match (place, &failure) {
-        (Some(Place { extent, record, stands }), failure) if stands || failure.is_none() => {
+        (Some(Place { extent, record, stands, .. }), failure) if stands || failure.is_none() => {
             counters.set_stored.add(1);
             counters.written_bytes.add(length_bytes);
             let content = match &record {
@@ -182,6 +170,8 @@ pub(super) fn end_set(
         (None, _) => None,
     };
     let resumed = shared.index.finish_set(request.digest, publication);
+    // Only now: meanwhile it counts twice rather than not at all.
+    shared.release_quota(quota);
     let SetRequest { item, share, .. } = request;
     // Before the answer: who sees that finds the room.
     drop(share);
@@ -224,13 +214,13 @@ fn content_of(request: &SetRequest, extent: Extent, checksum: u32, shared: &Shar
     };
     Content {
         digest: request.digest,
-        namespace: Namespace::of(&request.key).fingerprint(),
+        namespace: request.namespace,
         extent,
         length_bytes: request.buffer.length_bytes() as u64,
         generation: shared.index.next_generation(),
         payload_checksum_kind,
         payload_checksum,
-        created_ms: unix_ms(),
+        created_ms: shared.config.clock.now_ms(),
     }
 }
 

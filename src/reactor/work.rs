@@ -7,9 +7,9 @@ use slab::Slab;
 
 use super::commit::GroupCommit;
 use super::latency::Timeline;
-use super::operation::{GetRequest, Operation, SetRequest};
+use super::operation::{GetRequest, OPERATION_COSTS_BYTES, Operation, SetRequest};
 use super::piece::{Piece, Target};
-use super::steps::{Failure, Place, compare_with_held, find_place};
+use super::steps::{Failure, Place, compare_with_held};
 use super::{SETTLE_BYTES, Shared};
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::config::Checksum;
@@ -50,6 +50,20 @@ impl Kind {
             Self::Set(..) | Self::Verify(..) => Class::Set,
         }
     }
+
+    /// Bytes to transfer.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Get(_, pin) | Self::Verify(pin, _) => pin.length_bytes,
+            Self::Set(request, _) => request.buffer.length_bytes() as u64,
+            Self::Free(_) => 0,
+        }
+    }
+
+    /// As [`Operation::cost_bytes`].
+    pub(super) fn cost_bytes(&self) -> u64 {
+        OPERATION_COSTS_BYTES + self.bytes()
+    }
 }
 
 /// All operations of one reactor. Pieces in flight sit in a fixed array: the kernel holds their addresses.
@@ -58,6 +72,8 @@ pub(super) struct Work {
     pub(super) number: usize,
     pub(super) scheduler: Scheduler,
     pub(super) active: Slab<Active>,
+    /// What these cost, by class.
+    pub(super) in_hand_bytes: [u64; 3],
     pub(super) pieces: Slab<Piece>,
     pub(super) pool: BouncePool,
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
@@ -96,6 +112,7 @@ impl Work {
             number,
             scheduler,
             active: Slab::new(),
+            in_hand_bytes: [0; 3],
             pieces: Slab::with_capacity(most_transfers),
             pool: BouncePool::new(),
             finished: Default::default(),
@@ -120,9 +137,8 @@ impl Work {
                 return;
             };
             let Some(pin) = shared.index.pin_suspect(suspect) else { continue };
-            let bytes = pin.length_bytes;
-            let block = AlignedBlock::zeroed(bytes as usize);
-            self.enqueue(Kind::Verify(pin, block), Class::Set, bytes, Instant::now());
+            let block = AlignedBlock::zeroed(pin.length_bytes as usize);
+            self.enqueue(Kind::Verify(pin, block), Instant::now());
         }
     }
 
@@ -159,17 +175,18 @@ impl Work {
 
     /// Queues an operation.
     pub(super) fn accept(&mut self, operation: Operation) {
-        let (class, bytes, submitted) =
-            (operation.class(), operation.bytes(), operation.submitted());
+        let submitted = operation.submitted();
         let kind = match operation {
             Operation::Get(request, pin) => Kind::Get(request, pin),
             Operation::Set(request) => Kind::Set(request, None),
             Operation::Free(extent, _) => Kind::Free(extent),
         };
-        self.enqueue(kind, class, bytes, submitted);
+        self.enqueue(kind, submitted);
     }
 
-    fn enqueue(&mut self, kind: Kind, class: Class, bytes: u64, submitted: Instant) {
+    fn enqueue(&mut self, kind: Kind, submitted: Instant) {
+        let (class, bytes) = (kind.class(), kind.bytes());
+        self.in_hand_bytes[class as usize] += kind.cost_bytes();
         let id = self.active.insert(Active {
             kind,
             timeline: Timeline { submitted, started: None, moved: None },
@@ -190,7 +207,7 @@ impl Work {
         shared: &Shared,
         engine: &mut impl Engine,
     ) -> Result<bool, EngineError> {
-        shared.note_loads(self.number, self.scheduler.loads(), self.scheduler.has_waiting_sets());
+        self.note_work(shared);
         self.loads_elsewhere = shared.loads_elsewhere(self.number);
         self.processed_bytes = 0;
         let mut outcome = Ok(false);
@@ -204,8 +221,13 @@ impl Work {
                 break;
             }
         }
-        shared.note_loads(self.number, self.scheduler.loads(), self.scheduler.has_waiting_sets());
+        self.note_work(shared);
         outcome
+    }
+
+    fn note_work(&self, shared: &Shared) {
+        let (loads, sets_wait) = (self.scheduler.loads(), self.scheduler.has_waiting_sets());
+        shared.note_work(self.number, &self.in_hand_bytes, loads, sets_wait);
     }
 
     /// Whether SETs wait for loads of other reactors that have ended since `start_some` looked. To be asked once more
@@ -245,9 +267,14 @@ impl Work {
                 self.processed_bytes += comparison.compared_bytes;
                 if comparison.is_unchanged {
                     shared.counters.set_unchanged.add(1);
+                    shared.counters.set_joined.add(u64::from(request.has_waited));
+                    shared.index.touch_held(request.digest, shared.config.clock.now_ms());
                     return self.end_unplaced(grant, None, shared);
                 }
-                match find_place(request, shared) {
+                if !shared.admits(request, now) {
+                    return self.end_unplaced(grant, None, shared);
+                }
+                match shared.find_place(request) {
                     Ok(found) => {
                         let extent = found.extent;
                         *place = Some(found);

@@ -29,6 +29,25 @@ impl Allocator {
         self.files.len() as u32 - 1
     }
 
+    /// Gives file `number`, which has no blocks, so many.
+    pub(crate) fn extend_file(&mut self, number: u32, blocks: u32) {
+        debug_assert_eq!(self.files[number as usize].blocks, 0);
+        self.files[number as usize] = FileSpace { blocks, frontier: 0 };
+    }
+
+    /// Free blocks that end where `block` begins.
+    pub(crate) fn free_before(&self, file: u32, block: u32) -> u32 {
+        self.free_run_ending_at(file, block).map_or(0, |(_, size)| size)
+    }
+
+    /// Free blocks from `block` on, unwritten ones as well.
+    pub(crate) fn free_from(&self, file: u32, block: u32) -> u32 {
+        let written = self.by_place.get(&(file, block)).copied().unwrap_or(0);
+        let FileSpace { blocks, frontier } = self.files[file as usize];
+        let unwritten = if block + written == frontier { blocks - frontier } else { 0 };
+        written + unwritten
+    }
+
     /// A run of `blocks` blocks: the tightest written one, else unwritten space (joined with the written space just
     /// before it), else nothing.
     pub(crate) fn allocate(&mut self, blocks: u32) -> Option<Extent> {
@@ -103,6 +122,11 @@ impl Allocator {
     /// Blocks given out.
     pub(crate) fn allocated(&self) -> u64 {
         self.allocated
+    }
+
+    /// Blocks of all files.
+    pub(crate) fn total(&self) -> u64 {
+        self.files.iter().map(|file| u64::from(file.blocks)).sum()
     }
 
     /// Length of each file.

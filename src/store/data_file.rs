@@ -74,6 +74,12 @@ impl DataFile {
         }
     }
 
+    /// Gives back what lies behind `size_bytes`, durably: a later owner must not count on it.
+    pub(crate) fn shorten(&self, size_bytes: u64) -> io::Result<()> {
+        self.file.set_len(size_bytes)?;
+        self.file.sync_all()
+    }
+
     /// Whole blocks in it.
     pub(crate) fn blocks(&self) -> io::Result<u32> {
         Ok(u32::try_from(self.file.metadata()?.len() / BLOCK_BYTES).unwrap_or(u32::MAX))

@@ -5,12 +5,13 @@ use std::io;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
 use super::allocator::Allocator;
 use super::data_file::{DataFile, data_file_name, list_data_files};
-use super::{Extent, Geometry, Store, StoreUsage};
+use super::{Extent, Fill, FreeSpace, Geometry, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, MAX_CHUNK_BYTES};
 use crate::error::{OpenError, StoreError};
@@ -26,41 +27,59 @@ pub(crate) struct ExtentStore {
     max_chunk_bytes: u64,
     files: RwLock<Vec<Option<DataFile>>>,
     allocator: Mutex<Allocator>,
+    /// After the file system has refused to grow: when to ask it again.
+    grows_again: Mutex<Option<Instant>>,
 }
 
+/// Pause after the file system has refused to grow: asking it costs time in which chunks can go instead.
+const GROWTH_PAUSE: Duration = Duration::from_secs(1);
+
+/// Where the file system is short of space, a data file may be as small as this.
+const SMALLEST_FILE_BYTES: u64 = 16 * MIB;
+
 impl ExtentStore {
-    /// Opens the data files below `directory`. All of their space is unwritten until [`Store::rebuild`]. Files that no
-    /// longer fit the capacity are removed, the highest numbers first.
+    /// Opens the data files below `directory`. All of their space is unwritten until [`Store::rebuild`]. Where they no
+    /// longer fit the capacity, those go whose chunks were used the longest time ago, by `mean_use_by_file`.
     pub(crate) fn open(
         directory: &Path,
         budget: Arc<Budget>,
         owner: impl Fn() -> Option<Owner>,
+        mean_use_by_file: impl FnOnce() -> Vec<u64>,
     ) -> Result<Self, OpenError> {
         let io_error = |action, path: &Path| {
             let path = path.to_owned();
             move |source| OpenError::Io { action, path, source }
         };
-        let mut files: Vec<Option<DataFile>> = Vec::new();
-        let mut allocator = Allocator::default();
-        let mut longest = 0;
+        let mut found = Vec::new();
         for (number, path) in list_data_files(directory).map_err(io_error("list", directory))? {
             let file = DataFile::open(&path, false, &owner)?;
             let blocks = file.blocks().map_err(io_error("read the length of", &path))?;
-            while files.len() < number as usize {
-                files.push(None);
-                allocator.add_file(0);
-            }
-            if !budget.reserve(on_disk_bytes(u64::from(blocks) * BLOCK_BYTES), 0) {
-                log::warn!(
-                    "{} no longer fits the capacity: what it holds is dropped",
-                    path.display()
-                );
+            if blocks == 0 {
+                // Its owner died before it had space.
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;
                 continue;
             }
-            longest = longest.max(u64::from(blocks) * BLOCK_BYTES);
-            allocator.add_file(blocks);
-            files.push(Some(file));
+            found.push(FoundFile { number, path, file, blocks });
+        }
+        if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > budget.left_bytes() {
+            let mean_use = mean_use_by_file();
+            let used_ms = |file: &FoundFile| mean_use.get(file.number as usize).copied();
+            found.sort_by_key(|file| (std::cmp::Reverse(used_ms(file)), file.number));
+        }
+        let mut files: Vec<Option<DataFile>> = Vec::new();
+        let mut allocator = Allocator::default();
+        let mut longest = 0;
+        for mut found in found {
+            if !found.fit(&budget).map_err(io_error("shorten or remove", &found.path))? {
+                continue;
+            }
+            while files.len() <= found.number as usize {
+                files.push(None);
+                allocator.add_file(0);
+            }
+            longest = longest.max(u64::from(found.blocks) * BLOCK_BYTES);
+            allocator.extend_file(found.number, found.blocks);
+            files[found.number as usize] = Some(found.file);
         }
         let geometry = match files.iter().flatten().next() {
             Some(file) => file.geometry(),
@@ -80,22 +99,52 @@ impl ExtentStore {
             max_chunk_bytes,
             files: RwLock::new(files),
             allocator: Mutex::new(allocator),
+            grows_again: Mutex::new(None),
         })
     }
 
     /// Adds a data file that has room for `needed_bytes`.
     fn grow(&self, allocator: &mut Allocator, needed_bytes: u64) -> Result<(), StoreError> {
-        let size_bytes = next_file_bytes(&self.budget);
-        let spare_bytes = index_spare_bytes(self.budget.capacity_bytes());
-        if size_bytes < needed_bytes || !self.budget.reserve(on_disk_bytes(size_bytes), spare_bytes)
-        {
-            return Err(StoreError::Full {
-                needed_bytes,
-                capacity_bytes: self.budget.capacity_bytes(),
-            });
+        let full =
+            || StoreError::Full { needed_bytes, capacity_bytes: self.budget.capacity_bytes() };
+        let now = Instant::now();
+        if self.grows_again.lock().is_some_and(|again| now < again) {
+            return Err(full());
         }
+        let wanted_bytes = next_file_bytes(&self.budget);
+        if wanted_bytes < needed_bytes {
+            return Err(full());
+        }
+        let free_bytes = self.budget.free_above_floor_bytes();
+        let affordable_bytes =
+            free_bytes.saturating_sub(on_disk_bytes(wanted_bytes) - wanted_bytes) / MIB * MIB;
+        let mut size_bytes = wanted_bytes.min(affordable_bytes);
+        let outcome = loop {
+            if size_bytes < needed_bytes {
+                break Err(StoreError::Floor { needed_bytes, free_bytes });
+            }
+            match self.add_file(allocator, size_bytes) {
+                Err(StoreError::Grow { .. })
+                    if size_bytes / 2 >= needed_bytes.max(SMALLEST_FILE_BYTES) =>
+                {
+                    size_bytes = size_bytes / 2 / MIB * MIB;
+                }
+                outcome => break outcome,
+            }
+        };
+        if let Err(error) = &outcome {
+            *self.grows_again.lock() = Some(now + GROWTH_PAUSE);
+            log::warn!("{}: {error}", self.directory.display());
+        }
+        outcome
+    }
+
+    fn add_file(&self, allocator: &mut Allocator, size_bytes: u64) -> Result<(), StoreError> {
+        let spare_bytes = index_spare_bytes(self.budget.capacity_bytes());
+        self.budget.reserve_growth(on_disk_bytes(size_bytes), spare_bytes)?;
         let mut files = self.files.write();
-        let path = self.directory.join(data_file_name(files.len() as u32));
+        let number = files.iter().position(Option::is_none).unwrap_or(files.len());
+        let path = self.directory.join(data_file_name(number as u32));
         let made = DataFile::open(&path, true, || None)
             .map_err(|error| io::Error::other(error.to_string()))
             .and_then(|file| file.preallocate(size_bytes).map(|()| file))
@@ -103,8 +152,12 @@ impl ExtentStore {
             .and_then(|file| fs::File::open(&self.directory)?.sync_all().map(|()| file));
         match made {
             Ok(file) => {
-                files.push(Some(file));
-                allocator.add_file((size_bytes / BLOCK_BYTES) as u32);
+                if number == files.len() {
+                    files.push(None);
+                    allocator.add_file(0);
+                }
+                files[number] = Some(file);
+                allocator.extend_file(number as u32, (size_bytes / BLOCK_BYTES) as u32);
                 Ok(())
             }
             Err(source) => {
@@ -114,6 +167,52 @@ impl ExtentStore {
                 Err(StoreError::Grow { path, bytes: size_bytes, source })
             }
         }
+    }
+}
+
+/// A data file that was there.
+struct FoundFile {
+    number: u32,
+    path: PathBuf,
+    file: DataFile,
+    blocks: u32,
+}
+
+impl FoundFile {
+    fn on_disk_bytes(&self) -> u64 {
+        on_disk_bytes(u64::from(self.blocks) * BLOCK_BYTES)
+    }
+
+    /// Takes it into the budget, as much of it as fits; removes it if that is not worth a file. Says whether it stays.
+    fn fit(&mut self, budget: &Budget) -> io::Result<bool> {
+        if budget.reserve(self.on_disk_bytes(), 0) {
+            return Ok(true);
+        }
+        let fitting_bytes = affordable_bytes(budget).min(u64::from(self.blocks) * BLOCK_BYTES);
+        let path = self.path.display();
+        if fitting_bytes < SMALLEST_FILE_BYTES {
+            log::warn!("{path} no longer fits the capacity: what it holds is evicted");
+            fs::remove_file(&self.path)?;
+            return Ok(false);
+        }
+        log::warn!(
+            "only {fitting_bytes} bytes of {path} still fit the capacity: the rest is evicted"
+        );
+        self.file.shorten(fitting_bytes)?;
+        self.blocks = (fitting_bytes / BLOCK_BYTES) as u32;
+        let fits = budget.reserve(self.on_disk_bytes(), 0);
+        debug_assert!(fits, "what is affordable can be reserved");
+        Ok(fits)
+    }
+}
+
+impl FreeSpace for ExtentStore {
+    fn free_before(&self, file: u32, block: u32) -> u32 {
+        self.allocator.lock().free_before(file, block)
+    }
+
+    fn free_from(&self, file: u32, block: u32) -> u32 {
+        self.allocator.lock().free_from(file, block)
     }
 }
 
@@ -160,6 +259,17 @@ impl Store for ExtentStore {
         self.max_chunk_bytes
     }
 
+    fn fill(&self) -> Fill {
+        let allocator = self.allocator.lock();
+        let refused = self.grows_again.lock().is_some_and(|again| Instant::now() < again);
+        Fill {
+            allocated_bytes: allocator.allocated() * BLOCK_BYTES,
+            total_bytes: allocator.total() * BLOCK_BYTES,
+            can_grow: !refused
+                && next_file_bytes(&self.budget) >= self.budget.capacity_bytes() / 64,
+        }
+    }
+
     fn usage(&self) -> StoreUsage {
         StoreUsage {
             allocated_bytes: self.allocator.lock().allocated() * BLOCK_BYTES,
@@ -181,9 +291,13 @@ impl Store for ExtentStore {
 fn next_file_bytes(budget: &Budget) -> u64 {
     let capacity_bytes = budget.capacity_bytes();
     let wanted = (capacity_bytes / 16).clamp(64 * MIB, 1024 * MIB).max(capacity_bytes / 256);
+    wanted.min(affordable_bytes(budget))
+}
+
+/// Bytes that the longest data file would have for which there is capacity left, whole MiB.
+fn affordable_bytes(budget: &Budget) -> u64 {
     let left = budget.left_bytes().saturating_sub(index_spare_bytes(budget.capacity_bytes()));
-    let affordable = left.saturating_sub(on_disk_bytes(left) - left);
-    wanted.min(affordable) / MIB * MIB
+    left.saturating_sub(on_disk_bytes(left) - left) / MIB * MIB
 }
 
 /// What the index may still grow by when data files have taken the rest: chunks of 16 KiB on average fit into it.
@@ -209,7 +323,8 @@ mod tests {
     use super::*;
 
     fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
-        ExtentStore::open(directory, Arc::new(Budget::new(capacity_bytes)), || None).unwrap()
+        ExtentStore::open(directory, Arc::new(Budget::new(capacity_bytes)), || None, Vec::new)
+            .unwrap()
     }
 
     #[test]
@@ -245,9 +360,22 @@ mod tests {
         while store.allocate(16 * MIB).is_ok() {}
         drop(store);
         let store = open(directory.path(), 100 * MIB);
-        assert_eq!(store.file_blocks().iter().filter(|blocks| **blocks > 0).count(), 1);
+        let blocks = store.file_blocks();
+        assert_eq!(blocks[0], 64 * MIB / BLOCK_BYTES, "no file was used last, so the first stays");
+        assert!((20 * MIB..36 * MIB).contains(&(blocks[1] * BLOCK_BYTES)), "{blocks:?}");
+        assert_eq!(blocks.len(), 2);
         assert!(store.budget.used_bytes() <= 100 * MIB);
         assert_eq!(store.max_chunk_bytes(), 64 * MIB);
+    }
+
+    #[test]
+    fn an_empty_file_that_a_dead_owner_left_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::File::create(directory.path().join(data_file_name(0))).unwrap();
+        let store = open(directory.path(), 64 * MIB);
+        assert_eq!((store.usage().data_files, store.budget.used_bytes()), (0, 0));
+        assert!(store.allocate(MIB).is_ok());
+        assert_eq!(list_data_files(directory.path()).unwrap().len(), 1);
     }
 
     #[test]

@@ -55,8 +55,27 @@ pub struct StoreUsage {
     pub data_files: u64,
 }
 
+/// How full a store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Bytes of extents given out.
+    pub allocated_bytes: u64,
+    /// Bytes of all data files.
+    pub total_bytes: u64,
+    /// Whether there may be more data files.
+    pub can_grow: bool,
+}
+
+/// Free space beside a place.
+pub trait FreeSpace {
+    /// Free blocks that end where `block` begins.
+    fn free_before(&self, file: u32, block: u32) -> u32;
+    /// Free blocks from `block` on.
+    fn free_from(&self, file: u32, block: u32) -> u32;
+}
+
 /// Gives out places for chunks and says where they are.
-pub trait Store: Send + Sync {
+pub trait Store: FreeSpace + Send + Sync {
     /// A place for `size_bytes` bytes.
     ///
     /// # Errors
@@ -80,6 +99,9 @@ pub trait Store: Send + Sync {
 
     /// Longest chunk that can be placed when everything is free.
     fn max_chunk_bytes(&self) -> u64;
+
+    /// How full it is.
+    fn fill(&self) -> Fill;
 
     /// Space taken now.
     fn usage(&self) -> StoreUsage;

@@ -172,6 +172,19 @@ impl Client {
         completion.results[0].then(|| memory.bytes().to_vec())
     }
 
+    /// Everything fits together, and no space is lost once nothing moves any more.
+    pub(crate) fn assert_consistent(&self) {
+        loop {
+            let check = self.connector.check().expect("an open store");
+            assert_eq!(check.problems, Vec::<String>::new());
+            if check.moving_bytes + check.reserved_bytes == 0 {
+                return;
+            }
+            // What was deleted is freed behind it.
+            std::thread::yield_now();
+        }
+    }
+
     pub(crate) fn counter(&self, name: &str) -> u64 {
         let stats = self.connector.stats();
         stats.counters.iter().find(|(other, _)| *other == name).expect("a counter of that name").1

@@ -77,6 +77,9 @@ struct Image {
 }
 
 struct State {
+    /// Times that the machine was started, and whether it is going down.
+    boot: u32,
+    goes_down: bool,
     files: BTreeMap<String, SimulatedFile>,
     /// Transfers and syncs until the crash.
     left: u64,
@@ -106,7 +109,7 @@ static DISKS: Mutex<Vec<(PathBuf, Weak<SimulatedDisk>)>> = Mutex::new(Vec::new()
 impl SimulatedDisk {
     /// A disk for the store in `directory`; what is in there is durable. It does not crash by itself before `arm`.
     pub(crate) fn new(directory: &Path, random: Random) -> Arc<Self> {
-        Self::with_files(directory, random, BTreeMap::new(), 0)
+        Self::with_files(directory, random, BTreeMap::new(), 0, 1)
     }
 
     fn with_files(
@@ -114,9 +117,12 @@ impl SimulatedDisk {
         random: Random,
         files: BTreeMap<String, SimulatedFile>,
         fingerprint: u64,
+        boot: u32,
     ) -> Arc<Self> {
         let state = State {
             files,
+            boot,
+            goes_down: false,
             left: u64::MAX,
             crash: Crash::PowerLoss,
             random,
@@ -150,10 +156,11 @@ impl SimulatedDisk {
     }
 
     /// Opens the store over this disk. Chunks are verified from now on, or with `wait_idle`.
-    pub(crate) fn open(self: &Arc<Self>, config: Config) -> Result<Connector, OpenError> {
+    pub(crate) fn open(self: &Arc<Self>, mut config: Config) -> Result<Connector, OpenError> {
         let random = {
             let mut state = self.state.lock();
             (state.is_open, state.is_idle) = (false, false);
+            config.boot = state.boot;
             Random::new(state.random.below(u64::MAX))
         };
         let disk = Arc::clone(self);
@@ -258,6 +265,7 @@ impl SimulatedDisk {
         if state.image.is_some() {
             return;
         }
+        state.goes_down = crash != Crash::Kill;
         self.look_at_index(&mut state);
         let State { files, random, fingerprint, .. } = &mut *state;
         // Everything kept, everything dropped, or each sector on its own.
@@ -317,7 +325,8 @@ impl SimulatedDisk {
             files.insert(name, left);
         }
         let random = Random::new(state.random.below(u64::MAX));
-        Self::with_files(directory, random, files, state.fingerprint)
+        let boot = state.boot + u32::from(state.goes_down);
+        Self::with_files(directory, random, files, state.fingerprint, boot)
     }
 }
 

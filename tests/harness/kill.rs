@@ -59,6 +59,9 @@ struct Arguments {
     /// Sync before completing.
     #[arg(long, hide = true)]
     persistent: bool,
+    /// Reactors of the store.
+    #[arg(long, hide = true, default_value_t = 1)]
+    io_threads: usize,
     /// Close the store after so many turns.
     #[arg(long, hide = true)]
     close_after_turns: Option<u64>,
@@ -97,8 +100,9 @@ fn content(number: u64, version: u64) -> Vec<u8> {
     pattern(length(number, version), version * 1000 + number)
 }
 
-fn open(path: &Path, persistent: bool) -> Result<Client, kvring::OpenError> {
+fn open(path: &Path, persistent: bool, io_threads: usize) -> Result<Client, kvring::OpenError> {
     let mut config = config(path, CAPACITY);
+    config.io_threads = io_threads;
     config.durability = if persistent { Durability::Persistent } else { Durability::BestEffort };
     Connector::open(config).map(Client::from)
 }
@@ -129,6 +133,7 @@ impl Harness {
         command.arg("--child").arg("--path").arg(&self.path);
         command.arg("--seed").arg(seed.to_string());
         command.arg("--first-version").arg((self.children * 1_000_000).to_string());
+        command.arg("--io-threads").arg((1 + self.children / 2 % 3).to_string());
         if persistent {
             command.arg("--persistent");
         }
@@ -176,7 +181,7 @@ impl Harness {
 
     fn open(&self, persistent: bool) -> Result<Client, String> {
         let client =
-            open(&self.path, persistent).map_err(|error| format!("open failed: {error}"))?;
+            open(&self.path, persistent, 1).map_err(|error| format!("open failed: {error}"))?;
         let recovery = client.connector.recovery();
         // A kill between two stores of one record leaves it torn, and between two records both of them: nothing else.
         if recovery.reset.is_some() || recovery.out_of_range + recovery.overlapping > 0 {

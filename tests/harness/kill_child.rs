@@ -133,7 +133,7 @@ fn some_keys(random: &mut Random) -> Vec<u64> {
 
 /// Works until it is killed or has closed the store.
 pub(crate) fn work(path: &Path, arguments: &Arguments) {
-    let client = open(path, arguments.persistent).unwrap();
+    let client = open(path, arguments.persistent, arguments.io_threads).unwrap();
     let child = Child {
         client: &client,
         number: AtomicU64::new(arguments.first_version),

@@ -2,13 +2,16 @@
 
 import gc
 import mmap
+import os
 import random
 import select
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,6 +118,30 @@ class Client:
         assert type(value) is int
         return value
 
+    def wait_until(self, reached: Callable[[], bool]) -> None:
+        """Wait for what the store does by itself, in the background."""
+        deadline_s = time.monotonic() + HANG_DEADLINE_S
+        while not reached():
+            assert time.monotonic() < deadline_s, f"it does not come: {self.connector.stats()}"
+            time.sleep(0.002)
+
+    def assert_sound(self) -> None:
+        """Compare everything that the store knows with everything else."""
+
+        def fits() -> bool:
+            check = self.connector.check()
+            assert check["problems"] == []
+            usage = self.connector.usage().values()
+            return (0, check["keys"], check["held_bytes"], check["held_bytes"]) == (
+                check["moving_bytes"],
+                sum(one["keys"] or 0 for one in usage),
+                sum(one["allocated_bytes"] or 0 for one in usage),
+                self.stat("allocated_bytes"),
+            )
+
+        # Places go back a moment after the answer to a DELETE, and chunks expire meanwhile.
+        self.wait_until(fits)
+
 
 def pattern(length_bytes: int, seed: int) -> bytes:
     """Return bytes that differ for each seed and at each place."""
@@ -158,6 +185,38 @@ def disk_bytes(directory: Path) -> int:
         with suppress(FileNotFoundError):
             total_bytes += path.stat().st_blocks * 512
     return total_bytes
+
+
+@contextmanager
+def most_disk_bytes(directory: Path) -> Iterator[list[int]]:
+    """Look at the disk all the time; the one number in the list is the most there ever was."""
+    most = [0]
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            most[0] = max(most[0], disk_bytes(directory))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield most
+    finally:
+        done.set()
+        thread.join()
+        most[0] = max(most[0], disk_bytes(directory))
+
+
+def set_last_use(directory: Path, seconds_ago: float) -> None:
+    """Write into each record that its chunk was used last so long ago (docs/format.md).
+
+    An open store sees it at once, as its index is mapped.
+    """
+    last_use_ms = int((time.time() - seconds_ago) * 1000)
+    with (directory / "index.kvring").open("r+b") as index:
+        for offset in range(4096, index.seek(0, os.SEEK_END), 256):
+            index.seek(offset)
+            index.write(last_use_ms.to_bytes(6, "little"))
 
 
 def child_command(function: Callable[..., None], *arguments: object) -> list[str]:
@@ -206,9 +265,14 @@ def open_client(store_directory: Path) -> Iterator[Callable[..., Client]]:
         return clients[-1]
 
     yield build
-    for client in clients:
-        client.connector.close()
-    clients.clear()
+    try:
+        for client in clients:
+            with suppress(kvring.ClosedError):
+                client.assert_sound()
+    finally:
+        for client in clients:
+            client.connector.close()
+        clients.clear()
     gc.collect()
 
 

@@ -86,8 +86,11 @@ def test_storing_other_bytes_replaces_the_chunk(client: Client) -> None:
 
 def test_a_set_that_fails_leaves_nothing_half_written(open_client: Callable[..., Client]) -> None:
     """Line 10: a key is held whole, with True, or not at all."""
-    client = open_client(32 * MIB)
-    chunks = {make_key(seed): pattern(MIB + seed, seed) for seed in range(40)}
+    client = open_client(64 * MIB, quotas={"test/model@small": "1MiB"})
+    chunks = {
+        make_key(seed, "small" if seed % 3 else ""): pattern(MIB + 1 + seed, seed)
+        for seed in range(40)
+    }
     completion = client.set(list(chunks), list(chunks.values()))
     assert not completion.ok
     assert len(completion.results) == len(chunks)

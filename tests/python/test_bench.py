@@ -258,17 +258,18 @@ def test_a_command_line_that_cannot_be_read(
 def test_failed_sets_are_counted_and_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    full = ("--rw=write", "--bs=1MiB", "--size=64MiB", "--capacity=32MiB")
+    load = ("--rw=write", "--bs=1MiB", "--size=64MiB", "--iodepth=16", "--batch=1")
+    full = (*load, "--option", "set_queue_operations=4")
     result = bench_json(capsys, tmp_path, *full, status=1)
     failed = result["measured"]["classes"]["set"]["failed"]
     assert 0 < failed < 64
     assert result["errors"]["failed_keys"] == failed
-    assert any("store full" in message for message in result["errors"]["messages"])
+    assert any("queue full" in message for message in result["errors"]["messages"])
     assert result["has_errors"]
     assert bench(tmp_path, *full) == 1
     text = capsys.readouterr().out
     assert f"{failed} keys failed" in text
-    assert "store full" in text
+    assert "queue full" in text
     assert list(tmp_path.iterdir()) == []
 
 

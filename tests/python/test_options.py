@@ -104,6 +104,35 @@ def test_a_capacity_that_does_not_fit_is_named_with_the_range(
         ("drain_timeout_s", "soon", "'soon'"),
         ("drain_timeout_s", False, "false"),
         ("drain_timeout_s", {"seconds": 5}, "seconds"),
+        ("min_free", -1, "-1"),
+        ("min_free", "some", "'some'"),
+        ("min_free", "2PiB", "'2PiB'"),
+        ("eviction", "random", "'random'"),
+        ("eviction", "LRU", "'LRU'"),
+        ("eviction", None, "None"),
+        ("high_watermark", 0.4, "0.4"),
+        ("high_watermark", 1.1, "1.1"),
+        ("high_watermark", "98%", "'98%'"),
+        ("low_watermark", math.nan, "NaN"),
+        ("ttl", 0, "0"),
+        ("ttl", -1, "-1"),
+        ("ttl", "0.5", "'0.5'"),
+        ("ttl", "11y", "'11y'"),
+        ("ttl", "soon", "'soon'"),
+        ("ttl", "none", "'none'"),
+        ("ttl", False, "false"),
+        ("ttl", math.inf, "inf"),
+        ("lease_s", -1, "-1"),
+        ("lease_s", 3601, "3601"),
+        ("lease_s", "off", "'off'"),
+        ("quotas", "off", "'off'"),
+        ("quotas", {"model": 1}, "{'model': 1}"),
+        ("quotas", {"model": {"salt": "1GiB"}}, "'salt': '1GiB'"),
+        ("admit", "second", "'second'"),
+        ("admit_after", 1, "1"),
+        ("admit_after", 2.5, "2.5"),
+        ("write_budget", 0, "0"),
+        ("write_budget", "1MiB", "'1MiB'"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_the_range(
@@ -117,6 +146,13 @@ def test_a_value_that_does_not_fit_is_named_with_the_range(
     expected_range = kvring.options()[name]["range"]
     assert expected_range is not None
     assert expected_range in message
+    assert not store_directory.exists()
+
+
+def test_watermarks_the_wrong_way_round_are_named(store_directory: Path) -> None:
+    with pytest.raises(kvring.ConfigError) as refusal:
+        kvring.Connector(store_directory, CAPACITY_BYTES, low_watermark=0.9, high_watermark=0.8)
+    assert str(refusal.value) == "low_watermark = 0.9 is above high_watermark = 0.8; it must not be"
     assert not store_directory.exists()
 
 
@@ -179,6 +215,25 @@ def test_every_default_is_a_value_that_can_be_given(store_directory: Path) -> No
         {"drain_timeout_s": 0.5},
         {"drain_timeout_s": "2.5"},
         {"drain_timeout_s": 3600},
+        {"min_free": 0},
+        {"min_free": "auto"},
+        {"min_free": "1GiB"},
+        {"low_watermark": 0.5, "high_watermark": 0.5},
+        {"low_watermark": "1", "high_watermark": 1},
+        {"ttl": 1},
+        {"ttl": 1.5},
+        {"ttl": "3600"},
+        {"ttl": "1h 30m"},
+        {"ttl": "10 years"},
+        {"ttl": "off"},
+        {"lease_s": 0},
+        {"lease_s": 3600},
+        {"quotas": "none"},
+        {"quotas": {}},
+        {"quotas": {"model": 1 << 20, "model@salt": "1PiB", "": "5 GB"}},
+        {"admit": "always", "admit_after": 255},
+        {"write_budget": "off"},
+        {"write_budget": "1PiB"},
         {"queue_depth": 1, "max_io_bytes": 4096, "checksum": "off", "drain_timeout_s": 1},
     ],
     ids=str,

@@ -101,8 +101,8 @@ class AdapterDriver:
     def __init__(self, spec: AdapterSpec) -> None:
         """Create the adapter that ``spec`` describes."""
         arguments = argparse.Namespace(l2_adapter=[json.dumps(spec)])
-        config = parse_args_to_l2_adapters_config(arguments).adapters[0]
-        self.adapter: L2AdapterInterface = create_l2_adapter(config)
+        self.config = parse_args_to_l2_adapters_config(arguments).adapters[0]
+        self.adapter: L2AdapterInterface = create_l2_adapter(self.config)
         self.listener = RecordingListener()
         self.adapter.register_listener(self.listener)
         self._lock = threading.Lock()

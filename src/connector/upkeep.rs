@@ -1,0 +1,102 @@
+//! What a store is asked and told besides its chunks: prefixes, pins, namespaces, expiry, a check of everything.
+
+use super::Connector;
+use crate::error::SubmitError;
+use crate::evict::NamespaceUsage;
+use crate::index::{Check, KeyState, Purged};
+
+impl Connector {
+    /// Tells how many leading keys are held, and leases these as one: answered as by [`Connector::submit_exists`], true for
+    /// each of them and false from the first on that is not held, without looking at those behind it.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed, forked, or a key is too long.
+    pub fn submit_prefix<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
+        let _gate = self.enter(keys)?;
+        let now_ms = self.shared.config.clock.now_ms();
+        let (count, refused) = self.shared.index.contains_prefix(keys, now_ms);
+        let counters = &self.shared.counters;
+        counters.leases_refused.add(refused);
+        counters.exists_hits.add(count as u64);
+        counters.exists_misses.add(u64::from(count < keys.len()));
+        let results = (0..keys.len()).map(|position| position < count).collect();
+        Ok(self.answer(results, Box::new(())))
+    }
+
+    /// Pins what is held of `keys`: it is neither evicted nor expires before it is unpinned or deleted, or the store is
+    /// closed. Says of each key whether it is pinned now: not if it is not held, or half of the capacity is pinned.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed, forked, or a key is too long.
+    pub fn pin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let _gate = self.enter(keys)?;
+        Ok(self.shared.index.pin_keys(keys, self.shared.config.clock.now_ms()))
+    }
+
+    /// Takes pins back. Says of each key whether it was pinned.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed, forked, or a key is too long.
+    pub fn unpin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let _gate = self.enter(keys)?;
+        Ok(self.shared.index.unpin_keys(keys))
+    }
+
+    /// What each namespace takes, by name: the model, or `model@salt`; empty for keys that are not of LMCache's form.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed or forked.
+    pub fn usage(&self) -> Result<Vec<(String, NamespaceUsage)>, SubmitError> {
+        let _gate = self.enter::<&str>(&[])?;
+        Ok(self.shared.index.usage())
+    }
+
+    /// Keys of a namespace that are held or being written: at least `limit` from `cursor` (0 at first) on, if there are so
+    /// many, and the cursor to go on with, if there are more. What comes or goes meanwhile may be missing.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed or forked.
+    #[expect(clippy::type_complexity, reason = "a list, and where to go on")]
+    pub fn keys(
+        &self,
+        namespace: &str,
+        cursor: usize,
+        limit: usize,
+    ) -> Result<(Vec<(String, KeyState)>, Option<usize>), SubmitError> {
+        let _gate = self.enter::<&str>(&[])?;
+        Ok(self.shared.index.keys_of(namespace, cursor, limit.max(1)))
+    }
+
+    /// Removes everything of a namespace: what is held and not pinned, what is being written (it will not be held), and what
+    /// is remembered. Neither map nor index know it when this returns. A pinned key stays, with the chunk that is being
+    /// written for it, if any.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed or forked.
+    pub fn purge(&self, namespace: &str) -> Result<Purged, SubmitError> {
+        let _gate = self.enter::<&str>(&[])?;
+        let (purged, places) = self.shared.index.purge(namespace);
+        places.into_iter().for_each(|place| self.shared.store.free(place));
+        self.shared.counters.purged.add(purged.keys);
+        Ok(purged)
+    }
+
+    /// Takes out what has expired, now, and says how many chunks that were. It happens by itself as well.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed or forked.
+    pub fn expire(&self) -> Result<u64, SubmitError> {
+        let _gate = self.enter::<&str>(&[])?;
+        Ok(self.shared.expire(false))
+    }
+
+    /// Compares map, index, order of eviction, namespaces and allocated space with each other while nothing changes: all
+    /// submits wait for it, for about a second with 10,000,000 keys.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed or forked.
+    pub fn check(&self) -> Result<Check, SubmitError> {
+        let _gate = self.enter::<&str>(&[])?;
+        Ok(self.shared.index.check(|| self.shared.store.usage().allocated_bytes))
+    }
+}

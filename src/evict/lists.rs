@@ -1,0 +1,249 @@
+//! Chunks by number, and lists through them.
+
+use std::num::NonZeroU32;
+use std::ops::{Index, IndexMut};
+
+use crate::store::Extent;
+
+/// Chunks in a piece. Pieces, since adding one to many must not copy them.
+const PIECE: usize = 1024;
+
+/// Instead of a list: in none.
+const NO_LIST: u8 = u8::MAX;
+/// Instead of a list: no chunk, but a number to be given out again.
+const FREE: u8 = u8::MAX - 1;
+
+/// Number of a chunk in [`Nodes`]. An `Option` of it takes no more room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct NodeId(NonZeroU32);
+
+impl NodeId {
+    fn at(place: usize) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(place as u32))
+    }
+
+    fn place(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+/// What is known of a chunk that may be evicted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkNode {
+    /// Shard of the map that holds it.
+    pub(crate) shard: u32,
+    /// Which entry of the map it is.
+    pub(crate) entry: u32,
+    /// Its place. Must not change while a policy has the chunk.
+    pub(crate) extent: Extent,
+    /// How often it was used, as far as that can be counted.
+    pub(crate) uses: u16,
+    /// Which policy has it.
+    pub(crate) pool: u16,
+    /// The clock of its list when it came in.
+    stamp: u32,
+    colder: Option<NodeId>,
+    hotter: Option<NodeId>,
+    list: u8,
+    /// For the policy alone: times that it is passed over before it goes.
+    pub(super) chances: u8,
+}
+
+const _: () = assert!(size_of::<ChunkNode>() <= 44);
+
+impl ChunkNode {
+    /// A chunk that no policy has yet.
+    pub(crate) fn new(shard: u32, entry: u32, extent: Extent, uses: u16, pool: u16) -> Self {
+        let (stamp, colder, hotter) = (0, None, None);
+        let (list, chances) = (NO_LIST, 0);
+        Self { shard, entry, extent, uses, pool, stamp, colder, hotter, list, chances }
+    }
+
+    /// The list that it is in, as named in [`List::new`].
+    pub(super) fn list(&self) -> u8 {
+        self.list
+    }
+
+    pub(super) fn count_use(&mut self) {
+        self.uses = self.uses.saturating_add(1);
+    }
+}
+
+/// Chunks in pieces that stay where they are. A number is a chunk's until that is removed.
+#[derive(Default)]
+pub(crate) struct Nodes {
+    pieces: Vec<Vec<ChunkNode>>,
+    /// First number that is nobody's; the others follow through `hotter`.
+    free: Option<NodeId>,
+    len: usize,
+}
+
+impl Nodes {
+    /// Adds a chunk.
+    pub(crate) fn insert(&mut self, node: ChunkNode) -> NodeId {
+        debug_assert_eq!(node.list, NO_LIST);
+        self.len += 1;
+        if let Some(id) = self.free {
+            self.free = self[id].hotter;
+            self[id] = node;
+            return id;
+        }
+        if self.pieces.last().is_none_or(|piece| piece.len() == PIECE) {
+            // The first one grows with its chunks: small stores have few.
+            let first = self.pieces.is_empty();
+            self.pieces.push(if first { Vec::new() } else { Vec::with_capacity(PIECE) });
+        }
+        let piece = self.pieces.len() - 1;
+        let id = NodeId::at(piece * PIECE + self.pieces[piece].len());
+        self.pieces[piece].push(node);
+        id
+    }
+
+    /// Removes a chunk that no policy has any more.
+    pub(crate) fn remove(&mut self, id: NodeId) -> ChunkNode {
+        let node = self[id];
+        debug_assert_eq!(node.list, NO_LIST, "{id:?} is still in a list, or was removed before");
+        self[id].list = FREE;
+        self[id].hotter = self.free;
+        self.free = Some(id);
+        self.len -= 1;
+        node
+    }
+
+    /// The chunk with this number, if it is one's.
+    pub(crate) fn get(&self, id: NodeId) -> Option<&ChunkNode> {
+        let node = self.pieces.get(id.place() / PIECE)?.get(id.place() % PIECE)?;
+        (node.list != FREE).then_some(node)
+    }
+
+    /// Chunks there are.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Index<NodeId> for Nodes {
+    type Output = ChunkNode;
+
+    fn index(&self, id: NodeId) -> &ChunkNode {
+        &self.pieces[id.place() / PIECE][id.place() % PIECE]
+    }
+}
+
+impl IndexMut<NodeId> for Nodes {
+    fn index_mut(&mut self, id: NodeId) -> &mut ChunkNode {
+        &mut self.pieces[id.place() / PIECE][id.place() % PIECE]
+    }
+}
+
+/// Chunks from the coldest to the hottest. A chunk is in one list at most.
+#[derive(Default)]
+pub(super) struct List {
+    name: u8,
+    /// Chunks that came in so far.
+    clock: u32,
+    coldest: Option<NodeId>,
+    hottest: Option<NodeId>,
+    len: usize,
+    blocks: u64,
+}
+
+impl List {
+    /// An empty list. `name` tells it from the other ones of its policy.
+    pub(super) fn new(name: u8) -> Self {
+        debug_assert!(name < FREE);
+        Self { name, ..Self::default() }
+    }
+
+    /// Chunks in it.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Blocks that they take.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// The end that goes first.
+    pub(super) fn coldest(&self) -> Option<NodeId> {
+        self.coldest
+    }
+
+    /// The chunk that goes after `id`.
+    pub(super) fn after(nodes: &Nodes, id: NodeId) -> Option<NodeId> {
+        nodes[id].hotter
+    }
+
+    /// All chunks, the coldest first.
+    pub(super) fn coldest_first<'a>(
+        &self,
+        nodes: &'a Nodes,
+    ) -> impl Iterator<Item = NodeId> + use<'a> {
+        std::iter::successors(self.coldest, |id| Self::after(nodes, *id))
+    }
+
+    /// Takes a chunk in, as the hottest.
+    pub(super) fn push_hot(&mut self, nodes: &mut Nodes, id: NodeId) {
+        let hottest = self.hottest.replace(id);
+        match hottest {
+            Some(hottest) => nodes[hottest].hotter = Some(id),
+            None => self.coldest = Some(id),
+        }
+        self.take_in(&mut nodes[id], hottest, None);
+    }
+
+    /// Takes a chunk in, as the coldest.
+    pub(super) fn push_cold(&mut self, nodes: &mut Nodes, id: NodeId) {
+        let coldest = self.coldest.replace(id);
+        match coldest {
+            Some(coldest) => nodes[coldest].colder = Some(id),
+            None => self.hottest = Some(id),
+        }
+        self.take_in(&mut nodes[id], None, coldest);
+    }
+
+    fn take_in(&mut self, node: &mut ChunkNode, colder: Option<NodeId>, hotter: Option<NodeId>) {
+        debug_assert_eq!(node.list, NO_LIST);
+        self.clock = self.clock.wrapping_add(1);
+        node.list = self.name;
+        node.stamp = self.clock;
+        node.colder = colder;
+        node.hotter = hotter;
+        self.len += 1;
+        self.blocks += u64::from(node.extent.blocks);
+    }
+
+    /// Takes a chunk out that is in this list.
+    pub(super) fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
+        let node = &mut nodes[id];
+        debug_assert_eq!(node.list, self.name);
+        node.list = NO_LIST;
+        self.len -= 1;
+        self.blocks -= u64::from(node.extent.blocks);
+        let (colder, hotter) = (node.colder.take(), node.hotter.take());
+        match colder {
+            Some(colder) => nodes[colder].hotter = hotter,
+            None => self.coldest = hotter,
+        }
+        match hotter {
+            Some(hotter) => nodes[hotter].colder = colder,
+            None => self.hottest = colder,
+        }
+    }
+
+    /// Where a chunk of this list is in it: 0 is the coldest, 255 the hottest. Told from when it came in, as if others had come
+    /// evenly; wrong for what lies still while 2^31 of them come.
+    pub(super) fn position(&self, nodes: &Nodes, id: NodeId) -> u8 {
+        let Some((coldest, hottest)) = self.coldest.zip(self.hottest) else { return 0 };
+        let from_coldest = |id: NodeId| {
+            let ticks = nodes[id].stamp.wrapping_sub(nodes[coldest].stamp);
+            u64::from(ticks.cast_signed().unsigned_abs())
+        };
+        let all = from_coldest(hottest).max(1);
+        (from_coldest(id) * 255 / all).min(255) as u8
+    }
+}
+
+#[cfg(test)]
+mod tests;

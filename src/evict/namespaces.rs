@@ -1,0 +1,218 @@
+//! Namespaces: what the keys of one model and salt take together.
+
+use std::collections::{HashMap, HashSet};
+
+use super::residents::{NamespaceOf, PoolId};
+use crate::config::BLOCK_BYTES;
+use crate::key::Namespace;
+
+/// Number of a namespace, valid while there is anything of it.
+pub(crate) type NamespaceId = u32;
+
+/// What a namespace takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceUsage {
+    /// Keys held.
+    pub keys: u64,
+    /// Bytes of the data files that their chunks take, rounding to blocks included.
+    pub allocated_bytes: u64,
+    /// Keys that are being written.
+    pub writing_keys: u64,
+    /// Keys that were evicted or not admitted, and are remembered.
+    pub remembered_keys: u64,
+    /// Most bytes it may take, if that is bounded.
+    pub quota_bytes: Option<u64>,
+}
+
+/// All namespaces that there is anything of, or that have a quota.
+#[derive(Default)]
+pub(super) struct Namespaces {
+    by_fingerprint: HashMap<u64, NamespaceId>,
+    all: Vec<State>,
+    free: Vec<NamespaceId>,
+}
+
+#[derive(Default)]
+struct State {
+    fingerprint: u64,
+    name: String,
+    pool: PoolId,
+    /// Chunks held and keys remembered, and one more if it has a quota.
+    references: u64,
+    usage: NamespaceUsage,
+}
+
+impl Namespaces {
+    /// Adds a namespace that stays, with a pool of its own.
+    pub(super) fn add_with_pool(&mut self, name: &str, pool: PoolId) {
+        let fingerprint = Namespace::called(name).fingerprint();
+        let id = self.add(fingerprint, name.to_owned());
+        self.all[id as usize].pool = pool;
+        self.all[id as usize].references = 1;
+    }
+
+    fn add(&mut self, fingerprint: u64, name: String) -> NamespaceId {
+        let state = State { fingerprint, name, ..State::default() };
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.all[id as usize] = state;
+                id
+            }
+            None => {
+                self.all.push(state);
+                self.all.len() as NamespaceId - 1
+            }
+        };
+        self.by_fingerprint.insert(fingerprint, id);
+        id
+    }
+
+    /// The namespace, which is there until as many [`Namespaces::release`]s have followed.
+    pub(super) fn acquire(&mut self, namespace: &NamespaceOf<'_>) -> NamespaceId {
+        let id = match self.by_fingerprint.get(&namespace.fingerprint) {
+            Some(id) => *id,
+            None => self.add(namespace.fingerprint, (namespace.name)()),
+        };
+        self.acquire_again(id);
+        id
+    }
+
+    /// As `acquire`, for one that is there.
+    pub(super) fn acquire_again(&mut self, id: NamespaceId) {
+        self.all[id as usize].references += 1;
+    }
+
+    /// Nothing is left of it with the last one.
+    pub(super) fn release(&mut self, id: NamespaceId) {
+        let state = &mut self.all[id as usize];
+        state.references -= 1;
+        if state.references == 0 {
+            self.by_fingerprint.remove(&state.fingerprint);
+            *state = State::default();
+            self.free.push(id);
+        }
+    }
+
+    pub(super) fn pool(&self, id: NamespaceId) -> PoolId {
+        self.all[id as usize].pool
+    }
+
+    pub(super) fn pool_of(&self, fingerprint: u64) -> PoolId {
+        self.by_fingerprint.get(&fingerprint).map_or(0, |id| self.pool(*id))
+    }
+
+    pub(super) fn usage_mut(&mut self, id: NamespaceId) -> &mut NamespaceUsage {
+        &mut self.all[id as usize].usage
+    }
+
+    pub(super) fn called(&self, name: &str) -> Option<NamespaceId> {
+        self.by_fingerprint.get(&Namespace::called(name).fingerprint()).copied()
+    }
+
+    /// Usage by name; `quota` tells that of a pool in blocks.
+    pub(super) fn all(
+        &self,
+        quota: impl Fn(PoolId) -> Option<u64>,
+    ) -> Vec<(String, NamespaceUsage)> {
+        let usage = |id: &NamespaceId| {
+            let state = &self.all[*id as usize];
+            let quota_bytes = quota(state.pool).map(|blocks| blocks * BLOCK_BYTES);
+            (state.name.clone(), NamespaceUsage { quota_bytes, ..state.usage })
+        };
+        let mut all: Vec<_> = self.by_fingerprint.values().map(usage).collect();
+        all.sort_by(|left, right| left.0.cmp(&right.0));
+        all
+    }
+
+    /// What does not fit `held` (keys and bytes of each namespace, counted) and `remembered`.
+    pub(super) fn check(
+        &self,
+        held: &HashMap<NamespaceId, (u64, u64)>,
+        remembered: &HashMap<NamespaceId, u64>,
+    ) -> Vec<String> {
+        let mut problems = Vec::new();
+        for id in self.by_fingerprint.values() {
+            let State { name, usage, .. } = &self.all[*id as usize];
+            let (keys, bytes) = held.get(id).copied().unwrap_or_default();
+            let counted = (keys, bytes, remembered.get(id).copied().unwrap_or_default());
+            let kept = (usage.keys, usage.allocated_bytes, usage.remembered_keys);
+            if kept != counted {
+                problems.push(format!(
+                    "keys, bytes and remembered keys of namespace '{name}' are kept as {kept:?}, and are {counted:?}"
+                ));
+            }
+        }
+        let there: HashSet<&NamespaceId> = self.by_fingerprint.values().collect();
+        for id in held.keys().chain(remembered.keys()).filter(|id| !there.contains(id)) {
+            problems.push(format!("there is something of namespace {id}, which is not there"));
+        }
+        problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NAMES: [&str; 5] = ["a", "a@salt", "b", "", "quota"];
+
+    fn fingerprint(name: &str) -> u64 {
+        Namespace::called(name).fingerprint()
+    }
+
+    proptest! {
+        /// A namespace is there, under one number, while something is held of it or remembered; one with a quota always is.
+        #[test]
+        fn they_are_there_while_there_is_something_of_them(
+            steps in prop::collection::vec((0..NAMES.len(), any::<bool>(), any::<bool>()), 1..100),
+        ) {
+            let mut namespaces = Namespaces::default();
+            namespaces.add_with_pool("quota", 7);
+            let mut references: [(u64, Option<NamespaceId>); NAMES.len()] = Default::default();
+            for (number, releases, again) in steps {
+                let (count, id) = &mut references[number];
+                let name = NAMES[number];
+                match *id {
+                    Some(known) if releases && *count > 0 => {
+                        namespaces.release(known);
+                        *count -= 1;
+                        *id = id.filter(|_| *count > 0);
+                    }
+                    Some(known) if again => {
+                        namespaces.acquire_again(known);
+                        *count += 1;
+                    }
+                    before => {
+                        let was_asked = std::cell::Cell::new(false);
+                        let spell = || {
+                            was_asked.set(true);
+                            name.to_owned()
+                        };
+                        let of = NamespaceOf { fingerprint: fingerprint(name), name: &spell };
+                        let now = namespaces.acquire(&of);
+                        prop_assert!(before.is_none_or(|before| before == now));
+                        prop_assert_eq!(was_asked.get(), before.is_none() && name != "quota");
+                        (*count, *id) = (*count + 1, Some(now));
+                    }
+                }
+                let there = |number: usize| references[number].0 > 0 || NAMES[number] == "quota";
+                let mut expected: Vec<&str> =
+                    (0..NAMES.len()).filter(|number| there(*number)).map(|number| NAMES[number]).collect();
+                expected.sort_unstable();
+                let all = namespaces.all(|pool| (pool == 7).then_some(3));
+                prop_assert_eq!(all.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), expected);
+                let ids: HashSet<NamespaceId> = namespaces.by_fingerprint.values().copied().collect();
+                prop_assert_eq!(ids.len(), all.len(), "two have one number");
+                for (number, (_, id)) in references.iter().enumerate() {
+                    let called = namespaces.called(NAMES[number]);
+                    prop_assert_eq!(called.is_some(), there(number));
+                    prop_assert!(id.is_none() || called == *id);
+                }
+                prop_assert_eq!(namespaces.pool_of(fingerprint("quota")), 7);
+                prop_assert_eq!(namespaces.pool_of(fingerprint("a")), 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The search for room against one that looks at every window.
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::*;
+use crate::evict::ChunkNode;
+use crate::store::allocator::Allocator;
+
+const FILES: [u32; 3] = [120, 200, 40];
+
+impl FreeSpace for Allocator {
+    fn free_before(&self, file: u32, block: u32) -> u32 {
+        Allocator::free_before(self, file, block)
+    }
+
+    fn free_from(&self, file: u32, block: u32) -> u32 {
+        Allocator::free_from(self, file, block)
+    }
+}
+
+/// Chunks and free space between them, as they come about by storing and freeing.
+struct Layout {
+    allocator: Allocator,
+    places: Places,
+    nodes: Nodes,
+    held: Vec<NodeId>,
+    heat: Vec<(NodeId, u8)>,
+}
+
+impl Layout {
+    fn new(steps: &[(u32, Index, u8)]) -> Self {
+        let mut allocator = Allocator::default();
+        for blocks in FILES {
+            allocator.add_file(blocks);
+        }
+        let (places, nodes) = (Places::default(), Nodes::default());
+        let mut layout = Self { allocator, places, nodes, held: Vec::new(), heat: Vec::new() };
+        for (blocks, which, heat) in steps {
+            if *blocks > 24 && !layout.held.is_empty() {
+                layout.free(layout.held[which.index(layout.held.len())]);
+            } else if let Some(extent) = layout.allocator.allocate(blocks % 24 + 1) {
+                let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
+                layout.places.insert(extent, id);
+                layout.held.push(id);
+                layout.heat.push((id, *heat));
+            }
+        }
+        layout
+    }
+
+    fn free(&mut self, id: NodeId) {
+        self.held.retain(|other| *other != id);
+        self.heat.retain(|(other, _)| *other != id);
+        let node = self.nodes.remove(id);
+        self.places.remove(node.extent);
+        self.allocator.free(node.extent);
+    }
+
+    fn heat(&self, id: NodeId) -> u8 {
+        self.heat.iter().find(|(other, _)| *other == id).unwrap().1
+    }
+
+    fn cost(&self, id: NodeId) -> u64 {
+        u64::from(self.nodes[id].extent.blocks) * (255 + 3 * u64::from(self.heat(id)))
+    }
+
+    /// What it costs to free a run of `blocks` around a chunk, at the lowest price; none if what is kept is in the way.
+    fn cheapest(&self, seed: NodeId, blocks: u64, kept: &HashSet<NodeId>) -> Option<u64> {
+        let extent = self.nodes[seed].extent;
+        let file_blocks = FILES[extent.file as usize];
+        let mut owners: Vec<Option<NodeId>> = vec![None; file_blocks as usize];
+        for id in &self.held {
+            let extent = self.nodes[*id].extent;
+            if extent.file == self.nodes[seed].extent.file {
+                owners[extent.first_block as usize..extent.end_block() as usize].fill(Some(*id));
+            }
+        }
+        // Chunks, and the free runs between them.
+        let mut pieces: Vec<(Option<NodeId>, u64)> = Vec::new();
+        for owner in owners {
+            match pieces.last_mut().filter(|(last, _)| *last == owner) {
+                Some((_, blocks)) => *blocks += 1,
+                None => pieces.push((owner, 1)),
+            }
+        }
+        let windows = (0..pieces.len())
+            .flat_map(|first| (first..pieces.len()).map(move |last| (first, last)))
+            .map(|(first, last)| &pieces[first..=last])
+            .filter(|window| window.iter().map(|(_, blocks)| blocks).sum::<u64>() >= blocks)
+            .map(|window| window.iter().filter_map(|(owner, _)| *owner).collect::<Vec<_>>())
+            .filter(|chunks| chunks.contains(&seed) && chunks.iter().all(|id| !kept.contains(id)));
+        windows.map(|chunks| chunks.iter().map(|id| self.cost(*id)).sum()).min()
+    }
+}
+
+fn layouts() -> impl Strategy<Value = Vec<(u32, Index, u8)>> {
+    let heat = prop_oneof![Just(0_u8), any::<u8>()];
+    prop::collection::vec((0_u32..40, any::<Index>(), heat), 1..150)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn the_cheapest_window_is_the_cheapest_and_makes_room(
+        steps in layouts(),
+        seeds in prop::collection::vec(any::<Index>(), 1..4),
+        kept in prop::collection::vec(any::<Index>(), 0..4),
+        blocks in prop_oneof![1_u64..60, 1_u64..201],
+    ) {
+        let mut layout = Layout::new(&steps);
+        prop_assume!(!layout.held.is_empty());
+        let one = |which: &Index| layout.held[which.index(layout.held.len())];
+        let seeds: Vec<NodeId> = seeds.iter().map(one).collect();
+        let kept: HashSet<NodeId> = kept.iter().map(one).collect();
+        let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
+        let mut search = Search { places, nodes, free, blocks, kept: &kept, steps: 0 };
+        let found = search.cheapest(&seeds, |id| layout.heat(id));
+        let expected = seeds.iter().filter_map(|seed| layout.cheapest(*seed, blocks, &kept)).min();
+        prop_assert_eq!(found.as_ref().map(|window| window.cost), expected);
+        let Some(Window { chunks, cost }) = found else { return Ok(()) };
+        prop_assert_eq!(cost, chunks.iter().map(|id| layout.cost(*id)).sum::<u64>());
+        prop_assert!(chunks.iter().all(|id| !kept.contains(id)), "what must stay goes");
+        prop_assert_eq!(chunks.len(), chunks.iter().collect::<HashSet<_>>().len());
+        prop_assert!(seeds.contains(&chunks[0]));
+        // One run, of that length at least.
+        let Extent { file, first_block, .. } = layout.nodes[chunks[0]].extent;
+        chunks.into_iter().for_each(|id| layout.free(id));
+        let is_one = |start: u32| {
+            let end = u64::from(start) + u64::from(layout.allocator.free_from(file, start));
+            end > u64::from(first_block) && end - u64::from(start) >= blocks
+        };
+        prop_assert!((0..=first_block).any(is_one), "no run of {}", blocks);
+        prop_assert!(layout.allocator.allocate(blocks as u32).is_some());
+    }
+}
+
+/// Free space counts, and what lies between two of them joins them.
+#[test]
+fn the_chunk_between_two_holes_goes() {
+    let mut layout = Layout::new(&[]);
+    let mut chunks = Vec::new();
+    for _ in 0..30 {
+        let extent = layout.allocator.allocate(4).unwrap();
+        let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
+        layout.places.insert(extent, id);
+        layout.held.push(id);
+        layout.heat.push((id, 0));
+        chunks.push(id);
+    }
+    [9, 11, 20].into_iter().for_each(|number| layout.free(chunks[number]));
+    let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
+    let kept = HashSet::new();
+    let mut search = Search { places, nodes, free, blocks: 12, kept: &kept, steps: 0 };
+    let window = search.cheapest(&[chunks[3], chunks[10], chunks[21]], |_| 0).unwrap();
+    assert_eq!(window.chunks, [chunks[10]]);
+}

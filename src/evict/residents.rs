@@ -1,0 +1,418 @@
+//! The chunks held: in the order in which they would go, by place, and by namespace.
+//!
+//! One lock for all three, which the holder of a shard's lock takes last; only the allocator's comes after it. So a victim
+//! is chosen here, and taken out by who has let go of this lock again: by then it may be pinned, or gone.
+
+use std::collections::{HashMap, HashSet};
+
+use parking_lot::Mutex;
+
+use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
+use super::places::{Places, Search};
+use super::{ChunkNode, Eviction, NodeId, Nodes, Policy};
+use crate::config::BLOCK_BYTES;
+use crate::store::{Extent, FreeSpace};
+
+/// Chunks of the cold end among which those are chosen that make room at the lowest price: a part of all, within bounds.
+const SEEDS: std::ops::RangeInclusive<usize> = 8..=64;
+const SEED_PART: usize = 16;
+/// So many times more of them if none of those can go.
+const MORE_SEEDS: usize = 16;
+
+/// Number of a group of chunks with an order of eviction of their own: 0 for all whose namespace has no quota.
+pub(crate) type PoolId = u16;
+
+/// Where a chunk is found in the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkRef {
+    pub(crate) shard: u32,
+    pub(crate) entry: u32,
+}
+
+/// A chunk that may have to go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Victim {
+    pub(crate) node: NodeId,
+    pub(crate) chunk: ChunkRef,
+}
+
+/// What is known of the chunks held.
+pub(crate) struct Residents {
+    inner: Mutex<Inner>,
+    policy: Eviction,
+}
+
+struct Inner {
+    nodes: Nodes,
+    pools: Vec<Pool>,
+    places: Places,
+    namespaces: Namespaces,
+    /// When the chunks that an earlier owner stored were used (or stored, if that is what the order goes by).
+    restored: Vec<(u64, NodeId)>,
+}
+
+struct Pool {
+    policy: Box<dyn Policy>,
+    /// Blocks of its chunks, and of those on their way in.
+    blocks: u64,
+    chunks: usize,
+    quota_blocks: Option<u64>,
+}
+
+impl Pool {
+    fn new(eviction: Eviction, quota_bytes: Option<u64>) -> Self {
+        let quota_blocks = quota_bytes.map(|bytes| bytes / BLOCK_BYTES);
+        Self { policy: eviction.policy(), blocks: 0, chunks: 0, quota_blocks }
+    }
+}
+
+/// A namespace, as a chunk's key names it.
+pub(crate) struct NamespaceOf<'key> {
+    pub(crate) fingerprint: u64,
+    /// Its name, looked at when the fingerprint is new.
+    pub(crate) name: &'key dyn Fn() -> String,
+}
+
+impl Residents {
+    /// None held. `quotas` are bytes by name of a namespace.
+    pub(crate) fn new(policy: Eviction, quotas: &[(String, u64)]) -> Self {
+        let mut namespaces = Namespaces::default();
+        let mut pools = vec![Pool::new(policy, None)];
+        for (name, bytes) in quotas {
+            namespaces.add_with_pool(name, pools.len() as PoolId);
+            pools.push(Pool::new(policy, Some(*bytes)));
+        }
+        let inner = Inner {
+            nodes: Nodes::default(),
+            pools,
+            places: Places::default(),
+            namespaces,
+            restored: Vec::new(),
+        };
+        Self { inner: Mutex::new(inner), policy }
+    }
+
+    /// A chunk is held from now on. `returns`: it was evicted not long ago.
+    pub(crate) fn enter(
+        &self,
+        chunk: ChunkRef,
+        extent: Extent,
+        namespace: &NamespaceOf<'_>,
+        returns: bool,
+    ) -> (NodeId, NamespaceId) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let (id, namespace) = inner.add(chunk, extent, namespace);
+        let pool = inner.nodes[id].pool as usize;
+        inner.pools[pool].policy.insert(&mut inner.nodes, id, returns);
+        (id, namespace)
+    }
+
+    /// As `enter`, for a chunk that an earlier owner stored, with the moment by which it is in order and its uses; [`Residents::all_restored`] follows the last one.
+    pub(crate) fn restore(
+        &self,
+        chunk: ChunkRef,
+        extent: Extent,
+        namespace: &NamespaceOf<'_>,
+        (moment, uses): (u64, u16),
+    ) -> (NodeId, NamespaceId) {
+        let mut inner = self.inner.lock();
+        let (id, namespace) = inner.add(chunk, extent, namespace);
+        inner.nodes[id].uses = uses;
+        inner.restored.push((moment, id));
+        (id, namespace)
+    }
+
+    /// Takes back the chunk that was restored as `id`.
+    pub(crate) fn forget_restored(&self, id: NodeId, namespace: NamespaceId) {
+        let mut inner = self.inner.lock();
+        inner.restored.retain(|(_, other)| *other != id);
+        inner.drop_node(id, namespace);
+    }
+
+    /// Puts what was restored into order.
+    pub(crate) fn all_restored(&self) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let mut restored = std::mem::take(&mut inner.restored);
+        restored.sort_unstable();
+        for (_, id) in restored {
+            let pool = inner.nodes[id].pool as usize;
+            inner.pools[pool].policy.restore(&mut inner.nodes, id);
+        }
+    }
+
+    /// A chunk was used.
+    pub(crate) fn touch(&self, id: NodeId) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let pool = inner.nodes[id].pool as usize;
+        inner.pools[pool].policy.touch(&mut inner.nodes, id);
+    }
+
+    /// A chunk that should go is in use: it goes to where new ones are, if it is still that one.
+    pub(crate) fn spare(&self, id: NodeId, chunk: ChunkRef) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        // There, it would be the first to go.
+        if self.policy == Eviction::Mru {
+            return;
+        }
+        let known = inner.nodes.get(id).map(|node| (node.shard, node.entry, node.pool));
+        if let Some((shard, entry, pool)) = known
+            && (shard, entry) == (chunk.shard, chunk.entry)
+        {
+            let policy = &mut inner.pools[pool as usize].policy;
+            policy.remove(&mut inner.nodes, id);
+            policy.insert(&mut inner.nodes, id, true);
+        }
+    }
+
+    /// A chunk is not held any more.
+    pub(crate) fn leave(&self, id: NodeId, namespace: NamespaceId) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let pool = inner.nodes[id].pool as usize;
+        inner.pools[pool].policy.remove(&mut inner.nodes, id);
+        inner.drop_node(id, namespace);
+    }
+
+    /// Chunks whose going leaves a run of `blocks` free, at the lowest price; none if there are none. `kept` must stay.
+    pub(crate) fn for_room(
+        &self,
+        blocks: u32,
+        free: &(impl FreeSpace + ?Sized),
+        kept: &HashSet<NodeId>,
+    ) -> Vec<Victim> {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let mut wanted = (inner.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
+        loop {
+            let seeds = inner.coldest(wanted + kept.len());
+            let (nodes, pools) = (&inner.nodes, &inner.pools);
+            let heat = |id: NodeId| pools[nodes[id].pool as usize].policy.heat(nodes, id);
+            let mut search = Search {
+                places: &inner.places,
+                nodes,
+                free,
+                blocks: u64::from(blocks),
+                kept,
+                steps: 0,
+            };
+            if let Some(window) = search.cheapest(&seeds, heat) {
+                return inner.victims(&window.chunks);
+            }
+            if seeds.len() >= nodes.len() {
+                return Vec::new();
+            }
+            wanted *= MORE_SEEDS;
+        }
+    }
+
+    /// Up to `count` chunks that go first, wherever they are.
+    pub(crate) fn coldest(&self, count: usize, kept: &HashSet<NodeId>) -> Vec<Victim> {
+        let mut inner = self.inner.lock();
+        let mut coldest = inner.coldest(count + kept.len());
+        coldest.retain(|id| !kept.contains(id));
+        coldest.truncate(count);
+        inner.victims(&coldest)
+    }
+
+    /// Takes `blocks` of the quota of the namespace called `name`, if it has one: `Err` says which of its chunks have to go
+    /// first, none of them in `kept`, or the quota if they would not do.
+    pub(crate) fn reserve_quota(
+        &self,
+        pool: PoolId,
+        blocks: u32,
+        kept: &HashSet<NodeId>,
+    ) -> Result<(), Vec<Victim>> {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let Pool { policy, blocks: used, chunks, quota_blocks } = &mut inner.pools[pool as usize];
+        let over =
+            quota_blocks.map_or(0, |quota| (*used + u64::from(blocks)).saturating_sub(quota));
+        if over == 0 {
+            *used += u64::from(blocks);
+            return Ok(());
+        }
+        let (mut freed, mut victims, mut count) = (0, Vec::new(), *SEEDS.start() + kept.len());
+        while freed < over {
+            victims.clear();
+            policy.coldest(&mut inner.nodes, count, &mut victims);
+            let listed = victims.len();
+            victims.retain(|id| !kept.contains(id));
+            freed = 0;
+            let enough = victims.iter().position(|id| {
+                freed += u64::from(inner.nodes[*id].extent.blocks);
+                freed >= over
+            });
+            match enough {
+                Some(last) => victims.truncate(last + 1),
+                None if listed >= *chunks => return Err(Vec::new()),
+                None => count *= 2,
+            }
+        }
+        Err(inner.victims(&victims))
+    }
+
+    /// Gives back what [`Residents::reserve_quota`] took.
+    pub(crate) fn release_quota(&self, pool: PoolId, blocks: u32) {
+        self.inner.lock().pools[pool as usize].blocks -= u64::from(blocks);
+    }
+
+    /// Bytes of quotas that are taken for chunks on their way in, of all namespaces.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        let inner = self.inner.lock();
+        let mut held = vec![0_u64; inner.pools.len()];
+        inner.places.nodes().map(|id| &inner.nodes[id]).for_each(|node| {
+            held[node.pool as usize] += u64::from(node.extent.blocks);
+        });
+        let reserved = inner.pools.iter().zip(held).map(|(pool, held)| pool.blocks - held);
+        reserved.sum::<u64>() * BLOCK_BYTES
+    }
+
+    /// The pool of the namespace with this fingerprint, and its quota in bytes.
+    pub(crate) fn pool_of(&self, fingerprint: u64) -> (PoolId, Option<u64>) {
+        let inner = self.inner.lock();
+        let pool = inner.namespaces.pool_of(fingerprint);
+        let quota_blocks = inner.pools[pool as usize].quota_blocks;
+        (pool, quota_blocks.map(|blocks| blocks * BLOCK_BYTES))
+    }
+
+    /// Notes that a key of the namespace is remembered.
+    pub(crate) fn remember(&self, namespace: &NamespaceOf<'_>) -> NamespaceId {
+        let mut inner = self.inner.lock();
+        let id = inner.namespaces.acquire(namespace);
+        inner.namespaces.usage_mut(id).remembered_keys += 1;
+        id
+    }
+
+    /// The key of a chunk that goes is remembered: `leave` follows.
+    pub(crate) fn remember_leaving(&self, namespace: NamespaceId) {
+        let mut inner = self.inner.lock();
+        inner.namespaces.acquire_again(namespace);
+        inner.namespaces.usage_mut(namespace).remembered_keys += 1;
+    }
+
+    /// A key is not remembered any more.
+    pub(crate) fn forget(&self, namespace: NamespaceId) {
+        let mut inner = self.inner.lock();
+        inner.namespaces.usage_mut(namespace).remembered_keys -= 1;
+        inner.namespaces.release(namespace);
+    }
+
+    /// The namespace called `name`, if there is anything of it.
+    pub(crate) fn namespace_called(&self, name: &str) -> Option<NamespaceId> {
+        self.inner.lock().namespaces.called(name)
+    }
+
+    /// What there is of each namespace, by name.
+    pub(crate) fn usage(&self) -> Vec<(String, NamespaceUsage)> {
+        let inner = self.inner.lock();
+        let quota = |pool: PoolId| inner.pools[pool as usize].quota_blocks;
+        inner.namespaces.all(quota)
+    }
+
+    /// What does not fit `chunks`, which are held, and the numbers of keys that are remembered.
+    pub(crate) fn check(
+        &self,
+        chunks: &HashMap<NodeId, (ChunkRef, Extent, NamespaceId)>,
+        remembered: &HashMap<NamespaceId, u64>,
+    ) -> Vec<String> {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let mut problems = Vec::new();
+        let mut say = |problem: String| problems.push(problem);
+        if inner.nodes.len() != chunks.len() || inner.places.len() != chunks.len() {
+            say(format!(
+                "{} chunks are held, {} are in the order of eviction, {} have a place",
+                chunks.len(),
+                inner.nodes.len(),
+                inner.places.len()
+            ));
+        }
+        let mut listed = HashSet::new();
+        for pool in 0..inner.pools.len() {
+            let mut found = Vec::new();
+            let count = inner.pools[pool].chunks;
+            inner.pools[pool].policy.coldest(&mut inner.nodes, count + 1, &mut found);
+            if found.len() != count {
+                say(format!("pool {pool} has {count} chunks and lists {}", found.len()));
+            }
+            listed.extend(found);
+        }
+        for (id, (chunk, extent, _)) in chunks {
+            if !listed.contains(id) {
+                say(format!("{chunk:?} is in no order of eviction"));
+                continue;
+            }
+            let node = &inner.nodes[*id];
+            if (node.shard, node.entry, node.extent) != (chunk.shard, chunk.entry, *extent)
+                || inner.places.at(*extent) != Some(*id)
+            {
+                say(format!("{chunk:?} at {extent:?} is known as something else"));
+            }
+        }
+        let mut sums: HashMap<NamespaceId, (u64, u64)> = HashMap::new();
+        for (_, extent, namespace) in chunks.values() {
+            let sum = sums.entry(*namespace).or_default();
+            *sum = (sum.0 + 1, sum.1 + extent.size_bytes());
+        }
+        problems.extend(inner.namespaces.check(&sums, remembered));
+        problems
+    }
+}
+
+impl Inner {
+    fn add(
+        &mut self,
+        chunk: ChunkRef,
+        extent: Extent,
+        namespace: &NamespaceOf<'_>,
+    ) -> (NodeId, NamespaceId) {
+        let namespace = self.namespaces.acquire(namespace);
+        let usage = self.namespaces.usage_mut(namespace);
+        usage.keys += 1;
+        usage.allocated_bytes += extent.size_bytes();
+        let pool = self.namespaces.pool(namespace);
+        let id = self.nodes.insert(ChunkNode::new(chunk.shard, chunk.entry, extent, 0, pool));
+        self.pools[pool as usize].blocks += u64::from(extent.blocks);
+        self.pools[pool as usize].chunks += 1;
+        self.places.insert(extent, id);
+        (id, namespace)
+    }
+
+    fn drop_node(&mut self, id: NodeId, namespace: NamespaceId) {
+        let node = self.nodes.remove(id);
+        self.places.remove(node.extent);
+        let pool = &mut self.pools[node.pool as usize];
+        pool.blocks -= u64::from(node.extent.blocks);
+        pool.chunks -= 1;
+        let usage = self.namespaces.usage_mut(namespace);
+        usage.keys -= 1;
+        usage.allocated_bytes -= node.extent.size_bytes();
+        self.namespaces.release(namespace);
+    }
+
+    /// Up to `count` chunks that go first, of each pool as many as its share of all.
+    fn coldest(&mut self, count: usize) -> Vec<NodeId> {
+        let all = self.nodes.len();
+        let mut found = Vec::with_capacity(count.min(all));
+        for pool in self.pools.iter_mut().filter(|pool| pool.chunks > 0) {
+            let share = (count * pool.chunks).div_ceil(all);
+            pool.policy.coldest(&mut self.nodes, share, &mut found);
+        }
+        found
+    }
+
+    fn victims(&self, chosen: &[NodeId]) -> Vec<Victim> {
+        let victim = |&node: &NodeId| {
+            let ChunkNode { shard, entry, .. } = self.nodes[node];
+            Victim { node, chunk: ChunkRef { shard, entry } }
+        };
+        chosen.iter().map(victim).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,291 @@
+//! The chunks held, by random steps, with everything compared after each one.
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::*;
+use crate::key::Namespace;
+
+/// The last two have a quota, in blocks.
+const NAMES: [&str; 4] = ["plain", "plain@salt", "small", "tiny"];
+const QUOTAS: [(&str, u64); 2] = [("small", 30), ("tiny", 6)];
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A chunk of so many blocks, of this namespace. `returns`: it was evicted not long ago.
+    Enter(u32, usize, bool),
+    Touch(Index),
+    Spare(Index),
+    Leave(Index),
+    /// It is evicted, and remembered.
+    Evict(Index),
+    Forget(Index),
+    /// Room in the quota is taken, and given back a while later.
+    Reserve(u32, usize),
+    Release(Index),
+    /// Chunks that make room, or go first: of those, the ones here must stay.
+    ForRoom(u32, Vec<Index>),
+    Coldest(usize, Vec<Index>),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let which = any::<Index>;
+    let kept = || prop::collection::vec(which(), 0..3);
+    let step = prop_oneof![
+        8 => (1_u32..8, 0..NAMES.len(), any::<bool>())
+            .prop_map(|(blocks, name, returns)| Step::Enter(blocks, name, returns)),
+        4 => which().prop_map(Step::Touch),
+        2 => which().prop_map(Step::Spare),
+        2 => which().prop_map(Step::Leave),
+        2 => which().prop_map(Step::Evict),
+        1 => which().prop_map(Step::Forget),
+        4 => (1_u32..8, 2..NAMES.len()).prop_map(|(blocks, name)| Step::Reserve(blocks, name)),
+        3 => which().prop_map(Step::Release),
+        3 => (1_u32..40, kept()).prop_map(|(blocks, kept)| Step::ForRoom(blocks, kept)),
+        2 => (0_usize..20, kept()).prop_map(|(count, kept)| Step::Coldest(count, kept)),
+    ];
+    prop::collection::vec(step, 1..150)
+}
+
+/// Nothing is free but what is behind the last chunk.
+struct NothingFree;
+
+impl FreeSpace for NothingFree {
+    fn free_before(&self, _: u32, _: u32) -> u32 {
+        0
+    }
+
+    fn free_from(&self, _: u32, _: u32) -> u32 {
+        0
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Held {
+    node: NodeId,
+    chunk: ChunkRef,
+    extent: Extent,
+    namespace: NamespaceId,
+    name: usize,
+}
+
+struct Model {
+    residents: Residents,
+    held: Vec<Held>,
+    remembered: Vec<NamespaceId>,
+    reserved: Vec<(usize, PoolId, u32)>,
+    /// The next place, and the next number of an entry.
+    next_block: u32,
+    next_entry: u32,
+}
+
+impl Model {
+    fn new(policy: Eviction) -> Self {
+        let quotas = QUOTAS.map(|(name, blocks)| (name.to_owned(), blocks * BLOCK_BYTES));
+        Self {
+            residents: Residents::new(policy, &quotas),
+            held: Vec::new(),
+            remembered: Vec::new(),
+            reserved: Vec::new(),
+            next_block: 0,
+            next_entry: 0,
+        }
+    }
+
+    fn one(&self, which: &Index) -> Option<Held> {
+        (!self.held.is_empty()).then(|| self.held[which.index(self.held.len())])
+    }
+
+    fn leave(&mut self, held: Held) {
+        self.residents.leave(held.node, held.namespace);
+        self.held.retain(|other| other.node != held.node);
+    }
+
+    fn kept(&self, kept: &[Index]) -> HashSet<NodeId> {
+        kept.iter().filter_map(|which| self.one(which)).map(|held| held.node).collect()
+    }
+
+    /// Chunks chosen to go are there, once, and not among those that must stay.
+    fn check_victims(&self, victims: &[Victim], kept: &HashSet<NodeId>) {
+        let nodes: HashSet<NodeId> = victims.iter().map(|victim| victim.node).collect();
+        assert_eq!(nodes.len(), victims.len(), "one of them twice");
+        assert!(nodes.is_disjoint(kept), "one that must stay");
+        for victim in victims {
+            let held = self.held.iter().find(|held| held.node == victim.node);
+            assert_eq!(held.map(|held| held.chunk), Some(victim.chunk));
+        }
+    }
+
+    fn blocks_of(&self, victims: &[Victim]) -> u64 {
+        let of = |victim: &Victim| {
+            let held = self.held.iter().find(|held| held.node == victim.node);
+            u64::from(held.unwrap().extent.blocks)
+        };
+        victims.iter().map(of).sum()
+    }
+
+    /// Blocks of a namespace's chunks, and of those on their way.
+    fn quota_used(&self, name: usize) -> u64 {
+        let held = self.held.iter().filter(|held| held.name == name);
+        let reserved = self.reserved.iter().filter(|(other, ..)| *other == name);
+        held.map(|held| u64::from(held.extent.blocks)).sum::<u64>()
+            + reserved.map(|(_, _, blocks)| u64::from(*blocks)).sum::<u64>()
+    }
+
+    fn take(&mut self, step: &Step) {
+        match step {
+            Step::Enter(blocks, name, returns) => {
+                let extent = Extent { file: 0, first_block: self.next_block, blocks: *blocks };
+                let chunk = ChunkRef { shard: 1, entry: self.next_entry };
+                self.next_block += blocks;
+                self.next_entry += 1;
+                let fingerprint = Namespace::called(NAMES[*name]).fingerprint();
+                let namespace = NamespaceOf { fingerprint, name: &|| NAMES[*name].to_owned() };
+                let (node, namespace) = self.residents.enter(chunk, extent, &namespace, *returns);
+                self.held.push(Held { node, chunk, extent, namespace, name: *name });
+            }
+            Step::Touch(which) => {
+                let node = self.one(which).map(|held| held.node);
+                node.iter().for_each(|node| self.residents.touch(*node));
+            }
+            Step::Spare(which) => {
+                if let Some(held) = self.one(which) {
+                    self.residents.spare(held.node, held.chunk);
+                    // Another's place in the map: that chunk is not there any more.
+                    let chunk = ChunkRef { entry: u32::MAX, ..held.chunk };
+                    self.residents.spare(held.node, chunk);
+                }
+            }
+            Step::Leave(which) => {
+                let held = self.one(which);
+                held.into_iter().for_each(|held| self.leave(held));
+            }
+            Step::Evict(which) => {
+                if let Some(held) = self.one(which) {
+                    self.residents.remember_leaving(held.namespace);
+                    self.remembered.push(held.namespace);
+                    self.leave(held);
+                }
+            }
+            Step::Forget(which) => {
+                if !self.remembered.is_empty() {
+                    let place = which.index(self.remembered.len());
+                    self.residents.forget(self.remembered.swap_remove(place));
+                }
+            }
+            Step::Reserve(blocks, name) => {
+                let fingerprint = Namespace::called(NAMES[*name]).fingerprint();
+                let (pool, quota_bytes) = self.residents.pool_of(fingerprint);
+                let quota = QUOTAS[*name - 2].1;
+                assert_eq!(quota_bytes, Some(quota * BLOCK_BYTES));
+                let over = (self.quota_used(*name) + u64::from(*blocks)).saturating_sub(quota);
+                match self.residents.reserve_quota(pool, *blocks, &HashSet::new()) {
+                    Ok(()) => {
+                        assert_eq!(over, 0);
+                        self.reserved.push((*name, pool, *blocks));
+                    }
+                    Err(victims) => {
+                        self.check_victims(&victims, &HashSet::new());
+                        let of_it = |victim: &Victim| {
+                            self.held
+                                .iter()
+                                .any(|held| held.node == victim.node && held.name == *name)
+                        };
+                        assert!(over > 0 && victims.iter().all(of_it));
+                        let all = self.held.iter().filter(|held| held.name == *name);
+                        let all: u64 = all.map(|held| u64::from(held.extent.blocks)).sum();
+                        let freed = self.blocks_of(&victims);
+                        // Enough of them, and none without need; or none, where all would not do.
+                        match victims.split_last() {
+                            Some((_, others)) => {
+                                assert!(freed >= over && self.blocks_of(others) < over);
+                            }
+                            None => assert!(all < over, "{all} blocks could go for {over}"),
+                        }
+                    }
+                }
+            }
+            Step::Release(which) => {
+                if !self.reserved.is_empty() {
+                    let place = which.index(self.reserved.len());
+                    let (_, pool, blocks) = self.reserved.swap_remove(place);
+                    self.residents.release_quota(pool, blocks);
+                }
+            }
+            Step::ForRoom(blocks, kept) => {
+                let kept = self.kept(kept);
+                let victims = self.residents.for_room(*blocks, &NothingFree, &kept);
+                self.check_victims(&victims, &kept);
+                if victims.is_empty() {
+                    assert!(!self.has_run(*blocks, &kept), "there is a run of {blocks}");
+                } else {
+                    assert!(self.blocks_of(&victims) >= u64::from(*blocks));
+                }
+            }
+            Step::Coldest(count, kept) => {
+                let kept = self.kept(kept);
+                let victims = self.residents.coldest(*count, &kept);
+                self.check_victims(&victims, &kept);
+                assert!(victims.len() <= *count);
+                assert!(*count == 0 || victims.is_empty() == (self.held.len() == kept.len()));
+            }
+        }
+    }
+
+    /// Whether there are so many blocks of chunks side by side that may go.
+    fn has_run(&self, blocks: u32, kept: &HashSet<NodeId>) -> bool {
+        let (mut run, mut end) = (0, 0);
+        let mut held = self.held.clone();
+        held.sort_by_key(|held| held.extent);
+        for held in held.iter().filter(|held| !kept.contains(&held.node)) {
+            run = if held.extent.first_block == end { run } else { 0 } + held.extent.blocks;
+            end = held.extent.first_block + held.extent.blocks;
+            if run >= blocks {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn check(&self) {
+        let chunks =
+            self.held.iter().map(|held| (held.node, (held.chunk, held.extent, held.namespace)));
+        let mut remembered: HashMap<NamespaceId, u64> = HashMap::new();
+        self.remembered.iter().for_each(|id| *remembered.entry(*id).or_default() += 1);
+        let problems = self.residents.check(&chunks.collect(), &remembered);
+        assert_eq!(problems, Vec::<String>::new());
+        let usage = self.residents.usage();
+        for (number, name) in NAMES.iter().enumerate() {
+            let of_it = || self.held.iter().filter(|held| held.name == number);
+            let usage = usage.iter().find(|(other, _)| other == name).map(|(_, usage)| *usage);
+            // A namespace is there as long as there is anything of it, or as it has a quota.
+            let usage = usage.unwrap_or_default();
+            let bytes: u64 = of_it().map(|held| held.extent.size_bytes()).sum();
+            assert_eq!((usage.keys, usage.allocated_bytes), (of_it().count() as u64, bytes));
+        }
+        let reserved: u64 = self.reserved.iter().map(|(_, _, blocks)| u64::from(*blocks)).sum();
+        assert_eq!(self.residents.reserved_bytes(), reserved * BLOCK_BYTES);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn everything_fits_after_each_step(steps in steps(), policy in 0..Eviction::ALL.len()) {
+        let mut model = Model::new(Eviction::ALL[policy]);
+        for step in &steps {
+            model.take(step);
+            model.check();
+        }
+        // And nothing is left of anything in the end, but namespaces with a quota.
+        for held in model.held.clone() {
+            model.leave(held);
+        }
+        model.remembered.drain(..).for_each(|id| model.residents.forget(id));
+        model.reserved.drain(..).for_each(|(_, pool, blocks)| model.residents.release_quota(pool, blocks));
+        model.check();
+        let names: Vec<String> = model.residents.usage().into_iter().map(|(name, _)| name).collect();
+        prop_assert_eq!(names, QUOTAS.map(|(name, _)| name.to_owned()));
+    }
+}

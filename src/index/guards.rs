@@ -1,0 +1,125 @@
+//! Who may go and who must stay: eviction, pins, admission.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::ghosts::Ghost;
+use super::map::{Gone, Index};
+use super::shard::Shard;
+use crate::evict::{NamespaceOf, Victim};
+use crate::key::{Digest, Namespace};
+use crate::store::Extent;
+
+/// Most of the capacity that may be pinned: with what may be leased, a quarter of the store can still go.
+const PINNABLE_PART: u64 = 2;
+
+impl<G, S> Index<G, S> {
+    /// Whether a chunk chosen to go can: it is still held, and nobody reads it, has leased or pinned it.
+    pub(crate) fn can_go(&self, victim: Victim, now_ms: u64) -> bool {
+        let shard = self.shards[victim.chunk.shard as usize].0.lock();
+        let entry = &shard.entries[victim.chunk.entry];
+        entry.node == Some(victim.node) && entry.can_go((now_ms / 1000) as u32)
+    }
+
+    /// Evicts a chunk, if it can go. Returns its place, free now.
+    pub(crate) fn evict(&self, victim: Victim, now_ms: u64) -> Option<Extent> {
+        let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
+        let entry = &shard.entries[victim.chunk.entry];
+        let can_go = entry.node == Some(victim.node) && entry.can_go((now_ms / 1000) as u32);
+        if can_go { self.take_out(&mut shard, victim.chunk.entry, Gone::Evicted) } else { None }
+    }
+
+    /// Pins what is held of `keys`: it is neither evicted nor expires until it is unpinned, deleted, or the store is closed.
+    /// Says of each key whether it is pinned now: not if it is not held, or too much is pinned.
+    pub(crate) fn pin_keys<K: AsRef<str>>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
+        let pin = |key: &K| {
+            let digest = Digest::of(key.as_ref());
+            let (_, mut shard) = self.shard(digest);
+            let found = shard.find(digest).filter(|found| {
+                self.table.key_is(found.record, key.as_ref())
+                    && !self.is_expired(&shard, *found, now_ms)
+            });
+            let Some(found) = found else { return false };
+            let entry = &mut shard.entries[found.entry];
+            if entry.pinned {
+                return true;
+            }
+            entry.pinned = self.take_pinned(entry.extent().size_bytes());
+            entry.pinned
+        };
+        keys.iter().map(pin).collect()
+    }
+
+    /// Takes `bytes` of what may be pinned, if they are left.
+    pub(super) fn take_pinned(&self, bytes: u64) -> bool {
+        let most_bytes = self.rules.capacity_bytes / PINNABLE_PART;
+        let update = |pinned| (pinned + bytes <= most_bytes).then_some(pinned + bytes);
+        self.pinned_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).is_ok()
+    }
+
+    /// Takes pins back. Says of each key whether it was pinned.
+    pub(crate) fn unpin_keys<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
+        let unpin = |key: &K| {
+            let digest = Digest::of(key.as_ref());
+            let (_, mut shard) = self.shard(digest);
+            let found =
+                shard.find(digest).filter(|found| self.table.key_is(found.record, key.as_ref()));
+            let Some(found) = found else { return false };
+            let entry = &mut shard.entries[found.entry];
+            let was_pinned = std::mem::take(&mut entry.pinned);
+            if was_pinned {
+                self.pinned_bytes.fetch_sub(entry.extent().size_bytes(), Ordering::Relaxed);
+            }
+            was_pinned
+        };
+        keys.iter().map(unpin).collect()
+    }
+
+    /// Whether `key` is to be stored although it has to be asked for `sets_needed` times: it has been, or it was held not
+    /// long ago. If not, it is remembered that it was asked for, and what is held of it goes, as it is not what was to be
+    /// stored: `Err` has its place, if that is free.
+    pub(crate) fn admits(
+        &self,
+        digest: Digest,
+        key: &Arc<str>,
+        sets_needed: u8,
+    ) -> Result<(), Option<Extent>> {
+        let (_, mut shard) = self.shard(digest);
+        let since_bytes = self.evicted_bytes.load(Ordering::Relaxed);
+        let ghost = match shard.ghosts.remove(digest) {
+            Some(ghost) => ghost,
+            None => {
+                let name = || Namespace::of(key).name();
+                let fingerprint = Namespace::of(key).fingerprint();
+                let namespace = self.residents.remember(&NamespaceOf { fingerprint, name: &name });
+                Ghost { digest, namespace, since_bytes, refused_sets: 0, was_held: false }
+            }
+        };
+        let admitted = ghost.was_held || ghost.refused_sets.saturating_add(1) >= sets_needed;
+        let refused_sets = ghost.refused_sets.saturating_add(u8::from(!admitted));
+        // Also if it is admitted: it counts as remembered until it is held.
+        let since_bytes = if admitted { ghost.since_bytes } else { since_bytes };
+        // A key is held or remembered, never both.
+        let outdated = if admitted { None } else { self.take_out_held(&mut shard, digest) };
+        self.remember(&mut shard, Ghost { refused_sets, since_bytes, ..ghost });
+        if admitted { Ok(()) } else { Err(outdated) }
+    }
+
+    /// A SET that is not going to write: what is held of its key is not what was to be stored any more, so it goes.
+    pub(crate) fn drop_outdated(&self, digest: Digest) -> Option<Extent> {
+        self.take_out_held(&mut self.shard(digest).1, digest)
+    }
+
+    fn take_out_held(&self, shard: &mut Shard<G, S>, digest: Digest) -> Option<Extent> {
+        let found = shard.find(digest)?;
+        self.take_out(shard, found.entry, Gone::Removed)
+    }
+
+    /// A SET found its very bytes held: that is a use.
+    pub(crate) fn touch_held(&self, digest: Digest, now_ms: u64) {
+        let (_, shard) = self.shard(digest);
+        if let Some(found) = shard.find(digest) {
+            self.touch(&shard, found, now_ms);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Which SETs are worth a write: the store may spare the drive.
+
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use super::Shared;
+use super::operation::SetRequest;
+use crate::config::{Admission, Config};
+
+const SECONDS_PER_DAY: f64 = 86_400.0;
+
+/// What of the day's writes may come at once.
+const BURST_SECONDS: f64 = 3_600.0;
+
+/// Bytes that may be written, filled up as time goes by.
+pub(super) struct WriteBudget {
+    bucket: Option<Mutex<Bucket>>,
+}
+
+struct Bucket {
+    bytes_per_second: f64,
+    burst_bytes: f64,
+    left_bytes: f64,
+    filled: Instant,
+}
+
+impl WriteBudget {
+    pub(super) fn new(bytes_per_day: Option<u64>, longest_chunk_bytes: u64, now: Instant) -> Self {
+        let bucket = |bytes_per_day: u64| {
+            let bytes_per_second = bytes_per_day as f64 / SECONDS_PER_DAY;
+            // No chunk is too long for good.
+            let burst_bytes = (bytes_per_second * BURST_SECONDS).max(longest_chunk_bytes as f64);
+            Mutex::new(Bucket {
+                bytes_per_second,
+                burst_bytes,
+                left_bytes: burst_bytes,
+                filled: now,
+            })
+        };
+        Self { bucket: bytes_per_day.map(bucket) }
+    }
+
+    /// Takes `bytes`, if they are there.
+    pub(super) fn take(&self, bytes: u64, now: Instant) -> bool {
+        let Some(bucket) = &self.bucket else { return true };
+        let mut bucket = bucket.lock();
+        let elapsed = now.saturating_duration_since(bucket.filled).as_secs_f64();
+        bucket.filled = now;
+        bucket.left_bytes =
+            (bucket.left_bytes + elapsed * bucket.bytes_per_second).min(bucket.burst_bytes);
+        let is_there = bytes as f64 <= bucket.left_bytes;
+        if is_there {
+            bucket.left_bytes -= bytes as f64;
+        }
+        is_there
+    }
+}
+
+impl Shared {
+    /// Whether a SET whose bytes are not held is to write them. If not, its key is not held afterwards: what is held of it
+    /// is not what it was to be.
+    pub(super) fn admits(&self, request: &SetRequest, now: Instant) -> bool {
+        let Config { admission, admit_after, .. } = self.config;
+        if admission == Admission::SecondUse
+            && let Err(outdated) = self.index.admits(request.digest, &request.key, admit_after)
+        {
+            self.counters.set_not_admitted.add(1);
+            outdated.into_iter().for_each(|extent| self.store.free(extent));
+            return false;
+        }
+        if !self.write_budget.take(request.buffer.length_bytes() as u64, now) {
+            self.counters.set_over_write_budget.add(1);
+            let outdated = self.index.drop_outdated(request.digest);
+            outdated.into_iter().for_each(|extent| self.store.free(extent));
+            return false;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_hours_worth_at_once_and_then_as_time_goes_by() {
+        let start = Instant::now();
+        let budget = WriteBudget::new(Some(24 * 3600 * 1000), 1, start);
+        assert!(budget.take(3_600_000, start) && !budget.take(1, start));
+        assert!(!budget.take(1001, start + Duration::from_secs(1)));
+        assert!(budget.take(2000, start + Duration::from_secs(2)));
+        let later = start + Duration::from_secs(1_000_000);
+        assert!(!budget.take(3_600_001, later) && budget.take(3_600_000, later));
+        assert!(WriteBudget::new(None, 1, start).take(u64::MAX, start));
+    }
+}

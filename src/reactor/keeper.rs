@@ -1,0 +1,189 @@
+//! The thread that keeps house: it evicts ahead of need, and gives back what has expired.
+//!
+//! It works in slices and pauses as long as it worked, so that what users wait for goes on beside it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Shared;
+use crate::store::{Extent, Fill};
+
+/// Expired chunks are looked for so many times within `ttl`, within these bounds.
+const SWEEPS_PER_TTL: u32 = 20;
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// A slice of work.
+const SLICE: Duration = Duration::from_millis(1);
+
+/// By how much of itself the length to make room for falls with each chunk that is shorter.
+const FORGETS: u32 = 64;
+
+/// What the keeper is told.
+pub(super) struct Keeper {
+    /// Above this share of the space it evicts, down to the other one.
+    high_watermark: f64,
+    low_watermark: f64,
+    /// Blocks of about the longest chunk of late.
+    typical_blocks: AtomicU32,
+    is_short: AtomicBool,
+    orders: Mutex<Orders>,
+    told: Condvar,
+}
+
+#[derive(Default)]
+struct Orders {
+    ends: bool,
+    is_short: bool,
+}
+
+impl Keeper {
+    pub(super) fn new(low_watermark: f64, high_watermark: f64) -> Self {
+        Self {
+            high_watermark,
+            low_watermark,
+            typical_blocks: AtomicU32::new(1),
+            is_short: AtomicBool::new(false),
+            orders: Mutex::default(),
+            told: Condvar::new(),
+        }
+    }
+
+    /// A chunk of `bytes` has been placed, or not; wakes the keeper if space is short now.
+    pub(super) fn note_placed(&self, bytes: u64, fill: impl FnOnce() -> Fill) {
+        let blocks = Extent::blocks_for(bytes);
+        let before = self.typical_blocks.load(Ordering::Relaxed);
+        self.typical_blocks.store(blocks.max(before - before / FORGETS), Ordering::Relaxed);
+        if !self.is_short.load(Ordering::Relaxed) && is_above(fill(), self.high_watermark) {
+            self.is_short.store(true, Ordering::Relaxed);
+            self.orders.lock().is_short = true;
+            self.told.notify_all();
+        }
+    }
+
+    fn end(&self) {
+        self.orders.lock().ends = true;
+        self.told.notify_all();
+    }
+}
+
+fn is_above(fill: Fill, share: f64) -> bool {
+    !fill.can_grow && fill.allocated_bytes as f64 > fill.total_bytes as f64 * share
+}
+
+/// The running thread.
+pub(crate) struct KeeperThread {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+impl KeeperThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<Self> {
+        let shared = Arc::clone(shared);
+        let thread = Builder::new().name("kvring-keeper".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || keep(&shared)
+        })?;
+        Ok(Self { shared, thread })
+    }
+
+    /// Ends it, at the next slice. Not by dropping it: that must do nothing in a fork, where the thread is not.
+    pub(crate) fn end(self) {
+        self.shared.keeper.end();
+        if self.thread.join().is_err() {
+            log::error!("the keeper had ended in a panic: nothing expired or was evicted early");
+        }
+    }
+}
+
+fn keep(shared: &Shared) {
+    let pause =
+        shared.config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
+    let mut next_sweep = pause.map(|pause| Instant::now() + pause);
+    loop {
+        let mut orders = shared.keeper.orders.lock();
+        while !orders.ends && !orders.is_short {
+            match next_sweep {
+                Some(next) => {
+                    if shared.keeper.told.wait_until(&mut orders, next).timed_out() {
+                        break;
+                    }
+                }
+                None => shared.keeper.told.wait(&mut orders),
+            }
+        }
+        let is_short = std::mem::take(&mut orders.is_short);
+        let ends = orders.ends;
+        drop(orders);
+        if ends {
+            return;
+        }
+        if is_short {
+            shared.evict_ahead(|_, _| ());
+        }
+        if let (Some(next), Some(pause)) = (next_sweep, pause)
+            && Instant::now() >= next
+        {
+            shared.expire(true);
+            next_sweep = Some(Instant::now() + pause);
+        }
+    }
+}
+
+impl Shared {
+    /// Evicts down to the low watermark, if the high one was passed. Tells of each run of blocks that it made room for, and
+    /// how many bytes it evicted for it.
+    pub(super) fn evict_ahead(&self, mut told: impl FnMut(u32, u64)) {
+        let keeper = &self.keeper;
+        if !keeper.is_short.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut kept = HashSet::new();
+        while is_above(self.store.fill(), keeper.low_watermark) && !keeper.orders.lock().ends {
+            let before = self.counters.evicted_bytes.get();
+            let blocks = keeper.typical_blocks.load(Ordering::Relaxed);
+            if !self.make_room(blocks, &mut kept) {
+                break;
+            }
+            told(blocks, self.counters.evicted_bytes.get() - before);
+        }
+        keeper.is_short.store(false, Ordering::Relaxed);
+    }
+
+    /// Takes out what has expired and gives its space back. With `pauses`, it stops when the keeper is to end, and works
+    /// half of the time. Returns the number of chunks.
+    pub(crate) fn expire(&self, pauses: bool) -> u64 {
+        let before = self.counters.expired.get();
+        let mut slice = Instant::now();
+        for number in 0..self.index.shard_count() {
+            let mut has_more = true;
+            while has_more {
+                let now_ms = self.config.clock.now_ms();
+                let (places, taken_out, bytes, more) = self.index.expire(number, now_ms);
+                has_more = more;
+                self.counters.expired.add(taken_out);
+                self.counters.expired_bytes.add(bytes);
+                places.into_iter().for_each(|place| self.store.free(place));
+                let worked = slice.elapsed();
+                if pauses && worked >= SLICE {
+                    let mut orders = self.keeper.orders.lock();
+                    if orders.ends {
+                        return self.counters.expired.get() - before;
+                    }
+                    self.keeper.told.wait_for(&mut orders, worked);
+                    slice = Instant::now();
+                }
+            }
+        }
+        self.counters.expired.get() - before
+    }
+}

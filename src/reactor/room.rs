@@ -1,0 +1,161 @@
+//! Room for chunks: places within the capacity and the quotas, made by evicting others.
+
+use std::collections::HashSet;
+
+use super::Shared;
+use super::operation::SetRequest;
+use super::steps::Place;
+use crate::error::StoreError;
+use crate::evict::{NodeId, PoolId, Victim};
+use crate::index::RecordState;
+use crate::key::Namespace;
+use crate::store::Extent;
+
+/// Times that victims are chosen for one chunk. More than one is needed where those chosen are in use, or another thread
+/// takes the room.
+const ATTEMPTS: usize = 64;
+
+/// Chunks that are looked at together for being in use.
+const LOOKED_AT: usize = 64;
+
+/// Chunks that go together when the index has no room for a record.
+const FOR_RECORDS: usize = 8;
+
+/// A part of a namespace's quota; given back when its chunk is held, or is not going to be.
+pub(super) type QuotaShare = (PoolId, u32);
+
+impl Shared {
+    /// Room for the chunk and its record, or neither.
+    pub(super) fn find_place(&self, request: &SetRequest) -> Result<Place, StoreError> {
+        let bytes = request.buffer.length_bytes() as u64;
+        let quota = self.reserve_quota(request, bytes)?;
+        let outcome =
+            self.allocate(bytes).and_then(|extent| match self.reserve_record(request.key.len()) {
+                Ok(record) => Ok(Place { extent, record, stands: false, quota }),
+                Err(error) => {
+                    self.store.free(extent);
+                    Err(error)
+                }
+            });
+        if outcome.is_err() {
+            self.release_quota(quota);
+        }
+        self.keeper.note_placed(bytes, || self.store.fill());
+        outcome
+    }
+
+    pub(super) fn release_quota(&self, share: Option<QuotaShare>) {
+        if let Some((pool, blocks)) = share {
+            self.index.residents().release_quota(pool, blocks);
+        }
+    }
+
+    fn reserve_quota(
+        &self,
+        request: &SetRequest,
+        bytes: u64,
+    ) -> Result<Option<QuotaShare>, StoreError> {
+        if self.config.quotas.is_empty() {
+            return Ok(None);
+        }
+        let (pool, Some(quota_bytes)) = self.index.residents().pool_of(request.namespace) else {
+            return Ok(None);
+        };
+        let blocks = Extent::blocks_for(bytes);
+        let mut kept = HashSet::new();
+        for _ in 0..ATTEMPTS {
+            let victims = match self.index.residents().reserve_quota(pool, blocks, &kept) {
+                Ok(()) => return Ok(Some((pool, blocks))),
+                Err(victims) if victims.is_empty() => break,
+                Err(victims) => victims,
+            };
+            self.evict_all(&victims, &mut kept);
+        }
+        let namespace = Namespace::of(&request.key).name();
+        Err(StoreError::Quota { needed_bytes: bytes, namespace, quota_bytes })
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Extent, StoreError> {
+        let mut outcome = self.store.allocate(bytes);
+        let mut kept = HashSet::new();
+        for _ in 0..ATTEMPTS {
+            if outcome.is_ok() {
+                return outcome;
+            }
+            if !self.make_room(Extent::blocks_for(bytes), &mut kept) {
+                break;
+            }
+            self.counters.evicted_in_the_way.add(1);
+            outcome = self.store.allocate(bytes);
+        }
+        match outcome {
+            // There is room for it, if only somebody let go of theirs.
+            Err(_) if self.store.fill().total_bytes >= bytes => {
+                Err(StoreError::Guarded { needed_bytes: bytes })
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn reserve_record(&self, key_bytes: usize) -> Result<RecordState, StoreError> {
+        let mut outcome = self.index.table().reserve(key_bytes);
+        let mut kept = HashSet::new();
+        for _ in 0..ATTEMPTS {
+            if outcome.is_ok() {
+                break;
+            }
+            let victims = self.index.residents().coldest(FOR_RECORDS, &kept);
+            if victims.is_empty() {
+                break;
+            }
+            self.evict_all(&victims, &mut kept);
+            outcome = self.index.table().reserve(key_bytes);
+        }
+        outcome.map(RecordState::Reserved)
+    }
+
+    /// Evicts chunks so that there is a run of `blocks` free, as cheaply as it can; says whether it did. What is in use is
+    /// added to `kept`.
+    pub(super) fn make_room(&self, blocks: u32, kept: &mut HashSet<NodeId>) -> bool {
+        for _ in 0..ATTEMPTS {
+            let victims = self.index.residents().for_room(blocks, &*self.store, kept);
+            if victims.is_empty() {
+                return false;
+            }
+            // All of them or none: what goes in vain is lost.
+            let now_ms = self.config.clock.now_ms();
+            if victims.iter().all(|victim| self.index.can_go(*victim, now_ms)) {
+                self.evict_all(&victims, kept);
+                return true;
+            }
+            let looked_at = self.index.residents().coldest(LOOKED_AT, kept);
+            let in_use = |victim: &&Victim| !self.index.can_go(**victim, now_ms);
+            for victim in victims.iter().chain(&looked_at).filter(in_use) {
+                // Not to be looked at again and again.
+                self.index.residents().spare(victim.node, victim.chunk);
+                kept.insert(victim.node);
+            }
+        }
+        false
+    }
+
+    /// Evicts what can go; the rest is added to `kept`.
+    fn evict_all(&self, victims: &[Victim], kept: &mut HashSet<NodeId>) {
+        let now_ms = self.config.clock.now_ms();
+        for victim in victims {
+            match self.index.evict(*victim, now_ms) {
+                Some(extent) => {
+                    self.counters.evicted.add(1);
+                    self.counters.evicted_bytes.add(extent.size_bytes());
+                    self.store.free(extent);
+                }
+                None => {
+                    kept.insert(victim.node);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

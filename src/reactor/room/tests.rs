@@ -1,0 +1,280 @@
+//! How full a store gets, and how much has to go for what comes: places, order of eviction and allocator together, with
+//! neither device nor threads, so that a seed always gives the same numbers.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::backlog::{Amount, Backlog};
+use crate::batch::Batch;
+use crate::budget::Budget;
+use crate::buffer::CallerBuffer;
+use crate::completion::CompletionQueue;
+use crate::config::{BLOCK_BYTES, Checksum, Config};
+use crate::engine::Waker;
+use crate::evict::Eviction;
+use crate::index::{EnteredGet, EnteredSet, Index, Rules};
+use crate::key::Digest;
+use crate::reactor::steps::end_set;
+use crate::reactor::{GetRequest, SetRequest};
+use crate::store::extents::ExtentStore;
+use std::sync::Arc;
+
+const CAPACITY: u64 = 512 << 20;
+/// GETs beside each SET: they bring the order of eviction apart from that of places.
+const GETS_PER_SET: u64 = 2;
+const SIZES: [u64; 8] = [1, 3, 9, 20, 65, 130, 300, 1024];
+
+/// A small generator of our own: the choices are to be the same for a seed on every machine.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % limit
+    }
+}
+
+/// A store without threads.
+struct Still {
+    shared: Shared,
+    backlog: Arc<Backlog>,
+    _directory: TempDir,
+    memory: Box<[u8]>,
+}
+
+/// What had to go for a run of blocks that was wanted, both in blocks.
+#[derive(Clone, Copy)]
+struct Thrown {
+    wanted: u64,
+    evicted: u64,
+}
+
+impl Still {
+    fn new(eviction: Eviction, watermarks: (f64, f64)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = Config::new(directory.path().to_str().unwrap(), CAPACITY).unwrap();
+        (config.low_watermark, config.high_watermark) = watermarks;
+        (config.eviction, config.checksum, config.ttl) = (eviction, Checksum::Off, None);
+        let budget = Arc::new(Budget::new(CAPACITY));
+        let rules = Rules {
+            capacity_bytes: CAPACITY,
+            eviction,
+            quotas: Vec::new(),
+            ttl_ms: None,
+            boot: 0,
+            lease_s: 0,
+        };
+        let (index, store, ..) =
+            Index::open(directory.path(), &budget, rules, 1, |owner, mean_use_by_file| {
+                ExtentStore::open(directory.path(), Arc::clone(&budget), owner, mean_use_by_file)
+            })
+            .unwrap();
+        let completions = Arc::new(CompletionQueue::new().unwrap());
+        let wakers = vec![Waker::new().unwrap()];
+        let shared = Shared::new(config, index, Box::new(store), completions, wakers);
+        let backlog = Backlog::new(Amount { operations: 1, bytes: u64::MAX });
+        Self { shared, backlog, _directory: directory, memory: vec![0; 8].into() }
+    }
+
+    /// A SET, as far as it goes without a device. Returns what had to go in its way.
+    fn put(&mut self, number: u64, blocks: u64) -> Thrown {
+        let key: Arc<str> = number.to_string().into();
+        let digest = Digest::of(&key);
+        let length = (blocks * BLOCK_BYTES) as usize;
+        // SAFETY: without a checksum and without transfers nobody looks at the memory.
+        let buffer = unsafe { CallerBuffer::new(self.memory.as_mut_ptr(), length) };
+        let mut items = Batch::start(1, 1, Box::new(()), &self.shared.completions);
+        let amount = Amount { operations: 1, bytes: 1 };
+        let share = self.backlog.admit(amount, std::time::Duration::ZERO).unwrap();
+        let request = SetRequest {
+            item: items.next().unwrap(),
+            buffer,
+            digest,
+            key: Arc::clone(&key),
+            namespace: Namespace::of(&key).fingerprint(),
+            submitted: Instant::now(),
+            has_waited: false,
+            share: Arc::new(share),
+        };
+        let EnteredSet::Ready(request) = self.shared.index.enter_set(digest, &key, 1, request)
+        else {
+            panic!("nobody else writes");
+        };
+        let before = self.shared.counters.evicted_bytes.get();
+        let place = self.shared.find_place(&request).unwrap();
+        end_set(request, Some(place), 0, None, &self.shared);
+        self.shared.completions.drain(&mut Vec::new());
+        let evicted = (self.shared.counters.evicted_bytes.get() - before) / BLOCK_BYTES;
+        Thrown { wanted: blocks, evicted }
+    }
+
+    fn get(&mut self, number: u64, blocks: u64) {
+        let key = number.to_string();
+        let mut items = Batch::start(1, 1, Box::new(()), &self.shared.completions);
+        let length = (blocks * BLOCK_BYTES) as usize;
+        // SAFETY: as above.
+        let buffer = unsafe { CallerBuffer::new(self.memory.as_mut_ptr(), length) };
+        let item = items.next().unwrap();
+        let request = GetRequest { item, buffer, submitted: Instant::now() };
+        let length_bytes = blocks * BLOCK_BYTES;
+        let index = &self.shared.index;
+        match index.enter_get(Digest::of(&key), &key, length_bytes, 1, request) {
+            EnteredGet::Hit(request, pin) => {
+                request.item.succeed();
+                assert!(index.unpin(pin, false).is_none());
+            }
+            EnteredGet::Miss(request) => request.item.miss(),
+            EnteredGet::Waits => panic!("nobody writes"),
+        }
+        self.shared.completions.drain(&mut Vec::new());
+    }
+
+    fn allocated(&self) -> f64 {
+        self.shared.store.usage().allocated_bytes as f64 / CAPACITY as f64
+    }
+}
+
+/// What came of a workload.
+struct Outcome {
+    /// Share of the capacity that is given out, after each SET.
+    live: Vec<f64>,
+    /// What had to go for SETs that found no room, and ahead of need.
+    in_the_way: Vec<Thrown>,
+    ahead: Vec<Thrown>,
+    evicted: u64,
+    stored: u64,
+}
+
+fn quantile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(((values.len() - 1) as f64 * share) as usize).copied().unwrap()
+}
+
+fn ratios(thrown: &[Thrown]) -> Vec<f64> {
+    thrown.iter().map(|thrown| thrown.evicted as f64 / thrown.wanted as f64).collect()
+}
+
+impl Outcome {
+    fn print(&mut self, name: &str) -> (f64, f64, f64, f64, f64) {
+        let mut all = ratios(&self.in_the_way);
+        all.extend(ratios(&self.ahead));
+        let lowest = quantile(&mut self.live, 0.0);
+        let live = quantile(&mut self.live, 0.5);
+        let (median, p99) = (quantile(&mut all, 0.5), quantile(&mut all, 0.99));
+        let mut puts = ratios(&self.in_the_way);
+        let (put_median, put_p99) = match puts.is_empty() {
+            true => (0.0, 0.0),
+            false => (quantile(&mut puts, 0.5), quantile(&mut puts, 0.99)),
+        };
+        println!(
+            "{name}: live {live:.3}, at least {lowest:.3}; {} SETs evicted {put_median:.2} times what they need (p99 \
+             {put_p99:.2}), with {} ahead of need {median:.2} (p99 {p99:.2}); {:.3} evicted for each block stored",
+            puts.len(),
+            self.ahead.len(),
+            self.evicted as f64 / self.stored as f64
+        );
+        (live, put_median, put_p99, median, p99)
+    }
+}
+
+/// SETs of new keys until the store has been filled `rounds` times over, and GETs of keys that were set not long ago.
+fn run(
+    eviction: Eviction,
+    watermarks: (f64, f64),
+    seed: u64,
+    mut size: impl FnMut(&mut Random, u64) -> u64,
+) -> Outcome {
+    const WARM_UP: u64 = 2;
+    const ROUNDS: u64 = 6;
+    let capacity = CAPACITY / BLOCK_BYTES;
+    let (mut still, mut random) = (Still::new(eviction, watermarks), Random(seed));
+    let mut outcome = Outcome {
+        live: Vec::new(),
+        in_the_way: Vec::new(),
+        ahead: Vec::new(),
+        evicted: 0,
+        stored: 0,
+    };
+    let mut known: VecDeque<(u64, u64)> = VecDeque::new();
+    let (mut stored, mut known_blocks, mut number) = (0, 0, 0);
+    let mut evicted_before = 0;
+    while stored < ROUNDS * capacity {
+        let blocks = size(&mut random, stored);
+        let thrown = still.put(number, blocks);
+        known.push_back((number, blocks));
+        known_blocks += blocks;
+        while known_blocks > capacity {
+            known_blocks -= known.pop_front().unwrap().1;
+        }
+        stored += blocks;
+        number += 1;
+        for _ in 0..GETS_PER_SET {
+            // Some more often than others.
+            let count = known.len() as u64;
+            let place = random.below(count).min(random.below(count));
+            let (number, blocks) = known[place as usize];
+            still.get(number, blocks);
+        }
+        let is_warm = stored > WARM_UP * capacity;
+        let mut ahead = Vec::new();
+        still.shared.evict_ahead(|wanted, evicted| {
+            ahead.push(Thrown { wanted: wanted.into(), evicted: evicted / BLOCK_BYTES });
+        });
+        if is_warm {
+            outcome.live.push(still.allocated());
+            outcome.ahead.extend(ahead);
+            outcome.in_the_way.extend(Some(thrown).filter(|thrown| thrown.evicted > 0));
+            outcome.stored += blocks;
+        } else {
+            evicted_before = still.shared.counters.evicted_bytes.get();
+        }
+    }
+    outcome.evicted = (still.shared.counters.evicted_bytes.get() - evicted_before) / BLOCK_BYTES;
+    let check = still.shared.index.check(|| still.shared.store.usage().allocated_bytes);
+    assert_eq!((check.problems, check.moving_bytes, check.reserved_bytes), (Vec::new(), 0, 0));
+    outcome
+}
+
+/// Eight sizes: for a while some of them are frequent, then others.
+fn drifting(random: &mut Random, stored: u64) -> u64 {
+    let phase = stored * 2 / (CAPACITY / BLOCK_BYTES);
+    let step = if random.below(4) == 0 { random.below(8) } else { random.below(3) };
+    SIZES[((phase * 3 + step) % 8) as usize]
+}
+
+fn uniform(random: &mut Random, _: u64) -> u64 {
+    1 + random.below(1024)
+}
+
+/// The defaults, and without going ahead of need.
+const SETTINGS: [(Eviction, (f64, f64)); 3] =
+    [(Eviction::Lru, (0.96, 0.98)), (Eviction::Lru, (1.0, 1.0)), (Eviction::S3Fifo, (0.96, 0.98))];
+
+fn check(least_live: f64, size: fn(&mut Random, u64) -> u64) {
+    for (eviction, watermarks) in SETTINGS {
+        let seed = 77;
+        let mut outcome = run(eviction, watermarks, seed, size);
+        let name = format!("{} {watermarks:?} seed {seed}", eviction.name());
+        let (live, put_median, put_p99, median, p99) = outcome.print(&name);
+        assert!(live >= least_live, "{name}: {live}");
+        assert!(put_median <= 2.0 && median <= 2.0, "{name}: {put_median}, {median}");
+        // Where nothing goes ahead of need, a short chunk may find none but long ones that are cold.
+        let is_ahead = watermarks.0 < 1.0;
+        assert!(!is_ahead || (put_p99 <= 4.0 && p99 <= 4.0), "{name}: {put_p99}, {p99}");
+    }
+}
+
+#[test]
+fn eight_sizes_that_drift_fill_nine_tenths() {
+    check(0.90, drifting);
+}
+
+#[test]
+fn random_sizes_fill_seventeen_twentieths() {
+    check(0.85, uniform);
+}

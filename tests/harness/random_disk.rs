@@ -1,0 +1,246 @@
+//! A disk that keeps the first bytes of each block only, so that many operations take little time: enough to tell whose
+//! block it is, of which version, and which one of them. The index is a file in memory. A process on it can be killed at
+//! any transfer: what it leaves is put in place before the next one starts.
+
+use std::fs::File;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvring::{
+    Action, BLOCK_BYTES, Config, Connector, Engine, EngineError, Reaped, Transfer, Waker,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+
+use super::plan::Random;
+
+const INDEX: &str = "index.kvring";
+const BLOCK: usize = BLOCK_BYTES as usize;
+pub(crate) const TAG_BYTES: usize = 16;
+
+type Tag = [u8; TAG_BYTES];
+
+/// What a killed process leaves.
+struct Image {
+    index: Vec<u8>,
+    data_files: Vec<(String, u64)>,
+    blocks: Vec<(String, Vec<Tag>)>,
+}
+
+struct State {
+    blocks: Vec<(String, Vec<Tag>)>,
+    /// Transfers and syncs until the kill.
+    left: u64,
+    image: Option<Image>,
+}
+
+pub(crate) struct TagDisk {
+    directory: PathBuf,
+    state: Mutex<State>,
+    was_killed: AtomicBool,
+}
+
+impl TagDisk {
+    pub(crate) fn new(directory: &Path) -> Arc<Self> {
+        let state = State { blocks: Vec::new(), left: u64::MAX, image: None };
+        Arc::new(Self {
+            directory: directory.to_owned(),
+            state: Mutex::new(state),
+            was_killed: AtomicBool::new(false),
+        })
+    }
+
+    /// Opens the store over this disk. It is killed at the `events`-th transfer or sync.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        config: Config,
+        events: u64,
+        seed: u64,
+    ) -> Result<Connector, kvring::OpenError> {
+        self.state.lock().left = events;
+        let disk = Arc::clone(self);
+        Connector::open_with_engine(config, move |_, waker| {
+            let (disk, random) = (Arc::clone(&disk), Random::new(seed));
+            Ok(TagEngine { disk, waker, random, names: Vec::new(), done: Vec::new() })
+        })
+    }
+
+    pub(crate) fn was_killed(&self) -> bool {
+        self.was_killed.load(Ordering::SeqCst)
+    }
+
+    fn event(&self) {
+        let is_last = {
+            let mut state = self.state.lock();
+            state.left = state.left.saturating_sub(1);
+            state.left == 0
+        };
+        if is_last {
+            self.kill();
+        }
+    }
+
+    /// What there is now is what the next process finds, if that is not decided yet.
+    pub(crate) fn kill(&self) {
+        let mut state = self.state.lock();
+        if self.was_killed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let mut data_files = Vec::new();
+        for entry in self.directory.read_dir().unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            if name != INDEX {
+                data_files.push((name, entry.metadata().unwrap().len()));
+            }
+        }
+        let index = std::fs::read(self.directory.join(INDEX)).unwrap_or_default();
+        state.image = Some(Image { index, data_files, blocks: state.blocks.clone() });
+    }
+
+    /// Puts what the killed process left in place, once its connector is dropped.
+    pub(crate) fn restore(&self) {
+        let mut state = self.state.lock();
+        let Some(image) = state.image.take() else { return };
+        std::fs::write(self.directory.join(INDEX), image.index).unwrap();
+        for entry in self.directory.read_dir().unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let length = image.data_files.iter().find(|(other, _)| *other == name);
+            match length {
+                _ if name == INDEX => {}
+                Some((_, length)) if entry.metadata().unwrap().len() > *length => {
+                    File::options()
+                        .write(true)
+                        .open(entry.path())
+                        .unwrap()
+                        .set_len(*length)
+                        .unwrap();
+                }
+                Some(_) => {}
+                None => std::fs::remove_file(entry.path()).unwrap(),
+            }
+        }
+        state.blocks = image.blocks;
+        self.was_killed.store(false, Ordering::SeqCst);
+    }
+}
+
+struct TagEngine {
+    disk: Arc<TagDisk>,
+    waker: Arc<Waker>,
+    random: Random,
+    /// Which file a descriptor is of.
+    names: Vec<(RawFd, String)>,
+    /// Submitted; those with a transfer are still to be done.
+    done: Vec<(Reaped, Option<Transfer>)>,
+}
+
+impl TagEngine {
+    fn name(&mut self, file: RawFd) -> String {
+        if let Some((_, name)) = self.names.iter().find(|(other, _)| *other == file) {
+            return name.clone();
+        }
+        let path = std::fs::read_link(format!("/proc/self/fd/{file}")).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        self.names.push((file, name.clone()));
+        name
+    }
+
+    fn transfer(&mut self, transfer: &Transfer) -> i32 {
+        // SAFETY: the submitter vouches for the vectors until the transfer is reaped.
+        let vectors =
+            unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) };
+        let name = self.name(transfer.file);
+        let mut state = self.disk.state.lock();
+        let place = match state.blocks.iter().position(|(other, _)| *other == name) {
+            Some(place) => place,
+            None => {
+                state.blocks.push((name, Vec::new()));
+                state.blocks.len() - 1
+            }
+        };
+        let blocks = &mut state.blocks[place].1;
+        let mut offset = transfer.offset_bytes as usize;
+        for vector in vectors {
+            assert!(offset.is_multiple_of(BLOCK) && vector.iov_len.is_multiple_of(BLOCK));
+            // SAFETY: the submitter vouches for the memory until the transfer is reaped.
+            let memory = unsafe {
+                std::slice::from_raw_parts_mut(vector.iov_base.cast::<u8>(), vector.iov_len)
+            };
+            let (first, count) = (offset / BLOCK, memory.len() / BLOCK);
+            if blocks.len() < first + count {
+                blocks.resize(first + count, [0; TAG_BYTES]);
+            }
+            for (tag, block) in
+                blocks[first..first + count].iter_mut().zip(memory.chunks_mut(BLOCK))
+            {
+                if transfer.action == Action::Write {
+                    tag.copy_from_slice(&block[..TAG_BYTES]);
+                    continue;
+                }
+                block[..TAG_BYTES].copy_from_slice(tag);
+                // It may be bounce memory, with what was in it before.
+                if count == 1 {
+                    block[TAG_BYTES..].fill(0);
+                }
+            }
+            offset += vector.iov_len;
+        }
+        (offset - transfer.offset_bytes as usize) as i32
+    }
+}
+
+impl Engine for TagEngine {
+    fn description(&self) -> String {
+        "first bytes of each block".into()
+    }
+
+    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
+        self.disk.event();
+        let token = transfer.token;
+        let done = match transfer.action {
+            Action::Sync => (Reaped { token, result: 0 }, None),
+            // Now, or as late as can be.
+            _ if self.random.one_of(2) => {
+                (Reaped { token, result: self.transfer(&transfer) }, None)
+            }
+            _ => (Reaped { token, result: 0 }, Some(transfer)),
+        };
+        self.done.push(done);
+        Ok(())
+    }
+
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        if self.done.is_empty() && timeout != Some(Duration::ZERO) {
+            // SAFETY: the waker lives as long as this engine.
+            let event = unsafe { BorrowedFd::borrow_raw(self.waker.descriptor()) };
+            let limit = timeout.map_or(PollTimeout::NONE, |timeout| {
+                PollTimeout::try_from(timeout.as_millis() as i32 + 1).unwrap_or(PollTimeout::MAX)
+            });
+            if poll(&mut [PollFd::new(event, PollFlags::POLLIN)], limit) == Ok(1) {
+                nix::unistd::read(event, &mut [0; 8]).unwrap();
+            }
+        }
+        // Completions come in any order, some of them later.
+        let stays = self.random.below(1 + self.done.len() as u64 / 2) as usize;
+        while self.done.len() > stays {
+            let next = self.random.below(self.done.len() as u64) as usize;
+            let (mut result, transfer) = self.done.swap_remove(next);
+            if let Some(transfer) = transfer {
+                result.result = self.transfer(&transfer);
+            }
+            reaped.push(result);
+        }
+        Ok(())
+    }
+
+    fn cancel_all(&mut self) {}
+}

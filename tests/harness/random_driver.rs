@@ -1,0 +1,647 @@
+//! Random operations on an open store, a step at a time: what is submitted, and whether what comes back can be.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::common::Client;
+use super::content::{Arena, Contents, Span};
+use super::ledger::{Chunk, Ledger, Tally};
+use super::plan::{KEYS, Random, Session, key_of, name, namespace, namespaces, quota_bytes};
+
+/// Keys that are used more often than others, and how many of the last ones are.
+const HOT_KEYS: u64 = 48;
+const RECENT_KEYS: usize = 96;
+const MOST_KEYS: u64 = 16;
+/// Steps between two looks at everything.
+const STEPS_PER_CHECK: u64 = 64;
+
+/// What keeps a key from going, as far as this session has done anything for it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Guard {
+    pinned: bool,
+    /// It is certainly held until then.
+    leased_until_ms: u64,
+    /// It does not expire before then.
+    lease_ends_ms: u64,
+}
+
+/// One operation on one key, with what became of it.
+#[derive(Debug)]
+enum Did {
+    Set(Chunk, bool),
+    /// The memory, if it was a hit.
+    Get(u64, Option<Span>),
+    /// Whether it is there, and whether it has a lease then.
+    Exists(bool, bool),
+    Delete,
+    Purge(bool),
+    Pin(bool),
+    Unpin(bool),
+}
+
+/// Batches of a step that are not answered yet.
+enum Waiting {
+    Set(u64, Vec<(usize, u32, Chunk)>),
+    Get(u64, Vec<(usize, u32, Span)>),
+}
+
+pub(crate) struct Driver<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) contents: &'a Contents,
+    pub(crate) arena: &'a mut Arena,
+    pub(crate) session: &'a Session,
+    pub(crate) path: &'a Path,
+    pub(crate) clock: Arc<AtomicU64>,
+    /// Memory may be at any address.
+    pub(crate) shifts: bool,
+    pub(crate) was_killed: &'a dyn Fn() -> bool,
+    pub(crate) random: Random,
+    guards: HashMap<u32, Guard>,
+    recent: Vec<u32>,
+    latest_ms: u64,
+    log: Vec<(u32, Did)>,
+    /// What might be there of each key of the step before it, and when it was used last.
+    before: HashMap<u32, (Vec<Chunk>, u64)>,
+    waiting: Vec<Waiting>,
+    step_bytes: u64,
+}
+
+impl<'a> Driver<'a> {
+    #[expect(clippy::too_many_arguments, reason = "the parts of one session")]
+    pub(crate) fn new(
+        client: &'a Client,
+        ledger: &'a Ledger,
+        contents: &'a Contents,
+        arena: &'a mut Arena,
+        session: &'a Session,
+        path: &'a Path,
+        clock: Arc<AtomicU64>,
+        was_killed: &'a dyn Fn() -> bool,
+    ) -> Self {
+        Self {
+            client,
+            ledger,
+            contents,
+            arena,
+            session,
+            path,
+            clock,
+            shifts: false,
+            was_killed,
+            random: Random::new(session.seed),
+            guards: HashMap::new(),
+            recent: Vec::new(),
+            latest_ms: 0,
+            log: Vec::new(),
+            before: HashMap::new(),
+            waiting: Vec::new(),
+            step_bytes: 0,
+        }
+    }
+
+    /// Looks at the keys of which several chunks may be there, or at all, and notes what is.
+    pub(crate) fn look(&mut self, at_all: bool) -> Result<(), String> {
+        self.latest_ms = self.now_ms();
+        for key in 0..KEYS {
+            let possible = self.ledger.possible(key);
+            if possible.is_empty() || (possible.len() == 1 && !at_all) {
+                continue;
+            }
+            let is_expired = self.is_expired(Guard::default(), self.ledger.last_use_ms(key));
+            self.ledger.begin_use(key, self.now_ms());
+            let mut found = Vec::new();
+            for chunk in &possible {
+                self.arena.reset();
+                let span = self.arena.take(chunk.length, 0).expect("room for one chunk");
+                let buffers = [self.arena.buffer(span)];
+                let connector = &self.client.connector;
+                let future_id =
+                    connector.submit_get(&[name(key)], &buffers, self.arena.keep()).unwrap();
+                if self.client.wait(future_id).results[0] {
+                    let is = |chunk: &&Chunk| self.contents.is(self.arena, span, key, **chunk);
+                    let Some(chunk) = possible.iter().find(is) else {
+                        return Err(format!("'{}': wrong bytes, not {possible:?}", name(key)));
+                    };
+                    found.push(*chunk);
+                }
+            }
+            found.dedup();
+            if found.len() > 1 || (is_expired && !found.is_empty()) {
+                return Err(format!("'{}': {found:?} at once, or expired", name(key)));
+            }
+            if self.is_dead() {
+                return Ok(());
+            }
+            self.ledger.settle(key, &found);
+        }
+        Ok(())
+    }
+
+    /// Works until the session has done its operations, or its process is dead.
+    pub(crate) fn work(&mut self) -> Result<(), String> {
+        let end = self.ledger.tally(Tally::Operations) + self.session.operations;
+        let mut steps = 0;
+        while self.ledger.tally(Tally::Operations) < end {
+            self.step().map_err(|error| format!("step {steps}: {error}"))?;
+            if (self.was_killed)() {
+                return Ok(());
+            }
+            steps += 1;
+            if steps % STEPS_PER_CHECK == 0 {
+                self.check().map_err(|error| format!("after step {steps}: {error}"))?;
+            }
+        }
+        self.check()
+    }
+
+    /// Everything fits together, and the store keeps to what it was given.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let hang = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        loop {
+            let check = self.client.connector.check().map_err(|error| error.to_string())?;
+            if !check.problems.is_empty() {
+                return Err(format!("check() says {:?}", check.problems));
+            }
+            if check.moving_bytes + check.reserved_bytes == 0 {
+                break;
+            }
+            if std::time::Instant::now() > hang {
+                return Err(format!("space leaks, nothing moves: {check:?}"));
+            }
+            std::thread::yield_now();
+        }
+        self.ledger.count(Tally::Checks, 1);
+        let usage = self.client.connector.usage().map_err(|error| error.to_string())?;
+        for (namespace, usage) in &usage {
+            if quota_bytes(namespace).is_some_and(|quota| usage.allocated_bytes > quota) {
+                return Err(format!("namespace '{namespace}' is over its quota: {usage:?}"));
+            }
+        }
+        let stats = self.client.connector.stats();
+        let counter =
+            |name| stats.counters.iter().find(|(other, _)| *other == name).map_or(0, |(_, of)| *of);
+        let wrong = counter("checksum_mismatch") + counter("read_errors") + counter("write_errors");
+        if wrong > 0 || stats.used_bytes > self.session.capacity_bytes {
+            return Err(format!("damage, or too much used: {stats:?}"));
+        }
+        let permille = stats.allocated_bytes * 1000 / self.session.capacity_bytes;
+        self.ledger.note_most(Tally::MostPermille, permille);
+        self.keeps_to_capacity()
+    }
+
+    /// What everything below the store's directory takes, and it as well, is within the capacity.
+    fn keeps_to_capacity(&self) -> Result<(), String> {
+        let on_disk = on_disk_bytes(self.path);
+        self.ledger.note_most(Tally::MostBytes, on_disk);
+        match on_disk <= self.session.capacity_bytes {
+            true => Ok(()),
+            false => Err(format!("{on_disk} bytes on disk of {}", self.session.capacity_bytes)),
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.clock.load(Ordering::SeqCst)
+    }
+
+    fn move_clock(&mut self) {
+        let now = self.now_ms();
+        let then = match self.random.below(1000) {
+            // Somebody sets it: ahead, or back.
+            0 => now + 1000 * self.random.below(100_000),
+            1 => now - 1000 * self.random.below(100_000),
+            2..20 => now + 1000 * self.random.below(30),
+            _ => now + self.random.below(50),
+        };
+        self.clock.store(then, Ordering::SeqCst);
+        self.ledger.store(Tally::ClockMs, then);
+        self.latest_ms = self.latest_ms.max(then);
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        self.move_clock();
+        self.arena.reset();
+        self.step_bytes = 0;
+        for _ in 0..1 + self.random.below(3) {
+            let kind = self.random.below(256);
+            match kind {
+                0..104 => self.set(),
+                104..170 => self.get(),
+                170..200 => self.exists(false),
+                200..214 => self.exists(true),
+                214..232 => self.delete(),
+                232..240 if self.session.has_guards => self.pin()?,
+                240..250 if self.session.has_guards => self.unpin()?,
+                255 if self.random.one_of(8) => self.purge()?,
+                254 if self.random.one_of(4) => self.expire()?,
+                _ => self.get(),
+            }
+        }
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.finish(waiting)?;
+        }
+        let log = std::mem::take(&mut self.log);
+        self.ledger.count(Tally::Operations, log.len() as u64);
+        if (self.was_killed)() {
+            return Ok(());
+        }
+        self.judge(&log)?;
+        self.before.clear();
+        self.keeps_to_capacity()
+    }
+
+    // --- what is done ---
+
+    /// Something is about to be done to a key, for the first time in this step or again.
+    fn note(&mut self, key: u32) {
+        let (ledger, before) = (self.ledger, &mut self.before);
+        before.entry(key).or_insert_with(|| (ledger.possible(key), ledger.last_use_ms(key)));
+    }
+
+    fn some_keys(&mut self) -> Vec<u32> {
+        let count = 1 + self.random.below(MOST_KEYS);
+        let mut keys: Vec<u32> = Vec::new();
+        for _ in 0..count {
+            let key = match self.random.below(8) {
+                0..3 if !self.recent.is_empty() => {
+                    self.recent[self.random.below(self.recent.len() as u64) as usize]
+                }
+                3..5 => self.random.below(HOT_KEYS) as u32,
+                _ => self.random.below(u64::from(KEYS)) as u32,
+            };
+            // A key has room for few chunks at a time.
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        keys
+    }
+
+    fn memory(&mut self, length: u64) -> Option<Span> {
+        // Beside it there must be room for what stays.
+        if self.step_bytes + length > self.session.capacity_bytes / 4 {
+            return None;
+        }
+        let shift = if self.shifts && self.random.one_of(8) { 3 } else { 0 };
+        let span = self.arena.take(length, shift)?;
+        self.step_bytes += length;
+        Some(span)
+    }
+
+    fn is_dead(&self) -> bool {
+        (self.was_killed)()
+    }
+
+    fn set(&mut self) {
+        let (mut keys, mut buffers, mut chunks) = (Vec::new(), Vec::new(), Vec::new());
+        for key in self.some_keys() {
+            self.note(key);
+            let possible = self.ledger.possible(key);
+            let repeats = possible.len() == 1 && self.random.one_of(6);
+            let chunk = if repeats {
+                possible[0]
+            } else {
+                let version = self.ledger.count(Tally::Versions, 1) + 1;
+                Chunk { version, length: self.session.length(&mut self.random, version) }
+            };
+            let Some(span) = self.memory(chunk.length) else { break };
+            self.contents.fill(self.arena, span, key, chunk);
+            self.ledger.begin_set(key, chunk);
+            self.ledger.begin_use(key, self.now_ms());
+            keys.push(name(key));
+            buffers.push(self.arena.buffer(span));
+            chunks.push((self.log.len(), key, chunk));
+            self.log.push((key, Did::Set(chunk, false)));
+            self.remember(key);
+        }
+        let future_id =
+            self.client.connector.submit_set(&keys, &buffers, self.arena.keep()).unwrap();
+        self.waiting.push(Waiting::Set(future_id, chunks));
+    }
+
+    fn remember(&mut self, key: u32) {
+        if self.recent.len() < RECENT_KEYS {
+            self.recent.push(key);
+        } else {
+            let place = self.random.below(RECENT_KEYS as u64) as usize;
+            self.recent[place] = key;
+        }
+    }
+
+    fn get(&mut self) {
+        let (mut keys, mut buffers, mut spans) = (Vec::new(), Vec::new(), Vec::new());
+        for key in self.some_keys() {
+            let latest = self.ledger.possible(key).into_iter().max_by_key(|chunk| chunk.version);
+            let length = latest.map_or(4096, |chunk| chunk.length);
+            let length = if self.random.one_of(50) { length % 70_000 + 1 } else { length };
+            let Some(span) = self.memory(length) else { break };
+            self.note(key);
+            self.ledger.begin_use(key, self.now_ms());
+            keys.push(name(key));
+            buffers.push(self.arena.buffer(span));
+            spans.push((self.log.len(), key, span));
+            self.log.push((key, Did::Get(length, None)));
+        }
+        let future_id =
+            self.client.connector.submit_get(&keys, &buffers, self.arena.keep()).unwrap();
+        self.waiting.push(Waiting::Get(future_id, spans));
+    }
+
+    fn exists(&mut self, is_prefix: bool) {
+        let keys = self.some_keys();
+        let names: Vec<String> = keys.iter().map(|key| name(*key)).collect();
+        let refused = || self.client.counter("leases_refused");
+        // Asking costs more than the operation: not every time.
+        let before = (self.session.has_guards && self.random.one_of(3)).then(refused);
+        let held = if is_prefix {
+            let future_id = self.client.connector.submit_prefix(&names).unwrap();
+            self.client.wait(future_id).results
+        } else {
+            self.client.exists(&names)
+        };
+        let has_lease = before.is_some_and(|before| refused() == before);
+        let count = held.iter().take_while(|held| **held).count();
+        for (number, (key, held)) in keys.into_iter().zip(held).enumerate() {
+            // Behind the first miss nobody looks.
+            if !is_prefix || number <= count {
+                self.note(key);
+                self.log.push((key, Did::Exists(held, has_lease)));
+            } else {
+                assert!(!held, "a prefix with a gap");
+            }
+        }
+    }
+
+    fn delete(&mut self) {
+        let mut keys = self.some_keys();
+        keys.truncate(6);
+        let names: Vec<String> = keys.iter().map(|key| name(*key)).collect();
+        assert!(self.client.delete(&names).iter().all(|deleted| *deleted));
+        for key in keys {
+            self.note(key);
+            if !self.is_dead() {
+                self.ledger.settle(key, &[]);
+            }
+            self.log.push((key, Did::Delete));
+        }
+    }
+
+    fn pin(&mut self) -> Result<(), String> {
+        let keys = self.some_keys();
+        let names: Vec<String> = keys.iter().map(|key| name(*key)).collect();
+        let pinned = self.client.connector.pin(&names).map_err(|error| error.to_string())?;
+        keys.iter().for_each(|key| self.note(*key));
+        self.log.extend(keys.into_iter().zip(pinned.into_iter().map(Did::Pin)));
+        Ok(())
+    }
+
+    fn unpin(&mut self) -> Result<(), String> {
+        let mut keys = self.some_keys();
+        let pinned = self.guards.iter().filter(|(_, guard)| guard.pinned).map(|(key, _)| *key);
+        let mut pinned: Vec<u32> = pinned.collect();
+        // Not in the order of a hash table.
+        pinned.sort_unstable();
+        for key in pinned {
+            if self.random.one_of(3) && !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        let names: Vec<String> = keys.iter().map(|key| name(*key)).collect();
+        let unpinned = self.client.connector.unpin(&names).map_err(|error| error.to_string())?;
+        keys.iter().for_each(|key| self.note(*key));
+        self.log.extend(keys.into_iter().zip(unpinned.into_iter().map(Did::Unpin)));
+        Ok(())
+    }
+
+    fn purge(&mut self) -> Result<(), String> {
+        let all: Vec<&str> = namespaces().collect();
+        let purged_namespace = self.random.choose(&all);
+        let done = self.client.connector.purge(purged_namespace);
+        let done = done.map_err(|error| error.to_string())?;
+        let pinned: Vec<u32> = done.pinned.iter().map(|name| key_of(name)).collect();
+        self.ledger.count(Tally::Purged, done.keys);
+        for key in (0..KEYS).filter(|key| namespace(*key) == purged_namespace) {
+            let stays = pinned.contains(&key);
+            if stays || self.guards.contains_key(&key) || self.before.contains_key(&key) {
+                self.note(key);
+                self.log.push((key, Did::Purge(stays)));
+            }
+            if !stays && !self.is_dead() {
+                self.ledger.settle(key, &[]);
+            }
+        }
+        let listed = self.list(purged_namespace)?;
+        match listed.iter().find(|key| !pinned.contains(key)) {
+            Some(key) => Err(format!("'{}' is listed after a purge", name(*key))),
+            None => Ok(()),
+        }
+    }
+
+    /// Keys of a namespace that are held.
+    fn list(&self, of: &str) -> Result<Vec<u32>, String> {
+        let (mut listed, mut cursor) = (Vec::new(), Some(0));
+        while let Some(from) = cursor {
+            let (keys, next) =
+                self.client.connector.keys(of, from, 100).map_err(|error| error.to_string())?;
+            let held = keys.iter().filter(|(_, state)| *state == kvring::KeyState::Held);
+            listed.extend(held.map(|(name, _)| key_of(name)));
+            cursor = next;
+        }
+        match listed.iter().find(|key| namespace(**key) != of) {
+            Some(key) => Err(format!("'{}' is listed in namespace '{of}'", name(*key))),
+            None => Ok(listed),
+        }
+    }
+
+    fn expire(&mut self) -> Result<(), String> {
+        let expired = self.client.connector.expire().map_err(|error| error.to_string())?;
+        self.ledger.count(Tally::Expired, expired);
+        // What is written meanwhile may be used meanwhile.
+        if !self.waiting.is_empty() {
+            return Ok(());
+        }
+        for of in namespaces() {
+            for key in self.list(of)? {
+                let guard = self.guards.get(&key).copied().unwrap_or_default();
+                if self.is_expired(guard, self.ledger.last_use_ms(key)) && !self.is_dead() {
+                    return Err(format!("'{}' is listed after it has expired", name(key)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, waiting: Waiting) -> Result<(), String> {
+        match waiting {
+            Waiting::Set(future_id, chunks) => {
+                let completion = self.client.wait(future_id);
+                let known = completion.error.starts_with("store full")
+                    || completion.error.starts_with("no room for");
+                if completion.ok == completion.results.contains(&false) || !(completion.ok || known)
+                {
+                    return Err(format!("a SET says '{}'", completion.error));
+                }
+                for ((place, key, chunk), stored) in chunks.into_iter().zip(completion.results) {
+                    self.ledger.count(Tally::Sets, 1);
+                    self.ledger.count(Tally::SetsFailed, u64::from(!stored));
+                    // Nothing is in the way but what is being loaded or written, here and there.
+                    let has_room =
+                        !self.session.has_guards && quota_bytes(namespace(key)).is_none();
+                    self.ledger.count(Tally::Unplaced, u64::from(has_room && !stored));
+                    self.log[place].1 = Did::Set(chunk, stored);
+                }
+            }
+            Waiting::Get(future_id, spans) => {
+                let completion = self.client.wait(future_id);
+                if !completion.ok {
+                    return Err(format!("a GET says '{}'", completion.error));
+                }
+                for ((place, _, span), hit) in spans.into_iter().zip(completion.results) {
+                    self.ledger.count(if hit { Tally::GetHits } else { Tally::GetMisses }, 1);
+                    self.log[place].1 = Did::Get(span.length as u64, hit.then_some(span));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // --- whether it can be ---
+
+    fn is_expired(&self, guard: Guard, last_use_ms: u64) -> bool {
+        let now = self.now_ms();
+        self.session.ttl.is_some_and(|ttl| last_use_ms + ttl.as_millis() as u64 <= now)
+            && !guard.pinned
+            && guard.lease_ends_ms <= now
+    }
+
+    /// Goes over what was done to each key, in order, and says what does not fit.
+    fn judge(&mut self, log: &[(u32, Did)]) -> Result<(), String> {
+        let mut by_key: BTreeMap<u32, Vec<&Did>> = BTreeMap::new();
+        for (key, did) in log {
+            by_key.entry(*key).or_default().push(did);
+        }
+        for (key, all) in by_key {
+            self.judge_key(key, &all).map_err(|error| {
+                let guard = self.guards.get(&key);
+                let (now, used) = (self.now_ms(), self.ledger.last_use_ms(key));
+                format!("'{}': {error}; {all:?}; {guard:?}, now {now}, used {used}", name(key))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn judge_key(&mut self, key: u32, all: &[&Did]) -> Result<(), String> {
+        let now = self.now_ms();
+        let (before, mut last_use_ms) = self.before.remove(&key).expect("a key of this step");
+        let (mut may_be, mut was_set) = (before.clone(), false);
+        let mut guard = self.guards.get(&key).copied().unwrap_or_default();
+        for did in all {
+            let is_expired = !was_set && self.is_expired(guard, last_use_ms);
+            let must_be = guard.pinned || guard.leased_until_ms > self.latest_ms;
+            match did {
+                Did::Set(chunk, stored) => {
+                    was_set = true;
+                    if *stored {
+                        may_be = vec![*chunk];
+                        last_use_ms = now;
+                    }
+                }
+                Did::Get(length, Some(span)) => {
+                    let found = may_be
+                        .iter()
+                        .find(|chunk| self.contents.is(self.arena, *span, key, **chunk));
+                    if found.is_none() {
+                        return Err(format!(
+                            "wrong bytes of length {length}; it may be {may_be:?}"
+                        ));
+                    }
+                    if is_expired {
+                        return Err("a hit after it had expired".into());
+                    }
+                    last_use_ms = now;
+                }
+                Did::Get(length, None) => {
+                    let is_it = may_be.len() == 1 && may_be[0].length == *length;
+                    if must_be && is_it {
+                        return Err("a miss, though it is pinned or leased".into());
+                    }
+                }
+                Did::Exists(true, has_lease) => {
+                    if may_be.is_empty() || is_expired {
+                        return Err(format!("it exists, and may be {may_be:?}"));
+                    }
+                    if self.session.lease_s > 0 {
+                        let lease_s = u64::from(self.session.lease_s);
+                        let ends = (now / 1000 + lease_s + 1) * 1000;
+                        guard.lease_ends_ms = guard.lease_ends_ms.max(ends);
+                        if *has_lease {
+                            guard.leased_until_ms = guard.leased_until_ms.max(now + lease_s * 1000);
+                        }
+                    }
+                }
+                Did::Exists(false, _) if must_be => {
+                    return Err("it does not exist, though it is pinned or leased".into());
+                }
+                Did::Exists(false, _) => {}
+                Did::Delete => {
+                    (may_be, guard) = (Vec::new(), Guard::default());
+                }
+                Did::Purge(true) => {
+                    if !guard.pinned {
+                        return Err("a purge says that it is pinned".into());
+                    }
+                    // What was being written is not held, unless it was through.
+                    may_be.extend(before.iter().copied());
+                }
+                Did::Purge(false) => {
+                    if guard.pinned {
+                        return Err("a purge took it, though it is pinned".into());
+                    }
+                    (may_be, guard) = (Vec::new(), Guard::default());
+                }
+                Did::Pin(true) => {
+                    if may_be.is_empty() || is_expired {
+                        return Err(format!("it was pinned, and may be {may_be:?}"));
+                    }
+                    guard.pinned = true;
+                }
+                Did::Pin(false) => {
+                    if must_be && guard.pinned {
+                        return Err("it is not pinned any more".into());
+                    }
+                }
+                Did::Unpin(was_pinned) => {
+                    if *was_pinned != guard.pinned {
+                        return Err("it was pinned, or not, without anybody's doing so".into());
+                    }
+                    guard.pinned = false;
+                }
+            }
+        }
+        // Also one that has ended: the clock may be set back.
+        if guard.pinned || guard.lease_ends_ms > 0 {
+            self.guards.insert(key, guard);
+        } else {
+            self.guards.remove(&key);
+        }
+        self.ledger.count(Tally::Guarded, u64::from(guard.pinned || guard.leased_until_ms > now));
+        self.ledger.settle(key, &may_be);
+        self.ledger.end_use(key, last_use_ms);
+        Ok(())
+    }
+}
+
+/// What a directory and everything in it takes: by length, or by blocks, whichever is more.
+pub(crate) fn on_disk_bytes(directory: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let size = |metadata: std::fs::Metadata| {
+        let blocks = metadata.blocks() * 512;
+        if metadata.is_dir() { blocks } else { blocks.max(metadata.len()) }
+    };
+    let own = std::fs::metadata(directory).map_or(0, size);
+    let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    // One that goes away meanwhile takes nothing.
+    own + files.filter_map(|file| file.metadata().ok()).map(size).sum::<u64>()
+}

@@ -1,0 +1,190 @@
+//! What a seed stands for: sessions with settings of their own, and the chunks that are stored in them.
+
+use std::time::Duration;
+
+use kvring::{Admission, BLOCK_BYTES, Config, Durability, Eviction};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const SHORTEST: u64 = 1 << 10;
+pub(crate) const LONGEST: u64 = 4 << 20;
+pub(crate) const KEYS: u32 = 4096;
+
+/// Namespaces, by the number of a key: two have a quota, two are of keys that are not of LMCache's form.
+const NAMESPACES: [&str; 6] = ["large/model", "large/model@salt", "small", "small@tenant", "", ""];
+const QUOTAS: [(&str, u64); 2] = [("small", 12 * MIB), ("small@tenant", 5 * MIB)];
+/// Of this many keys without a namespace one is long: its record is a chain.
+const LONG_KEYS: u32 = 16;
+
+/// Choices by a seed, the same on every machine.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        // The first numbers of neighbouring seeds are alike.
+        for _ in 0..4 {
+            random.below(2);
+        }
+        random
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % limit
+    }
+
+    pub(crate) fn one_of(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+
+    pub(crate) fn choose<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// The namespace of a key.
+pub(crate) fn namespace(key: u32) -> &'static str {
+    NAMESPACES[key as usize % NAMESPACES.len()]
+}
+
+pub(crate) fn namespaces() -> impl Iterator<Item = &'static str> {
+    NAMESPACES[..NAMESPACES.len() - 1].iter().copied()
+}
+
+pub(crate) fn quota_bytes(namespace: &str) -> Option<u64> {
+    QUOTAS.iter().find(|(name, _)| *name == namespace).map(|(_, bytes)| *bytes)
+}
+
+/// How a key is spelt.
+pub(crate) fn name(key: u32) -> String {
+    let (model, salt) = namespace(key).split_once('@').unwrap_or((namespace(key), ""));
+    match (model, salt) {
+        ("", _) if (key / NAMESPACES.len() as u32).is_multiple_of(LONG_KEYS) => {
+            format!("{key:0>1000}")
+        }
+        ("", _) => format!("key-{key}"),
+        (model, "") => format!("{model}@00000001@0@{key:064x}"),
+        (model, salt) => format!("{model}@00000001@0@{key:064x}@{salt}"),
+    }
+}
+
+/// The key spelt so.
+pub(crate) fn key_of(name: &str) -> u32 {
+    let mut fields = name.split('@');
+    let last = match fields.nth(3) {
+        Some(hash) => u32::from_str_radix(hash.trim_start_matches('0'), 16),
+        None => name.trim_start_matches("key-").trim_start_matches('0').parse(),
+    };
+    // What is all zeros is key 0.
+    last.unwrap_or(0)
+}
+
+/// Which lengths the chunks of a session have.
+#[derive(Clone, Copy, Debug)]
+enum Mix {
+    /// As many between 1 and 2 KiB as between 2 and 4 MiB.
+    LogUniform,
+    /// Eight lengths, of which others are frequent as time goes by.
+    Drifting,
+    /// Any number of blocks with the same likelihood.
+    Blocks,
+    /// Up to 16 KiB.
+    Short,
+}
+
+const DRIFTING_BYTES: [u64; 8] =
+    [1 << 10, 4 << 10, 12_345, 40 << 10, 100_000, 300 << 10, 1 << 20, 4 << 20];
+/// SETs in which one length is the most frequent.
+const DRIFT: u64 = 3_000;
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Close,
+    Kill,
+}
+
+/// A session as the seed has it.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) seed: u64,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) eviction: Eviction,
+    pub(crate) durability: Durability,
+    pub(crate) watermarks: (f64, f64),
+    pub(crate) lease_s: u32,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) second_use: bool,
+    /// Keys are pinned and leased.
+    pub(crate) has_guards: bool,
+    mix: Mix,
+    pub(crate) operations: u64,
+    pub(crate) end: End,
+}
+
+impl Session {
+    /// Session `number` of a store whose usual capacity is this.
+    pub(crate) fn new(seed: u64, number: u64, capacity_bytes: u64) -> Self {
+        let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
+        let mut random = Random::new(seed);
+        // Where a SET may complete without storing, what was held of its key goes, whoever guards it.
+        let second_use = random.one_of(8);
+        let has_guards = !second_use && !random.one_of(3);
+        let hour = Duration::from_secs(3600);
+        Self {
+            seed,
+            capacity_bytes: random.choose(&[
+                capacity_bytes,
+                capacity_bytes,
+                capacity_bytes / 2,
+                capacity_bytes * 2,
+            ]),
+            eviction: random.choose(&Eviction::ALL),
+            durability: random.choose(&[Durability::BestEffort, Durability::Persistent]),
+            watermarks: random.choose(&[(0.96, 0.98), (1.0, 1.0), (0.8, 0.9)]),
+            lease_s: if has_guards { random.choose(&[1, 10, 60]) } else { 0 },
+            ttl: random.choose(&[None, Some(hour / 60), Some(hour), Some(hour * 24)]),
+            second_use,
+            has_guards,
+            mix: random.choose(&[
+                Mix::LogUniform,
+                Mix::LogUniform,
+                Mix::Drifting,
+                Mix::Drifting,
+                Mix::Blocks,
+                Mix::Short,
+            ]),
+            operations: 500 + random.below(8_000),
+            end: random.choose(&[End::Close, End::Kill]),
+        }
+    }
+
+    pub(crate) fn apply(&self, config: &mut Config) {
+        config.eviction = self.eviction;
+        config.durability = self.durability;
+        (config.low_watermark, config.high_watermark) = self.watermarks;
+        config.lease_s = self.lease_s;
+        config.ttl = self.ttl;
+        config.quotas = QUOTAS.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec();
+        config.admission = if self.second_use { Admission::SecondUse } else { Admission::Always };
+    }
+
+    /// Length of the chunk of SET `version`.
+    pub(crate) fn length(&self, random: &mut Random, version: u64) -> u64 {
+        match self.mix {
+            Mix::LogUniform => {
+                let octave = SHORTEST << random.below(12);
+                octave + random.below(octave + 1)
+            }
+            Mix::Drifting => {
+                let favourite = version / DRIFT;
+                let step = if random.one_of(3) { random.below(8) } else { random.below(2) };
+                DRIFTING_BYTES[((favourite + step) % 8) as usize]
+            }
+            Mix::Blocks => (1 + random.below(LONGEST / BLOCK_BYTES)) * BLOCK_BYTES,
+            Mix::Short => SHORTEST + random.below(15 << 10),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+"""LMCache's own L2 eviction on top of kvring's: both come down, neither goes round in circles."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.adapter_spec import AdapterSpec
+from demo.lmcache_command import lmcache_environment
+from tests.python.conftest import disk_bytes, most_disk_bytes
+
+pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
+
+from lmcache.v1.distributed.storage_controllers.eviction_controller import (
+    L2AdapterEvictionState,
+    L2EvictionController,
+)
+
+from tests.python.lmcache import eviction_worker
+from tests.python.lmcache.adapter_driver import AdapterDriver, make_key, random_bytes
+from tests.python.lmcache.conftest import ADAPTER_NAME
+
+pytestmark = [
+    pytest.mark.lmcache,
+    pytest.mark.skipif(ADAPTER_NAME != "kvring", reason="only kvring has an eviction of its own"),
+]
+
+MIB = 1 << 20
+GIB = 1 << 30
+KVRING_BYTES = 64 * MIB
+OPERATION_COUNT = 100_000
+BATCH_KEYS = 100
+KEY_COUNT = 20_000
+WATERMARK = 0.8
+PROCESS_DEADLINE_S = 400.0
+STORED_BYTES = 10 * GIB
+
+
+def with_l2_eviction(spec: AdapterSpec, max_capacity_gb: float) -> AdapterSpec:
+    """Switch LMCache's own eviction on."""
+    eviction = {"eviction_policy": "LRU", "trigger_watermark": WATERMARK, "eviction_ratio": 0.2}
+    return {**spec, "max_capacity_gb": max_capacity_gb, "eviction": eviction}
+
+
+class EvictingDriver(AdapterDriver):
+    """An adapter with LMCache's eviction, whose passes the test starts."""
+
+    def __init__(self, spec: AdapterSpec) -> None:
+        """Create the adapter and its controller from one specification, as LMCache does."""
+        super().__init__(spec)
+        assert self.config.eviction_config is not None
+        self.state = L2AdapterEvictionState(0, self.adapter, self.config.eviction_config)
+        self.controller = L2EvictionController([self.state])
+
+    def usage(self) -> float:
+        """Return LMCache's account of how full the adapter is."""
+        return float(self.adapter.get_usage().usage_fraction)
+
+    def evict(self) -> None:
+        """Let LMCache look once, as it does every second."""
+        self.controller._check_and_evict(self.state)
+
+    def stats(self) -> dict[str, Any]:
+        """Return kvring's counters."""
+        stats: dict[str, Any] = self.adapter._client.stats()
+        return stats
+
+    def assert_sound(self) -> None:
+        """Each delete was answered True, and brought LMCache's account down."""
+        stats = self.stats()
+        assert stats["deleted"] + stats["delete_absent"] == len(self.listener.deleted)
+        assert self.adapter._client.check()["problems"] == []
+
+
+@pytest.fixture
+def driver(make_spec: Callable[..., AdapterSpec]) -> Iterator[EvictingDriver]:
+    """LMCache counts up to 128 MiB, kvring holds half of that."""
+    driver = EvictingDriver(with_l2_eviction(make_spec(str(KVRING_BYTES), lease_s=0), 0.125))
+    yield driver
+    driver.close()
+
+
+def test_deletes_of_what_kvring_has_evicted_bring_the_account_down(driver: EvictingDriver) -> None:
+    chunk_bytes = 256 << 10
+    keys = [make_key(number) for number in range(480)]
+    content = random_bytes(chunk_bytes, 1)
+    for first in range(0, len(keys), 32):
+        assert driver.store(keys[first : first + 32], [content] * 32)
+    assert driver.usage() == len(keys) * chunk_bytes / (128 * MIB)
+    assert driver.stats()["evicted"] > 200
+    passes = 0
+    while driver.usage() >= WATERMARK:
+        before = driver.usage()
+        driver.evict()
+        assert driver.usage() < before
+        passes += 1
+    assert passes <= 2
+    assert driver.stats()["delete_absent"] > 50
+    assert len(set(driver.listener.deleted)) == len(driver.listener.deleted)
+    driver.assert_sound()
+    # Nothing is chosen again.
+    deleted = len(driver.listener.deleted)
+    driver.evict()
+    assert len(driver.listener.deleted) == deleted
+
+
+def test_a_hundred_thousand_operations(driver: EvictingDriver, data_directory: Path) -> None:
+    """Stores, lookups, loads and LMCache's deletes: no livelock, and nothing grows."""
+    choose = random.Random(1)
+    contents = [random_bytes(choose.choice([4096, 9000, 20_000]), seed) for seed in range(50)]
+    store_directory = data_directory / "store"
+    operations = hits = 0
+    while operations < OPERATION_COUNT:
+        numbers = choose.sample(range(KEY_COUNT), BATCH_KEYS)
+        keys = [make_key(number) for number in numbers]
+        kind = choose.choice(["store", "store", "lookup", "load"])
+        if kind == "store":
+            assert driver.store(keys, [contents[number % 50] for number in numbers])
+        elif kind == "lookup":
+            driver.lookup(keys)
+        else:
+            sizes = [len(contents[number % 50]) for number in numbers]
+            loaded = driver.load_bytes(keys, sizes)
+            hits += sum(one is not None for one in loaded)
+            for number, one in zip(numbers, loaded, strict=True):
+                assert one in (None, contents[number % 50])
+        operations += BATCH_KEYS
+        if operations % 2000 == 0:
+            driver.evict()
+            assert disk_bytes(store_directory) <= KVRING_BYTES
+            assert driver.usage() < WATERMARK + 0.3
+            assert len(driver.adapter._key_sizes) <= KEY_COUNT
+    assert hits > 1000
+    assert driver.stats()["evicted"] > 1000
+    assert len(driver.listener.deleted) > 1000
+    driver.assert_sound()
+    assert driver.adapter._pending_ops == {}
+
+
+def run_worker(first: int, count: int, spec: AdapterSpec) -> dict[str, int]:
+    finished = subprocess.run(
+        [sys.executable, eviction_worker.__file__, str(first), str(count), json.dumps(spec)],
+        env=lmcache_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_DEADLINE_S,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    counts: dict[str, int] = json.loads(finished.stdout.splitlines()[-1])
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_times_the_capacity_with_a_restart_in_the_middle(
+    make_spec: Callable[..., AdapterSpec], data_directory: Path
+) -> None:
+    spec = with_l2_eviction(make_spec("1GiB"), 1.5)
+    store_directory = data_directory / "store"
+    store_directory.mkdir(parents=True)
+    half = STORED_BYTES // eviction_worker.CHUNK_BYTES // 2
+    with most_disk_bytes(store_directory) as most:
+        lives = [run_worker(first, half, spec) for first in (0, half)]
+    assert GIB * 3 // 4 < most[0] <= GIB
+    assert lives[0]["held_at_start"] == 0
+    assert lives[1]["held_at_start"] > 0
+    # What the first process stored last is loaded by the second.
+    assert lives[1]["hits_of_before"] > 0
+    for counts in lives:
+        assert (counts["stored"], counts["failed"]) == (half, 0)
+        assert counts["right"] == counts["hits"] > 0
+        assert counts["evicted"] > 0
+        assert counts["deletes"] == counts["notified"] > 0
+        assert counts["deletes_of_what_was_gone"] > 0
+        assert counts["most_often"] == 1

@@ -1,0 +1,143 @@
+"""counters(): what operators watch. docs/operations.md explains each."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.python.conftest import MIB, REPOSITORY, Client, make_key, pattern
+
+OPERATIONS = REPOSITORY / "docs" / "operations.md"
+CONTENT = pattern(MIB, 1)
+GROUPS = ("storage", "writer", "lookup")
+
+
+def documented() -> dict[str, dict[str, str]]:
+    """Return the units of all counters by group, as the tables in the document tell."""
+    text = OPERATIONS.read_text(encoding="utf-8")
+    tables: dict[str, dict[str, str]] = {}
+    for group in GROUPS:
+        _, found, rest = text.partition(f"### Group `{group}`\n")
+        assert found, f"docs/operations.md has no table of the group {group}"
+        rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", rest.partition("\n#")[0], re.M)
+        tables[group] = dict(rows)
+        assert len(rows) == len(tables[group]), "a counter is documented twice"
+    return tables
+
+
+def test_every_counter_is_documented_with_its_unit(client: Client) -> None:
+    counters = client.connector.counters()
+    assert tuple(counters) == GROUPS
+    for group, units in documented().items():
+        assert list(units) == list(counters[group])
+        for name, unit in units.items():
+            assert unit == ("bytes" if name.endswith("_bytes") else unit)
+            assert unit in ("bytes", "keys", "chunks", "records", "writes", "lookups")
+
+
+def test_every_statistic_is_documented(client: Client) -> None:
+    text = OPERATIONS.read_text(encoding="utf-8")
+    architecture = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = (REPOSITORY / "src" / "stats.rs").read_text(encoding="utf-8")
+    for name in client.connector.stats():
+        is_latency = re.fullmatch(r"(get|set|delete)_(wait|device|total)_us_\w+", name)
+        is_counter = re.search(rf"^    {name},$", source, re.M)
+        assert is_latency or is_counter or f"`{name}`" in text + architecture, name
+
+
+def test_groups_merge_without_a_clash(client: Client) -> None:
+    counters = client.connector.counters()
+    names = Counter(name for group in counters.values() for name in group)
+    assert max(names.values()) == 1
+    assert all(type(value) is int for group in counters.values() for value in group.values())
+    # Nor do they clash with those of stats().
+    assert not names.keys() & client.connector.stats().keys()
+
+
+def test_groups_count_what_happens(open_client: Callable[..., Client]) -> None:
+    client = open_client(32 * MIB, quotas={"small": "1MiB"})
+    keys = [make_key(number) for number in range(40)]
+    client.store(dict.fromkeys(keys, CONTENT))
+    client.store(dict.fromkeys(keys[-1:], CONTENT))
+    assert not client.set(["small@0@0@0"], [pattern(2 * MIB, 1)]).ok
+    client.exists([*keys[-3:], "none"])
+    client.get([keys[-1], "none"], [bytearray(MIB), bytearray(1)])
+    groups = client.connector.counters()
+    storage, writer, lookup = (groups[group] for group in GROUPS)
+    stats = client.connector.stats()
+    assert storage == {
+        "ssd_save_success": 40,
+        "ssd_save_fail": 1,
+        "ssd_save_dedup_skip": 1,
+        "ssd_save_not_admitted": 0,
+        "ssd_stale_index_cleaned": 0,
+        "ssd_hash_collision_detected": 0,
+        "ssd_evicted": stats["evicted"],
+        "ssd_evicted_bytes": stats["evicted"] * MIB,
+        "ssd_expired": 0,
+        "ssd_expired_bytes": 0,
+        "ssd_written_bytes": 40 * MIB,
+        "ssd_read_bytes": MIB,
+        "ssd_used_bytes": stats["used_bytes"],
+        "ssd_capacity_bytes": 32 * MIB,
+    }
+    assert stats["evicted"] >= 9
+    assert writer == {
+        "writer_enqueue_total": 42,
+        "writer_enqueue_dedup_skip": 0,
+        "writer_save_success": 40,
+        "writer_save_fail": 1,
+        "writer_queue_full": 0,
+        "writer_retry_attempts": 0,
+        "writer_retry_final_fail": 0,
+    }
+    assert (lookup["kv_lookup_hits"], lookup["kv_lookup_miss"]) == (3, 1)
+    assert (lookup["kv_promote_hits"], lookup["kv_promote_fail"]) == (1, 1)
+
+
+def test_hits_that_a_larger_store_would_have_had(open_client: Callable[..., Client]) -> None:
+    """By how much was evicted since a key was: half of the capacity, or all of it."""
+    client = open_client(32 * MIB, lease_s=0)
+    first = make_key(0)
+    client.store({first: CONTENT})
+    number = 0
+
+    def store_until(reached: Callable[[], bool]) -> None:
+        nonlocal number
+        while not reached():
+            number += 1
+            client.store({make_key(number): CONTENT})
+
+    def would_hit() -> tuple[int, int]:
+        """Ask for the first key, and return what that adds to both."""
+        before = client.connector.counters()["lookup"]
+        assert client.exists([first]) == [False]
+        after = client.connector.counters()["lookup"]
+        names = ("kv_lookup_would_hit_at_1_5x", "kv_lookup_would_hit_at_2x")
+        assert client.stat("would_hit_at_2x") == after[names[1]]
+        return after[names[0]] - before[names[0]], after[names[1]] - before[names[1]]
+
+    client.exists([make_key(0, "never was there")])
+    assert client.stat("would_hit_at_2x") == 0
+    store_until(lambda: client.stat("evicted") >= 8 and client.exists([first]) == [False])
+    evicted = client.stat("evicted")
+    assert would_hit() == (1, 1)
+    store_until(lambda: client.stat("evicted") > evicted + 20)
+    assert client.stat("evicted") < evicted + 30
+    assert would_hit() == (0, 1)
+    store_until(lambda: client.stat("evicted") > evicted + 36)
+    assert would_hit() == (0, 0)
+    # GET asks too.
+    last = make_key(number - 29)
+    store_until(lambda: client.exists([last]) == [False])
+    before = client.stat("would_hit_at_2x")
+    assert client.load(last, MIB) is None
+    assert client.stat("would_hit_at_2x") == before + 1
+
+
+@pytest.mark.parametrize("name", ["stats", "counters"])
+def test_they_can_be_asked_after_close(client: Client, name: str) -> None:
+    client.store({"key": b"content"})
+    client.connector.close()
+    assert "1" in str(getattr(client.connector, name)())

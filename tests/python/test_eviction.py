@@ -1,0 +1,168 @@
+"""Who goes when room is needed, and that room is made ahead of need."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import kvring
+from tests.python.conftest import KIB, MIB, Client, make_key, pattern, run_child
+
+CAPACITY_BYTES = 16 * MIB
+CHUNK_BYTES = 256 * KIB
+CONTENT = pattern(CHUNK_BYTES, 1)
+# About as many chunks as fit.
+ROOM_CHUNKS = 56
+GROUP_CHUNKS = 10
+# Stored first and used often, stored then and used once, stored last and not used.
+OFTEN = [make_key(number) for number in range(GROUP_CHUNKS)]
+ONCE = [make_key(100 + number) for number in range(GROUP_CHUNKS)]
+NEVER = [make_key(200 + number) for number in range(GROUP_CHUNKS)]
+LATER = [make_key(300 + number) for number in range(ROOM_CHUNKS - 10)]
+
+
+class Outcome(NamedTuple):
+    """Which share of a group is still held: at least, at most."""
+
+    often: tuple[float, float]
+    once: tuple[float, float]
+    never: tuple[float, float]
+    later: tuple[float, float]
+
+
+ALL = (1.0, 1.0)
+MOST = (0.6, 1.0)
+SOME = (0.3, 0.9)
+FEW = (0.0, 0.4)
+NONE = (0.0, 0.0)
+
+# What is left when a part of the store had to go. Among those that go first, places decide as
+# well: so not to a chunk.
+OUTCOMES = {
+    "lru": Outcome(often=FEW, once=MOST, never=NONE, later=ALL),
+    "lfu": Outcome(often=ALL, once=MOST, never=FEW, later=SOME),
+    "fifo": Outcome(often=NONE, once=FEW, never=MOST, later=ALL),
+    "mru": Outcome(often=ALL, once=MOST, never=ALL, later=SOME),
+    "s3fifo": Outcome(often=ALL, once=ALL, never=NONE, later=SOME),
+}
+
+
+def store_each(client: Client, keys: list[str]) -> None:
+    """Store chunks one after the other, so that their order is known."""
+    for key in keys:
+        client.store({key: CONTENT})
+
+
+def store_and_use(client: Client) -> None:
+    store_each(client, OFTEN + ONCE + NEVER)
+    for key in OFTEN * 3 + ONCE:
+        assert client.load(key, CHUNK_BYTES) == CONTENT
+    assert client.stat("evicted") == 0
+
+
+def store_use_and_die(directory: str, eviction: str) -> None:
+    store_and_use(Client(kvring.Connector(directory, CAPACITY_BYTES, eviction=eviction)))
+    os._exit(0)
+
+
+@pytest.mark.parametrize("restart", ["no restart", "close", "death"])
+@pytest.mark.parametrize("eviction", OUTCOMES)
+def test_who_goes(
+    open_client: Callable[..., Client], store_directory: Path, eviction: str, restart: str
+) -> None:
+    """When and how often chunks were used is known after a restart too."""
+    if restart == "death":
+        ended = run_child(store_use_and_die, str(store_directory), eviction)
+        assert (ended.returncode, ended.stderr) == (0, "")
+    else:
+        client = open_client(CAPACITY_BYTES, eviction=eviction)
+        store_and_use(client)
+        if restart == "close":
+            client.connector.close()
+    if restart != "no restart":
+        client = open_client(CAPACITY_BYTES, eviction=eviction)
+    store_each(client, LATER)
+    held = {
+        group: sum(client.exists(keys)) / len(keys)
+        for group, keys in (("often", OFTEN), ("once", ONCE), ("never", NEVER), ("later", LATER))
+    }
+    assert client.stat("evicted") > ROOM_CHUNKS // 3
+    expected = OUTCOMES[eviction]._asdict()
+    if eviction == "s3fifo" and restart != "no restart":
+        # A new life begins with the latest tenth in the small queue; the rest has got past it.
+        expected["never"] = (0.0, 1.0)
+    wrong = {
+        group: share
+        for group, share in held.items()
+        if not expected[group][0] <= share <= expected[group][1]
+    }
+    assert not wrong, f"{held}, expected {expected}"
+
+
+def test_what_comes_back_soon_was_remembered(open_client: Callable[..., Client]) -> None:
+    """S3-FIFO: a key that went not long ago skips the small queue, and survives what is new."""
+    client = open_client(CAPACITY_BYTES, eviction="s3fifo")
+    store_each(client, NEVER + LATER + [make_key(500 + number) for number in range(20)])
+    assert client.exists(NEVER) == [False] * GROUP_CHUNKS
+    store_each(client, NEVER)
+    store_each(client, [make_key(400 + number) for number in range(ROOM_CHUNKS)])
+    assert sum(client.exists(NEVER)) > GROUP_CHUNKS // 2
+    assert sum(client.exists(LATER)) < GROUP_CHUNKS // 2
+
+
+def data_bytes(directory: Path) -> int:
+    """Return the length of all data files."""
+    return sum(path.stat().st_size for path in directory.glob("data-*"))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.96, 0.98), (0.6, 0.75)])
+def test_room_is_made_ahead_of_need(
+    open_client: Callable[..., Client], store_directory: Path, low: float, high: float
+) -> None:
+    """A store that is given the time never evicts in the way of a SET."""
+    client = open_client(CAPACITY_BYTES, low_watermark=low, high_watermark=high)
+
+    def share() -> float:
+        return client.stat("allocated_bytes") / data_bytes(store_directory)
+
+    for number in range(8 * ROOM_CHUNKS):
+        before = client.stat("evicted")
+        client.store({make_key(number): CONTENT[: 64 * KIB]})
+        # Down to the one once it is above the other.
+        client.wait_until(lambda: share() <= high)
+        if client.stat("evicted") > before:
+            client.wait_until(lambda: share() <= low)
+    assert client.stat("evicted") > ROOM_CHUNKS
+    assert client.stat("evicted_in_the_way") == 0
+    assert low - 0.15 < share() <= high
+
+
+def test_without_watermarks_a_set_makes_room_itself(open_client: Callable[..., Client]) -> None:
+    client = open_client(CAPACITY_BYTES, low_watermark=1, high_watermark=1)
+    for number in range(2 * ROOM_CHUNKS):
+        client.store({make_key(number): CONTENT})
+    assert client.stat("evicted") >= client.stat("evicted_in_the_way") > ROOM_CHUNKS // 2
+
+
+def test_a_chunk_that_is_read_stays_until_it_was_read(open_client: Callable[..., Client]) -> None:
+    """Loads under way return what was stored although their keys go meanwhile."""
+    client = open_client(CAPACITY_BYTES, eviction="fifo")
+    contents = {make_key(seed): pattern(CHUNK_BYTES, seed) for seed in range(40)}
+    client.store(contents)
+    loads = []
+    for round_number in range(20):
+        memory = [bytearray(CHUNK_BYTES) for _ in contents]
+        loads.append((client.connector.submit_batch_get(list(contents), list(memory)), memory))
+        new = {make_key(1000 * round_number + number, "new"): CONTENT for number in range(10)}
+        client.wait(client.connector.submit_batch_set(list(new), list(new.values())))
+    hits = 0
+    for future_id, memory in loads:
+        completion = client.wait(future_id)
+        assert completion.ok
+        for hit, loaded, content in zip(completion.results, memory, contents.values(), strict=True):
+            assert loaded == (content if hit else bytes(CHUNK_BYTES))
+            hits += hit
+    assert 0 < hits < len(loads) * len(contents)
+    assert client.stat("checksum_mismatch") == 0

@@ -1,0 +1,228 @@
+"""The simulation of eviction: traces to follow by hand, and the same outcome every time."""
+
+import json
+import lzma
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches.eviction.page import page_lines, verdict, write_page
+from benches.eviction.plots import RANKING
+from benches.eviction.results import (
+    BYTES,
+    CHUNKS,
+    EIGHT_SIZES,
+    LRU,
+    ONE_SIZE,
+    PLAIN,
+    PREFIX,
+    S3FIFO,
+    Rank,
+    Results,
+    Setting,
+)
+from benches.eviction.simulation import Document, simulate
+from benches.eviction.tables import WITHOUT_GHOST
+from benches.eviction.traces import PUBLIC_TRACES, TraceError, convert, find
+
+# Half of all chunks are two, and eight in the last one, for which memory has one.
+BY_HAND = {
+    "uses": "0\n1\n0\n2\n0\n3\n0\n",
+    "order": "0 1\n2\n0\n3\n",
+    "holes": "0 1\n2 1\n3\n",
+    "returns": "0\n1\n2\n0\n3\n",
+    "memory": "".join(f"{chunk}\n" for chunk in (0, *range(9), 0, *range(9, 16))),
+}
+HALF = 2
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> Document:
+    return run(tmp_path_factory.mktemp("traces"))
+
+
+def run(directory: Path) -> Document:
+    files = {name: directory / name for name in BY_HAND}
+    for name, text in BY_HAND.items():
+        files[name].write_text(text)
+    return simulate(files, requests=60, release=False)
+
+
+def cell(document: Document, trace: str, policy: str, **chosen: Any) -> dict[str, Any]:
+    wanted = {
+        "sizes": ONE_SIZE,
+        "fraction": HALF,
+        "order": "forward",
+        "variant": "",
+        "behind_memory": False,
+        **chosen,
+        "trace": trace,
+        "policy": policy,
+    }
+    (found,) = (
+        one
+        for one in document["cells"]
+        if all(one[name] == value for name, value in wanted.items())
+    )
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("policy", "hits"), [("lru", 3), ("lfu", 3), ("fifo", 2), ("mru", 1), ("s3fifo", 3)]
+)
+def test_hits_by_hand(document: Document, policy: str, hits: int) -> None:
+    found = cell(document, "uses", policy)
+    assert found["chunks"] == {"lookups": 7, "hits": hits, "prefix_hits": hits}
+    assert found["blocks"]["hits"] == 256 * hits
+    assert found["room_blocks"] == 512
+
+
+@pytest.mark.parametrize(("order", "hits"), [("forward", 0), ("backward", 1)])
+def test_backward_the_end_of_a_prefix_goes_first(document: Document, order: str, hits: int) -> None:
+    assert cell(document, "order", LRU, order=order)["chunks"]["hits"] == hits
+
+
+def test_what_is_found_behind_a_miss_is_no_prefix(document: Document) -> None:
+    found = cell(document, "holes", "lru")
+    assert found["chunks"] == {"lookups": 5, "hits": 1, "prefix_hits": 0}
+    assert found["stores"] == 4
+
+
+def test_evicted_chunks_are_remembered(document: Document) -> None:
+    found = cell(document, "returns", S3FIFO)
+    assert (found["stores"], found["returns"]) == (5, 1)
+    assert cell(document, "returns", S3FIFO, variant=WITHOUT_GHOST)["returns"] == 0
+
+
+def test_what_is_in_memory_does_not_ask_the_disk(document: Document) -> None:
+    # The second use of chunk 0 is one that kvring does not see, so that 0 goes for 8.
+    assert cell(document, "memory", "lfu")["chunks"]["hits"] == 2
+    behind = cell(document, "memory", "lfu", behind_memory=True)
+    assert (behind["chunks"]["hits"], behind["stores"]) == (1, 17)
+
+
+def test_traces_made_by_rule(document: Document) -> None:
+    made = {trace["name"]: trace for trace in document["traces"] if trace["name"] not in BY_HAND}
+    assert list(made) == ["chat", "rag", "scan"]
+    for name, trace in made.items():
+        assert trace["requests"] == 60
+        assert trace["about"].startswith("seed ")
+        found = cell(document, name, LRU)
+        assert found["chunks"]["lookups"] == trace["lookups"]
+        assert 0 < found["chunks"]["prefix_hits"] <= found["chunks"]["hits"] < trace["lookups"]
+        sizes = cell(document, name, LRU, sizes=EIGHT_SIZES)
+        assert sizes["room_blocks"] == trace["footprint_blocks"][EIGHT_SIZES] // HALF
+
+
+def test_the_same_arguments_give_the_same_outcome(document: Document, tmp_path: Path) -> None:
+    assert run(tmp_path) == document
+
+
+def made_document() -> Document:
+    """Return what a simulator could say: two policies, of which `lfu` does better by bytes."""
+    found = {4: {"lru": 10, "lfu": 8, S3FIFO: 5}, 2: {"lru": 20, "lfu": 20, S3FIFO: 5}}
+    cases = [("forward", False), ("backward", False), ("forward", True)]
+    cells = []
+    for fraction, sizes, (order, behind_memory) in product(found, (ONE_SIZE, EIGHT_SIZES), cases):
+        for policy, hits in [*found[fraction].items(), (S3FIFO, 4)]:
+            counts = {"lookups": 100, "hits": hits, "prefix_hits": hits}
+            cells.append(
+                {
+                    "trace": "chat",
+                    "sizes": sizes,
+                    "fraction": fraction,
+                    "policy": policy,
+                    "order": order,
+                    "variant": WITHOUT_GHOST if hits == 4 else "",
+                    "behind_memory": behind_memory,
+                    "room_blocks": 1,
+                    "chunks": counts,
+                    "blocks": {**counts, "hits": hits * (3 if policy == "lfu" else 1)},
+                    "stores": 10,
+                    "returns": 4,
+                }
+            )
+    trace = {
+        "name": "chat",
+        "about": "by hand",
+        "requests": 10,
+        "lookups": 100,
+        "chunks": 60,
+        "footprint_blocks": {ONE_SIZE: 1 << 18, EIGHT_SIZES: 1 << 19},
+    }
+    return {"traces": [trace], "cells": cells}
+
+
+def test_ranking_is_the_mean_of_the_ratio_to_the_best() -> None:
+    results = Results(made_document())
+    settings = results.settings(**PLAIN, sizes=ONE_SIZE)
+    assert [setting.fraction for setting in settings] == [4, 2]
+    expected = [
+        Rank("lru", 1.0, 1.0, 2),
+        Rank("lfu", 0.9, 0.8, 1),
+        Rank(S3FIFO, 0.375, 0.25, 0),
+    ]
+    ranking = results.ranking(settings, PREFIX)
+    assert [(rank.policy, rank.best_in) for rank in ranking] == [
+        (rank.policy, rank.best_in) for rank in expected
+    ]
+    for rank, wanted in zip(ranking, expected, strict=True):
+        assert (rank.mean, rank.worst) == pytest.approx((wanted.mean, wanted.worst))
+    assert results.ranking(settings, BYTES)[0].policy == "lfu"
+    assert results.ratio(Setting("chat", ONE_SIZE, 2), "lru", CHUNKS) == 0.2
+    assert "**lru** should be the default" in verdict(results)
+    assert "without ghost" not in verdict(results)
+
+
+def test_the_same_document_gives_the_same_page() -> None:
+    plots = {"chat": "images/eviction-chat.png", RANKING: "images/eviction-ranking.png"}
+    pages = ["\n".join(page_lines(Results(made_document()), plots)) for _ in range(2)]
+    assert pages[0] == pages[1]
+    assert "| lru | 1.000 | 1.000 | 0.375 | 1.000 |  | 4 of 4 |" in pages[0]
+    assert "| chat | 10 | 100 | 60 | 1.0 | 2.0 | 40.0 % |" in pages[0]
+    assert "| 1/4 | **10.0 %** | 8.0 % | 5.0 % |" in pages[0]
+    assert "![chat](images/eviction-chat.png)" in pages[0]
+
+
+def test_page_and_plots_are_written_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (make eviction)")
+    written = []
+    for name in ("first", "second"):
+        directory = tmp_path / name
+        directory.mkdir()
+        write_page(Results(made_document()), directory / "eviction.md", directory / "images")
+        files = sorted(path for path in directory.rglob("*") if path.is_file())
+        written.append({str(path.relative_to(directory)): path.read_bytes() for path in files})
+    assert written[0] == written[1]
+    assert list(written[0]) == [
+        "eviction.md",
+        "images/eviction-chat.png",
+        "images/eviction-ranking.png",
+    ]
+
+
+def test_traces_of_others_are_read_compressed_or_not(tmp_path: Path) -> None:
+    trace = PUBLIC_TRACES[0]
+    assert find(trace, tmp_path) is None
+    requests = [[0, 1, 2], [0, 3]]
+    lines = "".join(json.dumps({"timestamp": 0, "hash_ids": ids}) + "\n" for ids in requests)
+    compressed = tmp_path / f"{trace.file_name}.xz"
+    compressed.write_bytes(lzma.compress(lines.encode()))
+    assert find(trace, tmp_path) == compressed
+    plain = tmp_path / trace.file_name
+    plain.write_text(lines)
+    assert find(trace, tmp_path) == plain
+    for source in (plain, compressed):
+        target = tmp_path / "converted"
+        convert(source, target)
+        assert target.read_text() == "0 1 2\n0 3\n"
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"hash_ids": ["x"]}', '{"hash_ids": null}'])
+def test_what_is_no_trace_is_refused(tmp_path: Path, line: str) -> None:
+    source = tmp_path / "trace.jsonl"
+    source.write_text('{"hash_ids": [1]}\n' + line + "\n")
+    with pytest.raises(TraceError, match="line 2"):
+        convert(source, tmp_path / "converted")

@@ -1,0 +1,337 @@
+"""Namespaces: what each takes, its keys, its quota, and its end."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvring
+from tests.python.conftest import KIB, MIB, Client, make_key, pattern
+
+PLAIN = "test/model"
+SALTED = "test/model@tenant"
+OTHER = "another/model"
+NAMELESS = ""
+CONTENT = pattern(10_000, 1)
+
+
+def key_of(namespace: str, number: int) -> str:
+    """Return a key of a namespace, in the form that LMCache gives it."""
+    if namespace == NAMELESS:
+        return f"key {number}"
+    model, _, salt = namespace.partition("@")
+    return make_key(number, salt).replace("test/model", model)
+
+
+def keys_of(namespace: str, count: int) -> list[str]:
+    return [key_of(namespace, number) for number in range(count)]
+
+
+def usage_of(client: Client, namespace: str) -> dict[str, int | None]:
+    return client.connector.usage()[namespace]
+
+
+def list_all(client: Client, namespace: str, limit: int) -> list[tuple[str, str]]:
+    """Go through all pages."""
+    found: list[tuple[str, str]] = []
+    cursor: int | None = 0
+    while cursor is not None:
+        page, following = client.connector.keys(namespace, cursor, limit)
+        assert following is None or (len(page) >= limit and following > cursor)
+        found += page
+        cursor = following
+    return found
+
+
+@pytest.fixture
+def client(open_client: Callable[..., Client]) -> Client:
+    """A store with chunks in four namespaces, as many as their names are long."""
+    client = open_client()
+    for namespace in (PLAIN, SALTED, OTHER, NAMELESS):
+        client.store(dict.fromkeys(keys_of(namespace, 10 + len(namespace)), CONTENT))
+    return client
+
+
+def test_usage_tells_what_each_takes(client: Client) -> None:
+    usage = client.connector.usage()
+    assert list(usage) == sorted([PLAIN, SALTED, OTHER, NAMELESS])
+    for namespace, one in usage.items():
+        assert one == {
+            "keys": 10 + len(namespace),
+            "allocated_bytes": (10 + len(namespace)) * 12_288,
+            "writing_keys": 0,
+            "remembered_keys": 0,
+            "quota_bytes": None,
+        }
+    assert sum(one["allocated_bytes"] or 0 for one in usage.values()) == client.stat(
+        "allocated_bytes"
+    )
+
+
+def test_nothing_is_left_of_a_namespace_without_keys(client: Client) -> None:
+    client.delete(keys_of(OTHER, 100))
+    assert OTHER not in client.connector.usage()
+
+
+def test_usage_is_the_same_after_a_restart(
+    client: Client, open_client: Callable[..., Client]
+) -> None:
+    before = client.connector.usage()
+    client.connector.close()
+    assert open_client().connector.usage() == before
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_keys_come_page_by_page(client: Client, limit: int) -> None:
+    for namespace in (PLAIN, SALTED, OTHER, NAMELESS):
+        expected = [(key, "held") for key in keys_of(namespace, 10 + len(namespace))]
+        found = list_all(client, namespace, limit)
+        assert Counter(found) == Counter(expected)
+    assert client.connector.keys("unknown") == ([], None)
+    assert client.connector.keys(PLAIN, 1 << 40) == ([], None)
+    with pytest.raises(OverflowError):
+        client.connector.keys(PLAIN, -1)
+
+
+def test_long_keys_are_told_whole(client: Client) -> None:
+    key = make_key(1, "s" * 3000)
+    client.store({key: CONTENT})
+    assert client.connector.keys("test/model@" + "s" * 3000) == ([(key, "held")], None)
+
+
+@pytest.mark.parametrize("namespace", [PLAIN, SALTED, OTHER, NAMELESS])
+def test_purge_takes_one_namespace_and_no_other(
+    client: Client, open_client: Callable[..., Client], namespace: str
+) -> None:
+    count = 10 + len(namespace)
+    before = client.connector.usage()
+    purged = client.connector.purge(namespace)
+    assert purged == {"keys": count, "bytes": count * len(CONTENT), "pinned": []}
+    del before[namespace]
+    assert client.connector.usage() == before
+    assert client.exists(keys_of(namespace, count)) == [False] * count
+    assert client.load(key_of(namespace, 0), len(CONTENT)) is None
+    assert client.connector.keys(namespace) == ([], None)
+    assert client.stat("purged") == count
+    # The space is free when it returns, and the index knows nothing of it either.
+    assert client.stat("allocated_bytes") == sum(
+        one["allocated_bytes"] or 0 for one in before.values()
+    )
+    assert client.stat("records") == client.stat("keys")
+    assert client.connector.purge(namespace) == {"keys": 0, "bytes": 0, "pinned": []}
+    client.connector.close()
+    client = open_client()
+    assert client.connector.usage() == before
+    client.store(dict.fromkeys(keys_of(namespace, count), CONTENT))
+
+
+def test_purge_names_what_is_pinned_and_leaves_it(client: Client) -> None:
+    pinned = keys_of(SALTED, 3)
+    assert client.connector.pin(pinned) == [True] * 3
+    # What is only leased goes.
+    assert all(client.exists(keys_of(SALTED, 10)))
+    purged = client.connector.purge(SALTED)
+    assert sorted(purged["pinned"]) == sorted(pinned)
+    assert purged["keys"] == 10 + len(SALTED) - 3
+    assert client.exists(keys_of(SALTED, 5)) == [True] * 3 + [False] * 2
+    assert usage_of(client, SALTED)["keys"] == 3
+    client.connector.unpin(pinned)
+    assert client.connector.purge(SALTED)["keys"] == 3
+    assert SALTED not in client.connector.usage()
+
+
+def test_purge_forgets_what_went_before(open_client: Callable[..., Client]) -> None:
+    client = open_client(16 * MIB)
+    client.store(dict.fromkeys(keys_of(PLAIN, 30), pattern(MIB, 1)))
+    assert (usage_of(client, PLAIN)["remembered_keys"] or 0) > 0
+    missed = client.exists(keys_of(PLAIN, 30)).count(False)
+    assert client.stat("would_hit_at_2x") > 0
+    client.connector.purge(PLAIN)
+    assert client.connector.usage() == {}
+    before = client.stat("would_hit_at_2x")
+    assert client.exists(keys_of(PLAIN, 30)) == [False] * 30
+    assert missed < 30
+    assert client.stat("would_hit_at_2x") == before
+
+
+def hold_sets_back(client: Client) -> list[int]:
+    """Submit loads of some duration: meanwhile SETs wait."""
+    content = pattern(8 * MIB, 7)
+    client.store({f"long {number}": content for number in range(4)})
+    return [
+        client.connector.submit_batch_get([f"long {number % 4}"], [bytearray(len(content))])
+        for number in range(24)
+    ]
+
+
+def test_purge_while_chunks_are_written_leaves_nothing(
+    client: Client, open_client: Callable[..., Client]
+) -> None:
+    was_writing = 0
+    for attempt in range(10):
+        loads = hold_sets_back(client)
+        content = pattern(64 * KIB, attempt)
+        keys = keys_of(OTHER, 64)
+        sets = [
+            client.connector.submit_batch_set(keys[first : first + 16], [content] * 16)
+            for first in range(0, 64, 16)
+        ]
+        writing = usage_of(client, OTHER)["writing_keys"] or 0
+        client.connector.purge(OTHER)
+        was_writing += writing
+        assert client.exists(keys) == [False] * 64
+        for completion in client.wait_all(sets):
+            assert completion.ok
+        client.wait_all(loads)
+        assert client.exists(keys) == [False] * 64
+        assert OTHER not in client.connector.usage()
+        assert client.connector.keys(OTHER) == ([], None)
+    assert was_writing > 0
+    client.connector.close()
+    client = open_client()
+    assert OTHER not in client.connector.usage()
+    assert client.exists(keys_of(OTHER, 64)) == [False] * 64
+
+
+@pytest.mark.parametrize("content", [CONTENT, CONTENT[::-1]], ids=["same bytes", "other bytes"])
+def test_purge_leaves_what_is_pinned_and_written_again(client: Client, content: bytes) -> None:
+    """The SET under way is not to be held any more; what was pinned before it is."""
+    was_writing = 0
+    key = key_of(SALTED, 0)
+    client.connector.pin([key])
+    for _ in range(10):
+        loads = hold_sets_back(client)
+        future_id = client.connector.submit_batch_set([key], [content])
+        was_writing += usage_of(client, SALTED)["writing_keys"] or 0
+        assert client.connector.purge(SALTED)["pinned"] == [key]
+        assert client.wait(future_id).ok
+        client.wait_all(loads)
+        # If the SET had not ended before.
+        assert client.load(key, len(CONTENT)) in (CONTENT, content)
+        client.store({key: CONTENT})
+    assert was_writing > 0
+    assert client.connector.unpin([key]) == [True]
+
+
+def test_keys_tells_what_is_being_written(client: Client) -> None:
+    for _ in range(10):
+        loads = hold_sets_back(client)
+        key = make_key(1, "new")
+        future_id = client.connector.submit_batch_set([key], [CONTENT])
+        found, _cursor = client.connector.keys("test/model@new")
+        assert [name for name, _ in found] == [key]
+        client.wait_all([future_id, *loads])
+        assert client.connector.keys("test/model@new") == ([(key, "held")], None)
+        client.delete([key])
+        if found == [(key, "writing")]:
+            return
+    pytest.fail("no SET was ever seen under way")
+
+
+QUOTA_BYTES = 4 * MIB
+
+
+def test_a_quota_takes_from_its_own_namespace_alone(open_client: Callable[..., Client]) -> None:
+    client = open_client(64 * MIB, quotas={SALTED: QUOTA_BYTES, OTHER: "8MiB"})
+    content = pattern(256 * KIB, 1)
+    client.store(dict.fromkeys(keys_of(PLAIN, 40), content))
+    for key in keys_of(SALTED, 100):
+        client.store({key: content})
+        assert (usage_of(client, SALTED)["allocated_bytes"] or 0) <= QUOTA_BYTES
+    assert usage_of(client, SALTED)["keys"] == 16
+    # The last ones.
+    assert client.exists(keys_of(SALTED, 100)) == [False] * 84 + [True] * 16
+    assert client.exists(keys_of(PLAIN, 40)) == [True] * 40
+    assert usage_of(client, SALTED)["quota_bytes"] == QUOTA_BYTES
+    assert usage_of(client, OTHER)["quota_bytes"] == 8 * MIB
+    assert usage_of(client, PLAIN)["quota_bytes"] is None
+
+
+def test_a_batch_that_is_larger_than_the_quota_keeps_to_it(
+    open_client: Callable[..., Client],
+) -> None:
+    client = open_client(64 * MIB, quotas={SALTED: QUOTA_BYTES}, io_threads=4)
+    completion = client.set(keys_of(SALTED, 100), [pattern(256 * KIB, 1)] * 100)
+    # Those on their way count, and cannot go for each other.
+    assert sum(completion.results) >= 16
+    assert (usage_of(client, SALTED)["allocated_bytes"] or 0) <= QUOTA_BYTES
+
+
+def test_a_chunk_that_is_longer_than_its_quota_is_refused_with_reasons(
+    open_client: Callable[..., Client],
+) -> None:
+    client = open_client(64 * MIB, quotas={SALTED: "1MiB"})
+    client.store({key_of(SALTED, 0): CONTENT})
+    completion = client.set([key_of(SALTED, 1), key_of(PLAIN, 1)], [pattern(2 * MIB, 1)] * 2)
+    assert (completion.ok, completion.results) == (False, [False, True])
+    for word in ("2097152", f"'{SALTED}'", "1048576", "raise the quota"):
+        assert word in completion.error
+    # Nothing went in vain.
+    assert client.exists([key_of(SALTED, 0)]) == [True]
+    assert client.stat("evicted") == 0
+
+
+def test_what_is_pinned_does_not_go_for_a_quota(open_client: Callable[..., Client]) -> None:
+    client = open_client(64 * MIB, quotas={SALTED: "1MiB"})
+    keys = keys_of(SALTED, 5)
+    content = pattern(256 * KIB, 1)
+    client.store(dict.fromkeys(keys[:4], content))
+    assert client.connector.pin(keys[:4]) == [True] * 4
+    completion = client.set(keys[4:], [content])
+    assert not completion.ok
+    assert "pinned" in completion.error
+    client.connector.unpin(keys[1:2])
+    client.store({keys[4]: content})
+    assert client.exists(keys) == [True, False, True, True, True]
+
+
+def test_a_quota_that_is_given_later_is_kept_to_from_then_on(
+    open_client: Callable[..., Client],
+) -> None:
+    client = open_client(64 * MIB)
+    content = pattern(256 * KIB, 1)
+    client.store(dict.fromkeys(keys_of(SALTED, 40), content))
+    client.connector.close()
+    client = open_client(64 * MIB, quotas={SALTED: QUOTA_BYTES})
+    client.store({key_of(SALTED, 99): content})
+    assert (usage_of(client, SALTED)["allocated_bytes"] or 0) <= QUOTA_BYTES
+
+
+@pytest.mark.parametrize(
+    ("quotas", "shown"),
+    [
+        ("1GiB", "'1GiB'"),
+        (1 << 30, "1073741824"),
+        ({SALTED: 4096}, "4096"),
+        ({SALTED: "1KiB"}, "'1KiB'"),
+        ({SALTED: "many"}, "'many'"),
+        ({SALTED: None}, "None"),
+        ({7: "1GiB"}, "7"),
+        ([SALTED], SALTED),
+    ],
+    ids=str,
+)
+def test_quotas_that_do_not_fit_are_named(store_directory: Path, quotas: Any, shown: str) -> None:
+    with pytest.raises(kvring.ConfigError) as refusal:
+        kvring.Connector(store_directory, "1GiB", quotas=quotas)
+    message = str(refusal.value)
+    assert "'quotas'" in message
+    assert shown in message
+    expected_range = kvring.options()["quotas"]["range"]
+    assert expected_range is not None
+    assert expected_range in message
+
+
+def test_a_closed_store_tells_nothing(client: Client) -> None:
+    client.connector.close()
+    for call in (
+        client.connector.usage,
+        client.connector.expire,
+        client.connector.check,
+        lambda: client.connector.keys(PLAIN),
+        lambda: client.connector.purge(PLAIN),
+    ):
+        with pytest.raises(kvring.ClosedError):
+            call()
