@@ -271,6 +271,7 @@ struct Model {
     waiting: [VecDeque<Left>; 3],
     flying: VecDeque<Grant>,
     last_load: Option<Instant>,
+    load_ended: bool,
 }
 
 impl Model {
@@ -335,12 +336,18 @@ impl Model {
         Ok(())
     }
 
-    fn finish_oldest(&mut self, now: Instant) -> Option<Grant> {
+    fn finish_oldest(&mut self) -> Option<Grant> {
         let done = self.flying.pop_front()?;
-        if done.class == Class::Get {
-            self.last_load = Some(now);
-        }
+        self.load_ended |= done.class == Class::Get;
         Some(done)
+    }
+
+    /// Asks for a grant. The end of a load is known from then on.
+    fn ask(&mut self, clocked: &mut Clocked) -> Option<Grant> {
+        if std::mem::take(&mut self.load_ended) {
+            self.last_load = Some(clocked.now);
+        }
+        clocked.grant()
     }
 
     fn is_same(&self, scheduler: &Scheduler) -> bool {
@@ -362,6 +369,7 @@ proptest! {
             waiting: Default::default(),
             flying: VecDeque::new(),
             last_load: None,
+            load_ended: false,
         };
         for (id, (class, bytes, takes, wait_ms)) in steps.into_iter().enumerate() {
             let total_bytes = if class == Class::Delete { 0 } else { bytes };
@@ -370,18 +378,18 @@ proptest! {
             model.waiting[class as usize].push_back(left);
             clocked.wait(wait_ms);
             for _ in 0..takes {
-                if let Some(grant) = clocked.grant() {
+                if let Some(grant) = model.ask(&mut clocked) {
                     model.take(grant, clocked.now)?;
-                } else if let Some(done) = model.finish_oldest(clocked.now) {
+                } else if let Some(done) = model.finish_oldest() {
                     clocked.scheduler.finish(done);
                 }
                 prop_assert!(model.is_same(&clocked.scheduler));
             }
         }
         loop {
-            if let Some(grant) = clocked.grant() {
+            if let Some(grant) = model.ask(&mut clocked) {
                 model.take(grant, clocked.now)?;
-            } else if let Some(done) = model.finish_oldest(clocked.now) {
+            } else if let Some(done) = model.finish_oldest() {
                 clocked.scheduler.finish(done);
             } else {
                 break;
