@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -71,7 +72,7 @@ pub enum EngineError {
 }
 
 /// Failures to find a place for a chunk.
-#[derive(Debug, Error)]
+#[derive(Clone, Debug, Error)]
 pub enum StoreError {
     /// Nothing can be placed within the capacity.
     #[error(
@@ -126,7 +127,7 @@ pub enum StoreError {
         /// How much it was to grow.
         bytes: u64,
         /// What the file system said.
-        source: io::Error,
+        source: Arc<io::Error>,
     },
 }
 

@@ -489,8 +489,14 @@ impl Table {
                 other => other.map_err(io::Error::from),
             };
         if let Err(source) = grown {
+            // A part of it may have been granted: it is no record's, and not in the account.
+            let _ = self.file.set_len(length);
             self.budget.release(added);
-            return Err(StoreError::Grow { path: self.path.clone(), bytes: added, source });
+            return Err(StoreError::Grow {
+                path: self.path.clone(),
+                bytes: added,
+                source: Arc::new(source),
+            });
         }
         let total = before + (added / RECORD_BYTES as u64) as u32;
         let mut free = self.free.lock();

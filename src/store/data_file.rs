@@ -118,6 +118,11 @@ pub(crate) fn list_data_files(directory: &Path) -> io::Result<Vec<(u32, PathBuf)
     Ok(found)
 }
 
+/// What transfers on the file at `path` must look like; it is neither made nor locked.
+pub(crate) fn geometry_of(path: &Path) -> io::Result<Geometry> {
+    Ok(open_with_best_geometry(path, false)?.1)
+}
+
 fn open_with_best_geometry(path: &Path, create: bool) -> io::Result<(File, Geometry)> {
     let open = |flags| {
         OpenOptions::new().read(true).write(true).create(create).custom_flags(flags).open(path)

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 
 use super::allocator::Allocator;
-use super::data_file::{DataFile, data_file_name, list_data_files};
+use super::data_file::{DataFile, data_file_name, geometry_of, list_data_files};
 use super::{Extent, Fill, FreeSpace, Geometry, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, MAX_CHUNK_BYTES};
 use crate::error::{OpenError, StoreError};
+use crate::index::table::INDEX_NAME;
 use crate::lock::Owner;
 
 const MIB: u64 = 1 << 20;
@@ -27,8 +28,8 @@ pub(crate) struct ExtentStore {
     max_chunk_bytes: u64,
     files: RwLock<Vec<Option<DataFile>>>,
     allocator: Mutex<Allocator>,
-    /// After the file system has refused to grow: when to ask it again.
-    grows_again: Mutex<Option<Instant>>,
+    /// After the file system has refused to grow: when to ask it again, and what it said.
+    refusal: Mutex<Option<(Instant, StoreError)>>,
 }
 
 /// Pause after the file system has refused to grow: asking it costs time in which chunks can go instead.
@@ -99,7 +100,7 @@ impl ExtentStore {
             max_chunk_bytes,
             files: RwLock::new(files),
             allocator: Mutex::new(allocator),
-            grows_again: Mutex::new(None),
+            refusal: Mutex::new(None),
         })
     }
 
@@ -108,8 +109,10 @@ impl ExtentStore {
         let full =
             || StoreError::Full { needed_bytes, capacity_bytes: self.budget.capacity_bytes() };
         let now = Instant::now();
-        if self.grows_again.lock().is_some_and(|again| now < again) {
-            return Err(full());
+        if let Some((again, error)) = &*self.refusal.lock()
+            && now < *again
+        {
+            return Err(error.clone());
         }
         let wanted_bytes = next_file_bytes(&self.budget);
         if wanted_bytes < needed_bytes {
@@ -133,8 +136,8 @@ impl ExtentStore {
             }
         };
         if let Err(error) = &outcome {
-            *self.grows_again.lock() = Some(now + GROWTH_PAUSE);
             log::warn!("{}: {error}", self.directory.display());
+            *self.refusal.lock() = Some((now + GROWTH_PAUSE, error.clone()));
         }
         outcome
     }
@@ -164,7 +167,7 @@ impl ExtentStore {
                 // What fallocate had reserved before it failed goes back with the file.
                 let _ = fs::remove_file(&path);
                 self.budget.release(on_disk_bytes(size_bytes));
-                Err(StoreError::Grow { path, bytes: size_bytes, source })
+                Err(StoreError::Grow { path, bytes: size_bytes, source: Arc::new(source) })
             }
         }
     }
@@ -261,7 +264,8 @@ impl Store for ExtentStore {
 
     fn fill(&self) -> Fill {
         let allocator = self.allocator.lock();
-        let refused = self.grows_again.lock().is_some_and(|again| Instant::now() < again);
+        let refused =
+            self.refusal.lock().as_ref().is_some_and(|(again, _)| Instant::now() < *again);
         Fill {
             allocated_bytes: allocator.allocated() * BLOCK_BYTES,
             total_bytes: allocator.total() * BLOCK_BYTES,
@@ -315,7 +319,10 @@ fn probe_geometry(directory: &Path) -> Result<Geometry, OpenError> {
     let path = directory.join("geometry-probe.kvring");
     let file = DataFile::open(&path, true, || None);
     let _ = fs::remove_file(&path);
-    Ok(file?.geometry())
+    file.map(|file| file.geometry()).or_else(|error| {
+        // A full file system may have no room for one more file; the index is there.
+        geometry_of(&directory.join(INDEX_NAME)).map_err(|_| error)
+    })
 }
 
 #[cfg(test)]

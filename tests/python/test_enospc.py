@@ -1,0 +1,362 @@
+"""File systems that are full for real: fresh ones on loop devices, filled by another file."""
+
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvring
+from benches.compare.devices import DeviceError, loop_device
+from tests.python.conftest import HANG_DEADLINE_S, KIB, MIB, Client, make_key, pattern
+
+pytestmark = pytest.mark.root
+
+# XFS takes no less than 300 MiB. Without blocks for root ext4 fills up for us as for everybody.
+IMAGES = {"ext4": (256 * MIB, ("-m", "0", "-b", "4096")), "xfs": (320 * MIB, ())}
+CAPACITY_BYTES = 1024 * MIB
+CHUNK_BYTES = MIB
+BATCH = 8
+BLOCK_BYTES = 4096
+# Of these 4 KiB chunks each takes 25 slots of the index: 6400 bytes.
+LONG_KEY_BYTES = 4096
+SOURCE = pattern(CHUNK_BYTES + 64 * KIB, 1)
+
+
+@pytest.fixture(params=sorted(IMAGES))
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Yield an empty directory on a small file system of its own."""
+    size_bytes, options = IMAGES[request.param]
+    with ExitStack() as stack:
+        try:
+            device = stack.enter_context(loop_device(tmp_path, request.param, size_bytes, *options))
+        except DeviceError as error:
+            pytest.skip(str(error))
+        yield device.directory
+
+
+@pytest.fixture
+def open_store(small_disk: Path) -> Iterator[Callable[..., Client]]:
+    """Open the store on the small disk; it is closed at the end, so that it can be unmounted."""
+    connectors: list[kvring.Connector] = []
+
+    def build(**options: Any) -> Client:
+        connector = kvring.Connector(
+            small_disk / "store", CAPACITY_BYTES, **({"lease_s": 0} | options)
+        )
+        connectors.append(connector)
+        return Client(connector)
+
+    yield build
+    for connector in connectors:
+        connector.close()
+
+
+def free_bytes(directory: Path) -> int:
+    """Return what is free for everybody: what the floor is measured by."""
+    answer = os.statvfs(directory)
+    return answer.f_bavail * answer.f_frsize
+
+
+def punch_hole(descriptor: int, offset: int, length_bytes: int) -> None:
+    """Give a part of a file back to the file system."""
+    # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+    arguments = (ctypes.c_int(3), ctypes.c_int64(offset), ctypes.c_int64(length_bytes))
+    status = ctypes.CDLL(None, use_errno=True).fallocate(descriptor, *arguments)
+    assert status == 0, os.strerror(ctypes.get_errno())
+
+
+def give_up_ext4_reserve(directory: Path) -> None:
+    """Let ext4 run out of space for what it keeps a reserve for: its own maps."""
+    mount_point = str(directory.parent)
+    lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    device, _, file_system, *_ = next(line.split() for line in lines if mount_point in line)
+    if file_system == "ext4":
+        reserve = Path("/sys/fs/ext4") / Path(device).name / "reserved_clusters"
+        reserve.write_text("0", encoding="ascii")
+
+
+class Filler:
+    """The other file that takes the space."""
+
+    def __init__(self, directory: Path) -> None:
+        """Make it, empty."""
+        self.path = directory / "other-file"
+        self._file = self.path.open("wb", buffering=0)
+
+    def add(self, size_bytes: int) -> bool:
+        """Take so much more, in one piece; tell whether it was there."""
+        descriptor = self._file.fileno()
+        try:
+            # After a failure it may have got a part: the end is another one then.
+            os.posix_fallocate(descriptor, os.fstat(descriptor).st_size, size_bytes)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return False
+        return True
+
+    def fill(self) -> None:
+        """Take all that is left, to the last block."""
+        for step_bytes in (16 * MIB, MIB, 64 * KIB, BLOCK_BYTES):
+            while self.add(step_bytes):
+                pass
+
+    def give_back_single_blocks(self, directory: Path, size_bytes: int) -> None:
+        """Give every other block back until so much is free, nowhere two blocks in a row."""
+        offset = 0
+        while free_bytes(directory) < size_bytes:
+            punch_hole(self._file.fileno(), offset, BLOCK_BYTES)
+            offset += 2 * BLOCK_BYTES
+
+    def remove(self) -> None:
+        """Give everything back."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def filler(small_disk: Path) -> Iterator[Filler]:
+    """Yield the other file, with nothing in it."""
+    filler = Filler(small_disk)
+    yield filler
+    filler.remove()
+
+
+def content_of(number: int) -> memoryview:
+    """Return the chunk of a number: another one for each of 65536 numbers."""
+    return memoryview(SOURCE)[number % (64 * KIB) :][:CHUNK_BYTES]
+
+
+def set_batch(client: Client, first: int) -> tuple[list[bool], str]:
+    """Store a batch of chunks; return which are held now, and the reason if one is not."""
+    numbers = range(first, first + BATCH)
+    keys = [make_key(number) for number in numbers]
+    completion = client.set(keys, [content_of(number) for number in numbers])
+    assert completion.ok == all(completion.results)
+    assert completion.ok == (completion.error == "")
+    return completion.results, completion.error
+
+
+def assert_reason(error: str) -> None:
+    """Look for the reason, and for what to do about it here: capacity is not what is missing."""
+    assert error.startswith("store full: "), error
+    assert "free space" in error, error
+
+
+def assert_all_whole(client: Client, count: int) -> set[int]:
+    """Load all that is held of `count` chunks; return their numbers."""
+    keys = [make_key(number) for number in range(count)]
+    held = {number for number, hit in enumerate(client.exists(keys)) if hit}
+    whole = set()
+    for number in sorted(held):
+        loaded = client.load(keys[number], CHUNK_BYTES)
+        # The store makes room ahead of need, in the background.
+        if loaded is not None:
+            assert loaded == content_of(number), number
+            whole.add(number)
+    return whole
+
+
+def wait_for_growth(client: Client, first: int) -> int:
+    """Store until the store takes more of the disk; return the number after the last chunk."""
+    used_bytes = client.stat("used_bytes")
+    deadline = time.monotonic() + HANG_DEADLINE_S
+    while client.stat("used_bytes") <= used_bytes:
+        assert time.monotonic() < deadline, f"it does not grow: {client.connector.stats()}"
+        set_batch(client, first)
+        first += BATCH
+    return first
+
+
+def test_another_file_fills_the_disk_under_a_store(
+    open_store: Callable[..., Client], filler: Filler, small_disk: Path
+) -> None:
+    client = open_store(min_free=0)
+    count = 0
+    # It takes the space in the middle of SETs, which are to take all of it.
+    is_there_more = True
+    while is_there_more:
+        numbers = range(count, count + BATCH)
+        batches = [
+            client.connector.submit_batch_set([make_key(number)], [content_of(number)])
+            for number in numbers
+        ]
+        count += BATCH
+        is_there_more = filler.add(11 * MIB)
+        for completion in client.wait_all(batches):
+            if not completion.ok:
+                assert_reason(completion.error)
+    filler.fill()
+    assert free_bytes(small_disk) < MIB
+
+    # More than twice what it has room for: all of it goes in, for others.
+    used_bytes, evicted = client.stat("used_bytes"), client.stat("evicted")
+    for _ in range(2 * used_bytes // (BATCH * CHUNK_BYTES) + 1):
+        results, error = set_batch(client, count)
+        assert all(results), error
+        count += BATCH
+    assert client.stat("used_bytes") == used_bytes
+    assert client.stat("evicted") > evicted
+    held = assert_all_whole(client, count)
+    assert count - 1 in held
+    removed = sorted(held)[:3]
+    assert client.delete([make_key(number) for number in removed]) == [True] * 3
+    assert client.exists([make_key(number) for number in removed]) == [False] * 3
+    client.assert_sound()
+
+    # A life begins and ends on a full disk.
+    held = assert_all_whole(client, count)
+    client.connector.close()
+    client = open_store(min_free=0)
+    assert client.connector.recovery["kept"] == len(held), client.connector.recovery
+    assert assert_all_whole(client, count) == held
+    results, error = set_batch(client, count)
+    assert all(results), error
+    count += BATCH
+
+    filler.remove()
+    count = wait_for_growth(client, count)
+    results, error = set_batch(client, count)
+    assert all(results), error
+    count += BATCH
+    client.assert_sound()
+    held = assert_all_whole(client, count)
+    client.connector.close()
+    client = open_store(min_free=0)
+    assert assert_all_whole(client, count) == held
+    client.assert_sound()
+
+
+def test_an_empty_store_on_a_full_disk(open_store: Callable[..., Client], filler: Filler) -> None:
+    client = open_store(min_free=0)
+    filler.fill()
+    # The first answer, and those within the pause before the file system is asked again.
+    for first in range(0, 4 * BATCH, BATCH):
+        results, error = set_batch(client, first)
+        assert results == [False] * BATCH
+        assert_reason(error)
+    assert client.exists([make_key(0)]) == [False]
+    assert client.load(make_key(0), CHUNK_BYTES) is None
+    assert client.delete([make_key(0)]) == [True]
+    assert client.stat("store_full") == 4 * BATCH
+    client.assert_sound()
+
+    client.connector.close()
+    client = open_store(min_free=0)
+    results, error = set_batch(client, 0)
+    assert not any(results)
+    assert_reason(error)
+
+    filler.remove()
+    count = wait_for_growth(client, BATCH)
+    results, error = set_batch(client, count)
+    assert all(results), error
+    assert set(range(count, count + BATCH)) <= assert_all_whole(client, count + BATCH)
+    client.assert_sound()
+
+
+def test_a_new_store_on_a_full_disk_is_refused_or_works(
+    open_store: Callable[..., Client], filler: Filler
+) -> None:
+    filler.fill()
+    try:
+        client = open_store(min_free=0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        filler.remove()
+        client = open_store(min_free=0)
+    else:
+        assert_reason(set_batch(client, 0)[1])
+        filler.remove()
+    wait_for_growth(client, BATCH)
+    client.assert_sound()
+
+
+@pytest.mark.parametrize("min_free", ["auto", 40 * MIB])
+def test_the_store_leaves_min_free(
+    open_store: Callable[..., Client], small_disk: Path, min_free: str | int
+) -> None:
+    answer = os.statvfs(small_disk)
+    floor_bytes = answer.f_blocks * answer.f_frsize // 20 if min_free == "auto" else min_free
+    assert isinstance(floor_bytes, int)
+    client = open_store(min_free=min_free)
+    count = 0
+    least_bytes = free_bytes(small_disk)
+    while count * CHUNK_BYTES < 2 * answer.f_blocks * answer.f_frsize:
+        results, error = set_batch(client, count)
+        assert all(results), error
+        count += BATCH
+        least_bytes = min(least_bytes, free_bytes(small_disk))
+        assert least_bytes >= floor_bytes
+    # It came near to it.
+    assert least_bytes < floor_bytes + 24 * MIB
+    assert client.stat("evicted") > 0
+    assert (client.stat("store_full"), client.stat("set_failed")) == (0, 0)
+    assert count - 1 in assert_all_whole(client, count)
+    client.assert_sound()
+
+
+def test_no_space_for_the_index_alone(open_store: Callable[..., Client], filler: Filler) -> None:
+    """Its data file has room for four times as many chunks as the index has for their keys."""
+    client = open_store(min_free=0)
+    results, error = set_batch(client, 0)
+    assert all(results), error
+    filler.fill()
+    keys = [f"{number:0{LONG_KEY_BYTES}}" for number in range(2000)]
+    chunks = {key: pattern(BLOCK_BYTES, number) for number, key in enumerate(keys)}
+    used_bytes = client.stat("used_bytes")
+    for first in range(0, len(keys), 100):
+        client.store({key: chunks[key] for key in keys[first : first + 100]})
+    assert client.stat("used_bytes") == used_bytes
+    held = [key for key, hit in zip(keys, client.exists(keys), strict=True) if hit]
+    assert 50 < len(held) < 200
+    assert held[-1] == keys[-1]
+    assert [client.load(key, BLOCK_BYTES) for key in held] == [chunks[key] for key in held]
+    client.assert_sound()
+
+    filler.remove()
+    client.store({key: chunks[key] for key in keys[:400]})
+    assert client.stat("used_bytes") > used_bytes
+    assert client.exists(keys[:400]) == [True] * 400
+    client.connector.close()
+    client = open_store(min_free=0)
+    assert client.exists(keys[:400]) == [True] * 400
+    client.assert_sound()
+
+
+def test_the_file_system_has_less_for_the_index_than_it_said(
+    open_store: Callable[..., Client], filler: Filler, small_disk: Path
+) -> None:
+    """There are just the blocks that it is to grow by, and none for the map of their places."""
+    give_up_ext4_reserve(small_disk)
+    client = open_store(min_free=0)
+    results, error = set_batch(client, 0)
+    assert all(results), error
+    filler.fill()
+    filler.give_back_single_blocks(small_disk, MIB)
+    keys = [f"{number:0{LONG_KEY_BYTES}}" for number in range(400)]
+    index = small_disk / "store" / "index.kvring"
+    before = index.stat()
+    used_bytes = client.stat("used_bytes")
+    for first in range(0, len(keys), 100):
+        client.store(dict.fromkeys(keys[first : first + 100], b"content"))
+    assert client.stat("used_bytes") == used_bytes
+    # What it got of the space before it failed is given back.
+    assert index.stat().st_size == before.st_size
+    # But for a block of the file's map, which ext4 keeps.
+    assert index.stat().st_blocks - before.st_blocks <= BLOCK_BYTES // 512
+    held = client.exists(keys)
+    assert 50 < sum(held) < 200
+    client.assert_sound()
+    client.connector.close()
+    client = open_store(min_free=0)
+    assert not client.connector.recovery["truncated"], client.connector.recovery
+    assert client.exists(keys) == held
+    client.assert_sound()
