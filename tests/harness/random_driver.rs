@@ -21,6 +21,8 @@ const STEPS_PER_CHECK: u64 = 64;
 #[derive(Clone, Copy, Debug, Default)]
 struct Guard {
     pinned: bool,
+    /// It was pinned, and a longer chunk has taken its place: it still is, if not too much is pinned then.
+    may_be_pinned: bool,
     /// It is certainly held until then.
     leased_until_ms: u64,
     /// It does not expire before then.
@@ -399,7 +401,8 @@ impl<'a> Driver<'a> {
 
     fn unpin(&mut self) -> Result<(), String> {
         let mut keys = self.some_keys();
-        let pinned = self.guards.iter().filter(|(_, guard)| guard.pinned).map(|(key, _)| *key);
+        let pinned = self.guards.iter().filter(|(_, guard)| guard.pinned || guard.may_be_pinned);
+        let pinned = pinned.map(|(key, _)| *key);
         let mut pinned: Vec<u32> = pinned.collect();
         // Not in the order of a hash table.
         pinned.sort_unstable();
@@ -513,6 +516,7 @@ impl<'a> Driver<'a> {
         let now = self.now_ms();
         self.session.ttl.is_some_and(|ttl| last_use_ms + ttl.as_millis() as u64 <= now)
             && !guard.pinned
+            && !guard.may_be_pinned
             && guard.lease_ends_ms <= now
     }
 
@@ -544,6 +548,11 @@ impl<'a> Driver<'a> {
                 Did::Set(chunk, stored) => {
                     was_set = true;
                     if *stored {
+                        // So it is with its lease.
+                        if may_be.iter().any(|before| before.length < chunk.length) {
+                            guard.may_be_pinned |= guard.pinned;
+                            (guard.pinned, guard.leased_until_ms) = (false, 0);
+                        }
                         may_be = vec![*chunk];
                         last_use_ms = now;
                     }
@@ -589,7 +598,7 @@ impl<'a> Driver<'a> {
                     (may_be, guard) = (Vec::new(), Guard::default());
                 }
                 Did::Purge(true) => {
-                    if !guard.pinned {
+                    if !guard.pinned && !guard.may_be_pinned {
                         return Err("a purge says that it is pinned".into());
                     }
                     // What was being written is not held, unless it was through.
@@ -605,7 +614,7 @@ impl<'a> Driver<'a> {
                     if may_be.is_empty() || is_expired {
                         return Err(format!("it was pinned, and may be {may_be:?}"));
                     }
-                    guard.pinned = true;
+                    (guard.pinned, guard.may_be_pinned) = (true, false);
                 }
                 Did::Pin(false) => {
                     if must_be && guard.pinned {
@@ -613,15 +622,15 @@ impl<'a> Driver<'a> {
                     }
                 }
                 Did::Unpin(was_pinned) => {
-                    if *was_pinned != guard.pinned {
+                    if *was_pinned != guard.pinned && !guard.may_be_pinned {
                         return Err("it was pinned, or not, without anybody's doing so".into());
                     }
-                    guard.pinned = false;
+                    (guard.pinned, guard.may_be_pinned) = (false, false);
                 }
             }
         }
         // Also one that has ended: the clock may be set back.
-        if guard.pinned || guard.lease_ends_ms > 0 {
+        if guard.pinned || guard.may_be_pinned || guard.lease_ends_ms > 0 {
             self.guards.insert(key, guard);
         } else {
             self.guards.remove(&key);
