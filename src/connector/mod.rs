@@ -94,6 +94,10 @@ impl Connector {
             Index::open(&config.path, &budget, rules, now_ms, |owner, mean_use_by_file| {
                 ExtentStore::open(&config.path, Arc::clone(&budget), owner, mean_use_by_file)
             })?;
+        index
+            .table()
+            .prepare_syncs(config.io_threads)
+            .map_err(io_error.clone()("open the index of"))?;
         log::info!("{}: {recovery}", config.path.display());
         let backlog = Backlog::new(Amount {
             operations: config.set_queue_operations,

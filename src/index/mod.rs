@@ -17,6 +17,7 @@ mod shard;
 mod slots;
 mod survey;
 pub(crate) mod table;
+mod table_file;
 mod writing;
 
 pub(crate) use map::{EnteredGet, Index, Pin, Rules};

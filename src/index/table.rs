@@ -5,35 +5,31 @@
 //! behind its old end is handed out, so no access goes past the end of the file.
 
 use std::fs::{File, OpenOptions};
-use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytemuck::Zeroable;
-use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 
 use super::first_page::{check_header, read_owner, read_session, start_anew};
 use super::lookup::prefetch_line;
 use super::mapping::Mapping;
 use super::record::{
-    HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, SESSION_OFFSET, STATE_CHUNK,
-    STATE_FREE, STATE_KEY_PART, Session, use_parts, use_word,
+    HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE,
+    STATE_KEY_PART, Session, use_parts, use_word,
 };
 use super::slots::FreeSlots;
 use crate::budget::Budget;
 use crate::error::{OpenError, StoreError};
-use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::fork::GivenUpInForks;
 use crate::key::Digest;
-use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
+use crate::lock::{LockRefusal, describe_holder, lock_exclusively};
 use crate::store::Extent;
 
-const GROWTH_BYTES: u64 = 1 << 20;
+pub(super) const GROWTH_BYTES: u64 = 1 << 20;
 const CACHE_LINE_BYTES: usize = 64;
 const MAX_MAP_BYTES: u64 = 1 << 40;
 
@@ -74,18 +70,20 @@ pub(crate) struct Found {
 
 /// The sidecar file.
 pub(crate) struct Table {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     _given_up_in_forks: GivenUpInForks,
-    file: File,
-    mapping: Mapping,
+    pub(super) file: File,
+    /// The same file for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
+    pub(super) sync_files: OnceLock<Vec<(GivenUpInForks, File)>>,
+    pub(super) mapping: Mapping,
     /// Taken by whoever gives slots back, so never held for long.
-    free: Mutex<FreeSlots>,
+    pub(super) free: Mutex<FreeSlots>,
     /// Held while the file grows.
-    growing: Mutex<()>,
+    pub(super) growing: Mutex<()>,
     /// Slots of the file, used or free.
-    total: AtomicU32,
+    pub(super) total: AtomicU32,
     holes_told: AtomicUsize,
-    budget: Arc<Budget>,
+    pub(super) budget: Arc<Budget>,
 }
 
 impl Table {
@@ -145,6 +143,7 @@ impl Table {
                 path,
                 _given_up_in_forks: given_up_in_forks,
                 file,
+                sync_files: OnceLock::new(),
                 mapping,
                 free: Mutex::default(),
                 growing: Mutex::new(()),
@@ -427,90 +426,10 @@ impl Table {
         unsafe { AtomicU64::from_ptr(&raw mut (*self.record(slot)).last_use) }
     }
 
-    /// Notes who has the store open, from which generation on, and whether it is closed in order.
-    pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
-        self.file.write_all_at(bytemuck::bytes_of(session), SESSION_OFFSET)
-    }
-
-    /// Who has, or had, the store open.
-    pub(crate) fn owner(&self) -> Option<Owner> {
-        read_owner(&self.file)
-    }
-
-    /// Gives up the file, and the lock with it: another process may own the store from here on. Every record is free as
-    /// far as this one can see.
-    pub(crate) fn give_up(&self) -> io::Result<()> {
-        self.file.unlock()?;
-        self.mapping.give_up();
-        close_file_behind(self.descriptor());
-        Ok(())
-    }
-
-    /// Descriptor of the file, to sync it.
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.file.as_raw_fd()
-    }
-
-    /// Makes all records written so far durable.
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        // The map and the file share the page cache: fdatasync writes what was stored through the map.
-        self.file.sync_data()
-    }
-
     fn record(&self, slot: u32) -> *mut Record {
         let offset = HEADER_BYTES as usize + slot as usize * RECORD_BYTES;
         debug_assert!(offset + RECORD_BYTES <= self.mapping.length_bytes());
         // SAFETY: the offset is inside the mapping: slots are handed out only up to its end.
         unsafe { self.mapping.as_mut_ptr().add(offset).cast() }
     }
-
-    fn grow(&self) -> Result<(), StoreError> {
-        let _growing = self.growing.lock();
-        if !self.free.lock().is_empty() {
-            return Ok(());
-        }
-        let before = self.slot_count();
-        let length = HEADER_BYTES + u64::from(before) * RECORD_BYTES as u64;
-        let room = (self.mapping.length_bytes() as u64 - length) / GROWTH_BYTES * GROWTH_BYTES;
-        let wanted = (length / 8 / GROWTH_BYTES * GROWTH_BYTES)
-            .clamp(GROWTH_BYTES, 64 * GROWTH_BYTES)
-            .min(room);
-        if room == 0 {
-            let capacity_bytes = self.budget.capacity_bytes();
-            return Err(StoreError::Full { needed_bytes: GROWTH_BYTES, capacity_bytes });
-        }
-        let added = match self.budget.reserve_growth(wanted, 0) {
-            Ok(()) => wanted,
-            Err(_) => self.budget.reserve_growth(GROWTH_BYTES, 0).map(|()| GROWTH_BYTES)?,
-        };
-        let grown =
-            match fallocate(&self.file, FallocateFlags::empty(), length as i64, added as i64) {
-                Err(Errno::EOPNOTSUPP) => write_zeros(&self.file, length, added),
-                other => other.map_err(io::Error::from),
-            };
-        if let Err(source) = grown {
-            // A part of it may have been granted: it is no record's, and not in the account.
-            let _ = self.file.set_len(length);
-            self.budget.release(added);
-            return Err(StoreError::Grow {
-                path: self.path.clone(),
-                bytes: added,
-                source: Arc::new(source),
-            });
-        }
-        let total = before + (added / RECORD_BYTES as u64) as u32;
-        let mut free = self.free.lock();
-        self.total.store(total, Ordering::Release);
-        free.add_fresh(before..total);
-        Ok(())
-    }
-}
-
-/// Lengthens `file` with real blocks: a hole in it would be a SIGBUS once the file system is full.
-fn write_zeros(file: &File, start: u64, length: u64) -> io::Result<()> {
-    let zeros = vec![0; length as usize];
-    file.write_all_at(&zeros, start).inspect_err(|_| {
-        // What is cut off again was never used; if even that fails, it is only space.
-        let _ = file.set_len(start);
-    })
 }

@@ -155,7 +155,8 @@ impl Work {
                 if let Some(group) = &mut self.commit.group {
                     group.phase = next;
                 }
-                self.submit_syncs(&[shared.index.table().descriptor()], shared, engine)
+                let index = shared.index.table().sync_descriptor(self.number);
+                self.submit_syncs(&[index], shared, engine)
             }
             // Without an engine nothing may be submitted any more; `drop_queued` has ended the members.
             _ => {

@@ -1,0 +1,152 @@
+//! The sidecar as a file: growing, syncing, who has it open, giving it up.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use super::first_page::read_owner;
+use super::record::{HEADER_BYTES, RECORD_BYTES, SESSION_OFFSET, Session};
+use super::table::{GROWTH_BYTES, Table};
+use crate::error::StoreError;
+use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::lock::Owner;
+
+impl Table {
+    /// Notes who has the store open, from which generation on, and whether it is closed in order.
+    pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
+        self.file.write_all_at(bytemuck::bytes_of(session), SESSION_OFFSET)
+    }
+
+    /// Who has, or had, the store open.
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        read_owner(&self.file)
+    }
+
+    /// Gives up the file, and the lock with it: another process may own the store from here on. Every record is free as
+    /// far as this one can see.
+    pub(crate) fn give_up(&self) -> io::Result<()> {
+        self.file.unlock()?;
+        self.mapping.give_up();
+        close_file_behind(self.file.as_raw_fd());
+        for (_, file) in self.sync_files.get().into_iter().flatten() {
+            close_file_behind(file.as_raw_fd());
+        }
+        Ok(())
+    }
+
+    /// Opens the file once for each of `reactors` that sync it. The kernel tells an error of writing back once to each open
+    /// file: through a shared one, a reactor's sync could take the error that belongs to another's records.
+    pub(crate) fn prepare_syncs(&self, reactors: usize) -> io::Result<()> {
+        let open = |_| {
+            let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
+            Ok((GivenUpInForks::new(file.as_raw_fd()), file))
+        };
+        let files = (1..reactors).map(open).collect::<io::Result<Vec<_>>>()?;
+        self.sync_files.get_or_init(|| files);
+        Ok(())
+    }
+
+    /// Descriptor of the file by which reactor `number` syncs it.
+    pub(crate) fn sync_descriptor(&self, number: usize) -> RawFd {
+        let others = self.sync_files.get().map_or(&[][..], Vec::as_slice);
+        let of = |position: usize| others.get(position).map(|(_, file)| file.as_raw_fd());
+        number.checked_sub(1).and_then(of).unwrap_or(self.file.as_raw_fd())
+    }
+
+    /// Makes all records written so far durable.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        // The map and the file share the page cache: fdatasync writes what was stored through the map.
+        self.file.sync_data()
+    }
+
+    /// Lengthens the file, unless there are free slots meanwhile.
+    ///
+    /// # Errors
+    /// `StoreError` when the budget or the file system refuses.
+    pub(super) fn grow(&self) -> Result<(), StoreError> {
+        let _growing = self.growing.lock();
+        if !self.free.lock().is_empty() {
+            return Ok(());
+        }
+        let before = self.slot_count();
+        let length = HEADER_BYTES + u64::from(before) * RECORD_BYTES as u64;
+        let room = (self.mapping.length_bytes() as u64 - length) / GROWTH_BYTES * GROWTH_BYTES;
+        let wanted = (length / 8 / GROWTH_BYTES * GROWTH_BYTES)
+            .clamp(GROWTH_BYTES, 64 * GROWTH_BYTES)
+            .min(room);
+        if room == 0 {
+            let capacity_bytes = self.budget.capacity_bytes();
+            return Err(StoreError::Full { needed_bytes: GROWTH_BYTES, capacity_bytes });
+        }
+        let added = match self.budget.reserve_growth(wanted, 0) {
+            Ok(()) => wanted,
+            Err(_) => self.budget.reserve_growth(GROWTH_BYTES, 0).map(|()| GROWTH_BYTES)?,
+        };
+        let grown =
+            match fallocate(&self.file, FallocateFlags::empty(), length as i64, added as i64) {
+                Err(Errno::EOPNOTSUPP) => write_zeros(&self.file, length, added),
+                other => other.map_err(io::Error::from),
+            };
+        if let Err(source) = grown {
+            // A part of it may have been granted: it is no record's, and not in the account.
+            let _ = self.file.set_len(length);
+            self.budget.release(added);
+            return Err(StoreError::Grow {
+                path: self.path.clone(),
+                bytes: added,
+                source: Arc::new(source),
+            });
+        }
+        let total = before + (added / RECORD_BYTES as u64) as u32;
+        let mut free = self.free.lock();
+        self.total.store(total, Ordering::Release);
+        free.add_fresh(before..total);
+        Ok(())
+    }
+}
+
+/// Lengthens `file` with real blocks: a hole in it would be a SIGBUS once the file system is full.
+fn write_zeros(file: &File, start: u64, length: u64) -> io::Result<()> {
+    let zeros = vec![0; length as usize];
+    file.write_all_at(&zeros, start).inspect_err(|_| {
+        // What is cut off again was never used; if even that fails, it is only space.
+        let _ = file.set_len(start);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::budget::Budget;
+    use crate::index::table::INDEX_NAME;
+
+    /// Files open in this process by descriptor.
+    fn inode(descriptor: RawFd) -> u64 {
+        std::fs::metadata(format!("/proc/self/fd/{descriptor}")).unwrap().ino()
+    }
+
+    #[test]
+    fn each_reactor_syncs_through_a_file_of_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let budget = Arc::new(Budget::new(64 << 20));
+        let (table, _) = Table::open(directory.path(), budget, 0).unwrap();
+        assert_eq!(table.sync_descriptor(2), table.sync_descriptor(0));
+        table.prepare_syncs(3).unwrap();
+        let descriptors: Vec<RawFd> = (0..3).map(|number| table.sync_descriptor(number)).collect();
+        assert_eq!(descriptors.iter().collect::<HashSet<_>>().len(), 3);
+        let index = std::fs::metadata(directory.path().join(INDEX_NAME)).unwrap().ino();
+        assert!(descriptors.iter().all(|descriptor| inode(*descriptor) == index));
+        // Nothing keeps the file, and so its file system, after that.
+        table.give_up().unwrap();
+        assert!(descriptors.iter().all(|descriptor| inode(*descriptor) != index));
+    }
+}
