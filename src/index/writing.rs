@@ -251,13 +251,15 @@ impl<G, S> Index<G, S> {
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
         if !deleted && let Some(old) = shard.find(content.digest) {
             // Whoever pinned or leased the key meant whatever is stored under it.
-            let Entry { pinned, leased_until_s, .. } = shard.entries[old.entry];
+            let replaced = shard.entries[old.entry];
+            let Entry { pinned, leased_until_s, .. } = replaced;
             resumed.extend(self.take_out(shard, old.entry, Gone::Removed).map(Resumed::Free));
             // As long as there may be so much of it.
             let size_bytes = content.extent.size_bytes();
             entry.pinned = pinned && self.take_pinned(size_bytes);
             let is_leased = u64::from(leased_until_s) * 1000 > content.created_ms;
-            if is_leased && self.can_lease(size_bytes, content.created_ms) {
+            let is_no_longer = size_bytes <= replaced.extent().size_bytes();
+            if is_leased && (is_no_longer || self.can_lease(size_bytes, content.created_ms)) {
                 entry.leased_until_s = leased_until_s;
             }
         }

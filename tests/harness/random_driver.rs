@@ -539,7 +539,7 @@ impl<'a> Driver<'a> {
     fn judge_key(&mut self, key: u32, all: &[&Did]) -> Result<(), String> {
         let now = self.now_ms();
         let (before, mut last_use_ms) = self.before.remove(&key).expect("a key of this step");
-        let (mut may_be, mut was_set) = (before.clone(), false);
+        let (mut may_be, mut was_set, mut is_longer) = (before.clone(), false, false);
         let mut guard = self.guards.get(&key).copied().unwrap_or_default();
         for did in all {
             let is_expired = !was_set && self.is_expired(guard, last_use_ms);
@@ -548,11 +548,7 @@ impl<'a> Driver<'a> {
                 Did::Set(chunk, stored) => {
                     was_set = true;
                     if *stored {
-                        // So it is with its lease.
-                        if may_be.iter().any(|before| before.length < chunk.length) {
-                            guard.may_be_pinned |= guard.pinned;
-                            (guard.pinned, guard.leased_until_ms) = (false, 0);
-                        }
+                        is_longer |= may_be.iter().any(|before| before.length < chunk.length);
                         may_be = vec![*chunk];
                         last_use_ms = now;
                     }
@@ -605,7 +601,7 @@ impl<'a> Driver<'a> {
                     may_be.extend(before.iter().copied());
                 }
                 Did::Purge(false) => {
-                    if guard.pinned {
+                    if guard.pinned && !is_longer {
                         return Err("a purge took it, though it is pinned".into());
                     }
                     (may_be, guard) = (Vec::new(), Guard::default());
@@ -622,12 +618,17 @@ impl<'a> Driver<'a> {
                     }
                 }
                 Did::Unpin(was_pinned) => {
-                    if *was_pinned != guard.pinned && !guard.may_be_pinned {
+                    if *was_pinned != guard.pinned && !guard.may_be_pinned && !is_longer {
                         return Err("it was pinned, or not, without anybody's doing so".into());
                     }
                     (guard.pinned, guard.may_be_pinned) = (false, false);
                 }
             }
+        }
+        // Whatever came first: a longer chunk keeps pin and lease of the one before only within their bounds.
+        if is_longer {
+            guard.may_be_pinned |= guard.pinned;
+            (guard.pinned, guard.leased_until_ms) = (false, 0);
         }
         // Also one that has ended: the clock may be set back.
         if guard.pinned || guard.may_be_pinned || guard.lease_ends_ms > 0 {
