@@ -11,9 +11,10 @@ mod simulated_engine;
 
 use std::sync::Arc;
 
+use common::random::Random;
 use common::{Client, MIB, Memory, config, key, pattern};
 use kvring::{BLOCK_BYTES, Durability};
-use simulated_disk::{Crash, Random, SimulatedDisk};
+use simulated_disk::{Crash, SimulatedDisk};
 use tempfile::TempDir;
 
 /// A store, and the disk it is on.

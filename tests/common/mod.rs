@@ -2,10 +2,13 @@
 #![allow(dead_code, reason = "each test program uses its own part of it")]
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
+pub(crate) mod chunks;
 pub(crate) mod faults;
+pub(crate) mod random;
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -218,6 +221,30 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(Instant::now() < hangs, "{what}: does not come");
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What a directory and everything in it takes: by length, or by blocks, whichever is more.
+pub(crate) fn on_disk_bytes(directory: &Path) -> u64 {
+    let size = |metadata: std::fs::Metadata| {
+        let blocks = metadata.blocks() * 512;
+        if metadata.is_dir() { blocks } else { blocks.max(metadata.len()) }
+    };
+    let own = std::fs::metadata(directory).map_or(0, size);
+    let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    // One that goes away meanwhile takes nothing.
+    own + files.filter_map(|file| file.metadata().ok()).map(size).sum::<u64>()
+}
+
+/// Waits until `waker` rings, or `timeout` is over: what an engine without a device does.
+pub(crate) fn wait_for(waker: &Waker, timeout: Option<Duration>) {
+    // SAFETY: the waker keeps its descriptor open while it lives, and it is borrowed here.
+    let event = unsafe { BorrowedFd::borrow_raw(waker.descriptor()) };
+    let limit = timeout.map_or(PollTimeout::NONE, |timeout| {
+        PollTimeout::try_from(timeout.as_millis() as i32 + 1).unwrap_or(PollTimeout::MAX)
+    });
+    if poll(&mut [PollFd::new(event, PollFlags::POLLIN)], limit) == Ok(1) {
+        nix::unistd::read(event, &mut [0; 8]).unwrap();
     }
 }
 

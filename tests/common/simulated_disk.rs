@@ -18,6 +18,7 @@ use std::time::Duration;
 use kvring::{Config, Connector, OpenError};
 use parking_lot::{Condvar, Mutex};
 
+use crate::common::random::Random;
 use crate::simulated_engine::SimulatedEngine;
 
 pub(crate) const SECTOR_BYTES: usize = 512;
@@ -28,27 +29,6 @@ const FIRST_RECORD_SECTOR: usize = 8;
 const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Sector = [u8; SECTOR_BYTES];
-
-/// Choices by a seed, the same on every machine.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        // The first numbers of neighbouring seeds are alike.
-        for _ in 0..4 {
-            random.below(2);
-        }
-        random
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
-    }
-}
 
 /// How a session ends without being asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

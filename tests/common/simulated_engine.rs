@@ -2,16 +2,17 @@
 
 use std::fs::File;
 use std::mem::ManuallyDrop;
-use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
+use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvring::{Action, Engine, EngineError, Reaped, Transfer, Waker};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::simulated_disk::{Random, SimulatedDisk};
+use crate::common::random::Random;
+use crate::common::wait_for;
+use crate::simulated_disk::SimulatedDisk;
 
 pub(crate) struct SimulatedEngine {
     disk: Arc<SimulatedDisk>,
@@ -82,14 +83,7 @@ impl Engine for SimulatedEngine {
     ) -> Result<(), EngineError> {
         if self.done.is_empty() && timeout != Some(Duration::ZERO) {
             self.disk.set_idle(true);
-            // SAFETY: the waker lives as long as this engine.
-            let event = unsafe { BorrowedFd::borrow_raw(self.waker.descriptor()) };
-            let limit = timeout.map_or(PollTimeout::NONE, |timeout| {
-                PollTimeout::try_from(timeout.as_millis() as i32 + 1).unwrap_or(PollTimeout::MAX)
-            });
-            if poll(&mut [PollFd::new(event, PollFlags::POLLIN)], limit) == Ok(1) {
-                nix::unistd::read(event, &mut [0; 8]).unwrap();
-            }
+            wait_for(&self.waker, timeout);
             self.disk.set_idle(false);
         }
         // Completions come in any order.

@@ -28,11 +28,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use clap::Parser;
+use common::random::Random;
 use common::{Client, MIB, Memory, config};
 use kvring::{BLOCK_BYTES, Durability};
 use oracle::{KEYS, Oracle, content, length, name};
 use plan::{End, Plan, Session};
-use simulated_disk::{Crash, Random, SimulatedDisk};
+use simulated_disk::{Crash, SimulatedDisk};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 16 * MIB;

@@ -1,6 +1,6 @@
 //! What a seed stands for: the life of one store, session by session.
 
-use super::simulated_disk::Random;
+use super::common::random::Random;
 
 const MAX_STEPS: u64 = 25;
 const MAX_POWER_LOSSES: u64 = 4;

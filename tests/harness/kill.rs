@@ -25,6 +25,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
+use common::random::Random;
 use common::{Client, MIB, Memory, config, key, pattern};
 use kvring::{Connector, Durability};
 use oracle::Oracle;
@@ -68,22 +69,6 @@ struct Arguments {
     /// Time that closing has for what is begun, in milliseconds.
     #[arg(long, hide = true, default_value_t = 0)]
     drain_ms: u64,
-}
-
-/// A small generator of our own: the choices are to be the same for a seed on every machine.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
-    }
 }
 
 fn name(number: u64) -> String {

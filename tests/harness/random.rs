@@ -20,6 +20,8 @@ mod content;
 mod disk;
 #[path = "random_driver.rs"]
 mod driver;
+#[path = "random_judge.rs"]
+mod judge;
 #[path = "random_ledger.rs"]
 mod ledger;
 #[path = "random_plan.rs"]
@@ -35,12 +37,14 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use common::Client;
+use common::on_disk_bytes;
+use common::random::Random;
 use content::{Arena, Contents};
 use disk::TagDisk;
-use driver::{Driver, on_disk_bytes};
+use driver::Driver;
 use kvring::{Clock, Config, Connector};
 use ledger::{Ledger, Tally};
-use plan::{End, MIB, Random, Session};
+use plan::{End, MIB, Session};
 
 const SIMULATED: &str = "simulated";
 /// The first time on the clock: late enough to be set back.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use kvring::{AlignedBlock, BLOCK_BYTES, CallerBuffer};
 
+use super::common::random::Random;
 use super::disk::TAG_BYTES;
 use super::ledger::Chunk;
-use super::plan::{LONGEST, Random};
+use super::plan::LONGEST;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 

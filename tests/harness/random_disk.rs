@@ -3,7 +3,7 @@
 //! any transfer: what it leaves is put in place before the next one starts.
 
 use std::fs::File;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ use std::time::Duration;
 use kvring::{
     Action, BLOCK_BYTES, Config, Connector, Engine, EngineError, Reaped, Transfer, Waker,
 };
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
-use super::plan::Random;
+use super::common::random::Random;
+use super::common::wait_for;
 
 const INDEX: &str = "index.kvring";
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -220,14 +220,7 @@ impl Engine for TagEngine {
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError> {
         if self.done.is_empty() && timeout != Some(Duration::ZERO) {
-            // SAFETY: the waker lives as long as this engine.
-            let event = unsafe { BorrowedFd::borrow_raw(self.waker.descriptor()) };
-            let limit = timeout.map_or(PollTimeout::NONE, |timeout| {
-                PollTimeout::try_from(timeout.as_millis() as i32 + 1).unwrap_or(PollTimeout::MAX)
-            });
-            if poll(&mut [PollFd::new(event, PollFlags::POLLIN)], limit) == Ok(1) {
-                nix::unistd::read(event, &mut [0; 8]).unwrap();
-            }
+            wait_for(&self.waker, timeout);
         }
         // Completions come in any order, some of them later.
         let stays = self.random.below(1 + self.done.len() as u64 / 2) as usize;
