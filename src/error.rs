@@ -39,6 +39,16 @@ pub enum ConfigError {
         /// What it says.
         meaning: &'static str,
     },
+    /// Paths and capacities do not pair up.
+    #[error(
+        "{paths} paths but {capacities} capacities; give one capacity for all, or one for each path"
+    )]
+    Capacities {
+        /// Number of paths.
+        paths: usize,
+        /// Number of capacities.
+        capacities: usize,
+    },
     /// The watermarks are the wrong way round.
     #[error("low_watermark = {low} is above high_watermark = {high}; it must not be")]
     Watermarks {
@@ -162,6 +172,23 @@ pub enum OpenError {
         found: u32,
         /// Highest version understood here.
         supported: u32,
+    },
+    /// Two of the paths lead to one store.
+    #[error("{path} and {other} are the same store; name each once")]
+    SameStore {
+        /// One of them.
+        path: PathBuf,
+        /// The other one.
+        other: PathBuf,
+    },
+    /// The store is one of several that share keys, and the others are not these.
+    #[error(
+        "{path} belongs to another set of paths, of which none is here; leave it out, open it with its own, or empty it \
+         (the store was left as it is)"
+    )]
+    ForeignVolume {
+        /// The store.
+        path: PathBuf,
     },
     /// A file or directory cannot be made, opened or read.
     #[error("cannot {action} {path}: {source}")]

@@ -36,6 +36,45 @@ impl Digest {
     }
 }
 
+/// A key of a batch, with its digest.
+pub(crate) trait Keyed {
+    fn key(&self) -> &str;
+    fn digest(&self) -> Digest;
+}
+
+impl<K: AsRef<str>> Keyed for K {
+    fn key(&self) -> &str {
+        self.as_ref()
+    }
+
+    fn digest(&self) -> Digest {
+        Digest::of(self.as_ref())
+    }
+}
+
+/// A key whose digest is known already.
+#[derive(Clone, Copy)]
+pub(crate) struct Hashed<'key> {
+    pub(crate) key: &'key str,
+    pub(crate) digest: Digest,
+}
+
+impl<'key> Hashed<'key> {
+    pub(crate) fn of(key: &'key str) -> Self {
+        Self { key, digest: Digest::of(key) }
+    }
+}
+
+impl Keyed for Hashed<'_> {
+    fn key(&self) -> &str {
+        self.key
+    }
+
+    fn digest(&self) -> Digest {
+        self.digest
+    }
+}
+
 /// Whose chunk a key names: the model and, where there is one, the cache salt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace<'key> {

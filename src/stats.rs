@@ -1,5 +1,7 @@
 //! Counters. Each is named once, here; `stats()` shows them under the same names.
 
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that only grows.
@@ -113,17 +115,21 @@ counters! {
     abandoned,
 }
 
-/// State of the store at one moment.
-#[derive(Clone, Debug)]
-pub struct Stats {
-    /// Engine that moves the bytes, with the flags it got.
+/// State of what is at one path, at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct PathStats {
+    /// The path.
+    pub path: PathBuf,
+    /// Whether it is in use; if not, its keys are missed, and it counts in no sum.
+    pub in_use: bool,
+    /// Why it has failed; empty if it works. A path that is the last one stays in use.
+    pub reason: String,
+    /// Engine that moves the bytes, with the flags it got; of several paths, all different ones.
     pub engine: String,
     /// Whether transfers bypass the page cache.
     pub direct_io: bool,
     /// Alignment in bytes that caller memory needs to be used in place.
     pub memory_alignment_bytes: u64,
-    /// Longest chunk this store takes.
-    pub max_chunk_bytes: u64,
     /// Keys held.
     pub keys: u64,
     /// Payload bytes held.
@@ -150,6 +156,68 @@ pub struct Stats {
     pub would_hit_at_1_5x: u64,
     /// The same with twice the capacity.
     pub would_hit_at_2x: u64,
+}
+
+impl PathStats {
+    /// Of a path that opening left out.
+    pub(crate) fn absent(path: &Path, reason: &str) -> Self {
+        Self { path: path.to_owned(), reason: reason.to_owned(), ..Self::default() }
+    }
+
+    /// What is at several paths, as if they were one; those that are not in use do not count.
+    pub(crate) fn of_all(all: &[Self]) -> Self {
+        let mut total = Self { in_use: true, direct_io: true, ..Self::default() };
+        let mut engines: Vec<&str> = Vec::new();
+        for one in all.iter().filter(|one| one.in_use) {
+            if !engines.contains(&one.engine.as_str()) {
+                engines.push(&one.engine);
+            }
+            total.direct_io &= one.direct_io;
+            total.memory_alignment_bytes =
+                total.memory_alignment_bytes.max(one.memory_alignment_bytes);
+            total.keys += one.keys;
+            total.held_bytes += one.held_bytes;
+            total.records += one.records;
+            total.index_pages_lost += one.index_pages_lost;
+            total.allocated_bytes += one.allocated_bytes;
+            total.capacity_bytes += one.capacity_bytes;
+            total.used_bytes += one.used_bytes;
+            total.data_files += one.data_files;
+            total.leased_bytes += one.leased_bytes;
+            total.pinned_bytes += one.pinned_bytes;
+            total.discarded_at_open += one.discarded_at_open;
+            total.would_hit_at_1_5x += one.would_hit_at_1_5x;
+            total.would_hit_at_2x += one.would_hit_at_2x;
+        }
+        total.engine = engines.join("; ");
+        total
+    }
+
+    /// Its numbers, by name.
+    pub fn numbers(&self) -> [(&'static str, u64); 13] {
+        [
+            ("keys", self.keys),
+            ("held_bytes", self.held_bytes),
+            ("records", self.records),
+            ("index_pages_lost", self.index_pages_lost),
+            ("allocated_bytes", self.allocated_bytes),
+            ("capacity_bytes", self.capacity_bytes),
+            ("used_bytes", self.used_bytes),
+            ("data_files", self.data_files),
+            ("leased_bytes", self.leased_bytes),
+            ("pinned_bytes", self.pinned_bytes),
+            ("discarded_at_open", self.discarded_at_open),
+            ("would_hit_at_1_5x", self.would_hit_at_1_5x),
+            ("would_hit_at_2x", self.would_hit_at_2x),
+        ]
+    }
+}
+
+/// State of the store at one moment.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// Longest chunk this store takes.
+    pub max_chunk_bytes: u64,
     /// Operations submitted and not yet completed.
     pub in_flight: u64,
     /// SETs that are not answered yet.
@@ -167,6 +235,18 @@ pub struct Stats {
     pub latencies: Vec<(String, u64)>,
     /// All counters, by name.
     pub counters: Vec<(&'static str, u64)>,
+    /// What is at all paths in use together; its fields are those of [`Stats`] as well.
+    pub total: PathStats,
+    /// What is at each path.
+    pub paths: Vec<PathStats>,
+}
+
+impl Deref for Stats {
+    type Target = PathStats;
+
+    fn deref(&self) -> &PathStats {
+        &self.total
+    }
 }
 
 /// Counters of one part of the store, by name.
@@ -189,7 +269,7 @@ impl Stats {
             ("ssd_save_not_admitted", of("set_not_admitted") + of("set_over_write_budget")),
             (
                 "ssd_stale_index_cleaned",
-                self.discarded_at_open + of("checksum_mismatch") + of("read_errors"),
+                self.total.discarded_at_open + of("checksum_mismatch") + of("read_errors"),
             ),
             ("ssd_hash_collision_detected", of("hash_collision")),
             ("ssd_evicted", of("evicted")),
@@ -198,8 +278,8 @@ impl Stats {
             ("ssd_expired_bytes", of("expired_bytes")),
             ("ssd_written_bytes", of("written_bytes")),
             ("ssd_read_bytes", of("read_bytes")),
-            ("ssd_used_bytes", self.used_bytes),
-            ("ssd_capacity_bytes", self.capacity_bytes),
+            ("ssd_used_bytes", self.total.used_bytes),
+            ("ssd_capacity_bytes", self.total.capacity_bytes),
         ];
         let writer = vec![
             ("writer_enqueue_total", of("set_queued")),
@@ -215,8 +295,8 @@ impl Stats {
             ("kv_lookup_miss", of("exists_misses")),
             ("kv_promote_hits", of("get_hits")),
             ("kv_promote_fail", of("get_misses")),
-            ("kv_lookup_would_hit_at_1_5x", self.would_hit_at_1_5x),
-            ("kv_lookup_would_hit_at_2x", self.would_hit_at_2x),
+            ("kv_lookup_would_hit_at_1_5x", self.total.would_hit_at_1_5x),
+            ("kv_lookup_would_hit_at_2x", self.total.would_hit_at_2x),
         ];
         [("storage", storage), ("writer", writer), ("lookup", lookup)]
     }

@@ -218,9 +218,11 @@ impl Connector {
             let stats = py.detach(|| self.core.stats());
             format!("{} keys, {} bytes", stats.keys, stats.held_bytes)
         };
+        let paths: Vec<_> = config.paths.iter().map(|path| format!("{path:?}")).collect();
         format!(
-            "kvring.Connector(path={:?}, capacity={}): {state}",
-            config.path, config.capacity_bytes
+            "kvring.Connector(path={}, capacity={}): {state}",
+            paths.join(", "),
+            config.capacity_bytes()
         )
     }
 }

@@ -152,7 +152,7 @@ impl LoadRun {
         all.set_item("closed_in_order", report.closed_in_order)?;
         all.set_item("messages", report.messages)?;
         let store = PyDict::new(py);
-        store.set_item("engine", report.stats.engine)?;
+        store.set_item("engine", report.stats.engine.as_str())?;
         store.set_item("direct_io", report.stats.direct_io)?;
         store.set_item("memory_alignment_bytes", report.stats.memory_alignment_bytes)?;
         store.set_item("capacity_bytes", report.stats.capacity_bytes)?;

@@ -2,7 +2,7 @@
 
 use kvring::{Config, ConfigError, OPTIONS, OptionValue};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 /// A value as the core takes it. Paths (`os.PathLike`) become strings; what no option takes becomes its own text, so that
 /// the core refuses it by name, with what the option does take.
@@ -20,6 +20,11 @@ fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     }
     if let Ok(text) = value.cast::<PyString>() {
         return text.extract().map(OptionValue::Text).or_else(|_| other());
+    }
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        let values: PyResult<Vec<_>> =
+            value.try_iter()?.map(|value| option_value(&value?)).collect();
+        return values.map(OptionValue::List).or_else(|_| other());
     }
     if let Ok(values) = value.cast::<PyDict>() {
         return option_values(Some(values)).map(OptionValue::Map).or_else(|_| other());

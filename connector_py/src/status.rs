@@ -1,6 +1,6 @@
 //! What a store tells of itself, as dicts.
 
-use kvring::{NamespaceUsage, Recovery, Stats};
+use kvring::{NamespaceUsage, PathStats, Recovery, Stats};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -21,29 +21,21 @@ pub(crate) fn recovery_dict<'py>(
     all.set_item("overlapping", recovery.overlapping)?;
     all.set_item("duplicate", recovery.duplicate)?;
     all.set_item("expired", recovery.expired)?;
+    all.set_item("moved", recovery.moved)?;
+    all.set_item("stale", recovery.stale)?;
     Ok(all)
 }
 
-/// State and counters, flat.
+/// State and counters, flat but for what is at each path.
 pub(crate) fn stats_dict(py: Python<'_>, stats: Stats) -> PyResult<Bound<'_, PyDict>> {
     let all = PyDict::new(py);
-    all.set_item("engine", stats.engine)?;
+    all.set_item("engine", stats.engine.as_str())?;
     all.set_item("direct_io", stats.direct_io)?;
     all.set_item("memory_alignment_bytes", stats.memory_alignment_bytes)?;
     all.set_item("max_chunk_bytes", stats.max_chunk_bytes)?;
-    all.set_item("keys", stats.keys)?;
-    all.set_item("held_bytes", stats.held_bytes)?;
-    all.set_item("records", stats.records)?;
-    all.set_item("index_pages_lost", stats.index_pages_lost)?;
-    all.set_item("allocated_bytes", stats.allocated_bytes)?;
-    all.set_item("capacity_bytes", stats.capacity_bytes)?;
-    all.set_item("used_bytes", stats.used_bytes)?;
-    all.set_item("data_files", stats.data_files)?;
-    all.set_item("leased_bytes", stats.leased_bytes)?;
-    all.set_item("pinned_bytes", stats.pinned_bytes)?;
-    all.set_item("discarded_at_open", stats.discarded_at_open)?;
-    all.set_item("would_hit_at_1_5x", stats.would_hit_at_1_5x)?;
-    all.set_item("would_hit_at_2x", stats.would_hit_at_2x)?;
+    for (name, value) in stats.numbers() {
+        all.set_item(name, value)?;
+    }
     all.set_item("in_flight", stats.in_flight)?;
     all.set_item("set_queued_operations", stats.set_queued_operations)?;
     all.set_item("set_queued_bytes", stats.set_queued_bytes)?;
@@ -54,6 +46,23 @@ pub(crate) fn stats_dict(py: Python<'_>, stats: Stats) -> PyResult<Bound<'_, PyD
         all.set_item(name, value)?;
     }
     for (name, value) in stats.counters {
+        all.set_item(name, value)?;
+    }
+    let paths: PyResult<Vec<_>> = stats.paths.iter().map(|path| path_dict(py, path)).collect();
+    all.set_item("paths", paths?)?;
+    Ok(all)
+}
+
+/// State of one path.
+fn path_dict<'py>(py: Python<'py>, path: &PathStats) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    all.set_item("path", &path.path)?;
+    all.set_item("in_use", path.in_use)?;
+    all.set_item("reason", &path.reason)?;
+    all.set_item("engine", &path.engine)?;
+    all.set_item("direct_io", path.direct_io)?;
+    all.set_item("memory_alignment_bytes", path.memory_alignment_bytes)?;
+    for (name, value) in path.numbers() {
         all.set_item(name, value)?;
     }
     Ok(all)

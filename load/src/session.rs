@@ -37,7 +37,7 @@ pub(crate) fn open_store(config: Config, plan: &Plan) -> Result<Connector, LoadE
         );
         return Err(PlanError::Conflict(message).into());
     }
-    let capacity_bytes = config.capacity_bytes;
+    let capacity_bytes = config.capacity_bytes();
     let connector = Connector::open(config)?;
     let (longest_bytes, limit_bytes) =
         (plan.sizes.longest_bytes(), connector.stats().max_chunk_bytes);

@@ -3,7 +3,7 @@
 mod options;
 mod values;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use options::{OPTIONS, OptionSpec};
@@ -62,10 +62,10 @@ pub enum Admission {
 /// Everything that can be set when a store is opened.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Directory of the store.
-    pub path: PathBuf,
-    /// Most bytes the store may take on disk, index included.
-    pub capacity_bytes: u64,
+    /// Where the store lives: one path, or several that share the keys.
+    pub paths: Vec<PathBuf>,
+    /// Most bytes the store may take at each of them, index included.
+    pub capacities_bytes: Vec<u64>,
     /// What the file system keeps free.
     pub min_free: MinFree,
     /// Which chunks go when room is needed.
@@ -145,8 +145,8 @@ impl Config {
         options: impl IntoIterator<Item = (String, OptionValue)>,
     ) -> Result<Self, ConfigError> {
         let mut config = Self {
-            path: PathBuf::new(),
-            capacity_bytes: 0,
+            paths: Vec::new(),
+            capacities_bytes: Vec::new(),
             min_free: MinFree::Auto,
             eviction: Eviction::Lfu,
             high_watermark: 1.0,
@@ -197,6 +197,13 @@ impl Config {
         {
             return Err(ConfigError::Missing { name: spec.name, meaning: spec.meaning });
         }
+        if let [one_for_all] = config.capacities_bytes[..] {
+            config.capacities_bytes = vec![one_for_all; config.paths.len()];
+        }
+        let (paths, capacities) = (config.paths.len(), config.capacities_bytes.len());
+        if paths != capacities {
+            return Err(ConfigError::Capacities { paths, capacities });
+        }
         if config.low_watermark > config.high_watermark {
             return Err(ConfigError::Watermarks {
                 low: config.low_watermark,
@@ -204,6 +211,30 @@ impl Config {
             });
         }
         Ok(config)
+    }
+
+    /// The first path.
+    pub fn path(&self) -> &Path {
+        self.paths.first().map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// Most bytes that the store may take, all paths together.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacities_bytes.iter().sum()
+    }
+
+    /// The part of it that is about path `number` alone: a quota holds there in proportion to the capacity.
+    pub(crate) fn of_path(&self, number: usize) -> Self {
+        let (all_bytes, own_bytes) = (self.capacity_bytes(), self.capacities_bytes[number]);
+        let share = |bytes: u64| {
+            (u128::from(bytes) * u128::from(own_bytes) / u128::from(all_bytes.max(1))) as u64
+        };
+        Self {
+            paths: vec![self.paths[number].clone()],
+            capacities_bytes: vec![own_bytes],
+            quotas: self.quotas.iter().map(|(name, bytes)| (name.clone(), share(*bytes))).collect(),
+            ..self.clone()
+        }
     }
 }
 
@@ -224,11 +255,11 @@ mod tests {
     #[test]
     fn defaults_and_sizes() {
         let config = options(&[]).unwrap();
-        assert_eq!(config.capacity_bytes, 1 << 30);
+        assert_eq!(config.capacity_bytes(), 1 << 30);
         assert_eq!((config.queue_depth, config.max_io_bytes), (128, 512 << 10));
         assert_eq!(config.drain_timeout, Duration::from_secs(5));
         assert_eq!(
-            options(&[("capacity", OptionValue::Text("1.5GB".into()))]).unwrap().capacity_bytes,
+            options(&[("capacity", OptionValue::Text("1.5GB".into()))]).unwrap().capacity_bytes(),
             1_500_000_000
         );
     }

@@ -1,11 +1,10 @@
 //! Every option: name, unit, default, range, meaning, and the code that takes its value.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::values::{
-    OptionValue, duration_within, is_word, number, one_of, share_within, size_within,
-    sizes_by_name, text,
+    OptionValue, duration_within, each, is_word, number, one_of, path, share_within, size_within,
+    sizes_by_name,
 };
 use super::{
     Admission, BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES,
@@ -13,6 +12,7 @@ use super::{
 };
 use crate::error::ConfigError;
 use crate::evict::Eviction;
+use crate::placement::MAX_VOLUMES;
 
 /// Description of one option.
 pub struct OptionSpec {
@@ -35,22 +35,28 @@ pub const OPTIONS: &[OptionSpec] = &[
         name: "path",
         unit: "",
         default: None,
-        range: "a directory",
-        meaning: "where the store lives; the directory is made if it is missing",
+        range: "a directory, or a list of up to 30 of them",
+        meaning: "where the store lives; a directory is made if it is missing; several paths share the keys in proportion to their capacities, and one that fails is left out",
         apply: |config, value| {
-            config.path = PathBuf::from(text(value)?);
-            if config.path.as_os_str().is_empty() { Err("it is empty".into()) } else { Ok(()) }
+            config.paths = each(value).map(path).collect::<Result<_, _>>()?;
+            match config.paths.len() {
+                0 => Err("it is empty".into()),
+                1..=MAX_VOLUMES => Ok(()),
+                count => Err(format!("{count} paths are too many")),
+            }
         },
     },
     OptionSpec {
         name: "capacity",
         unit: "bytes",
         default: None,
-        range: "a number of bytes or a string such as '500GiB', at least 16 MiB",
-        meaning: "most bytes that the store takes on disk, data and index together",
+        range: "a number of bytes or a string such as '500GiB', at least 16 MiB; or a list with one for each path",
+        meaning: "most bytes that the store takes on disk at each path, data and index together",
         apply: |config, value| {
-            config.capacity_bytes = size_within(value, MIN_CAPACITY_BYTES, 1 << 50)?;
-            Ok(())
+            config.capacities_bytes = each(value)
+                .map(|value| size_within(value, MIN_CAPACITY_BYTES, 1 << 50))
+                .collect::<Result<_, _>>()?;
+            if config.capacities_bytes.is_empty() { Err("it is empty".into()) } else { Ok(()) }
         },
     },
     OptionSpec {

@@ -1,5 +1,6 @@
 //! Values as callers give them, and how they are read.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ pub enum OptionValue {
     Float(f64),
     /// A string.
     Text(String),
+    /// Several values.
+    List(Vec<OptionValue>),
     /// Names with a value each.
     Map(Vec<(String, OptionValue)>),
     /// A truth value; no option takes one so far, so that it is refused by name.
@@ -28,6 +31,14 @@ impl std::fmt::Display for OptionValue {
             Self::Integer(value) => write!(formatter, "{value}"),
             Self::Float(value) => write!(formatter, "{value}"),
             Self::Text(value) => write!(formatter, "'{value}'"),
+            Self::List(values) => {
+                formatter.write_str("[")?;
+                for (position, value) in values.iter().enumerate() {
+                    let separator = if position == 0 { "" } else { ", " };
+                    write!(formatter, "{separator}{value}")?;
+                }
+                formatter.write_str("]")
+            }
             Self::Map(values) => {
                 formatter.write_str("{")?;
                 for (position, (name, value)) in values.iter().enumerate() {
@@ -40,6 +51,19 @@ impl std::fmt::Display for OptionValue {
             Self::Other(value) => write!(formatter, "{value}"),
         }
     }
+}
+
+/// The values of a list; a value that is none stands for a list of its own.
+pub(super) fn each(value: &OptionValue) -> impl Iterator<Item = &OptionValue> {
+    match value {
+        OptionValue::List(values) => values.iter(),
+        one => std::slice::from_ref(one).iter(),
+    }
+}
+
+pub(super) fn path(value: &OptionValue) -> Result<PathBuf, String> {
+    let path = text(value)?;
+    if path.is_empty() { Err("it is empty".into()) } else { Ok(path.into()) }
 }
 
 pub(super) fn text(value: &OptionValue) -> Result<&str, String> {
@@ -62,9 +86,10 @@ pub(super) fn number(value: &OptionValue) -> Result<f64, String> {
         OptionValue::Integer(integer) => Ok(*integer as f64),
         OptionValue::Float(float) => Ok(*float),
         OptionValue::Text(text) => text.trim().parse().map_err(|_| "it is not a number".into()),
-        OptionValue::Map(_) | OptionValue::Boolean(_) | OptionValue::Other(_) => {
-            Err("it is not a number".into())
-        }
+        OptionValue::List(_)
+        | OptionValue::Map(_)
+        | OptionValue::Boolean(_)
+        | OptionValue::Other(_) => Err("it is not a number".into()),
     }
 }
 
@@ -86,6 +111,7 @@ pub(super) fn size_within(value: &OptionValue, least: u64, most: u64) -> Result<
         }
         OptionValue::Text(text) => size_bytes(text)?,
         OptionValue::Float(_)
+        | OptionValue::List(_)
         | OptionValue::Map(_)
         | OptionValue::Boolean(_)
         | OptionValue::Other(_) => {

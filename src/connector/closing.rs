@@ -1,11 +1,11 @@
 //! Closing a store, and how it was left.
 
-use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Connector;
-use crate::reactor::{Ending, KeeperThread, Reactors};
+use super::volume::Volume;
+use super::volumes::Watch;
 
 /// How a store was closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,17 @@ pub struct Shutdown {
     pub abandoned: u64,
 }
 
+impl Shutdown {
+    /// How several volumes were left, as if they were one.
+    fn of_all(all: impl Iterator<Item = Self>) -> Self {
+        all.fold(Self { clean: true, partial_flush: false, abandoned: 0 }, |sum, one| Self {
+            clean: sum.clean && one.clean,
+            partial_flush: sum.partial_flush || one.partial_flush,
+            abandoned: sum.abandoned + one.abandoned,
+        })
+    }
+}
+
 impl std::fmt::Display for Shutdown {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let order = if self.clean { "closed in order" } else { "closed, but not in order" };
@@ -28,7 +39,7 @@ impl std::fmt::Display for Shutdown {
 impl Connector {
     /// [`Connector::close_within`] the configured `drain_timeout_s`.
     pub fn close(&self) -> Shutdown {
-        self.close_within(self.shared.config.drain_timeout)
+        self.close_within(self.config.drain_timeout)
     }
 
     /// Takes nothing new, works on what is queued for at most `drain_timeout`, waits for what is in the kernel, notes
@@ -47,43 +58,19 @@ impl Connector {
         }
         self.closed.store(true, Ordering::Release);
         drop(self.gate.write());
-        self.shared.stop(drain_timeout);
-        // It frees places: not behind the back of who gives up the files.
-        let keeper = self.keeper.lock().take();
-        keeper.into_iter().for_each(KeeperThread::end);
-        let reactors = self.reactors.lock().take();
-        let ending = reactors.map_or(Ending::Leaked, Reactors::join);
+        self.watch.lock().take().into_iter().for_each(Watch::end);
+        // All of them at once: each has the whole time.
+        self.volumes.all().iter().for_each(|volume| volume.shared.stop(drain_timeout));
+        let closed = self.volumes.all().iter().map(Volume::close).enumerate();
+        let done = Shutdown::of_all(closed.map(|(number, done)| {
+            // What is out of use is outdated anyway.
+            Shutdown { clean: done.clean || !self.volumes.is_live(number), ..done }
+        }));
         let mut untaken = Vec::new();
         self.completions.drain(&mut untaken);
         drop(untaken);
-        // A leak means that the kernel may still write: the lock stays until it is done, or this process is.
-        let clean = ending != Ending::Leaked && self.release(ending == Ending::Orderly);
-        let abandoned = self.shared.counters.abandoned.get();
-        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
-        log::info!("{}: {done}", self.shared.config.path.display());
         *shutdown = Some(done);
         done
-    }
-
-    /// Notes the clean shutdown if it was one, and gives up the locks. Says whether it is noted.
-    fn release(&self, orderly: bool) -> bool {
-        let (store, index) = (&self.shared.store, &self.shared.index);
-        let path = self.shared.config.path.display();
-        let note = || {
-            // The data first: a clean flag must not be on disk before what it vouches for.
-            store.sync()?;
-            index.table().sync()?;
-            index.write_session(self.shared.config.clock.now_ms(), true)?;
-            index.table().sync()
-        };
-        let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
-        if let Err(error) = &noted {
-            log::error!("{path} is not marked as closed in order: {error}");
-        }
-        if let Err(error) = store.give_up().and_then(|()| index.table().give_up()) {
-            log::error!("{path} stays locked until this process ends: {error}");
-        }
-        noted.is_ok()
     }
 }
 

@@ -1,10 +1,12 @@
 //! The contract with LMCache: submit, drain, close. Everything here returns at once except `open` and `close`.
 
 mod closing;
+mod joining;
 mod status;
 mod upkeep;
+mod volume;
+mod volumes;
 
-use std::io;
 use std::iter::repeat_n;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -14,32 +16,32 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 pub use closing::Shutdown;
+use joining::{Joined, open_all};
+use volume::Volume;
+use volumes::{Volumes, Watch, alarms};
 
 use crate::backlog::{Amount, Backlog};
 use crate::batch::Batch;
-use crate::budget::Budget;
 use crate::buffer::CallerBuffer;
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
-use crate::config::{Config, Durability};
+use crate::config::Config;
 use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
-use crate::index::{EnteredGet, EnteredSet, Index, Recovery, Rules};
+use crate::index::{EnteredGet, EnteredSet, Recovery};
 use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
-use crate::reactor::{GetRequest, KeeperThread, Operation, Reactors, SetRequest, Shared, Spread};
+use crate::reactor::{GetRequest, Operation, SetRequest, Shared};
 use crate::schedule::Class;
-use crate::store::extents::ExtentStore;
 
 /// An open store.
 pub struct Connector {
-    shared: Arc<Shared>,
-    budget: Arc<Budget>,
-    completions: Arc<CompletionQueue>,
+    config: Config,
+    volumes: Arc<Volumes>,
     recovery: Recovery,
-    engine: String,
-    reactors: Mutex<Option<Reactors>>,
-    keeper: Mutex<Option<KeeperThread>>,
+    completions: Arc<CompletionQueue>,
+    max_chunk_bytes: u64,
     backlog: Arc<Backlog>,
+    watch: Mutex<Option<Watch>>,
     closed: AtomicBool,
     shutdown: Mutex<Option<Shutdown>>,
     /// Held by every submit, taken for good by `close`: no submit is under way when the files are given up.
@@ -53,7 +55,7 @@ impl Connector {
     ///
     /// # Errors
     /// `OpenError` when another owner is alive, the format is newer, the path or its permissions are wrong, or io_uring
-    /// cannot be had. Damage is no error: see [`Connector::recovery`].
+    /// cannot be had. Damage is no error: see [`Connector::recovery`]. Of several paths one whose device is gone is left out.
     pub fn open(config: Config) -> Result<Self, OpenError> {
         let registered_files = config.registered_files;
         Self::open_with_engine(config, move |queue_depth, waker| {
@@ -72,56 +74,46 @@ impl Connector {
         E: Engine,
         M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
-        let path = config.path.clone();
-        let io_error = |action| move |source| OpenError::Io { action, path, source };
-        std::fs::create_dir_all(&config.path).map_err(io_error.clone()("make the directory"))?;
-        let completions =
-            Arc::new(CompletionQueue::new().map_err(io_error.clone()("make an eventfd for"))?);
-        let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
-        let wakers = wakers.map_err(io_error.clone()("make an eventfd for"))?;
-        let budget = Budget::new(config.capacity_bytes).with_floor(&config.path, config.min_free);
-        let budget = Arc::new(budget);
-        let rules = Rules {
-            capacity_bytes: config.capacity_bytes,
-            eviction: config.eviction,
-            quotas: config.quotas.clone(),
-            ttl_ms: config.ttl.map(|ttl| ttl.as_millis() as u64),
-            boot: config.boot,
-            lease_s: config.lease_s,
+        let io_error = |action| {
+            let path = config.path().to_owned();
+            move |source| OpenError::Io { action, path, source }
         };
-        let now_ms = config.clock.now_ms();
-        let (index, store, recovery, suspects) =
-            Index::open(&config.path, &budget, rules, now_ms, |owner, mean_use_by_file| {
-                ExtentStore::open(&config.path, Arc::clone(&budget), owner, mean_use_by_file)
-            })?;
-        index
-            .table()
-            .prepare_syncs(config.io_threads)
-            .map_err(io_error.clone()("open the index of"))?;
-        log::info!("{}: {recovery}", config.path.display());
+        let completions =
+            Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
+        let Joined { opened, absent, placement, epoch } = open_all(&config, &completions)?;
+        let (alarm, alarms) = alarms();
+        let make_engine = Arc::new(Mutex::new(make_engine));
+        let mut all: Vec<Volume> = Vec::new();
+        for (number, volume) in opened.into_iter().enumerate() {
+            volume.shared.health.set_alarm(number, Some(alarm.clone()));
+            match volume.start(&make_engine) {
+                Ok(volume) => all.push(volume),
+                Err(error) => {
+                    all.iter().for_each(|volume| volume.shared.stop(Duration::ZERO));
+                    for volume in &all {
+                        let _ = volume.close();
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let max_chunk_bytes = all.iter().map(|volume| volume.shared.store.max_chunk_bytes()).min();
+        let recovery = Recovery::of_all(all.iter().map(|volume| &volume.recovery));
+        let volumes = Arc::new(Volumes::new(all, absent, placement, epoch));
+        let watch =
+            Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"))?;
         let backlog = Backlog::new(Amount {
             operations: config.set_queue_operations,
             bytes: config.set_queue_bytes,
         });
-        let shared = Shared::new(config, index, Box::new(store), Arc::clone(&completions), wakers);
-        let shared = Arc::new(shared);
-        let reactors = Reactors::start(&shared, suspects, make_engine)?;
-        let engine = reactors.engine.clone();
-        if let Err(source) = begin_session(&shared) {
-            shared.stop(Duration::ZERO);
-            let _ = reactors.join();
-            return Err(io_error("write the index of")(source));
-        }
-        let keeper = KeeperThread::start(&shared).map_err(io_error("start a thread for"))?;
         Ok(Self {
-            keeper: Mutex::new(Some(keeper)),
-            shared,
-            budget,
-            completions,
+            config,
+            volumes,
             recovery,
-            engine,
-            reactors: Mutex::new(Some(reactors)),
+            completions,
+            max_chunk_bytes: max_chunk_bytes.unwrap_or(0),
             backlog,
+            watch: Mutex::new(Some(watch)),
             closed: AtomicBool::new(false),
             shutdown: Mutex::new(None),
             gate: RwLock::new(()),
@@ -152,25 +144,32 @@ impl Connector {
             return Ok(self.answer(Vec::new(), keep_alive));
         }
         let future_id = self.future_id();
-        let (now_ms, submitted) = (self.shared.config.clock.now_ms(), Instant::now());
-        let mut spread = Spread::new(&self.shared, Class::Get, keys.len());
+        let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
+        let route = self.volumes.route();
+        let mut spreads = route.spreads(Class::Get, keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         let digests: Vec<Digest> = keys.iter().map(|key| Digest::of(key.as_ref())).collect();
-        self.shared.index.prefetch_each(keys, &digests);
+        if let Some(volume) = route.only() {
+            volume.index().prefetch_each(keys, &digests);
+        }
         for (((item, key), digest), buffer) in items.zip(keys).zip(digests).zip(buffers) {
             let key = key.as_ref();
             let request = GetRequest { item, buffer: *buffer, submitted };
             let length_bytes = buffer.length_bytes() as u64;
-            match self.shared.index.enter_get(digest, key, length_bytes, now_ms, request) {
-                EnteredGet::Hit(request, pin) => spread.add(Operation::Get(request, pin)),
+            let number = route.number_of(digest);
+            let shared = &self.volumes.all()[number].shared;
+            match shared.index.enter_get(digest, key, length_bytes, now_ms, request) {
+                EnteredGet::Hit(request, pin) => {
+                    spreads.of(number).add(Operation::Get(request, pin));
+                }
                 EnteredGet::Miss(request) => {
-                    self.shared.counters.get_misses.add(1);
+                    shared.counters.get_misses.add(1);
                     request.item.miss();
                 }
                 EnteredGet::Waits => {}
             }
         }
-        self.shared.push(spread);
+        spreads.push();
         self.completions.announce();
         Ok(future_id)
     }
@@ -192,7 +191,7 @@ impl Connector {
     ) -> Result<u64, SubmitError> {
         let mut gate = self.enter(keys)?;
         check_counts(keys.len(), buffers.len())?;
-        let limit_bytes = self.shared.store.max_chunk_bytes();
+        let limit_bytes = self.max_chunk_bytes;
         let fits =
             |buffer: &CallerBuffer| (1..=limit_bytes).contains(&(buffer.length_bytes() as u64));
         if let Some(position) = buffers.iter().position(|buffer| !fits(buffer)) {
@@ -206,7 +205,7 @@ impl Connector {
             operations: keys.len() as u64,
             bytes: buffers.iter().map(|buffer| buffer.length_bytes() as u64).sum(),
         };
-        let config = &self.shared.config;
+        let config = &self.config;
         let mut admitted = self.backlog.admit(wanted, Duration::ZERO);
         if admitted.is_none() && config.blocks {
             // Not with the gate: close() and other submits would wait as well.
@@ -219,9 +218,9 @@ impl Connector {
             return Ok(self.reject_full(keys.len(), keep_alive));
         };
         let future_id = self.future_id();
-        let (now_ms, submitted) = (self.shared.config.clock.now_ms(), Instant::now());
-        let mut spread = Spread::new(&self.shared, Class::Set, keys.len());
-        self.shared.counters.set_queued.add(keys.len() as u64);
+        let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
+        let route = self.volumes.route();
+        let mut spreads = route.spreads(Class::Set, keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         let mut fingerprints = Fingerprints::default();
         for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
@@ -238,18 +237,21 @@ impl Connector {
                 has_waited: false,
                 share,
             };
-            match self.shared.index.enter_set(digest, &key, now_ms, request) {
-                EnteredSet::Ready(request) => spread.add(Operation::Set(request)),
+            let number = route.number_of(digest);
+            let shared = &self.volumes.all()[number].shared;
+            shared.counters.set_queued.add(1);
+            match shared.index.enter_set(digest, &key, now_ms, request) {
+                EnteredSet::Ready(request) => spreads.of(number).add(Operation::Set(request)),
                 EnteredSet::Collides(request) => {
-                    self.shared.counters.hash_collision.add(1);
+                    shared.counters.hash_collision.add(1);
                     log::warn!("key '{key}' has the digest of another key: not stored for an hour");
-                    self.refuse(request);
+                    refuse(request, shared);
                 }
-                EnteredSet::Quarantined(request) => self.refuse(request),
+                EnteredSet::Quarantined(request) => refuse(request, shared),
                 EnteredSet::Waits => {}
             }
         }
-        self.shared.push(spread);
+        spreads.push();
         self.completions.announce();
         drop(gate);
         Ok(future_id)
@@ -262,12 +264,12 @@ impl Connector {
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let now_ms = self.shared.config.clock.now_ms();
-        let (results, refused) = self.shared.index.contains_each(keys, now_ms);
-        self.shared.counters.leases_refused.add(refused);
-        let hits = results.iter().filter(|hit| **hit).count() as u64;
-        self.shared.counters.exists_hits.add(hits);
-        self.shared.counters.exists_misses.add(results.len() as u64 - hits);
+        let now_ms = self.config.clock.now_ms();
+        let route = self.volumes.route();
+        let results = match route.only() {
+            Some(volume) => volume.contains_each(keys, now_ms),
+            None => route.ask_each(keys, |volume, keys| volume.contains_each(keys, now_ms)),
+        };
         Ok(self.answer(results, Box::new(())))
     }
 
@@ -280,19 +282,21 @@ impl Connector {
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         let now = Instant::now();
-        let mut freed = Spread::new(&self.shared, Class::Delete, 0);
-        let mut removed = 0;
+        let route = self.volumes.route();
+        let mut freed = route.spreads(Class::Delete, 0);
         for key in keys {
             let digest = Digest::of(key.as_ref());
-            let (found, extent) = self.shared.index.delete(digest, key.as_ref());
-            removed += u64::from(found);
+            let number = route.number_of(digest);
+            let shared = &self.volumes.all()[number].shared;
+            let (found, extent) = shared.index.delete(digest, key.as_ref());
+            let counters = &shared.counters;
+            let counter = if found { &counters.deleted } else { &counters.delete_absent };
+            counter.add(1);
             if let Some(extent) = extent {
-                freed.add(Operation::Free(extent, now));
+                freed.of(number).add(Operation::Free(extent, now));
             }
         }
-        self.shared.counters.deleted.add(removed);
-        self.shared.counters.delete_absent.add(keys.len() as u64 - removed);
-        self.shared.push(freed);
+        freed.push();
         Ok(self.answer(vec![true; keys.len()], Box::new(())))
     }
 
@@ -324,20 +328,13 @@ impl Connector {
         }
     }
 
-    /// Fails a SET whose key must not be stored.
-    fn refuse(&self, request: SetRequest) {
-        self.shared.counters.set_failed.add(1);
-        let SetRequest { item, key, share, .. } = request;
-        drop(share);
-        item.fail(|| format!("key '{key}' has the digest of another key: not stored for an hour"));
-    }
-
     /// Completes a batch of SETs that there is no room for in the queue.
     fn reject_full(&self, keys: usize, keep_alive: KeepAlive) -> u64 {
-        let counters = &self.shared.counters;
+        // No path's more than another's: the first one counts them.
+        let counters = &self.volumes.all()[0].shared.counters;
         counters.set_failed.add(keys as u64);
         counters.set_rejected_queue_full.add(keys as u64);
-        let (queued, config) = (self.backlog.queued(), &self.shared.config);
+        let (queued, config) = (self.backlog.queued(), &self.config);
         let error = format!(
             "queue full: {} SETs of {} bytes are under way, the limits are set_queue_operations = {} and \
              set_queue_bytes = {}; store more slowly or raise them",
@@ -375,14 +372,12 @@ impl Connector {
     }
 }
 
-/// Notes durably that the store is open. In `persistent`, what an earlier owner left counts as durable from here on, so
-/// that is made durable first.
-fn begin_session(shared: &Shared) -> io::Result<()> {
-    if shared.config.durability == Durability::Persistent {
-        shared.store.sync()?;
-    }
-    shared.index.write_session(shared.config.clock.now_ms(), false)?;
-    shared.index.table().sync()
+/// Fails a SET whose key must not be stored.
+fn refuse(request: SetRequest, shared: &Shared) {
+    shared.counters.set_failed.add(1);
+    let SetRequest { item, key, share, .. } = request;
+    drop(share);
+    item.fail(|| format!("key '{key}' has the digest of another key: not stored for an hour"));
 }
 
 fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {
@@ -404,7 +399,8 @@ mod tests {
         let mut byte = 0;
         let key: Arc<str> = "k".into();
         let mut items = Batch::start(7, 1, Box::new(()), &connector.completions);
-        connector.refuse(SetRequest {
+        let shared = &connector.volumes.all()[0].shared;
+        let request = SetRequest {
             item: items.next().unwrap(),
             // SAFETY: a refused chunk is not looked at, and the byte lives longer.
             buffer: unsafe { CallerBuffer::new(&raw mut byte, 1) },
@@ -414,12 +410,13 @@ mod tests {
             has_waited: false,
             submitted: Instant::now(),
             share: Arc::new(share.unwrap()),
-        });
+        };
+        refuse(request, shared);
         let mut completions = Vec::new();
         connector.drain(&mut completions);
         assert_eq!((completions[0].future_id, completions[0].ok), (7, false));
         assert!(completions[0].error.contains("'k' has the digest of another key"));
         assert_eq!(connector.backlog.queued(), Amount::default());
-        assert_eq!(connector.shared.counters.set_failed.get(), 1);
+        assert_eq!(shared.counters.set_failed.get(), 1);
     }
 }

@@ -3,21 +3,23 @@
 use std::sync::atomic::Ordering;
 
 use super::Connector;
+use super::volume::Volume;
 use crate::backlog::Amount;
 use crate::config::Config;
 use crate::index::Recovery;
-use crate::stats::Stats;
+use crate::reactor::Latencies;
+use crate::stats::{PathStats, Stats};
 use crate::store::StoreUsage;
 
 impl Connector {
-    /// What opening found and threw out.
+    /// What opening found and threw out, all paths together.
     pub fn recovery(&self) -> &Recovery {
         &self.recovery
     }
 
     /// Options in force.
     pub fn config(&self) -> &Config {
-        &self.shared.config
+        &self.config
     }
 
     /// Whether `close` was called.
@@ -27,49 +29,73 @@ impl Connector {
 
     /// State and counters now; in a fork of the owner without `records`, `allocated_bytes` and `data_files`.
     pub fn stats(&self) -> Stats {
-        let geometry = self.shared.store.geometry();
         // In a fork, a lock that another thread held at that moment is held for ever: none is taken there.
         let is_owner = self.process_id == std::process::id();
-        let usage = if is_owner { self.shared.store.usage() } else { StoreUsage::default() };
         let queued = if is_owner { self.backlog.queued() } else { Amount::default() };
+        let mut latencies = Latencies::new();
+        let mut counters: Vec<(&'static str, u64)> = Vec::new();
+        let mut paths = Vec::new();
+        for (number, volume) in self.volumes.all().iter().enumerate() {
+            paths.push(self.path_stats(volume, self.volumes.is_live(number), is_owner));
+            if is_owner {
+                volume.shared.add_latencies(&mut latencies);
+            }
+            let own = volume.shared.counters.snapshot();
+            match counters.is_empty() {
+                true => counters = own,
+                false => {
+                    counters.iter_mut().zip(own).for_each(|((_, sum), (_, own))| *sum += own);
+                }
+            }
+        }
+        let absent = self.volumes.absent.iter();
+        paths.extend(absent.map(|absent| PathStats::absent(&absent.path, &absent.reason)));
+        let shutdown = self.shutdown.try_lock().and_then(|shutdown| *shutdown).unwrap_or_default();
+        Stats {
+            max_chunk_bytes: self.max_chunk_bytes,
+            in_flight: self.completions.unanswered(),
+            shutdown_clean: shutdown.clean,
+            partial_flush: shutdown.partial_flush,
+            set_queued_operations: queued.operations,
+            set_queued_bytes: queued.bytes,
+            io_threads: (self.config.io_threads * self.volumes.all().len()) as u64,
+            latencies: if is_owner { latencies.snapshot() } else { Vec::new() },
+            counters,
+            total: PathStats::of_all(&paths),
+            paths,
+        }
+    }
+
+    fn path_stats(&self, volume: &Volume, is_live: bool, is_owner: bool) -> PathStats {
+        let shared = &volume.shared;
+        let (index, geometry) = (&shared.index, shared.store.geometry());
+        let usage = if is_owner { shared.store.usage() } else { StoreUsage::default() };
         let (leased_bytes, pinned_bytes) = match is_owner {
-            true => self.shared.index.guarded_bytes(self.shared.config.clock.now_ms()),
+            true => index.guarded_bytes(self.config.clock.now_ms()),
             false => (0, 0),
         };
-        let (would_hit_at_1_5x, would_hit_at_2x) = self.shared.index.would_hit();
-        let records = if is_owner { self.shared.index.table().used_slots() } else { 0 };
-        Stats {
-            engine: self.engine.clone(),
+        let (would_hit_at_1_5x, would_hit_at_2x) = index.would_hit();
+        let reason = if is_owner { shared.health.reason() } else { None };
+        PathStats {
+            path: volume.path().to_owned(),
+            in_use: is_live,
+            reason: reason.unwrap_or_default(),
+            engine: volume.engine.clone(),
             direct_io: geometry.direct,
             memory_alignment_bytes: geometry.memory_alignment_bytes as u64,
-            max_chunk_bytes: self.shared.store.max_chunk_bytes(),
-            keys: self.shared.index.keys(),
-            held_bytes: self.shared.index.held_bytes(),
-            records: u64::from(records),
-            index_pages_lost: self.shared.index.table().lost_pages() as u64,
+            keys: index.keys(),
+            held_bytes: index.held_bytes(),
+            records: if is_owner { u64::from(index.table().used_slots()) } else { 0 },
+            index_pages_lost: index.table().lost_pages() as u64,
             allocated_bytes: usage.allocated_bytes,
-            capacity_bytes: self.budget.capacity_bytes(),
-            used_bytes: self.budget.used_bytes(),
+            capacity_bytes: volume.budget.capacity_bytes(),
+            used_bytes: volume.budget.used_bytes(),
             data_files: usage.data_files,
-            discarded_at_open: self.recovery.discarded(),
+            discarded_at_open: volume.recovery.discarded(),
             leased_bytes,
             pinned_bytes,
             would_hit_at_1_5x,
             would_hit_at_2x,
-            in_flight: self.completions.unanswered(),
-            shutdown_clean: self
-                .shutdown
-                .try_lock()
-                .is_some_and(|done| done.is_some_and(|done| done.clean)),
-            partial_flush: self
-                .shutdown
-                .try_lock()
-                .is_some_and(|done| done.is_some_and(|done| done.partial_flush)),
-            set_queued_operations: queued.operations,
-            set_queued_bytes: queued.bytes,
-            io_threads: self.shared.config.io_threads as u64,
-            latencies: if is_owner { self.shared.latencies() } else { Vec::new() },
-            counters: self.shared.counters.snapshot(),
         }
     }
 }

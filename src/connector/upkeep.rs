@@ -1,9 +1,12 @@
 //! What a store is asked and told besides its chunks: prefixes, pins, namespaces, expiry, a check of everything.
 
+use std::collections::BTreeMap;
+
 use super::Connector;
 use crate::error::SubmitError;
 use crate::evict::NamespaceUsage;
 use crate::index::{Check, KeyState, Purged};
+use crate::key::Hashed;
 
 impl Connector {
     /// Tells how many leading keys are held, and leases these as one: answered as by [`Connector::submit_exists`], true for
@@ -13,12 +16,18 @@ impl Connector {
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_prefix<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let now_ms = self.shared.config.clock.now_ms();
-        let (count, refused) = self.shared.index.contains_prefix(keys, now_ms);
-        let counters = &self.shared.counters;
-        counters.leases_refused.add(refused);
-        counters.exists_hits.add(count as u64);
-        counters.exists_misses.add(u64::from(count < keys.len()));
+        let now_ms = self.config.clock.now_ms();
+        let route = self.volumes.route();
+        let count = match route.only() {
+            Some(volume) => volume.count_prefix(keys, now_ms),
+            None => {
+                let is_held = |key: &Hashed<'_>| {
+                    route.volume_of(key.digest).contains_each(&[*key], now_ms) == [true]
+                };
+                // One by one: those behind the first miss must not be looked at.
+                keys.iter().map(|key| Hashed::of(key.as_ref())).take_while(is_held).count()
+            }
+        };
         let results = (0..keys.len()).map(|position| position < count).collect();
         Ok(self.answer(results, Box::new(())))
     }
@@ -30,7 +39,9 @@ impl Connector {
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn pin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
         let _gate = self.enter(keys)?;
-        Ok(self.shared.index.pin_keys(keys, self.shared.config.clock.now_ms()))
+        let now_ms = self.config.clock.now_ms();
+        let route = self.volumes.route();
+        Ok(route.ask_each(keys, |volume, keys| volume.index().pin_keys(keys, now_ms)))
     }
 
     /// Takes pins back. Says of each key whether it was pinned.
@@ -39,7 +50,8 @@ impl Connector {
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn unpin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
         let _gate = self.enter(keys)?;
-        Ok(self.shared.index.unpin_keys(keys))
+        let route = self.volumes.route();
+        Ok(route.ask_each(keys, |volume, keys| volume.index().unpin_keys(keys)))
     }
 
     /// What each namespace takes, by name: the model, or `model@salt`; empty for keys that are not of LMCache's form.
@@ -48,7 +60,11 @@ impl Connector {
     /// `SubmitError`: closed or forked.
     pub fn usage(&self) -> Result<Vec<(String, NamespaceUsage)>, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
-        Ok(self.shared.index.usage())
+        let mut all: BTreeMap<String, NamespaceUsage> = BTreeMap::new();
+        for (name, usage) in self.volumes.live().flat_map(|volume| volume.index().usage()) {
+            all.entry(name).or_default().add(&usage);
+        }
+        Ok(all.into_iter().collect())
     }
 
     /// Keys of a namespace that are held or being written: at least `limit` from `cursor` (0 at first) on, if there are so
@@ -64,7 +80,22 @@ impl Connector {
         limit: usize,
     ) -> Result<(Vec<(String, KeyState)>, Option<usize>), SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
-        Ok(self.shared.index.keys_of(namespace, cursor, limit.max(1)))
+        // The shards of all paths, one path after the other.
+        let (mut keys, mut skipped) = (Vec::new(), 0);
+        for volume in self.volumes.live() {
+            let shards = volume.index().shard_count();
+            let from = cursor.saturating_sub(skipped);
+            if from < shards {
+                let left = limit.max(1).saturating_sub(keys.len());
+                let (own, next) = volume.index().keys_of(namespace, from, left);
+                keys.extend(own);
+                if let Some(next) = next {
+                    return Ok((keys, Some(skipped + next)));
+                }
+            }
+            skipped += shards;
+        }
+        Ok((keys, None))
     }
 
     /// Removes everything of a namespace: what is held and not pinned, what is being written (it will not be held), and what
@@ -75,10 +106,14 @@ impl Connector {
     /// `SubmitError`: closed or forked.
     pub fn purge(&self, namespace: &str) -> Result<Purged, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
-        let (purged, places) = self.shared.index.purge(namespace);
-        places.into_iter().for_each(|place| self.shared.store.free(place));
-        self.shared.counters.purged.add(purged.keys);
-        Ok(purged)
+        let mut all = Purged::default();
+        for shared in self.volumes.live().map(|volume| &volume.shared) {
+            let (purged, places) = shared.index.purge(namespace);
+            places.into_iter().for_each(|place| shared.store.free(place));
+            shared.counters.purged.add(purged.keys);
+            all.add(purged);
+        }
+        Ok(all)
     }
 
     /// Takes out what has expired, now, and says how many chunks that were. It happens by itself as well.
@@ -87,7 +122,7 @@ impl Connector {
     /// `SubmitError`: closed or forked.
     pub fn expire(&self) -> Result<u64, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
-        Ok(self.shared.expire(false))
+        Ok(self.volumes.live().map(|volume| volume.shared.expire(false)).sum())
     }
 
     /// Compares map, index, order of eviction, namespaces and allocated space with each other while nothing changes: all
@@ -97,6 +132,11 @@ impl Connector {
     /// `SubmitError`: closed or forked.
     pub fn check(&self) -> Result<Check, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
-        Ok(self.shared.index.check(|| self.shared.store.usage().allocated_bytes))
+        let mut all = Check::default();
+        for (path, shared) in self.volumes.live().map(|volume| (volume.path(), &volume.shared)) {
+            let check = shared.index.check(|| shared.store.usage().allocated_bytes);
+            all.add(check, |problem| format!("{}: {problem}", path.display()));
+        }
+        Ok(all)
     }
 }

@@ -24,6 +24,20 @@ pub struct NamespaceUsage {
     pub quota_bytes: Option<u64>,
 }
 
+impl NamespaceUsage {
+    /// Adds what there is at another path.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.keys += other.keys;
+        self.allocated_bytes += other.allocated_bytes;
+        self.writing_keys += other.writing_keys;
+        self.remembered_keys += other.remembered_keys;
+        self.quota_bytes = match (self.quota_bytes, other.quota_bytes) {
+            (Some(own), Some(others)) => Some(own + others),
+            (own, others) => own.or(others),
+        };
+    }
+}
+
 /// All namespaces that there is anything of, or that have a quota.
 #[derive(Default)]
 pub(super) struct Namespaces {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::lookup::Found;
 use super::map::Index;
 use super::shard::Shard;
-use crate::key::Digest;
+use crate::key::{Digest, Keyed};
 
 /// Keys that EXISTS looks up together: what they touch fits into the first-level cache of a processor.
 const ROUND: usize = 64;
@@ -29,33 +29,28 @@ impl<G, S> Index<G, S> {
     /// EXISTS: which keys are held, and how many leases were refused because too much is leased already. In rounds, so
     /// that what is cold in a large store (buckets first, then records and entries) comes into the processor's cache for
     /// many keys at once instead of one after the other.
-    pub(crate) fn contains_each<K: AsRef<str>>(&self, keys: &[K], now_ms: u64) -> (Vec<bool>, u64) {
+    pub(crate) fn contains_each<K: Keyed>(&self, keys: &[K], now_ms: u64) -> (Vec<bool>, u64) {
         self.look(keys, now_ms, false)
     }
 
     /// How many leading keys are held, leased until the same moment. Stops at the first that is not.
-    pub(crate) fn contains_prefix<K: AsRef<str>>(&self, keys: &[K], now_ms: u64) -> (usize, u64) {
+    pub(crate) fn contains_prefix<K: Keyed>(&self, keys: &[K], now_ms: u64) -> (usize, u64) {
         let (held, refused) = self.look(keys, now_ms, true);
         (held.iter().take_while(|held| **held).count(), refused)
     }
 
-    fn look<K: AsRef<str>>(
-        &self,
-        keys: &[K],
-        now_ms: u64,
-        stops_at_miss: bool,
-    ) -> (Vec<bool>, u64) {
+    fn look<K: Keyed>(&self, keys: &[K], now_ms: u64, stops_at_miss: bool) -> (Vec<bool>, u64) {
         let mut held = Vec::with_capacity(keys.len());
         let mut digests = Vec::with_capacity(ROUND.min(keys.len()));
         let mut leasing = self.begin_leasing(now_ms);
         'rounds: for keys in keys.chunks(ROUND) {
             digests.clear();
-            digests.extend(keys.iter().map(|key| Digest::of(key.as_ref())));
+            digests.extend(keys.iter().map(Keyed::digest));
             self.prefetch_each(keys, &digests);
             // Looked up again: what was found may have gone since, and its slot may be another's.
             for (key, digest) in keys.iter().zip(&digests) {
                 let (_, mut shard) = self.shard(*digest);
-                let is_it = |found: Found| self.table.holds(found.record, *digest, key.as_ref());
+                let is_it = |found: Found| self.table.holds(found.record, *digest, key.key());
                 let found = shard.lookup.find(digest.tag(), is_it);
                 match found.filter(|found| !self.is_expired(&shard, *found, now_ms)) {
                     Some(found) => {
@@ -118,12 +113,12 @@ impl<G, S> Index<G, S> {
 
     /// Brings what is known of each of these keys into the processor's cache: of many at once instead of one after the
     /// other.
-    pub(crate) fn prefetch_each<K: AsRef<str>>(&self, keys: &[K], digests: &[Digest]) {
+    pub(crate) fn prefetch_each<K: Keyed>(&self, keys: &[K], digests: &[Digest]) {
         digests.iter().for_each(|digest| self.prefetch(*digest));
         for (key, digest) in keys.iter().zip(digests) {
             let (_, shard) = self.shard(*digest);
             if let Some(found) = shard.lookup.find(digest.tag(), |_| true) {
-                self.table.prefetch(found.record, key.as_ref().len());
+                self.table.prefetch(found.record, key.key().len());
                 shard.entries.prefetch(found.entry);
             }
         }

@@ -7,7 +7,7 @@ use super::ghosts::Ghost;
 use super::map::{Gone, Index};
 use super::shard::Shard;
 use crate::evict::{NamespaceOf, Victim};
-use crate::key::{Digest, Namespace};
+use crate::key::{Digest, Keyed, Namespace};
 use crate::store::Extent;
 
 /// Most of the capacity that may be pinned: with what may be leased, a quarter of the store can still go.
@@ -31,12 +31,12 @@ impl<G, S> Index<G, S> {
 
     /// Pins what is held of `keys`: it is neither evicted nor expires until it is unpinned, deleted, or the store is closed.
     /// Says of each key whether it is pinned now: not if it is not held, or too much is pinned.
-    pub(crate) fn pin_keys<K: AsRef<str>>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
+    pub(crate) fn pin_keys<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
         let pin = |key: &K| {
-            let digest = Digest::of(key.as_ref());
+            let digest = key.digest();
             let (_, mut shard) = self.shard(digest);
             let found = shard.find(digest).filter(|found| {
-                self.table.key_is(found.record, key.as_ref())
+                self.table.key_is(found.record, key.key())
                     && !self.is_expired(&shard, *found, now_ms)
             });
             let Some(found) = found else { return false };
@@ -58,12 +58,12 @@ impl<G, S> Index<G, S> {
     }
 
     /// Takes pins back. Says of each key whether it was pinned.
-    pub(crate) fn unpin_keys<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
+    pub(crate) fn unpin_keys<K: Keyed>(&self, keys: &[K]) -> Vec<bool> {
         let unpin = |key: &K| {
-            let digest = Digest::of(key.as_ref());
+            let digest = key.digest();
             let (_, mut shard) = self.shard(digest);
             let found =
-                shard.find(digest).filter(|found| self.table.key_is(found.record, key.as_ref()));
+                shard.find(digest).filter(|found| self.table.key_is(found.record, key.key()));
             let Some(found) = found else { return false };
             let entry = &mut shard.entries[found.entry];
             let was_pinned = std::mem::take(&mut entry.pinned);

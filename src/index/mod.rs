@@ -9,6 +9,7 @@ mod leases;
 mod lookup;
 pub(crate) mod map;
 mod mapping;
+mod membership;
 mod probe;
 mod quarantine;
 mod record;
@@ -21,6 +22,7 @@ mod table_file;
 mod writing;
 
 pub(crate) use map::{EnteredGet, Index, Pin, Rules};
+pub(crate) use membership::{Membership, StoreId};
 pub use probe::IndexProbe;
 pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
 pub use recovery::Recovery;

@@ -14,6 +14,8 @@ pub(crate) const MAGIC: [u8; 8] = *b"KVRINGIX";
 pub(crate) const HEADER_BYTES: u64 = 4096;
 /// Where the session block starts: a sector of its own.
 pub(crate) const SESSION_OFFSET: u64 = 512;
+/// Where the set of stores that share keys is kept: a sector of its own.
+pub(crate) const MEMBERSHIP_OFFSET: u64 = 2048;
 /// Bytes of a record. Two fill a sector, so that none ever straddles one.
 pub(crate) const RECORD_BYTES: usize = 256;
 /// Key bytes that fit into one record.

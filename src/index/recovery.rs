@@ -45,12 +45,48 @@ pub struct Recovery {
     pub duplicate: u64,
     /// Chunks that were not used for longer than `ttl`.
     pub expired: u64,
+    /// Chunks whose keys belong to another path since paths were added, removed, or changed in capacity.
+    pub moved: u64,
+    /// Chunks of a path that was away while the others went on, so that they may be replaced or deleted since.
+    pub stale: u64,
 }
 
 impl Recovery {
     /// Records that were thrown out, whatever for.
     pub fn discarded(&self) -> u64 {
-        self.torn + self.out_of_range + self.overlapping + self.duplicate + self.expired
+        self.torn
+            + self.out_of_range
+            + self.overlapping
+            + self.duplicate
+            + self.expired
+            + self.moved
+            + self.stale
+    }
+}
+
+impl Recovery {
+    /// What opening found at several paths, as if they were one.
+    pub(crate) fn of_all<'all>(all: impl IntoIterator<Item = &'all Self>) -> Self {
+        let mut sum = Self { clean_shutdown: true, ..Self::default() };
+        for one in all {
+            sum.clean_shutdown &= one.clean_shutdown;
+            sum.reset = match (sum.reset.take(), &one.reset) {
+                (Some(before), Some(reason)) => Some(format!("{before}; {reason}")),
+                (before, reason) => before.or_else(|| reason.clone()),
+            };
+            sum.truncated |= one.truncated;
+            sum.kept += one.kept;
+            sum.to_verify += one.to_verify;
+            sum.torn += one.torn;
+            sum.unreadable_pages += one.unreadable_pages;
+            sum.out_of_range += one.out_of_range;
+            sum.overlapping += one.overlapping;
+            sum.duplicate += one.duplicate;
+            sum.expired += one.expired;
+            sum.moved += one.moved;
+            sum.stale += one.stale;
+        }
+        sum
     }
 }
 
@@ -64,6 +100,8 @@ impl std::fmt::Display for Recovery {
             ("overlapping", self.overlapping),
             ("duplicate", self.duplicate),
             ("expired", self.expired),
+            ("moved to other paths", self.moved),
+            ("stale", self.stale),
         ] {
             if count > 0 {
                 write!(formatter, ", {count} {name}")?;

@@ -58,6 +58,26 @@ pub struct Check {
     pub problems: Vec<String>,
 }
 
+impl Purged {
+    /// Adds what was done at another path.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.keys += other.keys;
+        self.bytes += other.bytes;
+        self.pinned.extend(other.pinned);
+    }
+}
+
+impl Check {
+    /// Adds what was found at another path, whose problems are told as `named` says.
+    pub(crate) fn add(&mut self, other: Self, named: impl Fn(String) -> String) {
+        self.keys += other.keys;
+        self.held_bytes += other.held_bytes;
+        self.moving_bytes += other.moving_bytes;
+        self.reserved_bytes += other.reserved_bytes;
+        self.problems.extend(other.problems.into_iter().map(named));
+    }
+}
+
 impl<G, S> Index<G, S> {
     /// Shards that [`Index::expire`] goes over.
     pub(crate) fn shard_count(&self) -> usize {
@@ -82,6 +102,22 @@ impl<G, S> Index<G, S> {
             .collect();
         let (places, bytes) = self.take_out_all(&mut shard, &expired);
         (places, expired.len() as u64, bytes, expired.len() == MAX_TAKEN_OUT)
+    }
+
+    /// Takes out every chunk whose key `stays` denies; nobody may be reading. Returns the places, and how many chunks that were.
+    pub(crate) fn retain(&self, stays: impl Fn(Digest) -> bool) -> (Vec<Extent>, u64) {
+        let (mut places, mut count) = (Vec::new(), 0);
+        for shard in &self.shards {
+            let mut shard = shard.0.lock();
+            let foreign: Vec<Found> = shard
+                .lookup
+                .iter()
+                .filter(|found| !stays(shard.entries[found.entry].digest))
+                .collect();
+            places.extend(self.take_out_all(&mut shard, &foreign).0);
+            count += foreign.len() as u64;
+        }
+        (places, count)
     }
 
     fn take_out_all(&self, shard: &mut Shard<G, S>, chunks: &[Found]) -> (Vec<Extent>, u64) {

@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 use super::Shared;
+use super::health::Way;
 use super::steps::Failure;
 use super::work::Work;
 use crate::engine::{Action, Engine, Transfer};
@@ -129,6 +130,7 @@ impl Work {
         let Some(group) = &mut self.commit.group else { return Ok(()) };
         group.outstanding -= 1;
         if result < 0 {
+            shared.health.note_error(Way::Write, -result);
             group.error.get_or_insert(-result);
         }
         if group.outstanding > 0 {

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::time::Instant;
 
 use super::commit::SYNC_TOKEN;
+use super::health::{Way, errno_of};
 use super::operation::{Operation, SetRequest};
 use super::piece::{Piece, Progress};
 use super::steps::{
@@ -14,7 +15,7 @@ use super::work::{Active, FIRST_RETRY_PAUSE, Kind, LONGEST_RETRY_PAUSE, Work};
 use super::{MAX_UNSETTLED_BYTES, Shared};
 use crate::config::{Checksum, Durability};
 use crate::engine::{Engine, Reaped};
-use crate::error::EngineError;
+use crate::error::{EngineError, StoreError};
 use crate::index::Resumed;
 use crate::schedule::{Class, Grant};
 
@@ -40,8 +41,15 @@ impl Work {
                     shared.counters.transfers_resumed.add(1);
                     outcome = outcome.and(self.submit(token, shared, engine));
                 }
-                Progress::Done => self.end_piece(token, None, now, shared),
+                Progress::Done => {
+                    let way = self.pieces[token].way();
+                    shared.health.note_success(way);
+                    self.end_piece(token, None, now, shared);
+                }
                 Progress::Failed(errno) => {
+                    let way = self.pieces[token].way();
+                    let errno_seen = if errno == 0 { libc::EIO } else { errno };
+                    shared.health.note_error(way, errno_seen);
                     self.end_piece(token, Some(failure_of(errno)), now, shared);
                 }
             }
@@ -158,6 +166,9 @@ impl Work {
         failure: Option<Failure>,
         shared: &Shared,
     ) -> Result<(), EngineError> {
+        if let Some(Failure::NoRoom(StoreError::Grow { source, .. })) = &failure {
+            shared.health.note_error(Way::Write, errno_of(source));
+        }
         self.scheduler.finish(grant);
         if self.active[grant.id].waiting_bytes > 0 {
             self.scheduler.cancel_rest(grant.class, grant.id);

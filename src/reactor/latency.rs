@@ -25,12 +25,12 @@ pub(super) struct Timeline {
 }
 
 /// Histograms of microseconds: by class, then queue wait, device time, total time.
-pub(super) struct Latencies {
+pub(crate) struct Latencies {
     histograms: [[Histogram<u32>; 3]; 3],
 }
 
 impl Latencies {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let empty = || {
             // The bounds are constants that the library accepts; a test makes one.
             #[expect(clippy::expect_used, reason = "cannot fail, see above")]
@@ -61,7 +61,7 @@ impl Latencies {
     }
 
     /// Quantiles in microseconds by name, `get_wait_us_p99` and the like; 0 where there was nothing.
-    pub(super) fn snapshot(&self) -> Vec<(String, u64)> {
+    pub(crate) fn snapshot(&self) -> Vec<(String, u64)> {
         let mut all = Vec::new();
         for ((_, class), phases) in CLASSES.iter().zip(&self.histograms) {
             for (phase, histogram) in PHASES.iter().zip(phases) {

@@ -13,6 +13,7 @@ mod admission;
 mod balance;
 mod commit;
 mod endings;
+mod health;
 mod keeper;
 mod latency;
 mod operation;
@@ -31,10 +32,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 pub(crate) use balance::Spread;
+pub(crate) use health::{Alarm, is_gone};
 pub(crate) use keeper::KeeperThread;
-pub(crate) use operation::{GetRequest, Operation, SetRequest};
+pub(crate) use operation::{ChunkIndex, GetRequest, Operation, SetRequest};
 use shared::Lane;
 pub(crate) use shared::Shared;
+
+pub(crate) use latency::Latencies;
 
 use crate::config::Config;
 use crate::engine::{Engine, Reaped, Waker};
@@ -79,19 +83,18 @@ impl Reactors {
     pub(crate) fn start<E, M>(
         shared: &Arc<Shared>,
         suspects: Vec<Suspect>,
-        make_engine: M,
+        make_engine: &Arc<Mutex<M>>,
     ) -> Result<Self, OpenError>
     where
         E: Engine,
         M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
-        let make_engine = Arc::new(Mutex::new(make_engine));
         let mut reactors = Self { threads: Vec::new(), engine: String::new() };
         let mut suspects = Some(suspects);
         for number in 0..shared.lanes.len() {
             // They are read one at a time, so one reactor is enough.
             let suspects = suspects.take().unwrap_or_default();
-            match start(number, shared, suspects, Arc::clone(&make_engine)) {
+            match start(number, shared, suspects, Arc::clone(make_engine)) {
                 Ok((thread, engine)) => {
                     reactors.threads.push(thread);
                     reactors.engine = engine;
@@ -125,7 +128,7 @@ where
     M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
 {
     let (sender, receiver) = mpsc::sync_channel(1);
-    let path = shared.config.path.clone();
+    let path = shared.config.path().to_owned();
     let shared = Arc::clone(shared);
     let name = format!("kvring-{number}");
     let thread = Builder::new().name(name).spawn(move || {
@@ -169,7 +172,7 @@ fn transfers_of(shared: &Shared) -> usize {
 /// What one of `reactors` gets of the bounds that hold for all of them.
 fn limits_of(config: &Config, reactors: usize) -> Limits {
     let share = |bytes: u64| (bytes / reactors as u64).max(1);
-    let sets = |bytes: u64| share(bytes.min(config.capacity_bytes / SET_PART));
+    let sets = |bytes: u64| share(bytes.min(config.capacity_bytes() / SET_PART));
     Limits {
         queue_depth: (config.queue_depth / reactors).max(1),
         max_io_bytes: config.max_io_bytes,
@@ -213,6 +216,7 @@ impl<E: Engine> Reactor<E> {
         };
         let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
         if ending == Ending::Failed {
+            self.shared.health.fail(|| "a thread that moves its bytes has stopped".into());
             // Without this one the others would leave keys without an answer.
             self.shared.stop(Duration::ZERO);
         }

@@ -6,6 +6,7 @@
 
 use std::ptr;
 
+use super::health::Way;
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::config::BLOCK_BYTES;
 use crate::engine::{Action, Transfer};
@@ -204,6 +205,14 @@ impl Piece {
         match buffer.length_bytes() - offset - length {
             0 => own,
             behind => crc32c::crc32c_combine(own, 0, behind),
+        }
+    }
+
+    /// Which way its bytes go.
+    pub(super) fn way(&self) -> Way {
+        match self.target.action {
+            Action::Read => Way::Read,
+            Action::Write | Action::Sync => Way::Write,
         }
     }
 

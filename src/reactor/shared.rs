@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::admission::WriteBudget;
 use super::balance::{Load, Spread};
+use super::health::Health;
 use super::keeper::Keeper;
 use super::latency::Latencies;
 use super::operation::{ChunkIndex, Intake};
@@ -24,6 +25,7 @@ pub(crate) struct Shared {
     pub(crate) store: Box<dyn Store>,
     pub(crate) counters: Counters,
     pub(crate) completions: Arc<CompletionQueue>,
+    pub(crate) health: Health,
     pub(super) keeper: Keeper,
     pub(super) write_budget: WriteBudget,
     pub(super) lanes: Box<[Lane]>,
@@ -73,6 +75,7 @@ impl Shared {
             store,
             counters: Counters::default(),
             completions,
+            health: Health::default(),
             live: AtomicUsize::new(wakers.len()),
             lanes: wakers.into_iter().map(lane).collect(),
             deadline: Mutex::new(None),
@@ -151,10 +154,8 @@ impl Shared {
         others.into_iter().any(|(_, lane)| lane.loads.load(Ordering::SeqCst) > 0)
     }
 
-    /// Latencies of all reactors together, by name.
-    pub(crate) fn latencies(&self) -> Vec<(String, u64)> {
-        let mut all = Latencies::new();
+    /// Adds the latencies of all reactors to `all`.
+    pub(crate) fn add_latencies(&self, all: &mut Latencies) {
         self.lanes.iter().for_each(|lane| all.add(&lane.latencies.lock()));
-        all.snapshot()
     }
 }

@@ -126,7 +126,10 @@ fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) 
         Some(Failure::Transfer(error)) => {
             counters.read_errors.add(1);
             let key = shared.index.discard(&pin);
-            log::error!("cannot read key '{key}' at {:?}: {error}; it is dropped", pin.extent);
+            // Once the device has failed, that is said, and not chunk by chunk.
+            if !shared.health.has_failed() {
+                log::error!("cannot read key '{key}' at {:?}: {error}; it is dropped", pin.extent);
+            }
             false
         }
         Some(_) => false,
@@ -184,7 +187,9 @@ pub(super) fn end_set(
         Failure::NoRoom(_) => counters.store_full.add(1),
         Failure::Transfer(_) => {
             counters.write_errors.add(1);
-            log::error!("{failure} ({length_bytes} bytes)");
+            if !shared.health.has_failed() {
+                log::error!("{failure} ({length_bytes} bytes)");
+            }
         }
         Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
     }

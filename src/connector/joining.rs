@@ -1,0 +1,147 @@
+//! How several paths become one store at open: which of them are there, what of them counts, who holds which keys.
+//!
+//! At any time each volume holds only keys that belong to it among those in use (see `placement.rs`), and the volumes in use
+//! have noted so (`Membership`). From that follows what to do with a volume that the newest note does not name although it
+//! has a note of its own: it was away while the others went on, and is emptied, as what it holds may be replaced or
+//! deleted since. A volume that never shared keys with others keeps what belongs to it.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::volume::OpenedVolume;
+use crate::completion::CompletionQueue;
+use crate::config::Config;
+use crate::error::OpenError;
+use crate::index::{Membership, StoreId};
+use crate::placement::{Placement, VolumeSet};
+use crate::reactor::is_gone;
+
+/// A path that is not in use since opening.
+#[derive(Clone, Debug)]
+pub(super) struct Absent {
+    pub(super) path: PathBuf,
+    pub(super) reason: String,
+}
+
+/// The volumes there are, each with what belongs to it.
+pub(super) struct Joined {
+    pub(super) opened: Vec<OpenedVolume>,
+    pub(super) absent: Vec<Absent>,
+    pub(super) placement: Placement,
+    pub(super) epoch: u64,
+}
+
+/// Opens every path of `config`, all at the same time, and brings them into agreement. A path whose device is gone is left out
+/// if there are others.
+pub(super) fn open_all(
+    config: &Config,
+    completions: &Arc<CompletionQueue>,
+) -> Result<Joined, OpenError> {
+    refuse_twins(config)?;
+    let mut outcomes = Vec::new();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..config.paths.len())
+            .map(|number| {
+                let config = config.of_path(number);
+                scope.spawn(move || OpenedVolume::open(config, completions))
+            })
+            .collect();
+        outcomes.extend(
+            threads.into_iter().map(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            }),
+        );
+    });
+    let (mut opened, mut refused) = (Vec::new(), Vec::new());
+    for (outcome, path) in outcomes.into_iter().zip(&config.paths) {
+        match outcome {
+            Ok(volume) => opened.push(volume),
+            Err(error) => refused.push((path, error)),
+        }
+    }
+    let mut absent = Vec::new();
+    for (path, error) in refused {
+        if opened.is_empty() || !is_device_error(&error) {
+            return Err(error);
+        }
+        let reason = error.to_string();
+        log::error!("{} is left out: {reason}; its keys are missed", path.display());
+        absent.push(Absent { path: path.clone(), reason });
+    }
+    let (placement, epoch) = agree(&mut opened)?;
+    Ok(Joined { opened, absent, placement, epoch })
+}
+
+/// Whether the device below a path, and not the path, is what is wrong.
+fn is_device_error(error: &OpenError) -> bool {
+    match error {
+        OpenError::Io { source, .. } => source.raw_os_error().is_some_and(is_gone),
+        _ => false,
+    }
+}
+
+fn refuse_twins(config: &Config) -> Result<(), OpenError> {
+    let real = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    for (number, path) in config.paths.iter().enumerate() {
+        if let Some(other) = config.paths[..number].iter().find(|other| real(other) == real(path)) {
+            return Err(OpenError::SameStore { path: path.clone(), other: other.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Leaves each volume what belongs to it, and notes in all of them which they are.
+fn agree(opened: &mut [OpenedVolume]) -> Result<(Placement, u64), OpenError> {
+    for (number, volume) in opened.iter().enumerate() {
+        if let Some(other) = opened[..number].iter().find(|other| other.id == volume.id) {
+            let path = |volume: &OpenedVolume| volume.shared.config.path().to_owned();
+            return Err(OpenError::SameStore { path: path(volume), other: path(other) });
+        }
+    }
+    let weight = |volume: &OpenedVolume| (volume.id, volume.shared.config.capacity_bytes());
+    let placement = Placement::new(opened.iter().map(weight));
+    let newest = opened.iter().filter_map(|volume| volume.membership).max_by_key(|set| set.epoch);
+    if opened.len() == 1 && newest.is_none() {
+        return Ok((placement, 0));
+    }
+    let live = VolumeSet::first(opened.len());
+    let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
+    for (number, volume) in opened.iter_mut().enumerate() {
+        let was_away = match (&volume.membership, &newest) {
+            (Some(own), Some(newest)) if !newest.members().contains(&volume.id) => {
+                if !own.members().iter().any(|member| newest.members().contains(member)) {
+                    let path = volume.shared.config.path().to_owned();
+                    return Err(OpenError::ForeignVolume { path });
+                }
+                true
+            }
+            _ => false,
+        };
+        if was_away {
+            log::warn!(
+                "{} was away while the other paths went on: what it holds may be stale, so it starts empty",
+                volume.shared.config.path().display()
+            );
+        }
+        volume.drop_foreign(was_away, |digest| placement.volume_of(digest, live) == number);
+    }
+    let epoch = newest.map_or(0, |newest| newest.epoch);
+    let set = Membership::new(epoch, ids.iter().copied());
+    if opened.iter().all(|volume| volume.membership == Some(set)) {
+        return Ok((placement, epoch));
+    }
+    let set = Membership::new(epoch + 1, ids);
+    let io_error = |volume: &OpenedVolume| {
+        let path = volume.shared.config.path().to_owned();
+        move |source: io::Error| OpenError::Io { action: "write the index of", path, source }
+    };
+    // What was dropped is not to come back once the set is noted.
+    for volume in opened.iter() {
+        volume.shared.index.table().sync().map_err(io_error(volume))?;
+    }
+    for volume in opened.iter() {
+        volume.shared.index.table().write_membership(&set).map_err(io_error(volume))?;
+    }
+    Ok((placement, epoch + 1))
+}

@@ -1,0 +1,205 @@
+//! One path of a store: its files and its index, the reactors that move its bytes, the keeper. A connector has one of them
+//! or several.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::closing::Shutdown;
+use crate::budget::Budget;
+use crate::completion::CompletionQueue;
+use crate::config::{Config, Durability};
+use crate::engine::{Engine, Waker};
+use crate::error::{EngineError, OpenError};
+use crate::index::{Index, Membership, Recovery, Rules, StoreId, Suspect};
+use crate::key::{Digest, Keyed};
+use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared};
+use crate::store::extents::ExtentStore;
+
+/// Files and index of a path, in order with each other; nothing moves its bytes yet.
+pub(super) struct OpenedVolume {
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: StoreId,
+    pub(super) membership: Option<Membership>,
+    budget: Arc<Budget>,
+    recovery: Recovery,
+    suspects: Vec<Suspect>,
+}
+
+impl OpenedVolume {
+    /// Opens what `config`, which is of one path, describes, making it if there is nothing, and recovers what it holds.
+    pub(super) fn open(
+        config: Config,
+        completions: &Arc<CompletionQueue>,
+    ) -> Result<Self, OpenError> {
+        let path = config.path().to_owned();
+        let io_error = |action| {
+            let path = path.clone();
+            move |source| OpenError::Io { action, path, source }
+        };
+        std::fs::create_dir_all(&path).map_err(io_error("make the directory"))?;
+        let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
+        let wakers = wakers.map_err(io_error("make an eventfd for"))?;
+        let budget = Budget::new(config.capacity_bytes()).with_floor(&path, config.min_free);
+        let budget = Arc::new(budget);
+        let rules = Rules {
+            capacity_bytes: config.capacity_bytes(),
+            eviction: config.eviction,
+            quotas: config.quotas.clone(),
+            ttl_ms: config.ttl.map(|ttl| ttl.as_millis() as u64),
+            boot: config.boot,
+            lease_s: config.lease_s,
+        };
+        let now_ms = config.clock.now_ms();
+        let (index, store, recovery, suspects) =
+            Index::open(&path, &budget, rules, now_ms, |owner, mean_use_by_file| {
+                ExtentStore::open(&path, Arc::clone(&budget), owner, mean_use_by_file)
+            })?;
+        let table = index.table();
+        table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
+        let id = table.store_id().map_err(io_error("read the index of"))?;
+        let membership = table.membership();
+        let shared = Shared::new(config, index, Box::new(store), Arc::clone(completions), wakers);
+        Ok(Self { shared: Arc::new(shared), id, membership, budget, recovery, suspects })
+    }
+
+    /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
+    pub(super) fn drop_foreign(&mut self, is_stale: bool, stays: impl Fn(Digest) -> bool) {
+        let (places, count) = self.shared.index.retain(|digest| !is_stale && stays(digest));
+        places.into_iter().for_each(|place| self.shared.store.free(place));
+        self.recovery.kept -= count.min(self.recovery.kept);
+        match is_stale {
+            true => self.recovery.stale += count,
+            false => self.recovery.moved += count,
+        }
+    }
+
+    /// Starts what moves its bytes, and notes that it is open.
+    pub(super) fn start<E, M>(self, make_engine: &Arc<Mutex<M>>) -> Result<Volume, OpenError>
+    where
+        E: Engine,
+        M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
+    {
+        let Self { shared, id, membership: _, budget, recovery, suspects } = self;
+        let io_error = |action| {
+            let path = shared.config.path().to_owned();
+            move |source| OpenError::Io { action, path, source }
+        };
+        log::info!("{}: {recovery}", shared.config.path().display());
+        let reactors = Reactors::start(&shared, suspects, make_engine)?;
+        let engine = reactors.engine.clone();
+        let keeper = begin_session(&shared)
+            .map_err(io_error("write the index of"))
+            .and_then(|()| KeeperThread::start(&shared).map_err(io_error("start a thread for")));
+        let keeper = match keeper {
+            Ok(keeper) => keeper,
+            Err(error) => {
+                shared.stop(Duration::ZERO);
+                let _ = reactors.join();
+                return Err(error);
+            }
+        };
+        Ok(Volume {
+            shared,
+            id,
+            budget,
+            recovery,
+            engine,
+            reactors: Mutex::new(Some(reactors)),
+            keeper: Mutex::new(Some(keeper)),
+        })
+    }
+}
+
+/// Notes durably that the store is open. In `persistent`, what an earlier owner left counts as durable from here on, so
+/// that is made durable first.
+fn begin_session(shared: &Shared) -> io::Result<()> {
+    if shared.config.durability == Durability::Persistent {
+        shared.store.sync()?;
+    }
+    shared.index.write_session(shared.config.clock.now_ms(), false)?;
+    shared.index.table().sync()
+}
+
+/// A path in use.
+pub(super) struct Volume {
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: StoreId,
+    pub(super) budget: Arc<Budget>,
+    pub(super) recovery: Recovery,
+    /// What its engines say of themselves.
+    pub(super) engine: String,
+    reactors: Mutex<Option<Reactors>>,
+    keeper: Mutex<Option<KeeperThread>>,
+}
+
+impl Volume {
+    pub(super) fn index(&self) -> &ChunkIndex {
+        &self.shared.index
+    }
+
+    /// Which of `keys`, which are all this volume's, are held; leases them.
+    pub(super) fn contains_each<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
+        let (results, refused) = self.index().contains_each(keys, now_ms);
+        let hits = results.iter().filter(|hit| **hit).count() as u64;
+        let counters = &self.shared.counters;
+        counters.leases_refused.add(refused);
+        counters.exists_hits.add(hits);
+        counters.exists_misses.add(results.len() as u64 - hits);
+        results
+    }
+
+    /// How many leading `keys`, which are all this volume's, are held; leases them.
+    pub(super) fn count_prefix<K: Keyed>(&self, keys: &[K], now_ms: u64) -> usize {
+        let (count, refused) = self.index().contains_prefix(keys, now_ms);
+        let counters = &self.shared.counters;
+        counters.leases_refused.add(refused);
+        counters.exists_hits.add(count as u64);
+        counters.exists_misses.add(u64::from(count < keys.len()));
+        count
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.shared.config.path()
+    }
+
+    /// Works on what is queued for at most `drain_timeout`, waits for what is in the kernel, notes the clean shutdown, and
+    /// gives up the files. To be asked to stop beforehand, so that all volumes do so at once.
+    pub(super) fn close(&self) -> Shutdown {
+        // It frees places: not behind the back of who gives up the files.
+        let keeper = self.keeper.lock().take();
+        keeper.into_iter().for_each(KeeperThread::end);
+        let reactors = self.reactors.lock().take();
+        let ending = reactors.map_or(Ending::Leaked, Reactors::join);
+        // A leak means that the kernel may still write: the lock stays until it is done, or this process is.
+        let clean = ending != Ending::Leaked && self.release(ending == Ending::Orderly);
+        let abandoned = self.shared.counters.abandoned.get();
+        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
+        log::info!("{}: {done}", self.path().display());
+        done
+    }
+
+    /// Notes the clean shutdown if it was one, and gives up the locks. Says whether it is noted.
+    fn release(&self, orderly: bool) -> bool {
+        let (store, index) = (&self.shared.store, self.index());
+        let path = self.path().display();
+        let note = || {
+            // The data first: a clean flag must not be on disk before what it vouches for.
+            store.sync()?;
+            index.table().sync()?;
+            index.write_session(self.shared.config.clock.now_ms(), true)?;
+            index.table().sync()
+        };
+        let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
+        if let Err(error) = &noted {
+            log::error!("{path} is not marked as closed in order: {error}");
+        }
+        if let Err(error) = store.give_up().and_then(|()| index.table().give_up()) {
+            log::error!("{path} stays locked until this process ends: {error}");
+        }
+        noted.is_ok()
+    }
+}

@@ -1,0 +1,233 @@
+//! The volumes of a connector: which key belongs to which, and how one that fails is taken out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{Builder, JoinHandle};
+
+use super::joining::Absent;
+use super::volume::Volume;
+use crate::index::Membership;
+use crate::key::{Digest, Hashed};
+use crate::placement::{Placement, VolumeSet};
+use crate::reactor::{Alarm, Spread};
+use crate::schedule::Class;
+
+/// All volumes, and those of them that are in use.
+pub(super) struct Volumes {
+    all: Box<[Volume]>,
+    /// Paths that opening left out.
+    pub(super) absent: Vec<Absent>,
+    placement: Placement,
+    live: AtomicU32,
+    epoch: AtomicU64,
+}
+
+/// Who is responsible for which key, as of one moment.
+#[derive(Clone, Copy)]
+pub(super) struct Route<'volumes> {
+    volumes: &'volumes Volumes,
+    live: VolumeSet,
+}
+
+/// Keys of a batch that belong to one volume.
+pub(super) struct Part<'volumes, 'keys> {
+    pub(super) volume: &'volumes Volume,
+    pub(super) positions: Vec<usize>,
+    pub(super) keys: Vec<Hashed<'keys>>,
+}
+
+impl Volumes {
+    pub(super) fn new(
+        all: Vec<Volume>,
+        absent: Vec<Absent>,
+        placement: Placement,
+        epoch: u64,
+    ) -> Self {
+        Self {
+            live: AtomicU32::new(VolumeSet::first(all.len()).0),
+            all: all.into(),
+            absent,
+            placement,
+            epoch: AtomicU64::new(epoch),
+        }
+    }
+
+    /// All of them, also those that have failed.
+    pub(super) fn all(&self) -> &[Volume] {
+        &self.all
+    }
+
+    /// Those in use.
+    pub(super) fn live(&self) -> impl Iterator<Item = &Volume> {
+        self.live_set().iter().map(|number| &self.all[number])
+    }
+
+    /// Whether a volume, by its place in [`Volumes::all`], is in use.
+    pub(super) fn is_live(&self, number: usize) -> bool {
+        self.live_set().contains(number)
+    }
+
+    /// Who is responsible for which key now.
+    pub(super) fn route(&self) -> Route<'_> {
+        Route { volumes: self, live: self.live_set() }
+    }
+
+    fn live_set(&self) -> VolumeSet {
+        VolumeSet(self.live.load(Ordering::SeqCst))
+    }
+
+    /// Takes a volume that has failed out of use: from then on its keys belong to the others. These note it first, so that it
+    /// is known as outdated when it comes back.
+    fn take_out(&self, number: usize) {
+        let rest = self.live_set().without(number);
+        let failed = &self.all[number];
+        let path = failed.path().display();
+        let reason = failed.shared.health.reason().unwrap_or_default();
+        if rest.is_empty() {
+            log::error!("{path} has failed: {reason}; there is no other path, so it stays in use");
+            return failed.shared.health.stay_in_use();
+        }
+        let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
+        let set = Membership::new(epoch, rest.iter().map(|number| self.all[number].id));
+        let mut noted = 0;
+        for volume in rest.iter().map(|number| &self.all[number]) {
+            match volume.index().table().write_membership(&set) {
+                Ok(()) => noted += 1,
+                Err(error) => log::error!(
+                    "{} cannot note that {path} is out of use: {error}",
+                    volume.path().display()
+                ),
+            }
+        }
+        if noted == 0 {
+            log::error!("{path} has failed: {reason}; it stays in use, as no path can note it");
+            return failed.shared.health.stay_in_use();
+        }
+        self.live.store(rest.0, Ordering::SeqCst);
+        log::error!(
+            "{path} has failed and is out of use: {reason}; its keys are missed, and the other paths take new ones; mend or \
+             replace it and open the store again"
+        );
+    }
+}
+
+impl<'volumes> Route<'volumes> {
+    /// Number of the volume that a key belongs to.
+    pub(super) fn number_of(self, digest: Digest) -> usize {
+        self.volumes.placement.volume_of(digest, self.live)
+    }
+
+    /// The volume that a key belongs to.
+    pub(super) fn volume_of(self, digest: Digest) -> &'volumes Volume {
+        &self.volumes.all[self.number_of(digest)]
+    }
+
+    /// The volume of all keys, if there is only one.
+    pub(super) fn only(self) -> Option<&'volumes Volume> {
+        match &*self.volumes.all {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// The keys of a batch by volume.
+    pub(super) fn split<'keys, K: AsRef<str>>(
+        self,
+        keys: &'keys [K],
+    ) -> Vec<Part<'volumes, 'keys>> {
+        let part = |volume| Part { volume, positions: Vec::new(), keys: Vec::new() };
+        let mut parts: Vec<Part<'_, '_>> = self.volumes.all.iter().map(part).collect();
+        for (position, key) in keys.iter().enumerate() {
+            let key = Hashed::of(key.as_ref());
+            let part = &mut parts[self.number_of(key.digest)];
+            part.positions.push(position);
+            part.keys.push(key);
+        }
+        parts.retain(|part| !part.keys.is_empty());
+        parts
+    }
+
+    /// Asks each volume about its keys of a batch and brings the answers into the order of the batch.
+    pub(super) fn ask_each<K: AsRef<str>>(
+        self,
+        keys: &[K],
+        mut ask: impl FnMut(&Volume, &[Hashed<'_>]) -> Vec<bool>,
+    ) -> Vec<bool> {
+        let mut answers = vec![false; keys.len()];
+        for part in self.split(keys) {
+            let own = ask(part.volume, &part.keys);
+            part.positions.iter().zip(own).for_each(|(position, own)| answers[*position] = own);
+        }
+        answers
+    }
+
+    /// What a batch of `expected` operations is spread over, for each volume.
+    pub(super) fn spreads(self, class: Class, expected: usize) -> Spreads<'volumes> {
+        let expected = if self.only().is_some() { expected } else { 0 };
+        let spread = |volume: &Volume| Spread::new(&volume.shared, class, expected);
+        Spreads { volumes: self.volumes, spreads: self.volumes.all.iter().map(spread).collect() }
+    }
+}
+
+/// Operations of one batch on their way to the reactors of all volumes.
+pub(super) struct Spreads<'volumes> {
+    volumes: &'volumes Volumes,
+    spreads: Vec<Spread>,
+}
+
+impl Spreads<'_> {
+    /// What goes to volume `number`.
+    pub(super) fn of(&mut self, number: usize) -> &mut Spread {
+        &mut self.spreads[number]
+    }
+
+    /// Hands all of it over.
+    pub(super) fn push(self) {
+        for (volume, spread) in self.volumes.all.iter().zip(self.spreads) {
+            volume.shared.push(spread);
+        }
+    }
+}
+
+/// Ends the thread below; no volume has this number.
+const END: usize = usize::MAX;
+
+/// The thread that takes failed volumes out of use.
+pub(super) struct Watch {
+    alarm: Alarm,
+    thread: JoinHandle<()>,
+}
+
+/// The two ends of what volumes raise an alarm through.
+pub(super) fn alarms() -> (Alarm, Receiver<usize>) {
+    channel()
+}
+
+impl Watch {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub(super) fn start(
+        volumes: &Arc<Volumes>,
+        alarm: Alarm,
+        alarms: Receiver<usize>,
+    ) -> std::io::Result<Self> {
+        let volumes = Arc::clone(volumes);
+        let thread = Builder::new().name("kvring-volumes".into()).spawn(move || {
+            for number in alarms.into_iter().take_while(|number| *number != END) {
+                volumes.take_out(number);
+            }
+        })?;
+        Ok(Self { alarm, thread })
+    }
+
+    /// Ends it.
+    pub(super) fn end(self) {
+        let _ = self.alarm.send(END);
+        if self.thread.join().is_err() {
+            log::error!("the watch over the paths had ended in a panic");
+        }
+    }
+}

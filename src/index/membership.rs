@@ -1,0 +1,101 @@
+//! Which stores share keys: kept in each of them, so that one that was away while the others went on is found out.
+//!
+//! Every store of the set that is in use has the same block, or an older one. It is written, and synced, to all of them
+//! before the set that it tells of is used. So the block with the highest epoch tells which stores have seen everything: what
+//! another one holds may have been replaced or deleted meanwhile.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::record::{Header, MEMBERSHIP_OFFSET};
+use super::table::Table;
+use crate::placement::MAX_VOLUMES;
+
+/// The id of a store.
+pub(crate) type StoreId = [u8; 16];
+
+/// The stores in use. Within one sector, which is written whole or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Membership {
+    /// One more than that of the set before.
+    pub(crate) epoch: u64,
+    count: u32,
+    /// CRC-32C of everything else.
+    checksum: u32,
+    members: [StoreId; MAX_VOLUMES],
+}
+
+const _: () = assert!(size_of::<Membership>() <= 512);
+
+impl Membership {
+    /// The set of `members`, which must not be more than there is room for.
+    pub(crate) fn new(epoch: u64, members: impl IntoIterator<Item = StoreId>) -> Self {
+        let mut membership = Self { epoch, ..Self::zeroed() };
+        for (place, member) in membership.members.iter_mut().zip(members) {
+            *place = member;
+            membership.count += 1;
+        }
+        membership.members[..membership.count as usize].sort_unstable();
+        membership.checksum = membership.computed_checksum();
+        membership
+    }
+
+    /// The stores in use.
+    pub(crate) fn members(&self) -> &[StoreId] {
+        &self.members[..(self.count as usize).min(MAX_VOLUMES)]
+    }
+
+    fn computed_checksum(&self) -> u32 {
+        crc32c::crc32c(bytemuck::bytes_of(&Self { checksum: 0, ..*self }))
+    }
+}
+
+impl Table {
+    /// Id of the store, which it has had since it was made.
+    pub(crate) fn store_id(&self) -> io::Result<StoreId> {
+        let mut header = Header::zeroed();
+        self.file.read_exact_at(bytemuck::bytes_of_mut(&mut header), 0)?;
+        Ok(header.store_id)
+    }
+
+    /// The set that the store knows of; `None` if it never shared keys with others, or that cannot be read any more.
+    pub(crate) fn membership(&self) -> Option<Membership> {
+        let mut membership = Membership::zeroed();
+        let bytes = bytemuck::bytes_of_mut(&mut membership);
+        self.file.read_exact_at(bytes, MEMBERSHIP_OFFSET).ok()?;
+        let is_whole = membership.checksum == membership.computed_checksum();
+        (is_whole && membership.count > 0).then_some(membership)
+    }
+
+    /// Notes the set, durably.
+    pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
+        self.file.write_all_at(bytemuck::bytes_of(membership), MEMBERSHIP_OFFSET)?;
+        self.sync()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::budget::Budget;
+
+    #[test]
+    fn what_is_noted_is_found_and_damage_is_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let budget = Arc::new(Budget::new(64 << 20));
+        let (table, _) = Table::open(directory.path(), budget, 0).unwrap();
+        assert_eq!(table.membership(), None);
+        let id = table.store_id().unwrap();
+        let membership = Membership::new(7, [[9; 16], id, [1; 16]]);
+        assert!(membership.members().is_sorted() && membership.members().contains(&id));
+        table.write_membership(&membership).unwrap();
+        assert_eq!(table.membership(), Some(membership));
+        table.file.write_all_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
+        assert_eq!(table.membership(), None);
+    }
+}

@@ -1,0 +1,171 @@
+//! Whether the device below a store still works, judged by the errors of its transfers.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::Sender;
+
+use parking_lot::Mutex;
+
+/// Errors of the device in a row, with nothing moved that way in between, from which on it counts as failed. A bad sector alone does
+/// not reach it: its chunk is dropped with the first error.
+const MOST_ERRORS_IN_A_ROW: u32 = 16;
+
+/// Tells of a store, by its number, that has failed.
+pub(crate) type Alarm = Sender<usize>;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Read,
+    Write,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Read => "reads",
+            Self::Write => "writes",
+        }
+    }
+}
+
+/// What is known of one store's device.
+#[derive(Default)]
+pub(crate) struct Health {
+    /// Of reads, and of writes: a device that has become read-only still reads.
+    errors_in_a_row: [AtomicU32; 2],
+    has_failed: AtomicBool,
+    reason: Mutex<Option<String>>,
+    alarm: Mutex<Option<(usize, Alarm)>>,
+}
+
+impl Health {
+    /// Who is to be told when it fails, and as which number.
+    pub(crate) fn set_alarm(&self, number: usize, alarm: Option<Alarm>) {
+        *self.alarm.lock() = alarm.map(|alarm| (number, alarm));
+    }
+
+    /// Something was read, or written.
+    pub(super) fn note_success(&self, way: Way) {
+        let errors = &self.errors_in_a_row[way as usize];
+        if errors.load(Ordering::Relaxed) != 0 {
+            errors.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A transfer failed with `errno`; a sync, or making a file, is a write.
+    pub(super) fn note_error(&self, way: Way, errno: i32) {
+        if !is_of_device(errno) {
+            return;
+        }
+        let is_gone = matches!(errno, libc::ENODEV | libc::ENXIO);
+        let errors = self.errors_in_a_row[way as usize].fetch_add(1, Ordering::Relaxed) + 1;
+        if is_gone || errors >= MOST_ERRORS_IN_A_ROW {
+            self.fail(|| match is_gone {
+                true => format!("it is gone: {}", io::Error::from_raw_os_error(errno)),
+                false => format!(
+                    "{errors} {} in a row failed, the last one with: {}",
+                    way.name(),
+                    io::Error::from_raw_os_error(errno)
+                ),
+            });
+        }
+    }
+
+    /// It has failed, whatever for. Only the first reason counts.
+    pub(crate) fn fail(&self, reason: impl FnOnce() -> String) {
+        if self.has_failed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        *self.reason.lock() = Some(reason());
+        if let Some((number, alarm)) = &*self.alarm.lock() {
+            // Nobody listens any more while the connector is closed.
+            let _ = alarm.send(*number);
+        }
+    }
+
+    /// It stays in use all the same, for want of another: it may fail again.
+    pub(crate) fn stay_in_use(&self) {
+        self.errors_in_a_row.iter().for_each(|errors| errors.store(0, Ordering::Relaxed));
+        self.has_failed.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether it has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// Why, if it has.
+    pub(crate) fn reason(&self) -> Option<String> {
+        self.reason.lock().clone()
+    }
+}
+
+/// Whether who opens a path and gets `errno` has lost the device below it.
+pub(crate) fn is_gone(errno: i32) -> bool {
+    is_of_device(errno) || errno == libc::ENOMEDIUM
+}
+
+/// Whether `errno` speaks of the device and not of the request: what the kernel makes of block layer errors
+/// (`blk_errors` in its block/blk-core.c), and of a file system that has given up (read-only).
+fn is_of_device(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::EIO
+            | libc::ENODEV
+            | libc::ENXIO
+            | libc::EROFS
+            | libc::ETIMEDOUT
+            | libc::ENOLINK
+            | libc::EREMOTEIO
+            | libc::EBADE
+            | libc::ENODATA
+            | libc::EILSEQ
+    )
+}
+
+/// The errno of a failed transfer; an end of the file where there should be none is an error of the device too.
+pub(super) fn errno_of(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn watched() -> (Health, std::sync::mpsc::Receiver<usize>) {
+        let (sender, receiver) = channel();
+        let health = Health::default();
+        health.set_alarm(3, Some(sender));
+        (health, receiver)
+    }
+
+    #[test]
+    fn errors_in_a_row_are_a_failure_and_others_are_not() {
+        let (health, alarms) = watched();
+        for _ in 0..10 {
+            (1..MOST_ERRORS_IN_A_ROW).for_each(|_| health.note_error(Way::Read, libc::EIO));
+            health.note_success(Way::Read);
+        }
+        (0..100).for_each(|_| health.note_error(Way::Write, libc::ENOSPC));
+        assert!(!health.has_failed() && alarms.try_recv().is_err());
+        for _ in 0..MOST_ERRORS_IN_A_ROW {
+            health.note_success(Way::Read);
+            health.note_error(Way::Write, libc::EIO);
+        }
+        assert!(health.has_failed(), "that it still reads does not help");
+        assert!(health.reason().unwrap().starts_with("16 writes in a row failed"));
+        health.note_error(Way::Read, libc::ENODEV);
+        assert_eq!(alarms.try_iter().collect::<Vec<_>>(), [3], "told once");
+    }
+
+    #[test]
+    fn a_device_that_is_gone_fails_at_once() {
+        let (health, alarms) = watched();
+        health.note_error(Way::Read, libc::ENXIO);
+        assert!(health.reason().unwrap().starts_with("it is gone"));
+        assert_eq!(alarms.try_iter().count(), 1);
+    }
+}
