@@ -101,23 +101,18 @@ fn agree(opened: &mut [OpenedVolume]) -> Result<(Placement, u64), OpenError> {
     }
     let weight = |volume: &OpenedVolume| (volume.id, volume.shared.config.capacity_bytes());
     let placement = Placement::new(opened.iter().map(weight));
-    let newest = opened.iter().filter_map(|volume| volume.membership).max_by_key(|set| set.epoch);
+    // The first one of several: those after it are the strangers then.
+    let newest =
+        opened.iter().rev().filter_map(|volume| volume.membership).max_by_key(|set| set.epoch);
     if opened.len() == 1 && newest.is_none() {
         return Ok((placement, 0));
     }
     let live = VolumeSet::first(opened.len());
     let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
-    for (number, volume) in opened.iter_mut().enumerate() {
-        let was_away = match (&volume.membership, &newest) {
-            (Some(own), Some(newest)) if !newest.members().contains(&volume.id) => {
-                if !own.members().iter().any(|member| newest.members().contains(member)) {
-                    let path = volume.shared.config.path().to_owned();
-                    return Err(OpenError::ForeignVolume { path });
-                }
-                true
-            }
-            _ => false,
-        };
+    // All are looked at before anything is changed.
+    let were_away = opened.iter().map(|volume| was_away(volume, newest.as_ref()));
+    let were_away = were_away.collect::<Result<Vec<bool>, _>>()?;
+    for (number, (volume, was_away)) in opened.iter_mut().zip(were_away).enumerate() {
         if was_away {
             log::warn!(
                 "{} was away while the other paths went on: what it holds may be stale, so it starts empty",
@@ -144,4 +139,16 @@ fn agree(opened: &mut [OpenedVolume]) -> Result<(Placement, u64), OpenError> {
         volume.shared.index.table().write_membership(&set).map_err(io_error(volume))?;
     }
     Ok((placement, epoch + 1))
+}
+
+/// Whether the volume was in use with others, and these went on without it.
+fn was_away(volume: &OpenedVolume, newest: Option<&Membership>) -> Result<bool, OpenError> {
+    let (Some(own), Some(newest)) = (&volume.membership, newest) else { return Ok(false) };
+    if newest.members().contains(&volume.id) {
+        return Ok(false);
+    }
+    match own.members().iter().any(|member| newest.members().contains(member)) {
+        true => Ok(true),
+        false => Err(OpenError::ForeignVolume { path: volume.shared.config.path().to_owned() }),
+    }
 }

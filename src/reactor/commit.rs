@@ -13,6 +13,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::time::Instant;
 
 use super::Shared;
 use super::health::Way;
@@ -130,7 +131,7 @@ impl Work {
         let Some(group) = &mut self.commit.group else { return Ok(()) };
         group.outstanding -= 1;
         if result < 0 {
-            shared.health.note_error(Way::Write, -result);
+            shared.health.note_error(Way::Write, -result, Instant::now());
             group.error.get_or_insert(-result);
         }
         if group.outstanding > 0 {

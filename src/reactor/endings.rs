@@ -49,7 +49,7 @@ impl Work {
                 Progress::Failed(errno) => {
                     let way = self.pieces[token].way();
                     let errno_seen = if errno == 0 { libc::EIO } else { errno };
-                    shared.health.note_error(way, errno_seen);
+                    shared.health.note_error(way, errno_seen, now);
                     self.end_piece(token, Some(failure_of(errno)), now, shared);
                 }
             }
@@ -167,7 +167,7 @@ impl Work {
         shared: &Shared,
     ) -> Result<(), EngineError> {
         if let Some(Failure::NoRoom(StoreError::Grow { source, .. })) = &failure {
-            shared.health.note_error(Way::Write, errno_of(source));
+            shared.health.note_error(Way::Write, errno_of(source), Instant::now());
         }
         self.scheduler.finish(grant);
         if self.active[grant.id].waiting_bytes > 0 {

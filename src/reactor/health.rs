@@ -3,12 +3,14 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Errors of the device in a row, with nothing moved that way in between, from which on it counts as failed. A bad sector alone does
-/// not reach it: its chunk is dropped with the first error.
+/// Errors of the device in a row, with nothing moved that way in between, and the time they go on for, from which on it
+/// counts as failed. Some bad sectors do not reach it: their chunks are dropped with the first error.
 const MOST_ERRORS_IN_A_ROW: u32 = 16;
+const SHORTEST_ROW: Duration = Duration::from_millis(500);
 
 /// Tells of a store, by its number, that has failed.
 pub(crate) type Alarm = Sender<usize>;
@@ -29,11 +31,35 @@ impl Way {
     }
 }
 
+/// Errors in a row.
+#[derive(Default)]
+struct Row {
+    errors: AtomicU32,
+    since: Mutex<Option<Instant>>,
+}
+
+impl Row {
+    fn end(&self) {
+        if self.errors.load(Ordering::Relaxed) != 0 {
+            let mut since = self.since.lock();
+            self.errors.store(0, Ordering::Relaxed);
+            *since = None;
+        }
+    }
+
+    /// How many there are with this one, and for how long.
+    fn add(&self, now: Instant) -> (u32, Duration) {
+        let mut since = self.since.lock();
+        let errors = self.errors.fetch_add(1, Ordering::Relaxed) + 1;
+        (errors, now.saturating_duration_since(*since.get_or_insert(now)))
+    }
+}
+
 /// What is known of one store's device.
 #[derive(Default)]
 pub(crate) struct Health {
     /// Of reads, and of writes: a device that has become read-only still reads.
-    errors_in_a_row: [AtomicU32; 2],
+    rows: [Row; 2],
     has_failed: AtomicBool,
     reason: Mutex<Option<String>>,
     alarm: Mutex<Option<(usize, Alarm)>>,
@@ -47,20 +73,17 @@ impl Health {
 
     /// Something was read, or written.
     pub(super) fn note_success(&self, way: Way) {
-        let errors = &self.errors_in_a_row[way as usize];
-        if errors.load(Ordering::Relaxed) != 0 {
-            errors.store(0, Ordering::Relaxed);
-        }
+        self.rows[way as usize].end();
     }
 
-    /// A transfer failed with `errno`; a sync, or making a file, is a write.
-    pub(super) fn note_error(&self, way: Way, errno: i32) {
+    /// A transfer failed with `errno` now; a sync, or making a file, is a write.
+    pub(super) fn note_error(&self, way: Way, errno: i32, now: Instant) {
         if !is_of_device(errno) {
             return;
         }
         let is_gone = matches!(errno, libc::ENODEV | libc::ENXIO);
-        let errors = self.errors_in_a_row[way as usize].fetch_add(1, Ordering::Relaxed) + 1;
-        if is_gone || errors >= MOST_ERRORS_IN_A_ROW {
+        let (errors, lasted) = self.rows[way as usize].add(now);
+        if is_gone || (errors >= MOST_ERRORS_IN_A_ROW && lasted >= SHORTEST_ROW) {
             self.fail(|| match is_gone {
                 true => format!("it is gone: {}", io::Error::from_raw_os_error(errno)),
                 false => format!(
@@ -86,7 +109,7 @@ impl Health {
 
     /// It stays in use all the same, for want of another: it may fail again.
     pub(crate) fn stay_in_use(&self) {
-        self.errors_in_a_row.iter().for_each(|errors| errors.store(0, Ordering::Relaxed));
+        self.rows.iter().for_each(Row::end);
         self.has_failed.store(false, Ordering::SeqCst);
     }
 
@@ -145,26 +168,36 @@ mod tests {
     #[test]
     fn errors_in_a_row_are_a_failure_and_others_are_not() {
         let (health, alarms) = watched();
+        let begin = Instant::now();
+        let end = begin + SHORTEST_ROW;
         for _ in 0..10 {
-            (1..MOST_ERRORS_IN_A_ROW).for_each(|_| health.note_error(Way::Read, libc::EIO));
+            health.note_error(Way::Read, libc::EIO, begin);
+            (2..MOST_ERRORS_IN_A_ROW).for_each(|_| health.note_error(Way::Read, libc::EIO, end));
             health.note_success(Way::Read);
         }
-        (0..100).for_each(|_| health.note_error(Way::Write, libc::ENOSPC));
+        // Many at once, as where a batch meets a bad spot.
+        (0..1000).for_each(|_| health.note_error(Way::Read, libc::EIO, begin));
+        health.note_success(Way::Read);
+        (0..100).for_each(|_| health.note_error(Way::Write, libc::ENOSPC, end));
         assert!(!health.has_failed() && alarms.try_recv().is_err());
-        for _ in 0..MOST_ERRORS_IN_A_ROW {
+        health.note_error(Way::Write, libc::EIO, begin);
+        for _ in 1..MOST_ERRORS_IN_A_ROW {
             health.note_success(Way::Read);
-            health.note_error(Way::Write, libc::EIO);
+            health.note_error(Way::Write, libc::EIO, end);
         }
         assert!(health.has_failed(), "that it still reads does not help");
         assert!(health.reason().unwrap().starts_with("16 writes in a row failed"));
-        health.note_error(Way::Read, libc::ENODEV);
+        health.note_error(Way::Read, libc::ENODEV, end);
         assert_eq!(alarms.try_iter().collect::<Vec<_>>(), [3], "told once");
+        health.stay_in_use();
+        health.note_error(Way::Write, libc::EIO, end);
+        assert!(!health.has_failed(), "it has another chance");
     }
 
     #[test]
     fn a_device_that_is_gone_fails_at_once() {
         let (health, alarms) = watched();
-        health.note_error(Way::Read, libc::ENXIO);
+        health.note_error(Way::Read, libc::ENXIO, Instant::now());
         assert!(health.reason().unwrap().starts_with("it is gone"));
         assert_eq!(alarms.try_iter().count(), 1);
     }
