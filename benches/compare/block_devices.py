@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 DIRECTORY_PREFIX = "kvring-compare-"
@@ -53,7 +53,7 @@ def require_free_space(parent: Path, size_bytes: int) -> None:
 
 def attach_loop(stack: ExitStack, image: Path, size_bytes: int) -> Path:
     """Write a file and put a loop device with direct I/O over it, until the stack ends."""
-    stack.callback(image.unlink, missing_ok=True)
+    stack.callback(_remove, image)
     _write_zeros(image, size_bytes)
     loop = _run("losetup", "--find", "--show", "--direct-io=on", str(image)).strip()
     stack.callback(_patiently, _run, "losetup", "--detach", loop)
@@ -61,6 +61,12 @@ def attach_loop(stack: ExitStack, image: Path, size_bytes: int) -> Path:
     if state.read_text(encoding="ascii").strip() != "1":
         raise DeviceError(f"{loop} has no direct I/O here: the file system below it can't do it")
     return Path(loop)
+
+
+def _remove(image: Path) -> None:
+    # Gone already, or on a file system that has failed: its directory goes with that.
+    with suppress(OSError):
+        image.unlink()
 
 
 def _write_zeros(image: Path, size_bytes: int) -> None:

@@ -56,7 +56,7 @@ pub(crate) fn stats_dict(py: Python<'_>, stats: Stats) -> PyResult<Bound<'_, PyD
 /// State of one path.
 fn path_dict<'py>(py: Python<'py>, path: &PathStats) -> PyResult<Bound<'py, PyDict>> {
     let all = PyDict::new(py);
-    all.set_item("path", &path.path)?;
+    all.set_item("path", path.path.display().to_string())?;
     all.set_item("in_use", path.in_use)?;
     all.set_item("reason", &path.reason)?;
     all.set_item("engine", &path.engine)?;

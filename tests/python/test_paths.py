@@ -1,130 +1,277 @@
-"""Paths, and the tree of exceptions."""
+"""A store on several paths: options, what is told of each, and a disk that dies under load."""
 
-from collections.abc import Callable
+import fcntl
+import os
+import random
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import kvring
-from tests.python.conftest import CAPACITY_BYTES, Client
+from benches.compare.devices import DeviceError, loop_device
+from tests.python.conftest import HANG_DEADLINE_S, KIB, MIB, Client, make_key, make_memory, pattern
+
+CAPACITY_BYTES = 96 * MIB
+IMAGE_SIZE_BYTES = 192 * MIB
+CHUNK_BYTES = 64 * KIB + 100
 
 
-class OwnPath:
-    """A path of a caller's own kind."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __fspath__(self) -> str:
-        return str(self.path)
+@pytest.fixture
+def disks(tmp_path: Path) -> list[str]:
+    """Name two directories on one disk."""
+    return [str(tmp_path / "disk0"), str(tmp_path / "disk1")]
 
 
-@pytest.mark.parametrize("kind", [str, Path, OwnPath])
-def test_the_path_is_a_string_or_any_path(
-    store_directory: Path, kind: Callable[[Path], Any]
+@contextmanager
+def opened(
+    paths: list[str], capacity: object = CAPACITY_BYTES, **options: object
+) -> Iterator[Client]:
+    """Open a store on several paths."""
+    with kvring.Connector(paths, capacity, **options) as connector:
+        yield Client(connector)
+
+
+def test_each_path_is_told_of(disks: list[str]) -> None:
+    chunks = {make_key(number): pattern(CHUNK_BYTES, number) for number in range(200)}
+    with opened(disks, ["128MiB", 64 * MIB]) as client:
+        client.store(chunks)
+        stats = client.connector.stats()
+        first, second = stats["paths"]
+        assert [first["path"], second["path"]] == disks
+        assert first["in_use"]
+        assert second["in_use"]
+        assert not first["reason"]
+        assert first["keys"] + second["keys"] == stats["keys"] == 200
+        assert (first["capacity_bytes"], second["capacity_bytes"]) == (128 * MIB, 64 * MIB)
+        assert stats["capacity_bytes"] == 192 * MIB
+        assert first["keys"] > second["keys"] > 30, "keys go by capacity"
+        # All names that are numbers are sums of those of the paths.
+        for name, value in first.items():
+            if type(value) is int and name != "memory_alignment_bytes":
+                assert stats[name] == value + second[name], name
+        assert repr(client.connector).startswith(
+            f'kvring.Connector(path="{disks[0]}", "{disks[1]}"'
+        )
+    with opened(disks, ["128MiB", 64 * MIB]) as client:
+        assert client.connector.recovery["kept"] == 200
+        assert client.connector.recovery["clean_shutdown"]
+        for key, content in chunks.items():
+            assert client.load(key, CHUNK_BYTES) == content
+
+
+def test_a_single_path_may_be_a_list(disks: list[str]) -> None:
+    with opened(disks[:1]) as client:
+        client.store({"k": b"bytes"})
+    with kvring.Connector(disks[0], CAPACITY_BYTES) as connector:
+        assert Client(connector).load("k", 5) == b"bytes"
+
+
+@pytest.mark.parametrize(
+    ("paths", "capacity", "told"),
+    [
+        ([], "1GiB", "'path' = [] is not valid: it is empty"),
+        (["", "b"], "1GiB", "'path' = ['', 'b'] is not valid: it is empty"),
+        (["a", 7], "1GiB", "it is not a string"),
+        ([f"path{number}" for number in range(31)], "1GiB", "31 paths are too many"),
+        (["a", "b"], ["1GiB", "1GiB", "1GiB"], "2 paths but 3 capacities"),
+        (["a", "b"], [], "'capacity' = [] is not valid: it is empty"),
+        (["a", "b"], ["1GiB", "1KiB"], "1024 is not within 16777216"),
+    ],
+)
+def test_wrong_lists_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    paths: list[object],
+    capacity: object,
+    told: str,
 ) -> None:
-    for _ in range(2):
-        with kvring.Connector(kind(store_directory), CAPACITY_BYTES) as connector:
-            assert str(store_directory) in repr(connector)
-    assert list(store_directory.iterdir())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kvring.ConfigError) as error:
+        kvring.Connector(paths, capacity)
+    assert told in str(error.value)
+    assert list(tmp_path.iterdir()) == [], "nothing is made"
 
 
-def test_missing_directories_are_made(store_directory: Path) -> None:
-    nested = store_directory / "a" / "b c" / "ü"
-    with kvring.Connector(nested, CAPACITY_BYTES) as connector:
-        Client(connector).store({"key": b"content"})
-    with kvring.Connector(nested, CAPACITY_BYTES) as connector:
-        assert Client(connector).load("key", 7) == b"content"
+def test_one_path_twice_is_refused(disks: list[str]) -> None:
+    with pytest.raises(kvring.ConfigError, match="are the same store; name each once"):
+        kvring.Connector([disks[0], f"{disks[0]}/."], CAPACITY_BYTES)
 
 
-def test_a_relative_path_is_meant_from_here(
-    store_directory: Path, monkeypatch: pytest.MonkeyPatch
+# Asks ext4 (and XFS) to give up at once, as after a fatal error of the device: EXT4_IOC_SHUTDOWN
+# without a flush of the journal, linux/include/uapi/linux/ext4.h.
+SHUTDOWN = 0x8004587D
+WITHOUT_FLUSH = struct.pack("I", 2)
+
+
+class Disks:
+    """Two file systems on loop devices; that below the second one can be made to fail."""
+
+    def __init__(self, stack: ExitStack, parent: Path) -> None:
+        """Make them; the second one is an image on a file system on a loop device of its own."""
+        below = loop_device(parent, "ext4", 2 * IMAGE_SIZE_BYTES, "-O", "^has_journal")
+        self.below = stack.enter_context(below).directory
+        self.paths = []
+        for number, place in enumerate([parent, self.below]):
+            work = place / f"disk{number}"
+            work.mkdir()
+            # Without a journal, so that it can be unmounted after its device has failed.
+            device = loop_device(work, "ext4", IMAGE_SIZE_BYTES, "-O", "^has_journal")
+            self.paths.append(str(stack.enter_context(device).directory / "store"))
+
+    def fail(self) -> None:
+        """Make every transfer of the second one an EIO."""
+        descriptor = os.open(self.below, os.O_RDONLY)
+        fcntl.ioctl(descriptor, SHUTDOWN, WITHOUT_FLUSH)
+        os.close(descriptor)
+
+
+@pytest.fixture
+def loop_disks(tmp_path: Path) -> Iterator[Disks]:
+    """Yield two disks of their own."""
+    with ExitStack() as stack:
+        try:
+            disks = Disks(stack, tmp_path)
+        except DeviceError as error:
+            pytest.skip(str(error))
+        yield disks
+
+
+class MixedLoad:
+    """SETs, GETs, EXISTS and DELETEs of some keys, many at a time; every answer is looked at."""
+
+    def __init__(self, client: Client) -> None:
+        """Prepare the content of every key."""
+        self.client = client
+        self.random = random.Random(7)
+        self.chunks = {make_key(number): pattern(CHUNK_BYTES, number) for number in range(300)}
+        self.names = list(self.chunks)
+        self.under_way: dict[int, tuple[str, list[str], list[memoryview]]] = {}
+        self.submitted = 0
+        self.answered = 0
+        self.hits = 0
+        self.stored = 0
+
+    def turn(self) -> None:
+        """Submit a batch; with sixteen under way, take one answer first."""
+        while len(self.under_way) >= 16:
+            self.take()
+        names = self.random.sample(self.names, 4)
+        connector = self.client.connector
+        verb = self.random.choices(["set", "get", "exists", "delete"], [4, 4, 1, 1])[0]
+        memory: list[memoryview] = []
+        if verb == "set":
+            future_id = connector.submit_batch_set(names, [self.chunks[name] for name in names])
+        elif verb == "get":
+            memory = [make_memory(CHUNK_BYTES) for _ in names]
+            future_id = connector.submit_batch_get(names, memory)
+        elif verb == "exists":
+            future_id = connector.submit_batch_exists(names)
+        else:
+            future_id = connector.submit_batch_delete(names)
+        self.under_way[future_id] = (verb, names, memory)
+        self.submitted += 1
+
+    def take(self) -> None:
+        """Wait for the oldest answer."""
+        future_id = next(iter(self.under_way))
+        verb, names, memory = self.under_way.pop(future_id)
+        completion = self.client.wait(future_id)
+        self.answered += 1
+        assert len(completion.results) == len(names)
+        if verb == "set":
+            self.stored += sum(completion.results)
+            assert completion.ok == all(completion.results)
+        elif verb == "get":
+            for name, block, hit in zip(names, memory, completion.results, strict=True):
+                assert not hit or block == self.chunks[name], "wrong bytes"
+                self.hits += hit
+        elif verb == "delete":
+            assert completion.results == [True] * len(names)
+
+    def finish(self) -> None:
+        """Take all answers."""
+        while self.under_way:
+            self.take()
+        assert self.submitted == self.answered
+
+
+@pytest.mark.timeout(300)
+def test_a_disk_that_dies_under_load_is_left_out(
+    loop_disks: Disks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store_directory.mkdir()
-    monkeypatch.chdir(store_directory)
-    with kvring.Connector("below", CAPACITY_BYTES):
-        assert list((store_directory / "below").iterdir())
+    with opened(loop_disks.paths) as client:
+        load = MixedLoad(client)
+        for _ in range(500):
+            load.turn()
+        loop_disks.fail()
+        turns = 0
+        while client.connector.stats()["paths"][1]["in_use"]:
+            load.turn()
+            turns += 1
+            assert turns < 200_000, client.connector.stats()
+        load.finish()
+        first, second = client.connector.stats()["paths"]
+        assert first["in_use"]
+        assert not first["reason"]
+        assert "failed" in second["reason"] or "gone" in second["reason"]
+        # On one disk everything works again.
+        hits, stored = load.hits, load.stored
+        for _ in range(500):
+            load.turn()
+        load.finish()
+        assert load.hits > hits
+        assert load.stored > stored
+        client.store(load.chunks)
+        assert client.exists(load.names) == [True] * len(load.names)
+        client.assert_sound()
+        assert client.connector.close()["shutdown_clean"]
+    assert f"{loop_disks.paths[1]} has failed and is out of use" in caplog.text
 
 
-@pytest.mark.parametrize(("below", "error"), [("", FileExistsError), ("store", NotADirectoryError)])
-def test_a_path_that_the_system_refuses_raises_its_own_error(
-    tmp_path: Path, below: str, error: type[OSError]
-) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"content")
-    with pytest.raises(error) as refusal:
-        kvring.Connector(file / below, CAPACITY_BYTES)
-    assert type(refusal.value) is error
-    assert refusal.value.errno is not None
-    assert str(file / below) in str(refusal.value)
-    assert file.read_bytes() == b"content"
+@pytest.mark.timeout(300)
+def test_a_disk_that_is_dead_at_open_is_left_out(loop_disks: Disks) -> None:
+    chunks = {make_key(number): pattern(CHUNK_BYTES, number) for number in range(100)}
+    with opened(loop_disks.paths) as client:
+        client.store(chunks)
+        of_first = client.connector.stats()["paths"][0]["keys"]
+    mount_point = Path(loop_disks.paths[1]).parents[1]
+    remount(mount_point, "ro")
+    try:
+        with opened(loop_disks.paths) as client:
+            first, second = client.connector.stats()["paths"]
+            assert first["in_use"]
+            assert not second["in_use"]
+            assert "Read-only" in second["reason"]
+            assert client.exists(list(chunks)).count(True) == of_first
+            # The last bytes that are stored count, wherever they are.
+            client.store({key: content[::-1] for key, content in chunks.items()})
+    finally:
+        remount(mount_point, "rw")
+    with opened(loop_disks.paths) as client:
+        assert client.connector.recovery["stale"] == 100 - of_first
+        for key, content in chunks.items():
+            assert client.load(key, CHUNK_BYTES) in (None, content[::-1])
 
 
-def test_an_empty_path_is_refused() -> None:
-    with pytest.raises(kvring.ConfigError, match="'path' = '' is not valid"):
-        kvring.Connector("", CAPACITY_BYTES)
+def remount(mount_point: Path, how: str) -> None:
+    """Remount, as soon as the kernel has let go of the ring that was closed just now."""
+    deadline_s = time.monotonic() + HANG_DEADLINE_S
+    command = ["mount", "-o", f"remount,{how}", str(mount_point)]
+    while subprocess.run(command, capture_output=True, check=False).returncode:
+        assert time.monotonic() < deadline_s, "it cannot be remounted"
+        time.sleep(0.05)
 
 
-@pytest.mark.parametrize("path", [1, True, 1.5, None, ["path"]], ids=str)
-def test_what_is_no_path_is_refused(path: Any) -> None:
-    with pytest.raises(kvring.ConfigError, match="'path'"):
-        kvring.Connector(path, CAPACITY_BYTES)
-
-
-def test_the_tree_of_exceptions() -> None:
-    errors = [
-        kvring.ConfigError,
-        kvring.InUseError,
-        kvring.FormatError,
-        kvring.EngineError,
-        kvring.SubmitError,
-        kvring.ClosedError,
-    ]
-    assert kvring.KvRingError.__base__ is Exception
-    assert all(issubclass(error, kvring.KvRingError) for error in errors)
-    assert kvring.ClosedError.__base__ is kvring.SubmitError
-    assert all(error.__base__ is kvring.KvRingError for error in errors[:-1])
-    assert all(error.__module__ == "kvring" and error.__doc__ for error in errors)
-
-
-def test_a_store_of_a_newer_format_is_left_as_it_is(store_directory: Path) -> None:
-    with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
-        Client(connector).store({"key": b"content"})
-    index = store_directory / "index.kvring"
-    whole = index.read_bytes()
-    # The header says its version in the four bytes behind the magic; find it by what it is.
-    newer = whole[:8] + (int.from_bytes(whole[8:12], "little") + 1).to_bytes(4, "little")
-    index.write_bytes(newer + whole[12:])
-    before = {path.name: path.read_bytes()[:65536] for path in store_directory.iterdir()}
-    with pytest.raises(kvring.FormatError, match="upgrade kvring"):
-        kvring.Connector(store_directory, CAPACITY_BYTES)
-    after = {path.name: path.read_bytes()[:65536] for path in store_directory.iterdir()}
-    assert after == before
-    index.write_bytes(whole)
-    with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
-        assert Client(connector).load("key", 7) == b"content"
-
-
-def test_the_package_exports_what_it_says() -> None:
-    assert {"Connector", "options", "__version__", "KvRingError"} <= set(kvring.__all__)
-    assert all(hasattr(kvring, name) for name in kvring.__all__)
-    assert kvring.Connector.__module__ == "kvring"
-    parts = kvring.__version__.split(".")
-    assert len(parts) == 3
-    assert all(part.isdigit() for part in parts[:2])
-
-
-def test_the_connector_has_what_lmcache_checks_for(client: Client) -> None:
-    methods = ("set", "get", "exists", "delete")
-    names = ["event_fd", "drain_completions", "close", *(f"submit_batch_{one}" for one in methods)]
-    assert all(callable(getattr(client.connector, name)) for name in names)
-    # LMCache passes no keywords today; the names are those of its own connectors.
-    connector = client.connector
-    future_ids = [
-        connector.submit_batch_set(keys=["key"], memoryviews=[memoryview(b"content")]),
-        connector.submit_batch_get(keys=["key"], memoryviews=[memoryview(bytearray(7))]),
-        connector.submit_batch_exists(keys=["key"]),
-        connector.submit_batch_delete(keys=["key"]),
-    ]
-    assert all(completion.ok for completion in client.wait_all(future_ids))
+def test_nothing_is_open_twice_and_closing_takes_all(disks: list[str]) -> None:
+    with opened(disks) as client:
+        client.store({"k": b"bytes"})
+        for some in (disks, disks[:1], disks[1:]):
+            with pytest.raises(kvring.InUseError):
+                kvring.Connector(some, CAPACITY_BYTES)
+    with opened(disks[::-1]) as client:
+        assert client.load("k", 5) == b"bytes"
