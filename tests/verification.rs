@@ -13,10 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::faults::{Fault, FaultEngine};
-use common::{Client, MIB, Memory, config, key, pattern};
-use kvring::{
-    Action, BLOCK_BYTES, Connector, Engine, EngineError, Reaped, Transfer, UringEngine, Waker,
-};
+use common::{Client, MIB, Memory, config, key, pattern, real_engine};
+use kvring::{Action, BLOCK_BYTES, Connector, Engine, EngineError, Reaped, Transfer, Waker};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 64 * MIB;
@@ -26,14 +24,14 @@ const BLOCKS: u64 = 2;
 
 /// An engine whose reads never come to an end, except by being cancelled: so verification does not get on.
 struct WithoutReads {
-    real: UringEngine,
+    real: Box<dyn Engine>,
     held: Vec<usize>,
     cancelled: Vec<Reaped>,
 }
 
 impl Engine for WithoutReads {
     fn description(&self) -> String {
-        "io_uring without reads".into()
+        format!("{} without reads", self.real.description())
     }
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
@@ -66,7 +64,7 @@ fn open_without_reads(directory: &Path) -> Client {
     let connector = Connector::open_with_engine(
         config(directory, CAPACITY),
         |queue_depth, waker: Arc<Waker>| {
-            let real = UringEngine::new(queue_depth, waker)?;
+            let real = real_engine(queue_depth, waker)?;
             Ok(WithoutReads { real, held: Vec::new(), cancelled: Vec::new() })
         },
     );

@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::closing::Shutdown;
+use super::engines;
 use crate::budget::Budget;
 use crate::completion::CompletionQueue;
 use crate::config::{Config, Durability};
@@ -90,7 +91,7 @@ impl OpenedVolume {
         };
         log::info!("{}: {recovery}", shared.config.path().display());
         let reactors = Reactors::start(&shared, suspects, make_engine)?;
-        let engine = reactors.engine.clone();
+        let engine = engines::describe(&reactors.engines);
         let keeper = begin_session(&shared)
             .map_err(io_error("write the index of"))
             .and_then(|()| KeeperThread::start(&shared).map_err(io_error("start a thread for")));

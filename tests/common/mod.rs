@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvring::{
-    AlignedBlock, CallerBuffer, Completion, Config, Connector, Engine, EngineError, Waker,
+    AlignedBlock, CallerBuffer, Completion, Config, Connector, Engine, EngineChoice, EngineError,
+    PosixEngine, UringEngine, Waker,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -204,7 +205,35 @@ impl From<Connector> for Client {
 pub(crate) fn config(path: &Path, capacity_bytes: u64) -> Config {
     let mut config = Config::new(path.to_str().unwrap(), capacity_bytes).unwrap();
     config.io_threads = 1;
+    config.engine = engine_choice();
     config
+}
+
+/// What moves the bytes: `KVRING_TEST_ENGINE`, as the option `engine` takes it.
+pub(crate) fn engine_choice() -> EngineChoice {
+    match std::env::var("KVRING_TEST_ENGINE").as_deref() {
+        Err(_) | Ok("auto") => EngineChoice::Auto,
+        Ok("io_uring") => EngineChoice::IoUring,
+        Ok("posix") => EngineChoice::Posix,
+        Ok(other) => panic!("KVRING_TEST_ENGINE={other}: it is auto, io_uring or posix"),
+    }
+}
+
+/// An engine below one of the test's.
+pub(crate) fn real_engine(
+    queue_depth: usize,
+    waker: Arc<Waker>,
+) -> Result<Box<dyn Engine>, EngineError> {
+    let choice = engine_choice();
+    if choice == EngineChoice::Posix {
+        return Ok(Box::new(PosixEngine::new(queue_depth, waker)?));
+    }
+    match UringEngine::new(queue_depth, Arc::clone(&waker)) {
+        Err(EngineError::Unavailable(_)) if choice == EngineChoice::Auto => {
+            Ok(Box::new(PosixEngine::new(queue_depth, waker)?))
+        }
+        made => Ok(Box::new(made?)),
+    }
 }
 
 /// Makes the one engine of a store with one reactor.
