@@ -50,8 +50,8 @@ pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
 pub use config::size_bytes;
 pub use config::{
-    Admission, BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES,
-    MinFree, OPTIONS, OptionSpec, OptionValue,
+    Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, MAX_CHUNK_BYTES,
+    MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
 };
 pub use connector::{Connector, Shutdown};
 pub use engine::uring::UringEngine;

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::store::Geometry;
+
 /// A number that only grows.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -122,6 +124,8 @@ pub struct Stats {
     pub direct_io: bool,
     /// Alignment in bytes that caller memory needs to be used in place.
     pub memory_alignment_bytes: u64,
+    /// What the target asks of transfers, and what the device below it is made of.
+    pub geometry: Geometry,
     /// Longest chunk this store takes.
     pub max_chunk_bytes: u64,
     /// Keys held.

@@ -1,6 +1,6 @@
 //! What a store tells of itself, as dicts.
 
-use kvring::{NamespaceUsage, Recovery, Stats};
+use kvring::{Geometry, NamespaceUsage, Recovery, Stats};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -24,12 +24,26 @@ pub(crate) fn recovery_dict<'py>(
     Ok(all)
 }
 
-/// State and counters, flat.
+/// What the target asks of transfers; None for what cannot be told.
+fn geometry_dict(py: Python<'_>, geometry: Geometry) -> PyResult<Bound<'_, PyDict>> {
+    let all = PyDict::new(py);
+    all.set_item("direct_io", geometry.direct)?;
+    all.set_item("memory_alignment_bytes", geometry.memory_alignment_bytes)?;
+    all.set_item("offset_alignment_bytes", geometry.offset_alignment_bytes)?;
+    all.set_item("logical_block_bytes", geometry.logical_block_bytes)?;
+    all.set_item("physical_block_bytes", geometry.physical_block_bytes)?;
+    all.set_item("optimal_io_bytes", geometry.optimal_io_bytes)?;
+    all.set_item("discard_granularity_bytes", geometry.discard_granularity_bytes)?;
+    Ok(all)
+}
+
+/// State and counters, flat but for `geometry`.
 pub(crate) fn stats_dict(py: Python<'_>, stats: Stats) -> PyResult<Bound<'_, PyDict>> {
     let all = PyDict::new(py);
     all.set_item("engine", stats.engine)?;
     all.set_item("direct_io", stats.direct_io)?;
     all.set_item("memory_alignment_bytes", stats.memory_alignment_bytes)?;
+    all.set_item("geometry", geometry_dict(py, stats.geometry)?)?;
     all.set_item("max_chunk_bytes", stats.max_chunk_bytes)?;
     all.set_item("keys", stats.keys)?;
     all.set_item("held_bytes", stats.held_bytes)?;

@@ -59,12 +59,29 @@ pub enum Admission {
     SecondUse,
 }
 
+/// When a block device is told which of its bytes are not needed any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discard {
+    /// Never.
+    Never,
+    /// When it is formatted, of all of it.
+    Format,
+    /// Then, and of the place of each chunk that goes.
+    Free,
+}
+
 /// Everything that can be set when a store is opened.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Directory of the store.
+    /// Directory of the store, or block device.
     pub path: PathBuf,
-    /// Most bytes the store may take on disk, index included.
+    /// Directory of the index of a store on a block device; `None` for the device itself.
+    pub index_path: Option<PathBuf>,
+    /// Whether a block device may be formatted that holds something else.
+    pub format: bool,
+    /// When a block device is told which of its bytes are not needed any more.
+    pub discard: Discard,
+    /// Most bytes the store may take on disk, index included; [`Config::WHOLE_DEVICE`] for all that a block device has.
     pub capacity_bytes: u64,
     /// What the file system keeps free.
     pub min_free: MinFree,
@@ -125,6 +142,9 @@ pub struct Config {
 }
 
 impl Config {
+    /// As `capacity_bytes`: all that the block device has.
+    pub const WHOLE_DEVICE: u64 = u64::MAX;
+
     /// A configuration with defaults for all but the two options that have none.
     ///
     /// # Errors
@@ -134,6 +154,33 @@ impl Config {
             ("path".to_owned(), OptionValue::Text(path.into())),
             ("capacity".to_owned(), OptionValue::Integer(capacity_bytes.into())),
         ])
+    }
+
+    /// Refuses what means something on a block device only.
+    ///
+    /// # Errors
+    /// `ConfigError` for the first such option.
+    pub(crate) fn check_for_directory(&self) -> Result<(), ConfigError> {
+        let path = self.path.display();
+        let refuse = |name, value: String, way_out: &str| {
+            let reason = format!("{path} is a directory, no block device; {way_out}");
+            Err(ConfigError::unfitting(name, value, reason))
+        };
+        if self.capacity_bytes == Self::WHOLE_DEVICE {
+            return refuse("capacity", "'all'".into(), "give a size");
+        }
+        if let Some(index_path) = &self.index_path {
+            let value = format!("'{}'", index_path.display());
+            return refuse("index_path", value, "its index lies beside the data: leave this out");
+        }
+        if self.format {
+            return refuse("format", "true".into(), "there is nothing to format: leave this out");
+        }
+        if self.discard == Discard::Free {
+            let way_out = "freed places are used again and stay preallocated: leave this out";
+            return refuse("discard", "'free'".into(), way_out);
+        }
+        Ok(())
     }
 
     /// Reads options by name; what is not given has its default.
@@ -146,6 +193,9 @@ impl Config {
     ) -> Result<Self, ConfigError> {
         let mut config = Self {
             path: PathBuf::new(),
+            index_path: None,
+            format: false,
+            discard: Discard::Format,
             capacity_bytes: 0,
             min_free: MinFree::Auto,
             eviction: Eviction::Lfu,

@@ -1,6 +1,7 @@
 //! The contract with LMCache: submit, drain, close. Everything here returns at once except `open` and `close`.
 
 mod closing;
+mod home;
 mod status;
 mod upkeep;
 
@@ -15,6 +16,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 pub use closing::Shutdown;
 
+use self::home::Home;
 use crate::backlog::{Amount, Backlog};
 use crate::batch::Batch;
 use crate::budget::Budget;
@@ -28,7 +30,6 @@ use crate::index::{EnteredGet, EnteredSet, Index, Recovery, Rules};
 use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
 use crate::reactor::{GetRequest, KeeperThread, Operation, Reactors, SetRequest, Shared, Spread};
 use crate::schedule::Class;
-use crate::store::extents::ExtentStore;
 
 /// An open store.
 pub struct Connector {
@@ -72,15 +73,17 @@ impl Connector {
         E: Engine,
         M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
+        let mut config = config;
         let path = config.path.clone();
         let io_error = |action| move |source| OpenError::Io { action, path, source };
-        std::fs::create_dir_all(&config.path).map_err(io_error.clone()("make the directory"))?;
+        let now_ms = config.clock.now_ms();
+        let home = Home::open(&config, now_ms)?;
+        config.capacity_bytes = home.capacity_bytes(&config);
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error.clone()("make an eventfd for"))?);
         let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error.clone()("make an eventfd for"))?;
-        let budget = Budget::new(config.capacity_bytes).with_floor(&config.path, config.min_free);
-        let budget = Arc::new(budget);
+        let budget = Arc::new(home.budget(&config));
         let rules = Rules {
             capacity_bytes: config.capacity_bytes,
             eviction: config.eviction,
@@ -89,10 +92,10 @@ impl Connector {
             boot: config.boot,
             lease_s: config.lease_s,
         };
-        let now_ms = config.clock.now_ms();
+        let place = home.index_place(&config);
         let (index, store, recovery, suspects) =
-            Index::open(&config.path, &budget, rules, now_ms, |owner, mean_use_by_file| {
-                ExtentStore::open(&config.path, Arc::clone(&budget), owner, mean_use_by_file)
+            Index::open(&place, &budget, rules, now_ms, |owner, mean_use_by_file| {
+                home.open_store(&config, &budget, owner, mean_use_by_file)
             })?;
         index
             .table()

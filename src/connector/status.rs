@@ -42,6 +42,7 @@ impl Connector {
             engine: self.engine.clone(),
             direct_io: geometry.direct,
             memory_alignment_bytes: geometry.memory_alignment_bytes as u64,
+            geometry,
             max_chunk_bytes: self.shared.store.max_chunk_bytes(),
             keys: self.shared.index.keys(),
             held_bytes: self.shared.index.held_bytes(),
