@@ -156,7 +156,9 @@ def test_a_smaller_capacity_evicts_and_a_larger_one_is_used(
     assert recovery["kept"] + recovery["out_of_range"] == 80
     assert 40 <= recovery["kept"] <= 48
     assert client.stat("used_bytes") <= client.stat("capacity_bytes") == 48 * MIB
-    held = [key for key, is_held in zip(chunks, client.exists(list(chunks)), strict=True) if is_held]
+    held = [
+        key for key, is_held in zip(chunks, client.exists(list(chunks)), strict=True) if is_held
+    ]
     assert len(held) == recovery["kept"]
     for key in held:
         assert client.load(key, MIB) == chunks[key]
@@ -310,9 +312,7 @@ def test_freed_places_are_discarded_and_the_others_stay(
         client.store({key: chunk(keys.index(key)) for key in gone})
     assert rounds == len(kept)
     client.delete(gone)
-    client.wait_until(
-        lambda: device.image.stat().st_blocks * 512 < (len(kept) + 4) * MIB + MIB
-    )
+    client.wait_until(lambda: device.image.stat().st_blocks * 512 < (len(kept) + 4) * MIB + MIB)
     for key in kept:
         assert client.load(key, MIB) == chunk(keys.index(key))
     client.assert_sound()

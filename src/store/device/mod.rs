@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 pub(crate) use superblock::{DEVICE_FORMAT_VERSION, Superblock, id_text};
 
 use self::superblock::{COPY_OFFSET, HEAD_BYTES, MIN_DEVICE_BYTES, TAIL_BYTES};
-use self::survey::{Content, Signature, content, signature};
+use self::survey::{Blocks, Content, Signature, content, signature};
 use super::Geometry;
 use crate::buffer::AlignedBlock;
 use crate::config::{BLOCK_BYTES, Config, Discard};
@@ -200,7 +200,7 @@ impl Device {
         self.write_superblock(&superblock)
     }
 
-    /// Writes zeros, durably, past the page cache. Both numbers are multiples of 4096.
+    /// Writes zeros, durably, past the page cache, from and to the beginning of a logical block.
     pub(crate) fn write_zeros(&self, start: u64, length: u64) -> io::Result<()> {
         let zeros = AlignedBlock::zeroed(MIB.min(length) as usize);
         let end = start + length;
@@ -424,8 +424,8 @@ fn peek(probe: &File) -> Option<Superblock> {
     })
 }
 
-/// The blocks from `start` to `end`, the last one perhaps in part; `None` for each that cannot be read.
-fn read_blocks(file: &File, start: u64, end: u64) -> Vec<Option<Vec<u8>>> {
+/// The blocks from `start` to `end`, the last one perhaps in part.
+fn read_blocks(file: &File, start: u64, end: u64) -> Blocks {
     let memory = AlignedBlock::zeroed((end - start) as usize);
     // SAFETY: initialised memory of this block, which nobody else has.
     let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), (end - start) as usize) };

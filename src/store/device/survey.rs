@@ -23,7 +23,10 @@ pub(super) enum Content {
     Foreign,
 }
 
-/// Judges by the blocks of head and tail, of which those that cannot be read are `None`.
+/// Blocks of 4096 bytes one after the other; `None` for each that cannot be read.
+pub(super) type Blocks = Vec<Option<Vec<u8>>>;
+
+/// Judges by the blocks of head and tail.
 pub(super) fn content(
     head: &[Option<Vec<u8>>],
     tail: &[Option<Vec<u8>>],
@@ -114,7 +117,7 @@ mod tests {
 
     const DEVICE_BYTES: u64 = 1 << 30;
 
-    fn blank() -> (Vec<Option<Vec<u8>>>, Vec<Option<Vec<u8>>>) {
+    fn blank() -> (Blocks, Blocks) {
         (vec![Some(vec![0; 4096]); 256], vec![Some(vec![0; 4096]); 256])
     }
 
