@@ -155,13 +155,40 @@ pub enum OpenError {
         /// Process id and host of the owner, as far as they can be read.
         holder: String,
     },
-    /// The index was written by a newer kvring.
+    /// Something that is no kvring has the block device.
+    #[error("{path} is in use by {user}; release it there, or choose another device")]
+    Claimed {
+        /// The device.
+        path: PathBuf,
+        /// What it is.
+        user: String,
+    },
+    /// The block device holds something that kvring has not written.
+    #[error(
+        "{path} holds {found}; kvring writes to no device that it has not formatted: choose another one, or, if what is \
+         there may go, open it once with format: true (nothing was written)"
+    )]
+    NotFormatted {
+        /// The device.
+        path: PathBuf,
+        /// What is there, as far as it is known.
+        found: String,
+    },
+    /// The path names something that no store can be on.
+    #[error("{path} cannot hold a store: {reason}")]
+    Unsuitable {
+        /// What it names.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The store was written by a newer kvring.
     #[error(
         "{path} has format version {found}, this kvring reads up to {supported}; upgrade kvring or choose another path \
-         (the file was left as it is)"
+         (it was left as it is)"
     )]
     NewerFormat {
-        /// The index file.
+        /// The index file, or the block device.
         path: PathBuf,
         /// Version in its header.
         found: u32,

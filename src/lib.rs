@@ -51,7 +51,7 @@ pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
 pub use config::size_bytes;
 pub use config::{
-    Admission, BLOCK_BYTES, Checksum, Config, Durability, EngineChoice, MAX_CHUNK_BYTES,
+    Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, MAX_CHUNK_BYTES,
     MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
 };
 pub use connector::{Connector, Shutdown};

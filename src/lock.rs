@@ -93,12 +93,25 @@ pub(crate) fn lock_exclusively(
     file: &File,
     owner: impl Fn() -> Option<Owner>,
 ) -> Result<(), LockRefusal> {
+    let attempt = || match file.try_lock() {
+        Ok(()) => Ok(Some(())),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    };
+    wait_for_owner(attempt, owner)
+}
+
+/// The same for any kind of lock: `attempt` returns it, or `None` while somebody has it.
+pub(crate) fn wait_for_owner<T>(
+    mut attempt: impl FnMut() -> io::Result<Option<T>>,
+    owner: impl Fn() -> Option<Owner>,
+) -> Result<T, LockRefusal> {
     let deadline = Instant::now() + TAKEOVER_TIMEOUT;
     loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(()),
-            Err(TryLockError::Error(error)) => return Err(LockRefusal::Io(error)),
-            Err(TryLockError::WouldBlock) => {
+        match attempt() {
+            Ok(Some(lock)) => return Ok(lock),
+            Err(error) => return Err(LockRefusal::Io(error)),
+            Ok(None) => {
                 let owner = owner();
                 if owner.as_ref().is_some_and(Owner::is_alive_here) || Instant::now() >= deadline {
                     return Err(LockRefusal::Held(owner));

@@ -4,6 +4,8 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::store::Geometry;
+
 /// A number that only grows.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -130,6 +132,8 @@ pub struct PathStats {
     pub direct_io: bool,
     /// Alignment in bytes that caller memory needs to be used in place.
     pub memory_alignment_bytes: u64,
+    /// What the target asks of transfers, and what the device below it is made of.
+    pub geometry: Geometry,
     /// Keys held.
     pub keys: u64,
     /// Payload bytes held.

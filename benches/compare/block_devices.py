@@ -51,11 +51,22 @@ def require_free_space(parent: Path, size_bytes: int) -> None:
         )
 
 
-def attach_loop(stack: ExitStack, image: Path, size_bytes: int) -> Path:
+def attach_loop(
+    stack: ExitStack,
+    image: Path,
+    size_bytes: int,
+    *losetup_options: str,
+    is_sparse: bool = False,
+) -> Path:
     """Write a file and put a loop device with direct I/O over it, until the stack ends."""
     stack.callback(_remove, image)
-    _write_zeros(image, size_bytes)
-    loop = _run("losetup", "--find", "--show", "--direct-io=on", str(image)).strip()
+    if is_sparse:
+        with image.open("wb") as file:
+            file.truncate(size_bytes)
+    else:
+        _write_zeros(image, size_bytes)
+    options = ("--find", "--show", "--direct-io=on", *losetup_options)
+    loop = _run("losetup", *options, str(image)).strip()
     stack.callback(_patiently, _run, "losetup", "--detach", loop)
     state = Path("/sys/block") / Path(loop).name / "loop" / "dio"
     if state.read_text(encoding="ascii").strip() != "1":

@@ -16,6 +16,7 @@ __all__ = [
     "KvRingError",
     "LoadPlan",
     "LoadRun",
+    "NotFormattedError",
     "SubmitError",
     "__version__",
     "load_options",
@@ -28,13 +29,19 @@ class KvRingError(Exception):
     """Base of every error that kvring raises, but for OSError where the system refuses a path."""
 
 class ConfigError(KvRingError):
-    """An option is unknown, missing or out of range."""
+    """An option is unknown, missing, out of range, or a path that no store can be on."""
 
 class InUseError(KvRingError):
-    """Another live connector has the store open; the message names its process and host."""
+    """Another live connector has the store open, or something else has the block device.
+
+    The message names its process and host, or what it is.
+    """
 
 class FormatError(KvRingError):
     """The store was written by a newer kvring; it is left as it is."""
+
+class NotFormattedError(KvRingError):
+    """The block device holds something that kvring has not written; nothing was written."""
 
 class EngineError(KvRingError):
     """The I/O engine cannot start: io_uring, if it was asked for; the message says what to allow."""
@@ -59,17 +66,21 @@ class Connector:
     """
 
     def __new__(cls, path: str | os.PathLike[str], capacity: int | str, **options: Any) -> Self:
-        """Open the store in directory `path`, making it if it is missing.
+        """Open the store at `path`.
+
+        A directory is made if it is missing, a block device formatted if there is nothing on it.
 
         Args:
-            path: Directory of the store.
-            capacity: Most bytes that it takes on disk, or a string such as "500GiB".
+            path: Directory of the store, or block device.
+            capacity: Most bytes that it takes on disk, or a string such as "500GiB", or "all" of a
+                block device.
             **options: See `kvring.options()`.
 
         Raises:
             ConfigError: An option is unknown or does not fit.
-            InUseError: Another live connector has the store open.
+            InUseError: Another live connector has the store open, or something else the device.
             FormatError: The store was written by a newer kvring.
+            NotFormattedError: The block device holds something that kvring has not written.
             EngineError: The engine cannot start: with engine "io_uring" where it is refused.
             OSError: The path cannot be made or opened.
         """
@@ -148,7 +159,7 @@ class Connector:
         """
 
     def stats(self) -> dict[str, Any]:
-        """Return state and counters as one flat dict, sizes in bytes.
+        """Return state and counters as one dict, sizes in bytes, flat but for `geometry`.
 
         docs/architecture.md tells what each name means.
         """
@@ -318,8 +329,9 @@ class LoadRun:
 
         Raises:
             ConfigError: An option does not fit, or does not go together with the plan.
-            InUseError: Another live connector has the store open.
+            InUseError: Another live connector has the store open, or something else the device.
             FormatError: The store was written by a newer kvring.
+            NotFormattedError: The block device holds something that kvring has not written.
             EngineError: The engine cannot start: with engine "io_uring" where it is refused.
             OSError: The path cannot be made or opened.
         """

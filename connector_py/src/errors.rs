@@ -9,15 +9,26 @@ create_exception!(
     kvring,
     ConfigError,
     KvRingError,
-    "An option is unknown, missing or out of range."
+    "An option is unknown, missing, out of range, or a path that no store can be on."
 );
-create_exception!(kvring, InUseError, KvRingError, "Another live connector has the store open.");
+create_exception!(
+    kvring,
+    InUseError,
+    KvRingError,
+    "Another live connector has the store open, or something else has the block device."
+);
 create_exception!(kvring, FormatError, KvRingError, "The store was written by a newer kvring.");
 create_exception!(
     kvring,
     EngineError,
     KvRingError,
     "The I/O engine cannot be had, or not the one that was asked for."
+);
+create_exception!(
+    kvring,
+    NotFormattedError,
+    KvRingError,
+    "The block device holds something that kvring has not written."
 );
 create_exception!(
     kvring,
@@ -31,13 +42,16 @@ create_exception!(kvring, ClosedError, SubmitError, "The connector is closed.");
 pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
     let message = error.to_string();
     match error {
-        kvring::OpenError::Config(_) | kvring::OpenError::SameStore { .. } => {
-            ConfigError::new_err(message)
-        }
+        kvring::OpenError::Config(_)
+        | kvring::OpenError::SameStore { .. }
+        | kvring::OpenError::Unsuitable { .. } => ConfigError::new_err(message),
         kvring::OpenError::ForeignVolume { .. } => KvRingError::new_err(message),
         kvring::OpenError::Engine(_) => EngineError::new_err(message),
-        kvring::OpenError::InUse { .. } => InUseError::new_err(message),
+        kvring::OpenError::InUse { .. } | kvring::OpenError::Claimed { .. } => {
+            InUseError::new_err(message)
+        }
         kvring::OpenError::NewerFormat { .. } => FormatError::new_err(message),
+        kvring::OpenError::NotFormatted { .. } => NotFormattedError::new_err(message),
         // OSError picks its subclass (PermissionError, FileNotFoundError ...) by errno, as callers expect.
         kvring::OpenError::Io { source, .. } => match source.raw_os_error() {
             Some(errno) => PyOSError::new_err((errno, message)),

@@ -17,7 +17,8 @@ mod _native {
     use super::connector::Connector;
     #[pymodule_export]
     use super::errors::{
-        ClosedError, ConfigError, EngineError, FormatError, InUseError, KvRingError, SubmitError,
+        ClosedError, ConfigError, EngineError, FormatError, InUseError, KvRingError,
+        NotFormattedError, SubmitError,
     };
     #[pymodule_export]
     use super::load::{LoadPlan, LoadRun, load_options};

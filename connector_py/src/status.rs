@@ -1,6 +1,6 @@
 //! What a store tells of itself, as dicts.
 
-use kvring::{NamespaceUsage, PathStats, Recovery, Stats};
+use kvring::{Geometry, NamespaceUsage, PathStats, Recovery, Stats};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -23,6 +23,19 @@ pub(crate) fn recovery_dict<'py>(
     all.set_item("expired", recovery.expired)?;
     all.set_item("moved", recovery.moved)?;
     all.set_item("stale", recovery.stale)?;
+    Ok(all)
+}
+
+/// What the target asks of transfers; None for what cannot be told.
+fn geometry_dict(py: Python<'_>, geometry: Geometry) -> PyResult<Bound<'_, PyDict>> {
+    let all = PyDict::new(py);
+    all.set_item("direct_io", geometry.direct)?;
+    all.set_item("memory_alignment_bytes", geometry.memory_alignment_bytes)?;
+    all.set_item("offset_alignment_bytes", geometry.offset_alignment_bytes)?;
+    all.set_item("logical_block_bytes", geometry.logical_block_bytes)?;
+    all.set_item("physical_block_bytes", geometry.physical_block_bytes)?;
+    all.set_item("optimal_io_bytes", geometry.optimal_io_bytes)?;
+    all.set_item("discard_granularity_bytes", geometry.discard_granularity_bytes)?;
     Ok(all)
 }
 
@@ -62,6 +75,7 @@ fn path_dict<'py>(py: Python<'py>, path: &PathStats) -> PyResult<Bound<'py, PyDi
     all.set_item("engine", &path.engine)?;
     all.set_item("direct_io", path.direct_io)?;
     all.set_item("memory_alignment_bytes", path.memory_alignment_bytes)?;
+    all.set_item("geometry", geometry_dict(py, path.geometry)?)?;
     for (name, value) in path.numbers() {
         all.set_item(name, value)?;
     }

@@ -70,13 +70,31 @@ pub enum Admission {
     SecondUse,
 }
 
+/// When a block device is told which of its bytes are not needed any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discard {
+    /// Never.
+    Never,
+    /// When it is formatted, of all of it.
+    Format,
+    /// Then, and of the place of each chunk that goes.
+    Free,
+}
+
 /// Everything that can be set when a store is opened.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where the store lives: one path, or several that share the keys.
     pub paths: Vec<PathBuf>,
-    /// Most bytes the store may take at each of them, index included.
+    /// Most bytes the store may take at each of them, index included; [`Config::WHOLE_DEVICE`] for all that a block device
+    /// has.
     pub capacities_bytes: Vec<u64>,
+    /// Directory of the index of a store on a block device; `None` for the device itself.
+    pub index_path: Option<PathBuf>,
+    /// Whether a block device may be formatted that holds something else.
+    pub format: bool,
+    /// When a block device is told which of its bytes are not needed any more.
+    pub discard: Discard,
     /// What the file system keeps free.
     pub min_free: MinFree,
     /// Which chunks go when room is needed.
@@ -138,6 +156,9 @@ pub struct Config {
 }
 
 impl Config {
+    /// As `capacity_bytes`: all that the block device has.
+    pub const WHOLE_DEVICE: u64 = u64::MAX;
+
     /// A configuration with defaults for all but the two options that have none.
     ///
     /// # Errors
@@ -147,6 +168,33 @@ impl Config {
             ("path".to_owned(), OptionValue::Text(path.into())),
             ("capacity".to_owned(), OptionValue::Integer(capacity_bytes.into())),
         ])
+    }
+
+    /// Refuses what means something on a block device only.
+    ///
+    /// # Errors
+    /// `ConfigError` for the first such option.
+    pub(crate) fn check_for_directory(&self) -> Result<(), ConfigError> {
+        let path = self.path().display();
+        let refuse = |name, value: String, way_out: &str| {
+            let reason = format!("{path} is a directory, no block device; {way_out}");
+            Err(ConfigError::unfitting(name, value, reason))
+        };
+        if self.capacity_bytes() == Self::WHOLE_DEVICE {
+            return refuse("capacity", "'all'".into(), "give a size");
+        }
+        if let Some(index_path) = &self.index_path {
+            let value = format!("'{}'", index_path.display());
+            return refuse("index_path", value, "its index lies beside the data: leave this out");
+        }
+        if self.format {
+            return refuse("format", "true".into(), "there is nothing to format: leave this out");
+        }
+        if self.discard == Discard::Free {
+            let way_out = "freed places are used again and stay preallocated: leave this out";
+            return refuse("discard", "'free'".into(), way_out);
+        }
+        Ok(())
     }
 
     /// Reads options by name; what is not given has its default.
@@ -160,6 +208,9 @@ impl Config {
         let mut config = Self {
             paths: Vec::new(),
             capacities_bytes: Vec::new(),
+            index_path: None,
+            format: false,
+            discard: Discard::Format,
             min_free: MinFree::Auto,
             eviction: Eviction::Lfu,
             high_watermark: 1.0,
@@ -232,12 +283,13 @@ impl Config {
         self.paths.first().map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// Most bytes that the store may take, all paths together.
+    /// Most bytes that the store may take, all paths together; [`Config::WHOLE_DEVICE`] if one of them is to take that.
     pub fn capacity_bytes(&self) -> u64 {
-        self.capacities_bytes.iter().sum()
+        self.capacities_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes))
     }
 
-    /// The part of it that is about path `number` alone: a quota holds there in proportion to the capacity.
+    /// The part of it that is about path `number` alone: a quota holds there in proportion to the capacity, once that is
+    /// known of all paths.
     pub(crate) fn of_path(&self, number: usize) -> Self {
         let (all_bytes, own_bytes) = (self.capacity_bytes(), self.capacities_bytes[number]);
         let share = |bytes: u64| {

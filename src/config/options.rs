@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::values::{
     OptionValue, duration_within, each, is_word, number, one_of, path, share_within, size_within,
-    sizes_by_name,
+    sizes_by_name, text, truth,
 };
 use super::{
-    Admission, BLOCK_BYTES, Checksum, Config, Durability, EngineChoice, MAX_CHUNK_BYTES,
+    Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, MAX_CHUNK_BYTES,
     MIN_CAPACITY_BYTES, MinFree,
 };
 use crate::error::ConfigError;
@@ -35,8 +35,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         name: "path",
         unit: "",
         default: None,
-        range: "a directory, or a list of up to 30 of them",
-        meaning: "where the store lives; a directory is made if it is missing; several paths share the keys in proportion to their capacities, and one that fails is left out",
+        range: "a directory or a block device, or a list of up to 30 of them",
+        meaning: "where the store lives; a directory is made if it is missing, a block device is formatted if there is nothing on it; several paths share the keys in proportion to their capacities, and one that fails is left out",
         apply: |config, value| {
             config.paths = each(value).map(path).collect::<Result<_, _>>()?;
             match config.paths.len() {
@@ -50,13 +50,53 @@ pub const OPTIONS: &[OptionSpec] = &[
         name: "capacity",
         unit: "bytes",
         default: None,
-        range: "a number of bytes or a string such as '500GiB', at least 16 MiB; or a list with one for each path",
+        range: "a number of bytes or a string such as '500GiB', at least 16 MiB, or 'all' of a block device; or a list with one for each path",
         meaning: "most bytes that the store takes on disk at each path, data and index together",
         apply: |config, value| {
-            config.capacities_bytes = each(value)
-                .map(|value| size_within(value, MIN_CAPACITY_BYTES, 1 << 50))
-                .collect::<Result<_, _>>()?;
+            let capacity = |value| match is_word(value, "all") {
+                true => Ok(Config::WHOLE_DEVICE),
+                false => size_within(value, MIN_CAPACITY_BYTES, 1 << 50),
+            };
+            config.capacities_bytes = each(value).map(capacity).collect::<Result<_, _>>()?;
             if config.capacities_bytes.is_empty() { Err("it is empty".into()) } else { Ok(()) }
+        },
+    },
+    OptionSpec {
+        name: "index_path",
+        unit: "",
+        default: Some("none"),
+        range: "'none' or a directory",
+        meaning: "where the index of a store on a block device lies, if not on the device itself; formatting settles which",
+        apply: |config, value| {
+            let directory = Some(text(value)?).filter(|directory| *directory != "none");
+            config.index_path = directory.map(Into::into);
+            if directory == Some("") { Err("it is empty".into()) } else { Ok(()) }
+        },
+    },
+    OptionSpec {
+        name: "format",
+        unit: "",
+        default: Some("false"),
+        range: "true or false",
+        meaning: "whether a block device is formatted although it holds something; never one that is in use, nor one that holds a store",
+        apply: |config, value| {
+            config.format = truth(value)?;
+            Ok(())
+        },
+    },
+    OptionSpec {
+        name: "discard",
+        unit: "",
+        default: Some("format"),
+        range: "'never', 'format' or 'free'",
+        meaning: "when a block device is told what it need not keep: all of it when it is formatted; with 'free' the places of chunks that went as well",
+        apply: |config, value| {
+            config.discard = match one_of(value, &["never", "format", "free"])? {
+                "never" => Discard::Never,
+                "free" => Discard::Free,
+                _ => Discard::Format,
+            };
+            Ok(())
         },
     },
     OptionSpec {
@@ -418,5 +458,13 @@ impl OptionSpec {
             reason,
             range: self.range,
         })
+    }
+}
+
+impl ConfigError {
+    /// A value that is in range and does not fit what the path names.
+    pub(crate) fn unfitting(name: &'static str, value: String, reason: String) -> Self {
+        let spec = OPTIONS.iter().find(|spec| spec.name == name);
+        Self::Invalid { name, value, reason, range: spec.map_or("", |spec| spec.range) }
     }
 }

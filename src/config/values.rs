@@ -19,7 +19,7 @@ pub enum OptionValue {
     List(Vec<OptionValue>),
     /// Names with a value each.
     Map(Vec<(String, OptionValue)>),
-    /// A truth value; no option takes one so far, so that it is refused by name.
+    /// A truth value.
     Boolean(bool),
     /// Anything else, as its text; no option takes it, so that it is refused by name.
     Other(String),
@@ -150,6 +150,15 @@ pub(super) fn duration_within(
             .map_err(|error| format!("it cannot be read: {error}"))?,
     };
     if (least..=most).contains(&duration) { Ok(duration) } else { Err("it is out of range".into()) }
+}
+
+/// A truth value, or its word.
+pub(super) fn truth(value: &OptionValue) -> Result<bool, String> {
+    match value {
+        OptionValue::Boolean(truth) => Ok(*truth),
+        OptionValue::Text(text) => text.parse().map_err(|_| "it is not a truth value".into()),
+        _ => Err("it is not a truth value".into()),
+    }
 }
 
 /// Whether `value` is this very word.

@@ -9,6 +9,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::home::Home;
 use super::volume::OpenedVolume;
 use crate::completion::CompletionQueue;
 use crate::config::Config;
@@ -39,19 +40,15 @@ pub(super) fn open_all(
     completions: &Arc<CompletionQueue>,
 ) -> Result<Joined, OpenError> {
     refuse_twins(config)?;
-    let mut outcomes = Vec::new();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..config.paths.len())
-            .map(|number| {
-                let config = config.of_path(number);
-                scope.spawn(move || OpenedVolume::open(config, completions))
-            })
-            .collect();
-        outcomes.extend(
-            threads.into_iter().map(|thread| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            }),
-        );
+    let mut config = config.clone();
+    let now_ms = config.clock.now_ms();
+    let homes =
+        at_once(0..config.paths.len(), |number| Home::open(&config.of_path(number), now_ms));
+    for (capacity_bytes, home) in config.capacities_bytes.iter_mut().zip(&homes) {
+        *capacity_bytes = home.as_ref().map_or(0, |home| home.capacity_bytes(*capacity_bytes));
+    }
+    let outcomes = at_once(homes.into_iter().enumerate(), |(number, home)| {
+        OpenedVolume::open(config.of_path(number), home?, completions)
     });
     let (mut opened, mut refused) = (Vec::new(), Vec::new());
     for (outcome, path) in outcomes.into_iter().zip(&config.paths) {
@@ -71,6 +68,21 @@ pub(super) fn open_all(
     }
     let (placement, epoch) = agree(&mut opened)?;
     Ok(Joined { opened, absent, placement, epoch })
+}
+
+/// Does the work of each on a thread of its own; what came of it, in the same order.
+fn at_once<T: Send, R: Send>(
+    each: impl IntoIterator<Item = T>,
+    work: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = each.into_iter().map(|one| scope.spawn(move || work(one))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, R>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    })
 }
 
 /// Whether the device below a path, and not the path, is what is wrong.

@@ -2,6 +2,7 @@
 
 mod closing;
 mod engines;
+mod home;
 mod joining;
 mod status;
 mod upkeep;

@@ -83,6 +83,7 @@ impl Connector {
             engine: volume.engine.clone(),
             direct_io: geometry.direct,
             memory_alignment_bytes: geometry.memory_alignment_bytes as u64,
+            geometry,
             keys: index.keys(),
             held_bytes: index.held_bytes(),
             records: if is_owner { u64::from(index.table().used_slots()) } else { 0 },

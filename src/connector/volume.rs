@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::closing::Shutdown;
 use super::engines;
+use super::home::Home;
 use crate::budget::Budget;
 use crate::completion::CompletionQueue;
 use crate::config::{Config, Durability};
@@ -18,7 +19,6 @@ use crate::error::{EngineError, OpenError};
 use crate::index::{Index, Membership, Recovery, Rules, StoreId, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared};
-use crate::store::extents::ExtentStore;
 
 /// Files and index of a path, in order with each other; nothing moves its bytes yet.
 pub(super) struct OpenedVolume {
@@ -31,9 +31,10 @@ pub(super) struct OpenedVolume {
 }
 
 impl OpenedVolume {
-    /// Opens what `config`, which is of one path, describes, making it if there is nothing, and recovers what it holds.
+    /// Opens what is at `home`, making it if there is nothing, and recovers what it holds. `config` is of that path alone.
     pub(super) fn open(
         config: Config,
+        home: Home,
         completions: &Arc<CompletionQueue>,
     ) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
@@ -41,11 +42,9 @@ impl OpenedVolume {
             let path = path.clone();
             move |source| OpenError::Io { action, path, source }
         };
-        std::fs::create_dir_all(&path).map_err(io_error("make the directory"))?;
         let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error("make an eventfd for"))?;
-        let budget = Budget::new(config.capacity_bytes()).with_floor(&path, config.min_free);
-        let budget = Arc::new(budget);
+        let budget = Arc::new(home.budget(&config));
         let rules = Rules {
             capacity_bytes: config.capacity_bytes(),
             eviction: config.eviction,
@@ -54,11 +53,14 @@ impl OpenedVolume {
             boot: config.boot,
             lease_s: config.lease_s,
         };
-        let now_ms = config.clock.now_ms();
-        let (index, store, recovery, suspects) =
-            Index::open(&path, &budget, rules, now_ms, |owner, mean_use_by_file| {
-                ExtentStore::open(&path, Arc::clone(&budget), owner, mean_use_by_file)
-            })?;
+        let place = home.index_place(&config);
+        let (index, store, recovery, suspects) = Index::open(
+            &place,
+            &budget,
+            rules,
+            config.clock.now_ms(),
+            |owner, mean_use_by_file| home.open_store(&config, &budget, owner, mean_use_by_file),
+        )?;
         let table = index.table();
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
         let id = table.store_id().map_err(io_error("read the index of"))?;

@@ -46,10 +46,10 @@ static GUARDED: [Guarded; MAX_MAPPINGS] = [const { Guarded::none() }; MAX_MAPPIN
 static TAKING: Mutex<()> = Mutex::new(());
 
 impl Mapping {
-    /// Maps `length_bytes` bytes of `file`, which may be shorter: then only what it has may be accessed.
-    pub(super) fn new(file: &File, length_bytes: usize) -> io::Result<Self> {
+    /// Maps `length_bytes` bytes of `file` from `offset` on. It may be shorter: then only what it has may be accessed.
+    pub(super) fn new(file: &File, offset: u64, length_bytes: usize) -> io::Result<Self> {
         install_handler();
-        let map = MmapOptions::new().len(length_bytes).map_raw(file)?;
+        let map = MmapOptions::new().offset(offset).len(length_bytes).map_raw(file)?;
         // A fork would keep the file open through it, and so the lock.
         map.advise(Advice::DontFork)?;
         let guarded = guard(map.as_ptr().addr(), length_bytes)?;
@@ -66,17 +66,21 @@ impl Mapping {
         self.map.len()
     }
 
-    /// Reads the first `length_bytes` of `file` and makes a hole of each page of it that cannot be read.
-    pub(super) fn find_holes(&self, file: &File, length_bytes: usize) {
+    /// Reads the first `length_bytes`, which are those of `file` from `offset` on, and makes a hole of each page that cannot be
+    /// read.
+    pub(super) fn find_holes(&self, file: &File, offset: u64, length_bytes: usize) {
         let mut scratch = vec![0; READ_BYTES];
+        let mut is_readable = |start: usize, length: usize| {
+            file.read_exact_at(&mut scratch[..length], offset + start as u64).is_ok()
+        };
         for start in (0..length_bytes).step_by(READ_BYTES) {
             let end = (start + READ_BYTES).min(length_bytes);
-            if file.read_exact_at(&mut scratch[..end - start], start as u64).is_ok() {
+            if is_readable(start, end - start) {
                 continue;
             }
             for page in (start..end).step_by(page_bytes()) {
                 let within = page_bytes().min(end - page);
-                if file.read_exact_at(&mut scratch[..within], page as u64).is_err() {
+                if !is_readable(page, within) {
                     self.guarded.make_hole(self.guarded.start.load(Ordering::Relaxed) + page);
                 }
             }
@@ -266,7 +270,7 @@ mod tests {
     fn a_page_that_cannot_be_read_is_a_hole_and_the_others_stay() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 4 * 4096], 0).unwrap();
-        let mapping = Mapping::new(&file, 8 * 4096).unwrap();
+        let mapping = Mapping::new(&file, 0, 8 * 4096).unwrap();
         let byte = |offset: usize| {
             // SAFETY: inside the mapping; where the file ends earlier, the handler puts memory there.
             unsafe { mapping.as_mut_ptr().add(offset).read_volatile() }
@@ -284,10 +288,10 @@ mod tests {
     fn pages_that_reading_finds_unreadable_are_holes() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 3 * 4096], 0).unwrap();
-        let mapping = Mapping::new(&file, 8 * 4096).unwrap();
-        mapping.find_holes(&file, 3 * 4096);
+        let mapping = Mapping::new(&file, 0, 8 * 4096).unwrap();
+        mapping.find_holes(&file, 0, 3 * 4096);
         assert_eq!(mapping.hole_count(), 0);
-        mapping.find_holes(&file, 5 * 4096);
+        mapping.find_holes(&file, 0, 5 * 4096);
         assert_eq!(mapping.hole_count(), 2);
         assert!(mapping.is_hole(3 * 4096) && mapping.is_hole(4 * 4096) && !mapping.is_hole(0));
     }

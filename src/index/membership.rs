@@ -5,7 +5,6 @@
 //! another one holds may have been replaced or deleted meanwhile.
 
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -57,7 +56,7 @@ impl Table {
     /// Id of the store, which it has had since it was made.
     pub(crate) fn store_id(&self) -> io::Result<StoreId> {
         let mut header = Header::zeroed();
-        self.file.read_exact_at(bytemuck::bytes_of_mut(&mut header), 0)?;
+        self.backing.read_at(bytemuck::bytes_of_mut(&mut header), 0)?;
         Ok(header.store_id)
     }
 
@@ -65,14 +64,14 @@ impl Table {
     pub(crate) fn membership(&self) -> Option<Membership> {
         let mut membership = Membership::zeroed();
         let bytes = bytemuck::bytes_of_mut(&mut membership);
-        self.file.read_exact_at(bytes, MEMBERSHIP_OFFSET).ok()?;
+        self.backing.read_at(bytes, MEMBERSHIP_OFFSET).ok()?;
         let is_whole = membership.checksum == membership.computed_checksum();
         (is_whole && membership.count > 0).then_some(membership)
     }
 
     /// Notes the set, durably.
     pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
-        self.file.write_all_at(bytemuck::bytes_of(membership), MEMBERSHIP_OFFSET)?;
+        self.backing.write_at(bytemuck::bytes_of(membership), MEMBERSHIP_OFFSET)?;
         self.sync()
     }
 }
@@ -83,19 +82,21 @@ mod tests {
 
     use super::*;
     use crate::budget::Budget;
+    use crate::index::IndexPlace;
 
     #[test]
     fn what_is_noted_is_found_and_damage_is_nothing() {
         let directory = tempfile::tempdir().unwrap();
+        let place = IndexPlace::Directory(directory.path().to_owned());
         let budget = Arc::new(Budget::new(64 << 20));
-        let (table, _) = Table::open(directory.path(), budget, 0).unwrap();
+        let (table, _) = Table::open(&place, budget, 0).unwrap();
         assert_eq!(table.membership(), None);
         let id = table.store_id().unwrap();
         let membership = Membership::new(7, [[9; 16], id, [1; 16]]);
         assert!(membership.members().is_sorted() && membership.members().contains(&id));
         table.write_membership(&membership).unwrap();
         assert_eq!(table.membership(), Some(membership));
-        table.file.write_all_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
+        table.backing.write_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
         assert_eq!(table.membership(), None);
     }
 }

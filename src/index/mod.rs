@@ -1,5 +1,6 @@
 //! What is held: a map in RAM for every question, a sidecar file of records for the next start.
 
+mod backing;
 mod entries;
 mod exists;
 mod first_page;
@@ -21,6 +22,7 @@ pub(crate) mod table;
 mod table_file;
 mod writing;
 
+pub(crate) use backing::{IndexPlace, owner_on_device};
 pub(crate) use map::{EnteredGet, Index, Pin, Rules};
 pub(crate) use membership::{Membership, StoreId};
 pub use probe::IndexProbe;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::backing::IndexPlace;
 use super::map::{EnteredGet, Index, Rules};
 use super::record::PAYLOAD_UNCHECKED;
 use super::table::{Content, Table};
@@ -32,7 +33,11 @@ impl IndexProbe {
     /// As [`crate::Connector::open`].
     pub fn open(directory: &Path, capacity_bytes: u64) -> Result<Self, OpenError> {
         let budget = Arc::new(Budget::new(capacity_bytes));
-        let (table, _) = Table::open(directory, budget, Clock::default().now_ms())?;
+        let (table, _) = Table::open(
+            &IndexPlace::Directory(directory.to_owned()),
+            budget,
+            Clock::default().now_ms(),
+        )?;
         let rules = Rules {
             capacity_bytes,
             eviction: Eviction::Lfu,

@@ -16,6 +16,8 @@ pub(crate) const HEADER_BYTES: u64 = 4096;
 pub(crate) const SESSION_OFFSET: u64 = 512;
 /// Where the set of stores that share keys is kept: a sector of its own.
 pub(crate) const MEMBERSHIP_OFFSET: u64 = 2048;
+/// Where the length block starts, also a sector of its own; only on a block device.
+pub(crate) const LENGTH_OFFSET: u64 = 1024;
 /// Bytes of a record. Two fill a sector, so that none ever straddles one.
 pub(crate) const RECORD_BYTES: usize = 256;
 /// Key bytes that fit into one record.
@@ -144,6 +146,33 @@ impl Header {
     }
 
     pub(crate) fn computed_checksum(&self) -> u32 {
+        let bytes = bytemuck::bytes_of(self);
+        crc32c::crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+    }
+}
+
+/// How much of a part of a block device the sidecar uses.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Length {
+    pub(crate) bytes: u64,
+    reserved: u32,
+    /// CRC-32C of everything before it.
+    checksum: u32,
+}
+
+impl Length {
+    pub(crate) fn new(bytes: u64) -> Self {
+        let mut length = Self { bytes, reserved: 0, checksum: 0 };
+        length.checksum = length.computed_checksum();
+        length
+    }
+
+    pub(crate) fn is_intact(&self) -> bool {
+        self.checksum == self.computed_checksum()
+    }
+
+    fn computed_checksum(&self) -> u32 {
         let bytes = bytemuck::bytes_of(self);
         crc32c::crc32c(&bytes[..bytes.len() - size_of::<u32>()])
     }

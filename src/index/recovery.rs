@@ -1,9 +1,9 @@
 //! Reading the sidecar once at open: what is whole and fits the data becomes the map; the rest becomes free space.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::backing::IndexPlace;
 use super::map::{Index, Rules};
 use super::record::{Marks, PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE, Session};
 use super::shard::Entry;
@@ -121,9 +121,9 @@ impl std::fmt::Display for Recovery {
 }
 
 impl<G, S> Index<G, S> {
-    /// Opens the sidecar of `directory`, then the data with `open_store`, and brings both into agreement.
+    /// Opens the sidecar, then the data with `open_store`, and brings both into agreement.
     pub(crate) fn open<T: Store>(
-        directory: &Path,
+        place: &IndexPlace,
         budget: &Arc<Budget>,
         rules: Rules,
         now_ms: u64,
@@ -132,7 +132,7 @@ impl<G, S> Index<G, S> {
             &dyn Fn() -> Vec<u64>,
         ) -> Result<T, OpenError>,
     ) -> Result<(Self, T, Recovery, Vec<Suspect>), OpenError> {
-        let (table, found) = Table::open(directory, Arc::clone(budget), now_ms)?;
+        let (table, found) = Table::open(place, Arc::clone(budget), now_ms)?;
         let store = open_store(&|| table.owner(), &|| table.mean_use_by_file())?;
         let mut recovery =
             Recovery { reset: found.reset, truncated: found.truncated, ..Recovery::default() };

@@ -4,17 +4,16 @@
 //! shard of the map that its digest falls into, whose lock is held for every access. The file is grown before a slot
 //! behind its old end is handed out, so no access goes past the end of the file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::mem::offset_of;
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytemuck::Zeroable;
 use parking_lot::Mutex;
 
-use super::first_page::{check_header, read_owner, read_session, start_anew};
+use super::backing::{Backing, IndexPlace};
+use super::first_page::{check_header, read_session, start_anew};
 use super::lookup::prefetch_line;
 use super::mapping::Mapping;
 use super::record::{
@@ -26,12 +25,10 @@ use crate::budget::Budget;
 use crate::error::{OpenError, StoreError};
 use crate::fork::GivenUpInForks;
 use crate::key::Digest;
-use crate::lock::{LockRefusal, describe_holder, lock_exclusively};
 use crate::store::Extent;
 
 pub(super) const GROWTH_BYTES: u64 = 1 << 20;
 const CACHE_LINE_BYTES: usize = 64;
-const MAX_MAP_BYTES: u64 = 1 << 40;
 
 /// Name of the sidecar inside the store's directory.
 pub(crate) const INDEX_NAME: &str = "index.kvring";
@@ -62,18 +59,16 @@ pub(crate) struct Found {
     pub(crate) session: Option<Session>,
     /// Why everything in it was given up, if it was.
     pub(crate) reset: Option<String>,
-    /// It was missing or empty.
+    /// It was missing or empty, and not because the device of the store was formatted just now.
     pub(crate) made_now: bool,
     /// It is not as long as it was left.
     pub(crate) truncated: bool,
 }
 
-/// The sidecar file.
+/// The sidecar.
 pub(crate) struct Table {
-    pub(super) path: PathBuf,
-    _given_up_in_forks: GivenUpInForks,
-    pub(super) file: File,
-    /// The same file for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
+    pub(super) backing: Backing,
+    /// The same for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
     pub(super) sync_files: OnceLock<Vec<(GivenUpInForks, File)>>,
     pub(super) mapping: Mapping,
     /// Taken by whoever gives slots back, so never held for long.
@@ -87,62 +82,46 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Opens or makes the sidecar of `directory` and locks it. A damaged one is started anew; a newer one is refused.
+    /// Opens or makes the sidecar and locks it. A damaged one is started anew; a newer one is refused.
     pub(crate) fn open(
-        directory: &Path,
+        place: &IndexPlace,
         budget: Arc<Budget>,
         now_ms: u64,
     ) -> Result<(Self, Found), OpenError> {
-        let path = directory.join(INDEX_NAME);
+        let backing = Backing::open(place)?;
         let io_error = |action| {
-            let path = path.clone();
+            let path = backing.path().to_owned();
             move |source| OpenError::Io { action, path, source }
         };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(io_error("open"))?;
-        let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
-        match lock_exclusively(&file, || read_owner(&file)) {
-            Ok(()) => {}
-            Err(LockRefusal::Io(error)) => return Err(io_error("lock")(error)),
-            Err(LockRefusal::Held(owner)) => {
-                let holder = describe_holder(owner.as_ref());
-                return Err(OpenError::InUse { path: directory.to_owned(), holder });
-            }
-        }
-        let length = file.metadata().map_err(io_error("read the length of"))?.len();
-        let mut reset = check_header(&file, length, &path)?;
-        if reset.is_none() && !budget.reserve(length, budget.capacity_bytes() / 2) {
+        let length = || backing.length().map_err(io_error("read the length of"));
+        let found = length()?;
+        let mut reset = check_header(&backing, found)?;
+        if let Some(bytes) = found.filter(|_| reset.is_none())
+            && !budget.reserve(bytes, budget.capacity_bytes() / 2)
+        {
             reset = Some(format!(
-                "its {length} bytes no longer fit the capacity of {}",
+                "its {bytes} bytes no longer fit the capacity of {}",
                 budget.capacity_bytes()
             ));
         }
         let fresh = reset.is_some();
         if fresh {
             budget.reserve(HEADER_BYTES, 0);
-            start_anew(&file, directory, now_ms).map_err(io_error("write"))?;
+            start_anew(&backing, now_ms).map_err(io_error("write"))?;
         }
-        let length = file.metadata().map_err(io_error("read the length of"))?.len();
-        // Mapped once, as long as the file can ever become: address space costs nothing, and records never move.
-        let map_bytes = (budget.capacity_bytes() / 8)
-            .clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length));
-        let mapping = Mapping::new(&file, map_bytes as usize).map_err(io_error("map"))?;
-        mapping.find_holes(&file, length as usize);
-        let session = if fresh { None } else { read_session(&file) };
+        let length = length()?.unwrap_or(HEADER_BYTES);
+        let mapping = backing.map(length, budget.capacity_bytes()).map_err(io_error("map"))?;
+        let session = match fresh {
+            true => None,
+            false => read_session(backing.file(), backing.offset()),
+        };
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
-        let made_now = reset.as_ref().is_some_and(String::is_empty);
-        let reset = reset.filter(|reason| !reason.is_empty());
+        let made_now = reset.as_ref().is_some_and(String::is_empty) && !place.is_new();
+        let reset = backing.missing.clone().or(reset.filter(|reason| !reason.is_empty()));
         let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
         Ok((
             Self {
-                path,
-                _given_up_in_forks: given_up_in_forks,
-                file,
+                backing,
                 sync_files: OnceLock::new(),
                 mapping,
                 free: Mutex::default(),
@@ -232,7 +211,7 @@ impl Table {
             log::error!(
                 "{} pages of {} cannot be read: what they held is missed",
                 count - told,
-                self.path.display()
+                self.backing.path().display()
             );
         }
         count

@@ -1,14 +1,9 @@
-//! The sidecar as a file: growing, syncing, who has it open, giving it up.
+//! The sidecar on disk: growing, syncing, who has it open, giving it up.
 
-use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::first_page::read_owner;
 use super::record::{HEADER_BYTES, RECORD_BYTES, SESSION_OFFSET, Session};
@@ -20,20 +15,19 @@ use crate::lock::Owner;
 impl Table {
     /// Notes who has the store open, from which generation on, and whether it is closed in order.
     pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
-        self.file.write_all_at(bytemuck::bytes_of(session), SESSION_OFFSET)
+        self.backing.write_at(bytemuck::bytes_of(session), SESSION_OFFSET)
     }
 
     /// Who has, or had, the store open.
     pub(crate) fn owner(&self) -> Option<Owner> {
-        read_owner(&self.file)
+        read_owner(self.backing.file(), self.backing.offset())
     }
 
     /// Gives up the file, and the lock with it: another process may own the store from here on. Every record is free as
     /// far as this one can see.
     pub(crate) fn give_up(&self) -> io::Result<()> {
-        self.file.unlock()?;
+        self.backing.give_up()?;
         self.mapping.give_up();
-        close_file_behind(self.file.as_raw_fd());
         for (_, file) in self.sync_files.get().into_iter().flatten() {
             close_file_behind(file.as_raw_fd());
         }
@@ -44,7 +38,7 @@ impl Table {
     /// file: through a shared one, a reactor's sync could take the error that belongs to another's records.
     pub(crate) fn prepare_syncs(&self, reactors: usize) -> io::Result<()> {
         let open = |_| {
-            let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
+            let file = self.backing.open_again()?;
             Ok((GivenUpInForks::new(file.as_raw_fd()), file))
         };
         let files = (1..reactors).map(open).collect::<io::Result<Vec<_>>>()?;
@@ -56,13 +50,13 @@ impl Table {
     pub(crate) fn sync_descriptor(&self, number: usize) -> RawFd {
         let others = self.sync_files.get().map_or(&[][..], Vec::as_slice);
         let of = |position: usize| others.get(position).map(|(_, file)| file.as_raw_fd());
-        number.checked_sub(1).and_then(of).unwrap_or(self.file.as_raw_fd())
+        number.checked_sub(1).and_then(of).unwrap_or(self.backing.descriptor())
     }
 
     /// Makes all records written so far durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         // The map and the file share the page cache: fdatasync writes what was stored through the map.
-        self.file.sync_data()
+        self.backing.file().sync_data()
     }
 
     /// Lengthens the file, unless there are free slots meanwhile.
@@ -78,7 +72,7 @@ impl Table {
         let length = HEADER_BYTES + u64::from(before) * RECORD_BYTES as u64;
         let room = (self.mapping.length_bytes() as u64 - length) / GROWTH_BYTES * GROWTH_BYTES;
         let wanted = (length / 8 / GROWTH_BYTES * GROWTH_BYTES)
-            .clamp(GROWTH_BYTES, 64 * GROWTH_BYTES)
+            .clamp(GROWTH_BYTES, self.backing.longest_step_bytes())
             .min(room);
         if room == 0 {
             let capacity_bytes = self.budget.capacity_bytes();
@@ -88,17 +82,10 @@ impl Table {
             Ok(()) => wanted,
             Err(_) => self.budget.reserve_growth(GROWTH_BYTES, 0).map(|()| GROWTH_BYTES)?,
         };
-        let grown =
-            match fallocate(&self.file, FallocateFlags::empty(), length as i64, added as i64) {
-                Err(Errno::EOPNOTSUPP) => write_zeros(&self.file, length, added),
-                other => other.map_err(io::Error::from),
-            };
-        if let Err(source) = grown {
-            // A part of it may have been granted: it is no record's, and not in the account.
-            let _ = self.file.set_len(length);
+        if let Err(source) = self.backing.grow(length, added) {
             self.budget.release(added);
             return Err(StoreError::Grow {
-                path: self.path.clone(),
+                path: self.backing.path().to_owned(),
                 bytes: added,
                 source: Arc::new(source),
             });
@@ -111,15 +98,6 @@ impl Table {
     }
 }
 
-/// Lengthens `file` with real blocks: a hole in it would be a SIGBUS once the file system is full.
-fn write_zeros(file: &File, start: u64, length: u64) -> io::Result<()> {
-    let zeros = vec![0; length as usize];
-    file.write_all_at(&zeros, start).inspect_err(|_| {
-        // What is cut off again was never used; if even that fails, it is only space.
-        let _ = file.set_len(start);
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -127,6 +105,7 @@ mod tests {
 
     use super::*;
     use crate::budget::Budget;
+    use crate::index::backing::IndexPlace;
     use crate::index::table::INDEX_NAME;
 
     /// Files open in this process by descriptor.
@@ -138,7 +117,8 @@ mod tests {
     fn each_reactor_syncs_through_a_file_of_its_own() {
         let directory = tempfile::tempdir().unwrap();
         let budget = Arc::new(Budget::new(64 << 20));
-        let (table, _) = Table::open(directory.path(), budget, 0).unwrap();
+        let (table, _) =
+            Table::open(&IndexPlace::Directory(directory.path().to_owned()), budget, 0).unwrap();
         assert_eq!(table.sync_descriptor(2), table.sync_descriptor(0));
         table.prepare_syncs(3).unwrap();
         let descriptors: Vec<RawFd> = (0..3).map(|number| table.sync_descriptor(number)).collect();

@@ -11,12 +11,16 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::Shared;
+use crate::config::Discard;
 use crate::store::{Extent, Fill};
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
 const SWEEPS_PER_TTL: u32 = 20;
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Freed places are discarded so often, many at a time.
+const DISCARD_PAUSE: Duration = Duration::from_millis(200);
 
 /// A slice of work.
 const SLICE: Duration = Duration::from_micros(200);
@@ -112,10 +116,12 @@ fn keep(shared: &Shared) {
     let pause =
         shared.config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
     let mut next_sweep = pause.map(|pause| Instant::now() + pause);
+    let discards = shared.config.discard == Discard::Free;
+    let mut next_discard = discards.then(|| Instant::now() + DISCARD_PAUSE);
     loop {
         let mut orders = shared.keeper.orders.lock();
         while !orders.ends && !orders.is_short {
-            match next_sweep {
+            match [next_sweep, next_discard].into_iter().flatten().min() {
                 Some(next) => {
                     if shared.keeper.told.wait_until(&mut orders, next).timed_out() {
                         break;
@@ -139,6 +145,10 @@ fn keep(shared: &Shared) {
             shared.expire(true);
             next_sweep = Some(Instant::now() + pause);
         }
+        if next_discard.is_some_and(|next| Instant::now() >= next) {
+            shared.discard_freed();
+            next_discard = Some(Instant::now() + DISCARD_PAUSE);
+        }
     }
 }
 
@@ -160,6 +170,21 @@ impl Shared {
             told(blocks, self.counters.evicted_bytes.get() - before);
         }
         keeper.is_short.store(false, Ordering::Relaxed);
+    }
+
+    /// Tells the device of what was freed, until there is something more urgent.
+    fn discard_freed(&self) {
+        let mut start = Instant::now();
+        while self.store.discard_freed() {
+            let mut orders = self.keeper.orders.lock();
+            if !orders.ends && !orders.is_short {
+                self.keeper.told.wait_for(&mut orders, start.elapsed() * RESTS);
+            }
+            if orders.ends || orders.is_short {
+                return;
+            }
+            start = Instant::now();
+        }
     }
 
     /// Takes out what has expired and gives its space back. With `pauses`, it stops when the keeper is to end, and works a

@@ -1,7 +1,7 @@
 //! One piece of a chunk on its way between caller memory and disk.
 //!
-//! With O_DIRECT, whole blocks at an aligned address go in place; an unaligned tail goes through one bounce block in the
-//! same vectored transfer; an unaligned address goes through bounce memory altogether. Without O_DIRECT everything goes
+//! With O_direct(), whole blocks at an aligned address go in place; an unaligned tail goes through one bounce block in the
+//! same vectored transfer; an unaligned address goes through bounce memory altogether. Without O_direct() everything goes
 //! in place.
 
 use std::ptr;
@@ -229,7 +229,9 @@ mod tests {
     use super::*;
     use crate::schedule::Class;
 
-    const DIRECT: Geometry = Geometry { direct: true, memory_alignment_bytes: 512 };
+    fn direct() -> Geometry {
+        Geometry { direct: true, memory_alignment_bytes: 512, ..Geometry::default() }
+    }
 
     fn piece(
         memory: &AlignedBlock,
@@ -257,30 +259,30 @@ mod tests {
             let piece = piece(&memory, shift, length, Action::Read, geometry);
             (lengths(&piece), piece.bounced_bytes)
         };
-        assert_eq!(of(0, 2 * BLOCK, DIRECT), (vec![2 * BLOCK], 0), "whole blocks in place");
+        assert_eq!(of(0, 2 * BLOCK, direct()), (vec![2 * BLOCK], 0), "whole blocks in place");
         assert_eq!(
-            of(512, 2 * BLOCK + 5, DIRECT),
+            of(512, 2 * BLOCK + 5, direct()),
             (vec![2 * BLOCK, BLOCK], 5),
             "the tail through one block"
         );
-        assert_eq!(of(0, 5, DIRECT), (vec![BLOCK], 5));
+        assert_eq!(of(0, 5, direct()), (vec![BLOCK], 5));
         assert_eq!(
-            of(1, BLOCK + 5, DIRECT),
+            of(1, BLOCK + 5, direct()),
             (vec![2 * BLOCK], BLOCK + 5),
             "an unaligned address through the pool"
         );
-        let buffered = Geometry { direct: false, memory_alignment_bytes: 1 };
+        let buffered = Geometry { memory_alignment_bytes: 1, ..Geometry::default() };
         assert_eq!(
             of(1, BLOCK + 5, buffered),
             (vec![BLOCK + 5], 0),
-            "without O_DIRECT everything in place"
+            "without O_direct() everything in place"
         );
     }
 
     #[test]
     fn short_transfers_go_on_where_they_stopped() {
         let memory = AlignedBlock::zeroed(2 * BLOCK);
-        let mut piece = piece(&memory, 0, BLOCK + 5, Action::Read, DIRECT);
+        let mut piece = piece(&memory, 0, BLOCK + 5, Action::Read, direct());
         assert_eq!(piece.transfer(9).offset_bytes, 40960);
         assert_eq!(piece.advance(512), Progress::Again);
         let transfer = piece.transfer(9);
@@ -297,7 +299,7 @@ mod tests {
     #[test]
     fn interruptions_are_tried_again_with_a_bound_and_errors_are_not() {
         let memory = AlignedBlock::zeroed(BLOCK);
-        let mut piece = piece(&memory, 0, BLOCK, Action::Write, DIRECT);
+        let mut piece = piece(&memory, 0, BLOCK, Action::Write, direct());
         for _ in 1..MAX_ATTEMPTS {
             piece.transfer(0);
             assert_eq!(piece.advance(-libc::EAGAIN), Progress::Again);
@@ -319,13 +321,13 @@ mod tests {
             .enumerate()
             .for_each(|(position, byte)| *byte = (position * 31 % 251) as u8);
         let expected = crc32c::crc32c(bytes);
-        let whole = piece(&memory, 0, length, Action::Read, DIRECT);
+        let whole = piece(&memory, 0, length, Action::Read, direct());
         let mut combined = 0;
         for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
             let grant =
                 Grant { offset_bytes: offset as u64, length_bytes: length as u64, ..whole.grant };
             combined ^=
-                Piece::new(grant, whole.target, whole.buffer, DIRECT, &mut BouncePool::new())
+                Piece::new(grant, whole.target, whole.buffer, direct(), &mut BouncePool::new())
                     .placed_checksum();
         }
         assert_eq!(combined, expected);
@@ -339,8 +341,8 @@ mod tests {
         // SAFETY: one block, ours alone.
         unsafe { dirty.as_ptr().write_bytes(0xee, BLOCK) };
         pool.give_back(dirty);
-        let whole = piece(&memory, 0, 10, Action::Write, DIRECT);
-        let again = Piece::new(whole.grant, whole.target, whole.buffer, DIRECT, &mut pool);
+        let whole = piece(&memory, 0, 10, Action::Write, direct());
+        let again = Piece::new(whole.grant, whole.target, whole.buffer, direct(), &mut pool);
         let bounce = again.bounce.as_ref().unwrap();
         // SAFETY: one block, ours alone, initialised.
         let bytes = unsafe { std::slice::from_raw_parts(bounce.as_ptr(), BLOCK) };

@@ -86,9 +86,44 @@ impl Allocator {
 
     /// Takes `extent` back and joins it with free neighbours.
     pub(crate) fn free(&mut self, extent: Extent) {
+        debug_assert!(extent.end_block() <= u64::from(self.files[extent.file as usize].frontier));
+        self.allocated -= u64::from(extent.blocks);
+        self.put_back(extent);
+    }
+
+    /// Takes what is free within `extent`, and was written once, so that it is not given out; for [`Allocator::put_back`].
+    pub(crate) fn take_free_within(&mut self, extent: Extent) -> Vec<Extent> {
+        let Extent { file, first_block, .. } = extent;
+        let end = extent.end_block() as u32;
+        let before = self.by_place.range(..(file, first_block)).next_back();
+        let from =
+            before.filter(|((other, _), _)| *other == file).map_or(first_block, |(key, _)| key.1);
+        let runs: Vec<(u32, u32)> = self
+            .by_place
+            .range((file, from)..(file, end))
+            .map(|(key, size)| (key.1, *size))
+            .collect();
+        let mut taken = Vec::new();
+        for (first, size) in runs {
+            let (start, stop) = (first.max(first_block), (first + size).min(end));
+            if start >= stop {
+                continue;
+            }
+            self.remove_free(file, first, size);
+            if first < start {
+                self.insert_free(file, first, start - first);
+            }
+            if stop < first + size {
+                self.insert_free(file, stop, first + size - stop);
+            }
+            taken.push(Extent { file, first_block: start, blocks: stop - start });
+        }
+        taken
+    }
+
+    /// Makes a place free that is not, and joins it with free neighbours.
+    pub(crate) fn put_back(&mut self, extent: Extent) {
         let Extent { file, mut first_block, mut blocks } = extent;
-        debug_assert!(extent.end_block() <= u64::from(self.files[file as usize].frontier));
-        self.allocated -= u64::from(blocks);
         if let Some((first, size)) = self.free_run_ending_at(file, first_block) {
             self.remove_free(file, first, size);
             first_block = first;
@@ -168,8 +203,19 @@ mod tests {
         allocator
     }
 
-    /// Free, given-out and unwritten blocks cover every file exactly once, neighbours are joined, and both views agree.
+    /// What [`check_covered`] checks, and neighbours are joined.
     fn check(allocator: &Allocator, held: &[Extent]) {
+        check_covered(allocator, held);
+        for (&(file, first), &size) in &allocator.by_place {
+            assert!(
+                !allocator.by_place.contains_key(&(file, first + size)),
+                "neighbours were not joined"
+            );
+        }
+    }
+
+    /// Free, given-out and unwritten blocks cover every file exactly once, and both views agree.
+    fn check_covered(allocator: &Allocator, held: &[Extent]) {
         let mut runs: Vec<Extent> = held.to_vec();
         runs.extend(
             allocator.by_place.iter().map(|(&(file, first), &size)| extent(file, first, size)),
@@ -190,10 +236,6 @@ mod tests {
         }
         for (&(file, first), &size) in &allocator.by_place {
             assert!(allocator.by_size.contains(&(size, file, first)));
-            assert!(
-                !allocator.by_place.contains_key(&(file, first + size)),
-                "neighbours were not joined"
-            );
         }
         assert_eq!(allocator.by_place.len(), allocator.by_size.len());
         assert_eq!(
@@ -237,6 +279,29 @@ mod tests {
     }
 
     proptest! {
+        /// What is taken is exactly what is free there, and nothing is lost when it is back.
+        #[test]
+        fn free_places_can_be_taken_and_put_back(frees in prop::collection::vec(any::<bool>(), 12), first in 0_u32..60, blocks in 1_u32..40) {
+            let mut allocator = with_files(&[60, 60]);
+            let all: Vec<Extent> = (0..12).map(|_| allocator.allocate(5).unwrap()).collect();
+            let (gone, held): (Vec<_>, Vec<_>) = all.into_iter().zip(frees).partition(|(_, gone)| *gone);
+            let held: Vec<Extent> = held.into_iter().map(|(extent, _)| extent).collect();
+            gone.iter().for_each(|(extent, _)| allocator.free(*extent));
+            let range = extent(0, first, blocks);
+            let taken = allocator.take_free_within(range);
+            let within = |block: u32| u64::from(block) < range.end_block() && block >= first;
+            let free = gone.iter().flat_map(|(extent, _)| extent.first_block..extent.end_block() as u32);
+            let expected: Vec<u32> = free.filter(|block| within(*block)).collect();
+            let blocks: Vec<u32> = taken.iter().flat_map(|extent| extent.first_block..extent.end_block() as u32).collect();
+            prop_assert_eq!(blocks, expected);
+            let mut outside = held.clone();
+            outside.extend(&taken);
+            allocator.allocated += taken.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>();
+            check_covered(&allocator, &outside);
+            taken.into_iter().for_each(|extent| allocator.free(extent));
+            check(&allocator, &held);
+        }
+
         #[test]
         fn blocks_are_never_lost_or_given_out_twice(steps in prop::collection::vec((0_u32..40, any::<prop::sample::Index>(), any::<bool>()), 1..300)) {
             let mut allocator = with_files(&[64, 100, 16]);

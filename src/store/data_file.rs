@@ -1,33 +1,39 @@
-//! One preallocated data file: how it is made, opened and locked, and what transfers on it must look like.
+//! One preallocated data file: how it is made, opened and locked. A part of a block device is one as well, of a length that
+//! does not change.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::Geometry;
+use super::device::Device;
 use crate::config::BLOCK_BYTES;
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 
-/// Alignment taken where the kernel does not tell: no device in use asks for more.
-const DEFAULT_ALIGNMENT_BYTES: usize = 4096;
-
 /// More than any capacity makes; a file with a higher number is nobody's.
 const MAX_DATA_FILES: u32 = 1 << 20;
 
-/// An open, locked data file.
+/// An open data file that is nobody else's.
 #[derive(Debug)]
 pub(crate) struct DataFile {
-    _given_up_in_forks: GivenUpInForks,
-    file: File,
+    home: Home,
     geometry: Geometry,
+    /// Where in what `descriptor` names it begins.
+    offset: u64,
+}
+
+#[derive(Debug)]
+enum Home {
+    File { _given_up_in_forks: GivenUpInForks, file: File },
+    Device(Arc<Device>),
 }
 
 /// Name of data file `number` inside the store's directory.
@@ -53,7 +59,11 @@ impl DataFile {
         let (file, geometry) = open_with_best_geometry(path, create).map_err(io_error("open"))?;
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         match lock_exclusively(&file, owner) {
-            Ok(()) => Ok(Self { _given_up_in_forks: given_up_in_forks, file, geometry }),
+            Ok(()) => Ok(Self {
+                home: Home::File { _given_up_in_forks: given_up_in_forks, file },
+                geometry,
+                offset: 0,
+            }),
             Err(LockRefusal::Io(error)) => Err(io_error("lock")(error)),
             Err(LockRefusal::Held(owner)) => {
                 let holder = describe_holder(owner.as_ref());
@@ -63,12 +73,18 @@ impl DataFile {
         }
     }
 
+    /// The part of a claimed device that begins at `offset`.
+    pub(crate) fn of_device(device: &Arc<Device>, offset: u64) -> Self {
+        Self { geometry: device.geometry(), home: Home::Device(Arc::clone(device)), offset }
+    }
+
     /// Reserves `size_bytes` on the file system, so that no later write can run out of space.
     pub(crate) fn preallocate(&self, size_bytes: u64) -> io::Result<()> {
-        match fallocate(&self.file, FallocateFlags::empty(), 0, size_bytes as i64) {
+        let file = self.growing_file()?;
+        match fallocate(file, FallocateFlags::empty(), 0, size_bytes as i64) {
             Err(Errno::EOPNOTSUPP) => {
                 log::warn!("the file system cannot preallocate: writes may find it full later");
-                self.file.set_len(size_bytes)
+                file.set_len(size_bytes)
             }
             other => Ok(other?),
         }
@@ -76,13 +92,23 @@ impl DataFile {
 
     /// Gives back what lies behind `size_bytes`, durably: a later owner must not count on it.
     pub(crate) fn shorten(&self, size_bytes: u64) -> io::Result<()> {
-        self.file.set_len(size_bytes)?;
-        self.file.sync_all()
+        let file = self.growing_file()?;
+        file.set_len(size_bytes)?;
+        file.sync_all()
     }
 
     /// Whole blocks in it.
     pub(crate) fn blocks(&self) -> io::Result<u32> {
-        Ok(u32::try_from(self.file.metadata()?.len() / BLOCK_BYTES).unwrap_or(u32::MAX))
+        let length = self.growing_file()?.metadata()?.len();
+        Ok(u32::try_from(length / BLOCK_BYTES).unwrap_or(u32::MAX))
+    }
+
+    /// The length of a part of a device never changes.
+    fn growing_file(&self) -> io::Result<&File> {
+        match &self.home {
+            Home::File { file, .. } => Ok(file),
+            Home::Device(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     pub(crate) fn geometry(&self) -> Geometry {
@@ -91,17 +117,30 @@ impl DataFile {
 
     /// Gives up the file, and the lock with it. Nothing may be under way on it.
     pub(crate) fn give_up(&self) -> io::Result<()> {
-        self.file.unlock()?;
-        close_file_behind(self.descriptor());
+        match &self.home {
+            Home::File { file, .. } => {
+                file.unlock()?;
+                close_file_behind(file.as_raw_fd());
+            }
+            Home::Device(device) => device.give_up(),
+        }
         Ok(())
     }
 
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        match &self.home {
+            Home::File { file, .. } => file.sync_data(),
+            Home::Device(device) => device.sync(),
+        }
     }
 
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.file.as_raw_fd()
+    /// Descriptor for transfers, and where the block with this number begins.
+    pub(crate) fn locate(&self, block: u32) -> (RawFd, u64) {
+        let descriptor = match &self.home {
+            Home::File { file, .. } => file.as_raw_fd(),
+            Home::Device(device) => device.descriptor(),
+        };
+        (descriptor, self.offset + u64::from(block) * BLOCK_BYTES)
     }
 }
 
@@ -127,45 +166,19 @@ fn open_with_best_geometry(path: &Path, create: bool) -> io::Result<(File, Geome
     let open = |flags| {
         OpenOptions::new().read(true).write(true).create(create).custom_flags(flags).open(path)
     };
-    let buffered = Geometry { direct: false, memory_alignment_bytes: 1 };
+    let buffered = || {
+        let file = open(0)?;
+        let geometry = Geometry::buffered(&file)?;
+        Ok((file, geometry))
+    };
     match open(libc::O_DIRECT) {
-        Ok(file) => match direct_alignment(&file)? {
-            Some(memory_alignment_bytes) => {
-                Ok((file, Geometry { direct: true, memory_alignment_bytes }))
-            }
-            None => Ok((open(0)?, buffered)),
+        Ok(file) => match Geometry::direct(&file)? {
+            Some(geometry) => Ok((file, geometry)),
+            None => buffered(),
         },
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((open(0)?, buffered)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => buffered(),
         Err(error) => Err(error),
     }
-}
-
-/// Memory alignment for direct transfers of whole blocks on `file`; `None` if it has no such transfers.
-/// statx(2) fills the STATX_DIOALIGN fields since Linux 6.1; both are 0 for a file without direct I/O.
-fn direct_alignment(file: &File) -> io::Result<Option<usize>> {
-    let mut answer = MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: the path is an empty C string and AT_EMPTY_PATH makes the descriptor the subject; `answer` has room for
-    // one struct statx.
-    let status = unsafe {
-        libc::statx(
-            file.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            libc::STATX_DIOALIGN,
-            answer.as_mut_ptr(),
-        )
-    };
-    if status != 0 {
-        return Ok(Some(DEFAULT_ALIGNMENT_BYTES));
-    }
-    // SAFETY: zeroed before the call, so that every field is initialised whatever the kernel filled.
-    let answer = unsafe { answer.assume_init() };
-    if answer.stx_mask & libc::STATX_DIOALIGN == 0 {
-        return Ok(Some(DEFAULT_ALIGNMENT_BYTES));
-    }
-    let offset_alignment = u64::from(answer.stx_dio_offset_align);
-    let fits = offset_alignment != 0 && BLOCK_BYTES.is_multiple_of(offset_alignment);
-    Ok(fits.then_some(answer.stx_dio_mem_align.max(1) as usize))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Layout `extents`: chunks as raw bytes at block-aligned places in preallocated data files, grown one file at a time.
+//! Layout `extents`: chunks as raw bytes at block-aligned places in preallocated data files, grown one file at a time; or in
+//! the data part of a block device, which does not grow.
 
 use std::fs;
 use std::io;
@@ -11,18 +12,21 @@ use parking_lot::{Mutex, RwLock};
 
 use super::allocator::Allocator;
 use super::data_file::{DataFile, data_file_name, geometry_of, list_data_files};
+use super::device::Device;
+use super::discards::Discards;
 use super::{Extent, Fill, FreeSpace, Geometry, Store, StoreUsage};
 use crate::budget::Budget;
-use crate::config::{BLOCK_BYTES, MAX_CHUNK_BYTES};
+use crate::config::{BLOCK_BYTES, Discard, MAX_CHUNK_BYTES};
 use crate::error::{OpenError, StoreError};
 use crate::index::table::INDEX_NAME;
 use crate::lock::Owner;
 
 const MIB: u64 = 1 << 20;
 
-/// Data files of one directory and who owns which of their blocks.
+/// Data files of one directory, or parts of one device, and who owns which of their blocks.
 pub(crate) struct ExtentStore {
-    directory: PathBuf,
+    /// Where more data files can be made; none on a device.
+    directory: Option<PathBuf>,
     budget: Arc<Budget>,
     geometry: Geometry,
     max_chunk_bytes: u64,
@@ -30,7 +34,11 @@ pub(crate) struct ExtentStore {
     allocator: Mutex<Allocator>,
     /// After the file system has refused to grow: when to ask it again, and what it said.
     refusal: Mutex<Option<(Instant, StoreError)>>,
+    discards: Option<Discards>,
 }
+
+/// Blocks of a part of a device; most devices have one. Its blocks are counted in 32 bits: these are 8 TiB.
+const PART_BLOCKS: u64 = 1 << 31;
 
 /// Pause after the file system has refused to grow: asking it costs time in which chunks can go instead.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
@@ -94,20 +102,50 @@ impl ExtentStore {
         }
         let max_chunk_bytes = longest.max(next_file_bytes(&budget)).min(MAX_CHUNK_BYTES);
         Ok(Self {
-            directory: directory.to_owned(),
+            directory: Some(directory.to_owned()),
             budget,
             geometry,
             max_chunk_bytes,
             files: RwLock::new(files),
             allocator: Mutex::new(allocator),
             refusal: Mutex::new(None),
+            discards: None,
         })
+    }
+
+    /// The data part of a device, as much of it as `budget` allows. All of it is unwritten until [`Store::rebuild`].
+    pub(crate) fn on_device(device: &Arc<Device>, budget: Arc<Budget>, discard: Discard) -> Self {
+        let capacity_bytes = budget.capacity_bytes();
+        // The index has its share whether it uses it or not: else the data would be shorter with each start.
+        let for_index = budget.used_bytes().max(index_spare_bytes(capacity_bytes));
+        let data_bytes = device.data_bytes().min(capacity_bytes.saturating_sub(for_index));
+        let mut allocator = Allocator::default();
+        let mut files = Vec::new();
+        let mut longest = 0;
+        for (offset, blocks) in parts(data_bytes / BLOCK_BYTES) {
+            let fits = budget.reserve(u64::from(blocks) * BLOCK_BYTES, 0);
+            debug_assert!(fits, "it is no more than was left");
+            longest = longest.max(u64::from(blocks) * BLOCK_BYTES);
+            allocator.add_file(blocks);
+            files.push(Some(DataFile::of_device(device, device.data_offset() + offset)));
+        }
+        Self {
+            directory: None,
+            budget,
+            geometry: device.geometry(),
+            max_chunk_bytes: longest.min(MAX_CHUNK_BYTES),
+            files: RwLock::new(files),
+            allocator: Mutex::new(allocator),
+            refusal: Mutex::new(None),
+            discards: (discard == Discard::Free).then(|| Discards::new(Arc::clone(device))),
+        }
     }
 
     /// Adds a data file that has room for `needed_bytes`.
     fn grow(&self, allocator: &mut Allocator, needed_bytes: u64) -> Result<(), StoreError> {
         let full =
             || StoreError::Full { needed_bytes, capacity_bytes: self.budget.capacity_bytes() };
+        let Some(directory) = &self.directory else { return Err(full()) };
         let now = Instant::now();
         if let Some((again, error)) = &*self.refusal.lock()
             && now < *again
@@ -126,7 +164,7 @@ impl ExtentStore {
             if size_bytes < needed_bytes {
                 break Err(StoreError::Floor { needed_bytes, free_bytes });
             }
-            match self.add_file(allocator, size_bytes) {
+            match self.add_file(directory, allocator, size_bytes) {
                 Err(StoreError::Grow { .. })
                     if size_bytes / 2 >= needed_bytes.max(SMALLEST_FILE_BYTES) =>
                 {
@@ -136,23 +174,28 @@ impl ExtentStore {
             }
         };
         if let Err(error) = &outcome {
-            log::warn!("{}: {error}", self.directory.display());
+            log::warn!("{}: {error}", directory.display());
             *self.refusal.lock() = Some((now + GROWTH_PAUSE, error.clone()));
         }
         outcome
     }
 
-    fn add_file(&self, allocator: &mut Allocator, size_bytes: u64) -> Result<(), StoreError> {
+    fn add_file(
+        &self,
+        directory: &Path,
+        allocator: &mut Allocator,
+        size_bytes: u64,
+    ) -> Result<(), StoreError> {
         let spare_bytes = index_spare_bytes(self.budget.capacity_bytes());
         self.budget.reserve_growth(on_disk_bytes(size_bytes), spare_bytes)?;
         let mut files = self.files.write();
         let number = files.iter().position(Option::is_none).unwrap_or(files.len());
-        let path = self.directory.join(data_file_name(number as u32));
+        let path = directory.join(data_file_name(number as u32));
         let made = DataFile::open(&path, true, || None)
             .map_err(|error| io::Error::other(error.to_string()))
             .and_then(|file| file.preallocate(size_bytes).map(|()| file))
             // The file's name too: without it a sync of the file is worth nothing after power loss.
-            .and_then(|file| fs::File::open(&self.directory)?.sync_all().map(|()| file));
+            .and_then(|file| fs::File::open(directory)?.sync_all().map(|()| file));
         match made {
             Ok(file) => {
                 if number == files.len() {
@@ -226,6 +269,13 @@ impl Store for ExtentStore {
         if let Some(extent) = allocator.allocate(blocks) {
             return Ok(extent);
         }
+        // What is being discarded is free in a moment, sooner than what would have to be evicted.
+        if let Some(discards) = &self.discards
+            && discards.wait(&mut allocator)
+            && let Some(extent) = allocator.allocate(blocks)
+        {
+            return Ok(extent);
+        }
         let needed_bytes = u64::from(blocks) * BLOCK_BYTES;
         self.grow(&mut allocator, needed_bytes)?;
         let capacity_bytes = self.budget.capacity_bytes();
@@ -234,16 +284,21 @@ impl Store for ExtentStore {
 
     fn free(&self, extent: Extent) {
         self.allocator.lock().free(extent);
+        if let Some(discards) = &self.discards {
+            discards.note(extent);
+        }
+    }
+
+    fn discard_freed(&self) -> bool {
+        let Some(discards) = &self.discards else { return false };
+        discards.discard_next(&self.allocator, &self.files.read())
     }
 
     fn locate(&self, extent: Extent) -> (RawFd, u64) {
         let files = self.files.read();
         // Extents are only ever given out in files that exist; a missing one would be a bug, answered by EBADF.
-        let descriptor = files
-            .get(extent.file as usize)
-            .and_then(Option::as_ref)
-            .map_or(-1, DataFile::descriptor);
-        (descriptor, u64::from(extent.first_block) * BLOCK_BYTES)
+        let file = files.get(extent.file as usize).and_then(Option::as_ref);
+        file.map_or((-1, 0), |file| file.locate(extent.first_block))
     }
 
     fn file_blocks(&self) -> Vec<u64> {
@@ -269,7 +324,8 @@ impl Store for ExtentStore {
         Fill {
             allocated_bytes: allocator.allocated() * BLOCK_BYTES,
             total_bytes: allocator.total() * BLOCK_BYTES,
-            can_grow: !refused
+            can_grow: self.directory.is_some()
+                && !refused
                 && next_file_bytes(&self.budget) >= self.budget.capacity_bytes() / 64,
         }
     }
@@ -288,6 +344,12 @@ impl Store for ExtentStore {
     fn sync(&self) -> io::Result<()> {
         self.files.read().iter().flatten().try_for_each(DataFile::sync)
     }
+}
+
+/// Where each part of so many blocks begins, in bytes, and how many it has.
+fn parts(blocks: u64) -> impl Iterator<Item = (u64, u32)> {
+    let starts = (0..blocks).step_by(PART_BLOCKS as usize);
+    starts.map(move |start| (start * BLOCK_BYTES, PART_BLOCKS.min(blocks - start) as u32))
 }
 
 /// Bytes that the next data file would have: a sixteenth of the capacity within 64 MiB and 1 GiB, more where that would
@@ -373,6 +435,14 @@ mod tests {
         assert_eq!(blocks.len(), 2);
         assert!(store.budget.used_bytes() <= 100 * MIB);
         assert_eq!(store.max_chunk_bytes(), 64 * MIB);
+    }
+
+    #[test]
+    fn a_long_device_has_several_parts() {
+        assert_eq!(parts(1000).collect::<Vec<_>>(), [(0, 1000)]);
+        let eight_tib = PART_BLOCKS * BLOCK_BYTES;
+        let found: Vec<(u64, u32)> = parts(2 * PART_BLOCKS + 5).collect();
+        assert_eq!(found, [(0, 1 << 31), (eight_tib, 1 << 31), (2 * eight_tib, 5)]);
     }
 
     #[test]

@@ -2,9 +2,14 @@
 
 pub(crate) mod allocator;
 pub(crate) mod data_file;
+pub(crate) mod device;
+mod discards;
 pub(crate) mod extents;
+mod geometry;
 
 use std::os::fd::RawFd;
+
+pub use geometry::Geometry;
 
 use crate::config::BLOCK_BYTES;
 use crate::error::StoreError;
@@ -35,15 +40,6 @@ impl Extent {
     pub fn size_bytes(self) -> u64 {
         u64::from(self.blocks) * BLOCK_BYTES
     }
-}
-
-/// What the target asks of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Whether transfers bypass the page cache.
-    pub direct: bool,
-    /// Alignment of memory, in bytes, for a transfer in place.
-    pub memory_alignment_bytes: usize,
 }
 
 /// Space taken by a store.
@@ -84,6 +80,11 @@ pub trait Store: FreeSpace + Send + Sync {
 
     /// Takes a place back. Nothing may be under way there.
     fn free(&self, extent: Extent);
+
+    /// Tells the device of some of the places that were freed, if it is to know; says whether there may be more.
+    fn discard_freed(&self) -> bool {
+        false
+    }
 
     /// Descriptor and byte offset of a place given out.
     fn locate(&self, extent: Extent) -> (RawFd, u64);

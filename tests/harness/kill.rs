@@ -42,7 +42,7 @@ struct Arguments {
     /// How often to kill.
     #[arg(long, default_value_t = 200)]
     rounds: u64,
-    /// Directory to work in; a temporary one by default.
+    /// Directory or block device to work in; a temporary directory by default.
     #[arg(long)]
     path: Option<PathBuf>,
     /// Start of the random choices.

@@ -64,7 +64,7 @@ struct Arguments {
     /// Start of the random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// "simulated", or an empty directory to work in.
+    /// "simulated", or an empty directory or block device to work in.
     #[arg(long, default_value = SIMULATED)]
     disk: String,
     /// Usual capacity in MiB; sessions have half of it or twice as much as well.

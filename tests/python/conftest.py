@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import pytest
 from typing_extensions import Buffer
 
 import kvring
+from benches.compare.block_devices import DeviceError, attach_loop, require
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -220,6 +221,29 @@ def set_last_use(directory: Path, seconds_ago: float) -> None:
         for offset in range(4096, index.seek(0, os.SEEK_END), 256):
             index.seek(offset)
             index.write(last_use_ms.to_bytes(6, "little"))
+
+
+class LoopDevice(NamedTuple):
+    """A bare block device over a sparse file."""
+
+    path: Path
+    image: Path
+
+
+@contextmanager
+def bare_loop_device(
+    directory: Path, size_bytes: int, block_bytes: int = 512
+) -> Iterator[LoopDevice]:
+    """Make a blank loop device with logical blocks of this length; skip where that cannot be."""
+    image = directory / f"bare-{block_bytes}.image"
+    with ExitStack() as stack:
+        try:
+            require("losetup")
+            options = ("--sector-size", str(block_bytes))
+            path = attach_loop(stack, image, size_bytes, *options, is_sparse=True)
+        except DeviceError as error:
+            pytest.skip(str(error))
+        yield LoopDevice(path, image)
 
 
 def child_command(function: Callable[..., None], *arguments: object) -> list[str]:

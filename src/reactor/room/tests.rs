@@ -15,6 +15,7 @@ use crate::completion::CompletionQueue;
 use crate::config::{BLOCK_BYTES, Checksum, Config};
 use crate::engine::Waker;
 use crate::evict::Eviction;
+use crate::index::IndexPlace;
 use crate::index::{EnteredGet, EnteredSet, Index, Rules};
 use crate::key::Digest;
 use crate::reactor::steps::end_set;
@@ -69,8 +70,9 @@ impl Still {
             boot: 0,
             lease_s: 0,
         };
+        let place = IndexPlace::Directory(directory.path().to_owned());
         let (index, store, ..) =
-            Index::open(directory.path(), &budget, rules, 1, |owner, mean_use_by_file| {
+            Index::open(&place, &budget, rules, 1, |owner, mean_use_by_file| {
                 ExtentStore::open(directory.path(), Arc::clone(&budget), owner, mean_use_by_file)
             })
             .unwrap();

@@ -1,0 +1,303 @@
+//! Where the bytes of the sidecar are: a file, or a part of the block device that holds the data.
+//!
+//! A file is as long as the sidecar. A part of a device is as long as it can ever become: how much of it is used says the
+//! length block in its first page. That is written after the new part has been zeroed, durably, as it may hold records of an
+//! earlier store. A record behind a length that is not durable yet is not acknowledged in `persistent`: the same sync
+//! covers both.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytemuck::Zeroable;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use super::first_page::read_owner;
+use super::mapping::Mapping;
+use super::record::{HEADER_BYTES, LENGTH_OFFSET, Length};
+use super::table::{GROWTH_BYTES, INDEX_NAME};
+use crate::error::OpenError;
+use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
+use crate::store::device::{Device, Superblock, id_text, new_store_id};
+
+const MAX_MAP_BYTES: u64 = 1 << 40;
+/// Longest step by which a part of a device grows: it is zeroed while a SET waits.
+const LONGEST_ZEROED_BYTES: u64 = 4 * GROWTH_BYTES;
+const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
+
+/// Where the sidecar of a store is.
+#[derive(Clone, Debug)]
+pub(crate) enum IndexPlace {
+    /// A file in the store's directory.
+    Directory(PathBuf),
+    /// The part of this device that was set aside for it.
+    Device(Arc<Device>),
+    /// A file in a directory, for the store on this device.
+    Beside(PathBuf, Arc<Device>),
+}
+
+impl IndexPlace {
+    /// Whether the store was made by this process, just now, as far as this tells.
+    pub(super) fn is_new(&self) -> bool {
+        match self {
+            Self::Directory(_) => false,
+            Self::Device(device) | Self::Beside(_, device) => device.is_new(),
+        }
+    }
+}
+
+/// An open sidecar.
+pub(super) struct Backing {
+    /// The file, or the device.
+    path: PathBuf,
+    _given_up_in_forks: GivenUpInForks,
+    file: File,
+    region: Option<Region>,
+    /// What the header must say; any id will do if there is none.
+    store_id: Option<[u8; 16]>,
+    /// Why it was made anew, if that was not because the store is new.
+    pub(super) missing: Option<String>,
+}
+
+/// A part of a device.
+struct Region {
+    device: Arc<Device>,
+    offset: u64,
+    most_bytes: u64,
+}
+
+/// Name of the sidecar of the store with this id on a block device.
+fn name_beside(store_id: [u8; 16]) -> String {
+    format!("index-{}.kvring", id_text(store_id))
+}
+
+/// Who has, or had, the store open that this superblock describes.
+pub(crate) fn owner_on_device(
+    device: &File,
+    superblock: &Superblock,
+    index_path: Option<&Path>,
+) -> Option<Owner> {
+    match index_path {
+        Some(directory) => {
+            read_owner(&File::open(directory.join(name_beside(superblock.store_id))).ok()?, 0)
+        }
+        None => read_owner(device, superblock.index_offset),
+    }
+}
+
+impl Backing {
+    /// Opens it, making a file that is missing, and locks it; a device is claimed already.
+    pub(super) fn open(place: &IndexPlace) -> Result<Self, OpenError> {
+        match place {
+            IndexPlace::Directory(directory) => {
+                Self::open_file(directory.join(INDEX_NAME), directory, None)
+            }
+            IndexPlace::Device(device) => {
+                let path = device.path().to_owned();
+                let file = device.open_beside();
+                let file = file.map_err(|source| OpenError::Io {
+                    action: "open",
+                    path: path.clone(),
+                    source,
+                })?;
+                let superblock = device.superblock();
+                let (offset, most_bytes) = (superblock.index_offset, superblock.index_bytes);
+                let region = Region { device: Arc::clone(device), offset, most_bytes };
+                Ok(Self {
+                    path,
+                    _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()),
+                    file,
+                    region: Some(region),
+                    store_id: Some(superblock.store_id),
+                    missing: None,
+                })
+            }
+            IndexPlace::Beside(directory, device) => Self::open_beside(directory, device),
+        }
+    }
+
+    fn open_beside(directory: &Path, device: &Device) -> Result<Self, OpenError> {
+        let io_error = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| OpenError::Io { action, path, source }
+        };
+        fs::create_dir_all(directory).map_err(io_error("make the directory", directory))?;
+        let path = || directory.join(name_beside(device.superblock().store_id));
+        let expected = path();
+        let is_missing = !device.is_new() && !expected.try_exists().unwrap_or(true);
+        if is_missing {
+            // The file may come back, or be in another directory: from here on it is of another store.
+            device.renew_id().map_err(io_error("write", device.path()))?;
+        }
+        let id = device.superblock().store_id;
+        let mut backing = Self::open_file(path(), device.path(), Some(id))?;
+        backing.missing = is_missing.then(|| format!("{} was missing", expected.display()));
+        Ok(backing)
+    }
+
+    fn open_file(
+        path: PathBuf,
+        store: &Path,
+        store_id: Option<[u8; 16]>,
+    ) -> Result<Self, OpenError> {
+        let io_error = |action| {
+            let path = path.clone();
+            move |source| OpenError::Io { action, path, source }
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(io_error("open"))?;
+        let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
+        match lock_exclusively(&file, || read_owner(&file, 0)) {
+            Ok(()) => {}
+            Err(LockRefusal::Io(error)) => return Err(io_error("lock")(error)),
+            Err(LockRefusal::Held(owner)) => {
+                let holder = describe_holder(owner.as_ref());
+                return Err(OpenError::InUse { path: store.to_owned(), holder });
+            }
+        }
+        Ok(Self {
+            path,
+            _given_up_in_forks: given_up_in_forks,
+            file,
+            region: None,
+            store_id,
+            missing: None,
+        })
+    }
+
+    /// The file, or the device.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the header must say; any id will do if there is none.
+    pub(super) fn store_id(&self) -> Option<[u8; 16]> {
+        self.store_id
+    }
+
+    /// Where in `file` it begins.
+    pub(super) fn offset(&self) -> u64 {
+        self.region.as_ref().map_or(0, |region| region.offset)
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Bytes in use; `None` if that cannot be told any more.
+    pub(super) fn length(&self) -> io::Result<Option<u64>> {
+        let Some(region) = &self.region else {
+            return self.file.metadata().map(|it| Some(it.len()));
+        };
+        if region.device.is_new() && self.is_blank() {
+            return Ok(Some(0));
+        }
+        let mut length = Length::zeroed();
+        let read = self.read_at(bytemuck::bytes_of_mut(&mut length), LENGTH_OFFSET);
+        let fits = (HEADER_BYTES..=region.most_bytes).contains(&length.bytes);
+        Ok(Some(length.bytes).filter(|_| read.is_ok() && length.is_intact() && fits))
+    }
+
+    fn is_blank(&self) -> bool {
+        let mut page = [1; HEADER_BYTES as usize];
+        self.read_at(&mut page, 0).is_ok() && page == [0; HEADER_BYTES as usize]
+    }
+
+    pub(super) fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        self.file.read_exact_at(bytes, self.offset() + at)
+    }
+
+    pub(super) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, self.offset() + at)
+    }
+
+    /// Makes it one with this first page and nothing else, durably.
+    pub(super) fn start_anew(&self, page: &mut [u8; HEADER_BYTES as usize]) -> io::Result<()> {
+        if self.region.is_none() {
+            self.file.set_len(0)?;
+            self.write_at(page, 0)?;
+            // With its name: nothing that is synced later is worth anything without it.
+            self.file.sync_all()?;
+            let parent = self.path.parent().unwrap_or(&self.path);
+            return File::open(parent)?.sync_all();
+        }
+        let length = Length::new(HEADER_BYTES);
+        page[LENGTH_OFFSET as usize..][..size_of::<Length>()]
+            .copy_from_slice(bytemuck::bytes_of(&length));
+        self.write_at(page, 0)?;
+        self.file.sync_data()
+    }
+
+    /// An id for a header that is written anew.
+    pub(super) fn id_for_header(&self) -> io::Result<[u8; 16]> {
+        self.store_id.map_or_else(new_store_id, Ok)
+    }
+
+    /// Maps it as long as it can ever become within `capacity_bytes`: address space costs nothing, and records never move.
+    pub(super) fn map(&self, length: u64, capacity_bytes: u64) -> io::Result<Mapping> {
+        let bytes = match &self.region {
+            Some(region) => region.most_bytes,
+            None => {
+                (capacity_bytes / 8).clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length))
+            }
+        };
+        let mapping = Mapping::new(&self.file, self.offset(), bytes as usize)?;
+        mapping.find_holes(&self.file, self.offset(), length as usize);
+        Ok(mapping)
+    }
+
+    /// Longest step by which it grows.
+    pub(super) fn longest_step_bytes(&self) -> u64 {
+        if self.region.is_some() { LONGEST_ZEROED_BYTES } else { LONGEST_STEP_BYTES }
+    }
+
+    /// Lengthens it from `length` by `added` bytes of zeros, for which there is space from here on. After an error it is
+    /// as long as it was.
+    pub(super) fn grow(&self, length: u64, added: u64) -> io::Result<()> {
+        if let Some(region) = &self.region {
+            region.device.write_zeros(region.offset + length, added)?;
+            return self.write_at(bytemuck::bytes_of(&Length::new(length + added)), LENGTH_OFFSET);
+        }
+        let grown =
+            match fallocate(&self.file, FallocateFlags::empty(), length as i64, added as i64) {
+                // Real blocks: a hole would be a SIGBUS once the file system is full.
+                Err(Errno::EOPNOTSUPP) => self.write_at(&vec![0; added as usize], length),
+                other => other.map_err(io::Error::from),
+            };
+        grown.inspect_err(|_| {
+            // A part of it may have been granted: it is no record's, and not in the account.
+            let _ = self.file.set_len(length);
+        })
+    }
+
+    /// Opens it once more, for syncs.
+    pub(super) fn open_again(&self) -> io::Result<File> {
+        match &self.region {
+            Some(region) => region.device.open_beside(),
+            None => OpenOptions::new().read(true).write(true).open(&self.path),
+        }
+    }
+
+    /// Gives up the file, and the lock with it.
+    pub(super) fn give_up(&self) -> io::Result<()> {
+        if self.region.is_none() {
+            self.file.unlock()?;
+        }
+        close_file_behind(self.descriptor());
+        Ok(())
+    }
+}

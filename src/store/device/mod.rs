@@ -1,0 +1,445 @@
+//! A block device as the home of a store: found, claimed, and formatted if that is wanted or there is nothing on it.
+//!
+//! Nothing is written to a device before all checks are passed.
+
+mod claim;
+pub(crate) mod ioctl;
+mod superblock;
+mod survey;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+
+pub(crate) use superblock::{DEVICE_FORMAT_VERSION, Superblock, id_text};
+
+use self::superblock::{COPY_OFFSET, HEAD_BYTES, MIN_DEVICE_BYTES, TAIL_BYTES};
+use self::survey::{Blocks, Content, Signature, content, signature};
+use super::Geometry;
+use crate::buffer::AlignedBlock;
+use crate::config::{BLOCK_BYTES, Config, Discard};
+use crate::error::{ConfigError, OpenError};
+use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::lock::Owner;
+
+const MIB: u64 = 1 << 20;
+
+/// What a path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// A directory, which may have to be made.
+    Directory,
+    /// A block device, also by a symlink.
+    Device,
+}
+
+impl Target {
+    /// Looks at `path`.
+    ///
+    /// # Errors
+    /// A character device; a path below /dev that is not there: a directory made there because of a typo would take memory
+    /// instead of the drive.
+    pub(crate) fn of(path: &Path) -> Result<Self, OpenError> {
+        let unsuitable = |reason: &str| OpenError::Unsuitable {
+            path: path.to_owned(),
+            reason: reason.to_owned(),
+        };
+        match path.metadata() {
+            Ok(metadata) if metadata.file_type().is_block_device() => Ok(Self::Device),
+            Ok(metadata) if metadata.file_type().is_char_device() => Err(unsuitable(
+                "it is a character device; name a block device (of an NVMe drive /dev/nvme0n1, not /dev/nvme0) or a directory",
+            )),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && is_below_dev(path) => {
+                Err(unsuitable("there is no such device; look for the right name with lsblk"))
+            }
+            _ => Ok(Self::Directory),
+        }
+    }
+}
+
+fn is_below_dev(path: &Path) -> bool {
+    let existing = path.ancestors().skip(1).find_map(|ancestor| match ancestor.as_os_str() {
+        name if name.is_empty() => std::env::current_dir().ok(),
+        _ => ancestor.canonicalize().ok(),
+    });
+    // Shared memory is a file system like others.
+    existing.is_some_and(|path| path.starts_with("/dev") && !path.starts_with("/dev/shm"))
+}
+
+/// A claimed device that holds a store.
+#[derive(Debug)]
+pub(crate) struct Device {
+    _given_up_in_forks: GivenUpInForks,
+    /// It has the claim.
+    file: File,
+    path: PathBuf,
+    number: u64,
+    geometry: Geometry,
+    size_bytes: u64,
+    superblock: Mutex<Superblock>,
+    is_new: bool,
+}
+
+impl Device {
+    /// Claims the device that `config` names and checks that it holds a store, or formats it. `owner` reads from the device
+    /// who has, or had, the store open.
+    pub(crate) fn open(
+        config: &Config,
+        now_ms: u64,
+        owner: impl Fn(&File, &Superblock) -> Option<Owner>,
+    ) -> Result<Self, OpenError> {
+        let path = config.path().to_owned();
+        let io_error = |action| {
+            let path = path.clone();
+            move |source| OpenError::Io { action, path, source }
+        };
+        let probe = File::open(&path).map_err(io_error("open"))?;
+        let size_bytes = check_device(&probe, &path)?;
+        let number = probe.metadata().map_err(io_error("open"))?.rdev();
+        let owner = || owner(&probe, &peek(&probe)?);
+        let file = claim::claim(&path, number, owner)?;
+        let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
+        if file.metadata().map_err(io_error("open"))?.rdev() != number {
+            return Err(io_error("open")(io::Error::other("its name leads to another device now")));
+        }
+        check_capacity(config, size_bytes)?;
+        let geometry = Geometry::direct(&file).map_err(io_error("read the geometry of"))?;
+        let geometry = geometry.ok_or_else(|| OpenError::Unsuitable {
+            path: path.clone(),
+            reason: "it has no direct I/O in blocks of 4096 bytes".into(),
+        })?;
+        let found = content(
+            &read_blocks(&file, 0, HEAD_BYTES),
+            &read_blocks(&file, tail_offset(size_bytes), size_bytes),
+            size_bytes,
+        );
+        let is_elsewhere = config.index_path.is_some();
+        let is_new = is_to_be_formatted(&found, config)?;
+        let (superblock, is_whole) = match found {
+            Content::Store { superblock, is_whole } if !is_new => (superblock, is_whole),
+            _ => {
+                let id = new_store_id().map_err(io_error("make an id for"))?;
+                (Superblock::new(id, now_ms, size_bytes, is_elsewhere), true)
+            }
+        };
+        let device = Self {
+            _given_up_in_forks: given_up_in_forks,
+            file,
+            path: path.clone(),
+            number,
+            geometry,
+            size_bytes,
+            superblock: Mutex::new(superblock),
+            is_new,
+        };
+        if is_new {
+            device.format(config.discard).map_err(io_error("format"))?;
+        } else {
+            device.check_index_place(is_elsewhere)?;
+            device.mend(is_whole);
+        }
+        Ok(device)
+    }
+
+    /// As it was named.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All that it has.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Whether it was formatted by this process, just now.
+    pub(crate) fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    pub(crate) fn superblock(&self) -> Superblock {
+        *self.superblock.lock()
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Descriptor for transfers.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// First byte of the data.
+    pub(crate) fn data_offset(&self) -> u64 {
+        self.superblock().data_offset
+    }
+
+    /// Bytes for data; less than were set aside if the device has become shorter.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        let superblock = self.superblock();
+        let end = superblock.data_end().min(self.size_bytes);
+        end.saturating_sub(superblock.data_offset) / BLOCK_BYTES * BLOCK_BYTES
+    }
+
+    /// Opens the device once more, without the claim and through the page cache.
+    pub(crate) fn open_beside(&self) -> io::Result<File> {
+        claim::open_beside(&self.path, self.number, true)
+    }
+
+    /// Gives the store another id, durably: an index with the one it had is not its index any more.
+    pub(crate) fn renew_id(&self) -> io::Result<()> {
+        let mut superblock = self.superblock.lock();
+        *superblock = superblock.with_id(new_store_id()?);
+        self.write_superblock(&superblock)
+    }
+
+    /// Writes zeros, durably, past the page cache, from and to the beginning of a logical block.
+    pub(crate) fn write_zeros(&self, start: u64, length: u64) -> io::Result<()> {
+        let zeros = AlignedBlock::zeroed(MIB.min(length) as usize);
+        let end = start + length;
+        for offset in (start..end).step_by(zeros.size_bytes()) {
+            let length = (zeros.size_bytes() as u64).min(end - offset) as usize;
+            self.write_durably(&zeros, length, offset)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the device that nothing in the range, which is of its data, is needed any more.
+    pub(crate) fn discard(&self, start: u64, length: u64) -> io::Result<()> {
+        ioctl::discard(&self.file, start, length)
+    }
+
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Gives up the claim. Nothing may be under way on it.
+    pub(crate) fn give_up(&self) {
+        close_file_behind(self.descriptor());
+    }
+
+    fn format(&self, discard: Discard) -> io::Result<()> {
+        let superblock = self.superblock();
+        if discard != Discard::Never
+            && let Err(error) = self.discard(0, self.size_bytes)
+        {
+            log::info!("{} is not discarded: {error}", self.path.display());
+        }
+        // The superblock comes last: without it a device that was half formatted is no store.
+        self.write_zeros(0, HEAD_BYTES)?;
+        if superblock.index_bytes > 0 {
+            self.write_zeros(superblock.index_offset, BLOCK_BYTES)?;
+        }
+        let tail = tail_offset(self.size_bytes);
+        self.write_zeros(tail, self.size_bytes - tail)?;
+        self.write_superblock(&superblock)?;
+        log::info!(
+            "{}: formatted as store {}, {} bytes of {} for data",
+            self.path.display(),
+            id_text(superblock.store_id),
+            superblock.data_bytes,
+            self.size_bytes
+        );
+        Ok(())
+    }
+
+    /// Writes a superblock that was there once only for the second time.
+    fn mend(&self, is_whole: bool) {
+        let path = self.path.display();
+        if !is_whole {
+            let outcome = self.write_superblock(&self.superblock());
+            let what = outcome
+                .map_or_else(|error| format!("stays so: {error}"), |()| "is written again".into());
+            log::warn!("{path}: one of the two superblocks was damaged or missing; it {what}");
+        }
+        let superblock = self.superblock();
+        if superblock.device_bytes != self.size_bytes {
+            log::warn!(
+                "{path} has {} bytes and had {} when it was formatted; what is added is not used, and what is gone is missed",
+                self.size_bytes,
+                superblock.device_bytes
+            );
+        }
+    }
+
+    fn check_index_place(&self, is_elsewhere: bool) -> Result<(), OpenError> {
+        let was_elsewhere = self.superblock().index_bytes == 0;
+        if is_elsewhere == was_elsewhere {
+            return Ok(());
+        }
+        let (place, way_out) = match was_elsewhere {
+            true => ("in a file elsewhere", "give the index_path that it was formatted with"),
+            false => ("on the device itself", "leave index_path out"),
+        };
+        Err(OpenError::Unsuitable {
+            path: self.path.clone(),
+            reason: format!(
+                "it was formatted for an index {place}; {way_out}, or, if what it holds may go, zero its first MiB and open it with format: true"
+            ),
+        })
+    }
+
+    /// The copy first: what is there at any moment is one of them, whole.
+    fn write_superblock(&self, superblock: &Superblock) -> io::Result<()> {
+        let block = AlignedBlock::zeroed(BLOCK_BYTES as usize);
+        let bytes = bytemuck::bytes_of(superblock);
+        // SAFETY: the block is longer than a superblock, and nobody else has it.
+        unsafe { block.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        for offset in [COPY_OFFSET, 0] {
+            self.write_durably(&block, block.size_bytes(), offset)?;
+        }
+        Ok(())
+    }
+
+    fn write_durably(&self, block: &AlignedBlock, length: usize, offset: u64) -> io::Result<()> {
+        debug_assert!(length <= block.size_bytes());
+        // SAFETY: the block is initialised memory of at least this length, which nobody writes meanwhile.
+        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), length) };
+        let mut done = 0;
+        while done < length {
+            let rest = &bytes[done..];
+            let vector =
+                libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+            let at = (offset + done as u64) as libc::off_t;
+            // SAFETY: one vector over memory that lives through the call and is only read.
+            let written = unsafe {
+                libc::pwritev2(self.descriptor(), &raw const vector, 1, at, libc::RWF_DSYNC)
+            };
+            match written {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                1.. => done += written as usize,
+                _ => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the part at the end begins that holds zeros.
+fn tail_offset(size_bytes: u64) -> u64 {
+    size_bytes / BLOCK_BYTES * BLOCK_BYTES - TAIL_BYTES
+}
+
+/// Whether the device can hold a store at all. Returns its length.
+fn check_device(probe: &File, path: &Path) -> Result<u64, OpenError> {
+    let unsuitable = |reason| OpenError::Unsuitable { path: path.to_owned(), reason };
+    let look = || {
+        Ok((
+            ioctl::is_read_only(probe)?,
+            ioctl::logical_block_bytes(probe)?,
+            ioctl::size_bytes(probe)?,
+        ))
+    };
+    let (is_read_only, block_bytes, size_bytes) = look().map_err(|source: io::Error| {
+        OpenError::Io { action: "read the geometry of", path: path.to_owned(), source }
+    })?;
+    if is_read_only {
+        return Err(unsuitable(
+            "it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or choose another".into(),
+        ));
+    }
+    if block_bytes > BLOCK_BYTES {
+        return Err(unsuitable(format!(
+            "its logical blocks have {block_bytes} bytes, the most that kvring can use is {BLOCK_BYTES}; format the drive with \
+             smaller ones (nvme format --lbaf), or choose a directory on it"
+        )));
+    }
+    if size_bytes < MIN_DEVICE_BYTES {
+        return Err(unsuitable(format!(
+            "it has {size_bytes} bytes, at least {MIN_DEVICE_BYTES} are needed; choose a larger one"
+        )));
+    }
+    Ok(size_bytes)
+}
+
+fn check_capacity(config: &Config, size_bytes: u64) -> Result<(), ConfigError> {
+    match config.capacity_bytes() {
+        Config::WHOLE_DEVICE => Ok(()),
+        bytes if bytes <= size_bytes => Ok(()),
+        bytes => Err(ConfigError::unfitting(
+            "capacity",
+            bytes.to_string(),
+            format!("{} has {size_bytes} bytes; lower it, or say 'all'", config.path().display()),
+        )),
+    }
+}
+
+/// Whether the device is to be formatted; an error if it must not be and holds no store.
+fn is_to_be_formatted(found: &Content, config: &Config) -> Result<bool, OpenError> {
+    let path = config.path().to_owned();
+    let shown = path.display();
+    let found = match found {
+        Content::Store { .. } => {
+            if config.format {
+                log::info!("{shown} holds a store already: it is opened, not formatted");
+            }
+            return Ok(false);
+        }
+        Content::Newer(found) => {
+            let (found, supported) = (*found, DEVICE_FORMAT_VERSION);
+            return Err(OpenError::NewerFormat { path, found, supported });
+        }
+        Content::Damaged => "a kvring store whose superblock is damaged, and its copy too".into(),
+        Content::Blank => match signature(&path) {
+            Signature::Found(what) => what,
+            // It is not there on every system; that both ends are zeros is told without it.
+            Signature::None | Signature::Unknown(_) => return Ok(true),
+        },
+        Content::Foreign => match signature(&path) {
+            Signature::Found(what) => what,
+            Signature::None => "data of a kind that blkid does not know".into(),
+            Signature::Unknown(why) => format!("data of unknown kind ({why})"),
+        },
+    };
+    match config.format {
+        true => {
+            log::warn!("{shown} holds {found}: it is formatted, as format says");
+            Ok(true)
+        }
+        false => Err(OpenError::NotFormatted { path, found }),
+    }
+}
+
+/// The superblock, as far as it can be read without the claim.
+fn peek(probe: &File) -> Option<Superblock> {
+    [0, COPY_OFFSET].into_iter().find_map(|offset| {
+        let mut block = vec![0; BLOCK_BYTES as usize];
+        probe.read_exact_at(&mut block, offset).ok()?;
+        match superblock::Copy::of(Some(&block)) {
+            superblock::Copy::Intact(superblock) => Some(superblock),
+            _ => None,
+        }
+    })
+}
+
+/// The blocks from `start` to `end`, the last one perhaps in part.
+fn read_blocks(file: &File, start: u64, end: u64) -> Blocks {
+    let memory = AlignedBlock::zeroed((end - start) as usize);
+    // SAFETY: initialised memory of this block, which nobody else has.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), (end - start) as usize) };
+    let block = BLOCK_BYTES as usize;
+    if file.read_exact_at(bytes, start).is_ok() {
+        return bytes.chunks(block).map(|block| Some(block.to_vec())).collect();
+    }
+    let offsets = (start..).step_by(block);
+    let read = |(bytes, offset): (&mut [u8], u64)| {
+        file.read_exact_at(bytes, offset).ok().map(|()| bytes.to_vec())
+    };
+    bytes.chunks_mut(block).zip(offsets).map(read).collect()
+}
+
+/// A random id.
+pub(crate) fn new_store_id() -> io::Result<[u8; 16]> {
+    let mut id = [0; 16];
+    io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut id)?;
+    Ok(id)
+}

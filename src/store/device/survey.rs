@@ -1,0 +1,190 @@
+//! What is on a block device before kvring writes to it.
+
+use std::process::Command;
+
+use super::superblock::{Copy, HEAD_BYTES, Superblock, is_zero};
+use crate::config::BLOCK_BYTES;
+
+/// Where blkid(8) is looked for: an ordinary user's PATH lacks the directories of administration.
+const BLKID: [&str; 3] = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"];
+
+/// What a device holds.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// A store. Its superblock is there twice, or once and has to be written again.
+    Store { superblock: Superblock, is_whole: bool },
+    /// A store of a newer kvring.
+    Newer(u32),
+    /// Nothing: its first and last MiB are zeros.
+    Blank,
+    /// A store whose superblock is damaged, twice.
+    Damaged,
+    /// Something else, or something that cannot be read.
+    Foreign,
+}
+
+/// Blocks of 4096 bytes one after the other; `None` for each that cannot be read.
+pub(super) type Blocks = Vec<Option<Vec<u8>>>;
+
+/// Judges by the blocks of head and tail.
+pub(super) fn content(
+    head: &[Option<Vec<u8>>],
+    tail: &[Option<Vec<u8>>],
+    device_bytes: u64,
+) -> Content {
+    debug_assert_eq!(head.len() as u64, HEAD_BYTES / BLOCK_BYTES);
+    let (Some((first, rest)), Some(last)) = (head.split_first(), head.last()) else {
+        return Content::Foreign;
+    };
+    let copies = [Copy::of(first.as_deref()), Copy::of(last.as_deref())];
+    let between = &rest[..rest.len() - 1];
+    let intact = copies.iter().find_map(|copy| match copy {
+        Copy::Intact(superblock) => Some(*superblock),
+        _ => None,
+    });
+    let newer = copies.iter().find_map(|copy| match copy {
+        Copy::Newer(version) => Some(*version),
+        _ => None,
+    });
+    if let (None, Some(version)) = (intact, newer) {
+        return Content::Newer(version);
+    }
+    // Of a device that has got another length the tail is not where it was.
+    let is_moved = intact.is_some_and(|superblock| superblock.device_bytes != device_bytes);
+    let tail = if is_moved { &[] } else { tail };
+    let written = |block: &Option<Vec<u8>>| block.as_deref().is_some_and(|block| !is_zero(block));
+    if copies.contains(&Copy::Foreign) || between.iter().chain(tail).any(written) {
+        return Content::Foreign;
+    }
+    match intact {
+        Some(superblock) => {
+            let is_whole = copies.iter().all(|copy| *copy == Copy::Intact(superblock));
+            Content::Store { superblock, is_whole }
+        }
+        None if copies.contains(&Copy::Damaged) => Content::Damaged,
+        None if head.iter().chain(tail).any(Option::is_none) => Content::Foreign,
+        None => Content::Blank,
+    }
+}
+
+/// What blkid(8) says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Signature {
+    /// It knows nothing of the kind.
+    None,
+    /// A file system, RAID, partition table or the like, in words.
+    Found(String),
+    /// It cannot be asked.
+    Unknown(String),
+}
+
+/// Asks blkid(8) by its low-level probe, which looks at the device and at no cache.
+pub(super) fn signature(path: &std::path::Path) -> Signature {
+    let mut outcome = Signature::Unknown("blkid (util-linux) is not installed".into());
+    for program in BLKID {
+        let answer = Command::new(program).args(["-p", "-o", "export", "--"]).arg(path).output();
+        let Ok(answer) = answer else { continue };
+        outcome = match answer.status.code() {
+            Some(0) => described(&String::from_utf8_lossy(&answer.stdout)),
+            Some(2) => Signature::None,
+            Some(8) => Signature::Found("more than one signature that blkid knows".into()),
+            _ => Signature::Unknown(format!("blkid failed: {}", answer.status)),
+        };
+        break;
+    }
+    outcome
+}
+
+/// Of a partition blkid also tells its entry in the table of its disk, which is nothing on it.
+fn described(export: &str) -> Signature {
+    let value = |name: &str| {
+        export.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap_or("")
+    };
+    let what = match (value("TYPE"), value("PTTYPE")) {
+        ("", "") => return Signature::None,
+        ("", table) => format!("a partition table ({table})"),
+        (kind, _) => kind.to_owned(),
+    };
+    let named = |name| Some(value(name)).filter(|text| !text.is_empty());
+    let label = named("LABEL").map(|label| format!(" '{label}'")).unwrap_or_default();
+    let uuid = named("UUID").map(|uuid| format!(" (UUID {uuid})")).unwrap_or_default();
+    Signature::Found(format!("{what}{label}{uuid}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE_BYTES: u64 = 1 << 30;
+
+    fn blank() -> (Blocks, Blocks) {
+        (vec![Some(vec![0; 4096]); 256], vec![Some(vec![0; 4096]); 256])
+    }
+
+    fn with(superblock: &Superblock) -> Option<Vec<u8>> {
+        let mut block = vec![0; 4096];
+        block[..size_of::<Superblock>()].copy_from_slice(bytemuck::bytes_of(superblock));
+        Some(block)
+    }
+
+    #[test]
+    fn zeros_are_nothing_and_one_bit_is_something() {
+        let (head, tail) = blank();
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Blank);
+        for (is_head, block) in [(true, 0), (true, 1), (true, 255), (false, 0), (false, 255)] {
+            let (mut head, mut tail) = blank();
+            let block = if is_head { &mut head[block] } else { &mut tail[block] };
+            block.as_mut().unwrap()[4095] = 1;
+            assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Foreign);
+        }
+        let (mut head, tail) = blank();
+        head[7] = None;
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Foreign);
+    }
+
+    #[test]
+    fn one_superblock_of_two_will_do_if_nobody_else_was_there() {
+        let superblock = Superblock::new([7; 16], 5, DEVICE_BYTES, false);
+        let broken = || {
+            let mut block = with(&superblock);
+            block.as_mut().unwrap()[20] ^= 1;
+            block
+        };
+        for place in [0, 255] {
+            for bad in [None, Some(vec![0; 4096]), broken()] {
+                let (mut head, tail) = blank();
+                (head[0], head[255]) = (with(&superblock), with(&superblock));
+                let store = |is_whole| Content::Store { superblock, is_whole };
+                assert_eq!(content(&head, &tail, DEVICE_BYTES), store(true));
+                head[place] = bad;
+                assert_eq!(content(&head, &tail, DEVICE_BYTES), store(false));
+                // As RAID and partition tables do.
+                head[1].as_mut().unwrap()[0] = 1;
+                assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Foreign);
+            }
+        }
+        let (mut head, mut tail) = blank();
+        (head[0], tail[9]) = (with(&superblock), Some(vec![1; 4096]));
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Foreign);
+        let grown = content(&head, &tail, 2 * DEVICE_BYTES);
+        assert_eq!(grown, Content::Store { superblock, is_whole: false });
+        let (mut head, tail) = blank();
+        (head[0], head[255]) = (broken(), broken());
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Damaged);
+    }
+
+    #[test]
+    fn what_blkid_says() {
+        let found = |text: &str| Signature::Found(text.into());
+        assert_eq!(
+            described("DEVNAME=/dev/a\nLABEL=home\nUUID=1-2\nTYPE=ext4\n"),
+            found("ext4 'home' (UUID 1-2)")
+        );
+        assert_eq!(described("DEVNAME=/dev/a\nPTTYPE=gpt\n"), found("a partition table (gpt)"));
+        assert_eq!(
+            described("PART_ENTRY_TYPE=0x83\nPART_ENTRY_SCHEME=dos\n"),
+            Signature::None,
+            "of the table that the partition is in"
+        );
+    }
+}

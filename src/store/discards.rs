@@ -1,0 +1,144 @@
+//! Places that were freed and of which the device does not know yet.
+//!
+//! A freed place can be given out again at once. What of it is still free when its turn comes leaves the free space, is
+//! discarded, and comes back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::Extent;
+use super::allocator::Allocator;
+use super::data_file::DataFile;
+use super::device::Device;
+use crate::config::BLOCK_BYTES;
+
+/// Most that is out of the free space at a time: 16 MiB.
+const PIECE_BLOCKS: u32 = 4096;
+/// For want of space a discard is waited for; no device takes as long for a piece.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+pub(super) struct Discards {
+    device: Arc<Device>,
+    freed: Mutex<Vec<Extent>>,
+    /// In order, joined, in pieces.
+    pieces: Mutex<VecDeque<Extent>>,
+    /// A piece is out of the free space. Changed with the allocator locked.
+    is_under_way: AtomicBool,
+    ended: Condvar,
+    is_refused: AtomicBool,
+}
+
+impl Discards {
+    pub(super) fn new(device: Arc<Device>) -> Self {
+        Self {
+            device,
+            freed: Mutex::default(),
+            pieces: Mutex::default(),
+            is_under_way: AtomicBool::new(false),
+            ended: Condvar::new(),
+            is_refused: AtomicBool::new(false),
+        }
+    }
+
+    /// A place was freed.
+    pub(super) fn note(&self, extent: Extent) {
+        if !self.is_refused.load(Ordering::Relaxed) {
+            self.freed.lock().push(extent);
+        }
+    }
+
+    /// Waits for the piece that is out of the free space, if there is one.
+    pub(super) fn wait(&self, allocator: &mut MutexGuard<'_, Allocator>) -> bool {
+        let is_under_way = self.is_under_way.load(Ordering::Relaxed);
+        if is_under_way {
+            self.ended.wait_for(allocator, LONGEST_WAIT);
+        }
+        is_under_way
+    }
+
+    /// Discards the next piece, and says whether there was one.
+    pub(super) fn discard_next(
+        &self,
+        allocator: &Mutex<Allocator>,
+        files: &[Option<DataFile>],
+    ) -> bool {
+        let Some(piece) = self.next_piece() else { return false };
+        let Some(Some(file)) = files.get(piece.file as usize) else { return true };
+        let runs = {
+            let mut allocator = allocator.lock();
+            self.is_under_way.store(true, Ordering::Relaxed);
+            allocator.take_free_within(piece)
+        };
+        for run in &runs {
+            let (_, offset) = file.locate(run.first_block);
+            debug_assert!(offset.is_multiple_of(BLOCK_BYTES));
+            if let Err(error) = self.device.discard(offset, run.size_bytes())
+                && !self.is_refused.swap(true, Ordering::Relaxed)
+            {
+                let path = self.device.path().display();
+                log::warn!("{path} discards nothing any more: {error}");
+            }
+        }
+        let mut allocator = allocator.lock();
+        runs.into_iter().for_each(|run| allocator.put_back(run));
+        self.is_under_way.store(false, Ordering::Relaxed);
+        self.ended.notify_all();
+        true
+    }
+
+    fn next_piece(&self) -> Option<Extent> {
+        let mut pieces = self.pieces.lock();
+        if pieces.is_empty() {
+            let freed = std::mem::take(&mut *self.freed.lock());
+            *pieces = joined(freed);
+        }
+        pieces.pop_front()
+    }
+}
+
+/// The places in order, neighbours joined, in pieces.
+fn joined(mut places: Vec<Extent>) -> VecDeque<Extent> {
+    places.sort_unstable();
+    let mut pieces: VecDeque<Extent> = VecDeque::new();
+    for place in places {
+        if let Some(last) = pieces.back_mut()
+            && last.file == place.file
+            && last.end_block() >= u64::from(place.first_block)
+        {
+            // One that was freed twice was given out between.
+            let end = last.end_block().max(place.end_block());
+            let blocks = (end - u64::from(last.first_block)) as u32;
+            if blocks <= PIECE_BLOCKS {
+                last.blocks = blocks;
+                continue;
+            }
+        }
+        pieces.push_back(place);
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_go_together_up_to_a_piece() {
+        let extent = |file, first_block, blocks| Extent { file, first_block, blocks };
+        let places = vec![
+            extent(0, 8, 4),
+            extent(1, 0, 2),
+            extent(0, 0, 8),
+            extent(0, 4, 4),
+            extent(0, 20, 1),
+        ];
+        assert_eq!(joined(places), [extent(0, 0, 12), extent(0, 20, 1), extent(1, 0, 2)]);
+        let many = (0..10).map(|number| extent(0, number * 1000, 1000)).collect();
+        let lengths: Vec<u32> = joined(many).iter().map(|piece| piece.blocks).collect();
+        assert_eq!(lengths, [4000, 4000, 2000]);
+    }
+}

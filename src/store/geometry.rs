@@ -1,0 +1,126 @@
+//! What a target asks of transfers, and what the device below it is made of: read when it is opened.
+
+use std::fs::{self, File};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::PathBuf;
+
+use super::device::ioctl;
+use crate::config::BLOCK_BYTES;
+
+/// Alignment taken where the kernel does not tell: no device in use asks for more.
+const DEFAULT_ALIGNMENT_BYTES: u64 = 4096;
+
+/// What the target asks of a transfer, and what it would like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Geometry {
+    /// Whether transfers bypass the page cache.
+    pub direct: bool,
+    /// Alignment of memory, in bytes, for a transfer in place.
+    pub memory_alignment_bytes: usize,
+    /// Alignment of offsets and lengths, in bytes. kvring's are multiples of 4096.
+    pub offset_alignment_bytes: u64,
+    /// Smallest unit that the block device addresses; none where there is no block device, or it cannot be told.
+    pub logical_block_bytes: Option<u64>,
+    /// Smallest unit that it writes without reading first.
+    pub physical_block_bytes: Option<u64>,
+    /// Length of transfer that it, or the file system, works best with.
+    pub optimal_io_bytes: Option<u64>,
+    /// Smallest unit that it discards; none where it discards nothing.
+    pub discard_granularity_bytes: Option<u64>,
+}
+
+impl Geometry {
+    /// Of transfers through the page cache.
+    pub(super) fn buffered(file: &File) -> io::Result<Self> {
+        let alignments = Self {
+            direct: false,
+            memory_alignment_bytes: 1,
+            offset_alignment_bytes: 1,
+            ..Self::default()
+        };
+        alignments.with_device_of(file)
+    }
+
+    /// Of direct transfers of whole blocks on `file`; `None` if it has no such transfers.
+    pub(super) fn direct(file: &File) -> io::Result<Option<Self>> {
+        let (memory_alignment_bytes, offset_alignment_bytes) = direct_alignment(file);
+        let fits =
+            offset_alignment_bytes != 0 && BLOCK_BYTES.is_multiple_of(offset_alignment_bytes);
+        if !fits {
+            return Ok(None);
+        }
+        let alignments = Self {
+            direct: true,
+            memory_alignment_bytes: memory_alignment_bytes.max(1) as usize,
+            offset_alignment_bytes,
+            ..Self::default()
+        };
+        alignments.with_device_of(file).map(Some)
+    }
+
+    fn with_device_of(self, file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        let is_device = metadata.file_type().is_block_device();
+        let number = if is_device { metadata.rdev() } else { metadata.dev() };
+        let queue = |name| queue_attribute(number, name);
+        let optimal = queue("optimal_io_size").filter(|bytes| *bytes > 0);
+        Ok(Self {
+            logical_block_bytes: match is_device {
+                true => Some(ioctl::logical_block_bytes(file)?),
+                false => queue("logical_block_size"),
+            },
+            physical_block_bytes: match is_device {
+                true => Some(ioctl::physical_block_bytes(file)?),
+                false => queue("physical_block_size"),
+            },
+            optimal_io_bytes: match is_device {
+                true => Some(ioctl::optimal_io_bytes(file)?).filter(|bytes| *bytes > 0),
+                false => optimal.or(Some(metadata.blksize())),
+            },
+            discard_granularity_bytes: queue("discard_max_bytes")
+                .filter(|most| *most > 0)
+                .and_then(|_| queue("discard_granularity")),
+            ..self
+        })
+    }
+}
+
+/// An attribute of the request queue of the block device with this number; partitions have that of their disk.
+fn queue_attribute(device_number: u64, name: &str) -> Option<u64> {
+    let directory = PathBuf::from(sysfs_directory(device_number));
+    ["queue", "../queue"].iter().find_map(|queue| {
+        fs::read_to_string(directory.join(queue).join(name)).ok()?.trim().parse().ok()
+    })
+}
+
+/// Where sysfs describes the block device with this number.
+pub(super) fn sysfs_directory(device_number: u64) -> String {
+    format!("/sys/dev/block/{}:{}", libc::major(device_number), libc::minor(device_number))
+}
+
+/// Alignment of memory and of offsets for direct transfers on `file`; 0 if it has none.
+/// statx(2) fills the STATX_DIOALIGN fields since Linux 6.1, for block devices later.
+fn direct_alignment(file: &File) -> (u64, u64) {
+    let unknown = ioctl::logical_block_bytes(file).unwrap_or(DEFAULT_ALIGNMENT_BYTES);
+    let mut answer = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the path is an empty C string and AT_EMPTY_PATH makes the descriptor the subject; `answer` has room for
+    // one struct statx.
+    let status = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            answer.as_mut_ptr(),
+        )
+    };
+    // SAFETY: zeroed before the call, so that every field is initialised whatever the kernel filled.
+    let answer = unsafe { answer.assume_init() };
+    if status != 0 || answer.stx_mask & libc::STATX_DIOALIGN == 0 {
+        return (unknown, unknown);
+    }
+    (u64::from(answer.stx_dio_mem_align), u64::from(answer.stx_dio_offset_align))
+}

@@ -1,0 +1,387 @@
+"""Which block devices kvring formats, which it opens, and which it leaves exactly as they are."""
+
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kvring
+from benches.compare.block_devices import DeviceError, require
+from tests.python.conftest import (
+    BLOCK_BYTES,
+    KIB,
+    MIB,
+    Client,
+    LoopDevice,
+    bare_loop_device,
+    pattern,
+)
+
+pytestmark = pytest.mark.root
+
+SIZE_BYTES = 64 * MIB
+CONTENT = pattern(64 * KIB, 1)
+# docs/format.md: the superblock, its copy, the index, and the zeros at the end.
+SUPERBLOCKS = (0, MIB - BLOCK_BYTES)
+INDEX_OFFSET = MIB
+TAIL_OFFSET = SIZE_BYTES - MIB
+VERSION_OFFSET = 8
+
+
+@pytest.fixture(params=[512, 4096])
+def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDevice]:
+    """Yield a blank device."""
+    with bare_loop_device(tmp_path, SIZE_BYTES, request.param) as device:
+        yield device
+
+
+def run(*command: str | Path) -> str:
+    try:
+        require(str(command[0]))
+    except DeviceError as error:
+        pytest.skip(str(error))
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def read(device: LoopDevice, offset: int, length_bytes: int) -> bytes:
+    with device.path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length_bytes)
+
+
+def write(device: LoopDevice, offset: int, content: bytes) -> None:
+    with device.path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def digest(device: LoopDevice) -> str:
+    with device.path.open("rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+@contextmanager
+def untouched(device: LoopDevice) -> Iterator[None]:
+    """Compare the whole device before and after."""
+    before = digest(device)
+    yield
+    assert digest(device) == before
+
+
+def open_store(device: LoopDevice, **options: object) -> Client:
+    return Client(kvring.Connector(device.path, "all", **options))
+
+
+def make_store(device: LoopDevice) -> None:
+    """Make a store with one chunk."""
+    client = open_store(device)
+    client.store({"key": CONTENT})
+    client.connector.close()
+
+
+def assert_is_there(device: LoopDevice) -> None:
+    client = open_store(device)
+    try:
+        assert client.load("key", len(CONTENT)) == CONTENT
+    finally:
+        client.connector.close()
+
+
+def assert_refused(device: LoopDevice, found: str) -> None:
+    """It is refused as it is, and formatted when that is asked for."""
+    with untouched(device), pytest.raises(kvring.NotFormattedError) as refusal:
+        open_store(device)
+    for part in (str(device.path), found, "format: true", "nothing was written"):
+        assert part in str(refusal.value)
+    client = open_store(device, format=True)
+    client.store({"key": CONTENT})
+    client.connector.close()
+    assert_is_there(device)
+
+
+def test_a_blank_device_is_formatted_without_being_asked(device: LoopDevice) -> None:
+    make_store(device)
+    assert_is_there(device)
+    first, second = (read(device, offset, BLOCK_BYTES) for offset in SUPERBLOCKS)
+    assert first == second
+    assert first.startswith(b"KVRINGDV\1\0\0\0")
+    between = SUPERBLOCKS[1] - BLOCK_BYTES
+    assert read(device, BLOCK_BYTES, between) == bytes(between)
+    assert read(device, TAIL_OFFSET, MIB) == bytes(MIB)
+
+
+def test_format_does_not_format_a_store(device: LoopDevice) -> None:
+    make_store(device)
+    for _ in range(2):
+        client = open_store(device, format=True)
+        assert client.load("key", len(CONTENT)) == CONTENT
+        client.connector.close()
+
+
+@pytest.mark.parametrize(
+    ("found", "command"),
+    [("ext4 'mine'", ("mkfs.ext4", "-q", "-F", "-L", "mine")), ("swap", ("mkswap",))],
+)
+def test_what_others_have_made_is_refused(
+    device: LoopDevice, found: str, command: tuple[str, ...]
+) -> None:
+    run(*command, device.path)
+    assert_refused(device, found)
+
+
+def test_a_partition_table_is_refused(device: LoopDevice) -> None:
+    # One partition of Linux, from sector 2048 on.
+    entry = bytes(4) + b"\x83" + bytes(3) + struct.pack("<II", 2048, 2048)
+    write(device, 446, entry + bytes(48) + b"\x55\xaa")
+    assert_refused(device, "a partition table (dos)")
+
+
+@pytest.mark.parametrize("offset", [0, 5000, 600 * KIB, TAIL_OFFSET, SIZE_BYTES - 512])
+def test_bytes_of_unknown_kind_are_refused(device: LoopDevice, offset: int) -> None:
+    write(device, offset, b"\1" + bytes(511))
+    assert_refused(device, "data of a kind that blkid does not know")
+
+
+OPEN_STORE = """
+import sys, kvring
+try:
+    kvring.Connector(sys.argv[1], "all").close()
+except kvring.NotFormattedError as error:
+    print(error)
+"""
+
+
+def test_without_blkid_only_a_blank_device_is_formatted(device: LoopDevice) -> None:
+    blkid = shutil.which("blkid", path="/usr/sbin:/sbin:/usr/bin:/bin")
+    assert blkid is not None, "it is a part of util-linux, as losetup is"
+    # Nothing that can be run is mounted over it, for this process only.
+    hide = f'mount --bind /dev/null {Path(blkid).resolve()} && exec "$@"'
+    shell = ("unshare", "--mount", "sh", "-c", hide, "sh")
+    command = (*shell, sys.executable, "-c", OPEN_STORE, device.path)
+    write(device, 5000, b"\1")
+    with untouched(device):
+        assert "data of unknown kind (blkid (util-linux) is not installed)" in run(*command)
+    write(device, 5000, b"\0")
+    assert run(*command) == ""
+    assert_store_is_empty(device)
+
+
+def assert_store_is_empty(device: LoopDevice) -> None:
+    client = open_store(device)
+    assert (client.stat("keys"), client.connector.recovery["reset"]) == (0, None)
+    client.connector.close()
+
+
+def test_a_store_that_something_else_was_written_over_is_refused(device: LoopDevice) -> None:
+    make_store(device)
+    # As RAID does, which leaves the first block alone.
+    write(device, 4096, b"\xfc\x4e\x2b\xa9")
+    assert_refused(device, "holds")
+
+
+@pytest.mark.parametrize("places", [SUPERBLOCKS[:1], SUPERBLOCKS])
+def test_a_newer_version_is_refused_whatever_is_asked_for(
+    device: LoopDevice, places: tuple[int, ...]
+) -> None:
+    make_store(device)
+    for offset in places:
+        write(device, offset + VERSION_OFFSET, (7).to_bytes(4, "little"))
+    if len(places) == 1:
+        # One that is whole says that the other is damaged.
+        assert_is_there(device)
+        return
+    for options in ({}, {"format": True}):
+        with untouched(device), pytest.raises(kvring.FormatError) as refusal:
+            open_store(device, **options)
+        assert f"{device.path} has format version 7" in str(refusal.value)
+        assert "up to 1" in str(refusal.value)
+
+
+def test_a_mounted_device_is_refused_whatever_is_asked_for(
+    device: LoopDevice, tmp_path: Path
+) -> None:
+    run("mkfs.ext4", "-q", "-F", device.path)
+    mount_point = tmp_path / "mounted"
+    mount_point.mkdir()
+    run("mount", "-o", "ro,noload", device.path, mount_point)
+    try:
+        for options in ({}, {"format": True}):
+            with untouched(device), pytest.raises(kvring.InUseError) as refusal:
+                open_store(device, **options)
+            assert f"a file system mounted at {mount_point}" in str(refusal.value)
+    finally:
+        run("umount", mount_point)
+    assert_refused(device, "ext4")
+
+
+def test_an_open_store_cannot_be_mounted_or_opened_again(
+    device: LoopDevice, tmp_path: Path
+) -> None:
+    client = open_store(device)
+    try:
+        for options in ({}, {"format": True}):
+            with pytest.raises(kvring.InUseError, match=f"process {os.getpid()} on host"):
+                open_store(device, **options)
+        with pytest.raises(OSError, match="busy"):
+            os.close(os.open(device.path, os.O_RDWR | os.O_EXCL))
+    finally:
+        client.connector.close()
+    # As soon as the kernel has let go of the ring that was closed just now.
+    assert_store_is_empty(device)
+
+
+def test_a_read_only_device_is_refused(device: LoopDevice) -> None:
+    run("blockdev", "--setro", device.path)
+    try:
+        for options in ({}, {"format": True}):
+            with untouched(device), pytest.raises(kvring.ConfigError, match="it is read-only"):
+                open_store(device, **options)
+    finally:
+        run("blockdev", "--setrw", device.path)
+
+
+def test_a_device_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    with bare_loop_device(tmp_path, 32 * MIB - 4096) as device:
+        for options in ({}, {"format": True}):
+            with untouched(device), pytest.raises(kvring.ConfigError) as refusal:
+                open_store(device, **options)
+            assert str(32 * MIB - 4096) in str(refusal.value)
+            assert str(32 * MIB) in str(refusal.value)
+
+
+def test_the_smallest_device_holds_a_store(tmp_path: Path) -> None:
+    with bare_loop_device(tmp_path, 32 * MIB) as device:
+        make_store(device)
+        assert_is_there(device)
+
+
+# --- damage of the superblock ---
+
+
+@pytest.mark.parametrize("place", SUPERBLOCKS)
+@pytest.mark.parametrize("damage", [b"\0" * BLOCK_BYTES, b"KVRINGDV\1\0\0\0" + b"\0" * 20])
+def test_one_damaged_superblock_costs_nothing(
+    device: LoopDevice, place: int, damage: bytes
+) -> None:
+    make_store(device)
+    whole = read(device, place, BLOCK_BYTES)
+    write(device, place, damage)
+    assert_is_there(device)
+    assert read(device, place, BLOCK_BYTES) == whole, "it is written again"
+
+
+def test_two_damaged_superblocks_are_refused(device: LoopDevice) -> None:
+    make_store(device)
+    for place in SUPERBLOCKS:
+        write(device, place + 40, b"\xff" * 8)
+    assert_refused(device, "a kvring store whose superblock is damaged")
+
+
+def test_a_damaged_index_costs_the_hits(device: LoopDevice) -> None:
+    # The header; how long it is; a record.
+    for offset, reset in ((0, "not a kvring index"), (1024, "length"), (4096 + 100, None)):
+        open_store(device, format=True).connector.close()
+        make_store(device)
+        index = read(device, INDEX_OFFSET + 4096, MIB)
+        used = next(slot for slot in range(4096) if index[slot * 256 + 12])
+        place = INDEX_OFFSET + offset + (used * 256 if reset is None else 0)
+        write(device, place, b"\xff" * 8)
+        client = open_store(device)
+        recovery = client.connector.recovery
+        if reset is None:
+            assert (recovery["reset"], recovery["torn"]) == (None, 1)
+        else:
+            assert reset in recovery["reset"]
+        assert client.exists(["key"]) == [False]
+        client.store({"key": CONTENT})
+        client.connector.close()
+        assert_is_there(device)
+
+
+def test_records_of_an_earlier_store_do_not_come_back(device: LoopDevice, tmp_path: Path) -> None:
+    client = open_store(device, discard="never")
+    # More than the index has room for before it grows for the second time.
+    names = [f"{number:0300}" for number in range(3000)]
+    for first in range(0, len(names), 500):
+        part = names[first : first + 500]
+        client.store(dict.fromkeys(part, CONTENT[:512]))
+    client.connector.close()
+    for place in SUPERBLOCKS:
+        write(device, place, b"\xff" * BLOCK_BYTES)
+    client = open_store(device, format=True, discard="never")
+    assert client.exists(names) == [False] * len(names)
+    new = [f"new {number:0300}" for number in range(2500)]
+    for first in range(0, len(new), 500):
+        client.store(dict.fromkeys(new[first : first + 500], CONTENT[:512]))
+    client.connector.close()
+    client = open_store(device)
+    recovery = client.connector.recovery
+    assert (recovery["kept"], recovery["torn"], recovery["overlapping"]) == (len(new), 0, 0)
+    assert client.exists(names) == [False] * len(names)
+    client.connector.close()
+
+
+# --- sectors that cannot be read: a loop device answers EIO behind the end of its file ---
+
+
+def cut(device: LoopDevice, size_bytes: int) -> None:
+    with device.image.open("r+b") as file:
+        file.truncate(size_bytes)
+
+
+def drop_caches(device: LoopDevice) -> None:
+    run("blockdev", "--flushbufs", device.path)
+
+
+def test_data_that_cannot_be_read_is_missed(device: LoopDevice) -> None:
+    client = open_store(device)
+    chunks = {f"key {number}": pattern(MIB, number) for number in range(40)}
+    for key, content in chunks.items():
+        client.store({key: content})
+    client.connector.close()
+    cut(device, 30 * MIB)
+    client = open_store(device)
+    found = [client.load(key, MIB) for key in chunks]
+    assert all(content in (None, chunks[key]) for key, content in zip(chunks, found, strict=True))
+    assert 0 < found.count(None) < 40
+    assert client.stat("read_errors") == found.count(None)
+    client.connector.close()
+    cut(device, SIZE_BYTES)
+
+
+def test_an_index_that_cannot_be_read_costs_the_hits(device: LoopDevice) -> None:
+    client = open_store(device)
+    names = [f"key {number}" for number in range(400)]
+    client.store(dict.fromkeys(names, CONTENT[:4096]))
+    client.connector.close()
+    drop_caches(device)
+    # What is left: the first page of the index, and ten pages of records.
+    cut(device, INDEX_OFFSET + 11 * BLOCK_BYTES)
+    client = open_store(device)
+    recovery = client.connector.recovery
+    assert recovery["reset"] is None
+    assert recovery["unreadable_pages"] > 0
+    assert recovery["kept"] <= 160
+    for name in names:
+        assert client.load(name, 4096) is None
+    client.connector.close()
+    cut(device, SIZE_BYTES)
+
+
+def test_a_head_that_cannot_be_read_is_refused(device: LoopDevice) -> None:
+    make_store(device)
+    drop_caches(device)
+    cut(device, 0)
+    with pytest.raises(kvring.NotFormattedError):
+        open_store(device)
+    assert device.image.stat().st_size == 0, "nothing is written"
+    cut(device, SIZE_BYTES)
