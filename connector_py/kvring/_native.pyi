@@ -1,8 +1,9 @@
 """The native part of kvring."""
 
 import os
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 from typing_extensions import Buffer, Self
 
@@ -25,6 +26,9 @@ __all__ = [
 
 __version__: Final[str]
 
+_Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_Capacities: TypeAlias = int | str | Sequence[int | str]
+
 class KvRingError(Exception):
     """Base of every error that kvring raises, but for OSError where the system refuses a path."""
 
@@ -44,7 +48,7 @@ class NotFormattedError(KvRingError):
     """The block device holds something that kvring has not written; nothing was written."""
 
 class EngineError(KvRingError):
-    """The I/O engine cannot start: io_uring, if it was asked for; the message says what to allow."""
+    """The I/O engine cannot start: io_uring, if it was asked for; the message tells the remedy."""
 
 class SubmitError(KvRingError):
     """A batch was refused as a whole; nothing of it is queued."""
@@ -65,15 +69,15 @@ class Connector:
     drained. No submit blocks.
     """
 
-    def __new__(cls, path: str | os.PathLike[str], capacity: int | str, **options: Any) -> Self:
-        """Open the store at `path`.
+    def __new__(cls, path: _Paths, capacity: _Capacities, **options: Any) -> Self:
+        """Open the store at `path`, or at several paths that share its keys.
 
         A directory is made if it is missing, a block device formatted if there is nothing on it.
 
         Args:
-            path: Directory of the store, or block device.
-            capacity: Most bytes that it takes on disk, or a string such as "500GiB", or "all" of a
-                block device.
+            path: Directory of the store, or block device, or a list of up to 30 of them.
+            capacity: Most bytes that it takes on disk at each path, or a string such as "500GiB",
+                or "all" of a block device, or a list with one for each path.
             **options: See `kvring.options()`.
 
         Raises:
@@ -315,8 +319,8 @@ class LoadRun:
     def __new__(
         cls,
         plan: LoadPlan,
-        path: str | os.PathLike[str],
-        capacity: int | str,
+        path: _Paths,
+        capacity: _Capacities,
         **options: Any,
     ) -> Self:
         """Open the store, which should be empty, and start.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def disks(tmp_path: Path) -> list[str]:
 
 @contextmanager
 def opened(
-    paths: list[str], capacity: object = CAPACITY_BYTES, **options: object
+    paths: list[str], capacity: int | str | list[int | str] = CAPACITY_BYTES, **options: Any
 ) -> Iterator[Client]:
     """Open a store on several paths."""
     with kvring.Connector(paths, capacity, **options) as connector:
@@ -86,8 +87,8 @@ def test_a_single_path_may_be_a_list(disks: list[str]) -> None:
 def test_wrong_lists_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    paths: list[object],
-    capacity: object,
+    paths: Any,
+    capacity: Any,
     told: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -168,7 +169,7 @@ class MixedLoad:
             future_id = connector.submit_batch_set(names, [self.chunks[name] for name in names])
         elif verb == "get":
             memory = [make_memory(CHUNK_BYTES) for _ in names]
-            future_id = connector.submit_batch_get(names, memory)
+            future_id = connector.submit_batch_get(names, list(memory))
         elif verb == "exists":
             future_id = connector.submit_batch_exists(names)
         else:
