@@ -161,7 +161,7 @@ class Connector:
     def stats(self) -> dict[str, Any]:
         """Return state and counters as one dict, sizes in bytes, flat but for `geometry`.
 
-        docs/architecture.md tells what each name means.
+        docs/architecture.md tells what each name means, docs/operations.md those in `geometry`.
         """
 
     def counters(self) -> dict[str, dict[str, int]]:
