@@ -159,13 +159,14 @@ class Connector:
 
         `clean_shutdown` tells how the store was left, `reset` why the whole index was given up, if
         it was; docs/format.md explains `torn`, `unreadable_pages`, `out_of_range`, `overlapping`,
-        `duplicate` and `expired`.
+        `duplicate` and `expired`; docs/operations.md `moved` and `stale`.
         """
 
     def stats(self) -> dict[str, Any]:
-        """Return state and counters as one dict, sizes in bytes, flat but for `geometry`.
+        """Return state and counters as one dict, sizes in bytes, flat but for `paths`.
 
-        docs/architecture.md tells what each name means.
+        `paths` is a list with a dict for each path; the other numbers are the sums of theirs.
+        docs/architecture.md tells what each name means, docs/operations.md those in `geometry`.
         """
 
     def counters(self) -> dict[str, dict[str, int]]:

@@ -166,7 +166,13 @@ impl Config {
     pub fn new(path: impl Into<String>, capacity_bytes: u64) -> Result<Self, ConfigError> {
         Self::from_options([
             ("path".to_owned(), OptionValue::Text(path.into())),
-            ("capacity".to_owned(), OptionValue::Integer(capacity_bytes.into())),
+            (
+                "capacity".to_owned(),
+                match capacity_bytes {
+                    Self::WHOLE_DEVICE => OptionValue::Text("all".into()),
+                    bytes => OptionValue::Integer(bytes.into()),
+                },
+            ),
         ])
     }
 

@@ -26,7 +26,7 @@ pub(crate) use backing::{IndexPlace, owner_on_device};
 pub(crate) use map::{EnteredGet, Index, Pin, Rules};
 pub(crate) use membership::{Membership, StoreId};
 pub use probe::IndexProbe;
-pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
+pub(crate) use record::{HEADER_BYTES, PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
 pub use recovery::Recovery;
 pub(crate) use recovery::Suspect;
 pub use survey::{Check, KeyState, Purged};

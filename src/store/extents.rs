@@ -18,6 +18,7 @@ use super::{Extent, Fill, FreeSpace, Geometry, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, Discard, MAX_CHUNK_BYTES};
 use crate::error::{OpenError, StoreError};
+use crate::index::HEADER_BYTES;
 use crate::index::table::INDEX_NAME;
 use crate::lock::Owner;
 
@@ -117,7 +118,8 @@ impl ExtentStore {
     pub(crate) fn on_device(device: &Arc<Device>, budget: Arc<Budget>, discard: Discard) -> Self {
         let capacity_bytes = budget.capacity_bytes();
         // The index has its share whether it uses it or not: else the data would be shorter with each start.
-        let for_index = budget.used_bytes().max(index_spare_bytes(capacity_bytes));
+        let spare_bytes = index_spare_bytes(capacity_bytes).next_multiple_of(MIB);
+        let for_index = budget.used_bytes().max(HEADER_BYTES + spare_bytes);
         let data_bytes = device.data_bytes().min(capacity_bytes.saturating_sub(for_index));
         let mut allocator = Allocator::default();
         let mut files = Vec::new();

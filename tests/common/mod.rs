@@ -4,6 +4,7 @@
 
 pub(crate) mod chunks;
 pub(crate) mod faults;
+pub(crate) mod loop_device;
 pub(crate) mod random;
 
 use std::collections::HashMap;

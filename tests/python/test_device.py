@@ -203,7 +203,7 @@ def test_a_symlink_leads_to_the_device(
 
 
 def test_geometry(open_store: Callable[..., Client], request: pytest.FixtureRequest) -> None:
-    geometry = open_store().connector.stats()["geometry"]
+    geometry = open_store().connector.stats()["paths"][0]["geometry"]
     block_bytes = request.node.callspec.params["device"]
     assert geometry["logical_block_bytes"] == block_bytes
     assert geometry["physical_block_bytes"] >= block_bytes
@@ -328,3 +328,29 @@ def test_formatting_discards_unless_told_not_to(device: LoopDevice) -> None:
         assert device.image.stat().st_blocks * 512 >= 64 * MIB
         kvring.Connector(device.path, "all", format=True, discard=discard).close()
         assert (device.image.stat().st_blocks * 512 < 16 * MIB) == is_empty
+
+
+# --- forks ---
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_the_device_is_free_although_a_fork_of_its_owner_lives(
+    open_store: Callable[..., Client],
+) -> None:
+    client = open_store()
+    client.store({"key": b"value"})
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        # Until the parent is done, or dead.
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(reader)
+    try:
+        client.connector.close()
+        again = open_store()
+        assert again.load("key", 5) == b"value"
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)

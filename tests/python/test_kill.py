@@ -1,4 +1,4 @@
-"""The kill harness of tests/harness, on the disk and on fresh file systems."""
+"""The kill harness of tests/harness: on the disk, on fresh file systems, on bare devices."""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 
 from benches.compare.devices import DeviceError, loop_device
+from tests.python.conftest import bare_loop_device
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE_SIZE_BYTES = 512 << 20
 
 
-@pytest.fixture(params=["disk", "ext4", "xfs"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Yield an empty directory on the disk, on ext4 with a journal, on XFS."""
+@pytest.fixture(params=["disk", "ext4", "xfs", 512, 4096])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Yield an empty directory on the disk, on ext4 with a journal, on XFS; a blank device."""
+    if isinstance(request.param, int):
+        with bare_loop_device(tmp_path, IMAGE_SIZE_BYTES, request.param) as blank:
+            yield blank.path
+        return
     if request.param == "disk":
         yield tmp_path
         return
@@ -29,10 +34,10 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_nothing_is_lost_and_nothing_wrong_after_200_kills(directory: Path) -> None:
+def test_nothing_is_lost_and_nothing_wrong_after_200_kills(path: Path) -> None:
     harness = ["cargo", "run", "--quiet", "--release", "--example", "kill_harness", "--"]
     done = subprocess.run(
-        [*harness, "--rounds", "200", "--path", str(directory)],
+        [*harness, "--rounds", "200", "--life-ms", "120", "--path", str(path)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -10,7 +10,9 @@ import kvring
 from tests.python.conftest import CAPACITY_BYTES, Client, pattern
 
 GIB = 1 << 30
-CAPACITY_RANGE = "a number of bytes or a string such as '500GiB', at least 16 MiB"
+CAPACITY_RANGE = (
+    "a number of bytes or a string such as '500GiB', at least 16 MiB, or 'all' of a block device"
+)
 
 
 def capacity_bytes(directory: Path, capacity: Any) -> int:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.python.conftest import bare_loop_device
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -25,6 +27,14 @@ def operate(*arguments: str) -> None:
 @pytest.mark.timeout(900)
 def test_random_operations_on_a_simulated_disk() -> None:
     operate("--operations", "100000")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("block_bytes", [512, 4096])
+def test_random_operations_on_a_bare_device(tmp_path: Path, block_bytes: int) -> None:
+    with bare_loop_device(tmp_path, 256 << 20, block_bytes) as device:
+        operate("--operations", "10000", "--disk", str(device.path))
 
 
 @pytest.mark.slow

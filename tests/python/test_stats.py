@@ -47,6 +47,10 @@ def test_every_value_is_a_plain_number_text_or_truth(client: Client) -> None:
     client.store({"key": pattern(4096, 1)})
     stats = client.connector.stats()
     assert type(stats) is dict
+    (path,) = stats.pop("paths")
+    geometry = path.pop("geometry")
+    assert all(type(value) in (int, bool, type(None)) for value in geometry.values())
+    assert all(type(value) in (int, str, bool) for value in path.values())
     for name, value in stats.items():
         assert type(name) is str
         assert type(value) in (int, str, bool), name
@@ -62,6 +66,15 @@ def test_the_state_of_the_store(client: Client) -> None:
     assert before["engine"].split(" (")[0] == ("io_uring" if ENGINE == "auto" else ENGINE)
     assert before["capacity_bytes"] == 256 * MIB
     assert before["memory_alignment_bytes"] in (512, 1024, 2048, 4096)
+    geometry = before["paths"][0]["geometry"]
+    for name in ("direct_io", "memory_alignment_bytes"):
+        assert geometry[name] == before[name]
+    assert geometry["offset_alignment_bytes"] in (1, 512, 1024, 2048, 4096)
+    assert geometry["optimal_io_bytes"] >= 512
+    # None where the file system tells of no block device below it.
+    logical, physical = geometry["logical_block_bytes"], geometry["physical_block_bytes"]
+    assert (logical is None) == (physical is None)
+    assert logical is None or 512 <= logical <= physical
     assert before["max_chunk_bytes"] <= 64 * MIB
     assert (before["keys"], before["held_bytes"], before["allocated_bytes"]) == (0, 0, 0)
     client.store({"first": pattern(4097, 1), "second": pattern(1, 2)})

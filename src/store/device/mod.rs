@@ -21,7 +21,7 @@ use self::superblock::{COPY_OFFSET, HEAD_BYTES, MIN_DEVICE_BYTES, TAIL_BYTES};
 use self::survey::{Blocks, Content, Signature, content, signature};
 use super::Geometry;
 use crate::buffer::AlignedBlock;
-use crate::config::{BLOCK_BYTES, Config, Discard};
+use crate::config::{BLOCK_BYTES, Config, Discard, MIN_CAPACITY_BYTES};
 use crate::error::{ConfigError, OpenError};
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::lock::Owner;
@@ -140,6 +140,7 @@ impl Device {
             device.format(config.discard).map_err(io_error("format"))?;
         } else {
             device.check_index_place(is_elsewhere)?;
+            device.check_length()?;
             device.mend(is_whole);
         }
         Ok(device)
@@ -249,21 +250,33 @@ impl Device {
 
     /// Writes a superblock that was there once only for the second time.
     fn mend(&self, is_whole: bool) {
-        let path = self.path.display();
         if !is_whole {
+            let path = self.path.display();
             let outcome = self.write_superblock(&self.superblock());
             let what = outcome
                 .map_or_else(|error| format!("stays so: {error}"), |()| "is written again".into());
             log::warn!("{path}: one of the two superblocks was damaged or missing; it {what}");
         }
-        let superblock = self.superblock();
-        if superblock.device_bytes != self.size_bytes {
+    }
+
+    /// Whether it is about as long as it was.
+    fn check_length(&self) -> Result<(), OpenError> {
+        let (is, was) = (self.size_bytes, self.superblock().device_bytes);
+        if self.data_bytes() < MIN_CAPACITY_BYTES {
+            return Err(OpenError::Unsuitable {
+                path: self.path.clone(),
+                reason: format!(
+                    "it has {is} bytes and had {was} when it was formatted; make it longer again"
+                ),
+            });
+        }
+        if is != was {
             log::warn!(
-                "{path} has {} bytes and had {} when it was formatted; what is added is not used, and what is gone is missed",
-                self.size_bytes,
-                superblock.device_bytes
+                "{} has {is} bytes and had {was} when it was formatted; what is added is not used, and what is gone is missed",
+                self.path.display()
             );
         }
+        Ok(())
     }
 
     fn check_index_place(&self, is_elsewhere: bool) -> Result<(), OpenError> {

@@ -16,7 +16,7 @@ pub(super) const HEAD_BYTES: u64 = MIB;
 pub(super) const TAIL_BYTES: u64 = MIB;
 /// Where the copy is.
 pub(super) const COPY_OFFSET: u64 = HEAD_BYTES - BLOCK_BYTES;
-/// Smallest device: head, tail, and room for an index and useful data.
+/// Smallest device: head, tail, index, and room for the smallest capacity.
 pub(super) const MIN_DEVICE_BYTES: u64 = 32 * MIB;
 /// Share of the device that is set aside for the index: enough for chunks of 16 KiB on average. On small devices it is
 /// more, up to this length, as chunks may be small there too.
@@ -146,7 +146,7 @@ impl Copy {
 }
 
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
+    bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
 #[cfg(test)]

@@ -1,0 +1,100 @@
+//! A bare block device: restarts, and what is on it when the power fails.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
+
+mod common;
+
+use std::path::Path;
+
+use common::loop_device::LoopDevice;
+use common::{Client, Memory, config, key, pattern};
+use kvring::{Config, Connector, Durability};
+
+const SIZE_MIB: u64 = 96;
+const BATCH: u64 = 250;
+/// More than there are records in two steps by which the index grows.
+const COUNT: u64 = 9000;
+
+fn open(path: &Path, durability: Durability, io_threads: usize) -> Client {
+    let mut config = config(path, Config::WHOLE_DEVICE);
+    (config.durability, config.io_threads) = (durability, io_threads);
+    Client::from(Connector::open(config).unwrap())
+}
+
+fn store(client: &Client, numbers: std::ops::Range<u64>) {
+    let keys: Vec<String> = numbers.clone().map(key).collect();
+    let memory: Vec<Memory> = numbers.map(|number| Memory::patterned(100, 0, number)).collect();
+    let completion = client.set(&keys, &memory.iter().collect::<Vec<_>>());
+    assert!(completion.ok, "{}", completion.error);
+}
+
+fn assert_held(client: &Client, numbers: std::ops::Range<u64>) {
+    let missing =
+        numbers.clone().filter(|number| client.get_one(&key(*number), 100).is_none()).count();
+    assert_eq!(missing, 0, "of {} chunks", numbers.end - numbers.start);
+    for number in numbers.step_by(97) {
+        assert_eq!(client.get_one(&key(number), 100).unwrap(), pattern(100, number));
+    }
+}
+
+/// What a device has while the store is open: the page cache, with the newest part of the index in it, is lost.
+#[test]
+fn what_was_answered_in_persistent_withstands_power_loss() {
+    for block_bytes in [512, 4096] {
+        let Some(device) = LoopDevice::new(SIZE_MIB, block_bytes) else { return };
+        let client = open(device.path(), Durability::Persistent, 2);
+        let mut stored = 0;
+        for cut in [BATCH, COUNT / 2, COUNT] {
+            for first in (stored..cut).step_by(BATCH as usize) {
+                store(&client, first..first + BATCH);
+            }
+            stored = cut;
+            let Some(copy) = device.copy(block_bytes) else { return };
+            let after = open(copy.path(), Durability::Persistent, 1);
+            assert_eq!(after.connector.recovery().reset, None);
+            assert_eq!(after.connector.recovery().kept, stored);
+            assert_held(&after, 0..stored);
+            after.assert_consistent();
+        }
+    }
+}
+
+/// The device of a store in `best_effort` at any moment holds a store, which has nothing wrong.
+#[test]
+fn power_loss_in_best_effort_costs_the_youngest_only_and_never_the_open() {
+    let Some(device) = LoopDevice::new(SIZE_MIB, 4096) else { return };
+    let client = open(device.path(), Durability::BestEffort, 1);
+    store(&client, 0..BATCH);
+    client.connector.close();
+    drop(client);
+    let client = open(device.path(), Durability::BestEffort, 1);
+    for first in (BATCH..COUNT).step_by(BATCH as usize) {
+        store(&client, first..first + BATCH);
+        if first % (COUNT / 4) == 0 {
+            let Some(copy) = device.copy(4096) else { return };
+            let after = open(copy.path(), Durability::BestEffort, 1);
+            assert_eq!(after.connector.recovery().reset, None);
+            assert_held(&after, 0..BATCH);
+            for number in BATCH..first + BATCH {
+                let found = after.get_one(&key(number), 100);
+                assert!(found.is_none_or(|found| found == pattern(100, number)));
+            }
+        }
+    }
+}
+
+/// close() gives the claim up as soon as the kernel lets go; an open that follows waits for that.
+#[test]
+fn a_closed_store_opens_again_at_once() {
+    let Some(device) = LoopDevice::new(SIZE_MIB, 512) else { return };
+    for turn in 0..20 {
+        let client = open(device.path(), Durability::BestEffort, 3);
+        assert!(client.connector.recovery().clean_shutdown);
+        store(&client, turn * 10..turn * 10 + 10);
+        assert!(client.connector.close().clean);
+        // The connector is there still, as it may be for long in Python.
+        let again = open(device.path(), Durability::BestEffort, 1);
+        assert_held(&again, 0..turn * 10 + 10);
+        again.connector.close();
+    }
+}
