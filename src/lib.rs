@@ -50,8 +50,8 @@ pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
 pub use config::size_bytes;
 pub use config::{
-    Admission, BLOCK_BYTES, Checksum, Config, Durability, MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES,
-    MinFree, OPTIONS, OptionSpec, OptionValue,
+    Admission, BLOCK_BYTES, Checksum, Config, Durability, Layout, MAX_CHUNK_BYTES,
+    MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
 };
 pub use connector::{Connector, Shutdown};
 pub use engine::uring::UringEngine;
@@ -64,5 +64,5 @@ pub use index::{Check, KeyState, Purged, Recovery};
 pub use key::{Digest, MAX_KEY_BYTES, Namespace};
 pub use schedule::{Class, Grant, Limits, Scheduler};
 pub use stats::{Counter, CounterGroup, Counters, Stats};
-pub use store::{Extent, Fill, FreeSpace, Geometry, Store, StoreUsage};
+pub use store::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 pub use time::Clock;

@@ -26,7 +26,9 @@ create_exception!(kvring, ClosedError, SubmitError, "The connector is closed.");
 pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
     let message = error.to_string();
     match error {
-        kvring::OpenError::Config(_) => ConfigError::new_err(message),
+        kvring::OpenError::Config(_) | kvring::OpenError::OtherLayout { .. } => {
+            ConfigError::new_err(message)
+        }
         kvring::OpenError::Engine(_) => EngineError::new_err(message),
         kvring::OpenError::InUse { .. } => InUseError::new_err(message),
         kvring::OpenError::NewerFormat { .. } => FormatError::new_err(message),

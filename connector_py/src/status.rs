@@ -21,6 +21,7 @@ pub(crate) fn recovery_dict<'py>(
     all.set_item("overlapping", recovery.overlapping)?;
     all.set_item("duplicate", recovery.duplicate)?;
     all.set_item("expired", recovery.expired)?;
+    all.set_item("orphans", recovery.orphans)?;
     Ok(all)
 }
 

@@ -20,7 +20,7 @@ use crate::batch::Batch;
 use crate::budget::Budget;
 use crate::buffer::CallerBuffer;
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
-use crate::config::{Config, Durability};
+use crate::config::{Config, Durability, Layout};
 use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
@@ -28,7 +28,9 @@ use crate::index::{EnteredGet, EnteredSet, Index, Recovery, Rules};
 use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
 use crate::reactor::{GetRequest, KeeperThread, Operation, Reactors, SetRequest, Shared, Spread};
 use crate::schedule::Class;
+use crate::store::Store;
 use crate::store::extents::ExtentStore;
+use crate::store::files::FileStore;
 
 /// An open store.
 pub struct Connector {
@@ -92,7 +94,14 @@ impl Connector {
         let now_ms = config.clock.now_ms();
         let (index, store, recovery, suspects) =
             Index::open(&config.path, &budget, rules, now_ms, |owner, mean_use_by_file| {
-                ExtentStore::open(&config.path, Arc::clone(&budget), owner, mean_use_by_file)
+                let (path, budget) = (&config.path, Arc::clone(&budget));
+                Ok(match config.layout {
+                    Layout::Extents => {
+                        Box::new(ExtentStore::open(path, budget, owner, mean_use_by_file)?)
+                            as Box<dyn Store>
+                    }
+                    Layout::Files => Box::new(FileStore::open(path, budget, wakers.clone())?),
+                })
             })?;
         index
             .table()
@@ -103,7 +112,8 @@ impl Connector {
             operations: config.set_queue_operations,
             bytes: config.set_queue_bytes,
         });
-        let shared = Shared::new(config, index, Box::new(store), Arc::clone(&completions), wakers);
+        let shared = Shared::new(config, index, store, Arc::clone(&completions), wakers);
+        shared.fit_capacity();
         let shared = Arc::new(shared);
         let reactors = Reactors::start(&shared, suspects, make_engine)?;
         let engine = reactors.engine.clone();

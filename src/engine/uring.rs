@@ -11,12 +11,15 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::{IoUring, Probe, opcode, squeue};
 
 use super::registered_files::RegisteredFiles;
 use super::{Action, Engine, Reaped, Transfer, Waker};
 use crate::error::EngineError;
 use crate::fork::GivenUpInForks;
+
+/// As of files that std makes; the umask takes its part.
+const NEW_FILE_MODE: libc::mode_t = 0o666;
 
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
@@ -72,6 +75,8 @@ pub struct UringEngine {
     ring: IoUring,
     flavor: Flavor,
     files: RegisteredFiles,
+    /// Whether the kernel has IORING_OP_FTRUNCATE (6.9).
+    can_cut: bool,
     waker: Arc<Waker>,
     wake_armed: bool,
     /// Completions that were taken to make room, for the next reap.
@@ -114,6 +119,7 @@ impl UringEngine {
                     return Ok(Self {
                         _given_up_in_forks: given_up_in_forks,
                         files: RegisteredFiles::new(&ring),
+                        can_cut: supports(&ring, opcode::Ftruncate::CODE),
                         ring,
                         flavor,
                         waker,
@@ -208,7 +214,16 @@ impl Engine for UringEngine {
     }
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        let (file, flags) = self.files.name(&self.ring, transfer.file);
+        if transfer.action == Action::Cut && !self.can_cut {
+            let result = cut_here(transfer);
+            self.early.push(Reaped { token: transfer.token, result });
+            return Ok(());
+        }
+        let (file, flags) = match transfer.is_lasting {
+            true => self.files.name(&self.ring, transfer.file),
+            // The ring would know another file by that number later.
+            false => (Fd(transfer.file), squeue::Flags::empty()),
+        };
         // SAFETY: the contract of this function.
         let entry = unsafe { entry_of(file, transfer) }.flags(flags);
         self.push(&entry.user_data(transfer.token as u64))
@@ -238,12 +253,19 @@ impl Engine for UringEngine {
 /// The submission entry of a transfer on `file`, which is the transfer's.
 ///
 /// # Safety
-/// The transfer's vectors are valid.
+/// The transfer's vectors and name are valid.
 unsafe fn entry_of(file: Fd, transfer: Transfer) -> squeue::Entry {
     let offset = transfer.offset_bytes;
     let (vectors, count) = (transfer.vectors, transfer.vector_count as u32);
     match (transfer.action, transfer.vector_count) {
         (Action::Sync, _) => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+        (Action::SyncNames, _) => opcode::Fsync::new(file).build(),
+        (Action::Reserve, _) => opcode::Fallocate::new(file, offset).build(),
+        (Action::Cut, _) => opcode::Ftruncate::new(file, offset).build(),
+        (Action::Open(flags), _) => {
+            let open = opcode::OpenAt::new(Fd(transfer.file), transfer.name);
+            open.flags(flags).mode(NEW_FILE_MODE).build()
+        }
         (Action::Read, 1) => {
             // SAFETY: the caller vouches for one valid vector.
             let vector = unsafe { *vectors };
@@ -258,6 +280,20 @@ unsafe fn entry_of(file: Fd, transfer: Transfer) -> squeue::Entry {
         }
         (Action::Read, _) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
         (Action::Write, _) => opcode::Writev::new(file, vectors, count).offset(offset).build(),
+    }
+}
+
+fn supports(ring: &IoUring, code: u8) -> bool {
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).is_ok() && probe.is_supported(code)
+}
+
+/// Cuts a file without the ring. Blocks of it go, which takes a moment only where they are many: here it is one at most.
+fn cut_here(transfer: Transfer) -> i32 {
+    // SAFETY: no pointers; whose descriptor it is, the submitter vouches for.
+    match unsafe { libc::ftruncate(transfer.file, transfer.offset_bytes as i64) } {
+        0 => 0,
+        _ => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
     }
 }
 
@@ -291,25 +327,29 @@ mod tests {
         file
     }
 
-    /// Four bytes of the file.
-    fn read_through(engine: &mut UringEngine, file: &std::fs::File) -> [u8; 4] {
-        let mut memory = [0_u8; 4];
-        let vector = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: 4 };
-        let transfer = Transfer {
-            action: Action::Read,
-            file: file.as_raw_fd(),
-            offset_bytes: 3,
-            vectors: &raw const vector,
-            vector_count: 1,
-            token: 42,
-        };
-        // SAFETY: memory, vector and file live past the loop below, which reaps the transfer.
+    fn carry_out(engine: &mut UringEngine, transfer: Transfer) -> i32 {
+        // SAFETY: what it names lives in the caller, past the loop below, which reaps it.
         unsafe { engine.submit(transfer) }.unwrap();
         let mut reaped = Vec::new();
         while reaped.is_empty() {
             engine.reap(None, &mut reaped).unwrap();
         }
-        assert_eq!(reaped, [Reaped { token: 42, result: 4 }]);
+        assert_eq!((reaped.len(), reaped[0].token), (1, transfer.token));
+        reaped[0].result
+    }
+
+    /// Four bytes of the file.
+    fn read_through(engine: &mut UringEngine, file: &std::fs::File, is_lasting: bool) -> [u8; 4] {
+        let mut memory = [0_u8; 4];
+        let vector = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: 4 };
+        let transfer = Transfer {
+            is_lasting,
+            offset_bytes: 3,
+            vectors: &raw const vector,
+            vector_count: 1,
+            ..Transfer::without_memory(Action::Read, file.as_raw_fd(), 42)
+        };
+        assert_eq!(carry_out(engine, transfer), 4);
         memory
     }
 
@@ -317,7 +357,7 @@ mod tests {
     fn every_step_of_the_ladder_works() {
         for flavor in LADDER {
             let mut engine = UringEngine::on_ladder(8, Waker::new().unwrap(), &[flavor]).unwrap();
-            assert_eq!(&read_through(&mut engine, &file_with(b"0123456789")), b"3456");
+            assert_eq!(&read_through(&mut engine, &file_with(b"0123456789"), true), b"3456");
             assert!(engine.description().contains(flavor.name));
         }
     }
@@ -328,7 +368,7 @@ mod tests {
         let engine = || UringEngine::new(8, Waker::new().unwrap()).unwrap();
         for mut engine in [engine(), engine().without_registered_files()] {
             for _ in 0..2 {
-                let read = files.each_ref().map(|file| read_through(&mut engine, file));
+                let read = files.each_ref().map(|file| read_through(&mut engine, file, true));
                 assert_eq!(read, [*b"3456", *b"defg", *b"DEFG"]);
             }
         }
@@ -340,8 +380,56 @@ mod tests {
         let files: Vec<_> = (0..600).map(|_| file_with(b"0123456789")).collect();
         let mut engine = UringEngine::new(8, Waker::new().unwrap()).unwrap();
         for file in &files {
-            assert_eq!(&read_through(&mut engine, file), b"3456");
+            assert_eq!(&read_through(&mut engine, file, true), b"3456");
         }
+    }
+
+    /// A descriptor's number is another file's as soon as it is closed.
+    #[test]
+    fn files_that_come_and_go_are_not_mixed_up() {
+        let mut engine = UringEngine::new(8, Waker::new().unwrap()).unwrap();
+        let (first, second) = (file_with(b"0123456789"), file_with(b"abcdefghij"));
+        assert_eq!(&read_through(&mut engine, &first, false), b"3456");
+        // SAFETY: no pointers; the first file is closed, and its number is the second one's until it is closed again.
+        assert!(unsafe { libc::dup2(second.as_raw_fd(), first.as_raw_fd()) } >= 0);
+        assert_eq!(&read_through(&mut engine, &first, false), b"defg");
+        assert!(engine.files.is_empty());
+    }
+
+    #[test]
+    fn files_are_made_reserved_cut_and_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let opened = std::fs::File::open(directory.path()).unwrap();
+        let name = c"some";
+        let mut engine = UringEngine::new(8, Waker::new().unwrap()).unwrap();
+        assert!(engine.can_cut, "this kernel is newer than 6.9");
+        let open = |engine: &mut UringEngine, flags| {
+            let action = Action::Open(flags | libc::O_CLOEXEC);
+            let name = name.as_ptr();
+            let transfer =
+                Transfer { name, ..Transfer::without_memory(action, opened.as_raw_fd(), 7) };
+            carry_out(engine, transfer)
+        };
+        assert_eq!(open(&mut engine, libc::O_RDONLY), -libc::ENOENT);
+        let made = open(&mut engine, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL);
+        assert!(made >= 0);
+        assert_eq!(open(&mut engine, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL), -libc::EEXIST);
+        let length = || std::fs::metadata(directory.path().join("some")).unwrap().len();
+        let mut on = |action, offset_bytes, can_cut| {
+            engine.can_cut = can_cut;
+            let transfer = Transfer::without_memory(action, made, 8);
+            assert_eq!(carry_out(&mut engine, Transfer { offset_bytes, ..transfer }), 0);
+        };
+        on(Action::Reserve, 8192, true);
+        assert_eq!(length(), 8192);
+        on(Action::Cut, 5000, true);
+        assert_eq!(length(), 5000);
+        on(Action::Cut, 4999, false);
+        assert_eq!(length(), 4999);
+        on(Action::Sync, 0, true);
+        let transfer = Transfer::without_memory(Action::SyncNames, opened.as_raw_fd(), 9);
+        assert_eq!(carry_out(&mut engine, transfer), 0);
+        nix::unistd::close(made).unwrap();
     }
 
     #[test]

@@ -64,9 +64,11 @@ impl Engine for FaultEngine {
 
     unsafe fn submit(&mut self, mut transfer: Transfer) -> Result<(), EngineError> {
         let vectors = match transfer.action {
-            Action::Sync => &[],
             // SAFETY: the caller vouches for the vectors.
-            _ => unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) },
+            Action::Read | Action::Write => unsafe {
+                std::slice::from_raw_parts(transfer.vectors, transfer.vector_count)
+            },
+            _ => &[],
         };
         let length = vectors.iter().map(|vector| vector.iov_len).sum();
         self.number += 1;
