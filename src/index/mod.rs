@@ -6,6 +6,7 @@ mod first_page;
 mod ghosts;
 mod guards;
 mod leases;
+mod listing;
 mod lookup;
 pub(crate) mod map;
 mod mapping;
@@ -20,6 +21,7 @@ pub(crate) mod table;
 mod table_file;
 mod writing;
 
+pub use listing::{StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::{EnteredGet, Index, Pin, Rules};
 pub use probe::IndexProbe;
 pub(crate) use record::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};

@@ -22,9 +22,7 @@ use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
 use parking_lot::{Condvar, Mutex};
 
 use self::account::{Account, cost_bytes, directory_bytes};
-use self::names::{
-    DIRECTORIES, directory_name, directory_of, file_c_name, file_name, parse_file_name,
-};
+use self::names::{DIRECTORIES, directory_name, directory_of, file_c_name, parse_file_name};
 use self::remover::Remover;
 use super::data_file::list_data_files;
 use super::extents::{PROBE_NAME, index_spare_bytes, probe_geometry};
@@ -36,7 +34,7 @@ use crate::error::{OpenError, StoreError};
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::key::Digest;
 
-pub(crate) use names::CHUNKS_NAME;
+pub(crate) use names::{CHUNKS_NAME, chunk_path};
 
 /// Pause after the file system had no space: meanwhile only what chunks leave is given out.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
@@ -57,6 +55,7 @@ pub(crate) struct FileStore {
 
 /// What the thread that removes files knows as well.
 struct Files {
+    /// The store's directory.
     path: PathBuf,
     budget: Arc<Budget>,
     directories: Vec<(GivenUpInForks, File)>,
@@ -105,30 +104,39 @@ impl FileStore {
         }
         raise_open_files();
         let path = directory.join(CHUNKS_NAME);
-        make_directory(&path).map_err(io_error("make the directory", &path))?;
+        let mut is_new = make_directory(&path).map_err(io_error("make the directory", &path))?;
         let unit_bytes = unit_bytes_of(directory);
         let mut account = Account::new(unit_bytes);
         budget.add(fs::metadata(&path).map_or(0, |found| found.blocks() * 512).max(BLOCK_BYTES));
         let mut directories = Vec::with_capacity(DIRECTORIES);
         for number in 0..DIRECTORIES {
             let path = path.join(directory_name(number));
-            make_directory(&path).map_err(io_error("make the directory", &path))?;
-            let opened = File::open(&path).map_err(io_error("open", &path))?;
+            let opened = match File::open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    is_new |=
+                        make_directory(&path).map_err(io_error("make the directory", &path))?;
+                    File::open(&path)
+                }
+                other => other,
+            };
+            let opened = opened.map_err(io_error("open", &path))?;
             let found = opened.metadata().map_err(io_error("look at", &path))?;
             account.note_directory(number, found.blocks() * 512, &budget);
             scan(&path, number, &mut account).map_err(io_error("list", &path))?;
             directories.push((GivenUpInForks::new(opened.as_raw_fd()), opened));
         }
         // Their names: without them a sync of what is in them is worth nothing after power loss.
-        sync_directory(&path)
-            .and_then(|()| sync_directory(directory))
-            .map_err(io_error("sync", &path))?;
+        if is_new {
+            sync_directory(&path)
+                .and_then(|()| sync_directory(directory))
+                .map_err(io_error("sync", &path))?;
+        }
         let spare_bytes = index_spare_bytes(budget.capacity_bytes());
         let free_bytes = budget.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
         let max_chunk_bytes = longest_chunk_bytes(free_bytes, unit_bytes);
         let state = State { account, refusal: None, ends: None };
         let shared = Arc::new(Files {
-            path,
+            path: directory.to_owned(),
             budget,
             directories,
             state: Mutex::new(state),
@@ -254,10 +262,8 @@ impl Store for FileStore {
         let mut state = self.shared.state.lock();
         state.account.note_made(extent.file);
         let Err(source) = outcome else { return Ok(()) };
-        let name = state.account.digest_of(extent.file).map(|digest| {
-            let directory = directory_name(directory_of(digest));
-            Path::new(&directory).join(file_name(digest, extent.file))
-        });
+        let name =
+            state.account.digest_of(extent.file).map(|digest| chunk_path(digest, extent.file));
         let error = StoreError::Grow {
             path: self.shared.path.join(name.unwrap_or_default()),
             bytes: extent.size_bytes(),
@@ -356,10 +362,12 @@ fn scan(path: &Path, number: usize, account: &mut Account) -> io::Result<()> {
     Ok(())
 }
 
-fn make_directory(path: &Path) -> io::Result<()> {
+/// Makes a directory; says whether it was not there.
+fn make_directory(path: &Path) -> io::Result<bool> {
     match fs::create_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where the file of a chunk is and how it is called: `chunks/xx/DIGEST-NUMBER`, where `xx` is the first byte of the digest.
 
 use std::ffi::{CString, OsStr};
+use std::path::{Path, PathBuf};
 
 use crate::key::Digest;
 
@@ -27,7 +28,13 @@ pub(crate) fn file_name(digest: Digest, number: u32) -> String {
     format!("{:032x}-{number}", u128::from_be_bytes(digest.bytes()))
 }
 
-/// The same for system calls.
+/// Path of it inside the store's directory.
+pub(crate) fn chunk_path(digest: Digest, number: u32) -> PathBuf {
+    let directory = Path::new(CHUNKS_NAME).join(directory_name(directory_of(digest)));
+    directory.join(file_name(digest, number))
+}
+
+/// Its name for system calls.
 pub(crate) fn file_c_name(digest: Digest, number: u32) -> CString {
     // Hexadecimal digits, a dash and decimal digits: no NUL.
     CString::new(file_name(digest, number)).unwrap_or_default()
