@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::engine::refusal::Refusal;
 use crate::key::MAX_KEY_BYTES;
 
 /// A wrong option, found before anything is touched.
@@ -53,14 +54,8 @@ pub enum ConfigError {
 #[derive(Debug, Error)]
 pub enum EngineError {
     /// io_uring cannot be had.
-    #[error(
-        "io_uring is not available ({source}); allow the io_uring system calls (a container's seccomp profile often \
-         denies them), set the sysctl kernel.io_uring_disabled to 0, and use Linux 5.11 or newer"
-    )]
-    Unavailable {
-        /// What io_uring_setup said.
-        source: io::Error,
-    },
+    #[error("io_uring is not available: {0}; or let engine be 'auto' or 'posix'")]
+    Unavailable(Refusal),
     /// The engine stopped working after it had started.
     #[error("the I/O engine failed in {operation}: {source}")]
     Failed {

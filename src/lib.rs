@@ -1,6 +1,6 @@
 //! kvring: a local-NVMe tier for LMCache.
 //!
-//! Batches of (key, memory) come in, the bytes move between that memory and disk by io_uring and O_DIRECT, completions
+//! Batches of (key, memory) come in, the bytes move between that memory and disk by io_uring (or threads) and O_DIRECT, completions
 //! go out through an eventfd, and what is held survives restarts.
 //!
 //! ```text
@@ -12,7 +12,7 @@
 //!            v                                               |
 //!         reactor (one thread) -- schedule: which next --> work: pieces
 //!            |                                               |
-//!          store: where bytes live                        engine: io_uring
+//!          store: where bytes live                        engine: io_uring, or threads
 //!          index: what is held (map in RAM, sidecar file of records)
 //! ```
 //!
@@ -50,10 +50,12 @@ pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
 pub use config::size_bytes;
 pub use config::{
-    Admission, BLOCK_BYTES, Checksum, Config, Durability, Layout, MAX_CHUNK_BYTES,
+    Admission, BLOCK_BYTES, Checksum, Config, Durability, EngineChoice, Layout, MAX_CHUNK_BYTES,
     MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
 };
 pub use connector::{Connector, Shutdown};
+pub use engine::posix::PosixEngine;
+pub use engine::refusal::Refusal;
 pub use engine::uring::UringEngine;
 pub use engine::{Action, Engine, Reaped, Transfer, Waker};
 pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};

@@ -4,8 +4,8 @@
 
 mod common;
 
-use common::{Client, MIB, Memory, config, key, pattern};
-use kvring::{BLOCK_BYTES, Connector, Durability, Engine, SubmitError, UringEngine, Waker};
+use common::{Client, MIB, Memory, config, key, pattern, real_engine};
+use kvring::{BLOCK_BYTES, Connector, Durability, Engine, SubmitError, Waker};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -266,8 +266,8 @@ fn long_keys() {
 #[test]
 fn registered_files_on_and_off() {
     let directory = tempfile::tempdir().unwrap();
-    let engine = UringEngine::new(8, Waker::new().unwrap()).unwrap();
-    let kernel_has_them = engine.description().contains("registered_files");
+    let engine = real_engine(8, Waker::new().unwrap()).unwrap();
+    let engine_has_them = engine.description().contains("registered_files");
     let length = 600_001;
     for (round, registered) in (0..).zip([true, false, true]) {
         let mut config = config(directory.path(), 256 * MIB);
@@ -275,7 +275,7 @@ fn registered_files_on_and_off() {
         // Syncs name files too.
         config.durability = Durability::Persistent;
         let client = Client::from(Connector::open(config).unwrap());
-        let expected = registered && kernel_has_them;
+        let expected = registered && engine_has_them;
         assert_eq!(client.connector.stats().engine.contains("registered_files"), expected);
         assert!(client.set_one(&key(round), &Memory::patterned(length, 0, round)));
         for number in 0..=round {

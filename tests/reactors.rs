@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
-use common::{Client, MIB, Memory, config, key, layout, pattern};
-use kvring::{Action, Config, Connector, Durability, EngineError, Layout, UringEngine, Waker};
+use common::{Client, MIB, Memory, config, key, layout, pattern, real_engine};
+use kvring::{Action, Config, Connector, Durability, EngineError, Layout, Waker};
 
 const REACTORS: usize = 3;
 const COUNT: u64 = 60;
@@ -334,11 +334,14 @@ fn if_one_cannot_start_the_store_is_not_opened_and_not_held() {
     let made = AtomicUsize::new(0);
     let make_engine =
         move |queue_depth: usize, waker: Arc<Waker>| match made.fetch_add(1, Ordering::SeqCst) {
-            2 => Err(EngineError::Unavailable { source: std::io::Error::other("enough rings") }),
-            _ => UringEngine::new(queue_depth, waker),
+            2 => Err(EngineError::Failed {
+                operation: "starting",
+                source: std::io::Error::other("enough engines"),
+            }),
+            _ => real_engine(queue_depth, waker),
         };
     let opened = Connector::open_with_engine(configured(directory.path()), make_engine);
-    assert!(opened.map(drop).unwrap_err().to_string().contains("enough rings"));
+    assert!(opened.map(drop).unwrap_err().to_string().contains("enough engines"));
     let client = Client::open(directory.path(), 256 * MIB);
     assert!(client.set_one("k", &Memory::patterned(10, 0, 1)));
     assert_eq!(client.get_one("k", 10), Some(pattern(10, 1)));

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use common::chunks::{copy_all, place};
 use common::faults::{Fault, FaultEngine};
-use common::{Client, MIB, Memory, config, key, pattern};
-use kvring::{Action, Connector, Engine, EngineError, Reaped, Transfer, UringEngine, Waker};
+use common::{Client, MIB, Memory, config, key, pattern, real_engine};
+use kvring::{Action, Connector, Engine, EngineError, Reaped, Transfer, Waker};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 64 * MIB;
@@ -23,14 +23,14 @@ const LENGTH: usize = 5000;
 
 /// An engine whose reads never come to an end, except by being cancelled: so verification does not get on.
 struct WithoutReads {
-    real: UringEngine,
+    real: Box<dyn Engine>,
     held: Vec<usize>,
     cancelled: Vec<Reaped>,
 }
 
 impl Engine for WithoutReads {
     fn description(&self) -> String {
-        "io_uring without reads".into()
+        format!("{} without reads", self.real.description())
     }
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
@@ -63,7 +63,7 @@ fn open_without_reads(directory: &Path) -> Client {
     let connector = Connector::open_with_engine(
         config(directory, CAPACITY),
         |queue_depth, waker: Arc<Waker>| {
-            let real = UringEngine::new(queue_depth, waker)?;
+            let real = real_engine(queue_depth, waker)?;
             Ok(WithoutReads { real, held: Vec::new(), cancelled: Vec::new() })
         },
     );

@@ -37,7 +37,7 @@ class FormatError(KvRingError):
     """The store was written by a newer kvring; it is left as it is."""
 
 class EngineError(KvRingError):
-    """io_uring is not available; the message says what to allow."""
+    """The I/O engine cannot start: io_uring, if it was asked for; the message says what to allow."""
 
 class SubmitError(KvRingError):
     """A batch was refused as a whole; nothing of it is queued."""
@@ -70,7 +70,7 @@ class Connector:
             ConfigError: An option is unknown or does not fit.
             InUseError: Another live connector has the store open.
             FormatError: The store was written by a newer kvring.
-            EngineError: io_uring is not available.
+            EngineError: The engine cannot start: with engine "io_uring" where it is refused.
             OSError: The path cannot be made or opened.
         """
 
@@ -320,7 +320,7 @@ class LoadRun:
             ConfigError: An option does not fit, or does not go together with the plan.
             InUseError: Another live connector has the store open.
             FormatError: The store was written by a newer kvring.
-            EngineError: io_uring is not available.
+            EngineError: The engine cannot start: with engine "io_uring" where it is refused.
             OSError: The path cannot be made or opened.
         """
 

@@ -13,7 +13,12 @@ create_exception!(
 );
 create_exception!(kvring, InUseError, KvRingError, "Another live connector has the store open.");
 create_exception!(kvring, FormatError, KvRingError, "The store was written by a newer kvring.");
-create_exception!(kvring, EngineError, KvRingError, "io_uring is not available.");
+create_exception!(
+    kvring,
+    EngineError,
+    KvRingError,
+    "The I/O engine cannot be had, or not the one that was asked for."
+);
 create_exception!(
     kvring,
     SubmitError,

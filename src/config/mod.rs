@@ -32,6 +32,17 @@ pub enum Checksum {
     Off,
 }
 
+/// What moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// io_uring, or threads where it cannot be had.
+    Auto,
+    /// io_uring; opening fails where it cannot be had.
+    IoUring,
+    /// Threads.
+    Posix,
+}
+
 /// What a completed SET withstands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
@@ -111,6 +122,8 @@ pub struct Config {
     pub clock: Clock,
     /// Which boot of the machine this is; no option, for tests.
     pub boot: u32,
+    /// What moves the bytes.
+    pub engine: EngineChoice,
     /// Payload checksum.
     pub checksum: Checksum,
     /// What a completed SET withstands.
@@ -121,7 +134,7 @@ pub struct Config {
     pub queue_depth: usize,
     /// Longest single transfer.
     pub max_io_bytes: u64,
-    /// Reactors, each with a thread and a ring of its own.
+    /// Reactors, each with a thread and an engine of its own.
     pub io_threads: usize,
     /// Whether the files are registered with the ring.
     pub registered_files: bool,
@@ -181,6 +194,7 @@ impl Config {
             layout: Layout::Extents,
             clock: Clock::default(),
             boot: current_boot(),
+            engine: EngineChoice::Auto,
             checksum: Checksum::Crc32c,
             durability: Durability::BestEffort,
             persistent_max_retries: 0,

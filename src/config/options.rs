@@ -8,7 +8,7 @@ use super::values::{
     sizes_by_name, text,
 };
 use super::{
-    Admission, BLOCK_BYTES, Checksum, Config, Durability, Layout, MAX_CHUNK_BYTES,
+    Admission, BLOCK_BYTES, Checksum, Config, Durability, EngineChoice, Layout, MAX_CHUNK_BYTES,
     MIN_CAPACITY_BYTES, MinFree,
 };
 use crate::error::ConfigError;
@@ -201,10 +201,17 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         name: "engine",
         unit: "",
-        default: Some("io_uring"),
-        range: "'io_uring'",
-        meaning: "what moves the bytes",
-        apply: |_, value| one_of(value, &["io_uring"]).map(drop),
+        default: Some("auto"),
+        range: "'auto', 'io_uring' or 'posix'",
+        meaning: "what moves the bytes: io_uring, or a pool of threads over preadv and pwritev; 'auto' takes io_uring where the kernel lets it, and says why not where it does not",
+        apply: |config, value| {
+            config.engine = match one_of(value, &["auto", "io_uring", "posix"])? {
+                "io_uring" => EngineChoice::IoUring,
+                "posix" => EngineChoice::Posix,
+                _ => EngineChoice::Auto,
+            };
+            Ok(())
+        },
     },
     OptionSpec {
         name: "checksum",
@@ -250,7 +257,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "transfers",
         default: Some("128"),
         range: "1 to 4096",
-        meaning: "most transfers in the device at a time, of loads and of stores",
+        meaning: "most transfers in the device at a time, of loads and of stores; with engine 'posix' 16 of each per io_thread at most",
         apply: |config, value| {
             config.queue_depth = size_within(value, 1, 4096)? as usize;
             Ok(())
@@ -276,7 +283,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "threads",
         default: Some("auto"),
         range: "'auto' or 1 to 64",
-        meaning: "threads that move bytes, each with a ring of its own; what is submitted goes to the one with the least to do; 'auto' takes one for every 8 processors, 4 at most",
+        meaning: "threads that move bytes, each with a ring, or a pool of threads, of its own; what is submitted goes to the one with the least to do; 'auto' takes one for every 8 processors, 4 at most",
         apply: |config, value| {
             config.io_threads = match value {
                 OptionValue::Text(text) if text == "auto" => std::thread::available_parallelism()

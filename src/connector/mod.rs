@@ -1,6 +1,7 @@
 //! The contract with LMCache: submit, drain, close. Everything here returns at once except `open` and `close`.
 
 mod closing;
+mod engines;
 mod status;
 mod upkeep;
 
@@ -21,7 +22,6 @@ use crate::budget::Budget;
 use crate::buffer::CallerBuffer;
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
 use crate::config::{Config, Durability, Layout};
-use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
 use crate::index::{EnteredGet, EnteredSet, Index, Recovery, Rules};
@@ -54,14 +54,11 @@ impl Connector {
     /// Opens the store that `config` describes, making it if there is none, and recovers what it holds.
     ///
     /// # Errors
-    /// `OpenError` when another owner is alive, the format is newer, the path or its permissions are wrong, or io_uring
-    /// cannot be had. Damage is no error: see [`Connector::recovery`].
+    /// `OpenError` when another owner is alive, the format is newer, the path or its permissions are wrong, or the
+    /// engine cannot be had. Damage is no error: see [`Connector::recovery`].
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let registered_files = config.registered_files;
-        Self::open_with_engine(config, move |queue_depth, waker| {
-            let engine = UringEngine::new(queue_depth, waker)?;
-            Ok(if registered_files { engine } else { engine.without_registered_files() })
-        })
+        let make_engine = engines::maker(&config);
+        Self::open_with_engine(config, make_engine)
     }
 
     /// Like [`Connector::open`], with an engine of the caller's: the seam for faults in tests. `make_engine` gets the queue
@@ -116,7 +113,7 @@ impl Connector {
         shared.fit_capacity();
         let shared = Arc::new(shared);
         let reactors = Reactors::start(&shared, suspects, make_engine)?;
-        let engine = reactors.engine.clone();
+        let engine = engines::describe(&reactors.engines);
         if let Err(source) = begin_session(&shared) {
             shared.stop(Duration::ZERO);
             let _ = reactors.join();

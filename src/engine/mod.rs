@@ -1,5 +1,9 @@
 //! Submitting and reaping transfers. The trait is the seam for other engines and for faults in tests.
 
+mod ladder;
+mod pool;
+pub(crate) mod posix;
+pub(crate) mod refusal;
 mod registered_files;
 pub(crate) mod uring;
 
@@ -12,6 +16,9 @@ use std::time::Duration;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::EngineError;
+
+/// Permissions of files that are made, as std makes them; the umask takes its part.
+const NEW_FILE_MODE: libc::mode_t = 0o666;
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +91,11 @@ pub trait Engine {
     /// Its name and what of the kernel it uses, for `stats()`.
     fn description(&self) -> String;
 
+    /// Most reads and writes that it works on at a time. More would wait in it, where no load overtakes a store.
+    fn depth(&self) -> usize {
+        usize::MAX
+    }
+
     /// Takes a transfer; it reaches the kernel at the latest with the next [`Engine::reap`].
     ///
     /// # Safety
@@ -105,8 +117,35 @@ pub trait Engine {
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError>;
 
-    /// Asks the kernel to give up what is under way; each transfer is still reaped.
+    /// Asks the kernel to give up what is under way; each transfer is still reaped. Nothing is submitted after it.
     fn cancel_all(&mut self);
+}
+
+impl<E: Engine + ?Sized> Engine for Box<E> {
+    fn description(&self) -> String {
+        (**self).description()
+    }
+
+    fn depth(&self) -> usize {
+        (**self).depth()
+    }
+
+    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
+        // SAFETY: the contract of this function.
+        unsafe { (**self).submit(transfer) }
+    }
+
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        (**self).reap(timeout, reaped)
+    }
+
+    fn cancel_all(&mut self) {
+        (**self).cancel_all();
+    }
 }
 
 /// Wakes the thread that waits in [`Engine::reap`]; a system call only if it really sleeps.
@@ -152,3 +191,6 @@ impl Waker {
         self.event.as_fd().as_raw_fd()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,10 +16,14 @@ pub(super) struct RegisteredFiles {
 }
 
 impl RegisteredFiles {
-    /// Makes room in `ring`, if its kernel has that (5.19).
+    /// Makes room in `ring`, if its kernel lets it.
     pub(super) fn new(ring: &IoUring) -> Self {
-        let is_available = ring.submitter().register_files_sparse(MAX_FILES).is_ok();
-        Self { descriptors: Vec::new(), is_available }
+        let submitter = ring.submitter();
+        let made = submitter
+            .register_files_sparse(MAX_FILES)
+            // Before 5.19 a table of places without a file does the same.
+            .or_else(|_| submitter.register_files(&[-1; MAX_FILES as usize]));
+        Self { descriptors: Vec::new(), is_available: made.is_ok() }
     }
 
     /// How an entry names the file. Registers it if it is new; the file must stay open as long as the ring lives.

@@ -71,8 +71,8 @@ pub(crate) enum Ending {
 /// The running reactors of a store.
 pub(crate) struct Reactors {
     threads: Vec<JoinHandle<Ending>>,
-    /// What the engine of each one says of itself; they are all the same.
-    pub(crate) engine: String,
+    /// What the engine of each one says of itself.
+    pub(crate) engines: Vec<String>,
 }
 
 impl Reactors {
@@ -87,7 +87,7 @@ impl Reactors {
         M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
         let make_engine = Arc::new(Mutex::new(make_engine));
-        let mut reactors = Self { threads: Vec::new(), engine: String::new() };
+        let mut reactors = Self { threads: Vec::new(), engines: Vec::new() };
         let mut suspects = Some(suspects);
         for number in 0..shared.lanes.len() {
             // They are read one at a time, so one reactor is enough.
@@ -95,7 +95,7 @@ impl Reactors {
             match start(number, shared, suspects, Arc::clone(&make_engine)) {
                 Ok((thread, engine)) => {
                     reactors.threads.push(thread);
-                    reactors.engine = engine;
+                    reactors.engines.push(engine);
                 }
                 Err(error) => {
                     shared.stop(Duration::ZERO);
@@ -194,7 +194,9 @@ struct Reactor<E: Engine> {
 
 impl<E: Engine> Reactor<E> {
     fn new(number: usize, shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
-        let limits = limits_of(&shared.config, shared.lanes.len());
+        let mut limits = limits_of(&shared.config, shared.lanes.len());
+        // Half for loads, half for stores.
+        limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
         let work = Work::new(number, Scheduler::new(limits), transfers_of(&shared), suspects);
         Self { number, shared, engine, work, reaped: Vec::new() }
     }

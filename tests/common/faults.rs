@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvring::{Action, Engine, EngineError, Reaped, Transfer, UringEngine, Waker};
+use kvring::{Action, Engine, EngineError, Reaped, Transfer, Waker};
+
+use super::real_engine;
 
 /// What befalls one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub(crate) enum Fault {
 pub(crate) type Script = Box<dyn FnMut(u64, Action, usize) -> Fault + Send>;
 
 pub(crate) struct FaultEngine {
-    real: UringEngine,
+    real: Box<dyn Engine>,
     script: Script,
     number: u64,
     panics: bool,
@@ -43,7 +45,7 @@ impl FaultEngine {
         script: Script,
         stuck: Arc<AtomicBool>,
     ) -> Result<Self, EngineError> {
-        let real = UringEngine::new(queue_depth, waker)?;
+        let real = real_engine(queue_depth, waker)?;
         Ok(Self {
             real,
             script,
@@ -59,7 +61,7 @@ impl FaultEngine {
 
 impl Engine for FaultEngine {
     fn description(&self) -> String {
-        "faulty io_uring".into()
+        format!("faulty {}", self.real.description())
     }
 
     unsafe fn submit(&mut self, mut transfer: Transfer) -> Result<(), EngineError> {

@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvring::{
-    AlignedBlock, CallerBuffer, Completion, Config, Connector, Engine, EngineError, Layout, Waker,
+    AlignedBlock, CallerBuffer, Completion, Config, Connector, Engine, EngineChoice, EngineError,
+    Layout, PosixEngine, UringEngine, Waker,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -205,6 +206,7 @@ pub(crate) fn config(path: &Path, capacity_bytes: u64) -> Config {
     let mut config = Config::new(path.to_str().unwrap(), capacity_bytes).unwrap();
     config.io_threads = 1;
     config.layout = layout();
+    config.engine = engine_choice();
     config
 }
 
@@ -224,6 +226,33 @@ pub(crate) fn has_data_files(why: &str) -> bool {
         eprintln!("skipped in layout 'files': {why}");
     }
     has
+}
+
+/// What moves the bytes: `KVRING_TEST_ENGINE`, as the option `engine` takes it.
+pub(crate) fn engine_choice() -> EngineChoice {
+    match std::env::var("KVRING_TEST_ENGINE").as_deref() {
+        Err(_) | Ok("auto") => EngineChoice::Auto,
+        Ok("io_uring") => EngineChoice::IoUring,
+        Ok("posix") => EngineChoice::Posix,
+        Ok(other) => panic!("KVRING_TEST_ENGINE={other}: it is auto, io_uring or posix"),
+    }
+}
+
+/// An engine below one of the test's.
+pub(crate) fn real_engine(
+    queue_depth: usize,
+    waker: Arc<Waker>,
+) -> Result<Box<dyn Engine>, EngineError> {
+    let choice = engine_choice();
+    if choice == EngineChoice::Posix {
+        return Ok(Box::new(PosixEngine::new(queue_depth, waker)?));
+    }
+    match UringEngine::new(queue_depth, Arc::clone(&waker)) {
+        Err(EngineError::Unavailable(_)) if choice == EngineChoice::Auto => {
+            Ok(Box::new(PosixEngine::new(queue_depth, waker)?))
+        }
+        made => Ok(Box::new(made?)),
+    }
 }
 
 /// Makes the one engine of a store with one reactor.

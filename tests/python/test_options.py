@@ -85,7 +85,7 @@ def test_a_capacity_that_does_not_fit_is_named_with_the_range(
     [
         ("layout", "files", "'files'"),
         ("layout", 1, "1"),
-        ("engine", "posix", "'posix'"),
+        ("engine", "spdk", "'spdk'"),
         ("checksum", "md5", "'md5'"),
         ("checksum", False, "false"),
         ("queue_depth", 0, "0"),

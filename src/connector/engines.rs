@@ -1,0 +1,66 @@
+//! Which engine moves the bytes.
+
+use std::sync::Arc;
+
+use crate::config::{Config, EngineChoice};
+use crate::engine::posix::PosixEngine;
+use crate::engine::uring::UringEngine;
+use crate::engine::{Engine, Waker};
+use crate::error::EngineError;
+
+/// What makes the engine of each reactor. It warns once if the posix engine has to take the place of io_uring.
+pub(super) fn maker(
+    config: &Config,
+) -> impl FnMut(usize, Arc<Waker>) -> Result<Box<dyn Engine>, EngineError> + Send + 'static {
+    let (choice, registered_files) = (config.engine, config.registered_files);
+    let path = config.path.clone();
+    let mut has_warned = false;
+    move |queue_depth, waker| {
+        if choice == EngineChoice::Posix {
+            return Ok(Box::new(PosixEngine::new(queue_depth, waker)?));
+        }
+        match UringEngine::new(queue_depth, Arc::clone(&waker)) {
+            Ok(engine) if registered_files => Ok(Box::new(engine)),
+            Ok(engine) => Ok(Box::new(engine.without_registered_files())),
+            Err(EngineError::Unavailable(refusal)) if choice == EngineChoice::Auto => {
+                let engine = PosixEngine::new(queue_depth, waker)?;
+                if !std::mem::replace(&mut has_warned, true) {
+                    log::warn!(
+                        "{}: threads take the place of io_uring, which is faster: {refusal}; or set engine to 'posix'",
+                        path.display()
+                    );
+                }
+                Ok(Box::new(engine))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The engines of all reactors: once if they are alike, and else (the system may have run short of rings or threads) how
+/// many there are of each.
+pub(super) fn describe(engines: &[String]) -> String {
+    let mut kinds: Vec<&String> = engines.iter().collect();
+    kinds.sort();
+    kinds.dedup();
+    if let [kind] = kinds[..] {
+        return kind.clone();
+    }
+    let count = |kind| engines.iter().filter(|other| *other == kind).count();
+    let counted: Vec<String> =
+        kinds.into_iter().map(|kind| format!("{} x {kind}", count(kind))).collect();
+    counted.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_that_differ_are_counted() {
+        let engines =
+            |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(describe(&engines(&["a", "a"])), "a");
+        assert_eq!(describe(&engines(&["b", "a", "b"])), "1 x a, 2 x b");
+    }
+}

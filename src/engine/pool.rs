@@ -1,0 +1,144 @@
+//! Threads that do transfers, one at a time each, in the order in which they come.
+//!
+//! All threads are started with the pool: none has to be had while the store works. One that has nothing to do sleeps.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, Builder, JoinHandle};
+
+use crossbeam_queue::SegQueue;
+use parking_lot::{Condvar, Mutex};
+
+use super::{Reaped, Transfer, Waker};
+
+/// Does a transfer, as [`super::Engine::submit`] says, and returns what [`Reaped::result`] is to be.
+pub(super) type Perform = unsafe fn(Transfer) -> i32;
+
+/// What threads have done, and the one who waits for it.
+pub(super) struct Done {
+    pub(super) reaped: SegQueue<Reaped>,
+    pub(super) waker: Arc<Waker>,
+}
+
+/// Some threads and the transfers that wait for them. Dropping it waits for what they have begun.
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    filled: Condvar,
+    done: Arc<Done>,
+    perform: Perform,
+}
+
+#[derive(Default)]
+struct Queue {
+    transfers: VecDeque<Queued>,
+    ends: bool,
+}
+
+struct Queued(Transfer);
+
+// SAFETY: who submitted it vouched that vectors and memory stay valid until it is reaped (see `Engine::submit`), which
+// holds for every thread; only the one that takes it from the queue uses them.
+unsafe impl Send for Queued {}
+
+impl Pool {
+    /// Starts `count` threads, or as many of them as the system allows, but at least one.
+    pub(super) fn start(
+        count: usize,
+        name: &str,
+        done: &Arc<Done>,
+        perform: Perform,
+    ) -> io::Result<Self> {
+        let (queue, filled, done) = (Mutex::default(), Condvar::new(), Arc::clone(done));
+        let mut pool =
+            Self { shared: Arc::new(Shared { queue, filled, done, perform }), threads: Vec::new() };
+        let reactor = thread::current().name().unwrap_or("kvring").to_owned();
+        for number in 0..count {
+            let shared = Arc::clone(&pool.shared);
+            let builder = Builder::new().name(format!("{reactor}-{name}{number}"));
+            match builder.spawn(move || shared.work()) {
+                Ok(thread) => pool.threads.push(thread),
+                Err(error) if pool.threads.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(pool)
+    }
+
+    /// Number of threads.
+    pub(super) fn threads(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Queues a transfer.
+    ///
+    /// # Safety
+    /// As [`super::Engine::submit`].
+    pub(super) unsafe fn submit(&self, transfer: Transfer) {
+        self.shared.queue.lock().transfers.push_back(Queued(transfer));
+        self.shared.filled.notify_one();
+    }
+
+    /// Answers what no thread has begun, and ends each thread after what it is at.
+    pub(super) fn cancel_all(&self) {
+        let cancelled = self.shared.end();
+        for Queued(transfer) in cancelled {
+            self.shared.done.add(Reaped { token: transfer.token, result: -libc::ECANCELED });
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.end();
+        for thread in self.threads.drain(..) {
+            // It ends in no panic: the one place for it is caught.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        while let Some(Queued(transfer)) = self.next() {
+            // SAFETY: it was submitted, and is reaped only from here on.
+            let perform = || unsafe { (self.perform)(transfer) };
+            // Whatever happens, it is answered: its owner waits for it.
+            let result = catch_unwind(AssertUnwindSafe(perform)).unwrap_or(-libc::EIO);
+            self.done.add(Reaped { token: transfer.token, result });
+        }
+    }
+
+    /// Waits for a transfer; none when the pool ends.
+    fn next(&self) -> Option<Queued> {
+        let mut queue = self.queue.lock();
+        while !queue.ends {
+            match queue.transfers.pop_front() {
+                Some(transfer) => return Some(transfer),
+                None => self.filled.wait(&mut queue),
+            }
+        }
+        None
+    }
+
+    /// Ends the threads; returns what they will not begin any more.
+    fn end(&self) -> VecDeque<Queued> {
+        let mut queue = self.queue.lock();
+        queue.ends = true;
+        self.filled.notify_all();
+        std::mem::take(&mut queue.transfers)
+    }
+}
+
+impl Done {
+    fn add(&self, reaped: Reaped) {
+        self.reaped.push(reaped);
+        self.waker.wake();
+    }
+}

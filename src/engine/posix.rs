@@ -1,0 +1,251 @@
+//! The posix engine, for where io_uring cannot be had: threads over preadv(2), pwritev(2), fdatasync(2) and the like.
+//!
+//! Life of a transfer: `submit` queues it, a thread does it, and its result waits for `reap`, which sleeps on the waker
+//! alone: threads ring it as submitters do. Nothing spins.
+//!
+//! What is in the hands of a thread cannot be cancelled; it is waited for, as with io_uring and a device.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_queue::SegQueue;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+use super::pool::{Done, Perform, Pool};
+use super::{Action, Engine, NEW_FILE_MODE, Reaped, Transfer, Waker};
+use crate::error::EngineError;
+
+/// Most threads that read and write. Half of them are for loads: enough to keep a drive busy with transfers of some
+/// 100 KiB, and no more than a container's limit on processes has room for.
+const MAX_THREADS: usize = 32;
+
+/// Threads that sync: so many files at a time. Of their own, as a sync takes long and a load must not wait for it.
+const SYNC_THREADS: usize = 4;
+
+/// Threads behind the [`Engine`] trait.
+pub struct PosixEngine {
+    transfers: Pool,
+    syncs: Pool,
+    done: Arc<Done>,
+}
+
+impl PosixEngine {
+    /// Threads for `queue_depth` transfers at a time, or for as many as `MAX_THREADS` can do.
+    ///
+    /// # Errors
+    /// `EngineError::Failed` when the system gives not even one thread of each kind.
+    pub fn new(queue_depth: usize, waker: Arc<Waker>) -> Result<Self, EngineError> {
+        Self::with(queue_depth, waker, perform)
+    }
+
+    /// The same, with another way to do transfers.
+    pub(super) fn with(
+        queue_depth: usize,
+        waker: Arc<Waker>,
+        perform: Perform,
+    ) -> Result<Self, EngineError> {
+        let done = Arc::new(Done { reaped: SegQueue::new(), waker });
+        let start = |count, name| {
+            Pool::start(count, name, &done, perform)
+                .map_err(|source| EngineError::Failed { operation: "starting a thread", source })
+        };
+        let transfers = start(queue_depth.clamp(1, MAX_THREADS), "io")?;
+        let syncs = start(SYNC_THREADS, "sync")?;
+        Ok(Self { transfers, syncs, done })
+    }
+
+    fn pool(&self, action: Action) -> &Pool {
+        match action {
+            Action::Sync | Action::SyncNames => &self.syncs,
+            _ => &self.transfers,
+        }
+    }
+
+    /// Waits until something is done, the waker rings, or `timeout` is over.
+    fn wait(&self, timeout: Option<Duration>) -> Result<(), EngineError> {
+        let waker = &self.done.waker;
+        waker.prepare_sleep();
+        let failed =
+            |operation| move |errno: Errno| EngineError::Failed { operation, source: errno.into() };
+        let outcome = if self.done.reaped.is_empty() {
+            // SAFETY: the waker keeps its descriptor open while it lives, and it is borrowed here.
+            let event = unsafe { BorrowedFd::borrow_raw(waker.descriptor()) };
+            match ppoll(
+                &mut [PollFd::new(event, PollFlags::POLLIN)],
+                timeout.map(TimeSpec::from_duration),
+                None,
+            ) {
+                // It is readable and nobody else reads it, so this does not block.
+                Ok(1) => nix::unistd::read(event, &mut [0; 8]).map(drop).map_err(failed("read")),
+                Ok(_) | Err(Errno::EINTR) => Ok(()),
+                Err(errno) => Err(failed("ppoll")(errno)),
+            }
+        } else {
+            Ok(())
+        };
+        waker.awake();
+        outcome
+    }
+}
+
+impl Engine for PosixEngine {
+    fn description(&self) -> String {
+        format!("posix ({} threads)", self.transfers.threads() + self.syncs.threads())
+    }
+
+    fn depth(&self) -> usize {
+        self.transfers.threads()
+    }
+
+    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
+        // SAFETY: the contract of this function.
+        unsafe { self.pool(transfer.action).submit(transfer) };
+        Ok(())
+    }
+
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        if timeout != Some(Duration::ZERO) && self.done.reaped.is_empty() {
+            self.wait(timeout)?;
+        }
+        while let Some(done) = self.done.reaped.pop() {
+            reaped.push(done);
+        }
+        Ok(())
+    }
+
+    fn cancel_all(&mut self) {
+        self.transfers.cancel_all();
+        self.syncs.cancel_all();
+    }
+}
+
+/// Does a transfer and returns what io_uring would: bytes moved, or a negative errno.
+///
+/// # Safety
+/// As [`Engine::submit`].
+pub(super) unsafe fn perform(transfer: Transfer) -> i32 {
+    let Transfer { action, file, offset_bytes, vectors, vector_count, name, .. } = transfer;
+    let (count, offset) = (vector_count as i32, offset_bytes as i64);
+    let moved = match action {
+        // SAFETY: no pointers.
+        Action::Sync => unsafe { libc::fdatasync(file) as isize },
+        // SAFETY: no pointers.
+        Action::SyncNames => unsafe { libc::fsync(file) as isize },
+        // SAFETY: no pointers.
+        Action::Reserve => unsafe { libc::fallocate(file, 0, 0, offset) as isize },
+        // SAFETY: no pointers.
+        Action::Cut => unsafe { libc::ftruncate(file, offset) as isize },
+        // SAFETY: the caller vouches for the name.
+        Action::Open(flags) => unsafe { libc::openat(file, name, flags, NEW_FILE_MODE) as isize },
+        // SAFETY: the caller vouches for the vectors and for their memory, writable for a read.
+        Action::Read => unsafe { libc::preadv(file, vectors, count, offset) },
+        // SAFETY: the caller vouches for the vectors and for their memory.
+        Action::Write => unsafe { libc::pwritev(file, vectors, count, offset) },
+    };
+    match moved {
+        // A transfer has far less than 2 GiB.
+        0.. => moved as i32,
+        _ => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn submit(engine: &mut PosixEngine, action: Action, file: &UnixStream, token: usize) {
+        let transfer = Transfer::without_memory(action, file.as_raw_fd(), token);
+        // SAFETY: there is no vector, and the file is open while the test runs.
+        unsafe { engine.submit(transfer) }.unwrap();
+    }
+
+    fn reap(engine: &mut PosixEngine, count: usize) -> Vec<(usize, i32)> {
+        let mut reaped = Vec::new();
+        while reaped.len() < count {
+            engine.reap(None, &mut reaped).unwrap();
+        }
+        let mut results: Vec<_> = reaped.iter().map(|one| (one.token, one.result)).collect();
+        results.sort_unstable();
+        results
+    }
+
+    /// A device that says when it begins, and hangs until it is told to go on.
+    ///
+    /// # Safety
+    /// The file is open.
+    unsafe fn hang(transfer: Transfer) -> i32 {
+        // SAFETY: the tests keep the file open until the transfer is reaped.
+        let file = unsafe { BorrowedFd::borrow_raw(transfer.file) };
+        nix::unistd::write(file, b"b").unwrap();
+        nix::unistd::read(file, &mut [0]).unwrap() as i32
+    }
+
+    #[test]
+    fn what_no_thread_has_begun_is_cancelled_and_the_rest_is_waited_for() {
+        let mut engine = PosixEngine::with(2, Waker::new().unwrap(), hang).unwrap();
+        let (device, mut test) = UnixStream::pair().unwrap();
+        for token in 0..5 {
+            submit(&mut engine, Action::Read, &device, token);
+        }
+        test.read_exact(&mut [0; 2]).unwrap();
+        engine.cancel_all();
+        let cancelled = [2, 3, 4].map(|token| (token, -libc::ECANCELED));
+        assert_eq!(reap(&mut engine, 3), cancelled);
+        test.write_all(b"go").unwrap();
+        assert_eq!(reap(&mut engine, 2), [(0, 1), (1, 1)]);
+    }
+
+    #[test]
+    fn syncs_keep_no_transfer_waiting() {
+        let mut engine = PosixEngine::with(1, Waker::new().unwrap(), hang).unwrap();
+        let ((sync, mut test_sync), (device, mut test)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        for token in 0..2 * SYNC_THREADS {
+            submit(&mut engine, Action::Sync, &sync, token);
+        }
+        test_sync.read_exact(&mut [0; SYNC_THREADS]).unwrap();
+        submit(&mut engine, Action::Write, &device, 99);
+        test.write_all(b"g").unwrap();
+        assert_eq!(reap(&mut engine, 1), [(99, 1)]);
+        test_sync.write_all(&[0; 2 * SYNC_THREADS]).unwrap();
+        assert_eq!(reap(&mut engine, 2 * SYNC_THREADS).len(), 2 * SYNC_THREADS);
+    }
+
+    /// A thread that panics answers, and does the next one.
+    #[test]
+    fn a_panic_is_an_answer_too() {
+        let perform: Perform = |transfer| match transfer.token {
+            1 => panic!("as the test wants"),
+            _ => 7,
+        };
+        let mut engine = PosixEngine::with(1, Waker::new().unwrap(), perform).unwrap();
+        let (device, _other) = UnixStream::pair().unwrap();
+        for token in 0..3 {
+            submit(&mut engine, Action::Read, &device, token);
+        }
+        assert_eq!(reap(&mut engine, 3), [(0, 7), (1, -libc::EIO), (2, 7)]);
+    }
+
+    /// Threads answer while the reactor falls asleep, again and again: a lost wake-up would hang here.
+    #[test]
+    fn no_answer_is_slept_through() {
+        let mut engine = PosixEngine::with(4, Waker::new().unwrap(), |_| 1).unwrap();
+        let (device, _other) = UnixStream::pair().unwrap();
+        for turn in 0..20_000 {
+            submit(&mut engine, Action::Read, &device, turn);
+            assert_eq!(reap(&mut engine, 1), [(turn, 1)]);
+        }
+    }
+}
