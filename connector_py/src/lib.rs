@@ -3,6 +3,7 @@
 mod buffers;
 mod connector;
 mod errors;
+mod listing;
 mod load;
 mod logging;
 mod options;
@@ -19,6 +20,8 @@ mod _native {
     use super::errors::{
         ClosedError, ConfigError, EngineError, FormatError, InUseError, KvRingError, SubmitError,
     };
+    #[pymodule_export]
+    use super::listing::StoredChunks;
     #[pymodule_export]
     use super::load::{LoadPlan, LoadRun, load_options};
     #[pymodule_export]

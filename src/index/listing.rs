@@ -75,18 +75,6 @@ pub fn list_chunks(directory: &Path) -> Result<StoredChunks, OpenError> {
 }
 
 impl StoredChunks {
-    /// Goes on with this slot: where [`StoredChunks::position`] was.
-    #[must_use]
-    pub fn from_slot(mut self, slot: u64) -> Self {
-        self.next_slot = slot;
-        self
-    }
-
-    /// The slot behind that of the last chunk returned.
-    pub fn position(&self) -> u64 {
-        self.next_slot - self.records.len() as u64
-    }
-
     fn read_more(&mut self) -> Result<bool, OpenError> {
         let mut records = vec![Record::zeroed(); READ_RECORDS];
         let offset = HEADER_BYTES + self.next_slot * RECORD_BYTES as u64;

@@ -181,12 +181,14 @@ def is_exported(memory: bytearray) -> bool:
 
 
 def disk_bytes(directory: Path) -> int:
-    """Return what all files of a directory take on disk."""
+    """Return what everything in a directory takes on disk, directories below it included."""
     total_bytes = 0
-    for path in directory.iterdir():
+    for path in os.scandir(directory):
         # A file that goes away meanwhile takes nothing.
         with suppress(FileNotFoundError):
-            total_bytes += path.stat().st_blocks * 512
+            total_bytes += path.stat(follow_symlinks=False).st_blocks * 512
+            if path.is_dir(follow_symlinks=False):
+                total_bytes += disk_bytes(Path(path.path))
     return total_bytes
 
 

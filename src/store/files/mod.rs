@@ -196,9 +196,10 @@ impl Files {
 impl FreeSpace for FileStore {
     fn missing_blocks(&self, blocks: u32) -> Option<u64> {
         let state = self.shared.state.lock();
-        let needed = cost_bytes(blocks, state.account.unit_bytes) + directory_bytes(0);
+        let needed = cost_bytes(blocks, state.account.unit_bytes);
         let free = self.shared.available_bytes(&state) + state.account.unpromised_bytes();
-        Some(needed.saturating_sub(free).div_ceil(BLOCK_BYTES))
+        // In proportion: what goes gives back more than its blocks, too.
+        Some((u64::from(blocks) * needed.saturating_sub(free)).div_ceil(needed))
     }
 
     fn free_before(&self, _file: u32, _block: u32) -> u32 {
