@@ -128,7 +128,9 @@ impl Engine for FaultEngine {
                 reaped.result = -libc::ECANCELED;
             }
         }
-        reaped.iter().for_each(|one| drop(self.opening.remove(&one.token)));
+        for one in &*reaped {
+            self.opening.remove(&one.token);
+        }
         outcome
     }
 

@@ -34,6 +34,9 @@ REPOSITORY = Path(__file__).parents[2]
 # What moves the bytes in the stores of the fixtures.
 ENGINE = os.environ.get("KVRING_TEST_ENGINE", "auto")
 
+# How chunks lie in them.
+LAYOUT = os.environ.get("KVRING_TEST_LAYOUT", "extents")
+
 
 class Completion(NamedTuple):
     """One tuple of drain_completions()."""
@@ -266,7 +269,7 @@ def open_client(store_directory: Path) -> Iterator[Callable[..., Client]]:
     clients: list[Client] = []
 
     def build(capacity: int | str = CAPACITY_BYTES, **options: Any) -> Client:
-        options.setdefault("engine", ENGINE)
+        options = {"engine": ENGINE, "layout": LAYOUT, **options}
         clients.append(Client(kvring.Connector(store_directory, capacity, **options)))
         return clients[-1]
 
@@ -292,7 +295,7 @@ def client(open_client: Callable[..., Client]) -> Client:
 def shared_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client of a small store that all tests of a module use, one after the other."""
     directory = tmp_path_factory.mktemp("shared") / "store"
-    with kvring.Connector(directory, SMALL_CAPACITY_BYTES, engine=ENGINE) as connector:
+    with kvring.Connector(directory, SMALL_CAPACITY_BYTES, engine=ENGINE, layout=LAYOUT) as connector:
         yield Client(connector)
     shutil.rmtree(directory)
 
