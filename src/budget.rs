@@ -71,6 +71,11 @@ impl Budget {
             .is_ok()
     }
 
+    /// Takes `bytes` that are on disk already, whether they fit or not.
+    pub(crate) fn add(&self, bytes: u64) {
+        self.used_bytes.fetch_add(bytes, Ordering::AcqRel);
+    }
+
     /// Takes `bytes` by which a file is to grow; `spare_bytes` of the capacity stay free for others.
     ///
     /// # Errors

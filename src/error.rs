@@ -212,6 +212,19 @@ pub enum OpenError {
         /// The store.
         path: PathBuf,
     },
+    /// The store was made with another layout.
+    #[error(
+        "{path} holds a store of layout '{found}', not '{wanted}'; open it with layout: '{found}', or choose another path \
+         (the store was left as it is)"
+    )]
+    OtherLayout {
+        /// The store.
+        path: PathBuf,
+        /// Its layout.
+        found: &'static str,
+        /// The one that was asked for.
+        wanted: &'static str,
+    },
     /// A file or directory cannot be made, opened or read.
     #[error("cannot {action} {path}: {source}")]
     Io {

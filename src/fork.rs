@@ -28,7 +28,11 @@ impl GivenUpInForks {
     pub(crate) fn new(descriptor: RawFd) -> Self {
         STAND_IN.get_or_init(install);
         let free = |listed: &AtomicI32| {
-            listed.compare_exchange(NONE, descriptor, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+            // Chunks' own files come and go: most of the list is only read.
+            listed.load(Ordering::Relaxed) == NONE
+                && listed
+                    .compare_exchange(NONE, descriptor, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok()
         };
         Self { descriptor, position: LISTED.iter().position(free) }
     }

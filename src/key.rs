@@ -20,6 +20,11 @@ impl Digest {
         Self(bytemuck::cast(bytes))
     }
 
+    /// Its bytes.
+    pub(crate) fn bytes(self) -> [u8; 16] {
+        bytemuck::cast(self.0)
+    }
+
     /// The bits by which the lookup table of a shard tells digests apart.
     pub(crate) fn tag(self) -> u32 {
         (self.0[0] >> 32) as u32

@@ -51,8 +51,8 @@ pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
 pub use config::size_bytes;
 pub use config::{
-    Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, MAX_CHUNK_BYTES,
-    MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
+    Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, Layout,
+    MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
 };
 pub use connector::{Connector, Shutdown};
 pub use engine::posix::PosixEngine;
@@ -63,9 +63,9 @@ pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
 pub use evict::{Eviction, NamespaceUsage};
 #[doc(hidden)]
 pub use index::IndexProbe;
-pub use index::{Check, KeyState, Purged, Recovery};
+pub use index::{Check, KeyState, Purged, Recovery, StoredChunk, StoredChunks, list_chunks};
 pub use key::{Digest, MAX_KEY_BYTES, Namespace};
 pub use schedule::{Class, Grant, Limits, Scheduler};
 pub use stats::{Counter, CounterGroup, Counters, PathStats, Stats};
-pub use store::{Extent, Fill, FreeSpace, Geometry, Store, StoreUsage};
+pub use store::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 pub use time::Clock;

@@ -238,6 +238,7 @@ fn readers_outlive_deletes() {
         client.delete(&[key(2)]);
     }
     assert!(client.set_one("after", &Memory::patterned(1, 0, 1)));
+    client.assert_consistent();
     assert_eq!(client.connector.stats().allocated_bytes, BLOCK_BYTES);
 }
 

@@ -9,8 +9,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::{Client, MIB, Memory, config, key, pattern};
-use kvring::{Connector, OpenError};
+use common::chunks::{copy_all, place};
+use common::{Client, MIB, Memory, config, key, layout, pattern};
+use kvring::{Connector, Layout, OpenError};
 
 const CAPACITY: u64 = 64 * MIB;
 const RECORDS_AT: usize = 4096;
@@ -31,6 +32,8 @@ fn length(number: u64) -> usize {
 struct Golden {
     directory: tempfile::TempDir,
     index: Vec<u8>,
+    /// The files of chunks, where each has its own: opening removes those whose record is damaged.
+    own_files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 impl Golden {
@@ -47,7 +50,14 @@ impl Golden {
         assert_eq!(index[RECORDS_AT + (RECORDS - 1) * RECORD_BYTES + 12], 2, "the last key part");
         // The rest of the index is free records: left out, an open has less to read.
         index.truncate(RECORDS_AT + RECORDS * RECORD_BYTES);
-        Self { directory, index }
+        let own_files = match layout() {
+            Layout::Extents => Vec::new(),
+            Layout::Files => (0..KEYS)
+                .map(|number| place(directory.path(), &name(number)).0)
+                .map(|path| (path.clone(), fs::read(path).unwrap()))
+                .collect(),
+        };
+        Self { directory, index, own_files }
     }
 
     fn path(&self) -> &Path {
@@ -61,7 +71,14 @@ impl Golden {
     /// Opens the store with `index` for its sidecar and says which keys are there; each that is has the right bytes.
     fn open_with(&self, index: &[u8]) -> Result<Vec<bool>, OpenError> {
         fs::write(self.index_path(), index).unwrap();
+        self.restore_own_files();
         self.open(0)
+    }
+
+    fn restore_own_files(&self) {
+        for (path, bytes) in self.own_files.iter().filter(|(path, _)| !path.exists()) {
+            fs::write(path, bytes).unwrap();
+        }
     }
 
     fn open(&self, seed: u64) -> Result<Vec<bool>, OpenError> {
@@ -171,24 +188,24 @@ fn edit(path: &Path, offset: u64, change: impl FnOnce(&mut u8)) {
     file.write_all_at(&byte, offset).unwrap();
 }
 
-/// Where a key's chunk starts in the data file: chunks follow each other from the start of the file on.
-fn place(number: u64) -> u64 {
-    (0..number).map(|number| (length(number) as u64).next_multiple_of(4096)).sum()
-}
-
 #[test]
 fn a_flipped_bit_in_a_thousand_payload_places() {
     let golden = Golden::new(0);
-    let data = golden.path().join("data-00000.kvring");
+    let places: Vec<_> = (0..KEYS).map(|number| place(golden.path(), &name(number))).collect();
     let mut state = 1_u64;
     for _ in 0..1000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let number = (state >> 33) % KEYS;
-        let offset = place(number) + (state >> 20) % length(number) as u64;
+        let (file, start) = &places[number as usize];
+        let offset = start + (state >> 20) % length(number) as u64;
         let mask = 1 << ((state >> 50) % 8);
-        edit(&data, offset, |byte| *byte ^= mask);
+        golden.restore_own_files();
+        edit(file, offset, |byte| *byte ^= mask);
         let hits = golden.open_with(&golden.index).unwrap();
-        edit(&data, offset, |byte| *byte ^= mask);
+        // The file of a chunk that was found damaged is gone.
+        if file.exists() {
+            edit(file, offset, |byte| *byte ^= mask);
+        }
         assert!(!hits[number as usize] && count(&hits) == KEYS as usize - 1, "key {number}");
     }
     assert_eq!(count(&golden.open_with(&golden.index).unwrap()), KEYS as usize, "all undone");
@@ -202,16 +219,18 @@ fn swapped_payloads_are_misses() {
         assert!(client.set_one(&key(number), &Memory::patterned(8192, 0, number)));
     }
     client.connector.close();
-    let data = File::options()
-        .read(true)
-        .write(true)
-        .open(directory.path().join("data-00000.kvring"))
-        .unwrap();
-    let (mut first, mut second) = ([0; 8192], [0; 8192]);
-    data.read_exact_at(&mut first, 8192).unwrap();
-    data.read_exact_at(&mut second, 16_384).unwrap();
-    data.write_all_at(&second, 8192).unwrap();
-    data.write_all_at(&first, 16_384).unwrap();
+    let places = [1, 2].map(|number| {
+        let (file, start) = place(directory.path(), &key(number));
+        (File::options().read(true).write(true).open(file).unwrap(), start)
+    });
+    let payloads = places.each_ref().map(|(file, start)| {
+        let mut bytes = [0; 8192];
+        file.read_exact_at(&mut bytes, *start).unwrap();
+        bytes
+    });
+    for ((file, start), bytes) in places.iter().zip(payloads.iter().rev()) {
+        file.write_all_at(bytes, *start).unwrap();
+    }
     let client = Client::open(directory.path(), CAPACITY);
     let found: Vec<bool> =
         (0..4).map(|number| client.get_one(&key(number), 8192).is_some()).collect();
@@ -222,15 +241,15 @@ fn swapped_payloads_are_misses() {
 #[test]
 fn an_index_with_the_data_of_another_store() {
     let (golden, other) = (Golden::new(0), Golden::new(1000));
-    for file in ["index.kvring", "data-00000.kvring"] {
+    for (index, data) in [(&golden, &other), (&other, &golden)] {
         let mixed = Golden {
             directory: tempfile::tempdir_in("/dev/shm").unwrap(),
             index: golden.index.clone(),
+            own_files: Vec::new(),
         };
-        for name in ["index.kvring", "data-00000.kvring"] {
-            let from = if name == file { &other } else { &golden };
-            fs::copy(from.path().join(name), mixed.path().join(name)).unwrap();
-        }
-        assert_eq!(count(&mixed.open(0).unwrap()), 0, "{file} of another store");
+        // Files have the names that they would have in the other store, so that they are found.
+        copy_all(data.path(), mixed.path());
+        fs::copy(index.index_path(), mixed.index_path()).unwrap();
+        assert_eq!(count(&mixed.open(0).unwrap()), 0);
     }
 }

@@ -96,6 +96,7 @@ fn failed_writes_fail_their_key_only() {
     );
     assert_eq!(completion.results, [true, false, false, true]);
     assert_eq!(client.exists(&keys), [true, false, false, true]);
+    client.assert_consistent();
     assert_eq!(client.connector.stats().allocated_bytes, 16_384);
     assert_eq!(client.counter("write_errors"), 2);
 }
@@ -178,8 +179,10 @@ fn the_rest_of_a_failed_write_is_not_written() {
         Connector::open_with_engine(config, {
             let writes = Arc::clone(&writes);
             common::once(move |queue_depth, waker| {
-                let script = move |_, _, _| match writes.fetch_add(1, Ordering::SeqCst) {
-                    0 => Fault::Errno(libc::EIO),
+                let script = move |_, action, _| match action {
+                    Action::Write if writes.fetch_add(1, Ordering::SeqCst) == 0 => {
+                        Fault::Errno(libc::EIO)
+                    }
                     _ => Fault::None,
                 };
                 FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())

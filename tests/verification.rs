@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,15 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::chunks::{copy_all, place};
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, key, pattern, real_engine};
-use kvring::{Action, BLOCK_BYTES, Connector, Engine, EngineError, Reaped, Transfer, Waker};
+use kvring::{Action, Connector, Engine, EngineError, Reaped, Transfer, Waker};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 64 * MIB;
-const DATA: &str = "data-00000.kvring";
 const LENGTH: usize = 5000;
-const BLOCKS: u64 = 2;
 
 /// An engine whose reads never come to an end, except by being cancelled: so verification does not get on.
 struct WithoutReads {
@@ -80,9 +79,7 @@ fn store(client: &Client, numbers: std::ops::Range<u64>) {
 /// What a kill leaves of a store while no operation is under way.
 fn killed(client: Client, directory: &TempDir) -> TempDir {
     let left = tempfile::tempdir().unwrap();
-    for name in ["index.kvring", DATA] {
-        fs::copy(directory.path().join(name), left.path().join(name)).unwrap();
-    }
+    copy_all(directory.path(), left.path());
     client.connector.close_within(Duration::ZERO);
     left
 }
@@ -96,8 +93,9 @@ fn killed_and_damaged() -> TempDir {
     let client = Client::open(directory.path(), CAPACITY);
     store(&client, 3..10);
     let directory = killed(client, &directory);
-    let data = File::options().write(true).open(directory.path().join(DATA)).unwrap();
-    data.write_all_at(&[0xff; 3], 5 * BLOCKS * BLOCK_BYTES + 77).unwrap();
+    let (file, start) = place(directory.path(), &key(5));
+    let data = File::options().write(true).open(file).unwrap();
+    data.write_all_at(&[0xff; 3], start + 77).unwrap();
     directory
 }
 

@@ -279,6 +279,42 @@ class Connector:
         /,
     ) -> None: ...
 
+@final
+class StoredChunks:
+    """The chunks that a store holds, by its index, in no order: an iterator of dicts.
+
+    It takes no lock and writes nothing, so that the owner may be at work; what comes or goes
+    meanwhile may be missing.
+    """
+
+    def __new__(
+        cls, path: str | os.PathLike[str], index_path: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """Open the index of the store at `path`.
+
+        Args:
+            path: Directory of the store, or block device.
+            index_path: Where the index of a block device is, if not on the device.
+
+        Raises:
+            FormatError: The store was written by a newer kvring.
+            OSError: There is no store, or its index cannot be read.
+            KvRingError: Its index is none.
+        """
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> dict[str, Any]:
+        """Return the next chunk.
+
+        Returns:
+            `key`, `namespace`, `length_bytes`, `created_ms` and `last_used_ms` (Unix time in
+            milliseconds), `uses` (loads, up to 65,535), `file` (from the store's directory on) and
+            `offset_bytes` (where in it the chunk starts).
+
+        Raises:
+            OSError: The index cannot be read.
+        """
+
 def load_options() -> dict[str, dict[str, str]]:
     """Tell every option that LoadPlan takes: name -> {unit, default, range, meaning}."""
 

@@ -43,6 +43,7 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
     let message = error.to_string();
     match error {
         kvring::OpenError::Config(_)
+        | kvring::OpenError::OtherLayout { .. }
         | kvring::OpenError::SameStore { .. }
         | kvring::OpenError::Unsuitable { .. } => ConfigError::new_err(message),
         kvring::OpenError::ForeignVolume { .. } => KvRingError::new_err(message),

@@ -3,6 +3,7 @@
 mod buffers;
 mod connector;
 mod errors;
+mod listing;
 mod load;
 mod logging;
 mod options;
@@ -20,6 +21,8 @@ mod _native {
         ClosedError, ConfigError, EngineError, FormatError, InUseError, KvRingError,
         NotFormattedError, SubmitError,
     };
+    #[pymodule_export]
+    use super::listing::StoredChunks;
     #[pymodule_export]
     use super::load::{LoadPlan, LoadRun, load_options};
     #[pymodule_export]

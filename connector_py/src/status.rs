@@ -23,6 +23,7 @@ pub(crate) fn recovery_dict<'py>(
     all.set_item("expired", recovery.expired)?;
     all.set_item("moved", recovery.moved)?;
     all.set_item("stale", recovery.stale)?;
+    all.set_item("orphans", recovery.orphans)?;
     Ok(all)
 }
 

@@ -61,6 +61,25 @@ pub enum MinFree {
     Bytes(u64),
 }
 
+/// How chunks lie on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// As extents of preallocated data files.
+    Extents,
+    /// Each in a file of its own.
+    Files,
+}
+
+impl Layout {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Extents => "extents",
+            Self::Files => "files",
+        }
+    }
+}
+
 /// Which SETs store something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
@@ -115,6 +134,8 @@ pub struct Config {
     pub admit_after: u8,
     /// Most bytes written in a day.
     pub write_budget_bytes: Option<u64>,
+    /// How chunks lie on disk.
+    pub layout: Layout,
     /// What tells the time; no option, for tests.
     pub clock: Clock,
     /// Which boot of the machine this is; no option, for tests.
@@ -203,6 +224,22 @@ impl Config {
         Ok(())
     }
 
+    /// Refuses what means something in a directory only.
+    ///
+    /// # Errors
+    /// `ConfigError` for the first such option.
+    pub(crate) fn check_for_device(&self) -> Result<(), ConfigError> {
+        match self.layout {
+            Layout::Extents => Ok(()),
+            Layout::Files => {
+                let path = self.path().display();
+                let reason =
+                    format!("{path} is a block device, which has no files: leave this out");
+                Err(ConfigError::unfitting("layout", "'files'".into(), reason))
+            }
+        }
+    }
+
     /// Reads options by name; what is not given has its default.
     ///
     /// # Errors
@@ -227,6 +264,7 @@ impl Config {
             admission: Admission::Always,
             admit_after: 0,
             write_budget_bytes: None,
+            layout: Layout::Extents,
             clock: Clock::default(),
             boot: current_boot(),
             engine: EngineChoice::Auto,
@@ -355,7 +393,7 @@ mod tests {
             ("max_io_bytes", OptionValue::Integer(5000)),
             ("queue_depth", OptionValue::Integer(0)),
             ("queue_depth", OptionValue::Boolean(true)),
-            ("layout", OptionValue::Text("files".into())),
+            ("layout", OptionValue::Text("tapes".into())),
             ("checksum", OptionValue::Boolean(false)),
             ("drain_timeout_s", OptionValue::Float(f64::NAN)),
             ("path", OptionValue::Text(String::new())),

@@ -7,8 +7,8 @@ use super::values::{
     sizes_by_name, text, truth,
 };
 use super::{
-    Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, MAX_CHUNK_BYTES,
-    MIN_CAPACITY_BYTES, MinFree,
+    Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, Layout,
+    MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, MinFree,
 };
 use crate::error::ConfigError;
 use crate::evict::Eviction;
@@ -234,9 +234,15 @@ pub const OPTIONS: &[OptionSpec] = &[
         name: "layout",
         unit: "",
         default: Some("extents"),
-        range: "'extents'",
-        meaning: "how chunks lie on disk: extents of preallocated data files",
-        apply: |_, value| one_of(value, &["extents"]).map(drop),
+        range: "'extents' or 'files'",
+        meaning: "how chunks lie on disk: as extents of preallocated data files, or each in a file of its own, to be seen and copied with ordinary tools; a store keeps the layout that it was made with",
+        apply: |config, value| {
+            config.layout = match one_of(value, &["extents", "files"])? {
+                "files" => Layout::Files,
+                _ => Layout::Extents,
+            };
+            Ok(())
+        },
     },
     OptionSpec {
         name: "engine",

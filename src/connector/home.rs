@@ -1,15 +1,19 @@
 //! Where a store lives: in a directory, or on a block device.
 
+use std::collections::HashMap;
 use std::fs;
 use std::sync::Arc;
 
 use crate::budget::Budget;
-use crate::config::Config;
+use crate::config::{Config, Layout};
+use crate::engine::Waker;
 use crate::error::OpenError;
 use crate::index::{IndexPlace, owner_on_device};
 use crate::lock::Owner;
+use crate::store::Store;
 use crate::store::device::{Device, Target};
 use crate::store::extents::ExtentStore;
+use crate::store::files::FileStore;
 
 pub(super) enum Home {
     Directory,
@@ -31,6 +35,7 @@ impl Home {
                 Ok(Self::Directory)
             }
             Target::Device => {
+                config.check_for_device()?;
                 let index_path = config.index_path.as_deref();
                 let device = Device::open(config, now_ms, |device, superblock| {
                     owner_on_device(device, superblock, index_path)
@@ -72,12 +77,20 @@ impl Home {
         config: &Config,
         budget: &Arc<Budget>,
         owner: impl Fn() -> Option<Owner>,
-        mean_use_by_file: impl FnOnce() -> Vec<u64>,
-    ) -> Result<ExtentStore, OpenError> {
-        let budget = Arc::clone(budget);
-        match self {
-            Self::Directory => ExtentStore::open(config.path(), budget, owner, mean_use_by_file),
-            Self::Device(device) => Ok(ExtentStore::on_device(device, budget, config.discard)),
-        }
+        mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+        wakers: &[Arc<Waker>],
+    ) -> Result<Box<dyn Store>, OpenError> {
+        let (path, budget) = (config.path(), Arc::clone(budget));
+        Ok(match (self, config.layout) {
+            (Self::Directory, Layout::Extents) => {
+                Box::new(ExtentStore::open(path, budget, owner, mean_use_by_file)?)
+            }
+            (Self::Directory, Layout::Files) => {
+                Box::new(FileStore::open(path, budget, wakers.to_vec())?)
+            }
+            (Self::Device(device), _) => {
+                Box::new(ExtentStore::on_device(device, budget, config.discard))
+            }
+        })
     }
 }

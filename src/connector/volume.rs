@@ -59,13 +59,15 @@ impl OpenedVolume {
             &budget,
             rules,
             config.clock.now_ms(),
-            |owner, mean_use_by_file| home.open_store(&config, &budget, owner, mean_use_by_file),
+            |owner, mean_use_by_file| {
+                home.open_store(&config, &budget, owner, mean_use_by_file, &wakers)
+            },
         )?;
         let table = index.table();
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
         let id = table.store_id().map_err(io_error("read the index of"))?;
         let membership = table.membership();
-        let shared = Shared::new(config, index, Box::new(store), Arc::clone(completions), wakers);
+        let shared = Shared::new(config, index, store, Arc::clone(completions), wakers);
         Ok(Self { shared: Arc::new(shared), id, membership, budget, recovery, suspects })
     }
 
@@ -92,6 +94,7 @@ impl OpenedVolume {
             move |source| OpenError::Io { action, path, source }
         };
         log::info!("{}: {recovery}", shared.config.path().display());
+        shared.fit_capacity();
         let reactors = Reactors::start(&shared, suspects, make_engine)?;
         let engine = engines::describe(&reactors.engines);
         let keeper = begin_session(&shared)

@@ -17,6 +17,9 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::EngineError;
 
+/// Permissions of files that are made, as std makes them; the umask takes its part.
+const NEW_FILE_MODE: libc::mode_t = 0o666;
+
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -24,25 +27,54 @@ pub enum Action {
     Read,
     /// From memory to disk.
     Write,
-    /// Makes durable what was written to the file and completed before (fdatasync); has no vectors.
+    /// Makes durable what was written to the file and completed before (fdatasync).
     Sync,
+    /// Makes durable which names are in the directory `file` (fsync).
+    SyncNames,
+    /// Opens the file called `name` in the directory `file` with these flags of openat(2), making it if they say so. The
+    /// result is its descriptor.
+    Open(i32),
+    /// Reserves the first `offset_bytes` bytes of the file (fallocate), which is at least as long then.
+    Reserve,
+    /// Cuts the file to `offset_bytes` bytes (ftruncate).
+    Cut,
 }
 
-/// One vectored transfer at one place of one file.
+/// One vectored transfer at one place of one file, or something else that the disk has to be asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     /// What it does.
     pub action: Action,
     /// Open file.
     pub file: RawFd,
-    /// Where in the file.
+    /// Whether the file stays open as long as the engine lives; else it does until the transfer is reaped.
+    pub is_lasting: bool,
+    /// Where in the file, or how long it is to be.
     pub offset_bytes: u64,
     /// Memory, in order; lives at a stable address until the transfer is reaped.
     pub vectors: *const libc::iovec,
-    /// Number of vectors; at least 1, but 0 for a sync.
+    /// Number of vectors; at least 1 to read and write, else 0.
     pub vector_count: usize,
+    /// Name of the file to open, ended by NUL; lives at a stable address until the transfer is reaped. Else null.
+    pub name: *const libc::c_char,
     /// Given back when the transfer is reaped.
     pub token: usize,
+}
+
+impl Transfer {
+    /// One that moves no bytes, on a file that is not lasting.
+    pub fn without_memory(action: Action, file: RawFd, token: usize) -> Self {
+        Self {
+            action,
+            file,
+            is_lasting: false,
+            offset_bytes: 0,
+            vectors: std::ptr::null(),
+            vector_count: 0,
+            name: std::ptr::null(),
+            token,
+        }
+    }
 }
 
 /// A transfer that the kernel is done with.
@@ -50,7 +82,7 @@ pub struct Transfer {
 pub struct Reaped {
     /// Its token.
     pub token: usize,
-    /// Bytes moved, or a negative errno.
+    /// Bytes moved, the descriptor opened, or 0; or a negative errno.
     pub result: i32,
 }
 
@@ -67,8 +99,8 @@ pub trait Engine {
     /// Takes a transfer; it reaches the kernel at the latest with the next [`Engine::reap`].
     ///
     /// # Safety
-    /// The vectors and the memory they name stay valid until the transfer is reaped or the engine is leaked, the file
-    /// open as long as the engine lives.
+    /// The vectors and the memory they name, and the name, stay valid until the transfer is reaped or the engine is leaked.
+    /// So does the file stay open, or as long as the engine lives if the transfer calls it lasting.
     ///
     /// # Errors
     /// `EngineError::Failed` when the kernel takes nothing any more; the transfer is then not under way.

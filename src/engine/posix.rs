@@ -1,4 +1,4 @@
-//! The posix engine, for where io_uring cannot be had: threads over preadv(2), pwritev(2) and fdatasync(2).
+//! The posix engine, for where io_uring cannot be had: threads over preadv(2), pwritev(2), fdatasync(2) and the like.
 //!
 //! Life of a transfer: `submit` queues it, a thread does it, and its result waits for `reap`, which sleeps on the waker
 //! alone: threads ring it as submitters do. Nothing spins.
@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::pool::{Done, Perform, Pool};
-use super::{Action, Engine, Reaped, Transfer, Waker};
+use super::{Action, Engine, NEW_FILE_MODE, Reaped, Transfer, Waker};
 use crate::error::EngineError;
 
 /// Most threads that read and write. Half of them are for loads: enough to keep a drive busy with transfers of some
@@ -60,8 +60,8 @@ impl PosixEngine {
 
     fn pool(&self, action: Action) -> &Pool {
         match action {
-            Action::Read | Action::Write => &self.transfers,
-            Action::Sync => &self.syncs,
+            Action::Sync | Action::SyncNames => &self.syncs,
+            _ => &self.transfers,
         }
     }
 
@@ -131,12 +131,20 @@ impl Engine for PosixEngine {
 ///
 /// # Safety
 /// As [`Engine::submit`].
-unsafe fn perform(transfer: Transfer) -> i32 {
-    let Transfer { action, file, offset_bytes, vectors, vector_count, token: _ } = transfer;
+pub(super) unsafe fn perform(transfer: Transfer) -> i32 {
+    let Transfer { action, file, offset_bytes, vectors, vector_count, name, .. } = transfer;
     let (count, offset) = (vector_count as i32, offset_bytes as i64);
     let moved = match action {
         // SAFETY: no pointers.
         Action::Sync => unsafe { libc::fdatasync(file) as isize },
+        // SAFETY: no pointers.
+        Action::SyncNames => unsafe { libc::fsync(file) as isize },
+        // SAFETY: no pointers.
+        Action::Reserve => unsafe { libc::fallocate(file, 0, 0, offset) as isize },
+        // SAFETY: no pointers.
+        Action::Cut => unsafe { libc::ftruncate(file, offset) as isize },
+        // SAFETY: the caller vouches for the name.
+        Action::Open(flags) => unsafe { libc::openat(file, name, flags, NEW_FILE_MODE) as isize },
         // SAFETY: the caller vouches for the vectors and for their memory, writable for a read.
         Action::Read => unsafe { libc::preadv(file, vectors, count, offset) },
         // SAFETY: the caller vouches for the vectors and for their memory.
@@ -158,9 +166,7 @@ mod tests {
     use super::*;
 
     fn submit(engine: &mut PosixEngine, action: Action, file: &UnixStream, token: usize) {
-        let (offset_bytes, vectors, vector_count) = (0, std::ptr::null(), 0);
-        let file = file.as_raw_fd();
-        let transfer = Transfer { action, file, offset_bytes, vectors, vector_count, token };
+        let transfer = Transfer::without_memory(action, file.as_raw_fd(), token);
         // SAFETY: there is no vector, and the file is open while the test runs.
         unsafe { engine.submit(transfer) }.unwrap();
     }

@@ -37,6 +37,11 @@ impl RegisteredFiles {
         (Fd(descriptor), Flags::empty())
     }
 
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.descriptors.is_empty()
+    }
+
     fn add(&mut self, ring: &IoUring, descriptor: RawFd) -> Option<usize> {
         let number = self.descriptors.len();
         if number == MAX_FILES as usize {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::os::fd::FromRawFd;
 
 use super::*;
 use crate::engine::posix::PosixEngine;
@@ -29,15 +30,14 @@ fn move_through(
     offset_bytes: u64,
     vectors: &[libc::iovec],
 ) -> i32 {
-    let transfer = Transfer {
-        action,
-        file: file.as_raw_fd(),
-        offset_bytes,
-        vectors: vectors.as_ptr(),
-        vector_count: vectors.len(),
-        token: 42,
-    };
-    // SAFETY: memory, vectors and file live past the loop below, which reaps the transfer.
+    let transfer = Transfer::without_memory(action, file.as_raw_fd(), 42);
+    let (vectors, vector_count) = (vectors.as_ptr(), vectors.len());
+    let is_lasting = true;
+    carry_out(engine, Transfer { offset_bytes, vectors, vector_count, is_lasting, ..transfer })
+}
+
+fn carry_out(engine: &mut dyn Engine, transfer: Transfer) -> i32 {
+    // SAFETY: memory, vectors, name and file live in the caller, past the loop below, which reaps the transfer.
     unsafe { engine.submit(transfer) }.unwrap();
     let mut reaped = Vec::new();
     while reaped.is_empty() {
@@ -76,11 +76,40 @@ fn use_all_of(engine: &mut dyn Engine) {
     assert_eq!(move_through(engine, &file, Action::Read, 10, &read[..1]), 0);
     let read_only = File::open("/dev/null").unwrap();
     assert_eq!(move_through(engine, &read_only, Action::Write, 0, &both), -libc::EBADF);
+    make_and_cut(engine);
+}
+
+fn make_and_cut(engine: &mut dyn Engine) {
+    let directory = tempfile::tempdir().unwrap();
+    let opened = File::open(directory.path()).unwrap();
+    let open = |engine: &mut dyn Engine, flags| {
+        let action = Action::Open(flags | libc::O_CLOEXEC);
+        let transfer = Transfer::without_memory(action, opened.as_raw_fd(), 42);
+        carry_out(engine, Transfer { name: c"some".as_ptr(), ..transfer })
+    };
+    let make = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+    assert_eq!(open(engine, libc::O_RDONLY), -libc::ENOENT);
+    let made = open(engine, make);
+    assert!(made >= 0);
+    // SAFETY: it was opened for us just now.
+    let file = unsafe { File::from_raw_fd(made) };
+    assert_eq!(open(engine, make), -libc::EEXIST);
+    for (action, length) in [(Action::Reserve, 8192), (Action::Cut, 5000), (Action::Cut, 4999)] {
+        let transfer = Transfer::without_memory(action, made, 42);
+        assert_eq!(carry_out(engine, Transfer { offset_bytes: length, ..transfer }), 0);
+        assert_eq!(file.metadata().unwrap().len(), length);
+    }
+    let names = Transfer::without_memory(Action::SyncNames, opened.as_raw_fd(), 42);
+    assert_eq!(carry_out(engine, names), 0);
 }
 
 #[test]
 fn engines_do_the_same() {
     use_all_of(&mut uring());
+    let mut older = uring();
+    assert!(older.can_cut, "this kernel is newer than 6.9");
+    older.can_cut = false;
+    use_all_of(&mut older);
     use_all_of(&mut posix());
     let boxed: Box<dyn Engine> = Box::new(posix());
     assert_eq!((boxed.depth(), boxed.description().as_str()), (8, "posix (12 threads)"));
@@ -144,6 +173,26 @@ fn files_are_told_apart_whether_they_are_registered_or_not() {
             assert_eq!(read, [*b"3456", *b"defg", *b"DEFG"]);
         }
     }
+}
+
+/// A descriptor's number is another file's as soon as it is closed.
+#[test]
+fn files_that_come_and_go_are_not_mixed_up() {
+    let mut engine = uring();
+    let (first, second) = (file_with(b"0123456789"), file_with(b"abcdefghij"));
+    let mut read = || {
+        let mut memory = [0; 4];
+        let vectors = [vector(&mut memory)];
+        let transfer = Transfer::without_memory(Action::Read, first.as_raw_fd(), 42);
+        let (vectors, vector_count) = (vectors.as_ptr(), 1);
+        assert_eq!(carry_out(&mut engine, Transfer { vectors, vector_count, ..transfer }), 4);
+        memory
+    };
+    assert_eq!(&read(), b"0123");
+    // SAFETY: no pointers; the first file is closed, and its number is the second one's until it is closed again.
+    assert!(unsafe { libc::dup2(second.as_raw_fd(), first.as_raw_fd()) } >= 0);
+    assert_eq!(&read(), b"abcd");
+    assert!(engine.files.is_empty());
 }
 
 /// Past the room for them they are looked up.

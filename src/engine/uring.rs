@@ -11,11 +11,12 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::{IoUring, Probe, opcode, squeue};
 
 use super::ladder::{self, Flavor};
+use super::posix;
 use super::registered_files::RegisteredFiles;
-use super::{Action, Engine, Reaped, Transfer, Waker};
+use super::{Action, Engine, NEW_FILE_MODE, Reaped, Transfer, Waker};
 use crate::error::EngineError;
 use crate::fork::GivenUpInForks;
 
@@ -31,7 +32,9 @@ pub struct UringEngine {
     _given_up_in_forks: GivenUpInForks,
     ring: IoUring,
     flavor: Flavor,
-    files: RegisteredFiles,
+    pub(super) files: RegisteredFiles,
+    /// Whether the kernel has IORING_OP_FTRUNCATE (6.9).
+    pub(super) can_cut: bool,
     waker: Arc<Waker>,
     pub(super) wake_armed: bool,
     /// Completions that were taken to make room, for the next reap.
@@ -67,6 +70,7 @@ impl UringEngine {
         Ok(Self {
             _given_up_in_forks: given_up_in_forks,
             files: RegisteredFiles::new(&ring),
+            can_cut: supports(&ring, opcode::Ftruncate::CODE),
             ring,
             flavor,
             waker,
@@ -154,7 +158,18 @@ impl Engine for UringEngine {
     }
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        let (file, flags) = self.files.name(&self.ring, transfer.file);
+        if transfer.action == Action::Cut && !self.can_cut {
+            // Here: of what is cut off, a block at most was written.
+            // SAFETY: the contract of this function.
+            let result = unsafe { posix::perform(transfer) };
+            self.early.push(Reaped { token: transfer.token, result });
+            return Ok(());
+        }
+        let (file, flags) = match transfer.is_lasting {
+            true => self.files.name(&self.ring, transfer.file),
+            // The ring would know another file by that number later.
+            false => (Fd(transfer.file), squeue::Flags::empty()),
+        };
         // SAFETY: the contract of this function.
         let entry = unsafe { entry_of(file, transfer) }.flags(flags);
         self.push(&entry.user_data(transfer.token as u64))
@@ -185,12 +200,19 @@ impl Engine for UringEngine {
 /// The submission entry of a transfer on `file`, which is the transfer's.
 ///
 /// # Safety
-/// The transfer's vectors are valid.
+/// The transfer's vectors and name are valid.
 unsafe fn entry_of(file: Fd, transfer: Transfer) -> squeue::Entry {
     let offset = transfer.offset_bytes;
     let (vectors, count) = (transfer.vectors, transfer.vector_count as u32);
     match (transfer.action, transfer.vector_count) {
         (Action::Sync, _) => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+        (Action::SyncNames, _) => opcode::Fsync::new(file).build(),
+        (Action::Reserve, _) => opcode::Fallocate::new(file, offset).build(),
+        (Action::Cut, _) => opcode::Ftruncate::new(file, offset).build(),
+        (Action::Open(flags), _) => {
+            let open = opcode::OpenAt::new(Fd(transfer.file), transfer.name);
+            open.flags(flags).mode(NEW_FILE_MODE).build()
+        }
         (Action::Read, 1) => {
             // SAFETY: the caller vouches for one valid vector.
             let vector = unsafe { *vectors };
@@ -206,4 +228,9 @@ unsafe fn entry_of(file: Fd, transfer: Transfer) -> squeue::Entry {
         (Action::Read, _) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
         (Action::Write, _) => opcode::Writev::new(file, vectors, count).offset(offset).build(),
     }
+}
+
+fn supports(ring: &IoUring, code: u8) -> bool {
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).is_ok() && probe.is_supported(code)
 }

@@ -177,7 +177,8 @@ impl Residents {
         inner.drop_node(id, namespace);
     }
 
-    /// Chunks whose going leaves a run of `blocks` free, at the lowest price; none if there are none. `kept` must stay.
+    /// Chunks whose going makes room for one of `blocks`, at the lowest price: those of a run, or, where room is room wherever it
+    /// is, the coldest. None if there are none. `kept` must stay.
     pub(crate) fn for_room(
         &self,
         blocks: u32,
@@ -186,6 +187,10 @@ impl Residents {
     ) -> Vec<Victim> {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
+        if let Some(missing) = free.missing_blocks(blocks) {
+            let enough = inner.enough(missing.max(1), kept);
+            return inner.victims(&enough);
+        }
         let mut wanted = (inner.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
         loop {
             let seeds = inner.coldest(wanted + kept.len());
@@ -403,6 +408,29 @@ impl Inner {
             pool.policy.coldest(&mut self.nodes, share, &mut found);
         }
         found
+    }
+
+    /// The coldest chunks that have `blocks` together, all that may go if those have less, none of them in `kept`.
+    fn enough(&mut self, blocks: u64, kept: &HashSet<NodeId>) -> Vec<NodeId> {
+        let mut wanted = *SEEDS.start() + kept.len();
+        loop {
+            let mut coldest = self.coldest(wanted);
+            let listed = coldest.len();
+            coldest.retain(|id| !kept.contains(id));
+            let mut freed = 0;
+            let last = coldest.iter().position(|id| {
+                freed += u64::from(self.nodes[*id].extent.blocks);
+                freed >= blocks
+            });
+            match last {
+                Some(last) => {
+                    coldest.truncate(last + 1);
+                    return coldest;
+                }
+                None if listed >= self.nodes.len() => return coldest,
+                None => wanted *= 2,
+            }
+        }
     }
 
     fn victims(&self, chosen: &[NodeId]) -> Vec<Victim> {

@@ -72,7 +72,7 @@ struct Region {
 }
 
 /// Name of the sidecar of the store with this id on a block device.
-fn name_beside(store_id: [u8; 16]) -> String {
+pub(super) fn name_beside(store_id: [u8; 16]) -> String {
     format!("index-{}.kvring", id_text(store_id))
 }
 

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use bytemuck::Zeroable;
 
@@ -36,19 +37,8 @@ pub(super) fn check_header(
             None => "its header cannot be read".into(),
         }));
     }
-    if header.magic != MAGIC {
-        return Ok(Some("it is not a kvring index".into()));
-    }
-    if header.version > FORMAT_VERSION {
-        return Err(OpenError::NewerFormat {
-            path: backing.path().to_owned(),
-            found: header.version,
-            supported: FORMAT_VERSION,
-        });
-    }
-    let expected = Header::new(header.store_id, header.created_ms, BLOCK_BYTES as u32);
-    if bytemuck::bytes_of(&header) != bytemuck::bytes_of(&expected) {
-        return Ok(Some("its header is damaged".into()));
+    if let Some(reason) = judge_header(&header, backing.path())? {
+        return Ok(Some(reason.into()));
     }
     if backing.store_id().is_some_and(|id| id != header.store_id) {
         return Ok(Some("it belongs to another store".into()));
@@ -57,6 +47,26 @@ pub(super) fn check_header(
         return Ok(Some("its length cannot be read".into()));
     }
     Ok(None)
+}
+
+/// Whether a header, of the sidecar at `path`, is one: `None` if so, else why not.
+pub(super) fn judge_header(
+    header: &Header,
+    path: &Path,
+) -> Result<Option<&'static str>, OpenError> {
+    if header.magic != MAGIC {
+        return Ok(Some("it is not a kvring index"));
+    }
+    if header.version > FORMAT_VERSION {
+        return Err(OpenError::NewerFormat {
+            path: path.to_owned(),
+            found: header.version,
+            supported: FORMAT_VERSION,
+        });
+    }
+    let expected = Header::new(header.store_id, header.created_ms, BLOCK_BYTES as u32);
+    let is_whole = bytemuck::bytes_of(header) == bytemuck::bytes_of(&expected);
+    Ok((!is_whole).then_some("its header is damaged"))
 }
 
 /// Who has the store open as far as the sidecar at `offset` tells. One who closed it is not who holds its lock now.

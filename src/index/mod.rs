@@ -7,6 +7,7 @@ mod first_page;
 mod ghosts;
 mod guards;
 mod leases;
+mod listing;
 mod lookup;
 pub(crate) mod map;
 mod mapping;
@@ -23,6 +24,7 @@ mod table_file;
 mod writing;
 
 pub(crate) use backing::{IndexPlace, owner_on_device};
+pub use listing::{StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::{EnteredGet, Index, Pin, Rules};
 pub(crate) use membership::{Membership, StoreId};
 pub use probe::IndexProbe;

@@ -1,5 +1,6 @@
 //! Reading the sidecar once at open: what is whole and fits the data becomes the map; the rest becomes free space.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -37,7 +38,7 @@ pub struct Recovery {
     pub torn: u64,
     /// Pages of the index that the disk did not return; what they held is missed.
     pub unreadable_pages: u64,
-    /// Records whose place is not inside the data files.
+    /// Records whose place is not there: outside its data file, or without the file that is the chunk's own.
     pub out_of_range: u64,
     /// Records whose place a younger one has as well.
     pub overlapping: u64,
@@ -49,6 +50,8 @@ pub struct Recovery {
     pub moved: u64,
     /// Chunks of a path that was away while the others went on, so that they may be replaced or deleted since.
     pub stale: u64,
+    /// Files that are no chunk's, and were removed: of SETs that did not complete, and DELETEs that were answered.
+    pub orphans: u64,
 }
 
 impl Recovery {
@@ -83,6 +86,7 @@ impl Recovery {
             sum.overlapping += one.overlapping;
             sum.duplicate += one.duplicate;
             sum.expired += one.expired;
+            sum.orphans += one.orphans;
             sum.moved += one.moved;
             sum.stale += one.stale;
         }
@@ -107,6 +111,9 @@ impl std::fmt::Display for Recovery {
                 write!(formatter, ", {count} {name}")?;
             }
         }
+        if self.orphans > 0 {
+            write!(formatter, "; {} files without a record removed", self.orphans)?;
+        }
         if self.unreadable_pages > 0 {
             write!(formatter, "; {} pages of the index cannot be read", self.unreadable_pages)?;
         }
@@ -120,18 +127,21 @@ impl std::fmt::Display for Recovery {
     }
 }
 
+/// The index, the data, what was found, and what is to be verified.
+type Opened<I> = (I, Box<dyn Store>, Recovery, Vec<Suspect>);
+
 impl<G, S> Index<G, S> {
     /// Opens the sidecar, then the data with `open_store`, and brings both into agreement.
-    pub(crate) fn open<T: Store>(
+    pub(crate) fn open(
         place: &IndexPlace,
         budget: &Arc<Budget>,
         rules: Rules,
         now_ms: u64,
         open_store: impl FnOnce(
             &dyn Fn() -> Option<Owner>,
-            &dyn Fn() -> Vec<u64>,
-        ) -> Result<T, OpenError>,
-    ) -> Result<(Self, T, Recovery, Vec<Suspect>), OpenError> {
+            &dyn Fn() -> HashMap<u32, u64>,
+        ) -> Result<Box<dyn Store>, OpenError>,
+    ) -> Result<Opened<Self>, OpenError> {
         let (table, found) = Table::open(place, Arc::clone(budget), now_ms)?;
         let store = open_store(&|| table.owner(), &|| table.mean_use_by_file())?;
         let mut recovery =
@@ -140,8 +150,7 @@ impl<G, S> Index<G, S> {
             recovery.reset = Some("it was missing or empty, though there are data files".into());
         }
         let oldest_ms = rules.ttl_ms.map_or(0, |ttl_ms| now_ms.saturating_sub(ttl_ms));
-        let (mut candidates, mut free) =
-            read_records(&table, &store.file_blocks(), oldest_ms, &mut recovery);
+        let (mut candidates, mut free) = read_records(&table, &*store, oldest_ms, &mut recovery);
         drop_overlapping(&mut candidates, &table, &mut free, &mut recovery);
         recovery.unreadable_pages = table.lost_pages() as u64;
 
@@ -206,7 +215,11 @@ impl<G, S> Index<G, S> {
             }
         }
         older_slots.into_iter().for_each(|slot| release(&index.table, slot, &mut free));
-        store.rebuild(&held);
+        recovery.orphans = store.rebuild(&held).map_err(|source| OpenError::Io {
+            action: "remove files without a record from",
+            path: index.table.backing.path().to_owned(),
+            source,
+        })?;
         free.sort_unstable_by(|left, right| right.cmp(left));
         index.table.set_free(free);
         Ok((index, store, recovery, suspects))
@@ -239,10 +252,10 @@ struct Candidate {
     slot: u32,
 }
 
-/// All whole records that point into the data files, and the slots that hold nothing.
+/// All whole records whose place is there, and the slots that hold nothing.
 fn read_records(
     table: &Table,
-    file_blocks: &[u64],
+    store: &dyn Store,
     oldest_ms: u64,
     recovery: &mut Recovery,
 ) -> (Vec<Candidate>, Vec<u32>) {
@@ -265,9 +278,7 @@ fn read_records(
             table.wipe(slot);
             continue;
         };
-        let extent = record.extent();
-        let end_of_file = file_blocks.get(extent.file as usize).copied().unwrap_or(0);
-        if extent.end_block() > end_of_file {
+        if !store.contains(record.extent(), record.digest()) {
             recovery.out_of_range += 1;
             table.wipe(slot);
             continue;

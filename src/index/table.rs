@@ -4,6 +4,7 @@
 //! shard of the map that its digest falls into, whose lock is held for every access. The file is grown before a slot
 //! behind its old end is handed out, so no access goes past the end of the file.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -140,19 +141,14 @@ impl Table {
     }
 
     /// Unix time in ms at which the chunks of each data file were used on average, by its number.
-    pub(crate) fn mean_use_by_file(&self) -> Vec<u64> {
-        let mut sums: Vec<(u64, u64)> = Vec::new();
+    pub(crate) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
+        let mut sums: HashMap<u32, (u64, u64)> = HashMap::new();
         let records = (0..self.slot_count()).map(|slot| self.read(slot));
-        // A damaged one may name any file.
         for record in records.filter(|record| record.state == STATE_CHUNK && record.is_intact()) {
-            let file = record.data_file as usize;
-            if sums.len() <= file {
-                sums.resize(file + 1, (0, 0));
-            }
-            sums[file].0 += record.last_used_ms();
-            sums[file].1 += 1;
+            let sum = sums.entry(record.data_file).or_default();
+            *sum = (sum.0 + record.last_used_ms(), sum.1 + 1);
         }
-        sums.into_iter().map(|(sum, count)| sum.checked_div(count).unwrap_or(0)).collect()
+        sums.into_iter().map(|(file, (sum, count))| (file, sum / count)).collect()
     }
 
     /// Slots that are taken.

@@ -32,6 +32,17 @@ pub(super) struct GroupCommit {
     group: Option<Group>,
 }
 
+/// What one sync is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum SyncTarget {
+    /// A file that stays open as long as the store.
+    Lasting(RawFd),
+    /// A chunk's own file, open until its SET is answered.
+    Own(RawFd),
+    /// The names in a directory.
+    Names(RawFd),
+}
+
 struct Group {
     members: Vec<usize>,
     phase: Phase,
@@ -80,33 +91,33 @@ impl Work {
             return Ok(());
         }
         let members = std::mem::take(&mut self.commit.waiting);
-        let mut files: Vec<RawFd> =
-            members.iter().filter_map(|id| self.written_file(*id, shared)).collect();
-        files.sort_unstable();
-        files.dedup();
+        let mut targets: Vec<SyncTarget> =
+            members.iter().flat_map(|id| self.written_files(*id, shared)).collect();
+        targets.sort_unstable();
+        targets.dedup();
         self.commit.group =
             Some(Group { members, phase: Phase::Data, outstanding: 0, error: None });
-        self.submit_syncs(&files, shared, engine)
+        self.submit_syncs(&targets, shared, engine)
     }
 
     fn submit_syncs(
         &mut self,
-        files: &[RawFd],
+        targets: &[SyncTarget],
         shared: &Shared,
         engine: &mut impl Engine,
     ) -> Result<(), EngineError> {
         let Some(group) = &mut self.commit.group else { return Ok(()) };
         let mut outcome = Ok(());
-        for &file in files {
-            let transfer = Transfer {
-                action: Action::Sync,
-                file,
-                offset_bytes: 0,
-                vectors: std::ptr::null(),
-                vector_count: 0,
-                token: SYNC_TOKEN,
+        for &target in targets {
+            let (action, file, is_lasting) = match target {
+                SyncTarget::Lasting(file) => (Action::Sync, file, true),
+                SyncTarget::Own(file) => (Action::Sync, file, false),
+                SyncTarget::Names(directory) => (Action::SyncNames, directory, true),
             };
-            // SAFETY: a sync names no memory; the files stay open as long as `shared` lives, which the reactor holds.
+            let transfer =
+                Transfer { is_lasting, ..Transfer::without_memory(action, file, SYNC_TOKEN) };
+            // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which the reactor holds, and a
+            // chunk's own file until its SET is answered, after the group's last sync is reaped.
             outcome = unsafe { engine.submit(transfer) };
             if outcome.is_err() {
                 group.error = Some(libc::EIO);
@@ -159,7 +170,7 @@ impl Work {
                     group.phase = next;
                 }
                 let index = shared.index.table().sync_descriptor(self.number);
-                self.submit_syncs(&[index], shared, engine)
+                self.submit_syncs(&[SyncTarget::Lasting(index)], shared, engine)
             }
             // Without an engine nothing may be submitted any more; `drop_queued` has ended the members.
             _ => {

@@ -1,12 +1,12 @@
 //! What becomes of operations whose transfers come back: pieces go on, are summed up, and end their operations.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
 use std::time::Instant;
 
-use super::commit::SYNC_TOKEN;
+use super::commit::{SYNC_TOKEN, SyncTarget};
 use super::health::{Way, errno_of};
 use super::operation::{Operation, SetRequest};
+use super::own_file::{STEP_TOKENS, Step};
 use super::piece::{Piece, Progress};
 use super::steps::{
     Failure, Place, checksum_of, end_get, end_set, end_verify, failure_of, write_record,
@@ -18,6 +18,7 @@ use crate::engine::{Engine, Reaped};
 use crate::error::{EngineError, StoreError};
 use crate::index::Resumed;
 use crate::schedule::{Class, Grant};
+use crate::store::Location;
 
 impl Work {
     /// Takes the results of transfers; answers the operations that are done. One at a time off the list, so that a panic
@@ -34,6 +35,10 @@ impl Work {
         while let Some(Reaped { token, result }) = reaped.pop() {
             if token == SYNC_TOKEN {
                 outcome = outcome.and(self.finish_sync(result, shared, Some(&mut *engine)));
+                continue;
+            }
+            if token >= STEP_TOKENS {
+                self.finish_step(token - STEP_TOKENS, result, false, shared);
                 continue;
             }
             match self.pieces[token].advance(result) {
@@ -63,6 +68,11 @@ impl Work {
             if token == SYNC_TOKEN {
                 // Without an engine it submits nothing, and so cannot fail.
                 let _ = self.finish_sync(result, shared, None::<&mut E>);
+                continue;
+            }
+            if token >= STEP_TOKENS {
+                self.finish_step(token - STEP_TOKENS, result, true, shared);
+                self.drop_due_steps(shared);
                 continue;
             }
             let failure = match self.pieces[token].advance(result) {
@@ -153,8 +163,8 @@ impl Work {
         let id = piece.grant.id;
         piece.release(&mut self.pool);
         let active = &mut self.active[id];
-        active.unfinished_pieces -= 1;
-        if active.waiting_bytes == 0 && active.unfinished_pieces == 0 {
+        active.unfinished -= 1;
+        if active.waiting_bytes == 0 && active.unfinished == 0 && !self.has_to_be_cut(id, shared) {
             self.end(id, shared);
         }
     }
@@ -179,7 +189,7 @@ impl Work {
     }
 
     /// An operation is through with its transfers: it is answered, tried again, or waits for its group.
-    fn end(&mut self, id: usize, shared: &Shared) {
+    pub(super) fn end(&mut self, id: usize, shared: &Shared) {
         let active = &mut self.active[id];
         if let Kind::Set(request, Some(_)) = &active.kind
             && shared.config.durability == Durability::Persistent
@@ -197,6 +207,12 @@ impl Work {
                     active.failure = None;
                     active.checksum = 0;
                     active.waiting_bytes = request.buffer.length_bytes() as u64;
+                    // An open file is written to once more.
+                    if let Some(own) = &mut active.own
+                        && own.step == Step::Cut
+                    {
+                        own.step = Step::Transfer;
+                    }
                     return self.retries.push((Instant::now() + pause, id));
                 }
                 Some(Failure::Transfer(_)) if active.retries > 0 => {
@@ -208,11 +224,18 @@ impl Work {
         self.answer(id, shared);
     }
 
-    /// The file that a SET has written to.
-    pub(super) fn written_file(&self, id: usize, shared: &Shared) -> Option<RawFd> {
-        match &self.active[id].kind {
-            Kind::Set(_, Some(place)) => Some(shared.store.locate(place.extent).0),
-            _ => None,
+    /// What has to be synced so that the data of a SET is durable.
+    pub(super) fn written_files(&self, id: usize, shared: &Shared) -> Vec<SyncTarget> {
+        let Active { kind: Kind::Set(_, Some(place)), own, .. } = &self.active[id] else {
+            return Vec::new();
+        };
+        if let Some(own) = own {
+            // Its name too: without it a sync of the file is worth nothing after power loss.
+            return vec![SyncTarget::Own(own.descriptor()), SyncTarget::Names(own.directory())];
+        }
+        match shared.store.locate(place.extent) {
+            Location::Shared { file, .. } => vec![SyncTarget::Lasting(file)],
+            Location::Own { .. } => Vec::new(),
         }
     }
 
@@ -242,7 +265,9 @@ impl Work {
     }
 
     pub(super) fn answer(&mut self, id: usize, shared: &Shared) {
-        let Active { kind, checksum, failure, timeline, .. } = self.active.remove(id);
+        let Active { kind, checksum, failure, timeline, own, .. } = self.active.remove(id);
+        // Before anybody can remove the file.
+        drop(own);
         self.in_hand_bytes[kind.class() as usize] -= kind.cost_bytes();
         if !matches!(failure, Some(Failure::Closed)) && !matches!(kind, Kind::Verify(..)) {
             let mut latencies = shared.lanes[self.number].latencies.lock();
@@ -306,22 +331,24 @@ impl Work {
     /// Drops what is queued; what has pieces in flight ends with the last of them.
     pub(super) fn drop_queued(&mut self, shared: &Shared) {
         self.settle(u64::MAX, shared);
+        self.drop_due_steps(shared);
         self.commit.forget();
         self.retries.clear();
         self.suspects.clear();
         // Ending a SET may resume others behind it: until nothing is left.
         loop {
             self.scheduler.clear();
+            self.drop_due_steps(shared);
             let ids: Vec<usize> = self.active.iter().map(|(id, _)| id).collect();
             let mut ended = 0;
             for id in ids {
                 let active = &mut self.active[id];
-                let unfinished = active.waiting_bytes > 0 || active.unfinished_pieces == 0;
+                let unfinished = active.waiting_bytes > 0 || active.unfinished == 0;
                 active.waiting_bytes = 0;
                 if unfinished {
                     active.failure.get_or_insert(Failure::Closed);
                 }
-                if active.unfinished_pieces == 0 {
+                if active.unfinished == 0 {
                     self.answer(id, shared);
                     ended += 1;
                 }
@@ -335,6 +362,8 @@ impl Work {
     /// Answers everything that the kernel does not give back; the memory is leaked.
     pub(super) fn abandon(&mut self) {
         for active in self.active.drain() {
+            // The kernel may still use the file, and its name.
+            std::mem::forget(active.own);
             match active.kind {
                 Kind::Get(request, _) => request.item.abandon(),
                 Kind::Set(request, _) => request.item.abandon(),

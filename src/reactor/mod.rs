@@ -17,6 +17,7 @@ mod health;
 mod keeper;
 mod latency;
 mod operation;
+mod own_file;
 mod piece;
 mod room;
 mod shared;
@@ -249,6 +250,7 @@ impl<E: Engine> Reactor<E> {
                 self.work.verify_if_idle(&self.shared);
             }
             let has_more = self.work.start_some(now, &self.shared, &mut self.engine)?;
+            self.work.start_steps(&self.shared, &mut self.engine)?;
             self.work.start_group(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();
 
@@ -263,6 +265,7 @@ impl<E: Engine> Reactor<E> {
             };
             self.reap_or_sleep(timeout, deadline.is_some())?;
             self.work.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
+            self.work.start_steps(&self.shared, &mut self.engine)?;
             self.work.settle(SETTLE_BYTES, &self.shared);
             self.work.sum_ahead(SETTLE_BYTES);
         }
@@ -276,8 +279,10 @@ impl<E: Engine> Reactor<E> {
         let lane = &self.shared.lanes[self.number];
         lane.waker.prepare_sleep();
         let stop_came = !stopping && self.shared.deadline.lock().is_some();
-        let work_came =
-            stop_came || !lane.intake.is_empty() || self.work.loads_elsewhere_ended(&self.shared);
+        let work_came = stop_came
+            || !lane.intake.is_empty()
+            || self.work.loads_elsewhere_ended(&self.shared)
+            || self.work.has_due_steps(&self.shared);
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.engine.reap(timeout, &mut self.reaped);
         lane.waker.awake();

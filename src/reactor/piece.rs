@@ -24,6 +24,8 @@ pub(crate) const MAX_ATTEMPTS: u32 = 16;
 pub(crate) struct Target {
     pub(crate) action: Action,
     pub(crate) file: std::os::fd::RawFd,
+    /// Whether the file stays open as long as the store.
+    pub(crate) is_lasting: bool,
     /// Byte of the file where the chunk starts.
     pub(crate) chunk_offset_bytes: u64,
 }
@@ -38,7 +40,8 @@ pub(crate) struct Piece {
     bounce: Option<AlignedBlock>,
     /// Bytes at the end of the piece that go through `bounce`.
     pub(crate) bounced_bytes: usize,
-    /// What is still to be moved, padding included.
+    /// What is still to be moved: padding is written with the rest, and read only where there is any, as a chunk's own file
+    /// ends with the chunk.
     missing_bytes: usize,
     moved_bytes: usize,
     attempts: u32,
@@ -83,7 +86,7 @@ impl Piece {
             vector_count: 0,
             bounce: None,
             bounced_bytes,
-            missing_bytes: 0,
+            missing_bytes: length,
             moved_bytes: 0,
             attempts: 0,
             checksum: None,
@@ -108,6 +111,9 @@ impl Piece {
             }
             piece.add_vector(bounce.as_ptr(), padded);
             piece.bounce = Some(bounce);
+            if target.action == Action::Write {
+                piece.missing_bytes = in_place + padded;
+            }
         }
         piece
     }
@@ -115,7 +121,6 @@ impl Piece {
     fn add_vector(&mut self, base: *mut u8, length: usize) {
         self.vectors[self.vector_count] = libc::iovec { iov_base: base.cast(), iov_len: length };
         self.vector_count += 1;
-        self.missing_bytes += length;
     }
 
     /// The transfer of what is still missing. Its vectors are this piece's: valid while it stays where it is.
@@ -130,11 +135,13 @@ impl Piece {
         Transfer {
             action: self.target.action,
             file: self.target.file,
+            is_lasting: self.target.is_lasting,
             offset_bytes: self.target.chunk_offset_bytes
                 + self.grant.offset_bytes
                 + self.moved_bytes as u64,
             vectors: &raw const self.vectors[skipped],
             vector_count: self.vector_count - skipped,
+            name: ptr::null(),
             token,
         }
     }
@@ -212,7 +219,7 @@ impl Piece {
     pub(super) fn way(&self) -> Way {
         match self.target.action {
             Action::Read => Way::Read,
-            Action::Write | Action::Sync => Way::Write,
+            _ => Way::Write,
         }
     }
 
@@ -244,7 +251,7 @@ mod tests {
         let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
         let grant =
             Grant { id: 0, class: Class::Get, offset_bytes: 0, length_bytes: length as u64 };
-        let target = Target { action, file: 3, chunk_offset_bytes: 40960 };
+        let target = Target { action, file: 3, is_lasting: true, chunk_offset_bytes: 40960 };
         Piece::new(grant, target, buffer, geometry, &mut BouncePool::new())
     }
 
@@ -282,7 +289,7 @@ mod tests {
     #[test]
     fn short_transfers_go_on_where_they_stopped() {
         let memory = AlignedBlock::zeroed(2 * BLOCK);
-        let mut piece = piece(&memory, 0, BLOCK + 5, Action::Read, direct());
+        let mut piece = piece(&memory, 0, BLOCK + 5, Action::Write, direct());
         assert_eq!(piece.transfer(9).offset_bytes, 40960);
         assert_eq!(piece.advance(512), Progress::Again);
         let transfer = piece.transfer(9);
@@ -294,6 +301,19 @@ mod tests {
         let transfer = piece.transfer(9);
         assert_eq!((transfer.vector_count, lengths(&piece)), (1, vec![0, BLOCK - 1024]));
         assert_eq!(piece.advance((BLOCK - 1024) as i32), Progress::Done);
+    }
+
+    /// A chunk's own file has no padding behind it.
+    #[test]
+    fn reads_are_done_where_the_chunk_ends() {
+        let memory = AlignedBlock::zeroed(2 * BLOCK);
+        for (moved, progress) in
+            [(BLOCK + 5, Progress::Done), (2 * BLOCK, Progress::Done), (BLOCK + 4, Progress::Again)]
+        {
+            let mut piece = piece(&memory, 0, BLOCK + 5, Action::Read, direct());
+            piece.transfer(9);
+            assert_eq!(piece.advance(moved as i32), progress, "{moved}");
+        }
     }
 
     #[test]

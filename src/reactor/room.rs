@@ -8,7 +8,7 @@ use super::steps::Place;
 use crate::error::StoreError;
 use crate::evict::{NodeId, PoolId, Victim};
 use crate::index::RecordState;
-use crate::key::Namespace;
+use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 
 /// Times that victims are chosen for one chunk. More than one is needed where those chosen are in use, or another thread
@@ -29,14 +29,15 @@ impl Shared {
     pub(super) fn find_place(&self, request: &SetRequest) -> Result<Place, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
         let quota = self.reserve_quota(request, bytes)?;
-        let outcome =
-            self.allocate(bytes).and_then(|extent| match self.reserve_record(request.key.len()) {
+        let outcome = self.allocate(bytes, request.digest).and_then(|extent| {
+            match self.reserve_record(request.key.len()) {
                 Ok(record) => Ok(Place { extent, record, stands: false, quota }),
                 Err(error) => {
                     self.store.free(extent);
                     Err(error)
                 }
-            });
+            }
+        });
         if outcome.is_err() {
             self.release_quota(quota);
         }
@@ -75,8 +76,8 @@ impl Shared {
         Err(StoreError::Quota { needed_bytes: bytes, namespace, quota_bytes })
     }
 
-    fn allocate(&self, bytes: u64) -> Result<Extent, StoreError> {
-        let mut outcome = self.store.allocate(bytes);
+    fn allocate(&self, bytes: u64, digest: Digest) -> Result<Extent, StoreError> {
+        let mut outcome = self.store.allocate(bytes, digest);
         let mut kept = HashSet::new();
         for _ in 0..ATTEMPTS {
             if outcome.is_ok() {
@@ -86,7 +87,7 @@ impl Shared {
                 break;
             }
             self.counters.evicted_in_the_way.add(1);
-            outcome = self.store.allocate(bytes);
+            outcome = self.store.allocate(bytes, digest);
         }
         match outcome {
             // There is room for it, if only somebody let go of theirs.
@@ -112,6 +113,30 @@ impl Shared {
             outcome = self.index.table().reserve(key_bytes);
         }
         outcome.map(RecordState::Reserved)
+    }
+
+    /// Evicts chunks until a store that was opened with a smaller capacity than before is within it.
+    pub(crate) fn fit_capacity(&self) {
+        let mut kept = HashSet::new();
+        let is_over = || {
+            let fill = self.store.fill();
+            fill.allocated_bytes > fill.total_bytes
+        };
+        if !is_over() {
+            return;
+        }
+        while is_over() {
+            let victims = self.index.residents().coldest(LOOKED_AT, &kept);
+            if victims.is_empty() {
+                break;
+            }
+            for victim in victims {
+                if is_over() {
+                    self.evict_all(&[victim], &mut kept);
+                }
+            }
+        }
+        self.store.settle();
     }
 
     /// Evicts chunks so that there is a run of `blocks` free, as cheaply as it can; says whether it did. What is in use is

@@ -26,6 +26,8 @@ pub(super) enum Failure {
     NoRoom(StoreError),
     /// The device said no.
     Transfer(io::Error),
+    /// The file of a chunk to be read could not be opened now, which says nothing about the chunk.
+    Unopened(io::Error),
     /// It could not be made durable.
     Sync(io::Error),
     /// It joined a SET of its key that failed, with this message.
@@ -39,6 +41,7 @@ impl std::fmt::Display for Failure {
         match self {
             Self::NoRoom(error) => error.fmt(formatter),
             Self::Transfer(error) => write!(formatter, "cannot write a chunk: {error}"),
+            Self::Unopened(error) => write!(formatter, "cannot open the file of a chunk: {error}"),
             Self::Sync(error) => write!(formatter, "cannot make a chunk durable: {error}"),
             Self::Joined(message) => formatter.write_str(message),
             Self::Closed => {
@@ -132,6 +135,11 @@ fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) 
             }
             false
         }
+        Some(failure @ Failure::Unopened(_)) => {
+            counters.read_errors.add(1);
+            log::warn!("{failure}: a miss, and it is kept");
+            false
+        }
         Some(_) => false,
     };
     let matched = intact && pin.checksum.is_some() && shared.config.checksum == Checksum::Crc32c;
@@ -191,7 +199,7 @@ pub(super) fn end_set(
                 log::error!("{failure} ({length_bytes} bytes)");
             }
         }
-        Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
+        Failure::Unopened(_) | Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
     }
     item.fail(|| failure.to_string());
     resumed

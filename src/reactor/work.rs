@@ -8,6 +8,7 @@ use slab::Slab;
 use super::commit::GroupCommit;
 use super::latency::Timeline;
 use super::operation::{GetRequest, OPERATION_COSTS_BYTES, Operation, SetRequest};
+use super::own_file::{OwnFile, Step};
 use super::piece::{Piece, Target};
 use super::steps::{Failure, Place, compare_with_held};
 use super::{SETTLE_BYTES, Shared};
@@ -17,7 +18,7 @@ use crate::engine::{Action, Engine};
 use crate::error::EngineError;
 use crate::index::{Pin, Suspect};
 use crate::schedule::{Class, Grant, Scheduler};
-use crate::store::Extent;
+use crate::store::{Extent, Location};
 
 /// An operation between its arrival and its answer.
 pub(super) struct Active {
@@ -25,13 +26,15 @@ pub(super) struct Active {
     pub(super) timeline: Timeline,
     /// Bytes not granted yet.
     pub(super) waiting_bytes: u64,
-    /// Pieces granted and not through: in the kernel, or waiting for their checksum.
-    pub(super) unfinished_pieces: usize,
+    /// Pieces granted and not through (held back, in the kernel, or waiting for their checksum), and steps in the kernel.
+    pub(super) unfinished: usize,
     /// XOR of the placed checksums of its pieces.
     pub(super) checksum: u32,
     pub(super) failure: Option<Failure>,
     /// Times its write was tried again.
     pub(super) retries: u32,
+    /// The file of its chunk, if that has one of its own.
+    pub(super) own: Option<Box<OwnFile>>,
 }
 
 pub(super) enum Kind {
@@ -86,6 +89,10 @@ pub(super) struct Work {
     /// What the processor did in this turn instead of feeding the device, in bytes of summing up.
     pub(super) processed_bytes: u64,
     pub(super) commit: GroupCommit,
+    /// Operations whose file has a step before it.
+    pub(super) due_steps: Vec<usize>,
+    /// Steps that the kernel has.
+    pub(super) steps_in_flight: usize,
     /// Failed writes, and when to try them again.
     pub(super) retries: Vec<(Instant, usize)>,
     /// Chunks still to be verified.
@@ -121,6 +128,8 @@ impl Work {
             loads_elsewhere: false,
             processed_bytes: 0,
             commit: GroupCommit::default(),
+            due_steps: Vec::new(),
+            steps_in_flight: 0,
             retries: Vec::new(),
             all_verified: suspects.is_empty(),
             suspects,
@@ -147,9 +156,9 @@ impl Work {
         self.active.is_empty()
     }
 
-    /// Transfers and syncs that the kernel has.
+    /// Transfers, steps and syncs that the kernel has.
     pub(super) fn in_flight(&self) -> usize {
-        self.pieces.len() + self.commit.in_flight()
+        self.pieces.len() + self.steps_in_flight + self.commit.in_flight()
     }
 
     /// When to look again although nothing has come: a failed write is to be tried again, or a SET that waits for the
@@ -191,10 +200,11 @@ impl Work {
             kind,
             timeline: Timeline { submitted, started: None, moved: None },
             waiting_bytes: bytes,
-            unfinished_pieces: 0,
+            unfinished: 0,
             checksum: 0,
             failure: None,
             retries: 0,
+            own: None,
         });
         self.scheduler.push(class, id, bytes, submitted);
     }
@@ -248,19 +258,12 @@ impl Work {
         let active = &mut self.active[grant.id];
         active.waiting_bytes -= grant.length_bytes;
         active.timeline.started.get_or_insert(now);
-        let (extent, buffer, action) = match &mut active.kind {
+        match &mut active.kind {
             Kind::Free(_) => {
                 self.processed_bytes += FREEING_COSTS_BYTES;
                 self.scheduler.finish(grant);
                 self.answer(grant.id, shared);
                 return Ok(());
-            }
-            Kind::Get(request, pin) => (pin.extent, request.buffer, Action::Read),
-            Kind::Verify(pin, block) => {
-                // SAFETY: the block is as long, is ours alone, and lives in `active` until its pieces are reaped.
-                let buffer =
-                    unsafe { CallerBuffer::new(block.as_ptr(), pin.length_bytes as usize) };
-                (pin.extent, buffer, Action::Read)
             }
             Kind::Set(request, place @ None) => {
                 let comparison = compare_with_held(request, shared);
@@ -275,23 +278,66 @@ impl Work {
                     return self.end_unplaced(grant, None, shared);
                 }
                 match shared.find_place(request) {
-                    Ok(found) => {
-                        let extent = found.extent;
-                        *place = Some(found);
-                        (extent, request.buffer, Action::Write)
-                    }
+                    Ok(found) => *place = Some(found),
                     Err(error) => {
                         return self.end_unplaced(grant, Some(Failure::NoRoom(error)), shared);
                     }
                 }
             }
+            Kind::Get(..) | Kind::Verify(..) | Kind::Set(_, Some(_)) => {}
+        }
+        active.unfinished += 1;
+        if active.own.is_none()
+            && let Some(Location::Own { directory, name }) =
+                active.extent().map(|extent| shared.store.locate(extent))
+        {
+            active.own = Some(Box::new(OwnFile::new(directory, name)));
+        }
+        match &mut active.own {
+            Some(own) if own.step != Step::Transfer => {
+                if own.held_back.is_empty() {
+                    self.due_steps.push(grant.id);
+                }
+                own.held_back.push(grant);
+                Ok(())
+            }
+            _ => self.start_piece(grant, shared, engine),
+        }
+    }
+
+    /// Gives the device a piece; the file that it is in is open.
+    pub(super) fn start_piece(
+        &mut self,
+        grant: Grant,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let active = &mut self.active[grant.id];
+        let (extent, buffer, action) = match &active.kind {
+            Kind::Get(request, pin) => (pin.extent, request.buffer, Action::Read),
+            Kind::Verify(pin, block) => {
+                // SAFETY: the block is as long, is ours alone, and lives in `active` until its pieces are reaped.
+                let buffer =
+                    unsafe { CallerBuffer::new(block.as_ptr(), pin.length_bytes as usize) };
+                (pin.extent, buffer, Action::Read)
+            }
             Kind::Set(request, Some(place)) => (place.extent, request.buffer, Action::Write),
+            Kind::Set(_, None) | Kind::Free(_) => unreachable!("it has no pieces"),
         };
-        let (file, chunk_offset_bytes) = shared.store.locate(extent);
-        let target = Target { action, file, chunk_offset_bytes };
+        let target = match &active.own {
+            Some(own) => {
+                let file = own.descriptor();
+                Target { action, file, is_lasting: false, chunk_offset_bytes: 0 }
+            }
+            None => match shared.store.locate(extent) {
+                Location::Shared { file, offset_bytes } => {
+                    Target { action, file, is_lasting: true, chunk_offset_bytes: offset_bytes }
+                }
+                Location::Own { .. } => unreachable!("its file is opened first"),
+            },
+        };
         let piece = Piece::new(grant, target, buffer, shared.store.geometry(), &mut self.pool);
         shared.counters.bounced_bytes.add(piece.bounced_bytes as u64);
-        active.unfinished_pieces += 1;
         // Never over the capacity it was made with, so that no piece ever moves.
         assert!(
             self.pieces.len() < self.pieces.capacity(),
@@ -314,7 +360,7 @@ impl Work {
         let transfer = self.pieces[token].transfer(token);
         // SAFETY: the piece stays where it is in `pieces` until it is reaped (or everything is leaked); it owns vectors
         // and bounce memory; the caller's memory lives until the answer, which comes after the reaping; the store keeps
-        // its files open as long as `shared` lives, which the reactor holds.
+        // its files open as long as `shared` lives, which the reactor holds, and a chunk's own file is closed with the answer.
         let submitted = unsafe { engine.submit(transfer) };
         if submitted.is_err() {
             // Not under way: nothing to wait for.

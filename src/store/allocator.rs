@@ -164,9 +164,9 @@ impl Allocator {
         self.files.iter().map(|file| u64::from(file.blocks)).sum()
     }
 
-    /// Length of each file.
-    pub(crate) fn file_blocks(&self) -> impl Iterator<Item = u32> {
-        self.files.iter().map(|file| file.blocks)
+    /// Length of a file; 0 where there is none.
+    pub(crate) fn blocks_of(&self, file: u32) -> u64 {
+        self.files.get(file as usize).map_or(0, |file| u64::from(file.blocks))
     }
 
     fn free_run_ending_at(&self, file: u32, end: u32) -> Option<(u32, u32)> {

@@ -1,9 +1,9 @@
 //! Layout `extents`: chunks as raw bytes at block-aligned places in preallocated data files, grown one file at a time; or in
 //! the data part of a block device, which does not grow.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,15 +14,20 @@ use super::allocator::Allocator;
 use super::data_file::{DataFile, data_file_name, geometry_of, list_data_files};
 use super::device::Device;
 use super::discards::Discards;
-use super::{Extent, Fill, FreeSpace, Geometry, Store, StoreUsage};
+use super::files::CHUNKS_NAME;
+use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
-use crate::config::{BLOCK_BYTES, Discard, MAX_CHUNK_BYTES};
+use crate::config::{BLOCK_BYTES, Discard, Layout, MAX_CHUNK_BYTES};
 use crate::error::{OpenError, StoreError};
 use crate::index::HEADER_BYTES;
 use crate::index::table::INDEX_NAME;
+use crate::key::Digest;
 use crate::lock::Owner;
 
 const MIB: u64 = 1 << 20;
+
+/// A file that exists for a moment while a store is opened.
+pub(super) const PROBE_NAME: &str = "geometry-probe.kvring";
 
 /// Data files of one directory, or parts of one device, and who owns which of their blocks.
 pub(crate) struct ExtentStore {
@@ -54,12 +59,19 @@ impl ExtentStore {
         directory: &Path,
         budget: Arc<Budget>,
         owner: impl Fn() -> Option<Owner>,
-        mean_use_by_file: impl FnOnce() -> Vec<u64>,
+        mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
     ) -> Result<Self, OpenError> {
         let io_error = |action, path: &Path| {
             let path = path.to_owned();
             move |source| OpenError::Io { action, path, source }
         };
+        if directory.join(CHUNKS_NAME).exists() {
+            return Err(OpenError::OtherLayout {
+                path: directory.to_owned(),
+                found: Layout::Files.name(),
+                wanted: Layout::Extents.name(),
+            });
+        }
         let mut found = Vec::new();
         for (number, path) in list_data_files(directory).map_err(io_error("list", directory))? {
             let file = DataFile::open(&path, false, &owner)?;
@@ -73,7 +85,7 @@ impl ExtentStore {
         }
         if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > budget.left_bytes() {
             let mean_use = mean_use_by_file();
-            let used_ms = |file: &FoundFile| mean_use.get(file.number as usize).copied();
+            let used_ms = |file: &FoundFile| mean_use.get(&file.number).copied();
             found.sort_by_key(|file| (std::cmp::Reverse(used_ms(file)), file.number));
         }
         let mut files: Vec<Option<DataFile>> = Vec::new();
@@ -255,6 +267,10 @@ impl FoundFile {
 }
 
 impl FreeSpace for ExtentStore {
+    fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
+        None
+    }
+
     fn free_before(&self, file: u32, block: u32) -> u32 {
         self.allocator.lock().free_before(file, block)
     }
@@ -265,7 +281,7 @@ impl FreeSpace for ExtentStore {
 }
 
 impl Store for ExtentStore {
-    fn allocate(&self, size_bytes: u64) -> Result<Extent, StoreError> {
+    fn allocate(&self, size_bytes: u64, _digest: Digest) -> Result<Extent, StoreError> {
         let blocks = Extent::blocks_for(size_bytes);
         let mut allocator = self.allocator.lock();
         if let Some(extent) = allocator.allocate(blocks) {
@@ -296,19 +312,32 @@ impl Store for ExtentStore {
         discards.discard_next(&self.allocator, &self.files.read())
     }
 
-    fn locate(&self, extent: Extent) -> (RawFd, u64) {
+    fn locate(&self, extent: Extent) -> Location {
         let files = self.files.read();
         // Extents are only ever given out in files that exist; a missing one would be a bug, answered by EBADF.
         let file = files.get(extent.file as usize).and_then(Option::as_ref);
-        file.map_or((-1, 0), |file| file.locate(extent.first_block))
+        let (file, offset_bytes) = file.map_or((-1, 0), |file| file.locate(extent.first_block));
+        Location::Shared { file, offset_bytes }
     }
 
-    fn file_blocks(&self) -> Vec<u64> {
-        self.allocator.lock().file_blocks().map(u64::from).collect()
+    /// Data files stay.
+    fn settle(&self) {}
+
+    fn is_clear(&self, _extent: Extent) -> Result<bool, StoreError> {
+        Ok(true)
     }
 
-    fn rebuild(&self, held: &[Extent]) {
+    fn note_made(&self, _extent: Extent, _outcome: io::Result<()>) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn contains(&self, extent: Extent, _digest: Digest) -> bool {
+        extent.end_block() <= self.allocator.lock().blocks_of(extent.file)
+    }
+
+    fn rebuild(&self, held: &[Extent]) -> io::Result<u64> {
         self.allocator.lock().rebuild(held);
+        Ok(0)
     }
 
     fn geometry(&self) -> Geometry {
@@ -369,7 +398,7 @@ fn affordable_bytes(budget: &Budget) -> u64 {
 }
 
 /// What the index may still grow by when data files have taken the rest: chunks of 16 KiB on average fit into it.
-fn index_spare_bytes(capacity_bytes: u64) -> u64 {
+pub(super) fn index_spare_bytes(capacity_bytes: u64) -> u64 {
     (capacity_bytes / 64).max(MIB)
 }
 
@@ -379,8 +408,9 @@ fn on_disk_bytes(size_bytes: u64) -> u64 {
     size_bytes + size_bytes / 512 + 4 * BLOCK_BYTES
 }
 
-fn probe_geometry(directory: &Path) -> Result<Geometry, OpenError> {
-    let path = directory.join("geometry-probe.kvring");
+/// What transfers on new files in `directory` must look like.
+pub(super) fn probe_geometry(directory: &Path) -> Result<Geometry, OpenError> {
+    let path = directory.join(PROBE_NAME);
     let file = DataFile::open(&path, true, || None);
     let _ = fs::remove_file(&path);
     file.map(|file| file.geometry()).or_else(|error| {
@@ -393,9 +423,12 @@ fn probe_geometry(directory: &Path) -> Result<Geometry, OpenError> {
 mod tests {
     use super::*;
 
+    /// It does not matter here.
+    const DIGEST: Digest = Digest([0; 2]);
+
     fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
-        ExtentStore::open(directory, Arc::new(Budget::new(capacity_bytes)), || None, Vec::new)
-            .unwrap()
+        let budget = Arc::new(Budget::new(capacity_bytes));
+        ExtentStore::open(directory, budget, || None, HashMap::new).unwrap()
     }
 
     #[test]
@@ -404,7 +437,7 @@ mod tests {
         let store = open(directory.path(), 200 * MIB);
         let mut held = Vec::new();
         let error = loop {
-            match store.allocate(MIB) {
+            match store.allocate(MIB, DIGEST) {
                 Ok(extent) => held.push(extent),
                 Err(error) => break error,
             }
@@ -421,20 +454,20 @@ mod tests {
             .sum();
         assert!(on_disk <= 200 * MIB, "{on_disk}");
         store.free(held.remove(3));
-        assert!(store.allocate(MIB).is_ok());
+        assert!(store.allocate(MIB, DIGEST).is_ok());
     }
 
     #[test]
     fn a_smaller_capacity_drops_the_last_files() {
         let directory = tempfile::tempdir().unwrap();
         let store = open(directory.path(), 200 * MIB);
-        while store.allocate(16 * MIB).is_ok() {}
+        while store.allocate(16 * MIB, DIGEST).is_ok() {}
         drop(store);
         let store = open(directory.path(), 100 * MIB);
-        let blocks = store.file_blocks();
+        let blocks = [0, 1].map(|file| store.allocator.lock().blocks_of(file));
         assert_eq!(blocks[0], 64 * MIB / BLOCK_BYTES, "no file was used last, so the first stays");
         assert!((20 * MIB..36 * MIB).contains(&(blocks[1] * BLOCK_BYTES)), "{blocks:?}");
-        assert_eq!(blocks.len(), 2);
+        assert_eq!(store.usage().data_files, 2);
         assert!(store.budget.used_bytes() <= 100 * MIB);
         assert_eq!(store.max_chunk_bytes(), 64 * MIB);
     }
@@ -453,7 +486,7 @@ mod tests {
         fs::File::create(directory.path().join(data_file_name(0))).unwrap();
         let store = open(directory.path(), 64 * MIB);
         assert_eq!((store.usage().data_files, store.budget.used_bytes()), (0, 0));
-        assert!(store.allocate(MIB).is_ok());
+        assert!(store.allocate(MIB, DIGEST).is_ok());
         assert_eq!(list_data_files(directory.path()).unwrap().len(), 1);
     }
 
@@ -462,6 +495,6 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let store = open(directory.path(), crate::config::MIN_CAPACITY_BYTES);
         assert!(store.max_chunk_bytes() >= 12 * MIB, "{}", store.max_chunk_bytes());
-        assert!(store.allocate(store.max_chunk_bytes()).is_ok());
+        assert!(store.allocate(store.max_chunk_bytes(), DIGEST).is_ok());
     }
 }

@@ -5,19 +5,23 @@ pub(crate) mod data_file;
 pub(crate) mod device;
 mod discards;
 pub(crate) mod extents;
+pub(crate) mod files;
 mod geometry;
 
+use std::ffi::CString;
+use std::io;
 use std::os::fd::RawFd;
 
 pub use geometry::Geometry;
 
 use crate::config::BLOCK_BYTES;
 use crate::error::StoreError;
+use crate::key::Digest;
 
-/// A run of blocks of one data file: the place of one chunk.
+/// A run of blocks of one file: the place of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
-    /// Number of the data file.
+    /// Number of the file, which is the chunk's own in layout `files`.
     pub file: u32,
     /// First block in it.
     pub first_block: u32,
@@ -42,28 +46,50 @@ impl Extent {
     }
 }
 
+/// Where the bytes of a chunk are.
+#[derive(Debug)]
+pub enum Location {
+    /// In a file that stays open as long as the store.
+    Shared {
+        /// The file.
+        file: RawFd,
+        /// Where in it the chunk starts.
+        offset_bytes: u64,
+    },
+    /// In a file of its own, from its first byte to its last one.
+    Own {
+        /// The directory it is in, open as long as the store.
+        directory: RawFd,
+        /// Its name there.
+        name: CString,
+    },
+}
+
 /// Space taken by a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreUsage {
-    /// Bytes of extents given out.
+    /// Bytes of extents given out, and of those that are still on their way out.
     pub allocated_bytes: u64,
-    /// Data files.
+    /// Files with data in them.
     pub data_files: u64,
 }
 
 /// How full a store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fill {
-    /// Bytes of extents given out.
+    /// Bytes of what was given out.
     pub allocated_bytes: u64,
-    /// Bytes of all data files.
+    /// Bytes that can be given out in all.
     pub total_bytes: u64,
-    /// Whether there may be more data files.
+    /// Whether these may become more.
     pub can_grow: bool,
 }
 
-/// Free space beside a place.
+/// Free space: beside a place, or anywhere.
 pub trait FreeSpace {
+    /// Blocks that have to go, wherever they are, so that a chunk of `blocks` can be placed; `None` where they have to be
+    /// neighbours.
+    fn missing_blocks(&self, blocks: u32) -> Option<u64>;
     /// Free blocks that end where `block` begins.
     fn free_before(&self, file: u32, block: u32) -> u32;
     /// Free blocks from `block` on.
@@ -72,11 +98,11 @@ pub trait FreeSpace {
 
 /// Gives out places for chunks and says where they are.
 pub trait Store: FreeSpace + Send + Sync {
-    /// A place for `size_bytes` bytes.
+    /// A place for `size_bytes` bytes of the chunk with this digest.
     ///
     /// # Errors
     /// `StoreError` when there is none within the capacity or the file system refuses to grow.
-    fn allocate(&self, size_bytes: u64) -> Result<Extent, StoreError>;
+    fn allocate(&self, size_bytes: u64, digest: Digest) -> Result<Extent, StoreError>;
 
     /// Takes a place back. Nothing may be under way there.
     fn free(&self, extent: Extent);
@@ -86,14 +112,31 @@ pub trait Store: FreeSpace + Send + Sync {
         false
     }
 
-    /// Descriptor and byte offset of a place given out.
-    fn locate(&self, extent: Extent) -> (RawFd, u64);
+    /// Where a place given out is.
+    fn locate(&self, extent: Extent) -> Location;
 
-    /// Length in blocks of each data file, by its number; 0 where the file is missing.
-    fn file_blocks(&self) -> Vec<u64>;
+    /// Waits until what was taken back is off the disk.
+    fn settle(&self);
 
-    /// Makes `held` (sorted by place, free of overlaps, inside the files) the only places given out.
-    fn rebuild(&self, held: &[Extent]);
+    /// Whether the space of a place given out is there yet: what made room for it may still be on its way out. Who waits
+    /// for it is woken.
+    ///
+    /// # Errors
+    /// `StoreError` when it will not come; the place is to be freed.
+    fn is_clear(&self, extent: Extent) -> Result<bool, StoreError>;
+
+    /// The file of a chunk's own was made with all of its space, or the file system refused; then the error to answer with.
+    fn note_made(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError>;
+
+    /// Whether the place is there and can be that of the chunk with this digest: as opening asks for each record.
+    fn contains(&self, extent: Extent, digest: Digest) -> bool;
+
+    /// Makes `held` (sorted by place, free of overlaps, each contained) the only places given out. Returns how many files
+    /// were removed because no chunk is theirs.
+    ///
+    /// # Errors
+    /// What the file system says.
+    fn rebuild(&self, held: &[Extent]) -> io::Result<u64>;
 
     /// What the target asks of a transfer.
     fn geometry(&self) -> Geometry;
@@ -111,11 +154,11 @@ pub trait Store: FreeSpace + Send + Sync {
     ///
     /// # Errors
     /// What flock(2) says.
-    fn give_up(&self) -> std::io::Result<()>;
+    fn give_up(&self) -> io::Result<()>;
 
     /// Makes everything written so far durable.
     ///
     /// # Errors
-    /// What fdatasync(2) says; then nothing may be taken as durable.
-    fn sync(&self) -> std::io::Result<()>;
+    /// What the system says; then nothing may be taken as durable.
+    fn sync(&self) -> io::Result<()>;
 }

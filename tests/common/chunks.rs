@@ -1,6 +1,9 @@
 //! A store with chunks of several lengths, and how many of them are left.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kvring::list_chunks;
 
 use super::{Client, MIB, Memory, key, pattern};
 
@@ -14,6 +17,28 @@ pub(crate) fn filled(directory: &Path, count: u64) {
         assert!(client.set_one(&key(number), &Memory::patterned(length(number), 0, number)));
     }
     client.connector.close();
+}
+
+/// Where the chunk of `key` lies in a store that was closed: its file, and where in that it starts.
+pub(crate) fn place(directory: &Path, key: &str) -> (PathBuf, u64) {
+    let chunk = list_chunks(directory, None)
+        .unwrap()
+        .map(Result::unwrap)
+        .find(|chunk| chunk.key == key)
+        .expect("a chunk of that key");
+    (directory.join(chunk.file), chunk.offset_bytes)
+}
+
+/// Copies a directory with everything below it.
+pub(crate) fn copy_all(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_all(&entry.path(), &to),
+            false => drop(fs::copy(entry.path(), to).unwrap()),
+        }
+    }
 }
 
 pub(crate) fn length(number: u64) -> usize {

@@ -1,5 +1,6 @@
 //! An engine that does real I/O and lies about it, by script.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -29,6 +30,8 @@ pub(crate) struct FaultEngine {
     number: u64,
     panics: bool,
     cancelled: bool,
+    /// Tokens of files that are being opened: what is open must be closed, and cannot be cancelled any more.
+    opening: HashSet<usize>,
     /// Failed without reaching the kernel; reported with the next reap.
     failed: Vec<Reaped>,
     /// Vectors of shortened transfers, at addresses that stay.
@@ -52,6 +55,7 @@ impl FaultEngine {
             number: 0,
             panics: false,
             cancelled: false,
+            opening: HashSet::new(),
             failed: Vec::new(),
             shortened: Vec::new(),
             stuck,
@@ -66,9 +70,11 @@ impl Engine for FaultEngine {
 
     unsafe fn submit(&mut self, mut transfer: Transfer) -> Result<(), EngineError> {
         let vectors = match transfer.action {
-            Action::Sync => &[],
             // SAFETY: the caller vouches for the vectors.
-            _ => unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) },
+            Action::Read | Action::Write => unsafe {
+                std::slice::from_raw_parts(transfer.vectors, transfer.vector_count)
+            },
+            _ => &[],
         };
         let length = vectors.iter().map(|vector| vector.iov_len).sum();
         self.number += 1;
@@ -93,6 +99,9 @@ impl Engine for FaultEngine {
                 self.shortened.push(own);
             }
         }
+        if matches!(transfer.action, Action::Open(_)) {
+            self.opening.insert(transfer.token);
+        }
         // SAFETY: as the caller vouches; shortened vectors live as long as this engine.
         unsafe { self.real.submit(transfer) }
     }
@@ -115,7 +124,12 @@ impl Engine for FaultEngine {
         reaped.append(&mut self.failed);
         let outcome = self.real.reap(timeout, reaped);
         if self.cancelled {
-            reaped.iter_mut().for_each(|reaped| reaped.result = -libc::ECANCELED);
+            for reaped in reaped.iter_mut().filter(|one| !self.opening.contains(&one.token)) {
+                reaped.result = -libc::ECANCELED;
+            }
+        }
+        for one in &*reaped {
+            self.opening.remove(&one.token);
         }
         outcome
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use kvring::{
     AlignedBlock, CallerBuffer, Completion, Config, Connector, Engine, EngineChoice, EngineError,
-    PosixEngine, UringEngine, Waker,
+    Layout, PosixEngine, UringEngine, Waker,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -206,8 +206,27 @@ impl From<Connector> for Client {
 pub(crate) fn config(path: &Path, capacity_bytes: u64) -> Config {
     let mut config = Config::new(path.to_str().unwrap(), capacity_bytes).unwrap();
     config.io_threads = 1;
+    config.layout = layout();
     config.engine = engine_choice();
     config
+}
+
+/// The layout that the stores of this run have: what KVRING_TEST_LAYOUT says, or the default.
+pub(crate) fn layout() -> Layout {
+    match std::env::var("KVRING_TEST_LAYOUT").as_deref() {
+        Err(_) | Ok("extents") => Layout::Extents,
+        Ok("files") => Layout::Files,
+        Ok(other) => panic!("KVRING_TEST_LAYOUT is 'extents' or 'files', not '{other}'"),
+    }
+}
+
+/// For tests that are about data files: whether to go on. `why` says what the other layout has instead.
+pub(crate) fn has_data_files(why: &str) -> bool {
+    let has = layout() == Layout::Extents;
+    if !has {
+        eprintln!("skipped in layout 'files': {why}");
+    }
+    has
 }
 
 /// What moves the bytes: `KVRING_TEST_ENGINE`, as the option `engine` takes it.
@@ -262,8 +281,12 @@ pub(crate) fn on_disk_bytes(directory: &Path) -> u64 {
     };
     let own = std::fs::metadata(directory).map_or(0, size);
     let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    // One that goes away meanwhile takes nothing.
-    own + files.filter_map(|file| file.metadata().ok()).map(size).sum::<u64>()
+    let taken = |file: std::fs::DirEntry| match file.file_type() {
+        Ok(kind) if kind.is_dir() => on_disk_bytes(&file.path()),
+        // One that goes away meanwhile takes nothing.
+        _ => file.metadata().map_or(0, size),
+    };
+    own + files.map(taken).sum::<u64>()
 }
 
 /// Waits until `waker` rings, or `timeout` is over: what an engine without a device does.

@@ -71,6 +71,7 @@ impl Engine for SimulatedEngine {
                 self.disk.event();
                 self.transfer(&transfer)
             }
+            other => unreachable!("layout 'extents' does no {other:?}"),
         };
         self.done.push(Reaped { token: transfer.token, result });
         Ok(())

@@ -57,6 +57,9 @@ struct Arguments {
     /// First version that the child may write.
     #[arg(long, hide = true, default_value_t = 0)]
     first_version: u64,
+    /// Layout of the store: 'extents' or 'files'; by default what KVRING_TEST_LAYOUT says.
+    #[arg(long)]
+    layout: Option<String>,
     /// Sync before completing.
     #[arg(long, hide = true)]
     persistent: bool,
@@ -178,6 +181,10 @@ impl Harness {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(layout) = &arguments.layout {
+        // SAFETY: there is one thread yet. Children inherit it.
+        unsafe { std::env::set_var("KVRING_TEST_LAYOUT", layout) };
+    }
     if arguments.child {
         let path = arguments.path.as_deref().expect("a child is told where");
         child::work(path, &arguments);

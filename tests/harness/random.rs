@@ -67,6 +67,9 @@ struct Arguments {
     /// "simulated", or an empty directory or block device to work in.
     #[arg(long, default_value = SIMULATED)]
     disk: String,
+    /// Layout of the store: 'extents', or on a real disk 'files'; by default what KVRING_TEST_LAYOUT says.
+    #[arg(long)]
+    layout: Option<String>,
     /// Usual capacity in MiB; sessions have half of it or twice as much as well.
     #[arg(long, default_value_t = 64)]
     capacity_mib: u64,
@@ -290,6 +293,14 @@ fn run(arguments: &Arguments) -> Result<String, (u64, String)> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(layout) = &arguments.layout {
+        // SAFETY: there is one thread yet. Children inherit it.
+        unsafe { std::env::set_var("KVRING_TEST_LAYOUT", layout) };
+    }
+    if arguments.disk == SIMULATED && common::layout() != kvring::Layout::Extents {
+        eprintln!("the simulated disk has layout 'extents' only: give --disk a directory");
+        return ExitCode::FAILURE;
+    }
     if arguments.child {
         let ledger = Ledger::open(arguments.ledger.as_deref().expect("a child is told where"));
         return match child(&arguments, &ledger) {

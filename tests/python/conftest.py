@@ -35,6 +35,9 @@ REPOSITORY = Path(__file__).parents[2]
 # What moves the bytes in the stores of the fixtures.
 ENGINE = os.environ.get("KVRING_TEST_ENGINE", "auto")
 
+# How chunks lie in them.
+LAYOUT = os.environ.get("KVRING_TEST_LAYOUT", "extents")
+
 
 class Completion(NamedTuple):
     """One tuple of drain_completions()."""
@@ -182,12 +185,14 @@ def is_exported(memory: bytearray) -> bool:
 
 
 def disk_bytes(directory: Path) -> int:
-    """Return what all files of a directory take on disk."""
+    """Return what everything in a directory takes on disk, directories below it included."""
     total_bytes = 0
-    for path in directory.iterdir():
+    for path in os.scandir(directory):
         # A file that goes away meanwhile takes nothing.
         with suppress(FileNotFoundError):
-            total_bytes += path.stat().st_blocks * 512
+            total_bytes += path.stat(follow_symlinks=False).st_blocks * 512
+            if path.is_dir(follow_symlinks=False):
+                total_bytes += disk_bytes(Path(path.path))
     return total_bytes
 
 
@@ -288,7 +293,7 @@ def open_client(store_directory: Path) -> Iterator[Callable[..., Client]]:
     clients: list[Client] = []
 
     def build(capacity: int | str = CAPACITY_BYTES, **options: Any) -> Client:
-        options.setdefault("engine", ENGINE)
+        options = {"engine": ENGINE, "layout": LAYOUT, **options}
         clients.append(Client(kvring.Connector(store_directory, capacity, **options)))
         return clients[-1]
 
@@ -314,7 +319,7 @@ def client(open_client: Callable[..., Client]) -> Client:
 def shared_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client of a small store that all tests of a module use, one after the other."""
     directory = tmp_path_factory.mktemp("shared") / "store"
-    with kvring.Connector(directory, SMALL_CAPACITY_BYTES, engine=ENGINE) as connector:
+    with kvring.Connector(directory, SMALL_CAPACITY_BYTES, engine=ENGINE, layout=LAYOUT) as connector:
         yield Client(connector)
     shutil.rmtree(directory)
 

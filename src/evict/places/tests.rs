@@ -10,6 +10,10 @@ use crate::store::allocator::Allocator;
 const FILES: [u32; 3] = [120, 200, 40];
 
 impl FreeSpace for Allocator {
+    fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
+        None
+    }
+
     fn free_before(&self, file: u32, block: u32) -> u32 {
         Allocator::free_before(self, file, block)
     }

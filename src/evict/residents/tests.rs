@@ -51,6 +51,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct NothingFree;
 
 impl FreeSpace for NothingFree {
+    fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
+        None
+    }
+
     fn free_before(&self, _: u32, _: u32) -> u32 {
         0
     }

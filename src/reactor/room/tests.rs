@@ -20,6 +20,7 @@ use crate::index::{EnteredGet, EnteredSet, Index, Rules};
 use crate::key::Digest;
 use crate::reactor::steps::end_set;
 use crate::reactor::{GetRequest, SetRequest};
+use crate::store::Store;
 use crate::store::extents::ExtentStore;
 use std::sync::Arc;
 
@@ -74,11 +75,12 @@ impl Still {
         let (index, store, ..) =
             Index::open(&place, &budget, rules, 1, |owner, mean_use_by_file| {
                 ExtentStore::open(directory.path(), Arc::clone(&budget), owner, mean_use_by_file)
+                    .map(|store| Box::new(store) as Box<dyn Store>)
             })
             .unwrap();
         let completions = Arc::new(CompletionQueue::new().unwrap());
         let wakers = vec![Waker::new().unwrap()];
-        let shared = Shared::new(config, index, Box::new(store), completions, wakers);
+        let shared = Shared::new(config, index, store, completions, wakers);
         let backlog = Backlog::new(Amount { operations: 1, bytes: u64::MAX });
         Self { shared, backlog, _directory: directory, memory: vec![0; 8].into() }
     }

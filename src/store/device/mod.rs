@@ -100,7 +100,7 @@ impl Device {
         let probe = File::open(&path).map_err(io_error("open"))?;
         let size_bytes = check_device(&probe, &path)?;
         let number = probe.metadata().map_err(io_error("open"))?.rdev();
-        let owner = || owner(&probe, &peek(&probe)?);
+        let owner = || owner(&probe, &Superblock::read(&probe)?);
         let file = claim::claim(&path, number, owner)?;
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         if file.metadata().map_err(io_error("open"))?.rdev() != number {
@@ -420,18 +420,6 @@ fn is_to_be_formatted(found: &Content, config: &Config) -> Result<bool, OpenErro
         }
         false => Err(OpenError::NotFormatted { path, found }),
     }
-}
-
-/// The superblock, as far as it can be read without the claim.
-fn peek(probe: &File) -> Option<Superblock> {
-    [0, COPY_OFFSET].into_iter().find_map(|offset| {
-        let mut block = vec![0; BLOCK_BYTES as usize];
-        probe.read_exact_at(&mut block, offset).ok()?;
-        match superblock::Copy::of(Some(&block)) {
-            superblock::Copy::Intact(superblock) => Some(superblock),
-            _ => None,
-        }
-    })
 }
 
 /// The blocks from `start` to `end`, the last one perhaps in part.

@@ -1,5 +1,8 @@
 //! The superblock of a block device: whose it is, and which part of it holds what. docs/format.md draws it byte by byte.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 use bytemuck::{Pod, Zeroable};
 
 use crate::config::BLOCK_BYTES;
@@ -38,7 +41,7 @@ pub(crate) struct Superblock {
     pub(crate) index_offset: u64,
     /// 0 if the index is a file elsewhere.
     pub(crate) index_bytes: u64,
-    pub(super) data_offset: u64,
+    pub(crate) data_offset: u64,
     pub(super) data_bytes: u64,
     reserved: u32,
     /// CRC-32C of everything before it.
@@ -60,6 +63,18 @@ pub(super) enum Copy {
 }
 
 impl Superblock {
+    /// That of a device, as far as it can be read, by whoever asks.
+    pub(crate) fn read(device: &File) -> Option<Self> {
+        [0, COPY_OFFSET].into_iter().find_map(|offset| {
+            let mut block = vec![0; BLOCK_BYTES as usize];
+            device.read_exact_at(&mut block, offset).ok()?;
+            match Copy::of(Some(&block)) {
+                Copy::Intact(superblock) => Some(superblock),
+                _ => None,
+            }
+        })
+    }
+
     /// Of a device of this length. The index takes a part of it, unless it `is_elsewhere`.
     pub(super) fn new(
         store_id: [u8; 16],

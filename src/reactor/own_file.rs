@@ -1,0 +1,322 @@
+//! The file of an operation's chunk in layout `files`: opened before its first piece goes down, closed with the operation.
+//!
+//! A SET waits until the room that was made for it is there, makes its file, reserves all of its space, writes, and cuts off
+//! the padding of the last block. A GET opens its file and looks at its length. Pieces that are granted before the file is
+//! ready are held back.
+
+use std::ffi::CString;
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use super::Shared;
+use super::piece::MAX_ATTEMPTS;
+use super::steps::Failure;
+use super::work::{Active, Kind, Work};
+use crate::config::BLOCK_BYTES;
+use crate::engine::{Action, Engine, Transfer};
+use crate::error::EngineError;
+use crate::fork::GivenUpInForks;
+use crate::schedule::Grant;
+use crate::store::Extent;
+
+/// Tokens from here on are those of steps; the rest of them is the operation's id.
+pub(super) const STEP_TOKENS: usize = 1 << 62;
+
+/// What is to be done with the file next, or is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// What goes for it has to be gone.
+    AwaitRoom,
+    Open,
+    Reserve,
+    /// Pieces go down.
+    Transfer,
+    Cut,
+}
+
+/// A chunk's own file.
+pub(super) struct OwnFile {
+    directory: RawFd,
+    /// Where it is stays the same while the kernel looks at it.
+    name: CString,
+    pub(super) step: Step,
+    open: Option<OpenFile>,
+    /// Pieces that wait for the file to be ready.
+    pub(super) held_back: Vec<Grant>,
+    attempts: u32,
+}
+
+struct OpenFile {
+    // Before the file is closed.
+    _given_up_in_forks: GivenUpInForks,
+    file: OwnedFd,
+}
+
+impl OwnFile {
+    pub(super) fn new(directory: RawFd, name: CString) -> Self {
+        Self {
+            directory,
+            name,
+            step: Step::AwaitRoom,
+            open: None,
+            held_back: Vec::new(),
+            attempts: 0,
+        }
+    }
+
+    /// Its descriptor; one that nothing has while it is not open.
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.open.as_ref().map_or(-1, |open| open.file.as_raw_fd())
+    }
+
+    /// Descriptor of the directory that it is in.
+    pub(super) fn directory(&self) -> RawFd {
+        self.directory
+    }
+
+    fn length_bytes(&self) -> io::Result<u64> {
+        let open = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        Ok(nix::sys::stat::fstat(&open.file)?.st_size as u64)
+    }
+}
+
+impl Active {
+    /// The place of its chunk.
+    pub(super) fn extent(&self) -> Option<Extent> {
+        match &self.kind {
+            Kind::Get(_, pin) | Kind::Verify(pin, _) => Some(pin.extent),
+            Kind::Set(_, place) => place.as_ref().map(|place| place.extent),
+            Kind::Free(_) => None,
+        }
+    }
+
+    fn is_written(&self) -> bool {
+        matches!(self.kind, Kind::Set(..))
+    }
+}
+
+impl Work {
+    /// Takes the next step of each operation whose file has one before it.
+    pub(super) fn start_steps(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let mut outcome = Ok(());
+        for id in mem::take(&mut self.due_steps) {
+            if outcome.is_err() {
+                // It ends with everything else.
+                self.due_steps.push(id);
+                continue;
+            }
+            outcome = self.start_step(id, shared, engine);
+        }
+        outcome
+    }
+
+    /// Whether an operation waits for room that has come since `start_steps` looked. To be asked once more before sleeping:
+    /// who removes files rings only for a sleeper.
+    pub(super) fn has_due_steps(&self, shared: &Shared) -> bool {
+        self.due_steps.iter().any(|id| {
+            let active = &self.active[*id];
+            let waits = active.own.as_ref().is_some_and(|own| own.step == Step::AwaitRoom);
+            let is_clear = || {
+                active
+                    .extent()
+                    .is_none_or(|extent| !matches!(shared.store.is_clear(extent), Ok(false)))
+            };
+            !waits || is_clear()
+        })
+    }
+
+    fn start_step(
+        &mut self,
+        id: usize,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let active = &mut self.active[id];
+        let (is_written, length_bytes) = (active.is_written(), active.kind.bytes());
+        let extent = active.extent();
+        let Some(own) = &mut active.own else { return Ok(()) };
+        if own.step == Step::AwaitRoom {
+            match extent
+                .filter(|_| is_written)
+                .map_or(Ok(true), |extent| shared.store.is_clear(extent))
+            {
+                Ok(true) => own.step = Step::Open,
+                Ok(false) => {
+                    self.due_steps.push(id);
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.fail_step(id, Failure::NoRoom(error), shared);
+                    return Ok(());
+                }
+            }
+        }
+        let direct = if shared.store.geometry().direct { libc::O_DIRECT } else { 0 };
+        let (action, file, offset_bytes) = match own.step {
+            Step::AwaitRoom => return Ok(()),
+            Step::Open => {
+                let purpose = match is_written {
+                    true => libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL,
+                    false => libc::O_RDONLY,
+                };
+                let flags = purpose | direct | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+                (Action::Open(flags), own.directory, 0)
+            }
+            Step::Reserve => (Action::Reserve, own.descriptor(), length_bytes),
+            Step::Cut => (Action::Cut, own.descriptor(), length_bytes),
+            Step::Transfer => {
+                let mut outcome = Ok(());
+                for grant in mem::take(&mut own.held_back) {
+                    outcome = outcome.and_then(|()| self.start_piece(grant, shared, engine));
+                    if outcome.is_err() {
+                        self.finish_held_back(grant);
+                    }
+                }
+                return outcome;
+            }
+        };
+        own.attempts += 1;
+        let transfer = Transfer {
+            offset_bytes,
+            name: own.name.as_ptr(),
+            ..Transfer::without_memory(action, file, STEP_TOKENS | id)
+        };
+        // SAFETY: a step names no memory but the name, which does not move with its owner; that stays in `active`, with the
+        // file, until the step is reaped (or is leaked): an operation with a step under way is not ended. The directory is
+        // open as long as `shared` lives.
+        match unsafe { engine.submit(transfer) } {
+            Ok(()) => {
+                self.active[id].unfinished += 1;
+                self.steps_in_flight += 1;
+                Ok(())
+            }
+            Err(error) => {
+                self.fail_step(id, Failure::Closed, shared);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the result of a step. `stopped`: no further one may be taken.
+    pub(super) fn finish_step(&mut self, id: usize, result: i32, stopped: bool, shared: &Shared) {
+        self.steps_in_flight -= 1;
+        let active = &mut self.active[id];
+        active.unfinished -= 1;
+        let (is_written, length_bytes) = (active.is_written(), active.kind.bytes());
+        let extent = active.extent();
+        // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
+        let is_abandoned = active.failure.is_some() || stopped && result < 0;
+        let Some(own) = &mut active.own else { return };
+        if own.step == Step::Open && result >= 0 {
+            // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+            let file = unsafe { OwnedFd::from_raw_fd(result) };
+            let _given_up_in_forks = GivenUpInForks::new(result);
+            own.open = Some(OpenFile { _given_up_in_forks, file });
+        }
+        if is_abandoned {
+            return self.fail_step(id, Failure::Closed, shared);
+        }
+        let made =
+            |outcome| extent.map_or(Ok(()), |extent| shared.store.note_made(extent, outcome));
+        match (own.step, -result) {
+            (_, libc::EINTR | libc::EAGAIN) if own.attempts < MAX_ATTEMPTS => {
+                return self.due_steps.push(id);
+            }
+            (Step::Open | Step::Reserve, libc::ENOSPC | libc::EDQUOT) if is_written => {
+                let error = io::Error::from_raw_os_error(-result);
+                let failure = match made(Err(error)) {
+                    Err(error) => Failure::NoRoom(error),
+                    Ok(()) => failure_of_step(-result, is_written),
+                };
+                return self.fail_step(id, failure, shared);
+            }
+            // The file system cannot reserve: writes may find it full.
+            (Step::Reserve, libc::EOPNOTSUPP) => {}
+            (_, errno) if errno > 0 => {
+                return self.fail_step(id, failure_of_step(errno, is_written), shared);
+            }
+            _ => {}
+        }
+        own.attempts = 0;
+        own.step = match own.step {
+            Step::Open if is_written => Step::Reserve,
+            Step::Open => match own.length_bytes() {
+                Ok(found_bytes) if found_bytes == length_bytes => Step::Transfer,
+                Ok(found_bytes) => {
+                    let error = io::Error::other(format!(
+                        "its file has {found_bytes} bytes, not {length_bytes}"
+                    ));
+                    return self.fail_step(id, Failure::Transfer(error), shared);
+                }
+                Err(error) => return self.fail_step(id, Failure::Transfer(error), shared),
+            },
+            Step::Reserve => {
+                // It cannot refuse what went well.
+                let _ = made(Ok(()));
+                Step::Transfer
+            }
+            Step::Cut => return self.end(id, shared),
+            step => step,
+        };
+        self.due_steps.push(id);
+    }
+
+    /// The file will not be ready, or not whole: the operation ends when nothing of it is under way.
+    pub(super) fn fail_step(&mut self, id: usize, failure: Failure, shared: &Shared) {
+        let active = &mut self.active[id];
+        active.failure.get_or_insert(failure);
+        let class = active.kind.class();
+        let held_back = active.own.as_mut().map_or(Vec::new(), |own| mem::take(&mut own.held_back));
+        if active.waiting_bytes > 0 {
+            active.waiting_bytes = 0;
+            self.scheduler.cancel_rest(class, id);
+        }
+        held_back.into_iter().for_each(|grant| self.finish_held_back(grant));
+        if self.active[id].unfinished == 0 {
+            self.end(id, shared);
+        }
+    }
+
+    fn finish_held_back(&mut self, grant: Grant) {
+        self.active[grant.id].unfinished -= 1;
+        self.scheduler.finish(grant);
+    }
+
+    /// All pieces of an operation are through. Says whether the padding behind the chunk has to be cut off before it ends.
+    pub(super) fn has_to_be_cut(&mut self, id: usize, shared: &Shared) -> bool {
+        let active = &mut self.active[id];
+        let is_padded = shared.store.geometry().direct
+            && active.is_written()
+            && !active.kind.bytes().is_multiple_of(BLOCK_BYTES);
+        match &mut active.own {
+            Some(own) if is_padded && active.failure.is_none() && own.step == Step::Transfer => {
+                own.step = Step::Cut;
+                self.due_steps.push(id);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends what waits for its next step, when none may be taken any more.
+    pub(super) fn drop_due_steps(&mut self, shared: &Shared) {
+        for id in mem::take(&mut self.due_steps) {
+            self.fail_step(id, Failure::Closed, shared);
+        }
+    }
+}
+
+/// The failure that a step's errno stands for.
+fn failure_of_step(errno: i32, is_written: bool) -> Failure {
+    let error = io::Error::from_raw_os_error(errno);
+    match errno {
+        // It says nothing of the chunk.
+        libc::EMFILE | libc::ENFILE | libc::ENOMEM if !is_written => Failure::Unopened(error),
+        _ => Failure::Transfer(error),
+    }
+}

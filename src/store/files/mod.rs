@@ -1,0 +1,409 @@
+//! Layout `files`: each chunk in a file of its own, with nothing but its bytes in it, spread over 256 directories.
+//!
+//! A file becomes part of the store when its record is published, and is removed behind the clearing of its record, by a
+//! thread of its own. So a file without a record is nobody's; opening removes it.
+
+mod account;
+mod names;
+mod remover;
+
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
+use parking_lot::{Condvar, Mutex};
+
+use self::account::{Account, cost_bytes, directory_bytes};
+use self::names::{DIRECTORIES, directory_name, directory_of, file_c_name, parse_file_name};
+use self::remover::Remover;
+use super::data_file::list_data_files;
+use super::extents::{PROBE_NAME, index_spare_bytes, probe_geometry};
+use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
+use crate::budget::Budget;
+use crate::config::{BLOCK_BYTES, Layout, MAX_CHUNK_BYTES};
+use crate::engine::Waker;
+use crate::error::{OpenError, StoreError};
+use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::key::Digest;
+
+pub(crate) use names::{CHUNKS_NAME, chunk_path};
+
+/// Pause after the file system had no space: meanwhile only what chunks leave is given out.
+const GROWTH_PAUSE: Duration = Duration::from_secs(1);
+
+/// Open files that the process should be allowed: those of chunks under way, the directories, and what else it has.
+const WANTED_OPEN_FILES: u64 = 16_384;
+
+/// How long `give_up` waits for files to be removed; the rest is left to the next open.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The files of one directory, and who owns them.
+pub(crate) struct FileStore {
+    shared: Arc<Files>,
+    geometry: Geometry,
+    max_chunk_bytes: u64,
+    remover: Mutex<Option<Remover>>,
+}
+
+/// What the thread that removes files knows as well.
+struct Files {
+    /// The store's directory.
+    path: PathBuf,
+    budget: Arc<Budget>,
+    directories: Vec<(GivenUpInForks, File)>,
+    state: Mutex<State>,
+    /// There is something to remove, or nothing will come any more.
+    told: Condvar,
+    /// Something was removed.
+    removed: Condvar,
+    /// Woken when a file may be made that waited for others to go.
+    wakers: Vec<Arc<Waker>>,
+}
+
+struct State {
+    account: Account,
+    /// After the file system had no space: when to ask it again, and what it said.
+    refusal: Option<(Instant, StoreError)>,
+    /// When to leave the rest.
+    ends: Option<Instant>,
+}
+
+impl FileStore {
+    /// Opens the directories below `directory`, making them if there are none, and looks which files there are.
+    /// [`Store::rebuild`] decides which of them stay. `wakers` ring when what was given out becomes clear.
+    pub(crate) fn open(
+        directory: &Path,
+        budget: Arc<Budget>,
+        wakers: Vec<Arc<Waker>>,
+    ) -> Result<Self, OpenError> {
+        let io_error = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| OpenError::Io { action, path, source }
+        };
+        if !list_data_files(directory).map_err(io_error("list", directory))?.is_empty() {
+            return Err(OpenError::OtherLayout {
+                path: directory.to_owned(),
+                found: Layout::Extents.name(),
+                wanted: Layout::Files.name(),
+            });
+        }
+        let geometry = probe_geometry(directory)?;
+        if !geometry.direct {
+            log::warn!(
+                "{} has no O_DIRECT: transfers go through the page cache",
+                directory.display()
+            );
+        }
+        raise_open_files();
+        let path = directory.join(CHUNKS_NAME);
+        let mut is_new = make_directory(&path).map_err(io_error("make the directory", &path))?;
+        let unit_bytes = unit_bytes_of(directory);
+        let mut account = Account::new(unit_bytes);
+        budget.add(fs::metadata(&path).map_or(0, |found| found.blocks() * 512).max(BLOCK_BYTES));
+        let mut directories = Vec::with_capacity(DIRECTORIES);
+        for number in 0..DIRECTORIES {
+            let path = path.join(directory_name(number));
+            let opened = match File::open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    is_new |=
+                        make_directory(&path).map_err(io_error("make the directory", &path))?;
+                    File::open(&path)
+                }
+                other => other,
+            };
+            let opened = opened.map_err(io_error("open", &path))?;
+            let found = opened.metadata().map_err(io_error("look at", &path))?;
+            account.note_directory(number, found.blocks() * 512, &budget);
+            scan(&path, number, &mut account).map_err(io_error("list", &path))?;
+            directories.push((GivenUpInForks::new(opened.as_raw_fd()), opened));
+        }
+        // Their names: without them a sync of what is in them is worth nothing after power loss.
+        if is_new {
+            sync_directory(&path)
+                .and_then(|()| sync_directory(directory))
+                .map_err(io_error("sync", &path))?;
+        }
+        let spare_bytes = index_spare_bytes(budget.capacity_bytes());
+        let free_bytes = budget.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
+        let max_chunk_bytes = longest_chunk_bytes(free_bytes, unit_bytes);
+        let state = State { account, refusal: None, ends: None };
+        let shared = Arc::new(Files {
+            path: directory.to_owned(),
+            budget,
+            directories,
+            state: Mutex::new(state),
+            told: Condvar::new(),
+            removed: Condvar::new(),
+            wakers,
+        });
+        let remover = Remover::start(&shared).map_err(io_error("start a thread for", directory))?;
+        Ok(Self { shared, geometry, max_chunk_bytes, remover: Mutex::new(Some(remover)) })
+    }
+}
+
+impl Files {
+    /// What can be reserved now, with regard to the index and the file system, and to who is about to take it.
+    fn available_bytes(&self, state: &State) -> u64 {
+        if state.refusal.as_ref().is_some_and(|(again, _)| Instant::now() < *again) {
+            return 0;
+        }
+        let free_bytes = self.budget.free_above_floor_bytes();
+        let above_floor = free_bytes.saturating_sub(state.account.unmade_bytes());
+        self.budget.left_bytes().saturating_sub(self.spare_bytes(state)).min(above_floor)
+    }
+
+    /// What stays free for the index beyond what it has.
+    fn spare_bytes(&self, state: &State) -> u64 {
+        let own_bytes = state.account.live_bytes;
+        let others_bytes = self.budget.used_bytes().saturating_sub(own_bytes);
+        index_spare_bytes(self.budget.capacity_bytes()).saturating_sub(others_bytes)
+    }
+
+    /// Why `needed_bytes` cannot be had.
+    fn refusal(&self, state: &State, needed_bytes: u64) -> StoreError {
+        if let Some((again, error)) = &state.refusal
+            && Instant::now() < *again
+        {
+            return error.clone();
+        }
+        let free_bytes = self.budget.free_above_floor_bytes();
+        if free_bytes.saturating_sub(state.account.unmade_bytes()) < needed_bytes
+            && self.budget.left_bytes() >= needed_bytes
+        {
+            return StoreError::Floor { needed_bytes, free_bytes };
+        }
+        StoreError::Full { needed_bytes, capacity_bytes: self.budget.capacity_bytes() }
+    }
+
+    /// Removes a file; one that is not there is removed.
+    fn remove(&self, digest: Digest, name: &CStr) -> io::Result<()> {
+        let (_, directory) = &self.directories[directory_of(digest)];
+        match unlinkat(directory, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(nix::errno::Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl FreeSpace for FileStore {
+    fn missing_blocks(&self, blocks: u32) -> Option<u64> {
+        let state = self.shared.state.lock();
+        let needed = cost_bytes(blocks, state.account.unit_bytes);
+        let free = self.shared.available_bytes(&state) + state.account.unpromised_bytes();
+        // In proportion: what goes gives back more than its blocks, too.
+        Some((u64::from(blocks) * needed.saturating_sub(free)).div_ceil(needed))
+    }
+
+    fn free_before(&self, _file: u32, _block: u32) -> u32 {
+        0
+    }
+
+    fn free_from(&self, _file: u32, _block: u32) -> u32 {
+        0
+    }
+}
+
+impl Store for FileStore {
+    fn allocate(&self, size_bytes: u64, digest: Digest) -> Result<Extent, StoreError> {
+        let blocks = Extent::blocks_for(size_bytes);
+        let mut state = self.shared.state.lock();
+        let needed_bytes = state.account.needed_bytes(blocks, digest);
+        let budget = &self.shared.budget;
+        let now_bytes = needed_bytes.min(self.shared.available_bytes(&state));
+        let promised_bytes = needed_bytes - now_bytes;
+        // The index may take the same meanwhile.
+        if promised_bytes > state.account.unpromised_bytes() || !budget.reserve(now_bytes, 0) {
+            return Err(self.shared.refusal(&state, needed_bytes));
+        }
+        Ok(state.account.give_out(blocks, digest, promised_bytes))
+    }
+
+    fn free(&self, extent: Extent) {
+        self.shared.state.lock().account.begin_removal(extent);
+        self.shared.told.notify_one();
+    }
+
+    fn locate(&self, extent: Extent) -> Location {
+        let digest = self.shared.state.lock().account.digest_of(extent.file);
+        // A file that was not given out would be a bug; nothing has the name that it gets.
+        let digest = digest.unwrap_or(Digest([0; 2]));
+        let (_, directory) = &self.shared.directories[directory_of(digest)];
+        Location::Own { directory: directory.as_raw_fd(), name: file_c_name(digest, extent.file) }
+    }
+
+    fn settle(&self) {
+        let mut state = self.shared.state.lock();
+        while state.account.is_leaving() {
+            self.shared.removed.wait(&mut state);
+        }
+    }
+
+    fn is_clear(&self, extent: Extent) -> Result<bool, StoreError> {
+        let state = self.shared.state.lock();
+        if !state.account.is_clear(extent.file) {
+            return Ok(false);
+        }
+        let (used_bytes, capacity_bytes) =
+            (self.shared.budget.used_bytes(), self.shared.budget.capacity_bytes());
+        match used_bytes > capacity_bytes {
+            true => Err(StoreError::Full { needed_bytes: extent.size_bytes(), capacity_bytes }),
+            false => Ok(true),
+        }
+    }
+
+    fn note_made(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError> {
+        let mut state = self.shared.state.lock();
+        state.account.note_made(extent.file);
+        let Err(source) = outcome else { return Ok(()) };
+        let name =
+            state.account.digest_of(extent.file).map(|digest| chunk_path(digest, extent.file));
+        let error = StoreError::Grow {
+            path: self.shared.path.join(name.unwrap_or_default()),
+            bytes: extent.size_bytes(),
+            source: Arc::new(source),
+        };
+        if state.refusal.as_ref().is_none_or(|(again, _)| *again <= Instant::now()) {
+            log::warn!("{error}");
+        }
+        state.refusal = Some((Instant::now() + GROWTH_PAUSE, error.clone()));
+        Err(error)
+    }
+
+    fn contains(&self, extent: Extent, digest: Digest) -> bool {
+        let found = self.shared.state.lock().account.digest_of(extent.file);
+        extent.first_block == 0 && found == Some(digest)
+    }
+
+    fn rebuild(&self, held: &[Extent]) -> io::Result<u64> {
+        let mut state = self.shared.state.lock();
+        let removed = state.account.keep_only(held, &self.shared.budget);
+        for (digest, number) in &removed {
+            self.shared.remove(*digest, &file_c_name(*digest, *number))?;
+        }
+        Ok(removed.len() as u64)
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn max_chunk_bytes(&self) -> u64 {
+        self.max_chunk_bytes
+    }
+
+    fn fill(&self) -> Fill {
+        let state = self.shared.state.lock();
+        let allocated_bytes = state.account.live_bytes;
+        let free_bytes = self.shared.available_bytes(&state) + state.account.unpromised_bytes();
+        let over_bytes =
+            self.shared.budget.used_bytes().saturating_sub(self.shared.budget.capacity_bytes());
+        // Opened with a smaller capacity, it can be over it.
+        let total_bytes = match over_bytes.saturating_sub(state.account.unpromised_bytes()) {
+            0 => allocated_bytes + free_bytes,
+            over_bytes => allocated_bytes.saturating_sub(over_bytes),
+        };
+        Fill { allocated_bytes, total_bytes, can_grow: false }
+    }
+
+    fn usage(&self) -> StoreUsage {
+        let state = self.shared.state.lock();
+        StoreUsage {
+            allocated_bytes: state.account.allocated_blocks * BLOCK_BYTES,
+            data_files: state.account.count() as u64,
+        }
+    }
+
+    fn give_up(&self) -> io::Result<()> {
+        if let Some(remover) = self.remover.lock().take() {
+            remover.end(&self.shared, REMOVAL_TIMEOUT);
+        }
+        for (_, directory) in &self.shared.directories {
+            close_file_behind(directory.as_raw_fd());
+        }
+        Ok(())
+    }
+
+    /// The whole file system: it is the one call that covers files which are closed.
+    fn sync(&self) -> io::Result<()> {
+        match self.shared.directories.first() {
+            Some((_, directory)) => Ok(syncfs(directory)?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        // Not in a fork, where the thread is not; nobody drops a store there.
+        if let Some(remover) = self.remover.lock().take() {
+            remover.end(&self.shared, Duration::ZERO);
+        }
+    }
+}
+
+/// Notes the chunks' files in directory `number`, and removes what has the number of another one.
+fn scan(path: &Path, number: usize, account: &mut Account) -> io::Result<()> {
+    for entry in path.read_dir()? {
+        let entry = entry?;
+        if let Some((digest, file)) = parse_file_name(number, &entry.file_name())
+            && !account.note_found(digest, file)
+        {
+            // Only copies made by hand can be twice; which of them is the chunk nobody knows.
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes a directory; says whether it was not there.
+fn make_directory(path: &Path) -> io::Result<bool> {
+    match fs::create_dir(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Bytes that the file system gives out at least for a file with one byte: a block, or several. A block where it does not
+/// tell.
+fn unit_bytes_of(directory: &Path) -> u64 {
+    let path = directory.join(PROBE_NAME);
+    let taken_bytes = File::create(&path).and_then(|file| {
+        fallocate(&file, FallocateFlags::empty(), 0, 1)?;
+        Ok(file.metadata()?.blocks() * 512)
+    });
+    let _ = fs::remove_file(&path);
+    taken_bytes.unwrap_or(0).max(BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
+}
+
+/// Longest chunk whose file costs at most `free_bytes`.
+fn longest_chunk_bytes(free_bytes: u64, unit_bytes: u64) -> u64 {
+    let mut blocks = (free_bytes / BLOCK_BYTES).min(MAX_CHUNK_BYTES / BLOCK_BYTES) as u32;
+    while blocks > 0 && cost_bytes(blocks, unit_bytes) > free_bytes {
+        blocks -= 1;
+    }
+    u64::from(blocks) * BLOCK_BYTES
+}
+
+/// Lets the process have as many open files as chunks may need at a time, if it may.
+fn raise_open_files() {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
+    let wanted = WANTED_OPEN_FILES.min(hard);
+    if soft < wanted
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
+    {
+        log::warn!("cannot raise the limit of open files from {soft} to {wanted}: {error}");
+    }
+}

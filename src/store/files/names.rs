@@ -1,0 +1,81 @@
+//! Where the file of a chunk is and how it is called: `chunks/xx/DIGEST-NUMBER`, where `xx` is the first byte of the digest.
+
+use std::ffi::{CString, OsStr};
+use std::path::{Path, PathBuf};
+
+use crate::key::Digest;
+
+/// Directory of the chunks inside the store's directory.
+pub(crate) const CHUNKS_NAME: &str = "chunks";
+
+/// Directories in it, one for each first byte of a digest.
+pub(crate) const DIRECTORIES: usize = 256;
+
+const DIGEST_DIGITS: usize = 32;
+
+/// Number of the directory for chunks with this digest.
+pub(crate) fn directory_of(digest: Digest) -> usize {
+    usize::from(digest.bytes()[0])
+}
+
+/// Name of directory `number`.
+pub(crate) fn directory_name(number: usize) -> String {
+    format!("{number:02x}")
+}
+
+/// Name of the file with this number for the chunk with this digest.
+pub(crate) fn file_name(digest: Digest, number: u32) -> String {
+    format!("{:032x}-{number}", u128::from_be_bytes(digest.bytes()))
+}
+
+/// Path of it inside the store's directory.
+pub(crate) fn chunk_path(digest: Digest, number: u32) -> PathBuf {
+    let directory = Path::new(CHUNKS_NAME).join(directory_name(directory_of(digest)));
+    directory.join(file_name(digest, number))
+}
+
+/// Its name for system calls.
+pub(crate) fn file_c_name(digest: Digest, number: u32) -> CString {
+    // Hexadecimal digits, a dash and decimal digits: no NUL.
+    CString::new(file_name(digest, number)).unwrap_or_default()
+}
+
+/// Digest and number in the name of a chunk's file, if it is one of directory `directory`.
+pub(crate) fn parse_file_name(directory: usize, name: &OsStr) -> Option<(Digest, u32)> {
+    let name = name.to_str()?;
+    let (digits, number) = name.split_once('-')?;
+    if digits.len() != DIGEST_DIGITS {
+        return None;
+    }
+    let bytes = u128::from_str_radix(digits, 16).ok()?.to_be_bytes();
+    let (digest, number) = (Digest(bytemuck::cast(bytes)), number.parse().ok()?);
+    // The one spelling that is given out.
+    (directory_of(digest) == directory && file_name(digest, number) == name)
+        .then_some((digest, number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        let digest = Digest::of("abc");
+        let name = file_name(digest, 17);
+        assert_eq!(name, "cf4ab791c62b8d2b2109c90275287816-17");
+        assert_eq!(parse_file_name(0xcf, OsStr::new(&name)), Some((digest, 17)));
+        for other in [
+            "cf4ab791c62b8d2b2109c90275287816-017",
+            "cf4ab791c62b8d2b2109c90275287816-",
+            "cf4ab791c62b8d2b2109c90275287816-4294967296",
+            "CF4ab791c62b8d2b2109c90275287816-17",
+            "cf4ab791c62b8d2b2109c9027528781-17",
+            "cf4ab791c62b8d2b2109c90275287816-17.copy",
+            "+f4ab791c62b8d2b2109c90275287816-17",
+            "notes.txt",
+        ] {
+            assert_eq!(parse_file_name(0xcf, OsStr::new(other)), None, "{other}");
+        }
+        assert_eq!(parse_file_name(0xce, OsStr::new(&name)), None, "another directory's");
+    }
+}

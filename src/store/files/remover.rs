@@ -1,0 +1,61 @@
+//! The thread that removes the files of chunks which are gone: a DELETE is answered long before.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::Files;
+use super::names::file_c_name;
+
+/// The running thread.
+pub(super) struct Remover(JoinHandle<()>);
+
+impl Remover {
+    /// Starts it.
+    pub(super) fn start(files: &Arc<Files>) -> io::Result<Self> {
+        let files = Arc::clone(files);
+        let thread = Builder::new().name("kvring-remover".into()).spawn(move || remove(&files))?;
+        Ok(Self(thread))
+    }
+
+    /// Ends it when everything is removed, or `timeout` is over: opening removes the rest.
+    pub(super) fn end(self, files: &Files, timeout: Duration) {
+        files.state.lock().ends = Some(Instant::now() + timeout);
+        files.told.notify_all();
+        if self.0.join().is_err() {
+            log::error!("the remover had ended in a panic: what it left is removed at open");
+        }
+    }
+}
+
+fn remove(files: &Files) {
+    let mut state = files.state.lock();
+    loop {
+        if state.ends.is_some_and(|ends| state.account.leaving.is_empty() || Instant::now() >= ends)
+        {
+            return;
+        }
+        let Some(extent) = state.account.leaving.pop_front() else {
+            files.told.wait(&mut state);
+            continue;
+        };
+        let Some(digest) = state.account.digest_of(extent.file) else { continue };
+        drop(state);
+        let outcome = files.remove(digest, &file_c_name(digest, extent.file));
+        if let Err(error) = &outcome {
+            let path = files.path.display();
+            log::error!(
+                "cannot remove file {} of {path}: {error}; it takes its space until the next open",
+                extent.file
+            );
+        }
+        state = files.state.lock();
+        let were_awaited = state.account.is_awaited();
+        state.account.end_removal(extent, outcome.is_ok(), &files.budget);
+        files.removed.notify_all();
+        if were_awaited {
+            files.wakers.iter().for_each(|waker| waker.wake());
+        }
+    }
+}

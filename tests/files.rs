@@ -1,0 +1,493 @@
+//! Layout `files`: what is in the files of chunks, and what becomes of the store when somebody else changes them.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::chunks::place;
+use common::faults::{Fault, FaultEngine};
+use common::{Client, MIB, Memory, eventually, key, on_disk_bytes, once, pattern};
+use kvring::{
+    Action, Checksum, Config, Connector, Durability, EngineChoice, Layout, OpenError, list_chunks,
+};
+
+const CAPACITY: u64 = 64 * MIB;
+const LENGTHS: [usize; 11] =
+    [1, 17, 4095, 4096, 4097, 8192, 70_001, 522_240, 1 << 20, (1 << 20) + 511, 3_000_001];
+
+fn config(directory: &Path, capacity_bytes: u64) -> Config {
+    let mut config = common::config(directory, capacity_bytes);
+    config.layout = Layout::Files;
+    config
+}
+
+fn open(directory: &Path) -> Client {
+    Client::from(Connector::open(config(directory, CAPACITY)).unwrap())
+}
+
+fn open_faulty(
+    config: Config,
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
+    stuck: &Arc<AtomicBool>,
+) -> Client {
+    let stuck = Arc::clone(stuck);
+    let make_engine = once(move |queue_depth, waker| {
+        FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
+    });
+    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+}
+
+/// All files below `chunks`, from there on.
+fn files(directory: &Path) -> BTreeSet<PathBuf> {
+    let chunks = directory.join("chunks");
+    let entries = |path: &Path| -> Vec<PathBuf> {
+        fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect()
+    };
+    let below = entries(&chunks).into_iter().flat_map(|path| entries(&path));
+    below.map(|path| path.strip_prefix(&chunks).unwrap().to_owned()).collect()
+}
+
+/// Files of chunks that this process has open.
+fn open_chunk_files(directory: &Path) -> usize {
+    let chunks = fs::canonicalize(directory.join("chunks")).unwrap();
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap();
+    let targets = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    targets
+        .filter_map(|target| Some(target.strip_prefix(&chunks).ok()?.components().count()))
+        .filter(|depth| *depth == 2)
+        .count()
+}
+
+/// Nothing is left over: neither files without a record nor descriptors.
+fn assert_tidy(client: &Client, directory: &Path) {
+    client.assert_consistent();
+    assert_eq!(files(directory).len() as u64, client.connector.stats().keys);
+    assert_eq!(open_chunk_files(directory), 0);
+}
+
+#[test]
+fn each_file_has_the_bytes_of_its_chunk_and_nothing_else() {
+    let engines = [EngineChoice::IoUring, EngineChoice::Posix];
+    for (engine, durability) in
+        engines.into_iter().zip([Durability::BestEffort, Durability::Persistent])
+    {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config(directory.path(), CAPACITY);
+        (config.engine, config.durability) = (engine, durability);
+        let client = Client::from(Connector::open(config).unwrap());
+        let chunks = LENGTHS.iter().flat_map(|length| [0, 1, 512].map(|shift| (*length, shift)));
+        let chunks: Vec<(usize, usize)> = chunks.collect();
+        let keys: Vec<String> = (0..chunks.len() as u64).map(key).collect();
+        let memory: Vec<Memory> = (0..)
+            .zip(&chunks)
+            .map(|(seed, (length, shift))| Memory::patterned(*length, *shift, seed))
+            .collect();
+        assert!(client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok);
+        for (seed, (key, (length, _))) in (0..).zip(keys.iter().zip(&chunks)) {
+            let (file, offset) = place(directory.path(), key);
+            assert!(offset == 0 && fs::read(&file).unwrap() == pattern(*length, seed), "{length}");
+            let names: Vec<&str> = file.iter().map(|part| part.to_str().unwrap()).collect();
+            let [.., chunks, first, name] = names[..] else { panic!("{file:?}") };
+            let (digest, number) = name.split_once('-').unwrap();
+            assert!(chunks == "chunks" && digest.starts_with(first) && digest.len() == 32);
+            assert!(number.parse::<u32>().is_ok(), "{name}");
+            let unaligned = Memory::new(*length, 3);
+            assert_eq!(client.get(std::slice::from_ref(key), &[&unaligned]).results, [true]);
+            assert!(unaligned.bytes() == pattern(*length, seed), "{length}");
+        }
+        assert_tidy(&client, directory.path());
+        client.connector.close();
+        assert_eq!(open(directory.path()).connector.recovery().kept, keys.len() as u64);
+    }
+}
+
+#[test]
+fn files_without_a_record_go_at_open_and_strangers_stay() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = open(directory.path());
+    assert!(client.set_one("k", &Memory::patterned(5000, 0, 1)));
+    client.connector.close();
+    let kept = files(directory.path());
+    let chunks = directory.path().join("chunks");
+    for orphan in ["ab/ab000000000000000000000000000000-7", "00/00000000000000000000000000000001-8"]
+    {
+        fs::write(chunks.join(orphan), [1; 5000]).unwrap();
+    }
+    let strangers = ["ab/notes.txt", "ab/cd000000000000000000000000000000-7", "ab/ab-7"];
+    strangers.iter().for_each(|stranger| fs::write(chunks.join(stranger), "note").unwrap());
+    let client = open(directory.path());
+    assert_eq!(client.connector.recovery().orphans, 2);
+    let expected = kept.into_iter().chain(strangers.map(PathBuf::from)).collect::<BTreeSet<_>>();
+    assert_eq!(files(directory.path()), expected);
+    assert_eq!(client.get_one("k", 5000).unwrap(), pattern(5000, 1));
+    assert!(client.set_one("new", &Memory::patterned(5000, 0, 2)));
+}
+
+#[test]
+fn a_missing_file_is_a_miss_while_the_store_is_open_and_afterwards() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = open(directory.path());
+    for number in 0..3 {
+        assert!(client.set_one(&key(number), &Memory::patterned(5000, 0, number)));
+    }
+    fs::remove_file(place(directory.path(), &key(0)).0).unwrap();
+    assert_eq!(client.get_one(&key(0), 5000), None);
+    assert_eq!(client.exists(&[key(0)]), [false], "the entry is dropped");
+    assert_eq!(client.counter("read_errors"), 1);
+    assert_tidy(&client, directory.path());
+    let file = place(directory.path(), &key(1)).0;
+    client.connector.close();
+    fs::remove_file(file).unwrap();
+    let client = open(directory.path());
+    let recovery = client.connector.recovery();
+    assert_eq!((recovery.kept, recovery.out_of_range, recovery.orphans), (1, 1, 0));
+    assert_eq!(client.get_one(&key(2), 5000).unwrap(), pattern(5000, 2));
+    assert!(client.set_one(&key(1), &Memory::patterned(5000, 0, 1)));
+}
+
+#[test]
+fn changed_files_are_misses() {
+    type Change = fn(&Path);
+    let lengthen: Change = |path| {
+        let file = File::options().append(true).open(path).unwrap();
+        std::io::Write::write_all(&mut { file }, b"more").unwrap();
+    };
+    let shorten: Change =
+        |path| File::options().write(true).open(path).unwrap().set_len(9).unwrap();
+    let edit: Change = |path| {
+        let file = File::options().write(true).open(path).unwrap();
+        file.write_all_at(&[0xff, 0x00, 0xff], 4000).unwrap();
+    };
+    let link: Change = |path| {
+        let elsewhere = path.with_extension("moved");
+        fs::rename(path, &elsewhere).unwrap();
+        std::os::unix::fs::symlink(elsewhere, path).unwrap();
+    };
+    for (checksum, changes) in [
+        (Checksum::Crc32c, vec![lengthen, shorten, edit, link]),
+        (Checksum::Off, vec![lengthen, shorten]),
+    ] {
+        for change in changes {
+            for length in [8192, 70_001] {
+                let directory = tempfile::tempdir().unwrap();
+                let mut config = config(directory.path(), CAPACITY);
+                config.checksum = checksum;
+                let client = Client::from(Connector::open(config).unwrap());
+                assert!(client.set_one("k", &Memory::patterned(length, 0, 1)));
+                let file = place(directory.path(), "k").0;
+                change(&file);
+                assert_eq!(client.get_one("k", length), None);
+                assert_eq!(client.exists(&["k".to_owned()]), [false]);
+                eventually("its file goes", || fs::symlink_metadata(&file).is_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn exchanged_files_are_misses() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = open(directory.path());
+    for number in 0..2 {
+        assert!(client.set_one(&key(number), &Memory::patterned(8192, 0, number)));
+    }
+    let [one, other] = [0, 1].map(|number| place(directory.path(), &key(number)).0);
+    let aside = directory.path().join("aside");
+    for (from, to) in [(&one, &aside), (&other, &one), (&aside, &other)] {
+        fs::rename(from, to).unwrap();
+    }
+    assert_eq!([0, 1].map(|number| client.get_one(&key(number), 8192)), [None, None]);
+    assert_eq!(client.counter("checksum_mismatch"), 2);
+}
+
+#[test]
+fn deletes_give_space_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = open(directory.path());
+    let memory = Memory::patterned(100_000, 0, 1);
+    let keys: Vec<String> = (0..200).map(key).collect();
+    // The index grows with the first one.
+    assert!(client.set_one("first", &memory));
+    client.delete(&["first".into()]);
+    client.assert_consistent();
+    let before = (on_disk_bytes(directory.path()), client.connector.stats().used_bytes);
+    assert!(client.set(&keys, &vec![&memory; 200]).ok);
+    assert!(on_disk_bytes(directory.path()) > before.0 + 200 * 100_000);
+    client.delete(&keys);
+    assert_eq!(client.exists(&keys), [false; 200]);
+    eventually("the files go", || files(directory.path()).is_empty());
+    client.assert_consistent();
+    assert_eq!(on_disk_bytes(directory.path()), before.0);
+    assert_eq!(client.connector.stats().used_bytes, before.1);
+}
+
+/// What is being removed counts as room that is on its way: no more goes than has to, and nothing is exceeded meanwhile.
+#[test]
+fn full_stores_evict_no_more_than_they_must() {
+    for length in [MIB as usize, 4096, 300_001] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config(directory.path(), 32 * MIB);
+        (config.low_watermark, config.high_watermark) = (1.0, 1.0);
+        let client = Client::from(Connector::open(config).unwrap());
+        let over = AtomicUsize::new(0);
+        let is_over = AtomicBool::new(false);
+        let count = 3 * 32 * MIB / (length as u64).next_multiple_of(4096);
+        let keys: Vec<String> = (0..count).map(key).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) {
+                    if on_disk_bytes(directory.path()) > 32 * MIB {
+                        over.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+            let memory = Memory::patterned(length, 0, 1);
+            for keys in keys.chunks(64) {
+                let done = client.set(keys, &vec![&memory; keys.len()]);
+                assert!(done.ok, "{}", done.error);
+            }
+            is_over.store(true, Ordering::SeqCst);
+        });
+        assert_eq!(over.load(Ordering::SeqCst), 0, "times that it was over its capacity");
+        let stats = client.connector.stats();
+        assert_eq!(client.counter("evicted"), count - stats.keys);
+        // The rest is for index, directories, inodes and maps.
+        let share = stats.held_bytes as f64 / (32.0 * MIB as f64);
+        assert!(share > if length == 4096 { 0.65 } else { 0.85 }, "{share} of {length}");
+        client.assert_consistent();
+    }
+}
+
+#[test]
+fn another_layout_is_refused_and_loses_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    for (layout, other) in [("files", "extents"), ("extents", "files")] {
+        let path = directory.path().join(layout);
+        let of = |layout: &str| {
+            let mut config = config(&path, CAPACITY);
+            config.layout = if layout == "files" { Layout::Files } else { Layout::Extents };
+            config
+        };
+        let client = Client::from(Connector::open(of(layout)).unwrap());
+        assert!(client.set_one("k", &Memory::patterned(5000, 0, 1)));
+        client.connector.close();
+        let error = Connector::open(of(other)).map(drop).unwrap_err();
+        assert!(matches!(error, OpenError::OtherLayout { .. }), "{error}");
+        let message = error.to_string();
+        assert!(message.contains(&format!("layout: '{layout}'")) && message.contains(other));
+        let client = Client::from(Connector::open(of(layout)).unwrap());
+        assert_eq!(client.get_one("k", 5000).unwrap(), pattern(5000, 1));
+        assert!(client.connector.recovery().clean_shutdown);
+    }
+}
+
+/// No descriptor left says nothing about a chunk.
+#[test]
+fn without_descriptors_loads_miss_and_keep_their_chunk() {
+    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+        let directory = tempfile::tempdir().unwrap();
+        let refuses = Arc::new(AtomicBool::new(false));
+        let script = {
+            let refuses = Arc::clone(&refuses);
+            move |_, action, _| match action {
+                Action::Open(_) if refuses.load(Ordering::SeqCst) => Fault::Errno(errno),
+                _ => Fault::None,
+            }
+        };
+        let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+        assert!(client.set_one("k", &Memory::patterned(5000, 0, 1)));
+        refuses.store(true, Ordering::SeqCst);
+        assert_eq!(client.get_one("k", 5000), None);
+        assert!(!client.set_one("other", &Memory::patterned(5000, 0, 2)));
+        assert_eq!(client.exists(&["k".into(), "other".into()]), [true, false]);
+        refuses.store(false, Ordering::SeqCst);
+        assert_eq!(client.get_one("k", 5000).unwrap(), pattern(5000, 1));
+        assert!(client.set_one("other", &Memory::patterned(5000, 0, 2)));
+        assert_tidy(&client, directory.path());
+    }
+}
+
+/// Whichever step of a SET fails, its file goes, its descriptor is closed, and it says so.
+#[test]
+fn failed_steps_leave_nothing_behind() {
+    let kinds: [fn(Action) -> bool; 4] = [
+        |action| matches!(action, Action::Open(_)),
+        |action| action == Action::Reserve,
+        |action| action == Action::Write,
+        |action| action == Action::Cut,
+    ];
+    for (kind, errno) in (0..kinds.len())
+        .flat_map(|kind| [libc::EIO, libc::ENOSPC].into_iter().map(move |errno| (kind, errno)))
+    {
+        for length in [70_001, 3_000_001] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut first = true;
+            let script = move |_, action, _| {
+                let fails = first && kinds[kind](action);
+                first &= !fails;
+                if fails { Fault::Errno(errno) } else { Fault::None }
+            };
+            let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+            let done = client.set(&[key(1)], &[&Memory::patterned(length, 0, 1)]);
+            let expected = if errno == libc::ENOSPC { "No space left" } else { "Input/output" };
+            assert!(!done.ok && done.error.contains(expected), "{kind}: {}", done.error);
+            assert_tidy(&client, directory.path());
+            assert_eq!(
+                (client.exists(&[key(1)]), client.connector.stats().records),
+                (vec![false], 0)
+            );
+            let is_full = errno == libc::ENOSPC && kind < 2;
+            assert_eq!(client.counter("store_full"), u64::from(is_full));
+            assert!(
+                !is_full || done.error.starts_with("store full: cannot grow"),
+                "{}",
+                done.error
+            );
+        }
+    }
+}
+
+/// While the file system is full, chunks go for those that come; once they are gone.
+#[test]
+fn a_full_file_system_gives_what_chunks_leave() {
+    let directory = tempfile::tempdir().unwrap();
+    let is_full = Arc::new(AtomicBool::new(false));
+    let script = {
+        let is_full = Arc::clone(&is_full);
+        move |_, action, _| match action {
+            Action::Reserve if is_full.swap(false, Ordering::SeqCst) => Fault::Errno(libc::ENOSPC),
+            _ => Fault::None,
+        }
+    };
+    let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+    let memory = Memory::patterned(MIB as usize, 0, 1);
+    assert!(client.set(&(0..8).map(key).collect::<Vec<_>>(), &[&memory; 8]).ok);
+    is_full.store(true, Ordering::SeqCst);
+    assert!(!client.set_one(&key(8), &memory));
+    assert_eq!(client.counter("evicted"), 0);
+    assert!(client.set_one(&key(9), &memory), "in the place of another one");
+    assert_eq!(client.counter("evicted"), 1);
+    client.assert_consistent();
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(client.set_one(&key(10), &memory));
+    assert_eq!(client.counter("evicted"), 1, "the file system was asked again");
+}
+
+/// close() in the middle of everything: each step is waited for, nothing is published in part, nothing stays open.
+#[test]
+fn closing_in_the_middle_leaves_only_whole_chunks() {
+    for turn in 0..6 {
+        let directory = tempfile::tempdir().unwrap();
+        let stuck = Arc::new(AtomicBool::new(false));
+        let mut config = config(directory.path(), CAPACITY);
+        config.durability =
+            if turn % 2 == 0 { Durability::BestEffort } else { Durability::Persistent };
+        let reached = Arc::new(AtomicUsize::new(0));
+        let script = {
+            let (reached, stuck) = (Arc::clone(&reached), Arc::clone(&stuck));
+            move |_, action, _| {
+                let awaited = match turn / 2 {
+                    0 => matches!(action, Action::Open(_)),
+                    1 => action == Action::Write,
+                    _ => action == Action::Cut,
+                };
+                if awaited && reached.fetch_add(1, Ordering::SeqCst) == 3 {
+                    stuck.store(true, Ordering::SeqCst);
+                }
+                Fault::None
+            }
+        };
+        let client = open_faulty(config, script, &stuck);
+        let keys: Vec<String> = (0..20).map(key).collect();
+        let memory: Vec<Memory> =
+            (0..20).map(|seed| Memory::patterned(70_001 + 1000 * seed as usize, 0, seed)).collect();
+        let set = client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
+        eventually("it is under way", || stuck.load(Ordering::SeqCst));
+        let closing = std::thread::scope(|scope| {
+            let closing = scope.spawn(|| client.connector.close_within(Duration::ZERO));
+            std::thread::sleep(Duration::from_millis(30));
+            stuck.store(false, Ordering::SeqCst);
+            closing.join().unwrap()
+        });
+        assert!(closing.clean && closing.abandoned > 0, "{closing}");
+        let _ = set;
+        assert_eq!(open_chunk_files(directory.path()), 0);
+        let client = open(directory.path());
+        let held = client.exists(&keys);
+        for (number, is_held) in (0..20).zip(held) {
+            let length = 70_001 + 1000 * number as usize;
+            let expected = is_held.then(|| pattern(length, number));
+            assert!(client.get_one(&key(number), length) == expected);
+        }
+        assert_tidy(&client, directory.path());
+    }
+}
+
+/// Read by others while the owner is at work, in both layouts.
+#[test]
+fn listings_tell_what_is_stored_and_where() {
+    for layout in [Layout::Files, Layout::Extents] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config(directory.path(), CAPACITY);
+        config.layout = layout;
+        let client = Client::from(Connector::open(config).unwrap());
+        let long = "long/".repeat(300);
+        let keys = [key(1), format!("{}@salt", key(2)), long.clone(), "other".into()];
+        for (seed, key) in (0..).zip(&keys) {
+            assert!(client.set_one(key, &Memory::patterned(5000 + seed as usize, 0, seed)));
+        }
+        assert!(client.get_one(&keys[0], 5000).is_some());
+        client.delete(&keys[3..]);
+        let listed: BTreeMap<String, _> = list_chunks(directory.path(), None)
+            .unwrap()
+            .map(Result::unwrap)
+            .map(|chunk| (chunk.key.clone(), chunk))
+            .collect();
+        assert_eq!(listed.keys().collect::<BTreeSet<_>>(), keys[..3].iter().collect());
+        for (seed, key) in (0..3).zip(&keys) {
+            let chunk = &listed[key];
+            assert_eq!(chunk.length_bytes, 5000 + seed);
+            let file = File::open(directory.path().join(&chunk.file)).unwrap();
+            let mut bytes = vec![0; chunk.length_bytes as usize];
+            file.read_exact_at(&mut bytes, chunk.offset_bytes).unwrap();
+            assert!(bytes == pattern(bytes.len(), seed));
+            assert!(chunk.created_ms > 0 && chunk.last_used_ms >= chunk.created_ms);
+        }
+        let of = |key: &str| (listed[key].namespace.as_str(), listed[key].uses);
+        assert_eq!((of(&keys[0]), of(&keys[1])), (("test/model", 1), ("test/model@salt", 0)));
+        assert_eq!(of(&long), ("", 0));
+        // A record that is just being written, or torn, is no chunk.
+        client.connector.close();
+        let index = directory.path().join("index.kvring");
+        let file = File::options().write(true).open(index).unwrap();
+        file.write_all_at(&[0xff], 4096 + 40).unwrap();
+        assert_eq!(list_chunks(directory.path(), None).unwrap().count(), 2);
+    }
+    let error = list_chunks(Path::new("/nowhere"), None).map(drop).unwrap_err().to_string();
+    assert!(error.contains("/nowhere/index.kvring") && error.contains("No such file"), "{error}");
+}
+
+/// Many chunks in and out of a small store, over a restart with a smaller capacity.
+#[test]
+fn a_smaller_capacity_is_kept_to_before_the_store_is_open() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = open(directory.path());
+    let memory = Memory::patterned(200_000, 0, 1);
+    let keys: Vec<String> = (0..250).map(key).collect();
+    assert!(client.set(&keys, &vec![&memory; 250]).ok);
+    client.connector.close();
+    let client = Client::from(Connector::open(config(directory.path(), 32 * MIB)).unwrap());
+    assert!(on_disk_bytes(directory.path()) <= 32 * MIB);
+    let held = client.exists(&keys).iter().filter(|held| **held).count();
+    assert!((120..160).contains(&held), "{held}");
+    assert!(client.set_one("new", &memory));
+    assert_tidy(&client, directory.path());
+}

@@ -1,0 +1,220 @@
+"""Layout `files`: what it takes on real file systems, its limit of open files, and `kvring ls`."""
+
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvring
+from benches.compare.devices import DeviceError, loop_device
+from tests.python.conftest import (
+    KIB,
+    MIB,
+    Client,
+    disk_bytes,
+    make_key,
+    most_disk_bytes,
+    pattern,
+    run_child,
+)
+
+CAPACITY_BYTES = 48 * MIB
+IMAGE_SIZES_BYTES = {"ext4": 256 * MIB, "xfs": 320 * MIB}
+
+
+@pytest.fixture(params=sorted(IMAGE_SIZES_BYTES))
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Yield an empty directory on a file system of its own."""
+    with ExitStack() as stack:
+        try:
+            size_bytes = IMAGE_SIZES_BYTES[request.param]
+            device = stack.enter_context(loop_device(tmp_path, request.param, size_bytes))
+        except DeviceError as error:
+            pytest.skip(str(error))
+        yield device.directory
+
+
+def churn(client: Client, sizes_bytes: tuple[int, ...], seed: int, total_bytes: int) -> None:
+    """Store and delete chunks of these lengths until so many bytes were written."""
+    chance = random.Random(seed)
+    content = memoryview(pattern(max(sizes_bytes), seed))
+    written = 0
+    while written < total_bytes:
+        sizes = [chance.choice(sizes_bytes) for _ in range(64)]
+        keys = [make_key(chance.getrandbits(64)) for _ in sizes]
+        completion = client.set(keys, [content[:size] for size in sizes])
+        assert completion.ok, completion.error
+        client.delete(chance.sample(keys, 16))
+        written += sum(max(size, 4096) for size in sizes)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "sizes_bytes",
+    [(1, 100, 4096), (4097, 20_000, 70_001), (522_240, MIB, 3 * MIB + 5)],
+    ids=["small", "medium", "large"],
+)
+def test_all_that_it_takes_stays_within_the_capacity(
+    disk: Path, sizes_bytes: tuple[int, ...]
+) -> None:
+    """Blocks of files and directories, over four times the capacity, two lives, and a death."""
+    directory = disk / "store"
+    directory.mkdir()
+    options: dict[str, Any] = {"layout": "files", "lease_s": 0, "min_free": 0}
+    with most_disk_bytes(directory) as most:
+        for life in range(2):
+            with kvring.Connector(directory, CAPACITY_BYTES, **options) as connector:
+                client = Client(connector)
+                churn(client, sizes_bytes, life, 2 * CAPACITY_BYTES)
+                client.assert_sound()
+                assert client.stat("evicted") > 0
+                assert disk_bytes(directory) <= client.stat("used_bytes") <= CAPACITY_BYTES
+    assert CAPACITY_BYTES // 2 < most[0] <= CAPACITY_BYTES
+
+
+@pytest.mark.root
+def test_a_full_file_system_gives_what_chunks_leave(disk: Path) -> None:
+    """The capacity is more than there is: chunks go, and all that is held is whole."""
+    with kvring.Connector(
+        disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=0
+    ) as connector:
+        client = Client(connector)
+        content = pattern(MIB, 1)
+        keys = [make_key(number) for number in range(500)]
+        stored = 0
+        for key in keys:
+            completion = client.set([key], [content])
+            stored += completion.ok
+            assert completion.ok or completion.error.startswith("store full"), completion.error
+        # Only the first of each second in which it is asked again fails.
+        assert stored > 450
+        held = [key for key, hit in zip(keys, client.exists(keys), strict=True) if hit]
+        assert len(held) > 150
+        assert all(client.load(key, MIB) == content for key in held)
+        client.assert_sound()
+
+
+@pytest.mark.root
+def test_min_free_is_left_to_others(disk: Path) -> None:
+    floor_bytes = 100 * MIB
+    with kvring.Connector(
+        disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=floor_bytes
+    ) as connector:
+        client = Client(connector)
+        for number in range(300):
+            assert client.set([make_key(number)], [pattern(MIB, 1)]).ok
+            answer = os.statvfs(disk)
+            assert answer.f_bavail * answer.f_frsize >= floor_bytes
+        assert client.stat("evicted") > 50
+
+
+def use_few_descriptors(directory: str) -> None:
+    """A process that may not have more: all is stored and loaded, some of it again."""
+    hard = 400
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    with kvring.Connector(directory, 64 * MIB, layout="files", lease_s=0) as connector:
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        client = Client(connector)
+        keys = [make_key(number) for number in range(600)]
+        content = pattern(4 * KIB, 1)
+        others = [os.open("/dev/null", os.O_RDONLY) for _ in range(60)]
+        for _ in range(100):
+            missing = [key for key, hit in zip(keys, client.exists(keys), strict=True) if not hit]
+            if missing:
+                client.set(missing, [content] * len(missing))
+        assert client.exists(keys) == [True] * len(keys)
+        memory = [memoryview(bytearray(len(content))) for _ in keys]
+        client.get(keys, memory)
+        assert client.exists(keys) == [True] * len(keys), "what could not be opened is kept"
+        for one in others:
+            os.close(one)
+        assert all(client.load(key, len(content)) == content for key in keys)
+        client.assert_sound()
+
+
+def test_few_descriptors_cost_misses_and_no_chunk(store_directory: Path) -> None:
+    ended = run_child(use_few_descriptors, str(store_directory))
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_another_layout_is_refused(open_client: Callable[..., Client]) -> None:
+    open_client(layout="files").connector.close()
+    with pytest.raises(kvring.ConfigError, match="open it with layout: 'files', or choose another"):
+        open_client(layout="extents")
+
+
+def ls(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run `kvring ls`."""
+    program = "import sys; from kvring.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", program, "ls", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def listed(*arguments: object) -> list[dict[str, Any]]:
+    """Return what `kvring ls --json` prints."""
+    done = ls("--json", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("layout", ["files", "extents"])
+def test_ls_tells_what_is_stored(
+    open_client: Callable[..., Client], store_directory: Path, layout: str
+) -> None:
+    client = open_client(layout=layout)
+    chunks = {
+        make_key(1): pattern(5000, 1),
+        make_key(2, "tenant"): pattern(70_001, 2),
+        "long" * 1000: pattern(1, 3),
+        "line\nend": pattern(4096, 4),
+    }
+    client.store(chunks)
+    assert client.load(make_key(1), 5000) == chunks[make_key(1)]
+    # While the owner is at work, and afterwards.
+    for _ in range(2):
+        found = {one["key"]: one for one in listed(store_directory)}
+        assert found.keys() == chunks.keys()
+        for key, content in chunks.items():
+            assert found[key]["length_bytes"] == len(content)
+            with open(found[key]["file"], "rb") as file:
+                file.seek(found[key]["offset_bytes"])
+                assert file.read(len(content)) == content
+                assert layout == "extents" or file.read() == b""
+        assert found[make_key(1)]["uses"] == 1
+        assert found[make_key(1)]["last_used_ms"] >= found[make_key(1)]["created_ms"]
+        client.connector.close()
+    salted = listed(store_directory, "--namespace", "test/model@tenant")
+    assert [one["key"] for one in salted] == [make_key(2, "tenant")]
+    assert [one["key"] for one in listed(store_directory, "--key-prefix", "lo")] == ["long" * 1000]
+    if layout == "files":
+        by_file = listed(store_directory, "--file", salted[0]["file"])
+        assert by_file == salted
+    table = ls(store_directory).stdout.splitlines()
+    assert table[0].split() == ["BYTES", "AGE", "UNUSED", "USES", "NAMESPACE", "FILE", "KEY"]
+    assert len(table) == 1 + len(chunks)
+    line = next(line for line in table if line.endswith(f"  {make_key(1)}"))
+    assert line.split()[0] == "5000" and line.split()[3:5] == ["1", "test/model"]
+
+
+def test_ls_says_why_it_cannot(store_directory: Path, tmp_path: Path) -> None:
+    done = ls(store_directory)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"kvring ls: there is no store in {store_directory}: it has no index.kvring\n"
+    )
+    (tmp_path / "index.kvring").write_bytes(b"something else" * 1000)
+    done = ls(tmp_path)
+    assert done.returncode == 1
+    assert "it is not a kvring index" in done.stderr
