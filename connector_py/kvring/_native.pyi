@@ -37,7 +37,7 @@ class FormatError(KvRingError):
     """The store was written by a newer kvring; it is left as it is."""
 
 class EngineError(KvRingError):
-    """The I/O engine cannot start: io_uring, if it was asked for; the message says what to allow."""
+    """The I/O engine, io_uring if that was asked for, cannot start; the message tells why."""
 
 class SubmitError(KvRingError):
     """A batch was refused as a whole; nothing of it is queued."""
