@@ -48,7 +48,7 @@ class NotFormattedError(KvRingError):
     """The block device holds something that kvring has not written; nothing was written."""
 
 class EngineError(KvRingError):
-    """The I/O engine cannot start: io_uring, if it was asked for; the message tells the remedy."""
+    """The I/O engine, io_uring if that was asked for, cannot start; the message tells why."""
 
 class SubmitError(KvRingError):
     """A batch was refused as a whole; nothing of it is queued."""
