@@ -226,6 +226,8 @@ def test_the_index_in_a_directory(open_store: Callable[..., Client], tmp_path: P
     client.store(CHUNKS)
     (index,) = index_files(directory)
     assert index.name.startswith("index-")
+    with pytest.raises(kvring.InUseError, match=f"process {os.getpid()} on host"):
+        open_store(index_path=directory)
     client.connector.close()
 
     client = open_store(index_path=directory)

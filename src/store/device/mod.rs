@@ -2,73 +2,35 @@
 //!
 //! Nothing is written to a device before all checks are passed.
 
+mod checks;
 mod claim;
 pub(crate) mod ioctl;
 mod superblock;
 mod survey;
+mod target;
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
-pub(crate) use superblock::{DEVICE_FORMAT_VERSION, Superblock, id_text};
+pub(crate) use superblock::{Superblock, id_text};
+pub(crate) use target::Target;
 
-use self::superblock::{COPY_OFFSET, HEAD_BYTES, MIN_DEVICE_BYTES, TAIL_BYTES};
-use self::survey::{Blocks, Content, Signature, content, signature};
+use self::checks::{check_capacity, check_device, is_to_be_formatted, read_blocks, tail_offset};
+use self::superblock::{COPY_OFFSET, HEAD_BYTES};
+use self::survey::{Content, content};
 use super::Geometry;
 use crate::buffer::AlignedBlock;
 use crate::config::{BLOCK_BYTES, Config, Discard, MIN_CAPACITY_BYTES};
-use crate::error::{ConfigError, OpenError};
+use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::lock::Owner;
 
 const MIB: u64 = 1 << 20;
-
-/// What a path names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
-    /// A directory, which may have to be made.
-    Directory,
-    /// A block device, also by a symlink.
-    Device,
-}
-
-impl Target {
-    /// Looks at `path`.
-    ///
-    /// # Errors
-    /// A character device; a path below /dev that is not there: a directory made there because of a typo would take memory
-    /// instead of the drive.
-    pub(crate) fn of(path: &Path) -> Result<Self, OpenError> {
-        let unsuitable = |reason: &str| OpenError::Unsuitable {
-            path: path.to_owned(),
-            reason: reason.to_owned(),
-        };
-        match path.metadata() {
-            Ok(metadata) if metadata.file_type().is_block_device() => Ok(Self::Device),
-            Ok(metadata) if metadata.file_type().is_char_device() => Err(unsuitable(
-                "it is a character device; name a block device (of an NVMe drive /dev/nvme0n1, not /dev/nvme0) or a directory",
-            )),
-            Err(error) if error.kind() == io::ErrorKind::NotFound && is_below_dev(path) => {
-                Err(unsuitable("there is no such device; look for the right name with lsblk"))
-            }
-            _ => Ok(Self::Directory),
-        }
-    }
-}
-
-fn is_below_dev(path: &Path) -> bool {
-    let existing = path.ancestors().skip(1).find_map(|ancestor| match ancestor.as_os_str() {
-        name if name.is_empty() => std::env::current_dir().ok(),
-        _ => ancestor.canonicalize().ok(),
-    });
-    // Shared memory is a file system like others.
-    existing.is_some_and(|path| path.starts_with("/dev") && !path.starts_with("/dev/shm"))
-}
 
 /// A claimed device that holds a store.
 #[derive(Debug)]
@@ -335,107 +297,6 @@ impl Device {
         }
         Ok(())
     }
-}
-
-/// Where the part at the end begins that holds zeros.
-fn tail_offset(size_bytes: u64) -> u64 {
-    size_bytes / BLOCK_BYTES * BLOCK_BYTES - TAIL_BYTES
-}
-
-/// Whether the device can hold a store at all. Returns its length.
-fn check_device(probe: &File, path: &Path) -> Result<u64, OpenError> {
-    let unsuitable = |reason| OpenError::Unsuitable { path: path.to_owned(), reason };
-    let look = || {
-        Ok((
-            ioctl::is_read_only(probe)?,
-            ioctl::logical_block_bytes(probe)?,
-            ioctl::size_bytes(probe)?,
-        ))
-    };
-    let (is_read_only, block_bytes, size_bytes) = look().map_err(|source: io::Error| {
-        OpenError::Io { action: "read the geometry of", path: path.to_owned(), source }
-    })?;
-    if is_read_only {
-        return Err(unsuitable(
-            "it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or choose another".into(),
-        ));
-    }
-    if block_bytes > BLOCK_BYTES {
-        return Err(unsuitable(format!(
-            "its logical blocks have {block_bytes} bytes, the most that kvring can use is {BLOCK_BYTES}; format the drive with \
-             smaller ones (nvme format --lbaf), or choose a directory on it"
-        )));
-    }
-    if size_bytes < MIN_DEVICE_BYTES {
-        return Err(unsuitable(format!(
-            "it has {size_bytes} bytes, at least {MIN_DEVICE_BYTES} are needed; choose a larger one"
-        )));
-    }
-    Ok(size_bytes)
-}
-
-fn check_capacity(config: &Config, size_bytes: u64) -> Result<(), ConfigError> {
-    match config.capacity_bytes() {
-        Config::WHOLE_DEVICE => Ok(()),
-        bytes if bytes <= size_bytes => Ok(()),
-        bytes => Err(ConfigError::unfitting(
-            "capacity",
-            bytes.to_string(),
-            format!("{} has {size_bytes} bytes; lower it, or say 'all'", config.path().display()),
-        )),
-    }
-}
-
-/// Whether the device is to be formatted; an error if it must not be and holds no store.
-fn is_to_be_formatted(found: &Content, config: &Config) -> Result<bool, OpenError> {
-    let path = config.path().to_owned();
-    let shown = path.display();
-    let found = match found {
-        Content::Store { .. } => {
-            if config.format {
-                log::info!("{shown} holds a store already: it is opened, not formatted");
-            }
-            return Ok(false);
-        }
-        Content::Newer(found) => {
-            let (found, supported) = (*found, DEVICE_FORMAT_VERSION);
-            return Err(OpenError::NewerFormat { path, found, supported });
-        }
-        Content::Damaged => "a kvring store whose superblock is damaged, and its copy too".into(),
-        Content::Blank => match signature(&path) {
-            Signature::Found(what) => what,
-            // It is not there on every system; that both ends are zeros is told without it.
-            Signature::None | Signature::Unknown(_) => return Ok(true),
-        },
-        Content::Foreign => match signature(&path) {
-            Signature::Found(what) => what,
-            Signature::None => "data of a kind that blkid does not know".into(),
-            Signature::Unknown(why) => format!("data of unknown kind ({why})"),
-        },
-    };
-    match config.format {
-        true => {
-            log::warn!("{shown} holds {found}: it is formatted, as format says");
-            Ok(true)
-        }
-        false => Err(OpenError::NotFormatted { path, found }),
-    }
-}
-
-/// The blocks from `start` to `end`, the last one perhaps in part.
-fn read_blocks(file: &File, start: u64, end: u64) -> Blocks {
-    let memory = AlignedBlock::zeroed((end - start) as usize);
-    // SAFETY: initialised memory of this block, which nobody else has.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), (end - start) as usize) };
-    let block = BLOCK_BYTES as usize;
-    if file.read_exact_at(bytes, start).is_ok() {
-        return bytes.chunks(block).map(|block| Some(block.to_vec())).collect();
-    }
-    let offsets = (start..).step_by(block);
-    let read = |(bytes, offset): (&mut [u8], u64)| {
-        file.read_exact_at(bytes, offset).ok().map(|()| bytes.to_vec())
-    };
-    bytes.chunks_mut(block).zip(offsets).map(read).collect()
 }
 
 /// A random id.

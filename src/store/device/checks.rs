@@ -1,0 +1,116 @@
+//! What is checked before a device is written to.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::ioctl;
+use super::superblock::{
+    COPY_OFFSET, Copy, DEVICE_FORMAT_VERSION, MIN_DEVICE_BYTES, Superblock, TAIL_BYTES,
+};
+use super::survey::{Blocks, Content, Signature, signature};
+use crate::buffer::AlignedBlock;
+use crate::config::{BLOCK_BYTES, Config};
+use crate::error::{ConfigError, OpenError};
+
+/// Where the part at the end begins that holds zeros.
+pub(super) fn tail_offset(size_bytes: u64) -> u64 {
+    size_bytes / BLOCK_BYTES * BLOCK_BYTES - TAIL_BYTES
+}
+
+/// Whether the device can hold a store at all. Returns its length.
+pub(super) fn check_device(probe: &File, path: &Path) -> Result<u64, OpenError> {
+    let unsuitable = |reason| OpenError::Unsuitable { path: path.to_owned(), reason };
+    let look = || {
+        Ok((
+            ioctl::is_read_only(probe)?,
+            ioctl::logical_block_bytes(probe)?,
+            ioctl::size_bytes(probe)?,
+        ))
+    };
+    let (is_read_only, block_bytes, size_bytes) = look().map_err(|source: io::Error| {
+        OpenError::Io { action: "read the geometry of", path: path.to_owned(), source }
+    })?;
+    if is_read_only {
+        return Err(unsuitable(
+            "it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or choose another".into(),
+        ));
+    }
+    if block_bytes > BLOCK_BYTES {
+        return Err(unsuitable(format!(
+            "its logical blocks have {block_bytes} bytes, the most that kvring can use is {BLOCK_BYTES}; format the drive with \
+             smaller ones (nvme format --lbaf), or choose a directory on it"
+        )));
+    }
+    if size_bytes < MIN_DEVICE_BYTES {
+        return Err(unsuitable(format!(
+            "it has {size_bytes} bytes, at least {MIN_DEVICE_BYTES} are needed; choose a larger one"
+        )));
+    }
+    Ok(size_bytes)
+}
+
+pub(super) fn check_capacity(config: &Config, size_bytes: u64) -> Result<(), ConfigError> {
+    match config.capacity_bytes() {
+        Config::WHOLE_DEVICE => Ok(()),
+        bytes if bytes <= size_bytes => Ok(()),
+        bytes => Err(ConfigError::unfitting(
+            "capacity",
+            bytes.to_string(),
+            format!("{} has {size_bytes} bytes; lower it, or say 'all'", config.path().display()),
+        )),
+    }
+}
+
+/// Whether the device is to be formatted; an error if it must not be and holds no store.
+pub(super) fn is_to_be_formatted(found: &Content, config: &Config) -> Result<bool, OpenError> {
+    let path = config.path().to_owned();
+    let shown = path.display();
+    let found = match found {
+        Content::Store { .. } => {
+            if config.format {
+                log::info!("{shown} holds a store already: it is opened, not formatted");
+            }
+            return Ok(false);
+        }
+        Content::Newer(found) => {
+            let (found, supported) = (*found, DEVICE_FORMAT_VERSION);
+            return Err(OpenError::NewerFormat { path, found, supported });
+        }
+        Content::Damaged => "a kvring store whose superblock is damaged, and its copy too".into(),
+        Content::Blank => match signature(&path) {
+            Signature::Found(what) => what,
+            // It is not there on every system; that both ends are zeros is told without it.
+            Signature::None | Signature::Unknown(_) => return Ok(true),
+        },
+        Content::Foreign => match signature(&path) {
+            Signature::Found(what) => what,
+            Signature::None => "data of a kind that blkid does not know".into(),
+            Signature::Unknown(why) => format!("data of unknown kind ({why})"),
+        },
+    };
+    match config.format {
+        true => {
+            log::warn!("{shown} holds {found}: it is formatted, as format says");
+            Ok(true)
+        }
+        false => Err(OpenError::NotFormatted { path, found }),
+    }
+}
+
+/// The blocks from `start` to `end`, the last one perhaps in part.
+pub(super) fn read_blocks(file: &File, start: u64, end: u64) -> Blocks {
+    let memory = AlignedBlock::zeroed((end - start) as usize);
+    // SAFETY: initialised memory of this block, which nobody else has.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), (end - start) as usize) };
+    let block = BLOCK_BYTES as usize;
+    if file.read_exact_at(bytes, start).is_ok() {
+        return bytes.chunks(block).map(|block| Some(block.to_vec())).collect();
+    }
+    let offsets = (start..).step_by(block);
+    let read = |(bytes, offset): (&mut [u8], u64)| {
+        file.read_exact_at(bytes, offset).ok().map(|()| bytes.to_vec())
+    };
+    bytes.chunks_mut(block).zip(offsets).map(read).collect()
+}

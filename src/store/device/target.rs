@@ -1,0 +1,49 @@
+//! What a path names: a directory or a block device.
+
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use crate::error::OpenError;
+
+/// What a path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// A directory, which may have to be made.
+    Directory,
+    /// A block device, also by a symlink.
+    Device,
+}
+
+impl Target {
+    /// Looks at `path`.
+    ///
+    /// # Errors
+    /// A character device; a path below /dev that is not there: a directory made there because of a typo would take memory
+    /// instead of the drive.
+    pub(crate) fn of(path: &Path) -> Result<Self, OpenError> {
+        let unsuitable = |reason: &str| OpenError::Unsuitable {
+            path: path.to_owned(),
+            reason: reason.to_owned(),
+        };
+        match path.metadata() {
+            Ok(metadata) if metadata.file_type().is_block_device() => Ok(Self::Device),
+            Ok(metadata) if metadata.file_type().is_char_device() => Err(unsuitable(
+                "it is a character device; name a block device (of an NVMe drive /dev/nvme0n1, not /dev/nvme0) or a directory",
+            )),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && is_below_dev(path) => {
+                Err(unsuitable("there is no such device; look for the right name with lsblk"))
+            }
+            _ => Ok(Self::Directory),
+        }
+    }
+}
+
+fn is_below_dev(path: &Path) -> bool {
+    let existing = path.ancestors().skip(1).find_map(|ancestor| match ancestor.as_os_str() {
+        name if name.is_empty() => std::env::current_dir().ok(),
+        _ => ancestor.canonicalize().ok(),
+    });
+    // Shared memory is a file system like others.
+    existing.is_some_and(|path| path.starts_with("/dev") && !path.starts_with("/dev/shm"))
+}
