@@ -90,6 +90,7 @@ impl std::fmt::Display for Recovery {
 
 impl<G, S> Index<G, S> {
     /// Opens the sidecar of `directory`, then the data with `open_store`, and brings both into agreement.
+    #[expect(clippy::type_complexity, reason = "what is open, and what was found")]
     pub(crate) fn open(
         directory: &Path,
         budget: &Arc<Budget>,
