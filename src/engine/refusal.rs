@@ -4,6 +4,8 @@
 use std::io;
 
 const ALLOW: &str = "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of the container or service";
+const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_ADMIN: u32 = 21;
 const UPGRADE: &str = "use Linux 5.11 or newer";
 
 /// Why io_uring cannot be had, and what to do about it.
@@ -47,8 +49,8 @@ struct Facts {
     is_excepted: bool,
     /// Whether a seccomp filter is in force.
     is_filtered: bool,
-    /// RLIMIT_MEMLOCK, as text.
-    memlock: String,
+    /// RLIMIT_MEMLOCK, where it binds this process.
+    memlock_bytes: Option<u64>,
 }
 
 impl Facts {
@@ -59,8 +61,8 @@ impl Facts {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.map_or("", str::trim).to_owned()
         };
-        const CAP_SYS_ADMIN: u64 = 1 << 21;
         let capabilities = u64::from_str_radix(&value("CapEff:"), 16).unwrap_or(0);
+        let has_capability = |number: u32| capabilities >> number & 1 == 1;
         let group = read("/proc/sys/kernel/io_uring_group").trim().to_owned();
         let groups = format!("{} {}", value("Gid:"), value("Groups:"));
         let limits = read("/proc/thread-self/limits");
@@ -68,10 +70,12 @@ impl Facts {
         Self {
             release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             disabled: read("/proc/sys/kernel/io_uring_disabled").trim().parse().ok(),
-            is_excepted: capabilities & CAP_SYS_ADMIN != 0
+            is_excepted: has_capability(CAP_SYS_ADMIN)
                 || groups.split_whitespace().any(|one| one == group),
             is_filtered: value("Seccomp:") == "2",
-            memlock: memlock.and_then(|rest| rest.split_whitespace().next()).unwrap_or("?").into(),
+            memlock_bytes: memlock
+                .filter(|_| !has_capability(CAP_IPC_LOCK))
+                .and_then(|rest| rest.split_whitespace().next()?.parse().ok()),
         }
     }
 
@@ -85,7 +89,7 @@ impl Facts {
 
 /// Cause and remedy.
 fn explain(errno: Option<i32>, facts: &Facts) -> (String, String) {
-    let Facts { release, disabled, is_excepted, is_filtered, memlock } = facts;
+    let Facts { release, disabled, is_excepted, is_filtered, memlock_bytes } = facts;
     let (cause, remedy) = match errno {
         Some(libc::EPERM | libc::EACCES) => match disabled {
             Some(2..) => ("the sysctl kernel.io_uring_disabled is 2".into(), "set it to 0"),
@@ -112,16 +116,17 @@ fn explain(errno: Option<i32>, facts: &Facts) -> (String, String) {
             format!("Linux {release} is built without io_uring"),
             "use a kernel with CONFIG_IO_URING",
         ),
-        Some(libc::ENOMEM) if facts.is_older_than(5, 12) => (
-            format!(
-                "no memory for rings: Linux {release} charges them to RLIMIT_MEMLOCK, which is {memlock} bytes"
+        Some(libc::ENOMEM) => match memlock_bytes {
+            // Kernels charged rings to it before 5.12, and do so again.
+            Some(bytes) => (
+                format!("no memory for rings, which count against RLIMIT_MEMLOCK: {bytes} bytes"),
+                "raise it (ulimit -l, LimitMEMLOCK=, --ulimit memlock), or lower queue_depth or io_threads",
             ),
-            "raise it (ulimit -l, LimitMEMLOCK=, --ulimit memlock) or lower queue_depth",
-        ),
-        Some(libc::ENOMEM) => (
-            "no memory for rings".into(),
-            "raise the memory limit of the process or its container, or lower queue_depth or io_threads",
-        ),
+            None => (
+                "no memory for rings".into(),
+                "raise the memory limit of the process or its container, or lower queue_depth or io_threads",
+            ),
+        },
         Some(libc::EMFILE | libc::ENFILE) => {
             ("no descriptor is left for rings".into(), "raise RLIMIT_NOFILE (ulimit -n)")
         }
@@ -139,11 +144,8 @@ mod tests {
 
     #[test]
     fn each_refusal_has_its_cause_and_remedy() {
-        let facts = |release: &str| Facts {
-            release: release.into(),
-            memlock: "65536".into(),
-            ..Facts::default()
-        };
+        let facts = |release: &str| Facts { release: release.into(), ..Facts::default() };
+        let limited = Facts { memlock_bytes: Some(65536), ..facts("6.18.0") };
         let modern = facts("6.18.0");
         let disabled = |value, is_excepted| Facts {
             disabled: Some(value),
@@ -162,8 +164,8 @@ mod tests {
             (libc::ENOSYS, facts("4.18.0-513.el8"), "4.18.0-513.el8 is older", UPGRADE),
             (libc::ENOSYS, filtered, "a seccomp filter hides", ALLOW),
             (libc::ENOSYS, modern.clone(), "without io_uring", "CONFIG_IO_URING"),
-            (libc::ENOMEM, facts("5.11.22"), "RLIMIT_MEMLOCK, which is 65536", "ulimit -l"),
-            (libc::ENOMEM, facts("5.15.0-91-generic"), "no memory", "memory limit"),
+            (libc::ENOMEM, limited, "RLIMIT_MEMLOCK: 65536", "ulimit -l"),
+            (libc::ENOMEM, modern.clone(), "no memory for rings", "memory limit"),
             (libc::EMFILE, modern.clone(), "no descriptor", "ulimit -n"),
             (libc::EINVAL, facts("5.4.0"), "5.4.0 sets up no ring", UPGRADE),
             (libc::EIO, modern, "the kernel refuses it", "log"),
@@ -178,7 +180,6 @@ mod tests {
     fn the_facts_of_this_machine_are_read() {
         let facts = Facts::here();
         assert!(!facts.is_older_than(5, 11) && facts.is_older_than(1000, 0), "{}", facts.release);
-        assert!(facts.memlock == "unlimited" || facts.memlock.parse::<u64>().is_ok());
         let lack = Refusal::of_lack("such thing").to_string();
         assert!(lack.contains(&facts.release) && lack.contains(UPGRADE), "{lack}");
     }
