@@ -141,6 +141,7 @@ fn storing_again() {
     assert!(client.set_one("k", &Memory::patterned(5_000, 0, 3)));
     assert_eq!(client.get_one("k", 100_000), None);
     assert_eq!(client.get_one("k", 5_000).unwrap(), pattern(5_000, 3));
+    client.assert_consistent();
     let stats = client.connector.stats();
     assert_eq!((stats.keys, stats.held_bytes, stats.allocated_bytes), (1, 5_000, 2 * BLOCK_BYTES));
 }
@@ -195,6 +196,7 @@ fn order_per_key() {
     }
     let small = Memory::patterned(4096, 0, 1);
     assert!(client.set_one("after", &small));
+    client.assert_consistent();
     assert_eq!(client.connector.stats().allocated_bytes, BLOCK_BYTES, "places were lost");
 }
 

@@ -66,6 +66,7 @@ fn what_was_not_used_for_long_enough_is_a_miss_at_once_and_given_back_later() {
     assert_eq!((stats.keys, stats.held_bytes), (3, 15_000));
     assert_eq!((client.counter("expired"), client.counter("expired_bytes")), (197, 197 * 5000));
     client.assert_consistent();
+    client.assert_consistent();
     assert_eq!(client.connector.stats().allocated_bytes, 3 * 8192);
     // What has expired can be stored again.
     assert!(client.set_one(&key(0), &memory));

@@ -10,7 +10,7 @@ pub(crate) mod random;
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -273,20 +273,27 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// What a directory and everything in it takes: by length, or by blocks, whichever is more.
+/// What a directory and everything in it takes: by length, or by blocks, whichever is more. Files come and go while it is
+/// looked at: what is there twice was there in between, all of it at once.
 pub(crate) fn on_disk_bytes(directory: &Path) -> u64 {
-    let size = |metadata: std::fs::Metadata| {
-        let blocks = metadata.blocks() * 512;
-        if metadata.is_dir() { blocks } else { blocks.max(metadata.len()) }
-    };
-    let own = std::fs::metadata(directory).map_or(0, size);
-    let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let taken = |file: std::fs::DirEntry| match file.file_type() {
-        Ok(kind) if kind.is_dir() => on_disk_bytes(&file.path()),
-        // One that goes away meanwhile takes nothing.
-        _ => file.metadata().map_or(0, size),
-    };
-    own + files.map(taken).sum::<u64>()
+    let (mut before, mut after) = (HashMap::new(), HashMap::new());
+    add_sizes(directory, &mut before);
+    add_sizes(directory, &mut after);
+    let twice = before.into_iter().filter_map(|(path, size)| Some(size.min(*after.get(&path)?)));
+    twice.sum()
+}
+
+fn add_sizes(path: &Path, sizes: &mut HashMap<PathBuf, u64>) {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return };
+    let blocks = metadata.blocks() * 512;
+    sizes.insert(
+        path.to_owned(),
+        if metadata.is_dir() { blocks } else { blocks.max(metadata.len()) },
+    );
+    if metadata.is_dir() {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.for_each(|entry| add_sizes(&entry.path(), sizes));
+    }
 }
 
 /// Waits until `waker` rings, or `timeout` is over: what an engine without a device does.

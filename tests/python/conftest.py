@@ -185,15 +185,24 @@ def is_exported(memory: bytearray) -> bool:
 
 
 def disk_bytes(directory: Path) -> int:
-    """Return what everything in a directory takes on disk, directories below it included."""
-    total_bytes = 0
-    for path in os.scandir(directory):
+    """Return what everything in a directory takes on disk, directories below it included.
+
+    Files come and go while it is looked at: what is there twice was there in between, all of it
+    at once.
+    """
+    before, after = _sizes_bytes(directory), _sizes_bytes(directory)
+    return sum(min(size, after[path]) for path, size in before.items() if path in after)
+
+
+def _sizes_bytes(directory: Path | str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for entry in os.scandir(directory):
         # A file that goes away meanwhile takes nothing.
         with suppress(FileNotFoundError):
-            total_bytes += path.stat(follow_symlinks=False).st_blocks * 512
-            if path.is_dir(follow_symlinks=False):
-                total_bytes += disk_bytes(Path(path.path))
-    return total_bytes
+            sizes[entry.path] = entry.stat(follow_symlinks=False).st_blocks * 512
+            if entry.is_dir(follow_symlinks=False):
+                sizes |= _sizes_bytes(entry.path)
+    return sizes
 
 
 @contextmanager
@@ -319,7 +328,9 @@ def client(open_client: Callable[..., Client]) -> Client:
 def shared_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client of a small store that all tests of a module use, one after the other."""
     directory = tmp_path_factory.mktemp("shared") / "store"
-    with kvring.Connector(directory, SMALL_CAPACITY_BYTES, engine=ENGINE, layout=LAYOUT) as connector:
+    with kvring.Connector(
+        directory, SMALL_CAPACITY_BYTES, engine=ENGINE, layout=LAYOUT
+    ) as connector:
         yield Client(connector)
     shutil.rmtree(directory)
 

@@ -27,16 +27,17 @@ from tests.python.conftest import (
 )
 
 CAPACITY_BYTES = 48 * MIB
-IMAGE_SIZES_BYTES = {"ext4": 256 * MIB, "xfs": 320 * MIB}
+# ext4 would take blocks of 1 KiB on so small a device; XFS takes no less.
+IMAGES = {"ext4": (256 * MIB, ("-b", "4096")), "xfs": (320 * MIB, ())}
 
 
-@pytest.fixture(params=sorted(IMAGE_SIZES_BYTES))
+@pytest.fixture(params=sorted(IMAGES))
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Yield an empty directory on a file system of its own."""
     with ExitStack() as stack:
         try:
-            size_bytes = IMAGE_SIZES_BYTES[request.param]
-            device = stack.enter_context(loop_device(tmp_path, request.param, size_bytes))
+            size_bytes, options = IMAGES[request.param]
+            device = stack.enter_context(loop_device(tmp_path, request.param, size_bytes, *options))
         except DeviceError as error:
             pytest.skip(str(error))
         yield device.directory
@@ -65,7 +66,7 @@ def churn(client: Client, sizes_bytes: tuple[int, ...], seed: int, total_bytes: 
 def test_all_that_it_takes_stays_within_the_capacity(
     disk: Path, sizes_bytes: tuple[int, ...]
 ) -> None:
-    """Blocks of files and directories, over four times the capacity, two lives, and a death."""
+    """Blocks of files and directories, over four times the capacity, two lives."""
     directory = disk / "store"
     directory.mkdir()
     options: dict[str, Any] = {"layout": "files", "lease_s": 0, "min_free": 0}
@@ -104,7 +105,8 @@ def test_a_full_file_system_gives_what_chunks_leave(disk: Path) -> None:
 
 @pytest.mark.root
 def test_min_free_is_left_to_others(disk: Path) -> None:
-    floor_bytes = 100 * MIB
+    """But for what XFS takes for inodes, before it frees those of removed files by itself."""
+    floor_bytes, inode_bytes = 100 * MIB, MIB
     with kvring.Connector(
         disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=floor_bytes
     ) as connector:
@@ -112,7 +114,7 @@ def test_min_free_is_left_to_others(disk: Path) -> None:
         for number in range(300):
             assert client.set([make_key(number)], [pattern(MIB, 1)]).ok
             answer = os.statvfs(disk)
-            assert answer.f_bavail * answer.f_frsize >= floor_bytes
+            assert answer.f_bavail * answer.f_frsize >= floor_bytes - inode_bytes
         assert client.stat("evicted") > 50
 
 
@@ -188,7 +190,7 @@ def test_ls_tells_what_is_stored(
         assert found.keys() == chunks.keys()
         for key, content in chunks.items():
             assert found[key]["length_bytes"] == len(content)
-            with open(found[key]["file"], "rb") as file:
+            with Path(found[key]["file"]).open("rb") as file:
                 file.seek(found[key]["offset_bytes"])
                 assert file.read(len(content)) == content
                 assert layout == "extents" or file.read() == b""
@@ -205,7 +207,8 @@ def test_ls_tells_what_is_stored(
     assert table[0].split() == ["BYTES", "AGE", "UNUSED", "USES", "NAMESPACE", "FILE", "KEY"]
     assert len(table) == 1 + len(chunks)
     line = next(line for line in table if line.endswith(f"  {make_key(1)}"))
-    assert line.split()[0] == "5000" and line.split()[3:5] == ["1", "test/model"]
+    assert line.split()[0] == "5000"
+    assert line.split()[3:5] == ["1", "test/model"]
 
 
 def test_ls_says_why_it_cannot(store_directory: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_capacity_that_does_not_fit_is_named_with_the_range(
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
-        ("layout", "files", "'files'"),
+        ("layout", "tapes", "'tapes'"),
         ("layout", 1, "1"),
         ("engine", "spdk", "'spdk'"),
         ("checksum", "md5", "'md5'"),

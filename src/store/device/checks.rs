@@ -6,9 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::ioctl;
-use super::superblock::{
-    COPY_OFFSET, Copy, DEVICE_FORMAT_VERSION, MIN_DEVICE_BYTES, Superblock, TAIL_BYTES,
-};
+use super::superblock::{DEVICE_FORMAT_VERSION, MIN_DEVICE_BYTES, TAIL_BYTES};
 use super::survey::{Blocks, Content, Signature, signature};
 use crate::buffer::AlignedBlock;
 use crate::config::{BLOCK_BYTES, Config};
