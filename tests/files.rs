@@ -367,7 +367,10 @@ fn a_full_file_system_gives_what_chunks_leave() {
             _ => Fault::None,
         }
     };
-    let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+    let mut config = config(directory.path(), CAPACITY);
+    // What the keeper evicts ahead would be counted too.
+    (config.low_watermark, config.high_watermark) = (1.0, 1.0);
+    let client = open_faulty(config, script, &Arc::default());
     let memory = Memory::patterned(MIB as usize, 0, 1);
     assert!(client.set(&(0..8).map(key).collect::<Vec<_>>(), &[&memory; 8]).ok);
     is_full.store(true, Ordering::SeqCst);

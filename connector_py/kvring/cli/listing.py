@@ -15,7 +15,8 @@ from kvring._native import StoredChunks
 _DESCRIPTION = """
 Lists the chunks that a store holds: what its index says, read without a lock, so that the owner may
 be at work meanwhile. Nothing is changed. In layout 'files' each chunk is a file of its own, with
-nothing but its bytes in it; in layout 'extents' it is a part of a data file, or of the block device, from an offset on.
+nothing but its bytes in it; in layout 'extents' it is a part of a data file, or of the block
+device, from an offset on.
 """
 
 _UNITS_S = {"d": 86_400, "h": 3_600, "m": 60}
@@ -29,7 +30,9 @@ def add_parser(commands: Any) -> None:
         description=_DESCRIPTION,
         allow_abbrev=False,
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="directory, or block device, of the store")
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="directory, or block device, of the store"
+    )
     parser.add_argument(
         "--index-path", type=Path, metavar="DIRECTORY", help="where the index is, as in index_path"
     )
