@@ -5,7 +5,7 @@
 //! only when as much as was promised up to it has been removed, the oldest promise first, so that at no time more is on disk
 //! than the budget says.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::names::{DIRECTORIES, directory_of};
 use crate::budget::Budget;
@@ -75,6 +75,9 @@ pub(super) struct Account {
     /// Files that are not made yet: how much must have arrived first, and what they cost.
     unmade: HashMap<u32, (u64, u64)>,
     unmade_bytes: u64,
+    /// Files that the file system refused to make. What they leave was never there: it is promised to nobody.
+    refused: HashSet<u32>,
+    refused_bytes: u64,
 }
 
 impl Account {
@@ -92,6 +95,8 @@ impl Account {
             arrived_bytes: 0,
             unmade: HashMap::new(),
             unmade_bytes: 0,
+            refused: HashSet::new(),
+            refused_bytes: 0,
         }
     }
 
@@ -149,7 +154,7 @@ impl Account {
 
     /// Bytes being removed that are nobody's yet.
     pub(super) fn unpromised_bytes(&self) -> u64 {
-        self.leaving_bytes - (self.promised_bytes - self.arrived_bytes)
+        self.leaving_bytes - self.refused_bytes - (self.promised_bytes - self.arrived_bytes)
     }
 
     /// Bytes of files that are given out and not made yet.
@@ -189,6 +194,11 @@ impl Account {
         }
     }
 
+    /// The file system refused to make the file; it will be removed.
+    pub(super) fn note_refused(&mut self, number: u32) {
+        self.refused.insert(number);
+    }
+
     /// Whether files are being removed.
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving_bytes > 0
@@ -205,13 +215,22 @@ impl Account {
         let cost = cost_bytes(extent.blocks, self.unit_bytes);
         self.live_bytes -= cost;
         self.leaving_bytes += cost;
+        if self.refused.contains(&extent.file) {
+            self.refused_bytes += cost;
+        }
         self.leaving.push_back(extent);
     }
 
     /// The file is removed, or cannot be: then it still takes its space.
     pub(super) fn end_removal(&mut self, extent: Extent, removed: bool, budget: &Budget) {
         let cost = cost_bytes(extent.blocks, self.unit_bytes);
-        let arrived = cost.min(self.promised_bytes - self.arrived_bytes);
+        let arrived = match self.refused.remove(&extent.file) {
+            true => {
+                self.refused_bytes -= cost;
+                0
+            }
+            false => cost.min(self.promised_bytes - self.arrived_bytes),
+        };
         self.arrived_bytes += arrived;
         self.leaving_bytes -= cost;
         self.allocated_blocks -= u64::from(extent.blocks);
@@ -286,6 +305,12 @@ mod tests {
                             !clear
                         });
                     }
+                    2 if !unmade.is_empty() && blocks % 3 == 0 => {
+                        let extent = unmade.swap_remove(which.index(unmade.len()));
+                        account.note_made(extent.file);
+                        account.note_refused(extent.file);
+                        account.begin_removal(extent);
+                    }
                     2 if !made.is_empty() => account.begin_removal(made.swap_remove(which.index(made.len()))),
                     2 if !unmade.is_empty() => account.begin_removal(unmade.swap_remove(which.index(unmade.len()))),
                     _ => end_one(&mut account, &mut on_disk, &mut existing),
@@ -301,6 +326,7 @@ mod tests {
             let directories: u64 = account.directories.iter().map(|directory| directory.reserved_bytes).sum();
             prop_assert_eq!((budget.used_bytes(), account.live_bytes, account.count()), (directories, 0, 0));
             prop_assert!(!account.is_awaited() && account.unmade_bytes() == 0 && account.allocated_blocks == 0);
+            prop_assert!(account.refused.is_empty() && account.refused_bytes == 0);
         }
     }
 

@@ -263,6 +263,7 @@ impl Store for FileStore {
         let mut state = self.shared.state.lock();
         state.account.note_made(extent.file);
         let Err(source) = outcome else { return Ok(()) };
+        state.account.note_refused(extent.file);
         let name =
             state.account.digest_of(extent.file).map(|digest| chunk_path(digest, extent.file));
         let error = StoreError::Grow {
