@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::faults::{Fault, FaultEngine, Script};
-use common::{Client, MIB, Memory, eventually, key, pattern};
-use kvring::{Config, Connector, OpenError, OptionValue, PathStats};
+use common::{Client, MIB, Memory, engine_choice, eventually, key, layout, pattern};
+use kvring::{Config, Connector, Layout, OpenError, OptionValue, PathStats};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 64 * MIB;
@@ -32,6 +32,8 @@ fn config(paths: &[PathBuf]) -> Config {
     ])
     .unwrap();
     config.io_threads = 1;
+    config.layout = layout();
+    config.engine = engine_choice();
     config
 }
 
@@ -256,13 +258,14 @@ fn stores_of_other_sets_and_twins_are_refused_and_left_as_they_are() {
 
 fn copy_of(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
-    for file in from.read_dir().unwrap().flatten() {
+    // What else there is does not matter: the index tells whose store it is.
+    for file in from.read_dir().unwrap().flatten().filter(|file| file.path().is_file()) {
         std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
     }
 }
 
 /// Engines that fail everything from the moment on in which `fails` is set; for the store's second path only.
-fn open_failing(paths: &[PathBuf], fails: &Arc<AtomicBool>, errno: i32) -> Client {
+fn open_failing(config: Config, fails: &Arc<AtomicBool>, errno: i32) -> Client {
     let (fails, engines) = (Arc::clone(fails), AtomicU64::new(0));
     let make_engine = move |queue_depth, waker| {
         let is_second = engines.fetch_add(1, Ordering::SeqCst) == 1;
@@ -273,13 +276,14 @@ fn open_failing(paths: &[PathBuf], fails: &Arc<AtomicBool>, errno: i32) -> Clien
         });
         FaultEngine::new(queue_depth, waker, script, Arc::default())
     };
-    Client::from(Connector::open_with_engine(config(paths), make_engine).unwrap())
+    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
 }
 
-fn a_path_fails(errno: i32) {
+fn a_path_fails(errno: i32, layout: Layout) {
     let (_root, paths) = directories(2);
+    let config = || Config { layout, ..config(&paths) };
     let fails = Arc::new(AtomicBool::new(false));
-    let client = open_failing(&paths, &fails, errno);
+    let client = open_failing(config(), &fails, errno);
     assert!(store(&client, &all(), 1).iter().all(|stored| *stored));
     let before = held_by_each(&client);
     fails.store(true, Ordering::SeqCst);
@@ -306,7 +310,7 @@ fn a_path_fails(errno: i32) {
     assert!(client.connector.close().clean, "the path that works is left in order");
 
     // It works again: what it held is outdated.
-    let client = open(&paths);
+    let client = Client::from(Connector::open(config()).unwrap());
     assert!(client.connector.recovery().stale > 0);
     let found = load(&client, &all());
     assert!(found.iter().all(|(number, version)| *number >= 300 && *version == 2), "{found:?}");
@@ -316,12 +320,17 @@ fn a_path_fails(errno: i32) {
 
 #[test]
 fn a_path_with_errors_in_a_row_is_taken_out() {
-    a_path_fails(libc::EIO);
+    a_path_fails(libc::EIO, layout());
 }
 
 #[test]
 fn a_path_whose_device_is_gone_is_taken_out() {
-    a_path_fails(libc::ENODEV);
+    a_path_fails(libc::ENODEV, layout());
+}
+
+#[test]
+fn a_path_on_which_no_file_can_be_opened_is_taken_out() {
+    a_path_fails(libc::EIO, Layout::Files);
 }
 
 /// For want of another the last path stays, and works again as soon as its device does.
@@ -329,7 +338,7 @@ fn a_path_whose_device_is_gone_is_taken_out() {
 fn the_last_path_stays_in_use() {
     let (_root, paths) = directories(2);
     let fails = Arc::new(AtomicBool::new(false));
-    let client = open_failing(&paths, &fails, libc::ENODEV);
+    let client = open_failing(config(&paths), &fails, libc::ENODEV);
     store(&client, &all(), 1);
     fails.store(true, Ordering::SeqCst);
     eventually("the second path goes", || {

@@ -8,8 +8,10 @@ use std::ffi::CString;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
 
 use super::Shared;
+use super::health::Way;
 use super::piece::MAX_ATTEMPTS;
 use super::steps::Failure;
 use super::work::{Active, Kind, Work};
@@ -220,6 +222,10 @@ impl Work {
         }
         if is_abandoned {
             return self.fail_step(id, Failure::Closed, shared);
+        }
+        if result < 0 {
+            let way = if is_written { Way::Write } else { Way::Read };
+            shared.health.note_error(way, -result, Instant::now());
         }
         let made =
             |outcome| extent.map_or(Ok(()), |extent| shared.store.note_made(extent, outcome));
