@@ -27,6 +27,8 @@ pub(super) struct Absent {
 
 /// The volumes there are, each with what belongs to it.
 pub(super) struct Joined {
+    /// What was asked for, with the length of whole devices.
+    pub(super) config: Config,
     pub(super) opened: Vec<OpenedVolume>,
     pub(super) absent: Vec<Absent>,
     pub(super) placement: Placement,
@@ -67,7 +69,7 @@ pub(super) fn open_all(
         absent.push(Absent { path: path.clone(), reason });
     }
     let (placement, epoch) = agree(&mut opened)?;
-    Ok(Joined { opened, absent, placement, epoch })
+    Ok(Joined { config, opened, absent, placement, epoch })
 }
 
 /// Does the work of each on a thread of its own; what came of it, in the same order.

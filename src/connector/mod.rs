@@ -79,7 +79,8 @@ impl Connector {
         };
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
-        let Joined { opened, absent, placement, epoch } = open_all(&config, &completions)?;
+        let joined = open_all(&config, &completions)?;
+        let Joined { config, opened, absent, placement, epoch } = joined;
         let (alarm, alarms) = alarms();
         let make_engine = Arc::new(Mutex::new(make_engine));
         let mut all: Vec<Volume> = Vec::new();
