@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.python.lmcache.adapter_driver import (
     make_memory,
     random_bytes,
 )
+from tests.python.lmcache.conftest import ADAPTER_NAME
 
 pytestmark = pytest.mark.lmcache
 
@@ -243,3 +245,37 @@ def test_no_buffer_is_touched_once_close_has_returned(
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert finished.stdout.splitlines()[-1] == "no buffer was touched"
+
+
+@pytest.mark.skipif(ADAPTER_NAME != "kvring", reason="these are options of kvring")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "posix"},
+        {"layout": "files"},
+        {"layout": "files", "engine": "posix", "durability": "persistent"},
+        {"path": ["disk0", "disk1", "disk2"]},
+        {"path": ["disk0", "disk1"], "capacity": ["1GiB", "2GiB"], "layout": "files"},
+    ],
+    ids=str,
+)
+def test_every_kind_of_store_serves_it_across_a_restart(
+    make_spec: Callable[..., AdapterSpec], data_directory: Path, options: dict[str, Any]
+) -> None:
+    if "path" in options:
+        options = {**options, "path": [str(data_directory / name) for name in options["path"]]}
+    spec = make_spec()
+    spec["adapter_params"] |= options
+    # As it comes from a command line.
+    spec = json.loads(json.dumps(spec))
+    keys = [make_key(number) for number in range(60)]
+    contents = [random_bytes(CHUNK_BYTES - number, number) for number in range(60)]
+    for is_restarted in (False, True):
+        driver = AdapterDriver(spec)
+        if not is_restarted:
+            assert driver.store(keys, contents)
+            driver.adapter.delete(keys[50:])
+        assert driver.lookup(keys) == [True] * 50 + [False] * 10
+        sizes = [len(content) for content in contents]
+        assert driver.load_bytes(keys, sizes) == contents[:50] + [None] * 10
+        driver.close()
