@@ -65,23 +65,11 @@ impl IndexMut<u32> for Entries {
 mod tests {
     use super::*;
     use crate::key::Digest;
+    use crate::store::Extent;
 
     fn entry(first_block: u32) -> Entry {
-        Entry {
-            digest: Digest::of("key"),
-            data_file: 0,
-            first_block,
-            length_bytes: 1,
-            checksum: 0,
-            readers: 0,
-            node: None,
-            namespace: 0,
-            leased_until_s: 0,
-            has_checksum: false,
-            detached: false,
-            pinned: false,
-            was_read: false,
-        }
+        let extent = Extent { file: 0, first_block, blocks: 1 };
+        Entry::new(Digest::of("key"), extent, 1, None)
     }
 
     #[test]

@@ -309,21 +309,9 @@ fn whole(table: &Table, slot: u32, record: &Record) -> Option<Vec<u32>> {
 }
 
 fn entry_of(record: &Record) -> Entry {
-    Entry {
-        digest: record.digest(),
-        data_file: record.data_file,
-        first_block: record.first_block,
-        length_bytes: record.length_bytes as u32,
-        checksum: record.payload_checksum as u32,
-        readers: 0,
-        node: None,
-        namespace: 0,
-        leased_until_s: 0,
-        has_checksum: record.payload_checksum_kind == PAYLOAD_CRC32C,
-        detached: false,
-        pinned: false,
-        was_read: false,
-    }
+    let checksum =
+        (record.payload_checksum_kind == PAYLOAD_CRC32C).then_some(record.payload_checksum as u32);
+    Entry::new(record.digest(), record.extent(), record.length_bytes, checksum)
 }
 
 /// Sorts by place; where two claim the same block, the younger keeps it.

@@ -121,6 +121,30 @@ impl<G, S> Shard<G, S> {
 }
 
 impl Entry {
+    /// A chunk that nobody uses yet; it has no place in the order of eviction.
+    pub(super) fn new(
+        digest: Digest,
+        extent: Extent,
+        length_bytes: u64,
+        checksum: Option<u32>,
+    ) -> Self {
+        Self {
+            digest,
+            data_file: extent.file,
+            first_block: extent.first_block,
+            length_bytes: length_bytes as u32,
+            checksum: checksum.unwrap_or(0),
+            readers: 0,
+            node: None,
+            namespace: 0,
+            leased_until_s: 0,
+            has_checksum: checksum.is_some(),
+            detached: false,
+            pinned: false,
+            was_read: false,
+        }
+    }
+
     /// Place of the chunk.
     pub(super) fn extent(&self) -> Extent {
         Extent {

@@ -232,21 +232,10 @@ impl<G, S> Index<G, S> {
             }
             RecordState::Written(slot, _) => Some(slot),
         };
-        let mut entry = Entry {
-            digest: content.digest,
-            data_file: content.extent.file,
-            first_block: content.extent.first_block,
-            length_bytes: content.length_bytes as u32,
-            checksum: content.payload_checksum as u32,
-            readers: 0,
-            node: None,
-            namespace: 0,
-            leased_until_s: 0,
-            has_checksum: content.payload_checksum_kind == PAYLOAD_CRC32C,
-            detached: deleted,
-            pinned: false,
-            was_read: false,
-        };
+        let checksum = (content.payload_checksum_kind == PAYLOAD_CRC32C)
+            .then_some(content.payload_checksum as u32);
+        let mut entry = Entry::new(content.digest, content.extent, content.length_bytes, checksum);
+        entry.detached = deleted;
         debug_assert_eq!(entry.extent(), content.extent, "a place is as long as its chunk");
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
         if !deleted && let Some(old) = shard.find(content.digest) {
