@@ -174,6 +174,12 @@ pub enum OpenError {
         /// What is there, as far as it is known.
         found: String,
     },
+    /// The path is below /dev, and there is nothing. Of several paths, one that the others know of is left out instead.
+    #[error("{path} cannot hold a store: there is no such device; look for the right name with lsblk", path = path.display())]
+    NoDevice {
+        /// What is not there.
+        path: PathBuf,
+    },
     /// The path names something that no store can be on.
     #[error("{path} cannot hold a store: {reason}")]
     Unsuitable {

@@ -65,9 +65,14 @@ def attach_loop(
             file.truncate(size_bytes)
     else:
         _write_zeros(image, size_bytes)
+    return attach_loop_over(stack, image, *losetup_options)
+
+
+def attach_loop_over(stack: ExitStack, image: Path, *losetup_options: str) -> Path:
+    """Put a loop device with direct I/O over a file that is there, until the stack ends."""
     options = ("--find", "--show", "--direct-io=on", *losetup_options)
-    loop = _run("losetup", *options, str(image)).strip()
-    stack.callback(_patiently, _run, "losetup", "--detach", loop)
+    loop = run("losetup", *options, str(image)).strip()
+    stack.callback(_patiently, run, "losetup", "--detach", loop)
     state = Path("/sys/block") / Path(loop).name / "loop" / "dio"
     if state.read_text(encoding="ascii").strip() != "1":
         raise DeviceError(f"{loop} has no direct I/O here: the file system below it can't do it")
@@ -120,9 +125,9 @@ def _write_attribute(attribute: Path, text: str) -> None:
 
 def mount(stack: ExitStack, make: tuple[str, ...], block: Path, mount_point: Path) -> Path:
     """Make a file system, mount it until the stack ends, and return a directory in it."""
-    _run(*make, str(block))
-    _run("mount", str(block), str(mount_point))
-    stack.callback(_patiently, _run, "umount", str(mount_point))
+    run(*make, str(block))
+    run("mount", str(block), str(mount_point))
+    stack.callback(_patiently, run, "umount", str(mount_point))
     directory = mount_point / "data"
     directory.mkdir()
     return directory
@@ -153,7 +158,8 @@ def _attempt(undo: Callable[..., object], *arguments: str) -> DeviceError | None
     return None
 
 
-def _run(*command: str) -> str:
+def run(*command: str) -> str:
+    """Run a command and return its output; raise DeviceError with what it says if it fails."""
     # In a session of its own: Ctrl-C at the terminal must not end a umount that cleans up.
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, start_new_session=True

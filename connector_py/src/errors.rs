@@ -45,6 +45,7 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
         kvring::OpenError::Config(_)
         | kvring::OpenError::OtherLayout { .. }
         | kvring::OpenError::SameStore { .. }
+        | kvring::OpenError::NoDevice { .. }
         | kvring::OpenError::Unsuitable { .. } => ConfigError::new_err(message),
         kvring::OpenError::ForeignVolume { .. } => KvRingError::new_err(message),
         kvring::OpenError::Engine(_) => EngineError::new_err(message),

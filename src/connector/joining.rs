@@ -35,8 +35,8 @@ pub(super) struct Joined {
     pub(super) epoch: u64,
 }
 
-/// Opens every path of `config`, all at the same time, and brings them into agreement. A path whose device is gone is left out
-/// if there are others.
+/// Opens every path of `config`, all at the same time, and brings them into agreement. A path whose device does not work is
+/// left out if there are others; one whose device is not there, if the others know of more paths than are there.
 pub(super) fn open_all(
     config: &Config,
     completions: &Arc<CompletionQueue>,
@@ -59,16 +59,24 @@ pub(super) fn open_all(
             Err(error) => refused.push((path, error)),
         }
     }
+    let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
+    let mut unexplained = newest_membership(&opened).map_or(0, |set| set.missing(&ids));
     let mut absent = Vec::new();
     for (path, error) in refused {
-        if opened.is_empty() || !is_device_error(&error) {
+        let is_left_out = match error {
+            // It may also be a name that is misspelt.
+            OpenError::NoDevice { .. } => unexplained > 0,
+            _ => !opened.is_empty() && is_device_error(&error),
+        };
+        if !is_left_out {
             return Err(error);
         }
+        unexplained = unexplained.saturating_sub(1);
         let reason = error.to_string();
         log::error!("{} is left out: {reason}; its keys are missed", path.display());
         absent.push(Absent { path: path.clone(), reason });
     }
-    let (placement, epoch) = agree(&mut opened)?;
+    let (placement, epoch) = agree(&mut opened, absent.len())?;
     Ok(Joined { config, opened, absent, placement, epoch })
 }
 
@@ -105,8 +113,14 @@ fn refuse_twins(config: &Config) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Leaves each volume what belongs to it, and notes in all of them which they are.
-fn agree(opened: &mut [OpenedVolume]) -> Result<(Placement, u64), OpenError> {
+/// What counts of the sets that volumes know of.
+fn newest_membership(opened: &[OpenedVolume]) -> Option<Membership> {
+    // The first one of several: those after it are the strangers then.
+    opened.iter().rev().filter_map(|volume| volume.membership).max_by_key(|set| set.epoch)
+}
+
+/// Leaves each volume what belongs to it, and notes in all of them which they are, and how many paths are absent.
+fn agree(opened: &mut [OpenedVolume], absent: usize) -> Result<(Placement, u64), OpenError> {
     for (number, volume) in opened.iter().enumerate() {
         if let Some(other) = opened[..number].iter().find(|other| other.id == volume.id) {
             let path = |volume: &OpenedVolume| volume.shared.config.path().to_owned();
@@ -115,9 +129,7 @@ fn agree(opened: &mut [OpenedVolume]) -> Result<(Placement, u64), OpenError> {
     }
     let weight = |volume: &OpenedVolume| (volume.id, volume.shared.config.capacity_bytes());
     let placement = Placement::new(opened.iter().map(weight));
-    // The first one of several: those after it are the strangers then.
-    let newest =
-        opened.iter().rev().filter_map(|volume| volume.membership).max_by_key(|set| set.epoch);
+    let newest = newest_membership(opened);
     if opened.len() == 1 && newest.is_none() {
         return Ok((placement, 0));
     }
@@ -136,11 +148,11 @@ fn agree(opened: &mut [OpenedVolume]) -> Result<(Placement, u64), OpenError> {
         volume.drop_foreign(was_away, |digest| placement.volume_of(digest, live) == number);
     }
     let epoch = newest.map_or(0, |newest| newest.epoch);
-    let set = Membership::new(epoch, ids.iter().copied());
+    let set = Membership::new(epoch, absent, ids.iter().copied());
     if opened.iter().all(|volume| volume.membership == Some(set)) {
         return Ok((placement, epoch));
     }
-    let set = Membership::new(epoch + 1, ids);
+    let set = Membership::new(epoch + 1, absent, ids);
     let io_error = |volume: &OpenedVolume| {
         let path = volume.shared.config.path().to_owned();
         move |source: io::Error| OpenError::Io { action: "write the index of", path, source }

@@ -50,6 +50,8 @@ impl Connector {
         }
         let absent = self.volumes.absent.iter();
         paths.extend(absent.map(|absent| PathStats::absent(&absent.path, &absent.reason)));
+        let named = &self.config.paths;
+        paths.sort_by_cached_key(|one| named.iter().position(|path| *path == one.path));
         let shutdown = self.shutdown.try_lock().and_then(|shutdown| *shutdown).unwrap_or_default();
         Stats {
             max_chunk_bytes: self.max_chunk_bytes,

@@ -89,7 +89,8 @@ impl Volumes {
             return failed.shared.health.stay_in_use();
         }
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
-        let set = Membership::new(epoch, rest.iter().map(|number| self.all[number].id));
+        let absent = self.absent.len() + self.all.len() - rest.iter().count();
+        let set = Membership::new(epoch, absent, rest.iter().map(|number| self.all[number].id));
         let mut noted = 0;
         for volume in rest.iter().map(|number| &self.all[number]) {
             match volume.index().table().write_membership(&set) {

@@ -21,7 +21,9 @@ pub(crate) type StoreId = [u8; 16];
 pub(crate) struct Membership {
     /// One more than that of the set before.
     pub(crate) epoch: u64,
-    count: u32,
+    count: u16,
+    /// Paths that were named beside those of the members, and could not be used.
+    absent: u16,
     /// CRC-32C of everything else.
     checksum: u32,
     members: [StoreId; MAX_VOLUMES],
@@ -30,9 +32,13 @@ pub(crate) struct Membership {
 const _: () = assert!(size_of::<Membership>() <= 512);
 
 impl Membership {
-    /// The set of `members`, which must not be more than there is room for.
-    pub(crate) fn new(epoch: u64, members: impl IntoIterator<Item = StoreId>) -> Self {
-        let mut membership = Self { epoch, ..Self::zeroed() };
+    /// The set of `members`, which must not be more than there is room for, while so many paths beside theirs are absent.
+    pub(crate) fn new(
+        epoch: u64,
+        absent: usize,
+        members: impl IntoIterator<Item = StoreId>,
+    ) -> Self {
+        let mut membership = Self { epoch, absent: absent as u16, ..Self::zeroed() };
         for (place, member) in membership.members.iter_mut().zip(members) {
             *place = member;
             membership.count += 1;
@@ -45,6 +51,12 @@ impl Membership {
     /// The stores in use.
     pub(crate) fn members(&self) -> &[StoreId] {
         &self.members[..(self.count as usize).min(MAX_VOLUMES)]
+    }
+
+    /// How many paths it tells of beside those of `present`, which may be in the set or not.
+    pub(crate) fn missing(&self, present: &[StoreId]) -> usize {
+        let is_missing = |member: &&StoreId| !present.contains(member);
+        self.members().iter().filter(is_missing).count() + usize::from(self.absent)
     }
 
     fn computed_checksum(&self) -> u32 {
@@ -92,10 +104,11 @@ mod tests {
         let (table, _) = Table::open(&place, budget, 0).unwrap();
         assert_eq!(table.membership(), None);
         let id = table.store_id().unwrap();
-        let membership = Membership::new(7, [[9; 16], id, [1; 16]]);
+        let membership = Membership::new(7, 1, [[9; 16], id, [1; 16]]);
         assert!(membership.members().is_sorted() && membership.members().contains(&id));
         table.write_membership(&membership).unwrap();
         assert_eq!(table.membership(), Some(membership));
+        assert_eq!(membership.missing(&[id, [2; 16]]), 3);
         table.backing.write_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
         assert_eq!(table.membership(), None);
     }

@@ -175,7 +175,10 @@ pub(super) fn end_set(
                 RecordState::Reserved(reservation) => shared.index.table().release(reservation),
                 RecordState::Written(slot, _) => shared.index.table().clear(slot),
             }
-            shared.store.free(extent);
+            match failure {
+                Some(Failure::Transfer(_)) => shared.store.free_unwritable(extent),
+                _ => shared.store.free(extent),
+            }
             None
         }
         (None, _) => None,

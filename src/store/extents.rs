@@ -15,6 +15,7 @@ use super::data_file::{DataFile, data_file_name, geometry_of, list_data_files};
 use super::device::Device;
 use super::discards::Discards;
 use super::files::CHUNKS_NAME;
+use super::set_aside::SetAside;
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, Discard, Layout, MAX_CHUNK_BYTES};
@@ -41,6 +42,7 @@ pub(crate) struct ExtentStore {
     /// After the file system has refused to grow: when to ask it again, and what it said.
     refusal: Mutex<Option<(Instant, StoreError)>>,
     discards: Option<Discards>,
+    set_aside: Mutex<SetAside>,
 }
 
 /// Blocks of a part of a device; most devices have one. Its blocks are counted in 32 bits: these are 8 TiB.
@@ -123,6 +125,7 @@ impl ExtentStore {
             allocator: Mutex::new(allocator),
             refusal: Mutex::new(None),
             discards: None,
+            set_aside: Mutex::default(),
         })
     }
 
@@ -152,6 +155,7 @@ impl ExtentStore {
             allocator: Mutex::new(allocator),
             refusal: Mutex::new(None),
             discards: (discard == Discard::Free).then(|| Discards::new(Arc::clone(device))),
+            set_aside: Mutex::default(),
         }
     }
 
@@ -305,6 +309,12 @@ impl Store for ExtentStore {
         if let Some(discards) = &self.discards {
             discards.note(extent);
         }
+    }
+
+    fn free_unwritable(&self, extent: Extent) {
+        let mut allocator = self.allocator.lock();
+        allocator.free(extent);
+        self.set_aside.lock().add(&mut allocator, extent);
     }
 
     fn discard_freed(&self) -> bool {

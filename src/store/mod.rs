@@ -7,6 +7,7 @@ mod discards;
 pub(crate) mod extents;
 pub(crate) mod files;
 mod geometry;
+mod set_aside;
 
 use std::ffi::CString;
 use std::io;
@@ -106,6 +107,11 @@ pub trait Store: FreeSpace + Send + Sync {
 
     /// Takes a place back. Nothing may be under way there.
     fn free(&self, extent: Extent);
+
+    /// Takes a place back that could not be written.
+    fn free_unwritable(&self, extent: Extent) {
+        self.free(extent);
+    }
 
     /// Tells the device of some of the places that were freed, if it is to know; says whether there may be more.
     fn discard_freed(&self) -> bool {

@@ -14,8 +14,18 @@ from typing import Any
 import pytest
 
 import kvring
+from benches.compare.block_devices import attach_loop
 from benches.compare.devices import DeviceError, loop_device
-from tests.python.conftest import HANG_DEADLINE_S, KIB, MIB, Client, make_key, make_memory, pattern
+from tests.python.conftest import (
+    HANG_DEADLINE_S,
+    KIB,
+    MIB,
+    Client,
+    bare_loop_device,
+    make_key,
+    make_memory,
+    pattern,
+)
 
 CAPACITY_BYTES = 96 * MIB
 IMAGE_SIZE_BYTES = 192 * MIB
@@ -110,9 +120,9 @@ WITHOUT_FLUSH = struct.pack("I", 2)
 
 
 class Disks:
-    """Two file systems on loop devices; that below the second one can be made to fail."""
+    """Two loop devices, bare or with file systems; what is below the second can be made to fail."""
 
-    def __init__(self, stack: ExitStack, parent: Path) -> None:
+    def __init__(self, stack: ExitStack, parent: Path, *, is_bare: bool) -> None:
         """Make them; the second one is an image on a file system on a loop device of its own."""
         below = loop_device(parent, "ext4", 2 * IMAGE_SIZE_BYTES, "-O", "^has_journal")
         self.below = stack.enter_context(below).directory
@@ -120,9 +130,14 @@ class Disks:
         for number, place in enumerate([parent, self.below]):
             work = place / f"disk{number}"
             work.mkdir()
+            if is_bare:
+                image = work / "image"
+                device = attach_loop(stack, image, IMAGE_SIZE_BYTES, is_sparse=True)
+                self.paths.append(str(device))
+                continue
             # Without a journal, so that it can be unmounted after its device has failed.
-            device = loop_device(work, "ext4", IMAGE_SIZE_BYTES, "-O", "^has_journal")
-            self.paths.append(str(stack.enter_context(device).directory / "store"))
+            mounted = loop_device(work, "ext4", IMAGE_SIZE_BYTES, "-O", "^has_journal")
+            self.paths.append(str(stack.enter_context(mounted).directory / "store"))
 
     def fail(self) -> None:
         """Make every transfer of the second one an EIO."""
@@ -131,12 +146,12 @@ class Disks:
         os.close(descriptor)
 
 
-@pytest.fixture
-def loop_disks(tmp_path: Path) -> Iterator[Disks]:
+@pytest.fixture(params=["directories", "devices"])
+def loop_disks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disks]:
     """Yield two disks of their own."""
     with ExitStack() as stack:
         try:
-            disks = Disks(stack, tmp_path)
+            disks = Disks(stack, tmp_path, is_bare=request.param == "devices")
         except DeviceError as error:
             pytest.skip(str(error))
         yield disks
@@ -235,6 +250,7 @@ def test_a_disk_that_dies_under_load_is_left_out(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("loop_disks", ["directories"], indirect=True)
 def test_a_disk_that_is_dead_at_open_is_left_out(loop_disks: Disks) -> None:
     chunks = {make_key(number): pattern(CHUNK_BYTES, number) for number in range(100)}
     with opened(loop_disks.paths) as client:
@@ -257,6 +273,69 @@ def test_a_disk_that_is_dead_at_open_is_left_out(loop_disks: Disks) -> None:
         assert client.connector.recovery["stale"] == 100 - of_first
         for key, content in chunks.items():
             assert client.load(key, CHUNK_BYTES) in (None, content[::-1])
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Iterator[list[Path]]:
+    """Yield three names below /dev of bare devices."""
+    with ExitStack() as stack:
+        names = []
+        for number in range(3):
+            (tmp_path / f"{number}").mkdir()
+            device = stack.enter_context(bare_loop_device(tmp_path / f"{number}", 64 * MIB))
+            names.append(Path(f"/dev/kvring-test-{os.getpid()}-{number}"))
+            names[-1].symlink_to(device.path)
+            stack.callback(names[-1].unlink, missing_ok=True)
+        yield names
+
+
+def test_a_device_that_is_not_there_any_more_is_left_out(
+    devices: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [str(path) for path in devices]
+    chunks = {make_key(number): pattern(CHUNK_BYTES, number) for number in range(100)}
+    with opened(paths, "all") as client:
+        client.store(chunks)
+        held = [path["keys"] for path in client.connector.stats()["paths"]]
+    target = devices[1].readlink()
+    devices[1].unlink()
+    # Again and again: the note that is written without it must not make it unknown.
+    for _ in range(2):
+        with opened(paths, "all") as client:
+            stats = client.connector.stats()["paths"]
+            assert [path["in_use"] for path in stats] == [True, False, True]
+            assert "there is no such device" in stats[1]["reason"]
+            assert client.exists(list(chunks)).count(True) == held[0] + held[2]
+            for key, content in chunks.items():
+                assert client.load(key, CHUNK_BYTES) in (None, content)
+    assert f"{paths[1]} is left out" in caplog.text
+    # One more is not known.
+    with pytest.raises(kvring.ConfigError, match="there is no such device"):
+        kvring.Connector([*paths, f"{paths[1]}-misspelt"], "all")
+    with opened(paths, "all") as client:
+        client.store(chunks)
+    devices[1].symlink_to(target)
+    with opened(paths, "all") as client:
+        assert client.connector.recovery["stale"] == held[1]
+        assert client.exists(list(chunks)).count(True) >= held[0] + held[2]
+        client.store(chunks)
+        assert client.exists(list(chunks)) == [True] * len(chunks)
+    # All of them work: none is expected to be missing any more.
+    with opened(paths[:2], "all"):
+        pass
+    with pytest.raises(kvring.ConfigError, match="there is no such device"):
+        kvring.Connector([*paths[:2], f"{paths[2]}-misspelt"], "all")
+
+
+def test_a_device_that_never_was_is_refused(devices: list[Path]) -> None:
+    for first in (devices[0], devices[1]):
+        with pytest.raises(kvring.ConfigError, match="there is no such device"):
+            kvring.Connector([str(first), f"{first}-misspelt"], "all")
+    # Stores of their own, that never had another, know of none either.
+    with opened([str(devices[0])], "all"):
+        pass
+    with pytest.raises(kvring.ConfigError, match="there is no such device"):
+        kvring.Connector([str(devices[0]), f"{devices[0]}-misspelt"], "all")
 
 
 def remount(mount_point: Path, how: str) -> None:

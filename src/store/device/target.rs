@@ -32,7 +32,7 @@ impl Target {
                 "it is a character device; name a block device (of an NVMe drive /dev/nvme0n1, not /dev/nvme0) or a directory",
             )),
             Err(error) if error.kind() == io::ErrorKind::NotFound && is_below_dev(path) => {
-                Err(unsuitable("there is no such device; look for the right name with lsblk"))
+                Err(OpenError::NoDevice { path: path.to_owned() })
             }
             _ => Ok(Self::Directory),
         }

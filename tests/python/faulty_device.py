@@ -1,0 +1,160 @@
+"""A block device whose transfers fail when a test says so: a loop device over qemu's blkdebug."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from benches.compare.block_devices import (
+    DeviceError,
+    attach_loop_over,
+    require,
+    run,
+    temporary_directory,
+)
+from tests.python.conftest import HANG_DEADLINE_S
+
+DAEMON = "qemu-storage-daemon"
+SECTOR_BYTES = 512
+EIO = 5
+MOST_FAILED_FLUSHES = 200
+
+Kind = Literal["read", "write", "flush"]
+
+
+class FaultyDevice:
+    """A blank block device that answers EIO where and when it is told to."""
+
+    def __init__(self, stack: ExitStack, parent: Path, size_bytes: int) -> None:
+        """Start the daemon and put a loop device over what it exports, until the stack ends."""
+        require("losetup", DAEMON)
+        work = temporary_directory(stack, parent)
+        image, exported = work / "image", work / "exported"
+        with image.open("wb") as file:
+            file.truncate(size_bytes)
+        exported.touch()
+        socket_path = work / "qmp"
+        self._rules = 0
+        block = {"driver": "file", "node-name": "image", "filename": str(image), "discard": "unmap"}
+        export = {
+            "type": "fuse",
+            "id": "export",
+            "node-name": "top",
+            "mountpoint": str(exported),
+            "writable": True,
+        }
+        daemon = subprocess.Popen(
+            [
+                DAEMON,
+                *("--blockdev", json.dumps(block)),
+                *("--blockdev", json.dumps(self._faults([]))),
+                *("--blockdev", json.dumps(self._top())),
+                *("--export", json.dumps(export)),
+                *("--chardev", f"socket,id=qmp,path={socket_path},server=on,wait=off"),
+                *("--monitor", "chardev=qmp"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(_end, daemon)
+        # It has a length only once it is exported.
+        deadline_s = time.monotonic() + HANG_DEADLINE_S
+        while exported.stat().st_size != size_bytes or not socket_path.exists():
+            if daemon.poll() is not None:
+                assert daemon.stderr is not None
+                raise DeviceError(f"{DAEMON} can't export it: {daemon.stderr.read().strip()}")
+            assert time.monotonic() < deadline_s, f"{DAEMON} hangs"
+            time.sleep(0.01)
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+        connection.settimeout(HANG_DEADLINE_S)
+        connection.connect(str(socket_path))
+        self._monitor = stack.enter_context(connection.makefile("rw", encoding="utf-8"))
+        self._monitor.readline()
+        self._command("qmp_capabilities")
+        _write_one_at_a_time(exported, work)
+        self.path = attach_loop_over(stack, exported)
+        # Else a request for several neighbours fails as a whole.
+        Path(f"/sys/block/{self.path.name}/queue/nomerges").write_text("2", encoding="ascii")
+
+    def fail(self, kind: Kind, offset_bytes: int | None = None) -> None:
+        """Answer EIO to what touches the sector at this offset, or to everything of this kind.
+
+        It takes the place of what was said before.
+        """
+        rule: dict[str, Any] = {"event": "none", "iotype": kind, "errno": EIO}
+        if offset_bytes is not None:
+            rule["sector"] = offset_bytes // SECTOR_BYTES
+        # The daemon flushes by itself before it changes anything: that must work again some time.
+        self._apply([rule | {"once": True}] * MOST_FAILED_FLUSHES if kind == "flush" else [rule])
+
+    def mend(self) -> None:
+        """Let everything work again."""
+        self._apply([])
+
+    def _faults(self, rules: list[dict[str, Any]]) -> dict[str, Any]:
+        node = {"driver": "blkdebug", "node-name": f"faults{self._rules}", "image": "image"}
+        # It takes no empty list.
+        return node | ({"inject-error": rules} if rules else {})
+
+    def _top(self) -> dict[str, Any]:
+        return {"driver": "raw", "node-name": "top", "file": f"faults{self._rules}"}
+
+    def _apply(self, rules: list[dict[str, Any]]) -> None:
+        # Rules of a node are as they were made: another one takes its place.
+        old = f"faults{self._rules}"
+        self._rules += 1
+        self._command("blockdev-add", **self._faults(rules))
+        for _ in range(MOST_FAILED_FLUSHES):
+            if self._attempt("blockdev-reopen", options=[self._top()]) is None:
+                break
+        else:
+            self._command("blockdev-reopen", options=[self._top()])
+        self._command("blockdev-del", **{"node-name": old})
+
+    def _command(self, name: str, **arguments: Any) -> None:
+        error = self._attempt(name, **arguments)
+        assert error is None, error
+
+    def _attempt(self, name: str, **arguments: Any) -> dict[str, str] | None:
+        self._monitor.write(json.dumps({"execute": name, "arguments": arguments}) + "\n")
+        self._monitor.flush()
+        while "event" in (answer := json.loads(self._monitor.readline())):
+            pass
+        return answer.get("error")  # type: ignore[no-any-return]
+
+
+def _write_one_at_a_time(exported: Path, work: Path) -> None:
+    """Have the kernel send one write at a time: qemu 10.0 mixes up the bytes of several."""
+    connections = work / "connections"
+    connections.mkdir()
+    run("mount", "-t", "fusectl", "fusectl", str(connections))
+    try:
+        limit = connections / str(os.minor(exported.stat().st_dev)) / "max_background"
+        limit.write_text("1", encoding="ascii")
+    finally:
+        run("umount", str(connections))
+
+
+def _end(daemon: subprocess.Popen[str]) -> None:
+    daemon.terminate()
+    daemon.communicate(timeout=HANG_DEADLINE_S)
+
+
+@contextmanager
+def faulty_device(parent: Path, size_bytes: int) -> Iterator[FaultyDevice]:
+    """Make one; skip the test where that cannot be."""
+    with ExitStack() as stack:
+        try:
+            device = FaultyDevice(stack, parent, size_bytes)
+        except DeviceError as error:
+            pytest.skip(f"no faulty block device: {error}")
+        yield device

@@ -1,0 +1,296 @@
+"""EIO from the device, of reads, writes and syncs: what it costs, and that it costs no more.
+
+The device is real to kvring: a loop device, whose transfers qemu's blkdebug refuses below it.
+"""
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from ctypes import CDLL, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvring
+from benches.compare.block_devices import mount, temporary_directory
+from kvring._native import StoredChunks
+from tests.python.conftest import (
+    BLOCK_BYTES,
+    KIB,
+    MIB,
+    Client,
+    bare_loop_device,
+    make_key,
+    make_memory,
+    pattern,
+)
+from tests.python.faulty_device import FaultyDevice, Kind, faulty_device
+
+pytestmark = pytest.mark.root
+
+SIZE_BYTES = 256 * MIB
+CAPACITY_BYTES = 128 * MIB
+CHUNK_BYTES = 64 * KIB + 100
+KEYS = [make_key(number) for number in range(12)]
+CHUNKS = {key: pattern(CHUNK_BYTES, number) for number, key in enumerate(KEYS)}
+BAD = KEYS[5]
+GOOD = [key for key in KEYS if key != BAD]
+# Without a journal, which an error would end; with the blocks of a larger file system.
+MAKE_EXT4 = ("mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "^has_journal", "-E", "nodiscard")
+# ioctl_fibmap(2): the block of the device that a block of a file is in.
+FIBMAP = 1
+# madvise(2)
+MADV_DONTNEED = 4
+LIBC = CDLL(None, use_errno=True)
+# Of the superblock, docs/format.md.
+INDEX_OFFSET_FIELD = 48
+
+
+class Place:
+    """Where a store is, on a device that can fail, and what is where on that device."""
+
+    def __init__(self, device: FaultyDevice, path: Path, options: dict[str, Any]) -> None:
+        """Note it."""
+        self.device = device
+        self.path = path
+        self.options = options
+        self.is_device = path == device.path
+        self.connectors: list[kvring.Connector] = []
+
+    def open(self, **options: Any) -> Client:
+        """Open the store; it is closed at the end of the test."""
+        connector = kvring.Connector(
+            self.path, CAPACITY_BYTES, min_free=0, **self.options, **options
+        )
+        self.connectors.append(connector)
+        return Client(connector)
+
+    def fail_chunk(self, kind: Kind, key: str) -> None:
+        """Let the middle of a chunk's place fail."""
+        (chunk,) = (chunk for chunk in StoredChunks(self.path, None) if chunk["key"] == key)
+        offset = chunk.get("offset_bytes", 0) + CHUNK_BYTES // 2
+        self.device.fail(kind, self._on_device(self.path / chunk["file"], offset))
+
+    def index_offset(self, page: int) -> int:
+        """Return where on the device a page of the index is."""
+        if not self.is_device:
+            return self._on_device(self.path / "index.kvring", page * BLOCK_BYTES)
+        with self.path.open("rb") as device:
+            superblock = device.read(BLOCK_BYTES)
+        (begin,) = struct.unpack_from("<Q", superblock, INDEX_OFFSET_FIELD)
+        return int(begin) + page * BLOCK_BYTES
+
+    def forget_index(self) -> None:
+        """Have all of the index read from the device again, also where it is mapped."""
+        path = self.path if self.is_device else self.path / "index.kvring"
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            span, *_, mapped = line.split(maxsplit=5)
+            if mapped == str(path):
+                begin, end = (int(address, 16) for address in span.split("-"))
+                # Of a shared mapping it takes the page tables only.
+                assert LIBC.madvise(c_void_p(begin), c_size_t(end - begin), MADV_DONTNEED) == 0
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+    def _on_device(self, file: Path, offset: int) -> int:
+        if self.is_device:
+            return offset
+        with file.open("rb") as descriptor:
+            block = fcntl.ioctl(descriptor, FIBMAP, struct.pack("i", offset // BLOCK_BYTES))
+        (number,) = struct.unpack("i", block)
+        assert number, f"there is nothing at {offset} of {file}"
+        return int(number) * BLOCK_BYTES + offset % BLOCK_BYTES
+
+
+@pytest.fixture(params=["io_uring", "posix"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Name an engine that works here."""
+    name = str(request.param)
+    try:
+        kvring.Connector(tmp_path / "probe", 32 * MIB, engine=name).close()
+    except kvring.EngineError as error:
+        pytest.skip(str(error))
+    return name
+
+
+@pytest.fixture(params=["device", "extents", "files"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> Iterator[Place]:
+    """Yield a bare device, a directory on ext4 in layout `extents`, one in layout `files`."""
+    with ExitStack() as stack:
+        device = stack.enter_context(faulty_device(tmp_path, SIZE_BYTES))
+        options: dict[str, Any] = {"engine": engine}
+        path = device.path
+        if request.param != "device":
+            options["layout"] = request.param
+            mount_point = temporary_directory(stack, tmp_path)
+            path = mount(stack, MAKE_EXT4, device.path, mount_point) / "store"
+        place = Place(device, path, options)
+        try:
+            yield place
+        finally:
+            device.mend()
+            for connector in place.connectors:
+                connector.close()
+
+
+def get_all(client: Client, keys: list[str]) -> list[bool]:
+    """Load chunks as one batch; what is found must be right."""
+    memory = [make_memory(CHUNK_BYTES) for _ in keys]
+    completion = client.get(keys, memory)
+    assert (completion.ok, completion.error) == (True, "")
+    for key, block, hit in zip(keys, memory, completion.results, strict=True):
+        assert not hit or block == CHUNKS[key], "wrong bytes"
+    return completion.results
+
+
+def test_a_chunk_that_cannot_be_read_is_missed_alone(place: Place) -> None:
+    client = place.open()
+    client.store(CHUNKS)
+    place.fail_chunk("read", BAD)
+    assert get_all(client, KEYS) == [key != BAD for key in KEYS]
+    assert client.stat("read_errors") == 1
+    assert client.exists(KEYS) == [key != BAD for key in KEYS], "it is dropped"
+    assert get_all(client, KEYS) == [key != BAD for key in KEYS]
+    assert client.stat("read_errors") == 1
+    client.assert_sound()
+    place.device.mend()
+    client.store({BAD: CHUNKS[BAD]})
+    assert get_all(client, KEYS) == [True] * len(KEYS)
+    assert client.connector.close()["shutdown_clean"]
+    assert get_all(place.open(), KEYS) == [True] * len(KEYS)
+
+
+def test_a_store_that_cannot_be_written_fails_alone(place: Place) -> None:
+    client = place.open()
+    client.store({BAD: CHUNKS[BAD]})
+    if place.options.get("layout") == "files":
+        # Nobody knows where the next file will be.
+        os.sync()
+        place.device.fail("write")
+    else:
+        place.fail_chunk("write", BAD)
+    client.delete([BAD])
+    client.wait_until(lambda: client.stat("allocated_bytes") == 0)
+    completion = client.set([BAD], [CHUNKS[BAD]])
+    assert (completion.ok, completion.results) == (False, [False])
+    assert "Input/output error" in completion.error
+    assert client.stat("write_errors") == 1
+    assert client.exists([BAD]) == [False]
+    assert get_all(client, [BAD]) == [False]
+    if place.options.get("layout") == "files":
+        place.device.mend()
+    # The place that failed is not the next one's: others go on, and so does this one.
+    client.store({key: CHUNKS[key] for key in GOOD})
+    client.store({BAD: CHUNKS[BAD]})
+    assert get_all(client, KEYS) == [True] * len(KEYS)
+    assert client.stat("write_errors") == 1
+    client.assert_sound()
+    place.device.mend()
+    assert client.connector.close()["shutdown_clean"]
+    assert get_all(place.open(), KEYS) == [True] * len(KEYS)
+
+
+def test_a_group_that_cannot_be_synced_fails(place: Place) -> None:
+    client = place.open(durability="persistent")
+    client.store({key: CHUNKS[key] for key in GOOD})
+    place.device.fail("flush")
+    futures = [
+        client.connector.submit_batch_set([BAD, f"{BAD}@{number}"], [CHUNKS[BAD], b"other"])
+        for number in range(8)
+    ]
+    for completion in client.wait_all(futures):
+        assert (completion.ok, completion.results) == (False, [False, False])
+        assert "Input/output error" in completion.error
+    assert client.stat("sync_errors") > 0
+    assert get_all(client, KEYS) == [key != BAD for key in KEYS]
+    place.device.mend()
+    client.store({BAD: CHUNKS[BAD]})
+    assert get_all(client, KEYS) == [True] * len(KEYS)
+    client.assert_sound()
+    assert client.connector.close()["shutdown_clean"]
+    again = place.open()
+    assert get_all(again, KEYS) == [True] * len(KEYS)
+    assert again.exists([f"{BAD}@{number}" for number in range(8)]) == [False] * 8
+
+
+# 16 records in each page of the index.
+MANY = {make_key(number): pattern(100 + number, number) for number in range(1200)}
+BAD_PAGE = 50
+
+
+def held(client: Client) -> int:
+    """Count what is there of MANY; it must be right."""
+    found = {key: client.load(key, len(content)) for key, content in MANY.items()}
+    assert all(content in (None, MANY[key]) for key, content in found.items())
+    assert client.exists(list(MANY)) == [content is not None for content in found.values()]
+    return sum(content is not None for content in found.values())
+
+
+def test_an_index_that_cannot_be_read_at_open(place: Place) -> None:
+    client = place.open()
+    client.store(MANY)
+    client.connector.close()
+    bad = place.index_offset(BAD_PAGE)
+    place.forget_index()
+    place.device.fail("read", bad)
+    client = place.open()
+    recovery = client.connector.recovery
+    assert recovery["unreadable_pages"] >= 1
+    # The kernel may read several pages at a time: good neighbours of a bad one are missed too.
+    assert len(MANY) - 16 * recovery["unreadable_pages"] == recovery["kept"] == held(client)
+    assert recovery["kept"] >= len(MANY) // 2
+    client.store(MANY)
+    assert held(client) == len(MANY)
+    place.device.mend()
+    client.connector.close()
+    assert held(place.open()) == len(MANY)
+
+
+def test_an_index_that_cannot_be_read_while_it_is_open(place: Place) -> None:
+    client = place.open()
+    client.store(MANY)
+    client.connector.close()
+    client = place.open()
+    bad = place.index_offset(BAD_PAGE)
+    place.forget_index()
+    place.device.fail("read", bad)
+    count = held(client)
+    lost_pages = client.stat("index_pages_lost")
+    assert lost_pages > 0
+    assert len(MANY) - 16 * lost_pages <= count < len(MANY)
+    client.store(MANY)
+    assert held(client) == len(MANY)
+    place.device.mend()
+    client.connector.close()
+    assert held(place.open()) == len(MANY)
+
+
+def test_a_device_that_ends_too_early(tmp_path: Path, engine: str) -> None:
+    """A loop device answers EIO behind the end of its file; a write makes that longer again."""
+    with bare_loop_device(tmp_path, SIZE_BYTES) as device:
+        with kvring.Connector(device.path, "all", engine=engine) as connector:
+            client = Client(connector)
+            client.store(CHUNKS)
+            offsets = {
+                chunk["key"]: chunk["offset_bytes"] for chunk in StoredChunks(device.path, None)
+            }
+            cut = offsets[BAD] + CHUNK_BYTES // 2 // BLOCK_BYTES * BLOCK_BYTES
+            with device.image.open("r+b") as image:
+                image.truncate(cut)
+            expected = [offsets[key] < offsets[BAD] for key in KEYS]
+            assert 0 < sum(expected) < len(KEYS) - 1
+            assert get_all(client, KEYS) == expected
+            assert client.stat("read_errors") == len(KEYS) - sum(expected)
+            client.store(CHUNKS)
+            assert get_all(client, KEYS) == [True] * len(KEYS)
+            client.assert_sound()
+            with device.image.open("r+b") as image:
+                image.truncate(SIZE_BYTES)
+            assert connector.close()["shutdown_clean"]
+        with kvring.Connector(device.path, "all", engine=engine) as connector:
+            assert get_all(Client(connector), KEYS) == [True] * len(KEYS)
