@@ -180,6 +180,15 @@ pub enum OpenError {
         /// What is not there.
         path: PathBuf,
     },
+    /// The block device is read-only. Of several paths it is left out.
+    #[error(
+        "{path} cannot hold a store: it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or \
+         choose another", path = path.display()
+    )]
+    ReadOnlyDevice {
+        /// The device.
+        path: PathBuf,
+    },
     /// The path names something that no store can be on.
     #[error("{path} cannot hold a store: {reason}")]
     Unsuitable {

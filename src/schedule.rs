@@ -78,6 +78,8 @@ pub struct Scheduler {
     last_load: Option<Instant>,
     /// Whether a load ended since the last grant was asked for.
     load_ended: bool,
+    /// No SET gets a grant.
+    holds_sets: bool,
 }
 
 /// What SETs have to leave room for.
@@ -97,7 +99,13 @@ impl Scheduler {
             in_flight: Default::default(),
             last_load: None,
             load_ended: false,
+            holds_sets: false,
         }
+    }
+
+    /// Gives no grants to SETs, or gives them again.
+    pub fn hold_sets(&mut self, holds: bool) {
+        self.holds_sets = holds;
     }
 
     /// Queues an operation of `total_bytes`, submitted at `since`, at the end of its class.
@@ -111,7 +119,7 @@ impl Scheduler {
     pub fn next_grant(&mut self, now: Instant, loads_elsewhere: bool) -> Option<Grant> {
         let loads = self.look_at_loads(now, loads_elsewhere);
         let is_due = self.set_is_due().is_some_and(|due| due <= now);
-        let set_fits = self.set_fits(loads, is_due);
+        let set_fits = !self.holds_sets && self.set_fits(loads, is_due);
         let first = |classes: &[Class]| {
             let waits = |class: &&Class| !self.queues[**class as usize].is_empty();
             classes.iter().find(waits).copied()

@@ -6,6 +6,7 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,9 +15,10 @@ use std::time::Duration;
 
 use common::chunks::place;
 use common::faults::{Fault, FaultEngine};
-use common::{Client, MIB, Memory, eventually, key, on_disk_bytes, once, pattern};
+use common::{Client, MIB, Memory, eventually, key, on_disk_bytes, once, pattern, real_engine};
 use kvring::{
-    Action, Checksum, Config, Connector, Durability, EngineChoice, Layout, OpenError, list_chunks,
+    Action, BLOCK_BYTES, Checksum, Config, Connector, Durability, Engine, EngineChoice,
+    EngineError, Layout, OpenError, Reaped, Transfer, list_chunks,
 };
 
 const CAPACITY: u64 = 64 * MIB;
@@ -408,7 +410,15 @@ fn closing_in_the_middle_leaves_only_whole_chunks() {
                 Fault::None
             }
         };
-        let client = open_faulty(config, script, &stuck);
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let make_engine = {
+            let (stuck, cancelled) = (Arc::clone(&stuck), Arc::clone(&cancelled));
+            once(move |queue_depth, waker| {
+                let engine = FaultEngine::new(queue_depth, waker, Box::new(script), stuck)?;
+                Ok(engine.telling_of_cancel(cancelled))
+            })
+        };
+        let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
         let keys: Vec<String> = (0..20).map(key).collect();
         let memory: Vec<Memory> =
             (0..20).map(|seed| Memory::patterned(70_001 + 1000 * seed as usize, 0, seed)).collect();
@@ -416,7 +426,7 @@ fn closing_in_the_middle_leaves_only_whole_chunks() {
         eventually("it is under way", || stuck.load(Ordering::SeqCst));
         let closing = std::thread::scope(|scope| {
             let closing = scope.spawn(|| client.connector.close_within(Duration::ZERO));
-            std::thread::sleep(Duration::from_millis(30));
+            eventually("its time is over", || cancelled.load(Ordering::SeqCst));
             stuck.store(false, Ordering::SeqCst);
             closing.join().unwrap()
         });
@@ -493,4 +503,100 @@ fn a_smaller_capacity_is_kept_to_before_the_store_is_open() {
     assert!((120..160).contains(&held), "{held}");
     assert!(client.set_one("new", &memory));
     assert_tidy(&client, directory.path());
+}
+
+/// An engine that keeps the first read and refuses the second one for good, as a ring that has broken down does.
+struct Breaking {
+    real: Box<dyn Engine>,
+    breaks: Arc<AtomicBool>,
+    kept: Option<usize>,
+    is_cancelled: Arc<AtomicBool>,
+    gives_back: Arc<AtomicBool>,
+}
+
+impl Engine for Breaking {
+    fn description(&self) -> String {
+        "breaking".into()
+    }
+
+    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
+        if transfer.action == Action::Read && self.breaks.load(Ordering::SeqCst) {
+            if self.kept.is_none() {
+                self.kept = Some(transfer.token);
+                return Ok(());
+            }
+            let source = io::Error::from_raw_os_error(libc::EBADF);
+            return Err(EngineError::Failed { operation: "io_uring_enter", source });
+        }
+        // SAFETY: as the caller vouches.
+        unsafe { self.real.submit(transfer) }
+    }
+
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        let limit = Duration::from_millis(5);
+        if self.gives_back.load(Ordering::SeqCst)
+            && let Some(token) = self.kept.take()
+        {
+            reaped.push(Reaped { token, result: -libc::ECANCELED });
+            return Ok(());
+        }
+        self.real.reap(Some(timeout.map_or(limit, |timeout| timeout.min(limit))), reaped)
+    }
+
+    fn cancel_all(&mut self) {
+        self.is_cancelled.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn nothing_is_answered_while_a_piece_is_in_the_kernel() {
+    let directory = tempfile::tempdir().unwrap();
+    let [breaks, is_cancelled, gives_back]: [Arc<AtomicBool>; 3] = Default::default();
+    let mut config = config(directory.path(), CAPACITY);
+    config.max_io_bytes = BLOCK_BYTES;
+    let engine = {
+        let (breaks, is_cancelled) = (Arc::clone(&breaks), Arc::clone(&is_cancelled));
+        let gives_back = Arc::clone(&gives_back);
+        once(move |queue_depth, waker| {
+            let real = real_engine(queue_depth, waker)?;
+            Ok(Breaking { real, breaks, kept: None, is_cancelled, gives_back })
+        })
+    };
+    let client = Client::from(Connector::open_with_engine(config, engine).unwrap());
+    let memory = Memory::patterned(3 * BLOCK_BYTES as usize, 0, 1);
+    assert!(client.set_one(&key(1), &memory));
+    breaks.store(true, Ordering::SeqCst);
+    let future_id = client.submit_get(&[key(1)], &[&memory]);
+    eventually("the reactor stops", || is_cancelled.load(Ordering::SeqCst));
+    let mut completions = Vec::new();
+    client.connector.drain(&mut completions);
+    assert!(completions.is_empty(), "answered with a piece in the kernel");
+    gives_back.store(true, Ordering::SeqCst);
+    assert_eq!(client.wait(future_id).results, [false]);
+}
+
+/// A SET that waits for durability keeps its file open: not without bound, however many are queued.
+#[test]
+fn few_files_are_open_at_a_time() {
+    const CHUNKS: u64 = 3000;
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), CAPACITY);
+    config.durability = Durability::Persistent;
+    let client = Client::from(Connector::open(config).unwrap());
+    let memory: Vec<Memory> = (0..CHUNKS).map(|seed| Memory::patterned(4096, 0, seed)).collect();
+    let keys: Vec<String> = (0..CHUNKS).map(key).collect();
+    let future_id = client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
+    let mut most = 0;
+    eventually("all are stored", || {
+        most = most.max(open_chunk_files(directory.path()));
+        client.connector.stats().in_flight == 0
+    });
+    assert!(client.wait(future_id).ok);
+    // Those that wait for their group, and as many as are in the device at a time.
+    assert!((1..=256 + 128).contains(&most), "{most} files were open");
+    client.assert_consistent();
 }

@@ -44,6 +44,7 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
     match error {
         kvring::OpenError::Config(_)
         | kvring::OpenError::OtherLayout { .. }
+        | kvring::OpenError::ReadOnlyDevice { .. }
         | kvring::OpenError::SameStore { .. }
         | kvring::OpenError::NoDevice { .. }
         | kvring::OpenError::Unsuitable { .. } => ConfigError::new_err(message),

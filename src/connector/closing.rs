@@ -63,8 +63,12 @@ impl Connector {
         self.volumes.all().iter().for_each(|volume| volume.shared.stop(drain_timeout));
         let closed = self.volumes.all().iter().map(Volume::close).enumerate();
         let done = Shutdown::of_all(closed.map(|(number, done)| {
-            // What is out of use is outdated anyway.
-            Shutdown { clean: done.clean || !self.volumes.is_live(number), ..done }
+            // What is out of use is outdated anyway, and what was dropped there no loss of this moment.
+            if self.volumes.is_live(number) {
+                done
+            } else {
+                Shutdown { clean: true, ..Shutdown::default() }
+            }
         }));
         let mut untaken = Vec::new();
         self.completions.drain(&mut untaken);

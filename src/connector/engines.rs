@@ -8,22 +8,28 @@ use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
 use crate::error::EngineError;
 
+/// Most threads that read and write, of all reactors together: a container's limit on processes has room for them.
+const MOST_THREADS: usize = 128;
+
 /// What makes the engine of each reactor. It warns once if the posix engine has to take the place of io_uring.
 pub(super) fn maker(
     config: &Config,
 ) -> impl FnMut(usize, Arc<Waker>) -> Result<Box<dyn Engine>, EngineError> + Send + 'static {
     let (choice, registered_files) = (config.engine, config.registered_files);
+    let reactors = config.io_threads * config.paths.len();
+    // Loads and stores of one reactor have two threads each at least.
+    let most_threads = (MOST_THREADS / reactors).max(4);
     let path = config.path().to_owned();
     let mut has_warned = false;
     move |queue_depth, waker| {
         if choice == EngineChoice::Posix {
-            return Ok(Box::new(PosixEngine::new(queue_depth, waker)?));
+            return Ok(Box::new(PosixEngine::new(queue_depth.min(most_threads), waker)?));
         }
         match UringEngine::new(queue_depth, Arc::clone(&waker)) {
             Ok(engine) if registered_files => Ok(Box::new(engine)),
             Ok(engine) => Ok(Box::new(engine.without_registered_files())),
             Err(EngineError::Unavailable(refusal)) if choice == EngineChoice::Auto => {
-                let engine = PosixEngine::new(queue_depth, waker)?;
+                let engine = PosixEngine::new(queue_depth.min(most_threads), waker)?;
                 if !std::mem::replace(&mut has_warned, true) {
                     log::warn!(
                         "{}: threads take the place of io_uring, which is faster: {refusal}; or set engine to 'posix'",

@@ -39,29 +39,36 @@ pub(super) struct Joined {
 /// left out if there are others; one whose device is not there, if the others know of more paths than are there.
 pub(super) fn open_all(
     config: &Config,
+    left_out: &[Absent],
     completions: &Arc<CompletionQueue>,
 ) -> Result<Joined, OpenError> {
     refuse_twins(config)?;
     let mut config = config.clone();
     let now_ms = config.clock.now_ms();
-    let homes =
-        at_once(0..config.paths.len(), |number| Home::open(&config.of_path(number), now_ms));
-    for (capacity_bytes, home) in config.capacities_bytes.iter_mut().zip(&homes) {
-        *capacity_bytes = home.as_ref().map_or(0, |home| home.capacity_bytes(*capacity_bytes));
+    let numbers: Vec<usize> = (0..config.paths.len())
+        .filter(|number| !left_out.iter().any(|absent| absent.path == config.paths[*number]))
+        .collect();
+    let homes = at_once(numbers.iter(), |number| Home::open(&config.of_path(*number), now_ms));
+    let mut capacities_bytes = vec![0; config.paths.len()];
+    for (number, home) in numbers.iter().zip(&homes) {
+        let wanted_bytes = config.capacities_bytes[*number];
+        capacities_bytes[*number] =
+            home.as_ref().map_or(0, |home| home.capacity_bytes(wanted_bytes));
     }
-    let outcomes = at_once(homes.into_iter().enumerate(), |(number, home)| {
-        OpenedVolume::open(config.of_path(number), home?, completions)
+    config.capacities_bytes = capacities_bytes;
+    let outcomes = at_once(numbers.iter().zip(homes), |(number, home)| {
+        OpenedVolume::open(config.of_path(*number), home?, completions)
     });
     let (mut opened, mut refused) = (Vec::new(), Vec::new());
-    for (outcome, path) in outcomes.into_iter().zip(&config.paths) {
+    for (outcome, number) in outcomes.into_iter().zip(numbers) {
         match outcome {
             Ok(volume) => opened.push(volume),
-            Err(error) => refused.push((path, error)),
+            Err(error) => refused.push((&config.paths[number], error)),
         }
     }
     let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
     let mut unexplained = newest_membership(&opened).map_or(0, |set| set.missing(&ids));
-    let mut absent = Vec::new();
+    let mut absent = left_out.to_vec();
     for (path, error) in refused {
         let is_left_out = match error {
             // It may also be a name that is misspelt.
@@ -78,6 +85,33 @@ pub(super) fn open_all(
     }
     let (placement, epoch) = agree(&mut opened, absent.len())?;
     Ok(Joined { config, opened, absent, placement, epoch })
+}
+
+/// Adds the path that `error` is about to those to be left out, if its device is what does not work and there are others.
+///
+/// # Errors
+/// `error` itself, if not.
+pub(super) fn leave_out(
+    error: OpenError,
+    config: &Config,
+    left_out: &mut Vec<Absent>,
+) -> Result<(), OpenError> {
+    let about = match &error {
+        OpenError::Io { path, .. } if is_device_error(&error) => {
+            config.paths.iter().find(|own| path.starts_with(own))
+        }
+        _ => None,
+    };
+    let is_known = |path: &&PathBuf| left_out.iter().any(|absent| absent.path == **path);
+    match about.filter(|path| !is_known(path)) {
+        Some(path) if left_out.len() + 1 < config.paths.len() => {
+            let reason = error.to_string();
+            log::error!("{} is left out: {reason}; its keys are missed", path.display());
+            left_out.push(Absent { path: path.clone(), reason });
+            Ok(())
+        }
+        _ => Err(error),
+    }
 }
 
 /// Does the work of each on a thread of its own; what came of it, in the same order.
@@ -98,6 +132,7 @@ fn at_once<T: Send, R: Send>(
 /// Whether the device below a path, and not the path, is what is wrong.
 fn is_device_error(error: &OpenError) -> bool {
     match error {
+        OpenError::ReadOnlyDevice { .. } => true,
         OpenError::Io { source, .. } => source.raw_os_error().is_some_and(is_gone),
         _ => false,
     }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 pub use closing::Shutdown;
-use joining::{Joined, open_all};
+use joining::{Absent, Joined, leave_out, open_all};
 use volume::Volume;
 use volumes::{Volumes, Watch, alarms};
 
@@ -31,7 +31,8 @@ use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError, SubmitError};
 use crate::index::{EnteredGet, EnteredSet, Recovery};
 use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
-use crate::reactor::{GetRequest, Operation, SetRequest, Shared};
+use crate::placement::Placement;
+use crate::reactor::{Alarm, GetRequest, Operation, SetRequest, Shared};
 use crate::schedule::Class;
 
 /// An open store.
@@ -79,29 +80,23 @@ impl Connector {
         };
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
-        let joined = open_all(&config, &completions)?;
-        let Joined { config, opened, absent, placement, epoch } = joined;
-        let (alarm, alarms) = alarms();
         let make_engine = Arc::new(Mutex::new(make_engine));
-        let mut all: Vec<Volume> = Vec::new();
-        for (number, volume) in opened.into_iter().enumerate() {
-            volume.shared.health.set_alarm(number, Some(alarm.clone()));
-            match volume.start(&make_engine) {
-                Ok(volume) => all.push(volume),
-                Err(error) => {
-                    all.iter().for_each(|volume| volume.shared.stop(Duration::ZERO));
-                    for volume in &all {
-                        let _ = volume.close();
-                    }
-                    return Err(error);
-                }
+        let (alarm, alarms) = alarms();
+        let mut left_out = Vec::new();
+        let (config, all, joined) = loop {
+            let joined = open_all(&config, &left_out, &completions);
+            match joined.and_then(|joined| start_all(joined, &alarm, &make_engine)) {
+                Ok(started) => break started,
+                // It could be read and not written, perhaps: the others go on without it.
+                Err(error) => leave_out(error, &config, &mut left_out)?,
             }
-        }
+        };
         let max_chunk_bytes = all.iter().map(|volume| volume.shared.store.max_chunk_bytes()).min();
         let recovery = Recovery::of_all(all.iter().map(|volume| &volume.recovery));
+        let (absent, placement, epoch) = joined;
         let volumes = Arc::new(Volumes::new(all, absent, placement, epoch));
-        let watch =
-            Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"))?;
+        let watch = Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"));
+        let watch = watch.inspect_err(|_| abandon(volumes.all()))?;
         let backlog = Backlog::new(Amount {
             operations: config.set_queue_operations,
             bytes: config.set_queue_bytes,
@@ -369,6 +364,36 @@ impl Connector {
         self.completions.push(completion);
         self.completions.announce();
         future_id
+    }
+}
+
+/// What is open: the configuration in force, the volumes, and what there is to know of all of them.
+type Started = (Config, Vec<Volume>, (Vec<Absent>, Placement, u64));
+
+/// Starts every volume, or none.
+fn start_all<E, M>(
+    joined: Joined,
+    alarm: &Alarm,
+    make_engine: &Arc<Mutex<M>>,
+) -> Result<Started, OpenError>
+where
+    E: Engine,
+    M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
+{
+    let Joined { config, opened, absent, placement, epoch } = joined;
+    let mut all: Vec<Volume> = Vec::new();
+    for (number, volume) in opened.into_iter().enumerate() {
+        volume.shared.health.set_alarm(number, Some(alarm.clone()));
+        all.push(volume.start(make_engine).inspect_err(|_| abandon(&all))?);
+    }
+    Ok((config, all, (absent, placement, epoch)))
+}
+
+/// Closes volumes that nobody will use.
+fn abandon(volumes: &[Volume]) {
+    volumes.iter().for_each(|volume| volume.shared.stop(Duration::ZERO));
+    for volume in volumes {
+        let _ = volume.close();
     }
 }
 

@@ -82,10 +82,11 @@ impl Connector {
         let _gate = self.enter::<&str>(&[])?;
         // The shards of all paths, one path after the other.
         let (mut keys, mut skipped) = (Vec::new(), 0);
-        for volume in self.volumes.live() {
+        for (number, volume) in self.volumes.all().iter().enumerate() {
             let shards = volume.index().shard_count();
             let from = cursor.saturating_sub(skipped);
-            if from < shards {
+            // Those of a path that is out of use count too: one may go between two pages.
+            if from < shards && self.volumes.is_live(number) {
                 let left = limit.max(1).saturating_sub(keys.len());
                 let (own, next) = volume.index().keys_of(namespace, from, left);
                 keys.extend(own);

@@ -177,9 +177,12 @@ impl Volume {
     pub(super) fn close(&self) -> Shutdown {
         // It frees places: not behind the back of who gives up the files.
         let keeper = self.keeper.lock().take();
-        keeper.into_iter().for_each(KeeperThread::end);
+        let has_keeper_ended = keeper.is_none_or(KeeperThread::end);
         let reactors = self.reactors.lock().take();
-        let ending = reactors.map_or(Ending::Leaked, Reactors::join);
+        let ending = match reactors.map_or(Ending::Leaked, Reactors::join) {
+            ending if has_keeper_ended => ending,
+            _ => Ending::Leaked,
+        };
         // A leak means that the kernel may still write: the lock stays until it is done, or this process is.
         let clean = ending != Ending::Leaked && self.release(ending == Ending::Orderly);
         let abandoned = self.shared.counters.abandoned.get();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use super::joining::Absent;
 use super::volume::Volume;
@@ -78,38 +79,60 @@ impl Volumes {
     }
 
     /// Takes a volume that has failed out of use: from then on its keys belong to the others. These note it first, so that it
-    /// is known as outdated when it comes back.
+    /// is known as outdated when it comes back; one that cannot has failed as well.
     fn take_out(&self, number: usize) {
-        let rest = self.live_set().without(number);
-        let failed = &self.all[number];
-        let path = failed.path().display();
-        let reason = failed.shared.health.reason().unwrap_or_default();
-        if rest.is_empty() {
-            log::error!("{path} has failed: {reason}; there is no other path, so it stays in use");
-            return failed.shared.health.stay_in_use();
+        let live = self.live_set();
+        if !live.contains(number) {
+            return;
         }
-        let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
-        let absent = self.absent.len() + self.all.len() - rest.iter().count();
-        let set = Membership::new(epoch, absent, rest.iter().map(|number| self.all[number].id));
-        let mut noted = 0;
-        for volume in rest.iter().map(|number| &self.all[number]) {
-            match volume.index().table().write_membership(&set) {
-                Ok(()) => noted += 1,
-                Err(error) => log::error!(
-                    "{} cannot note that {path} is out of use: {error}",
-                    volume.path().display()
-                ),
+        let mut failed = vec![number];
+        let mut rest = live.without(number);
+        loop {
+            if rest.is_empty() {
+                let health = &self.all[number].shared.health;
+                let (path, reason) = (self.all[number].path().display(), health.reason());
+                let reason = reason.unwrap_or_default();
+                log::error!(
+                    "{path} has failed: {reason}; there is no other path that works, so it stays in use"
+                );
+                return health.stay_in_use();
+            }
+            let refusing = self.note(rest);
+            if refusing.is_empty() {
+                break;
+            }
+            for number in refusing {
+                rest = rest.without(number);
+                failed.push(number);
             }
         }
-        if noted == 0 {
-            log::error!("{path} has failed: {reason}; it stays in use, as no path can note it");
-            return failed.shared.health.stay_in_use();
-        }
         self.live.store(rest.0, Ordering::SeqCst);
-        log::error!(
-            "{path} has failed and is out of use: {reason}; its keys are missed, and the other paths take new ones; mend or \
-             replace it and open the store again"
-        );
+        for volume in failed.into_iter().map(|number| &self.all[number]) {
+            log::error!(
+                "{} has failed and is out of use: {}; its keys are missed, and the other paths take new ones; mend or \
+                 replace it and open the store again",
+                volume.path().display(),
+                volume.shared.health.reason().unwrap_or_default()
+            );
+            // Nothing that is queued there is worth waiting for a device that may take minutes to refuse it.
+            volume.shared.stop(Duration::ZERO);
+        }
+    }
+
+    /// Has the volumes in `set` note that it is they who are in use. Returns those that cannot.
+    fn note(&self, set: VolumeSet) -> Vec<usize> {
+        let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
+        let absent = self.absent.len() + self.all.len() - set.iter().count();
+        let note = Membership::new(epoch, absent, set.iter().map(|number| self.all[number].id));
+        let is_refused = |number: &usize| {
+            let volume = &self.all[*number];
+            let noted = volume.index().table().write_membership(&note);
+            noted.is_err_and(|error| {
+                volume.shared.health.fail(|| format!("its index cannot be written: {error}"));
+                true
+            })
+        };
+        set.iter().filter(is_refused).collect()
     }
 }
 

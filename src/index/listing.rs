@@ -19,6 +19,7 @@ use crate::error::OpenError;
 use crate::key::{MAX_KEY_BYTES, Namespace};
 use crate::store::data_file::data_file_name;
 use crate::store::device::{Superblock, Target};
+use crate::store::extents::PART_BLOCKS;
 use crate::store::files::{CHUNKS_NAME, chunk_path};
 
 /// Records read at a time.
@@ -215,7 +216,10 @@ impl StoredChunks {
         let (file, offset_bytes) = match &self.places {
             Places::DataFiles => (data_file_name(record.data_file).into(), own_offset),
             Places::OwnFiles => (chunk_path(record.digest(), record.data_file), 0),
-            Places::Device(path, data_offset) => (path.clone(), data_offset + own_offset),
+            Places::Device(path, data_offset) => {
+                let part_offset = u64::from(record.data_file) * PART_BLOCKS * BLOCK_BYTES;
+                (path.clone(), data_offset + part_offset + own_offset)
+            }
         };
         Some(StoredChunk {
             namespace: Namespace::of(&key).name(),

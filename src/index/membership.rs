@@ -5,6 +5,7 @@
 //! another one holds may have been replaced or deleted meanwhile.
 
 use std::io;
+use std::os::unix::fs::FileExt;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -83,8 +84,12 @@ impl Table {
 
     /// Notes the set, durably.
     pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
-        self.backing.write_at(bytemuck::bytes_of(membership), MEMBERSHIP_OFFSET)?;
-        self.sync()
+        // Through a file of its own: the kernel tells an error of writing back once to each, and those of the files that
+        // reactors sync through are theirs.
+        let file = self.backing.open_again()?;
+        let offset = self.backing.offset() + MEMBERSHIP_OFFSET;
+        file.write_all_at(bytemuck::bytes_of(membership), offset)?;
+        file.sync_data()
     }
 }
 

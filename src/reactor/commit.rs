@@ -19,11 +19,16 @@ use super::Shared;
 use super::health::Way;
 use super::steps::Failure;
 use super::work::Work;
+use crate::config::Layout;
 use crate::engine::{Action, Engine, Transfer};
 use crate::error::EngineError;
 
 /// Token of every sync; pieces have small ones.
 pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
+
+/// Files that SETs of one reactor keep open until they are durable: enough to share a sync, and far from what a process may
+/// have.
+const MOST_OPEN_FILES: usize = 256;
 
 /// SETs on their way to durability.
 #[derive(Default)]
@@ -81,6 +86,13 @@ impl GroupCommit {
 }
 
 impl Work {
+    /// Whether SETs that wait for durability have so many files open, in layout `files`, that no further one should.
+    pub(super) fn has_too_many_files(&self, shared: &Shared) -> bool {
+        let members = self.commit.group.as_ref().map_or(0, |group| group.members.len());
+        shared.config.layout == Layout::Files
+            && self.commit.waiting.len() + members >= MOST_OPEN_FILES
+    }
+
     /// Starts a group if SETs wait for one and none is under way.
     pub(super) fn start_group(
         &mut self,
@@ -142,8 +154,10 @@ impl Work {
         let Some(group) = &mut self.commit.group else { return Ok(()) };
         group.outstanding -= 1;
         if result < 0 {
-            shared.health.note_error(Way::Write, -result, Instant::now());
+            shared.health.note_error(Way::Sync, -result, Instant::now());
             group.error.get_or_insert(-result);
+        } else {
+            shared.health.note_success(Way::Sync);
         }
         if group.outstanding > 0 {
             return Ok(());

@@ -20,6 +20,7 @@ pub(crate) type Alarm = Sender<usize>;
 pub(super) enum Way {
     Read,
     Write,
+    Sync,
 }
 
 impl Way {
@@ -27,6 +28,7 @@ impl Way {
         match self {
             Self::Read => "reads",
             Self::Write => "writes",
+            Self::Sync => "syncs",
         }
     }
 }
@@ -58,8 +60,8 @@ impl Row {
 /// What is known of one store's device.
 #[derive(Default)]
 pub(crate) struct Health {
-    /// Of reads, and of writes: a device that has become read-only still reads.
-    rows: [Row; 2],
+    /// Of each way: a device that has become read-only still reads, and one that cannot flush still takes writes.
+    rows: [Row; 3],
     has_failed: AtomicBool,
     reason: Mutex<Option<String>>,
     alarm: Mutex<Option<(usize, Alarm)>>,
@@ -71,12 +73,12 @@ impl Health {
         *self.alarm.lock() = alarm.map(|alarm| (number, alarm));
     }
 
-    /// Something was read, or written.
+    /// Something was read, written, or made durable.
     pub(super) fn note_success(&self, way: Way) {
         self.rows[way as usize].end();
     }
 
-    /// A transfer failed with `errno` now; a sync, or making a file, is a write.
+    /// A transfer failed with `errno` now; making a file is a write.
     pub(super) fn note_error(&self, way: Way, errno: i32, now: Instant) {
         if !is_of_device(errno) {
             return;
@@ -187,6 +189,7 @@ mod tests {
         }
         assert!(health.has_failed(), "that it still reads does not help");
         assert!(health.reason().unwrap().starts_with("16 writes in a row failed"));
+        health.note_success(Way::Write);
         health.note_error(Way::Read, libc::ENODEV, end);
         assert_eq!(alarms.try_iter().collect::<Vec<_>>(), [3], "told once");
         health.stay_in_use();

@@ -31,6 +31,10 @@ const RESTS: u32 = 4;
 /// By how much of itself the length to make room for falls with each chunk that is shorter.
 const FORGETS: u32 = 64;
 
+/// How long it may take to end, and how often that is looked at.
+const LONGEST_END: Duration = Duration::from_secs(10);
+const END_INTERVAL: Duration = Duration::from_micros(100);
+
 /// What the keeper is told.
 pub(super) struct Keeper {
     /// Above this share of the space it evicts, down to the other one.
@@ -103,12 +107,22 @@ impl KeeperThread {
         Ok(Self { shared, thread })
     }
 
-    /// Ends it, at the next slice. Not by dropping it: that must do nothing in a fork, where the thread is not.
-    pub(crate) fn end(self) {
+    /// Ends it, at the next slice, and says whether it did: a device may take a discard and not give it back. Not by dropping
+    /// it: that must do nothing in a fork, where the thread is not.
+    pub(crate) fn end(self) -> bool {
         self.shared.keeper.end();
+        let limit = Instant::now() + LONGEST_END;
+        while !self.thread.is_finished() {
+            if Instant::now() >= limit {
+                log::error!("the keeper does not come back from the device: it is left behind");
+                return false;
+            }
+            std::thread::sleep(END_INTERVAL);
+        }
         if self.thread.join().is_err() {
             log::error!("the keeper had ended in a panic: nothing expired or was evicted early");
         }
+        true
     }
 }
 

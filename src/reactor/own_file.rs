@@ -174,9 +174,10 @@ impl Work {
             Step::Transfer => {
                 let mut outcome = Ok(());
                 for grant in mem::take(&mut own.held_back) {
-                    outcome = outcome.and_then(|()| self.start_piece(grant, shared, engine));
-                    if outcome.is_err() {
-                        self.finish_held_back(grant);
+                    // A piece that could not be started is ended by who tried.
+                    match outcome {
+                        Ok(()) => outcome = self.start_piece(grant, shared, engine),
+                        Err(_) => self.finish_held_back(grant),
                     }
                 }
                 return outcome;

@@ -220,6 +220,7 @@ impl Work {
         self.note_work(shared);
         self.loads_elsewhere = shared.loads_elsewhere(self.number);
         self.processed_bytes = 0;
+        self.scheduler.hold_sets(self.has_too_many_files(shared));
         let mut outcome = Ok(false);
         while let Some(grant) = self.scheduler.next_grant(now, self.loads_elsewhere) {
             if let Err(error) = self.start(grant, now, shared, engine) {

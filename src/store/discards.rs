@@ -6,9 +6,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::Extent;
 use super::allocator::Allocator;
@@ -18,17 +17,12 @@ use crate::config::BLOCK_BYTES;
 
 /// Most that is out of the free space at a time: 16 MiB.
 const PIECE_BLOCKS: u32 = 4096;
-/// For want of space a discard is waited for; no device takes as long for a piece.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 pub(super) struct Discards {
     device: Arc<Device>,
     freed: Mutex<Vec<Extent>>,
     /// In order, joined, in pieces.
     pieces: Mutex<VecDeque<Extent>>,
-    /// A piece is out of the free space. Changed with the allocator locked.
-    is_under_way: AtomicBool,
-    ended: Condvar,
     is_refused: AtomicBool,
 }
 
@@ -38,8 +32,6 @@ impl Discards {
             device,
             freed: Mutex::default(),
             pieces: Mutex::default(),
-            is_under_way: AtomicBool::new(false),
-            ended: Condvar::new(),
             is_refused: AtomicBool::new(false),
         }
     }
@@ -51,15 +43,6 @@ impl Discards {
         }
     }
 
-    /// Waits for the piece that is out of the free space, if there is one.
-    pub(super) fn wait(&self, allocator: &mut MutexGuard<'_, Allocator>) -> bool {
-        let is_under_way = self.is_under_way.load(Ordering::Relaxed);
-        if is_under_way {
-            self.ended.wait_for(allocator, LONGEST_WAIT);
-        }
-        is_under_way
-    }
-
     /// Discards the next piece, and says whether there was one.
     pub(super) fn discard_next(
         &self,
@@ -68,11 +51,7 @@ impl Discards {
     ) -> bool {
         let Some(piece) = self.next_piece() else { return false };
         let Some(Some(file)) = files.get(piece.file as usize) else { return true };
-        let runs = {
-            let mut allocator = allocator.lock();
-            self.is_under_way.store(true, Ordering::Relaxed);
-            allocator.take_free_within(piece)
-        };
+        let runs = allocator.lock().take_free_within(piece);
         for run in &runs {
             let (_, offset) = file.locate(run.first_block);
             debug_assert!(offset.is_multiple_of(BLOCK_BYTES));
@@ -85,8 +64,6 @@ impl Discards {
         }
         let mut allocator = allocator.lock();
         runs.into_iter().for_each(|run| allocator.put_back(run));
-        self.is_under_way.store(false, Ordering::Relaxed);
-        self.ended.notify_all();
         true
     }
 

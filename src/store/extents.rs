@@ -46,7 +46,7 @@ pub(crate) struct ExtentStore {
 }
 
 /// Blocks of a part of a device; most devices have one. Its blocks are counted in 32 bits: these are 8 TiB.
-const PART_BLOCKS: u64 = 1 << 31;
+pub(crate) const PART_BLOCKS: u64 = 1 << 31;
 
 /// Pause after the file system has refused to grow: asking it costs time in which chunks can go instead.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
@@ -289,13 +289,6 @@ impl Store for ExtentStore {
         let blocks = Extent::blocks_for(size_bytes);
         let mut allocator = self.allocator.lock();
         if let Some(extent) = allocator.allocate(blocks) {
-            return Ok(extent);
-        }
-        // What is being discarded is free in a moment, sooner than what would have to be evicted.
-        if let Some(discards) = &self.discards
-            && discards.wait(&mut allocator)
-            && let Some(extent) = allocator.allocate(blocks)
-        {
             return Ok(extent);
         }
         let needed_bytes = u64::from(blocks) * BLOCK_BYTES;

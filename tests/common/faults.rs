@@ -29,7 +29,7 @@ pub(crate) struct FaultEngine {
     script: Script,
     number: u64,
     panics: bool,
-    cancelled: bool,
+    cancelled: Arc<AtomicBool>,
     /// Tokens of files that are being opened: what is open must be closed, and cannot be cancelled any more.
     opening: HashSet<usize>,
     /// Failed without reaching the kernel; reported with the next reap.
@@ -54,12 +54,17 @@ impl FaultEngine {
             script,
             number: 0,
             panics: false,
-            cancelled: false,
+            cancelled: Arc::default(),
             opening: HashSet::new(),
             failed: Vec::new(),
             shortened: Vec::new(),
             stuck,
         })
+    }
+
+    /// The same engine, which tells when it was asked to give up what is under way.
+    pub(crate) fn telling_of_cancel(self, cancelled: Arc<AtomicBool>) -> Self {
+        Self { cancelled, ..self }
     }
 }
 
@@ -123,7 +128,7 @@ impl Engine for FaultEngine {
         let timeout = if self.failed.is_empty() { timeout } else { Some(Duration::ZERO) };
         reaped.append(&mut self.failed);
         let outcome = self.real.reap(timeout, reaped);
-        if self.cancelled {
+        if self.cancelled.load(Ordering::SeqCst) {
             for reaped in reaped.iter_mut().filter(|one| !self.opening.contains(&one.token)) {
                 reaped.result = -libc::ECANCELED;
             }
@@ -136,7 +141,7 @@ impl Engine for FaultEngine {
 
     /// The disk lets itself be cancelled, as reads through kernel worker threads do.
     fn cancel_all(&mut self) {
-        self.cancelled = true;
+        self.cancelled.store(true, Ordering::SeqCst);
         self.real.cancel_all();
     }
 }

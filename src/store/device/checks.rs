@@ -31,9 +31,7 @@ pub(super) fn check_device(probe: &File, path: &Path) -> Result<u64, OpenError> 
         OpenError::Io { action: "read the geometry of", path: path.to_owned(), source }
     })?;
     if is_read_only {
-        return Err(unsuitable(
-            "it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or choose another".into(),
-        ));
+        return Err(OpenError::ReadOnlyDevice { path: path.to_owned() });
     }
     if block_bytes > BLOCK_BYTES {
         return Err(unsuitable(format!(
@@ -68,13 +66,21 @@ pub(super) fn is_to_be_formatted(found: &Content, config: &Config) -> Result<boo
     let found = match found {
         Content::Store { .. } => {
             if config.format {
-                log::info!("{shown} holds a store already: it is opened, not formatted");
+                log::warn!(
+                    "{shown} holds a store already: it is opened, not formatted; take format out, or it will format \
+                     whatever is found under this name one day"
+                );
             }
             return Ok(false);
         }
         Content::Newer(found) => {
             let (found, supported) = (*found, DEVICE_FORMAT_VERSION);
             return Err(OpenError::NewerFormat { path, found, supported });
+        }
+        // It may be a store that can be read at another moment.
+        Content::Unreadable => {
+            let source = io::Error::from_raw_os_error(libc::EIO);
+            return Err(OpenError::Io { action: "read both ends of", path, source });
         }
         Content::Damaged => "a kvring store whose superblock is damaged, and its copy too".into(),
         Content::Blank => match signature(&path) {

@@ -19,8 +19,10 @@ pub(super) enum Content {
     Blank,
     /// A store whose superblock is damaged, twice.
     Damaged,
-    /// Something else, or something that cannot be read.
+    /// Something else.
     Foreign,
+    /// Nobody knows: some of it cannot be read, and what can is zeros.
+    Unreadable,
 }
 
 /// Blocks of 4096 bytes one after the other; `None` for each that cannot be read.
@@ -62,7 +64,7 @@ pub(super) fn content(
             Content::Store { superblock, is_whole }
         }
         None if copies.contains(&Copy::Damaged) => Content::Damaged,
-        None if head.iter().chain(tail).any(Option::is_none) => Content::Foreign,
+        None if head.iter().chain(tail).any(Option::is_none) => Content::Unreadable,
         None => Content::Blank,
     }
 }
@@ -139,7 +141,9 @@ mod tests {
         }
         let (mut head, tail) = blank();
         head[7] = None;
-        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Foreign);
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Unreadable);
+        (head[0], head[255]) = (None, None);
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Unreadable);
     }
 
     #[test]
