@@ -8,11 +8,12 @@ import pytest
 
 from benches.compare import sections
 from benches.compare.document import merge, read, samples_by_section, write
+from benches.compare.failing import ALONE, BEFORE, FAILING, PHASE_TIME, SURVIVING_RATE
 from benches.compare.fio import parse_fio
 from benches.compare.goals import MISSED, NOT_MEASURED, REACHED, Goal, goals
 from benches.compare.lmcache_bench import parse_bench_l2
 from benches.compare.markdown import write_markdown
-from benches.compare.peers import FS, FS_NATIVE, KVRING, greatest_of
+from benches.compare.peers import BARE, FS, FS_NATIVE, KVRING, RAW_BLOCK, greatest_of
 from benches.compare.samples import (
     CPU,
     RATE,
@@ -26,6 +27,7 @@ from benches.compare.samples import (
     size_text,
 )
 from benches.compare.session import SectionResult
+from benches.compare.tables import section_tables
 from benches.compare.workload import TransferError
 
 MIB = 1 << 20
@@ -113,6 +115,31 @@ def test_goal_against_the_best_peer() -> None:
     samples = samples_of({KVRING: [24.0], FS_NATIVE: [20.0], FS: [5.0]})
     goal = next(one for one in goals({sections.DISK: samples}) if one.what == "put 1 MiB, disk")
     assert (goal.compared_with, goal.verdict) == (FS_NATIVE, REACHED)
+
+
+def test_goal_against_raw_block_on_the_same_device() -> None:
+    samples = samples_of({BARE: [24.0], RAW_BLOCK: [20.0], KVRING: [1.0], FS_NATIVE: [99.0]})
+    listed = goals({sections.BARE: samples})
+    goal = next(one for one in listed if one.what == "put 1 MiB, bare device")
+    assert (goal.compared_with, goal.target, goal.verdict) == (RAW_BLOCK, 1.0, REACHED)
+    assert next(one for one in listed if one.what == "put 64 KiB, bare device").target == 2.0
+
+
+def test_goal_and_table_of_a_disk_that_dies() -> None:
+    rates = {BEFORE: 100.0, ALONE: 80.0}
+    samples = Samples(
+        Sample(FAILING, "", MIB, phase, 0, {SURVIVING_RATE: rate, PHASE_TIME: 3.0})
+        for phase, rate in rates.items()
+    )
+    listed = goals({sections.FAILING: samples})
+    goal = next(one for one in listed if one.what.endswith(ALONE))
+    assert (goal.compared_with, goal.measured, goal.verdict) == (
+        *(BEFORE, Spread(0.8, 0.8, 0.8)),
+        MISSED,
+    )
+    (table,) = section_tables(sections.FAILING, samples)
+    assert table.header == ["", "keys of the surviving path, MB/s", "time, s"]
+    assert table.rows == [[BEFORE, "100", "3.00"], [ALONE, "80.0", "3.00"]]
 
 
 def test_fio_json_after_a_warning() -> None:
