@@ -65,6 +65,12 @@ class Device:
     raw_device: Path | None = None
     facts: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def bare_facts(self) -> dict[str, str]:
+        """What describes the bare device."""
+        over = {key: value for key, value in self.facts.items() if key == "over"}
+        return {"name": "bare", **over}
+
 
 @contextmanager
 def directory_device(parent: Path) -> Iterator[Device]:

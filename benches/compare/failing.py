@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import random
 import select
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,10 +53,13 @@ def run(session: Session) -> SectionResult:
         surviving = device.raw_device
         if surviving is None:
             raise DeviceError("it needs a bare device: leave --path away")
-        result.device = {"name": device.name, **device.facts}
+        result.device = device.bare_facts
         for round_number in range(session.scale.failing_rounds):
             progress(f"failing, round {round_number + 1} of {session.scale.failing_rounds}")
-            with failing_disk(block, session.results_directory, size_bytes) as failing:
+            with (
+                _log_kept_back(),
+                failing_disk(block, session.results_directory, size_bytes) as failing,
+            ):
                 for path in (surviving, failing.raw_device):
                     zero_head(path)
                 connector = importlib.import_module("kvring").Connector(
@@ -76,6 +81,19 @@ def run(session: Session) -> SectionResult:
                 )
     result.notes += _notes(plan)
     return result
+
+
+@contextmanager
+def _log_kept_back() -> Iterator[None]:
+    """Keep the hundreds of errors of a dead disk off the terminal."""
+    log, handler = logging.getLogger("kvring"), logging.NullHandler()
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.propagate = True
+        log.removeHandler(handler)
 
 
 def _notes(plan: FailingPlan) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import Client
-from benches.compare.devices import EXT4_LOOP, XFS_ZRAM, Device, ext4_on
+from benches.compare.devices import EXT4_LOOP, XFS_ZRAM, Device, DeviceError, ext4_on
 from benches.compare.fio import FioError, fio_command, run_fio
 from benches.compare.peers import (
     BARE,
@@ -67,7 +67,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "set_in_flight_bytes": ("8MiB",),
     "registered_files": ("off",),
 }
-_SETTINGS_SIZES_BYTES = (4096, 64 << 10, 1 << 20, 32 << 20)
+_FEWER_SIZES_BYTES = (4096, 64 << 10, 1 << 20, 32 << 20)
 
 _DELETE_BATCH_KEYS = 256
 _WARM_UP = -1
@@ -98,8 +98,7 @@ def run_settings(session: Session) -> SectionResult:
         for name, values in SETTINGS.items()
         for value in values
     ]
-    plans = [plan for plan in session.scale.plans if plan.chunk_size_bytes in _SETTINGS_SIZES_BYTES]
-    result = _run(session, XFS_ZRAM, peers, plans)
+    result = _run(session, XFS_ZRAM, peers, _fewer_plans(session))
     result.notes.append("Each column is kvring with its defaults but for one option.")
     return result
 
@@ -111,7 +110,7 @@ def run_bare(session: Session) -> SectionResult:
         bare_kvring_peer(BARE_OFF, checksum="off"),
         replace(RAW_BLOCK_PEER, takes_turns=True),
     ]
-    result = _run(session, EXT4_LOOP, peers, list(session.scale.plans), fio_is_bare=True)
+    result = _run(session, EXT4_LOOP, peers, list(session.scale.plans))
     result.notes.append(_TURNS_NOTE)
     return result
 
@@ -144,13 +143,17 @@ def run_paths(session: Session) -> SectionResult:
             kvring_peer(ONE_PATH_TWO_THREADS, io_threads=2),
             two_paths_peer(TWO_PATHS, second / "second-path"),
         ]
-        result = _run(session, EXT4_LOOP, peers, list(session.scale.plans))
+        result = _run(session, EXT4_LOOP, peers, _fewer_plans(session))
     result.notes.append(
         "Two paths have reactors of their own, so one path with two io_threads stands beside them. "
         "Both loop devices lie on the same disk: this shows what spreading the keys costs, and not "
         "what a second disk gives."
     )
     return result
+
+
+def _fewer_plans(session: Session) -> list[Plan]:
+    return [plan for plan in session.scale.plans if plan.chunk_size_bytes in _FEWER_SIZES_BYTES]
 
 
 @dataclass(frozen=True)
@@ -178,16 +181,17 @@ def _run(
     device_name: str,
     peers: list[Peer],
     plans: list[Plan],
-    *,
-    fio_is_bare: bool = False,
 ) -> SectionResult:
     result = SectionResult()
     with session.device(device_name) as device:
-        result.device = {"name": device.name, **device.facts}
+        is_bare = all(peer.takes_turns for peer in peers)
+        if is_bare and device.raw_device is None:
+            raise DeviceError("it needs a bare device: leave --path away")
+        result.device = device.bare_facts if is_bare else {"name": device.name, **device.facts}
         arena = session.arena(same_filled=device.name == XFS_ZRAM)
         bench = _Bench(session, device, arena, result)
         for plan in plans:
-            _run_plan(bench, peers, plan, fio_is_bare=fio_is_bare)
+            _run_plan(bench, peers, plan)
     result.notes.append(
         "Delete is timed to the last answer of batches of 256 keys, four in flight: what the "
         "kernel or kvring frees behind it is not. 32 MiB: 32 keys, so it is the time of one call."
@@ -195,7 +199,7 @@ def _run(
     return result
 
 
-def _run_plan(bench: _Bench, peers: list[Peer], plan: Plan, *, fio_is_bare: bool) -> None:
+def _run_plan(bench: _Bench, peers: list[Peer], plan: Plan) -> None:
     side_by_side = [peer for peer in peers if not peer.takes_turns]
     with open_peers(
         side_by_side, bench.device, bench.session, bench.arena, plan.chunk_size_bytes, bench.result
@@ -205,7 +209,7 @@ def _run_plan(bench: _Bench, peers: list[Peer], plan: Plan, *, fio_is_bare: bool
             for peer in peers
             if peer.takes_turns or peer.name in clients
         }
-        measures[FIO] = _fio_round(bench, plan, is_bare=fio_is_bare)
+        measures[FIO] = _fio_round(bench, plan, is_bare=not side_by_side)
         _alternate(bench, measures, plan)
 
 
