@@ -12,7 +12,7 @@ import pytest
 from benches.compare import sections
 from benches.compare.arena import Arena
 from benches.compare.devices import failing_disk
-from benches.compare.document import merge, read, samples_by_section, write
+from benches.compare.document import merge, published_without, read, samples_by_section, write
 from benches.compare.failing import ALONE, BEFORE, FAILING, PHASE_TIME, SURVIVING_RATE
 from benches.compare.fio import parse_fio
 from benches.compare.goals import MISSED, NOT_MEASURED, REACHED, Goal, goals
@@ -276,3 +276,7 @@ def test_parts_are_merged_into_one_document_and_page(tmp_path: Path) -> None:
     assert "| put 1 MiB | 7.00 |" in page
     assert "On bare: a loop device." in page
     assert "images/disk-rate.png" in page
+    assert published_without(document, tmp_path / "benchmarks.md") == []
+    del document["sections"][sections.BARE]
+    assert published_without(document, tmp_path / "benchmarks.md") == [sections.BARE]
+    assert published_without(document, tmp_path / "none.md") == []
