@@ -3,7 +3,8 @@
 | you look for | it is in |
 |---|---|
 | the command line | `__main__` |
-| the parts of a run | `sections`; `transfers`, `lookups`, `deletes`, `mixed`, `lmcache_bench` |
+| the parts of a run | `sections` |
+| what they do | `transfers`, `lookups`, `deletes`, `mixed`, `failing`, `lmcache_bench` |
 | how much is measured | `scale` |
 | who is measured | `peers`, `fio`; driven through `clients` |
 | where: devices, memory, machine | `devices` over `block_devices`, `arena`, `machine` |

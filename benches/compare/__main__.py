@@ -153,6 +153,14 @@ def _write_docs(document: documents.Document, output: Path) -> int:
     if not document.get("sections"):
         print(f"compare: there is nothing in {output}. Measure first: make bench", file=sys.stderr)
         return 1
+    if lost := documents.published_without(document, _DOCS_PAGE):
+        print(
+            f"compare: {_DOCS_PAGE} shows parts that are not in {output} and would be lost: "
+            f"{', '.join(lost)}. Measure them: make bench BENCH='--only {' '.join(lost)}', or "
+            "remove the page",
+            file=sys.stderr,
+        )
+        return 1
     write_markdown(document, _DOCS_PAGE, _DOCS_IMAGES)
     print(f"Written: {_DOCS_PAGE}")
     return 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,11 +28,16 @@ __all__ = [
     "XFS_ZRAM",
     "Device",
     "DeviceError",
+    "FailingDisk",
     "LoopPair",
     "directory_device",
     "ext4_loop_device",
+    "ext4_on",
+    "failing_disk",
+    "loop_block",
     "loop_device",
     "loop_pair",
+    "shut_down",
     "xfs_zram_device",
 ]
 
@@ -43,6 +51,11 @@ _MAKE_FILE_SYSTEM = {
 }
 
 
+# linux/include/uapi/linux/ext4.h; without a flush of the journal.
+_EXT4_IOC_SHUTDOWN = 0x8004587D
+_WITHOUT_FLUSH = struct.pack("I", 2)
+
+
 @dataclass(frozen=True)
 class Device:
     """A directory to measure in, what it stands on, and a bare device of the same kind."""
@@ -51,6 +64,12 @@ class Device:
     directory: Path
     raw_device: Path | None = None
     facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bare_facts(self) -> dict[str, str]:
+        """What describes the bare device."""
+        over = {key: value for key, value in self.facts.items() if key == "over"}
+        return {"name": "bare", **over}
 
 
 @contextmanager
@@ -124,16 +143,66 @@ def loop_pair(parent: Path, size_bytes: int, raw_size_bytes: int) -> Iterator[Lo
 
 
 @contextmanager
+def loop_block(parent: Path, size_bytes: int) -> Iterator[Path]:
+    """Make one loop device over a file, which is written once: that takes a while.
+
+    Raises:
+        DeviceError: It cannot be had here; the message says why.
+    """
+    require("losetup", "mkfs.ext4", "mount", "umount")
+    require_free_space(parent, size_bytes)
+    with ExitStack() as stack:
+        work = temporary_directory(stack, parent)
+        yield attach_loop(stack, work / "block.image", size_bytes)
+
+
+@contextmanager
 def ext4_loop_device(pair: LoopPair) -> Iterator[Device]:
     """Make a fresh ext4, with journal, on a loop device, and mount it."""
-    with ExitStack() as stack:
-        mount_point = temporary_directory(stack, pair.work)
-        directory = mount(stack, _MAKE_FILE_SYSTEM["ext4"], pair.block, mount_point)
+    with ext4_on(pair.block, pair.work) as directory:
         below = _file_system_facts(pair.work)["file_system"]
         facts = _file_system_facts(directory) | {
             "over": f"a loop device with direct I/O over a written file on {below}"
         }
         yield Device(EXT4_LOOP, directory, pair.raw_device, facts)
+
+
+@contextmanager
+def ext4_on(block: Path, parent: Path, *mkfs_options: str) -> Iterator[Path]:
+    """Make a fresh ext4 on a block device, mount it below `parent`, and yield a directory in it."""
+    with ExitStack() as stack:
+        make = (*_MAKE_FILE_SYSTEM["ext4"], *mkfs_options)
+        yield mount(stack, make, block, temporary_directory(stack, parent))
+
+
+class FailingDisk:
+    """A bare loop device of which the file system below can be made to give up."""
+
+    def __init__(self, raw_device: Path, below: Path) -> None:
+        """Take the device, and a directory on the file system that its image lies on."""
+        self.raw_device = raw_device
+        self._below = below
+
+    def fail(self) -> None:
+        """Make every transfer from now on an EIO."""
+        shut_down(self._below)
+
+
+def shut_down(directory: Path) -> None:
+    """Make the ext4 or XFS that holds a directory give up, as after a fatal error of its device."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, _WITHOUT_FLUSH)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def failing_disk(block: Path, parent: Path, size_bytes: int) -> Iterator[FailingDisk]:
+    """Make a bare device that can fail, over a file on an ext4 on a block device."""
+    # Without a journal it can be unmounted after it has given up.
+    with ext4_on(block, parent, "-O", "^has_journal") as below, ExitStack() as stack:
+        yield FailingDisk(attach_loop(stack, below / "failing.image", size_bytes), below)
 
 
 @contextmanager

@@ -56,3 +56,10 @@ def samples_by_section(document: Document) -> dict[str, Samples]:
     return {
         name: Samples.from_json(entry["samples"]) for name, entry in document["sections"].items()
     }
+
+
+def published_without(document: Document, page: Path) -> list[str]:
+    """Return the parts that a page shows and the document does not have."""
+    lines = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
+    shown = [name for name, title in TITLES.items() if f"## {title}" in lines]
+    return [name for name in shown if name not in document["sections"]]

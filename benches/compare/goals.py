@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 from benches.compare import sections
 from benches.compare.deletes import COMPLETION_TIME, DELETE_UNDER_LOAD
+from benches.compare.failing import ALONE, BEFORE, FAILING, MEANWHILE, SURVIVING_RATE
 from benches.compare.lmcache_bench import LOAD, LOOKUP, STORE
 from benches.compare.lookups import EXISTS, HIT_PERCENTS, case_of
 from benches.compare.mixed import KVRING_ALONE, MIXED, P99
 from benches.compare.peers import (
+    BARE,
     FIO,
     FS_NATIVE,
     FS_NATIVE_CACHED,
     KVRING,
     KVRING_OFF,
     PEERS,
+    RAW_BLOCK,
     UNPRIORITISED,
 )
 from benches.compare.samples import CPU, KEY_RATE, RATE, Cell, Samples, Spread, figure, size_text
@@ -66,6 +69,7 @@ _SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 32 * MIB)
 _PUT_DISK = dict(zip(_SIZES, (10, 2, 1.4, 1.2, 1, 1), strict=True))
 _GET_DISK = dict(zip(_SIZES, (4, 1.1, 1, 1, 1, 1), strict=True))
 _PUT_ZRAM = dict(zip(_SIZES, (15, 5, 1.6, 1.3, 1, 1), strict=True))
+_BARE = {64 * KIB: 2.0, MIB: 1.0, 4 * MIB: 1.0, 32 * MIB: 1.0}
 _GET_ZRAM = {4 * KIB: 2.5, 64 * KIB: 1.3, MIB: 1.15, 4 * MIB: 1.0, 32 * MIB: 1.0}
 
 
@@ -73,9 +77,11 @@ def goals(measured: Measured) -> list[Goal]:
     """Return every goal, also those for which nothing was measured."""
     return [
         *_against_peers(measured),
+        *_against_raw_block(measured),
         *_against_fio(measured),
         *_cpu(measured),
         *_mixed(measured),
+        *_failing(measured),
         *_keys(measured),
         *_bench_l2(measured),
         *_verification(measured),
@@ -119,6 +125,23 @@ def _rate_goal(
     best = samples.best(cell, peers, metric)
     ratio = samples.ratio(cell, ours, best, metric) if best else None
     return Goal(what, best or "best peer", target, ratio)
+
+
+def _against_raw_block(measured: Measured) -> Iterator[Goal]:
+    bare = _section(measured, sections.BARE)
+    for operation in (PUT, GET):
+        for size_bytes, target in _BARE.items():
+            ratio = bare.ratio(Cell(operation, size_bytes), BARE, RAW_BLOCK, RATE)
+            yield Goal(
+                f"{operation} {size_text(size_bytes)}, bare device", RAW_BLOCK, target, ratio
+            )
+
+
+def _failing(measured: Measured) -> Iterator[Goal]:
+    samples = _section(measured, sections.FAILING)
+    for phase in (MEANWHILE, ALONE):
+        ratio = samples.ratio(Cell(FAILING, MIB), phase, BEFORE, SURVIVING_RATE)
+        yield Goal(f"keys of the surviving path, MB/s, {phase}", BEFORE, 0.9, ratio)
 
 
 def _against_fio(measured: Measured) -> Iterator[Goal]:

@@ -65,8 +65,12 @@ def _lines(document: Document, plots: dict[str, list[str]]) -> Iterator[str]:
 
 
 def _device_text(device: dict[str, str]) -> str:
-    text = f"{device['name']}: {device['file_system']} ({device['mount_options']})"
-    return f"{text}, {device['over']}" if "over" in device else text
+    facts = []
+    if "file_system" in device:
+        facts.append(f"{device['file_system']} ({device['mount_options']})")
+    if "over" in device:
+        facts.append(device["over"])
+    return f"{device['name']}: {', '.join(facts)}"
 
 
 def table_lines(table: Table) -> Iterator[str]:

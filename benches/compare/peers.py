@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +18,15 @@ from benches.compare.clients import AdapterClient, Client, NativeClient
 KVRING = "kvring"
 KVRING_OFF = "kvring, checksum off"
 UNPRIORITISED = "kvring, unprioritised"
+FILES = "kvring, layout files"
+BARE = "kvring, bare device"
+BARE_OFF = "kvring, bare device, checksum off"
+POSIX = "kvring, posix"
+FILES_POSIX = "kvring, layout files, posix"
+BARE_POSIX = "kvring, bare device, posix"
+ONE_PATH = "kvring, 1 path"
+ONE_PATH_TWO_THREADS = "kvring, 1 path, io_threads 2"
+TWO_PATHS = "kvring, 2 paths"
 FS_NATIVE = "fs_native, 4 workers"
 FS_NATIVE_32 = "fs_native, 32 workers"
 FS_NATIVE_CACHED = "fs_native, 4 workers, page cache"
@@ -28,6 +39,8 @@ PEERS = (FS_NATIVE, FS_NATIVE_32, RAW_BLOCK, FS)
 
 _RAW_BLOCK_HEADER_BYTES = 4096
 _ALIGNMENT_BYTES = 4096
+# So much at the start says to kvring that a device holds a store, and keeps it from formatting it.
+_HEAD_SIZE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,8 @@ class Peer:
     open: Callable[[Place], Client]
     # Share of the chunks by chunk size: those who would take minutes get fewer.
     shares: dict[int, float] = field(default_factory=dict)
+    # It has the bare device to itself while it is measured, and is opened anew for each round.
+    takes_turns: bool = False
 
 
 class UnavailableError(RuntimeError):
@@ -66,6 +81,41 @@ def kvring_peer(name: str, **options: Any) -> Peer:
         return NativeClient(connector)
 
     return Peer(name, opened)
+
+
+def bare_kvring_peer(name: str, **options: Any) -> Peer:
+    """Return kvring on the bare device, which is formatted each time."""
+
+    def opened(place: Place) -> Client:
+        if place.raw_device is None:
+            raise UnavailableError("it needs a block device of its own")
+        kvring = importlib.import_module("kvring")
+        zero_head(place.raw_device)
+        # A discard would punch holes into the image, and the puts would pay for filling them.
+        settings = {"capacity": "all", "format": True, "discard": "never", **options}
+        return NativeClient(kvring.Connector(path=str(place.raw_device), **settings))
+
+    return Peer(name, opened, takes_turns=True)
+
+
+def two_paths_peer(name: str, second: Path) -> Peer:
+    """Return kvring with half of its capacity at a second path, which is emptied first."""
+
+    def opened(place: Place) -> Client:
+        kvring = importlib.import_module("kvring")
+        # A store that shared its keys with another one, now gone, would be refused.
+        shutil.rmtree(second, ignore_errors=True)
+        paths = [str(place.directory), str(second)]
+        return NativeClient(kvring.Connector(paths, place.capacity_bytes // 2))
+
+    return Peer(name, opened)
+
+
+def zero_head(raw_device: Path) -> None:
+    """Take off what another has left, or an earlier store: it is of no use any more."""
+    with raw_device.open("r+b", buffering=0) as file:
+        file.write(bytes(_HEAD_SIZE_BYTES))
+        os.fsync(file.fileno())
 
 
 def fs_native_peer(name: str, workers: int) -> Peer:

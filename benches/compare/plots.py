@@ -13,7 +13,7 @@ from benches.compare.samples import CPU, KEY_RATE, RATE, Cell, Samples, size_tex
 from benches.compare.transfers import GET, PUT
 
 _DOTS_PER_INCH = 110
-_TRANSFERS = (sections.DISK, sections.ZRAM)
+_TRANSFERS = (sections.DISK, sections.ZRAM, sections.BARE, sections.LAYOUTS, sections.PATHS)
 _MIXED = (sections.MIXED_DISK, sections.MIXED_ZRAM)
 
 

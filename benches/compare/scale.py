@@ -51,6 +51,18 @@ class MixedPlan:
 
 
 @dataclass(frozen=True)
+class FailingPlan:
+    """A disk that dies in the middle of a mixed load."""
+
+    chunk_size_bytes: int = MIB
+    chunk_count: int = 512
+    batch_keys: int = 4
+    # Of the keys of each path.
+    batches_in_flight: int = 8
+    window_s: float = 3.0
+
+
+@dataclass(frozen=True)
 class BenchL2Plan:
     """One setting of `lmcache bench l2`."""
 
@@ -69,6 +81,8 @@ class Scale:
     plans: tuple[Plan, ...]
     mixed: MixedPlan
     mixed_rounds: int
+    failing: FailingPlan
+    failing_rounds: int
     exists_keys: int
     exists_time_s: float
     deletes: int
@@ -77,6 +91,7 @@ class Scale:
     bench_l2_rounds: int
     file_system_size_bytes: int
     raw_device_size_bytes: int
+    second_device_size_bytes: int
     kvring_capacity_bytes: int
     every_peer: bool
 
@@ -99,6 +114,8 @@ FULL = Scale(
     ),
     mixed=MixedPlan(),
     mixed_rounds=5,
+    failing=FailingPlan(),
+    failing_rounds=5,
     exists_keys=32768,
     exists_time_s=0.5,
     deletes=130_000,
@@ -112,6 +129,7 @@ FULL = Scale(
     bench_l2_rounds=5,
     file_system_size_bytes=14 * GIB,
     raw_device_size_bytes=3 * GIB,
+    second_device_size_bytes=4 * GIB,
     kvring_capacity_bytes=3 * GIB,
     every_peer=True,
 )
@@ -121,6 +139,8 @@ QUICK = Scale(
     plans=(Plan(4 * KIB, 8192, 32), Plan(64 * KIB, 2048, 32), Plan(MIB, 256, 16)),
     mixed=MixedPlan(get_batches=60, loadable_chunks=256, kept_chunks=512),
     mixed_rounds=1,
+    failing=FailingPlan(chunk_count=256, window_s=0.5),
+    failing_rounds=1,
     exists_keys=4096,
     exists_time_s=0.1,
     deletes=20_000,
@@ -129,6 +149,7 @@ QUICK = Scale(
     bench_l2_rounds=1,
     file_system_size_bytes=4 * GIB,
     raw_device_size_bytes=GIB,
+    second_device_size_bytes=2 * GIB,
     kvring_capacity_bytes=GIB + GIB // 4,
     every_peer=False,
 )

@@ -8,6 +8,10 @@ from benches.compare.session import Section
 
 DISK = "disk"
 ZRAM = "zram"
+BARE = "bare"
+LAYOUTS = "layouts"
+PATHS = "paths"
+FAILING = "failing"
 EXISTS = "exists"
 DELETES = "deletes"
 MIXED_DISK = "mixed-disk"
@@ -18,6 +22,10 @@ SETTINGS = "settings"
 TITLES = {
     DISK: "Put, get and delete on ext4 over the disk",
     ZRAM: "Put, get and delete on XFS at the speed of memory",
+    BARE: "Put, get and delete on a bare device",
+    LAYOUTS: "Layouts and engines of kvring, on the disk",
+    PATHS: "One path and two paths, on the disk",
+    FAILING: "A disk that dies in the middle of a mixed load",
     EXISTS: "Exists",
     DELETES: "Many deletes in one call",
     MIXED_DISK: "Loads among stores, on ext4 over the disk",
@@ -29,6 +37,10 @@ TITLES = {
 _FUNCTIONS = {
     DISK: ("transfers", "run_on_disk"),
     ZRAM: ("transfers", "run_on_zram"),
+    BARE: ("transfers", "run_bare"),
+    LAYOUTS: ("transfers", "run_layouts"),
+    PATHS: ("transfers", "run_paths"),
+    FAILING: ("failing", "run"),
     EXISTS: ("lookups", "run"),
     DELETES: ("deletes", "run"),
     MIXED_DISK: ("mixed", "run_on_disk"),

@@ -17,9 +17,11 @@ from benches.compare.clients import Client
 from benches.compare.devices import (
     EXT4_LOOP,
     Device,
+    DeviceError,
     LoopPair,
     directory_device,
     ext4_loop_device,
+    loop_block,
     loop_pair,
     xfs_zram_device,
 )
@@ -39,6 +41,7 @@ class Session:
     stack: ExitStack
     _arenas: dict[bool, Arena] = field(default_factory=dict)
     _loops: LoopPair | None = None
+    _second_block: Path | None = None
 
     def arena(self, *, same_filled: bool) -> Arena:
         """Return the memory, kept from one section to the next of the same kind."""
@@ -66,6 +69,17 @@ class Session:
             return ext4_loop_device(self._loops)
         # Same-filled pages take no memory: room for the many kvrings that are open side by side.
         return xfs_zram_device(self.results_directory, 2 * size_bytes, raw_size_bytes)
+
+    def second_block(self) -> Path:
+        """Make one more loop device, for a second path."""
+        if self.path is not None:
+            raise DeviceError("a second path needs loop devices: leave --path away")
+        if self._second_block is None:
+            size_bytes = self.scale.second_device_size_bytes
+            progress(f"writing {size_bytes / 1e9:.0f} GB for one more loop device")
+            made = loop_block(self.results_directory, size_bytes)
+            self._second_block = self.stack.enter_context(made)
+        return self._second_block
 
 
 @dataclass
@@ -98,6 +112,34 @@ def progress(line: str) -> None:
 
 
 @contextmanager
+def open_peer(
+    peer: Peer,
+    label: str,
+    device: Device,
+    session: Session,
+    arena: Arena,
+    chunk_size_bytes: int,
+    result: SectionResult,
+) -> Iterator[Client]:
+    """Open one peer, in a directory of its own that is removed after.
+
+    Raises:
+        UnavailableError: It can't run here.
+    """
+    with ExitStack() as stack:
+        directory = device.directory / f"peer-{label}"
+        directory.mkdir()
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        capacity_bytes = session.scale.kvring_capacity_bytes
+        client = peer.open(
+            Place(directory, device.raw_device, arena, chunk_size_bytes, capacity_bytes)
+        )
+        stack.callback(client.close)
+        yield client
+        result.peers[peer.name] = client.facts()
+
+
+@contextmanager
 def open_peers(
     peers: list[Peer],
     device: Device,
@@ -106,30 +148,27 @@ def open_peers(
     chunk_size_bytes: int,
     result: SectionResult,
 ) -> Iterator[dict[str, Client]]:
-    """Open all peers that can run here, each in a directory of its own that is removed after."""
+    """Open all peers that can run here, side by side."""
     with ExitStack() as stack:
         clients: dict[str, Client] = {}
         for number, peer in enumerate(peers):
-            directory = device.directory / f"peer-{number}"
-            directory.mkdir()
-            stack.callback(shutil.rmtree, directory, ignore_errors=True)
-            place = Place(
-                directory,
-                device.raw_device,
-                arena,
-                chunk_size_bytes,
-                session.scale.kvring_capacity_bytes,
-            )
+            opened = open_peer(peer, str(number), device, session, arena, chunk_size_bytes, result)
             try:
-                client = peer.open(place)
+                clients[peer.name] = stack.enter_context(opened)
             except UnavailableError as reason:
                 result.skip(peer.name, reason)
-                continue
-            stack.callback(client.close)
-            clients[peer.name] = client
         yield clients
-        for name, client in clients.items():
-            result.peers[name] = client.facts()
+
+
+def sync_device(device: Device) -> None:
+    """Write out what is still dirty, also of the bare device, so that nobody is timed with it."""
+    sync_file_system(device.directory)
+    if device.raw_device is not None:
+        descriptor = os.open(device.raw_device, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def sync_file_system(directory: Path) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 
 from benches.compare import sections
 from benches.compare.deletes import COMPLETION_TIME, LOAD_P99
+from benches.compare.failing import ALL_RATE, PHASE_TIME, SURVIVING_RATE
 from benches.compare.goals import Goal
 from benches.compare.mixed import GET_RATE, P50, P99
 from benches.compare.samples import CPU, KEY_RATE, RATE, Cell, Samples, size_text
@@ -23,11 +24,14 @@ _METRICS = {
     P99: "GET batch p99, ms",
     COMPLETION_TIME: "time to the answer, s",
     LOAD_P99: "p99 of the loads, ms",
+    SURVIVING_RATE: "keys of the surviving path, MB/s",
+    ALL_RATE: "all keys, MB/s",
+    PHASE_TIME: "time, s",
 }
 _IN_MIXED = {RATE: "SETs, MB/s"}
 _LEAST_WIDTH = 150
 # In these a row is a peer and a column a metric; in the others a row is a size and a column a peer.
-_BY_PEER = (sections.MIXED_DISK, sections.MIXED_ZRAM, sections.DELETES)
+_BY_PEER = (sections.MIXED_DISK, sections.MIXED_ZRAM, sections.DELETES, sections.FAILING)
 
 
 @dataclass(frozen=True)

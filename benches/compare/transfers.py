@@ -6,26 +6,47 @@ What disturbs one peer has the same chance to disturb the others.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import Client
-from benches.compare.devices import EXT4_LOOP, XFS_ZRAM, Device
+from benches.compare.devices import EXT4_LOOP, XFS_ZRAM, Device, DeviceError, ext4_on
 from benches.compare.fio import FioError, fio_command, run_fio
 from benches.compare.peers import (
+    BARE,
+    BARE_OFF,
+    BARE_POSIX,
+    FILES,
+    FILES_POSIX,
     FIO,
     KVRING,
     KVRING_OFF,
+    ONE_PATH,
+    ONE_PATH_TWO_THREADS,
+    POSIX,
+    RAW_BLOCK_PEER,
+    TWO_PATHS,
     Peer,
+    UnavailableError,
+    bare_kvring_peer,
     io_threads_peers,
     kvring_peer,
     lmcache_peers,
+    two_paths_peer,
 )
 from benches.compare.samples import Sample, size_text
 from benches.compare.scale import Plan
-from benches.compare.session import SectionResult, Session, open_peers, progress, sync_file_system
+from benches.compare.session import (
+    SectionResult,
+    Session,
+    open_peer,
+    open_peers,
+    progress,
+    sync_device,
+)
 from benches.compare.workload import (
     TransferError,
     chunk_names,
@@ -46,10 +67,14 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "set_in_flight_bytes": ("8MiB",),
     "registered_files": ("off",),
 }
-_SETTINGS_SIZES_BYTES = (4096, 64 << 10, 1 << 20, 32 << 20)
+_FEWER_SIZES_BYTES = (4096, 64 << 10, 1 << 20, 32 << 20)
 
 _DELETE_BATCH_KEYS = 256
 _WARM_UP = -1
+_TURNS_NOTE = (
+    "One after the other has the bare device to itself: each is opened anew for its round, "
+    "formats what the one before has left, and writes as much as counts once, untimed, before it."
+)
 
 # Measures one round of one peer: metric values by operation.
 Round = Callable[[int], dict[str, dict[str, float]]]
@@ -73,10 +98,62 @@ def run_settings(session: Session) -> SectionResult:
         for name, values in SETTINGS.items()
         for value in values
     ]
-    plans = [plan for plan in session.scale.plans if plan.chunk_size_bytes in _SETTINGS_SIZES_BYTES]
-    result = _run(session, XFS_ZRAM, peers, plans)
+    result = _run(session, XFS_ZRAM, peers, _fewer_plans(session))
     result.notes.append("Each column is kvring with its defaults but for one option.")
     return result
+
+
+def run_bare(session: Session) -> SectionResult:
+    """Measure on a bare loop device, which one after the other has to itself."""
+    peers = [
+        bare_kvring_peer(BARE),
+        bare_kvring_peer(BARE_OFF, checksum="off"),
+        replace(RAW_BLOCK_PEER, takes_turns=True),
+    ]
+    result = _run(session, EXT4_LOOP, peers, list(session.scale.plans))
+    result.notes.append(_TURNS_NOTE)
+    return result
+
+
+def run_layouts(session: Session) -> SectionResult:
+    """Measure kvring's layouts and engines beside each other, on the disk."""
+    few_files = {4096: 1 / 4}
+    peers = [
+        kvring_peer(KVRING),
+        replace(kvring_peer(FILES, layout="files"), shares=few_files),
+        bare_kvring_peer(BARE),
+        kvring_peer(POSIX, engine="posix"),
+        replace(kvring_peer(FILES_POSIX, layout="files", engine="posix"), shares=few_files),
+        bare_kvring_peer(BARE_POSIX, engine="posix"),
+    ]
+    result = _run(session, EXT4_LOOP, peers, list(session.scale.plans))
+    result.notes += [
+        "The bare device is a loop device like the one below ext4, over a file on the same disk. "
+        + _TURNS_NOTE,
+        "Without a word about it the layout is extents, and the engine io_uring.",
+    ]
+    return result
+
+
+def run_paths(session: Session) -> SectionResult:
+    """Measure one path beside two, each ext4 on a loop device of its own over the same disk."""
+    with ext4_on(session.second_block(), session.results_directory) as second:
+        peers = [
+            kvring_peer(ONE_PATH),
+            kvring_peer(ONE_PATH_TWO_THREADS, io_threads=2),
+            two_paths_peer(TWO_PATHS, second / "second-path"),
+        ]
+        result = _run(session, EXT4_LOOP, peers, _fewer_plans(session))
+    result.notes.append(
+        "Two paths have reactors of their own, so one path with two io_threads stands beside them. "
+        "Both loop devices lie on the same disk: this shows what spreading the keys costs, and not "
+        "what a second disk gives."
+    )
+    return result
+
+
+def _fewer_plans(session: Session) -> list[Plan]:
+    return [plan for plan in session.scale.plans if plan.chunk_size_bytes in _FEWER_SIZES_BYTES]
 
 
 @dataclass(frozen=True)
@@ -86,16 +163,31 @@ class _Bench:
     arena: Arena
     result: SectionResult
 
+    def opened(self, peer: Peer, plan: Plan) -> AbstractContextManager[Client]:
+        """Open a peer for one round."""
+        size_bytes = plan.chunk_size_bytes
+        return open_peer(
+            peer, "turn", self.device, self.session, self.arena, size_bytes, self.result
+        )
+
 
 def _run_with_peers(session: Session, device_name: str, ours: list[Peer]) -> SectionResult:
     peers = ours + lmcache_peers(every_peer=session.scale.every_peer)
     return _run(session, device_name, peers, list(session.scale.plans))
 
 
-def _run(session: Session, device_name: str, peers: list[Peer], plans: list[Plan]) -> SectionResult:
+def _run(
+    session: Session,
+    device_name: str,
+    peers: list[Peer],
+    plans: list[Plan],
+) -> SectionResult:
     result = SectionResult()
     with session.device(device_name) as device:
-        result.device = {"name": device.name, **device.facts}
+        is_bare = all(peer.takes_turns for peer in peers)
+        if is_bare and device.raw_device is None:
+            raise DeviceError("it needs a bare device: leave --path away")
+        result.device = device.bare_facts if is_bare else {"name": device.name, **device.facts}
         arena = session.arena(same_filled=device.name == XFS_ZRAM)
         bench = _Bench(session, device, arena, result)
         for plan in plans:
@@ -108,15 +200,16 @@ def _run(session: Session, device_name: str, peers: list[Peer], plans: list[Plan
 
 
 def _run_plan(bench: _Bench, peers: list[Peer], plan: Plan) -> None:
+    side_by_side = [peer for peer in peers if not peer.takes_turns]
     with open_peers(
-        peers, bench.device, bench.session, bench.arena, plan.chunk_size_bytes, bench.result
+        side_by_side, bench.device, bench.session, bench.arena, plan.chunk_size_bytes, bench.result
     ) as clients:
-        shares = {peer.name: peer.shares.get(plan.chunk_size_bytes, 1.0) for peer in peers}
         measures = {
-            name: _client_round(bench, client, plan.reduced(shares[name]))
-            for name, client in clients.items()
+            peer.name: _peer_round(bench, peer, clients.get(peer.name), plan)
+            for peer in peers
+            if peer.takes_turns or peer.name in clients
         }
-        measures[FIO] = _fio_round(bench, plan)
+        measures[FIO] = _fio_round(bench, plan, is_bare=not side_by_side)
         _alternate(bench, measures, plan)
 
 
@@ -130,7 +223,7 @@ def _alternate(bench: _Bench, measures: dict[str, Round], plan: Plan) -> None:
         for name in order:
             try:
                 measured = measures[name](round_number)
-            except FioError as reason:
+            except (FioError, UnavailableError) as reason:
                 bench.result.skip(name, reason)
                 del measures[name]
                 continue
@@ -140,6 +233,30 @@ def _alternate(bench: _Bench, measures: dict[str, Round], plan: Plan) -> None:
                 bench.result.samples.add(
                     Sample(operation, "", plan.chunk_size_bytes, name, round_number, values)
                 )
+
+
+def _peer_round(bench: _Bench, peer: Peer, client: Client | None, plan: Plan) -> Round:
+    """Measure with the client that stays open, or with one that is opened for the round."""
+    reduced = plan.reduced(peer.shares.get(plan.chunk_size_bytes, 1.0))
+    if client is not None:
+        return _client_round(bench, client, reduced)
+
+    def measure(round_number: int) -> dict[str, dict[str, float]]:
+        with bench.opened(peer, plan) as opened:
+            if round_number != _WARM_UP:
+                _write_once(bench, opened, reduced)
+            return _client_round(bench, opened, reduced)(round_number)
+
+    return measure
+
+
+def _write_once(bench: _Bench, client: Client, plan: Plan) -> None:
+    """Store and remove as much as a round does, so that index and threads are there for it."""
+    keys = client.keys(chunk_names(f"{plan.chunk_size_bytes}:once", plan.chunk_count))
+    stored = client.chunks(bench.arena.to_store(plan.chunk_size_bytes, plan.chunk_count))
+    timed_set(client, keys, stored, plan.batch_keys)
+    timed_delete(client, keys, _DELETE_BATCH_KEYS)
+    sync_device(bench.device)
 
 
 def _client_round(bench: _Bench, client: Client, plan: Plan) -> Round:
@@ -154,12 +271,12 @@ def _client_round(bench: _Bench, client: Client, plan: Plan) -> Round:
         if verified:
             arena.clear_loaded(plan.size_bytes)
         put = timed_set(client, keys, stored, plan.batch_keys)
-        sync_file_system(bench.device.directory)
+        sync_device(bench.device)
         get = timed_get(client, keys, loaded, plan.batch_keys)
         if verified and (different := arena.differing_chunks(size, count)):
             raise TransferError(f"{len(different)} chunks came back wrong: {different[:8]}")
         delete = timed_delete(client, keys, _DELETE_BATCH_KEYS)
-        sync_file_system(bench.device.directory)
+        sync_device(bench.device)
         return {
             PUT: put.transfer_values(plan.size_bytes),
             GET: get.transfer_values(plan.size_bytes),
@@ -169,8 +286,9 @@ def _client_round(bench: _Bench, client: Client, plan: Plan) -> Round:
     return measure
 
 
-def _fio_round(bench: _Bench, plan: Plan) -> Round:
-    file = Path(bench.device.directory) / f"fio-{plan.chunk_size_bytes}"
+def _fio_round(bench: _Bench, plan: Plan, *, is_bare: bool) -> Round:
+    bare = bench.device.raw_device if is_bare else None
+    file = bare or Path(bench.device.directory) / f"fio-{plan.chunk_size_bytes}"
     same_filled = bench.arena.same_filled
     bench.result.commands.setdefault(
         "fio, as for the first size",
@@ -182,9 +300,9 @@ def _fio_round(bench: _Bench, plan: Plan) -> Round:
         try:
             for operation in (PUT, GET):
                 values[operation] = run_fio(operation, plan, file, same_filled=same_filled)
-                sync_file_system(bench.device.directory)
+                sync_device(bench.device)
         finally:
-            if round_number == bench.session.scale.rounds - 1:
+            if bare is None and round_number == bench.session.scale.rounds - 1:
                 file.unlink(missing_ok=True)
         return values
 

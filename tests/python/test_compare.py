@@ -1,18 +1,34 @@
-"""The pure parts of the comparison: statistics, goals, and what is read from other programs."""
+"""The comparison: statistics, goals, what is read from other programs, and the devices it makes."""
 
 import json
+import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benches.compare import sections
-from benches.compare.document import merge, read, samples_by_section, write
+from benches.compare.arena import Arena
+from benches.compare.devices import failing_disk
+from benches.compare.document import merge, published_without, read, samples_by_section, write
+from benches.compare.failing import ALONE, BEFORE, FAILING, PHASE_TIME, SURVIVING_RATE
 from benches.compare.fio import parse_fio
 from benches.compare.goals import MISSED, NOT_MEASURED, REACHED, Goal, goals
 from benches.compare.lmcache_bench import parse_bench_l2
 from benches.compare.markdown import write_markdown
-from benches.compare.peers import FS, FS_NATIVE, KVRING, greatest_of
+from benches.compare.peers import (
+    BARE,
+    FS,
+    FS_NATIVE,
+    KVRING,
+    RAW_BLOCK,
+    Place,
+    UnavailableError,
+    bare_kvring_peer,
+    greatest_of,
+)
 from benches.compare.samples import (
     CPU,
     RATE,
@@ -26,7 +42,15 @@ from benches.compare.samples import (
     size_text,
 )
 from benches.compare.session import SectionResult
-from benches.compare.workload import TransferError
+from benches.compare.tables import section_tables
+from benches.compare.workload import (
+    TransferError,
+    chunk_names,
+    timed,
+    timed_get,
+    timed_set,
+)
+from tests.python.conftest import bare_loop_device
 
 MIB = 1 << 20
 PUT = Cell("put", MIB)
@@ -115,6 +139,31 @@ def test_goal_against_the_best_peer() -> None:
     assert (goal.compared_with, goal.verdict) == (FS_NATIVE, REACHED)
 
 
+def test_goal_against_raw_block_on_the_same_device() -> None:
+    samples = samples_of({BARE: [24.0], RAW_BLOCK: [20.0], KVRING: [1.0], FS_NATIVE: [99.0]})
+    listed = goals({sections.BARE: samples})
+    goal = next(one for one in listed if one.what == "put 1 MiB, bare device")
+    assert (goal.compared_with, goal.target, goal.verdict) == (RAW_BLOCK, 1.0, REACHED)
+    assert next(one for one in listed if one.what == "put 64 KiB, bare device").target == 2.0
+
+
+def test_goal_and_table_of_a_disk_that_dies() -> None:
+    rates = {BEFORE: 100.0, ALONE: 80.0}
+    samples = Samples(
+        Sample(FAILING, "", MIB, phase, 0, {SURVIVING_RATE: rate, PHASE_TIME: 3.0})
+        for phase, rate in rates.items()
+    )
+    listed = goals({sections.FAILING: samples})
+    goal = next(one for one in listed if one.what.endswith(ALONE))
+    assert (goal.compared_with, goal.measured, goal.verdict) == (
+        *(BEFORE, Spread(0.8, 0.8, 0.8)),
+        MISSED,
+    )
+    (table,) = section_tables(sections.FAILING, samples)
+    assert table.header == ["", "keys of the surviving path, MB/s", "time, s"]
+    assert table.rows == [[BEFORE, "100", "3.00"], [ALONE, "80.0", "3.00"]]
+
+
 def test_fio_json_after_a_warning() -> None:
     side = {"io_bytes": 2_000_000_000, "runtime": 1000}
     job = {"write": side, "usr_cpu": 5.0, "sys_cpu": 15.0, "job_runtime": 1000}
@@ -148,6 +197,57 @@ def test_bench_l2_json() -> None:
         parse_bench_l2({"metrics": metrics})
 
 
+def place_on(raw_device: Path, directory: Path) -> Place:
+    arena = Arena(MIB, huge_pages=False)
+    return Place(directory, raw_device, arena, MIB, 64 * MIB)
+
+
+@pytest.mark.root
+def test_bare_device_is_taken_over_from_whoever_had_it(tmp_path: Path) -> None:
+    peer = bare_kvring_peer(BARE)
+    with bare_loop_device(tmp_path, 64 * MIB) as device:
+        place = place_on(device.path, tmp_path)
+        names = chunk_names("kept", 4)
+        # A blank device, a store of the round before, and what another has written over that.
+        for stranger in (b"", b"", b"\xa5" * (8 * MIB)):
+            with device.path.open("r+b", buffering=0) as file:
+                file.write(stranger)
+            client = peer.open(place)
+            try:
+                timing = timed(client, [partial(client.submit_exists, names)], all_true=False)
+                assert timing.results == [[False] * 4], "an earlier store is no part of it"
+                timed_set(client, names, place.arena.to_store(MIB, 1) * 4, 2)
+                timed_get(client, names, place.arena.to_load(MIB, 1) * 4, 1)
+                assert place.arena.differing_chunks(MIB, 1) == []
+            finally:
+                client.close()
+
+
+@pytest.mark.root
+def test_bare_peer_without_a_device_is_left_out(tmp_path: Path) -> None:
+    place = replace(place_on(tmp_path, tmp_path), raw_device=None)
+    with pytest.raises(UnavailableError, match="block device of its own"):
+        bare_kvring_peer(BARE).open(place)
+
+
+@pytest.mark.root
+def test_a_failing_disk_fails_when_it_is_told_to(tmp_path: Path) -> None:
+    with bare_loop_device(tmp_path, 64 * MIB) as below:
+        with (
+            failing_disk(below.path, tmp_path, 16 * MIB) as disk,
+            disk.raw_device.open("r+b", buffering=0) as file,
+        ):
+            file.write(b"x" * 4096)
+            os.fsync(file.fileno())
+            disk.fail()
+            file.write(b"y" * 4096)
+            with pytest.raises(OSError, match="Input/output"):
+                os.fsync(file.fileno())
+        # All that was made is gone: another one can be made in its place.
+        with failing_disk(below.path, tmp_path, 16 * MIB) as disk:
+            assert disk.raw_device.is_block_device()
+
+
 def test_parts_are_merged_into_one_document_and_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (make bench-quick)")
     path = tmp_path / "compare.json"
@@ -160,15 +260,23 @@ def test_parts_are_merged_into_one_document_and_page(tmp_path: Path) -> None:
         "elapsed_s": 1,
     }
     device = {"name": "ext4-loop", "file_system": "ext4", "mount_options": "rw"}
+    bare = {"name": "bare", "over": "a loop device"}
     for rate in (1.0, 2.0):
         document = read(path)
         merge(document, sections.ZRAM, SectionResult(samples_of({KVRING: [5.0]}), device), context)
         merge(document, sections.DISK, SectionResult(samples_of({KVRING: [rate]}), device), context)
+        merge(document, sections.BARE, SectionResult(samples_of({BARE: [7.0]}), bare), context)
         write(document, path)
     document = read(path)
-    assert list(document["sections"]) == [sections.DISK, sections.ZRAM]
+    assert list(document["sections"]) == [sections.DISK, sections.ZRAM, sections.BARE]
     assert samples_by_section(document)[sections.DISK].series(PUT, KVRING, RATE) == {0: 2.0}
     write_markdown(document, tmp_path / "benchmarks.md", tmp_path / "images")
     page = (tmp_path / "benchmarks.md").read_text()
     assert "| put 1 MiB | 2.00 |" in page
+    assert "| put 1 MiB | 7.00 |" in page
+    assert "On bare: a loop device." in page
     assert "images/disk-rate.png" in page
+    assert published_without(document, tmp_path / "benchmarks.md") == []
+    del document["sections"][sections.BARE]
+    assert published_without(document, tmp_path / "benchmarks.md") == [sections.BARE]
+    assert published_without(document, tmp_path / "none.md") == []

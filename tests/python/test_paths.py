@@ -1,9 +1,6 @@
 """A store on several paths: options, what is told of each, and a disk that dies under load."""
 
-import fcntl
-import os
 import random
-import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +12,7 @@ import pytest
 
 import kvring
 from benches.compare.block_devices import attach_loop
-from benches.compare.devices import DeviceError, loop_device
+from benches.compare.devices import DeviceError, loop_device, shut_down
 from tests.python.conftest import (
     HANG_DEADLINE_S,
     KIB,
@@ -113,12 +110,6 @@ def test_one_path_twice_is_refused(disks: list[str]) -> None:
         kvring.Connector([disks[0], f"{disks[0]}/."], CAPACITY_BYTES)
 
 
-# Asks ext4 (and XFS) to give up at once, as after a fatal error of the device: EXT4_IOC_SHUTDOWN
-# without a flush of the journal, linux/include/uapi/linux/ext4.h.
-SHUTDOWN = 0x8004587D
-WITHOUT_FLUSH = struct.pack("I", 2)
-
-
 class Disks:
     """Two loop devices, bare or with file systems; what is below the second can be made to fail."""
 
@@ -141,9 +132,7 @@ class Disks:
 
     def fail(self) -> None:
         """Make every transfer of the second one an EIO."""
-        descriptor = os.open(self.below, os.O_RDONLY)
-        fcntl.ioctl(descriptor, SHUTDOWN, WITHOUT_FLUSH)
-        os.close(descriptor)
+        shut_down(self.below)
 
 
 @pytest.fixture(params=["directories", "devices"])

@@ -1,0 +1,262 @@
+"""Two bare devices share the keys under a mixed load, and one of them dies in the middle of it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import random
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from benches.compare.arena import Arena
+from benches.compare.clients import Completion, NativeClient
+from benches.compare.devices import EXT4_LOOP, DeviceError, FailingDisk, failing_disk
+from benches.compare.peers import zero_head
+from benches.compare.samples import Sample
+from benches.compare.scale import FailingPlan
+from benches.compare.session import SectionResult, Session, progress
+from benches.compare.workload import (
+    STALL_TIMEOUT_S,
+    TransferError,
+    chunk_names,
+    require_ok,
+    timed_get,
+    timed_set,
+)
+
+FAILING = "failing"
+BEFORE = "before"
+MEANWHILE = "until it is left out"
+AFTER = "after"
+ALONE = "after, with the load of its own keys alone"
+SURVIVING_RATE = "surviving_rate_mb_per_s"
+ALL_RATE = "all_rate_mb_per_s"
+PHASE_TIME = "phase_s"
+
+_LEAD_S = 0.5
+_LOOK_INTERVAL_S = 0.02
+_GIVE_UP_S = 60.0
+
+
+def run(session: Session) -> SectionResult:
+    """Measure with a loop device of which the image's file system is made to give up."""
+    result, plan = SectionResult(), session.scale.failing
+    block = session.second_block()
+    # The image, and the file system that it lies on, within the second device.
+    size_bytes = session.scale.second_device_size_bytes // 2
+    arena = session.arena(same_filled=False)
+    with session.device(EXT4_LOOP) as device:
+        surviving = device.raw_device
+        if surviving is None:
+            raise DeviceError("it needs a bare device: leave --path away")
+        result.device = device.bare_facts
+        for round_number in range(session.scale.failing_rounds):
+            progress(f"failing, round {round_number + 1} of {session.scale.failing_rounds}")
+            with (
+                _log_kept_back(),
+                failing_disk(block, session.results_directory, size_bytes) as failing,
+            ):
+                for path in (surviving, failing.raw_device):
+                    zero_head(path)
+                connector = importlib.import_module("kvring").Connector(
+                    [str(surviving), str(failing.raw_device)],
+                    size_bytes * 3 // 4,
+                    format=True,
+                    discard="never",
+                )
+                client = NativeClient(connector)
+                try:
+                    phases = _Run(client, connector, arena, plan, round_number).measure(failing)
+                    result.peers["kvring"] = client.facts()
+                finally:
+                    client.close()
+                    del connector
+            for phase, values in phases.items():
+                result.samples.add(
+                    Sample(FAILING, "", plan.chunk_size_bytes, phase, round_number, values)
+                )
+    result.notes += _notes(plan)
+    return result
+
+
+@contextmanager
+def _log_kept_back() -> Iterator[None]:
+    """Keep the hundreds of errors of a dead disk off the terminal."""
+    log, handler = logging.getLogger("kvring"), logging.NullHandler()
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.propagate = True
+        log.removeHandler(handler)
+
+
+def _notes(plan: FailingPlan) -> list[str]:
+    load = (
+        "Two bare loop devices of the same capacity. Of the keys of each path "
+        f"{plan.batches_in_flight} batches of {plan.batch_keys} keys of 1 MiB are always under "
+        "way, SETs of new content and GETs by turns. Then the file system below one device gives "
+        "up: each of its transfers is an EIO from that moment on."
+    )
+    kept = (
+        "The keys of the surviving path are those that were its own from the start. Each batch of "
+        "them has to succeed in all phases, and at the end they are loaded and compared. What is "
+        "stored of the others goes to the surviving path afterwards, beside them: in the last "
+        "phase no more, so that it compares with the first."
+    )
+    return [
+        load,
+        kept,
+        "One physical disk is below both devices: the surviving one has it to itself afterwards.",
+    ]
+
+
+@dataclass
+class _Slot:
+    """Keys of one path. One batch of them at a time is under way: so their content is known."""
+
+    is_surviving: bool
+    keys: list[int]
+    is_set: bool = False
+    batch: list[int] = field(default_factory=list)
+
+
+class _Run:
+    """One death of a disk."""
+
+    def __init__(
+        self,
+        client: NativeClient,
+        connector: Any,
+        arena: Arena,
+        plan: FailingPlan,
+        round_number: int,
+    ) -> None:
+        self._client, self._connector, self._arena, self._plan = client, connector, arena, plan
+        self._random = random.Random(round_number)
+        count = plan.chunk_count
+        self._names = chunk_names(f"failing {round_number}", count)
+        self._contents = arena.to_store(plan.chunk_size_bytes, count)
+        self._destinations = arena.to_load(plan.chunk_size_bytes, count)
+        # Which content each key has: that of its number is stored first.
+        self._content_of = list(range(count))
+        self._under_way: dict[int, _Slot] = {}
+        self._surviving_bytes = 0
+        self._all_bytes = 0
+        self._stopped = False
+        self._others_stopped = False
+        self._poller = select.poll()
+        self._poller.register(client.event_fd(), select.POLLIN)
+
+    def measure(self, failing: FailingDisk) -> dict[str, dict[str, float]]:
+        """Return what was moved in each phase."""
+        timed_set(self._client, self._names, self._contents, self._plan.batch_keys)
+        slots = list(self._slots(failing))
+        for slot in slots:
+            self._submit(slot)
+        self._drive(_until(_LEAD_S))
+        phases = {BEFORE: self._phase(_until(self._plan.window_s))}
+        failing.fail()
+        phases[MEANWHILE] = self._phase(self._until_left_out())
+        self._drive(_until(_LEAD_S))
+        phases[AFTER] = self._phase(_until(self._plan.window_s))
+        self._others_stopped = True
+        self._drive(_until(_LEAD_S))
+        phases[ALONE] = self._phase(_until(self._plan.window_s))
+        self._stopped = True
+        while self._under_way:
+            self._take()
+        self._verify([key for slot in slots if slot.is_surviving for key in slot.keys])
+        return phases
+
+    def _slots(self, failing: FailingDisk) -> Iterator[_Slot]:
+        """Share the keys of each path among its batches."""
+        stored = importlib.import_module("kvring._native").StoredChunks
+        doomed = {chunk["key"] for chunk in stored(str(failing.raw_device))}
+        for is_surviving in (True, False):
+            keys = [key for key, name in enumerate(self._names) if (name in doomed) != is_surviving]
+            for number in range(self._plan.batches_in_flight):
+                yield _Slot(is_surviving, keys[number :: self._plan.batches_in_flight])
+
+    def _phase(self, is_over: Callable[[], bool]) -> dict[str, float]:
+        self._surviving_bytes = self._all_bytes = 0
+        started_s = time.perf_counter()
+        self._drive(is_over)
+        elapsed_s = time.perf_counter() - started_s
+        return {
+            SURVIVING_RATE: self._surviving_bytes / 1e6 / elapsed_s,
+            ALL_RATE: self._all_bytes / 1e6 / elapsed_s,
+            PHASE_TIME: elapsed_s,
+        }
+
+    def _drive(self, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            self._take()
+
+    def _until_left_out(self) -> Callable[[], bool]:
+        next_look_s = 0.0
+        gives_up_s = time.perf_counter() + _GIVE_UP_S
+
+        def is_over() -> bool:
+            nonlocal next_look_s
+            now_s = time.perf_counter()
+            if now_s < next_look_s:
+                return False
+            next_look_s = now_s + _LOOK_INTERVAL_S
+            if now_s > gives_up_s:
+                raise TransferError(f"the dead disk is in use after {_GIVE_UP_S:.0f} s")
+            return not self._connector.stats()["paths"][1]["in_use"]
+
+        return is_over
+
+    def _submit(self, slot: _Slot) -> None:
+        slot.is_set = not slot.is_set
+        slot.batch = self._random.sample(slot.keys, self._plan.batch_keys)
+        names = [self._names[key] for key in slot.batch]
+        if slot.is_set:
+            for key in slot.batch:
+                self._content_of[key] = (self._content_of[key] + 1) % len(self._contents)
+            chunks = [self._contents[self._content_of[key]] for key in slot.batch]
+            future = self._client.submit_set(names, chunks)
+        else:
+            chunks = [self._destinations[key] for key in slot.batch]
+            future = self._client.submit_get(names, chunks)
+        self._under_way[future] = slot
+
+    def _take(self) -> None:
+        """Wait for completions, and follow up each of them."""
+        if not self._poller.poll(STALL_TIMEOUT_S * 1000):
+            raise TransferError(f"no completion in {STALL_TIMEOUT_S:.0f} s")
+        for completion in self._client.drain():
+            slot = self._under_way.pop(completion[0])
+            self._count(slot, completion)
+            if not self._stopped and (slot.is_surviving or not self._others_stopped):
+                self._submit(slot)
+
+    def _count(self, slot: _Slot, completion: Completion) -> None:
+        if slot.is_surviving:
+            require_ok(completion, all_true=True)
+        moved_bytes = sum(completion[3] or []) * self._plan.chunk_size_bytes
+        self._all_bytes += moved_bytes
+        if slot.is_surviving:
+            self._surviving_bytes += moved_bytes
+
+    def _verify(self, keys: list[int]) -> None:
+        """Load what the surviving path had all along, and compare it with what was last stored."""
+        names = [self._names[key] for key in keys]
+        chunks = [self._destinations[key] for key in keys]
+        self._arena.clear_loaded(self._plan.chunk_count * self._plan.chunk_size_bytes)
+        timed_get(self._client, names, chunks, self._plan.batch_keys)
+        for key, chunk in zip(keys, chunks, strict=True):
+            if bytes(chunk) != bytes(self._contents[self._content_of[key]]):
+                raise TransferError(f"{self._names[key]} came back with wrong bytes")
+
+
+def _until(elapsed_s: float) -> Callable[[], bool]:
+    ends_s = time.perf_counter() + elapsed_s
+    return lambda: time.perf_counter() >= ends_s
