@@ -123,10 +123,18 @@ def ground(
     directory = tmp_path_factory.mktemp(str(cell))
     with ExitStack() as stack:
         try:
+            _require_engine(cell.engine, directory / "probe")
             yield cell, _make_ground(stack, cell, directory)
         except DeviceError as error:
             pytest.skip(str(error))
     shutil.rmtree(directory)
+
+
+def _require_engine(engine: str, directory: Path) -> None:
+    try:
+        kvring.Connector(directory, 16 * MIB, engine=engine).close()
+    except kvring.EngineError as error:
+        raise DeviceError(str(error)) from error
 
 
 def _make_ground(stack: ExitStack, cell: Cell, directory: Path) -> Path:
@@ -161,12 +169,17 @@ def store(ground: tuple[Cell, Path]) -> Iterator[Store]:
         yield place
 
 
+# Before tests are selected by their marks.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Note the cell of each test, also of one that is skipped before it begins."""
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if callspec is not None and isinstance(callspec.params.get("ground"), Cell):
-            item.user_properties.append(("cell", str(callspec.params["ground"])))
+        cell = callspec and callspec.params.get("ground")
+        if isinstance(cell, Cell):
+            item.user_properties.append(("cell", str(cell)))
+            if cell.medium != "tmpfs":
+                item.add_marker("root")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
