@@ -140,8 +140,14 @@ test: build lmcache ## all tests, with the real LMCache
 	@$(call run_tests)
 
 .PHONY: check
+check: export KVRING_MATRIX ?= quick
 check: lint ## the daily round: lint, and all tests but those that need LMCache
 	@$(call run_tests,-m "not lmcache")
+
+.PHONY: matrix
+matrix: export KVRING_MATRIX := full
+matrix: build ## every layout on every kind of disk with every engine, all in full (as root, 25 minutes)
+	@$(PY) -m pytest tests/python/matrix
 
 .PHONY: lint
 lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny

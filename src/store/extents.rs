@@ -135,7 +135,9 @@ impl ExtentStore {
         // The index has its share whether it uses it or not: else the data would be shorter with each start.
         let spare_bytes = index_spare_bytes(capacity_bytes).next_multiple_of(MIB);
         let for_index = budget.used_bytes().max(HEADER_BYTES + spare_bytes);
-        let data_bytes = device.data_bytes().min(capacity_bytes.saturating_sub(for_index));
+        let for_others = for_index + device.marks_bytes();
+        budget.add(device.marks_bytes());
+        let data_bytes = device.data_bytes().min(capacity_bytes.saturating_sub(for_others));
         let mut allocator = Allocator::default();
         let mut files = Vec::new();
         let mut longest = 0;

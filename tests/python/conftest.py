@@ -288,6 +288,24 @@ def run_child(
     )
 
 
+def run_kill_harness(path: Path, kills: int, engine: str, layout: str) -> None:
+    """Kill a child at work on a store at `path` again and again (tests/harness/kill.rs)."""
+    harness = ["cargo", "run", "--quiet", "--release", "--example", "kill_harness", "--"]
+    done = subprocess.run(
+        [*harness, "--rounds", str(kills), "--life-ms", "120", "--path", str(path)],
+        cwd=REPOSITORY,
+        env=os.environ | {"KVRING_TEST_ENGINE": engine, "KVRING_TEST_LAYOUT": layout},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{kills} kills"), done.stdout
+    # A harness whose children never got to work would prove nothing.
+    worked = int(done.stdout.split(",")[1].split()[0])
+    assert worked > kills // 4, done.stdout
+
+
 @pytest.fixture
 def store_directory(tmp_path: Path) -> Iterator[Path]:
     """A directory for one store, gone as soon as the test is over: pytest would keep it."""

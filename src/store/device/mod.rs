@@ -118,6 +118,11 @@ impl Device {
         self.size_bytes
     }
 
+    /// What head and end take: they are written as everything else is, and count towards the capacity.
+    pub(crate) fn marks_bytes(&self) -> u64 {
+        HEAD_BYTES + self.size_bytes - tail_offset(self.size_bytes)
+    }
+
     /// Whether it was formatted by this process, just now.
     pub(crate) fn is_new(&self) -> bool {
         self.is_new
