@@ -1,5 +1,6 @@
 """A store on several paths: options, what is told of each, and a disk that dies under load."""
 
+import os
 import random
 import subprocess
 import time
