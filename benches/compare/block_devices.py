@@ -136,7 +136,7 @@ def mount(stack: ExitStack, make: tuple[str, ...], block: Path, mount_point: Pat
 def mount_tmpfs(stack: ExitStack, size_bytes: int, mount_point: Path) -> Path:
     """Mount an empty tmpfs until the stack ends, and return the directory that it is."""
     run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(mount_point))
-    stack.callback(_patiently, _run, "umount", str(mount_point))
+    stack.callback(_patiently, run, "umount", str(mount_point))
     return mount_point
 
 
