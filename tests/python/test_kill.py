@@ -32,19 +32,33 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield device.directory
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_nothing_is_lost_and_nothing_wrong_after_200_kills(path: Path) -> None:
+def kill(rounds: int, life_ms: int, *arguments: str) -> None:
+    """Run the harness, and look at whether its children came to work."""
     harness = ["cargo", "run", "--quiet", "--release", "--example", "kill_harness", "--"]
     done = subprocess.run(
-        [*harness, "--rounds", "200", "--life-ms", "120", "--path", str(path)],
+        [*harness, "--rounds", str(rounds), "--life-ms", str(life_ms), *arguments],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("200 kills"), done.stdout
+    assert done.stdout.startswith(f"{rounds} kills"), done.stdout
     # A harness whose children never got to work would prove nothing.
     worked = int(done.stdout.split(",")[1].split()[0])
-    assert worked > 100, done.stdout
+    assert worked > rounds // 2, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_and_nothing_wrong_after_200_kills(path: Path) -> None:
+    kill(200, 120, "--path", str(path))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", ["extents", "files"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_same_on_several_paths(tmp_path: Path, count: int, layout: str) -> None:
+    # To open several takes longer.
+    kill(60, 250, "--path", str(tmp_path), "--paths", str(count), "--layout", layout)
