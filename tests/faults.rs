@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -129,6 +130,44 @@ fn failed_reads_are_misses() {
     assert!(
         client.set_one(&keys[1], &bad) && client.get_one(&keys[1], 12_288).unwrap() == bad.bytes()
     );
+}
+
+/// The kernel joins requests for neighbours, and fails all of them for one bad sector.
+#[test]
+fn neighbours_of_what_cannot_be_read_are_no_misses() {
+    const COUNT: u64 = 24;
+    const BAD: usize = 7 * 4096;
+    let length = |number: u64| 4096 * (number as usize + 1);
+    for (all_fail, most_reads) in [(false, 2 * COUNT), (true, COUNT + 16)] {
+        let directory = tempfile::tempdir().unwrap();
+        let (reads, mut seen) = (Arc::new(AtomicU64::new(0)), HashSet::new());
+        let client = faulty(directory.path(), {
+            let reads = Arc::clone(&reads);
+            move |_, action, length| {
+                if action != Action::Read {
+                    return Fault::None;
+                }
+                reads.fetch_add(1, Ordering::SeqCst);
+                let fails = seen.insert(length) || length == BAD || all_fail;
+                if fails { Fault::Errno(libc::EIO) } else { Fault::None }
+            }
+        });
+        let keys: Vec<String> = (0..COUNT).map(key).collect();
+        let stored: Vec<Memory> =
+            (0..COUNT).map(|number| Memory::patterned(length(number), 0, number)).collect();
+        assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
+        let read: Vec<Memory> = (0..COUNT).map(|number| Memory::new(length(number), 0)).collect();
+        let completion = client.get(&keys, &read.iter().collect::<Vec<_>>());
+        let expected: Vec<bool> =
+            (0..COUNT).map(|number| length(number) != BAD && !all_fail).collect();
+        assert_eq!(completion.results, expected);
+        let hits = || read.iter().zip(&stored).zip(&expected).filter(|(_, hit)| **hit);
+        assert!(hits().all(|((read, stored), _)| read.bytes() == stored.bytes()));
+        assert_eq!(client.counter("read_errors"), COUNT - hits().count() as u64);
+        // Where everything fails, it is not tried again chunk by chunk.
+        assert_eq!(reads.load(Ordering::SeqCst), most_reads);
+        client.assert_consistent();
+    }
 }
 
 /// A store whose device is stuck, and fails the first write; its writes so far.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::faults::{Fault, FaultEngine, Script};
-use common::{Client, MIB, Memory, engine_choice, eventually, key, layout, pattern};
-use kvring::{Config, Connector, Layout, OpenError, OptionValue, PathStats};
+use common::{Client, MIB, Memory, config_of, eventually, key, layout, pattern};
+use kvring::{Config, Connector, Layout, OpenError, PathStats};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 64 * MIB;
@@ -25,16 +25,7 @@ fn directories(count: usize) -> (TempDir, Vec<PathBuf>) {
 }
 
 fn config(paths: &[PathBuf]) -> Config {
-    let text = |path: &PathBuf| OptionValue::Text(path.to_str().unwrap().into());
-    let mut config = Config::from_options([
-        ("path".into(), OptionValue::List(paths.iter().map(text).collect())),
-        ("capacity".into(), OptionValue::Integer(CAPACITY.into())),
-    ])
-    .unwrap();
-    config.io_threads = 1;
-    config.layout = layout();
-    config.engine = engine_choice();
-    config
+    config_of(paths, CAPACITY)
 }
 
 fn open(paths: &[PathBuf]) -> Client {

@@ -41,7 +41,13 @@ impl Work {
                 self.finish_step(token - STEP_TOKENS, result, false, shared);
                 continue;
             }
+            let was_reread = self.rereads.end(token);
             match self.pieces[token].advance(result) {
+                Progress::Failed(errno)
+                    if !was_reread && self.may_be_reread(token, errno, shared) =>
+                {
+                    self.rereads.add(token, errno);
+                }
                 Progress::Again => {
                     shared.counters.transfers_resumed.add(1);
                     outcome = outcome.and(self.submit(token, shared, engine));
@@ -59,7 +65,7 @@ impl Work {
                 }
             }
         }
-        outcome
+        outcome.and(self.reread_next(now, shared, engine))
     }
 
     /// Like `finish_reaped` when nothing may be submitted any more.
@@ -335,6 +341,9 @@ impl Work {
         self.commit.forget();
         self.retries.clear();
         self.suspects.clear();
+        for (token, _) in self.rereads.drain() {
+            self.end_piece(token, Some(Failure::Closed), Instant::now(), shared);
+        }
         // Ending a SET may resume others behind it: until nothing is left.
         loop {
             self.scheduler.clear();

@@ -97,6 +97,12 @@ impl Health {
         }
     }
 
+    /// Whether so many errors came in a row that it is the device, and not some bad sectors.
+    pub(super) fn fails_in_a_row(&self, way: Way) -> bool {
+        self.has_failed()
+            || self.rows[way as usize].errors.load(Ordering::Relaxed) >= MOST_ERRORS_IN_A_ROW
+    }
+
     /// It has failed, whatever for. Only the first reason counts.
     pub(crate) fn fail(&self, reason: impl FnOnce() -> String) {
         if self.has_failed.swap(true, Ordering::SeqCst) {

@@ -19,6 +19,7 @@ mod latency;
 mod operation;
 mod own_file;
 mod piece;
+mod rereads;
 mod room;
 mod shared;
 mod steps;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use kvring::{
     AlignedBlock, CallerBuffer, Completion, Config, Connector, Engine, EngineChoice, EngineError,
-    Layout, PosixEngine, UringEngine, Waker,
+    Layout, OptionValue, PosixEngine, UringEngine, Waker,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -204,7 +204,19 @@ impl From<Connector> for Client {
 
 /// With one reactor, on large machines too: order across keys is only its own.
 pub(crate) fn config(path: &Path, capacity_bytes: u64) -> Config {
-    let mut config = Config::new(path.to_str().unwrap(), capacity_bytes).unwrap();
+    with_defaults(Config::new(path.to_str().unwrap(), capacity_bytes).unwrap())
+}
+
+/// The same of a store on several paths, each with this capacity.
+pub(crate) fn config_of(paths: &[PathBuf], capacity_bytes: u64) -> Config {
+    let text = |path: &PathBuf| OptionValue::Text(path.to_str().unwrap().into());
+    let paths = OptionValue::List(paths.iter().map(text).collect());
+    let capacity = OptionValue::Integer(capacity_bytes.into());
+    let options = [("path".into(), paths), ("capacity".into(), capacity)];
+    with_defaults(Config::from_options(options).unwrap())
+}
+
+fn with_defaults(mut config: Config) -> Config {
     config.io_threads = 1;
     config.layout = layout();
     config.engine = engine_choice();

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use common::random::Random;
-use common::{Client, MIB, Memory, config, key, pattern};
+use common::{Client, MIB, Memory, config_of, key, pattern};
 use kvring::{Connector, Durability};
 use oracle::Oracle;
 
@@ -45,6 +45,12 @@ struct Arguments {
     /// Directory or block device to work in; a temporary directory by default.
     #[arg(long)]
     path: Option<PathBuf>,
+    /// How many paths the store has: directories below --path. Each owner names them in an order of its own.
+    #[arg(long, default_value_t = 1)]
+    paths: usize,
+    /// The one of them that is named first.
+    #[arg(long, hide = true, default_value_t = 0)]
+    first_path: usize,
     /// Start of the random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -88,8 +94,20 @@ fn content(number: u64, version: u64) -> Vec<u8> {
     pattern(length(number, version), version * 1000 + number)
 }
 
-fn open(path: &Path, persistent: bool, io_threads: usize) -> Result<Client, kvring::OpenError> {
-    let mut config = config(path, CAPACITY);
+/// The paths of a store below `path`, number `first` first.
+fn paths(path: &Path, count: usize, first: usize) -> Vec<PathBuf> {
+    match count {
+        1 => vec![path.to_owned()],
+        _ => (0..count).map(|number| path.join(format!("{}", (first + number) % count))).collect(),
+    }
+}
+
+fn open(
+    paths: &[PathBuf],
+    persistent: bool,
+    io_threads: usize,
+) -> Result<Client, kvring::OpenError> {
+    let mut config = config_of(paths, CAPACITY);
     config.io_threads = io_threads;
     config.durability = if persistent { Durability::Persistent } else { Durability::BestEffort };
     Connector::open(config).map(Client::from)
@@ -119,6 +137,8 @@ impl Harness {
         let persistent = self.children.is_multiple_of(2);
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg("--child").arg("--path").arg(&self.path);
+        command.arg("--paths").arg(self.arguments.paths.to_string());
+        command.arg("--first-path").arg(random.below(self.arguments.paths as u64).to_string());
         command.arg("--seed").arg(seed.to_string());
         command.arg("--first-version").arg((self.children * 1_000_000).to_string());
         command.arg("--io-threads").arg((1 + self.children / 2 % 3).to_string());
@@ -168,12 +188,20 @@ impl Harness {
     }
 
     fn open(&self, persistent: bool) -> Result<Client, String> {
-        let client =
-            open(&self.path, persistent, 1).map_err(|error| format!("open failed: {error}"))?;
+        let first = self.children as usize % self.arguments.paths;
+        let client = open(&paths(&self.path, self.arguments.paths, first), persistent, 1)
+            .map_err(|error| format!("open failed: {error}"))?;
+        if let Some(path) = client.connector.stats().paths.iter().find(|path| !path.in_use) {
+            return Err(format!("{} is not in use: {}", path.path.display(), path.reason));
+        }
         let recovery = client.connector.recovery();
         // A kill between two stores of one record leaves it torn, and between two records both of them: nothing else.
         if recovery.reset.is_some() || recovery.out_of_range + recovery.overlapping > 0 {
             return Err(format!("unexpected damage: {recovery}"));
+        }
+        // All paths are there in each life, so every key stays where it is.
+        if recovery.moved + recovery.stale > 0 {
+            return Err(format!("keys of another path: {recovery}"));
         }
         Ok(client)
     }

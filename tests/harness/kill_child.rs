@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::{Arguments, Client, KEYS, Memory, Random, content, length, name, open};
+use super::{Arguments, Client, KEYS, Memory, Random, content, length, name, open, paths};
 
 /// Most keys of a batch.
 const BATCH_KEYS: u64 = 6;
@@ -133,7 +133,8 @@ fn some_keys(random: &mut Random) -> Vec<u64> {
 
 /// Works until it is killed or has closed the store.
 pub(crate) fn work(path: &Path, arguments: &Arguments) {
-    let client = open(path, arguments.persistent, arguments.io_threads).unwrap();
+    let paths = paths(path, arguments.paths, arguments.first_path);
+    let client = open(&paths, arguments.persistent, arguments.io_threads).unwrap();
     let child = Child {
         client: &client,
         number: AtomicU64::new(arguments.first_version),

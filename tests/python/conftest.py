@@ -288,11 +288,14 @@ def run_child(
     )
 
 
-def run_kill_harness(path: Path, kills: int, engine: str, layout: str) -> None:
+def run_kill_harness(
+    path: Path, kills: int, engine: str, layout: str, *arguments: str, life_ms: int = 120
+) -> None:
     """Kill a child at work on a store at `path` again and again (tests/harness/kill.rs)."""
     harness = ["cargo", "run", "--quiet", "--release", "--example", "kill_harness", "--"]
+    options = ["--rounds", str(kills), "--life-ms", str(life_ms), "--path", str(path), *arguments]
     done = subprocess.run(
-        [*harness, "--rounds", str(kills), "--life-ms", "120", "--path", str(path)],
+        [*harness, *options],
         cwd=REPOSITORY,
         env=os.environ | {"KVRING_TEST_ENGINE": engine, "KVRING_TEST_LAYOUT": layout},
         capture_output=True,

@@ -82,8 +82,6 @@ class FaultyDevice:
         self._command("qmp_capabilities")
         _write_one_at_a_time(exported, work)
         self.path = attach_loop_over(stack, exported)
-        # Else a request for several neighbours fails as a whole.
-        Path(f"/sys/block/{self.path.name}/queue/nomerges").write_text("2", encoding="ascii")
 
     def fail(self, kind: Kind, offset_bytes: int | None = None) -> None:
         """Answer EIO to what touches the sector at this offset, or to everything of this kind.

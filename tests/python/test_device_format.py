@@ -3,10 +3,12 @@
 import hashlib
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -387,3 +389,27 @@ def test_a_head_that_cannot_be_read_is_refused(device: LoopDevice) -> None:
             open_store(device, **options)
     assert device.image.stat().st_size == 0, "nothing is written"
     cut(device, SIZE_BYTES)
+
+
+def be_killed_formatting(path: str, delay_s: float) -> None:
+    """Be killed by itself so long after it begins to open, and so to format, a device."""
+    print("ready", flush=True)
+    threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    kvring.Connector(path, "all")
+    signal.pause()
+
+
+def test_a_kill_while_formatting_leaves_a_blank_device_or_a_store(
+    device: LoopDevice, start_child: Callable[..., subprocess.Popen[str]]
+) -> None:
+    # A little later each time, until the formatting is through before the kill.
+    delay_s, formatted = 0.0, 0
+    while formatted < 3:
+        cut(device, 0)
+        cut(device, SIZE_BYTES)
+        drop_caches(device)
+        start_child(be_killed_formatting, str(device.path), delay_s).wait()
+        formatted += bool(read(device, SUPERBLOCKS[1], 1)[0])
+        delay_s += 0.004
+        make_store(device)
+        assert_is_there(device)
