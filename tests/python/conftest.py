@@ -306,7 +306,7 @@ def run_kill_harness(
     assert done.stdout.startswith(f"{kills} kills"), done.stdout
     # A harness whose children never got to work would prove nothing.
     worked = int(done.stdout.split(",")[1].split()[0])
-    assert worked > kills // 4, done.stdout
+    assert worked > kills // 10, done.stdout
 
 
 @pytest.fixture
