@@ -18,6 +18,7 @@ __all__ = [
     "LoadPlan",
     "LoadRun",
     "NotFormattedError",
+    "StoredChunks",
     "SubmitError",
     "__version__",
     "load_options",
