@@ -114,12 +114,12 @@ lmcache: $(VENV)/.stamp-lmcache ## LMCache into .venv, once
 demo: build lmcache ## show what kvring does
 	@$(PY) -m demo
 
-# $(1): further arguments of pytest. Both suites run whatever the first one says, and the counts come last.
+# $(1): further arguments of pytest; $(2): of cargo test. Both suites run whatever the first one says, and the counts come last.
 define run_tests
 	mkdir -p $(REPORTS)
 	rm -f $(REPORTS)/*
 	status=0
-	$(RUST_TESTS) 2>&1 | tee $(REPORTS)/rust.log || status=1
+	$(RUST_TESTS) $(2) 2>&1 | tee $(REPORTS)/rust.log || status=1
 	$(PY) -m pytest --junitxml=$(REPORTS)/python.xml $(1) || status=1
 	[ -f $(REPORTS)/python.xml ] || echo '<testsuite tests="0"/>' > $(REPORTS)/python.xml
 	read -r rust_passed rust_failed rust_skipped < <(awk '/^test result:/ { passed += $$4; failed += $$6; skipped += $$8 }
@@ -141,8 +141,8 @@ test: build lmcache ## all tests, with the real LMCache
 
 .PHONY: check
 check: export KVRING_MATRIX ?= quick
-check: lint ## the daily round: lint, and all tests but those that need LMCache
-	@$(call run_tests,-m "not lmcache")
+check: lint ## the daily round: lint, and all tests but the slow ones and those that need LMCache
+	@$(call run_tests,-m "not lmcache and not slow",-- --skip every_bit_of)
 
 .PHONY: matrix
 matrix: export KVRING_MATRIX := full
