@@ -66,7 +66,7 @@ def test_capacity_is_a_number_or_a_string(
         ("1GiB and more", "'1GiB and more'"),
         ("1MiB", "'1MiB'"),
         ("nanGiB", "'nanGiB'"),
-        ([GIB], "1073741824"),
+        ({"bytes": GIB}, "1073741824"),
     ],
     ids=str,
 )
