@@ -11,6 +11,7 @@
 //! A failed sync fails its group and is not tried again: the kernel may have dropped what it could not write, and a second
 //! sync would report success for it.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::Instant;
@@ -38,7 +39,7 @@ pub(super) struct GroupCommit {
 }
 
 /// What one sync is for.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum SyncTarget {
     /// A file that stays open as long as the store.
     Lasting(RawFd),
@@ -103,10 +104,14 @@ impl Work {
             return Ok(());
         }
         let members = std::mem::take(&mut self.commit.waiting);
-        let mut targets: Vec<SyncTarget> =
-            members.iter().flat_map(|id| self.written_files(*id, shared)).collect();
-        targets.sort_unstable();
-        targets.dedup();
+        // Each once, in the order of their first SETs: the numbers of descriptors would make it another one in every run, and
+        // a simulated crash could not be replayed.
+        let mut seen = HashSet::new();
+        let targets: Vec<SyncTarget> = members
+            .iter()
+            .flat_map(|id| self.written_files(*id, shared))
+            .filter(|target| seen.insert(*target))
+            .collect();
         self.commit.group =
             Some(Group { members, phase: Phase::Data, outstanding: 0, error: None });
         self.submit_syncs(&targets, shared, engine)
