@@ -45,6 +45,7 @@ mod reactor;
 mod schedule;
 mod stats;
 mod store;
+mod thread;
 mod time;
 
 pub use buffer::{AlignedBlock, CallerBuffer};

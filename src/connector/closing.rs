@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Connector;
-use super::volume::Volume;
 use super::volumes::Watch;
 
 /// How a store was closed.
@@ -47,7 +46,8 @@ impl Connector {
     /// it. Idempotent:
     /// a second call waits for the first and says the same. In a fork of the owner it does nothing.
     ///
-    /// If the kernel does not finish within 10 s more, the memory it holds is leaked, and the log says so.
+    /// What the kernel does not finish within 10 s more is leaked, with the memory that it holds, and so is a thread that a
+    /// device or a frozen file system does not give back; the log says so, and the store stays locked.
     pub fn close_within(&self, drain_timeout: Duration) -> Shutdown {
         if self.process_id != std::process::id() {
             return Shutdown::default();
@@ -58,10 +58,13 @@ impl Connector {
         }
         self.closed.store(true, Ordering::Release);
         drop(self.gate.write());
-        self.watch.lock().take().into_iter().for_each(Watch::end);
+        let watch = self.watch.lock().take();
+        // It notes what is in use: not behind the back of who gives up the files.
+        let has_watch_ended = watch.is_none_or(Watch::end);
         // All of them at once: each has the whole time.
         self.volumes.all().iter().for_each(|volume| volume.shared.stop(drain_timeout));
-        let closed = self.volumes.all().iter().map(Volume::close).enumerate();
+        let closed =
+            self.volumes.all().iter().map(|volume| volume.close(has_watch_ended)).enumerate();
         let done = Shutdown::of_all(closed.map(|(number, done)| {
             // What is out of use is outdated anyway, and what was dropped there no loss of this moment.
             if self.volumes.is_live(number) {

@@ -393,7 +393,7 @@ where
 fn abandon(volumes: &[Volume]) {
     volumes.iter().for_each(|volume| volume.shared.stop(Duration::ZERO));
     for volume in volumes {
-        let _ = volume.close();
+        let _ = volume.close(true);
     }
 }
 

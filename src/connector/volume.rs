@@ -4,7 +4,8 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -19,6 +20,10 @@ use crate::error::{EngineError, OpenError};
 use crate::index::{Index, Membership, Recovery, Rules, StoreId, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared};
+use crate::thread::join_until;
+
+/// Longest that noting the clean shutdown may take: the file system may have much of others to write first.
+const LONGEST_RELEASE: Duration = Duration::from_secs(60);
 
 /// Files and index of a path, in order with each other; nothing moves its bytes yet.
 pub(super) struct OpenedVolume {
@@ -104,7 +109,7 @@ impl OpenedVolume {
             Ok(keeper) => keeper,
             Err(error) => {
                 shared.stop(Duration::ZERO);
-                let _ = reactors.join();
+                let _ = reactors.join(&shared);
                 return Err(error);
             }
         };
@@ -173,42 +178,52 @@ impl Volume {
     }
 
     /// Works on what is queued for at most `drain_timeout`, waits for what is in the kernel, notes the clean shutdown, and
-    /// gives up the files. To be asked to stop beforehand, so that all volumes do so at once.
-    pub(super) fn close(&self) -> Shutdown {
+    /// gives up the files. To be asked to stop beforehand, so that all volumes do so at once. The files are kept if others
+    /// that write to them `have_ended` not.
+    pub(super) fn close(&self, have_ended: bool) -> Shutdown {
         // It frees places: not behind the back of who gives up the files.
         let keeper = self.keeper.lock().take();
         let has_keeper_ended = keeper.is_none_or(KeeperThread::end);
         let reactors = self.reactors.lock().take();
-        let ending = match reactors.map_or(Ending::Leaked, Reactors::join) {
-            ending if has_keeper_ended => ending,
-            _ => Ending::Leaked,
-        };
-        // A leak means that the kernel may still write: the lock stays until it is done, or this process is.
-        let clean = ending != Ending::Leaked && self.release(ending == Ending::Orderly);
+        let ending = reactors.map_or(Ending::Leaked, |reactors| reactors.join(&self.shared));
+        // A leak means that somebody may still write: the lock stays until that is done, or this process is.
+        let may_release = have_ended && has_keeper_ended && ending != Ending::Leaked;
+        let clean = may_release && release_within(&self.shared, ending == Ending::Orderly);
         let abandoned = self.shared.counters.abandoned.get();
         let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
         log::info!("{}: {done}", self.path().display());
         done
     }
+}
 
-    /// Notes the clean shutdown if it was one, and gives up the locks. Says whether it is noted.
-    fn release(&self, orderly: bool) -> bool {
-        let (store, index) = (&self.shared.store, self.index());
-        let path = self.path().display();
-        let note = || {
-            // The data first: a clean flag must not be on disk before what it vouches for.
-            store.sync()?;
-            index.table().sync()?;
-            index.write_session(self.shared.config.clock.now_ms(), true)?;
-            index.table().sync()
-        };
-        let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
-        if let Err(error) = &noted {
-            log::error!("{path} is not marked as closed in order: {error}");
-        }
-        if let Err(error) = store.give_up().and_then(|()| index.table().give_up()) {
-            log::error!("{path} stays locked until this process ends: {error}");
-        }
-        noted.is_ok()
+/// [`release`] on a thread that is left behind if the device, or a frozen file system, does not give it back.
+fn release_within(shared: &Arc<Shared>, orderly: bool) -> bool {
+    let own = Arc::clone(shared);
+    let thread = Builder::new().name("kvring-close".into()).spawn(move || release(&own, orderly));
+    match thread {
+        Ok(thread) => join_until(thread, Instant::now() + LONGEST_RELEASE)
+            .is_some_and(|released| released.unwrap_or(false)),
+        Err(_) => release(shared, orderly),
     }
+}
+
+/// Notes the clean shutdown if it was one, and gives up the locks. Says whether it is noted.
+fn release(shared: &Shared, orderly: bool) -> bool {
+    let (store, index) = (&shared.store, &shared.index);
+    let path = shared.config.path().display();
+    let note = || {
+        // The data first: a clean flag must not be on disk before what it vouches for.
+        store.sync()?;
+        index.table().sync()?;
+        index.write_session(shared.config.clock.now_ms(), true)?;
+        index.table().sync()
+    };
+    let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
+    if let Err(error) = &noted {
+        log::error!("{path} is not marked as closed in order: {error}");
+    }
+    if let Err(error) = store.give_up().and_then(|()| index.table().give_up()) {
+        log::error!("{path} stays locked until this process ends: {error}");
+    }
+    noted.is_ok()
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::joining::Absent;
 use super::volume::Volume;
@@ -13,6 +13,7 @@ use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::{Alarm, Spread};
 use crate::schedule::Class;
+use crate::thread::{LONGEST_RETURN, join_until};
 
 /// All volumes, and those of them that are in use.
 pub(super) struct Volumes {
@@ -247,11 +248,13 @@ impl Watch {
         Ok(Self { alarm, thread })
     }
 
-    /// Ends it.
-    pub(super) fn end(self) {
+    /// Ends it, and says whether it did: a device may take a note and not give it back.
+    pub(super) fn end(self) -> bool {
         let _ = self.alarm.send(END);
-        if self.thread.join().is_err() {
+        let ended = join_until(self.thread, Instant::now() + LONGEST_RETURN);
+        if ended.as_ref().is_some_and(Result::is_err) {
             log::error!("the watch over the paths had ended in a panic");
         }
+        ended.is_some()
     }
 }

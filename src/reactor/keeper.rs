@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use super::Shared;
 use crate::config::Discard;
 use crate::store::{Extent, Fill};
+use crate::thread::{LONGEST_RETURN, join_until};
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
 const SWEEPS_PER_TTL: u32 = 20;
@@ -30,10 +31,6 @@ const RESTS: u32 = 4;
 
 /// By how much of itself the length to make room for falls with each chunk that is shorter.
 const FORGETS: u32 = 64;
-
-/// How long it may take to end, and how often that is looked at.
-const LONGEST_END: Duration = Duration::from_secs(10);
-const END_INTERVAL: Duration = Duration::from_micros(100);
 
 /// What the keeper is told.
 pub(super) struct Keeper {
@@ -111,18 +108,11 @@ impl KeeperThread {
     /// it: that must do nothing in a fork, where the thread is not.
     pub(crate) fn end(self) -> bool {
         self.shared.keeper.end();
-        let limit = Instant::now() + LONGEST_END;
-        while !self.thread.is_finished() {
-            if Instant::now() >= limit {
-                log::error!("the keeper does not come back from the device: it is left behind");
-                return false;
-            }
-            std::thread::sleep(END_INTERVAL);
-        }
-        if self.thread.join().is_err() {
+        let ended = join_until(self.thread, Instant::now() + LONGEST_RETURN);
+        if ended.as_ref().is_some_and(Result::is_err) {
             log::error!("the keeper had ended in a panic: nothing expired or was evicted early");
         }
-        true
+        ended.is_some()
     }
 }
 

@@ -323,8 +323,9 @@ impl Store for FileStore {
     }
 
     fn give_up(&self) -> io::Result<()> {
-        if let Some(remover) = self.remover.lock().take() {
-            remover.end(&self.shared, REMOVAL_TIMEOUT);
+        let remover = self.remover.lock().take();
+        if !remover.is_none_or(|remover| remover.end(&self.shared, REMOVAL_TIMEOUT)) {
+            return Err(io::Error::other("a removal is still under way"));
         }
         for (_, directory) in &self.shared.directories {
             close_file_behind(directory.as_raw_fd());

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Files;
 use super::names::file_c_name;
+use crate::thread::{LONGEST_RETURN, join_until};
 
 /// The running thread.
 pub(super) struct Remover(JoinHandle<()>);
@@ -19,13 +20,17 @@ impl Remover {
         Ok(Self(thread))
     }
 
-    /// Ends it when everything is removed, or `timeout` is over: opening removes the rest.
-    pub(super) fn end(self, files: &Files, timeout: Duration) {
-        files.state.lock().ends = Some(Instant::now() + timeout);
+    /// Ends it when everything is removed, or `timeout` is over: opening removes the rest. Says whether it did: a device may
+    /// take a removal and not give it back.
+    pub(super) fn end(self, files: &Files, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        files.state.lock().ends = Some(deadline);
         files.told.notify_all();
-        if self.0.join().is_err() {
+        let ended = join_until(self.0, deadline + LONGEST_RETURN);
+        if ended.as_ref().is_some_and(Result::is_err) {
             log::error!("the remover had ended in a panic: what it left is removed at open");
         }
+        ended.is_some()
     }
 }
 

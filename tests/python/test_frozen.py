@@ -1,0 +1,116 @@
+"""close() on a file system that is frozen: nothing comes back from it, and close() does."""
+
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import pytest
+
+import kvring
+from benches.compare.block_devices import (
+    DeviceError,
+    attach_loop,
+    mount,
+    require,
+    temporary_directory,
+)
+from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_key, pattern
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+CAPACITY_BYTES = 64 * MIB
+IMAGE_SIZE_BYTES = 768 * MIB
+HELD = 16
+MAKE = ("mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0")
+# linux/fs.h
+FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
+
+LIVES = [
+    (layout, engine, state)
+    for layout in ("extents", "files")
+    for engine in ("io_uring", "posix")
+    for state in ("idle", "storing")
+]
+
+
+def live(path: str, layout: str, engine: str, state: str) -> None:
+    """Fill a store, and close it when the file system below has frozen."""
+    options: dict[str, Any] = {"layout": layout, "engine": engine, "drain_timeout_s": 1}
+    connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options)
+    client = Client(connector)
+    client.store({make_key(number): pattern(MIB, number) for number in range(HELD)})
+    client.wait_until(lambda: connector.check()["moving_bytes"] == 0)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    if state == "storing":
+        connector.submit_batch_set([make_key(HELD)], [pattern(MIB, HELD)])
+    connector.close()
+    print("closed", flush=True)
+    sys.stdin.readline()
+
+
+@contextmanager
+def frozen(directory: Path) -> Iterator[None]:
+    """Freeze the file system of a directory: what would change it waits."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, FIFREEZE, 0)
+        try:
+            yield
+        finally:
+            fcntl.ioctl(descriptor, FITHAW, 0)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.timeout(600)
+def test_close_comes_back_from_a_frozen_file_system(
+    tmp_path: Path, start_child: Callable[..., Popen[str]]
+) -> None:
+    with ExitStack() as stack:
+        try:
+            require("losetup", MAKE[0])
+            device = attach_loop(stack, tmp_path / "image", IMAGE_SIZE_BYTES, is_sparse=True)
+            directory = mount(stack, MAKE, device, temporary_directory(stack, tmp_path))
+        except DeviceError as error:
+            pytest.skip(str(error))
+        children = {}
+        for life in LIVES:
+            children[life] = start_child(live, str(directory / "-".join(life)), *life)
+        with frozen(directory):
+            for child in children.values():
+                tell(child)
+            for life, child in children.items():
+                assert child.stdout is not None
+                # The test's own time limit is the one for a hang.
+                assert child.stdout.readline() == "closed\n", life
+        for life, child in children.items():
+            tell(child)
+            assert child.wait(HANG_DEADLINE_S) == 0, life
+        for life in LIVES:
+            assert_held(directory / "-".join(life), life)
+
+
+def tell(child: Popen[str]) -> None:
+    """Let a child go on."""
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+
+
+def assert_held(path: Path, life: tuple[str, str, str]) -> None:
+    """Find what was stored before the frost."""
+    layout, engine, state = life
+    options: dict[str, Any] = {"layout": layout, "engine": engine}
+    with kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options) as connector:
+        client = Client(connector)
+        for number in range(HELD):
+            assert client.load(make_key(number), MIB) == pattern(MIB, number), (life, number)
+        if state == "storing":
+            assert client.load(make_key(HELD), MIB) in (None, pattern(MIB, HELD))
+        client.assert_sound()
