@@ -1,7 +1,7 @@
 //! One preallocated data file: how it is made, opened and locked. A part of a block device is one as well, of a length that
 //! does not change.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -16,10 +16,14 @@ use super::device::Device;
 use crate::config::BLOCK_BYTES;
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::index::table::INDEX_NAME;
 use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 
 /// More than any capacity makes; a file with a higher number is nobody's.
 const MAX_DATA_FILES: u32 = 1 << 20;
+
+/// A file that exists for a moment while a store is opened.
+pub(super) const PROBE_NAME: &str = "geometry-probe.kvring";
 
 /// An open data file that is nobody else's.
 #[derive(Debug)]
@@ -160,6 +164,17 @@ pub(crate) fn list_data_files(directory: &Path) -> io::Result<Vec<(u32, PathBuf)
 /// What transfers on the file at `path` must look like; it is neither made nor locked.
 pub(crate) fn geometry_of(path: &Path) -> io::Result<Geometry> {
     Ok(open_with_best_geometry(path, false)?.1)
+}
+
+/// What transfers on new files in `directory` must look like.
+pub(super) fn probe_geometry(directory: &Path) -> Result<Geometry, OpenError> {
+    let path = directory.join(PROBE_NAME);
+    let file = DataFile::open(&path, true, || None);
+    let _ = fs::remove_file(&path);
+    file.map(|file| file.geometry()).or_else(|error| {
+        // A full file system may have no room for one more file; the index is there.
+        geometry_of(&directory.join(INDEX_NAME)).map_err(|_| error)
+    })
 }
 
 fn open_with_best_geometry(path: &Path, create: bool) -> io::Result<(File, Geometry)> {

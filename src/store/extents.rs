@@ -11,24 +11,22 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 
 use super::allocator::Allocator;
-use super::data_file::{DataFile, data_file_name, geometry_of, list_data_files};
+use super::data_file::{DataFile, data_file_name, probe_geometry};
 use super::device::Device;
 use super::discards::Discards;
 use super::files::CHUNKS_NAME;
+use super::found_files::found_files;
+use super::growth::{SMALLEST_FILE_BYTES, index_spare_bytes, next_file_bytes, on_disk_bytes};
 use super::set_aside::SetAside;
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, Discard, Layout, MAX_CHUNK_BYTES};
 use crate::error::{OpenError, StoreError};
 use crate::index::HEADER_BYTES;
-use crate::index::table::INDEX_NAME;
 use crate::key::Digest;
 use crate::lock::Owner;
 
 const MIB: u64 = 1 << 20;
-
-/// A file that exists for a moment while a store is opened.
-pub(super) const PROBE_NAME: &str = "geometry-probe.kvring";
 
 /// Data files of one directory, or parts of one device, and who owns which of their blocks.
 pub(crate) struct ExtentStore {
@@ -51,9 +49,6 @@ pub(crate) const PART_BLOCKS: u64 = 1 << 31;
 /// Pause after the file system has refused to grow: asking it costs time in which chunks can go instead.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
-/// Where the file system is short of space, a data file may be as small as this.
-const SMALLEST_FILE_BYTES: u64 = 16 * MIB;
-
 impl ExtentStore {
     /// Opens the data files below `directory`. All of their space is unwritten until [`Store::rebuild`]. Where they no
     /// longer fit the capacity, those go whose chunks were used the longest time ago, by `mean_use_by_file`.
@@ -63,10 +58,6 @@ impl ExtentStore {
         owner: impl Fn() -> Option<Owner>,
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
     ) -> Result<Self, OpenError> {
-        let io_error = |action, path: &Path| {
-            let path = path.to_owned();
-            move |source| OpenError::Io { action, path, source }
-        };
         if directory.join(CHUNKS_NAME).exists() {
             return Err(OpenError::OtherLayout {
                 path: directory.to_owned(),
@@ -74,29 +65,10 @@ impl ExtentStore {
                 wanted: Layout::Extents.name(),
             });
         }
-        let mut found = Vec::new();
-        for (number, path) in list_data_files(directory).map_err(io_error("list", directory))? {
-            let file = DataFile::open(&path, false, &owner)?;
-            let blocks = file.blocks().map_err(io_error("read the length of", &path))?;
-            if blocks == 0 {
-                // Its owner died before it had space.
-                fs::remove_file(&path).map_err(io_error("remove", &path))?;
-                continue;
-            }
-            found.push(FoundFile { number, path, file, blocks });
-        }
-        if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > budget.left_bytes() {
-            let mean_use = mean_use_by_file();
-            let used_ms = |file: &FoundFile| mean_use.get(&file.number).copied();
-            found.sort_by_key(|file| (std::cmp::Reverse(used_ms(file)), file.number));
-        }
         let mut files: Vec<Option<DataFile>> = Vec::new();
         let mut allocator = Allocator::default();
         let mut longest = 0;
-        for mut found in found {
-            if !found.fit(&budget).map_err(io_error("shorten or remove", &found.path))? {
-                continue;
-            }
+        for found in found_files(directory, &budget, owner, mean_use_by_file)? {
             while files.len() <= found.number as usize {
                 files.push(None);
                 allocator.add_file(0);
@@ -236,42 +208,6 @@ impl ExtentStore {
     }
 }
 
-/// A data file that was there.
-struct FoundFile {
-    number: u32,
-    path: PathBuf,
-    file: DataFile,
-    blocks: u32,
-}
-
-impl FoundFile {
-    fn on_disk_bytes(&self) -> u64 {
-        on_disk_bytes(u64::from(self.blocks) * BLOCK_BYTES)
-    }
-
-    /// Takes it into the budget, as much of it as fits; removes it if that is not worth a file. Says whether it stays.
-    fn fit(&mut self, budget: &Budget) -> io::Result<bool> {
-        if budget.reserve(self.on_disk_bytes(), 0) {
-            return Ok(true);
-        }
-        let fitting_bytes = affordable_bytes(budget).min(u64::from(self.blocks) * BLOCK_BYTES);
-        let path = self.path.display();
-        if fitting_bytes < SMALLEST_FILE_BYTES {
-            log::warn!("{path} no longer fits the capacity: what it holds is evicted");
-            fs::remove_file(&self.path)?;
-            return Ok(false);
-        }
-        log::warn!(
-            "only {fitting_bytes} bytes of {path} still fit the capacity: the rest is evicted"
-        );
-        self.file.shorten(fitting_bytes)?;
-        self.blocks = (fitting_bytes / BLOCK_BYTES) as u32;
-        let fits = budget.reserve(self.on_disk_bytes(), 0);
-        debug_assert!(fits, "what is affordable can be reserved");
-        Ok(fits)
-    }
-}
-
 impl FreeSpace for ExtentStore {
     fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
         None
@@ -388,45 +324,10 @@ fn parts(blocks: u64) -> impl Iterator<Item = (u64, u32)> {
     starts.map(move |start| (start * BLOCK_BYTES, PART_BLOCKS.min(blocks - start) as u32))
 }
 
-/// Bytes that the next data file would have: a sixteenth of the capacity within 64 MiB and 1 GiB, more where that would
-/// make over 256 open files, or what is left.
-fn next_file_bytes(budget: &Budget) -> u64 {
-    let capacity_bytes = budget.capacity_bytes();
-    let wanted = (capacity_bytes / 16).clamp(64 * MIB, 1024 * MIB).max(capacity_bytes / 256);
-    wanted.min(affordable_bytes(budget))
-}
-
-/// Bytes that the longest data file would have for which there is capacity left, whole MiB.
-fn affordable_bytes(budget: &Budget) -> u64 {
-    let left = budget.left_bytes().saturating_sub(index_spare_bytes(budget.capacity_bytes()));
-    left.saturating_sub(on_disk_bytes(left) - left) / MIB * MIB
-}
-
-/// What the index may still grow by when data files have taken the rest: chunks of 16 KiB on average fit into it.
-pub(super) fn index_spare_bytes(capacity_bytes: u64) -> u64 {
-    (capacity_bytes / 64).max(MIB)
-}
-
-/// What a data file of `size_bytes` takes on disk. Besides its bytes the file system keeps a map of its extents, which
-/// grows as parts of the file are written: 12 bytes for every other block on ext4 at worst.
-fn on_disk_bytes(size_bytes: u64) -> u64 {
-    size_bytes + size_bytes / 512 + 4 * BLOCK_BYTES
-}
-
-/// What transfers on new files in `directory` must look like.
-pub(super) fn probe_geometry(directory: &Path) -> Result<Geometry, OpenError> {
-    let path = directory.join(PROBE_NAME);
-    let file = DataFile::open(&path, true, || None);
-    let _ = fs::remove_file(&path);
-    file.map(|file| file.geometry()).or_else(|error| {
-        // A full file system may have no room for one more file; the index is there.
-        geometry_of(&directory.join(INDEX_NAME)).map_err(|_| error)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::data_file::list_data_files;
 
     /// It does not matter here.
     const DIGEST: Digest = Digest([0; 2]);

@@ -6,7 +6,9 @@ pub(crate) mod device;
 mod discards;
 pub(crate) mod extents;
 pub(crate) mod files;
+mod found_files;
 mod geometry;
+mod growth;
 mod set_aside;
 
 use std::ffi::CString;

@@ -1,0 +1,87 @@
+//! The data files that a store finds when it opens, and those of them that still fit its capacity.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::data_file::{DataFile, list_data_files};
+use super::growth::{SMALLEST_FILE_BYTES, affordable_bytes, on_disk_bytes};
+use crate::budget::Budget;
+use crate::config::BLOCK_BYTES;
+use crate::error::OpenError;
+use crate::lock::Owner;
+
+/// Opens the data files below `directory` and takes them into the budget. Where they no longer fit the capacity, those go
+/// whose chunks were used the longest time ago, by `mean_use_by_file`.
+pub(super) fn found_files(
+    directory: &Path,
+    budget: &Budget,
+    owner: impl Fn() -> Option<Owner>,
+    mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+) -> Result<Vec<FoundFile>, OpenError> {
+    let io_error = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| OpenError::Io { action, path, source }
+    };
+    let mut found = Vec::new();
+    for (number, path) in list_data_files(directory).map_err(io_error("list", directory))? {
+        let file = DataFile::open(&path, false, &owner)?;
+        let blocks = file.blocks().map_err(io_error("read the length of", &path))?;
+        if blocks == 0 {
+            // Its owner died before it had space.
+            fs::remove_file(&path).map_err(io_error("remove", &path))?;
+            continue;
+        }
+        found.push(FoundFile { number, path, file, blocks });
+    }
+    if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > budget.left_bytes() {
+        let mean_use = mean_use_by_file();
+        let used_ms = |file: &FoundFile| mean_use.get(&file.number).copied();
+        found.sort_by_key(|file| (Reverse(used_ms(file)), file.number));
+    }
+    let mut fitting = Vec::new();
+    for mut file in found {
+        if file.fit(budget).map_err(io_error("shorten or remove", &file.path))? {
+            fitting.push(file);
+        }
+    }
+    Ok(fitting)
+}
+
+/// A data file that was there.
+pub(super) struct FoundFile {
+    pub(super) number: u32,
+    path: PathBuf,
+    pub(super) file: DataFile,
+    pub(super) blocks: u32,
+}
+
+impl FoundFile {
+    fn on_disk_bytes(&self) -> u64 {
+        on_disk_bytes(u64::from(self.blocks) * BLOCK_BYTES)
+    }
+
+    /// Takes it into the budget, as much of it as fits; removes it if that is not worth a file. Says whether it stays.
+    fn fit(&mut self, budget: &Budget) -> io::Result<bool> {
+        if budget.reserve(self.on_disk_bytes(), 0) {
+            return Ok(true);
+        }
+        let fitting_bytes = affordable_bytes(budget).min(u64::from(self.blocks) * BLOCK_BYTES);
+        let path = self.path.display();
+        if fitting_bytes < SMALLEST_FILE_BYTES {
+            log::warn!("{path} no longer fits the capacity: what it holds is evicted");
+            fs::remove_file(&self.path)?;
+            return Ok(false);
+        }
+        log::warn!(
+            "only {fitting_bytes} bytes of {path} still fit the capacity: the rest is evicted"
+        );
+        self.file.shorten(fitting_bytes)?;
+        self.blocks = (fitting_bytes / BLOCK_BYTES) as u32;
+        let fits = budget.reserve(self.on_disk_bytes(), 0);
+        debug_assert!(fits, "what is affordable can be reserved");
+        Ok(fits)
+    }
+}
