@@ -386,6 +386,34 @@ fn a_full_file_system_gives_what_chunks_leave() {
     assert_eq!(client.counter("evicted"), 1, "the file system was asked again");
 }
 
+/// Each chunk that comes costs one of those that are there: not what is removed before it is asked for, and not all of them
+/// for the watermarks.
+#[test]
+fn a_full_file_system_costs_one_chunk_for_each() {
+    const HELD: u64 = 40;
+    // Where removing is quick.
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let is_full = Arc::new(AtomicBool::new(false));
+    let script = {
+        let is_full = Arc::clone(&is_full);
+        move |_, action, _| match action {
+            Action::Reserve if is_full.swap(false, Ordering::SeqCst) => Fault::Errno(libc::ENOSPC),
+            _ => Fault::None,
+        }
+    };
+    let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+    let memory = Memory::patterned(70_001, 0, 1);
+    let set = |number| client.set_one(&key(number), &memory);
+    assert!((0..HELD).all(set));
+    is_full.store(true, Ordering::SeqCst);
+    assert!(!set(HELD));
+    assert!((HELD + 1..8 * HELD).all(set));
+    let keys: Vec<String> = (0..8 * HELD).map(key).collect();
+    let held = client.exists(&keys).into_iter().filter(|held| *held).count();
+    assert!(held >= HELD as usize, "{held} are left");
+    client.assert_consistent();
+}
+
 /// close() in the middle of everything: each step is waited for, nothing is published in part, nothing stays open.
 #[test]
 fn closing_in_the_middle_leaves_only_whole_chunks() {

@@ -9,7 +9,7 @@ use crate::error::StoreError;
 use crate::evict::{NodeId, PoolId, Victim};
 use crate::index::RecordState;
 use crate::key::{Digest, Namespace};
-use crate::store::Extent;
+use crate::store::{Extent, Store};
 
 /// Times that victims are chosen for one chunk. More than one is needed where those chosen are in use, or another thread
 /// takes the room.
@@ -23,6 +23,22 @@ const FOR_RECORDS: usize = 8;
 
 /// A part of a namespace's quota; given back when its chunk is held, or is not going to be.
 pub(super) type QuotaShare = (PoolId, u32);
+
+/// As long as it lives, what is freed is there for who makes room.
+struct HeldFreed<'store>(&'store dyn Store);
+
+impl<'store> HeldFreed<'store> {
+    fn new(store: &'store dyn Store) -> Self {
+        store.hold_freed(true);
+        Self(store)
+    }
+}
+
+impl Drop for HeldFreed<'_> {
+    fn drop(&mut self) {
+        self.0.hold_freed(false);
+    }
+}
 
 impl Shared {
     /// Room for the chunk and its record, or neither.
@@ -83,6 +99,7 @@ impl Shared {
             if outcome.is_ok() {
                 return outcome;
             }
+            let _held = HeldFreed::new(&*self.store);
             if !self.make_room(Extent::blocks_for(bytes), &mut kept) {
                 break;
             }

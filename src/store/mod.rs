@@ -110,6 +110,12 @@ pub trait Store: FreeSpace + Send + Sync {
     /// Takes a place back. Nothing may be under way there.
     fn free(&self, extent: Extent);
 
+    /// While it `holds`, what is freed stays for who frees it to make room: removing it would let the file system have it
+    /// meanwhile. To be ended as often as begun.
+    fn hold_freed(&self, holds: bool) {
+        let _ = holds;
+    }
+
     /// Takes a place back that could not be written.
     fn free_unwritable(&self, extent: Extent) {
         self.free(extent);

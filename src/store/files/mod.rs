@@ -73,6 +73,8 @@ struct State {
     account: Account,
     /// After the file system had no space: when to ask it again, and what it said.
     refusal: Option<(Instant, StoreError)>,
+    /// Who frees files to have their space, and has not asked for it yet. Nothing is removed meanwhile.
+    holders: usize,
     /// When to leave the rest.
     ends: Option<Instant>,
 }
@@ -135,7 +137,7 @@ impl FileStore {
         let spare_bytes = index_spare_bytes(budget.capacity_bytes());
         let free_bytes = budget.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
         let max_chunk_bytes = longest_chunk_bytes(free_bytes, unit_bytes);
-        let state = State { account, refusal: None, ends: None };
+        let state = State { account, refusal: None, holders: 0, ends: None };
         let shared = Arc::new(Files {
             path: directory.to_owned(),
             budget,
@@ -151,11 +153,16 @@ impl FileStore {
 }
 
 impl Files {
-    /// What can be reserved now, with regard to the index and the file system, and to who is about to take it.
+    /// What can be reserved now: nothing for a while after the file system has refused some.
     fn available_bytes(&self, state: &State) -> u64 {
-        if state.refusal.as_ref().is_some_and(|(again, _)| Instant::now() < *again) {
-            return 0;
+        match &state.refusal {
+            Some((again, _)) if Instant::now() < *again => 0,
+            _ => self.free_bytes(state),
         }
+    }
+
+    /// What is free, with regard to the index and the file system, and to who is about to take it.
+    fn free_bytes(&self, state: &State) -> u64 {
         let free_bytes = self.budget.free_above_floor_bytes();
         let above_floor = free_bytes.saturating_sub(state.account.unmade_bytes());
         self.budget.left_bytes().saturating_sub(self.spare_bytes(state)).min(above_floor)
@@ -232,6 +239,16 @@ impl Store for FileStore {
         self.shared.told.notify_one();
     }
 
+    fn hold_freed(&self, holds: bool) {
+        let mut state = self.shared.state.lock();
+        match holds {
+            true => state.holders += 1,
+            false => state.holders -= 1,
+        }
+        drop(state);
+        self.shared.told.notify_one();
+    }
+
     fn locate(&self, extent: Extent) -> Location {
         let digest = self.shared.state.lock().account.digest_of(extent.file);
         // A file that was not given out would be a bug; nothing has the name that it gets.
@@ -304,7 +321,8 @@ impl Store for FileStore {
     fn fill(&self) -> Fill {
         let state = self.shared.state.lock();
         let allocated_bytes = state.account.live_bytes;
-        let free_bytes = self.shared.available_bytes(&state) + state.account.unpromised_bytes();
+        // Also after a refusal: with nothing free, everything would be evicted for the sake of the watermarks.
+        let free_bytes = self.shared.free_bytes(&state) + state.account.unpromised_bytes();
         let over_bytes =
             self.shared.budget.used_bytes().saturating_sub(self.shared.budget.capacity_bytes());
         // Opened with a smaller capacity, it can be over it.

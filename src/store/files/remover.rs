@@ -41,7 +41,8 @@ fn remove(files: &Files) {
         {
             return;
         }
-        let Some(extent) = state.account.leaving.pop_front() else {
+        let next = if state.holders == 0 { state.account.leaving.pop_front() } else { None };
+        let Some(extent) = next else {
             files.told.wait(&mut state);
             continue;
         };
