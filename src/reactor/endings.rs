@@ -207,7 +207,9 @@ impl Work {
                 {
                     let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(active.retries.min(16)))
                         .min(LONGEST_RETRY_PAUSE);
-                    log::warn!("cannot write a chunk: {error}; trying again in {pause:?}");
+                    if !shared.health.fails_in_a_row(Way::Write) {
+                        log::warn!("cannot write a chunk: {error}; trying again in {pause:?}");
+                    }
                     shared.counters.write_retries.add(1);
                     active.retries += 1;
                     active.failure = None;

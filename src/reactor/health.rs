@@ -85,6 +85,12 @@ impl Health {
         }
         let is_gone = matches!(errno, libc::ENODEV | libc::ENXIO);
         let (errors, lasted) = self.rows[way as usize].add(now);
+        if errors == MOST_ERRORS_IN_A_ROW {
+            log::warn!(
+                "{errors} {} in a row have failed: further ones are counted, and not told one by one",
+                way.name()
+            );
+        }
         if is_gone || (errors >= MOST_ERRORS_IN_A_ROW && lasted >= SHORTEST_ROW) {
             self.fail(|| match is_gone {
                 true => format!("it is gone: {}", io::Error::from_raw_os_error(errno)),

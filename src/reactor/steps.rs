@@ -3,6 +3,7 @@
 use std::io;
 
 use super::Shared;
+use super::health::Way;
 use super::operation::{GetRequest, SetRequest};
 use super::room::QuotaShare;
 use crate::config::Checksum;
@@ -129,8 +130,8 @@ fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) 
         Some(Failure::Transfer(error)) => {
             counters.read_errors.add(1);
             let key = shared.index.discard(&pin);
-            // Once the device has failed, that is said, and not chunk by chunk.
-            if !shared.health.has_failed() {
+            // Once it is the device, that is said, and not chunk by chunk.
+            if !shared.health.fails_in_a_row(Way::Read) {
                 log::error!("cannot read key '{key}' at {:?}: {error}; it is dropped", pin.extent);
             }
             false
@@ -198,7 +199,7 @@ pub(super) fn end_set(
         Failure::NoRoom(_) => counters.store_full.add(1),
         Failure::Transfer(_) => {
             counters.write_errors.add(1);
-            if !shared.health.has_failed() {
+            if !shared.health.fails_in_a_row(Way::Write) {
                 log::error!("{failure} ({length_bytes} bytes)");
             }
         }

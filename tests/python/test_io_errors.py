@@ -218,6 +218,22 @@ def test_a_group_that_cannot_be_synced_fails(place: Place) -> None:
     assert again.exists([f"{BAD}@{number}" for number in range(8)]) == [False] * 8
 
 
+def test_a_device_that_answers_nothing_is_not_told_of_chunk_by_chunk(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = place.open(lease_s=0)
+    chunks = {make_key(number): pattern(BLOCK_BYTES, number) for number in range(600)}
+    client.store(chunks)
+    place.device.fail("read")
+    memory = [make_memory(BLOCK_BYTES) for _ in chunks]
+    assert client.get(list(chunks), memory).results == [False] * len(chunks)
+    assert client.stat("read_errors") == len(chunks)
+    told = [record.getMessage() for record in caplog.records if record.name == "kvring"]
+    assert any("reads in a row have failed" in line for line in told), told
+    # Sixteen each time that the row begins anew, as there is no other path.
+    assert 0 < sum("cannot read key" in line for line in told) < len(chunks) / 4
+
+
 # 16 records in each page of the index.
 MANY = {make_key(number): pattern(100 + number, number) for number in range(1200)}
 BAD_PAGE = 50
