@@ -142,7 +142,7 @@ test: build lmcache ## all tests, with the real LMCache
 .PHONY: check
 check: export KVRING_MATRIX ?= quick
 check: lint ## the daily round: lint, and all tests but the slow ones and those that need LMCache
-	@$(call run_tests,-m "not lmcache and not slow",-- --skip every_bit_of)
+	@$(call run_tests,-m "not lmcache and not slow" --numprocesses 4 --dist loadfile,-- --skip every_bit_of)
 
 .PHONY: matrix
 matrix: export KVRING_MATRIX := full

@@ -399,6 +399,7 @@ def be_killed_formatting(path: str, delay_s: float) -> None:
     signal.pause()
 
 
+@pytest.mark.slow
 def test_a_kill_while_formatting_leaves_a_blank_device_or_a_store(
     device: LoopDevice, start_child: Callable[..., subprocess.Popen[str]]
 ) -> None:

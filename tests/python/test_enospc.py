@@ -174,6 +174,7 @@ def wait_for_growth(client: Client, first: int) -> int:
     return first
 
 
+@pytest.mark.slow
 def test_another_file_fills_the_disk_under_a_store(
     open_store: Callable[..., Client], filler: Filler, small_disk: Path
 ) -> None:

@@ -179,6 +179,7 @@ def test_a_fork_may_open_a_store_of_its_own(client: Client, tmp_path: Path) -> N
     assert client.load("key", MIB) == pattern(MIB, 1)
 
 
+@pytest.mark.slow
 def test_stats_and_repr_answer_in_forks_of_a_busy_owner(client: Client) -> None:
     """A lock that another thread holds at the moment of a fork is held for ever in the fork."""
     connector = client.connector

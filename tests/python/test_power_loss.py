@@ -37,7 +37,7 @@ from tests.python.conftest import (
     pattern,
 )
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 CAPACITY_BYTES = 64 * MIB
 IMAGE_SIZE_BYTES = 320 * MIB
