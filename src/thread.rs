@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 /// How long a thread may take to come back from a device, where it was told to end and has nothing else to wait for.
 pub(crate) const LONGEST_RETURN: Duration = Duration::from_secs(10);
 
+/// How long one may take that makes something durable: the file system may have much of others to write first.
+pub(crate) const LONGEST_SYNC: Duration = Duration::from_secs(60);
+
 /// How often it is looked at: soon at first, as nearly all end at once.
 const FIRST_LOOK: Duration = Duration::from_micros(50);
 const LATER_LOOKS: Duration = Duration::from_millis(10);

@@ -1,10 +1,12 @@
 //! Closing a store, and how it was left.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Connector;
+use super::volume::Closing;
 use super::volumes::Watch;
+use crate::thread::LONGEST_SYNC;
 
 /// How a store was closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,8 +48,9 @@ impl Connector {
     /// it. Idempotent:
     /// a second call waits for the first and says the same. In a fork of the owner it does nothing.
     ///
-    /// What the kernel does not finish within 10 s more is leaked, with the memory that it holds, and so is a thread that a
-    /// device or a frozen file system does not give back; the log says so, and the store stays locked.
+    /// What the kernel does not finish within 10 s more is leaked, with the memory that it holds. A thread that only keeps
+    /// house, or notes the clean shutdown, is left behind if the device or a frozen file system does not give it back. The
+    /// log says so, the shutdown is not clean, and the store stays locked as long as the connector lives.
     pub fn close_within(&self, drain_timeout: Duration) -> Shutdown {
         if self.process_id != std::process::id() {
             return Shutdown::default();
@@ -63,8 +66,10 @@ impl Connector {
         let has_watch_ended = watch.is_none_or(Watch::end);
         // All of them at once: each has the whole time.
         self.volumes.all().iter().for_each(|volume| volume.shared.stop(drain_timeout));
-        let closed =
-            self.volumes.all().iter().map(|volume| volume.close(has_watch_ended)).enumerate();
+        let closings: Vec<Closing> =
+            self.volumes.all().iter().map(|volume| volume.begin_close(has_watch_ended)).collect();
+        let deadline = Instant::now() + LONGEST_SYNC;
+        let closed = closings.into_iter().map(|closing| closing.end(deadline)).enumerate();
         let done = Shutdown::of_all(closed.map(|(number, done)| {
             // What is out of use is outdated anyway, and what was dropped there no loss of this moment.
             if self.volumes.is_live(number) {

@@ -34,6 +34,7 @@ use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
 use crate::placement::Placement;
 use crate::reactor::{Alarm, GetRequest, Operation, SetRequest, Shared};
 use crate::schedule::Class;
+use crate::thread::LONGEST_SYNC;
 
 /// An open store.
 pub struct Connector {
@@ -392,8 +393,10 @@ where
 /// Closes volumes that nobody will use.
 fn abandon(volumes: &[Volume]) {
     volumes.iter().for_each(|volume| volume.shared.stop(Duration::ZERO));
-    for volume in volumes {
-        let _ = volume.close(true);
+    let closings: Vec<_> = volumes.iter().map(|volume| volume.begin_close(true)).collect();
+    let deadline = Instant::now() + LONGEST_SYNC;
+    for closing in closings {
+        let _ = closing.end(deadline);
     }
 }
 

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::Builder;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -21,9 +21,6 @@ use crate::index::{Index, Membership, Recovery, Rules, StoreId, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared};
 use crate::thread::join_until;
-
-/// Longest that noting the clean shutdown may take: the file system may have much of others to write first.
-const LONGEST_RELEASE: Duration = Duration::from_secs(60);
 
 /// Files and index of a path, in order with each other; nothing moves its bytes yet.
 pub(super) struct OpenedVolume {
@@ -109,7 +106,7 @@ impl OpenedVolume {
             Ok(keeper) => keeper,
             Err(error) => {
                 shared.stop(Duration::ZERO);
-                let _ = reactors.join(&shared);
+                let _ = reactors.join();
                 return Err(error);
             }
         };
@@ -177,33 +174,42 @@ impl Volume {
         self.shared.config.path()
     }
 
-    /// Works on what is queued for at most `drain_timeout`, waits for what is in the kernel, notes the clean shutdown, and
-    /// gives up the files. To be asked to stop beforehand, so that all volumes do so at once. The files are kept if others
-    /// that write to them `have_ended` not.
-    pub(super) fn close(&self, have_ended: bool) -> Shutdown {
+    /// Works on what is queued for at most `drain_timeout`, waits for what is in the kernel, and begins to note the clean
+    /// shutdown and to give up the files. To be asked to stop beforehand, so that all volumes do so at once. The files are
+    /// kept if others that write to them `have_ended` not.
+    pub(super) fn begin_close(&self, have_ended: bool) -> Closing {
         // It frees places: not behind the back of who gives up the files.
         let keeper = self.keeper.lock().take();
         let has_keeper_ended = keeper.is_none_or(KeeperThread::end);
         let reactors = self.reactors.lock().take();
-        let ending = reactors.map_or(Ending::Leaked, |reactors| reactors.join(&self.shared));
-        // A leak means that somebody may still write: the lock stays until that is done, or this process is.
+        let ending = reactors.map_or(Ending::Leaked, Reactors::join);
+        // A leak means that somebody may still write: the lock stays as long as the volume.
         let may_release = have_ended && has_keeper_ended && ending != Ending::Leaked;
-        let clean = may_release && release_within(&self.shared, ending == Ending::Orderly);
-        let abandoned = self.shared.counters.abandoned.get();
-        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
-        log::info!("{}: {done}", self.path().display());
-        done
+        let shared = Arc::clone(&self.shared);
+        let orderly = ending == Ending::Orderly;
+        let release = move || may_release && release(&shared, orderly);
+        // On a thread, which is left behind if the device, or a frozen file system, does not give it back.
+        let thread = Builder::new().name("kvring-close".into()).spawn(release);
+        let thread = thread.inspect_err(|error| log::error!("cannot start a thread: {error}"));
+        Closing { shared: Arc::clone(&self.shared), thread: thread.ok() }
     }
 }
 
-/// [`release`] on a thread that is left behind if the device, or a frozen file system, does not give it back.
-fn release_within(shared: &Arc<Shared>, orderly: bool) -> bool {
-    let own = Arc::clone(shared);
-    let thread = Builder::new().name("kvring-close".into()).spawn(move || release(&own, orderly));
-    match thread {
-        Ok(thread) => join_until(thread, Instant::now() + LONGEST_RELEASE)
-            .is_some_and(|released| released.unwrap_or(false)),
-        Err(_) => release(shared, orderly),
+/// A volume that nothing moves bytes of any more, and that is being given up.
+pub(super) struct Closing {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<bool>>,
+}
+
+impl Closing {
+    /// Waits until `deadline` for what was begun.
+    pub(super) fn end(self, deadline: Instant) -> Shutdown {
+        let released = self.thread.and_then(|thread| join_until(thread, deadline));
+        let clean = released.is_some_and(|released| released.unwrap_or(false));
+        let abandoned = self.shared.counters.abandoned.get();
+        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
+        log::info!("{}: {done}", self.shared.config.path().display());
+        done
     }
 }
 

@@ -47,7 +47,6 @@ use crate::engine::{Engine, Reaped, Waker};
 use crate::error::{EngineError, OpenError};
 use crate::index::Suspect;
 use crate::schedule::{Limits, Scheduler};
-use crate::thread::{LONGEST_RETURN, join_until};
 use work::Work;
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
@@ -104,7 +103,7 @@ impl Reactors {
                 }
                 Err(error) => {
                     shared.stop(Duration::ZERO);
-                    reactors.join(shared);
+                    reactors.join();
                     return Err(error);
                 }
             }
@@ -112,14 +111,11 @@ impl Reactors {
         Ok(reactors)
     }
 
-    /// Waits for the reactors of `shared`, which were asked to stop, to end; how the worst of them did. Each is a thread that
-    /// may stand in a page fault of the index, so this has an end in any case.
-    pub(crate) fn join(self, shared: &Shared) -> Ending {
-        let asked = shared.deadline.lock().unwrap_or_else(Instant::now);
-        let deadline = asked + CANCEL_TIMEOUT + LONGEST_RETURN;
-        let endings = self.threads.into_iter().map(|thread| {
-            join_until(thread, deadline).and_then(Result::ok).unwrap_or(Ending::Leaked)
-        });
+    /// Waits for the reactors to end; how the worst of them did. Without a limit: one that stood in a page fault of the index
+    /// would go on with the memory of callers afterwards.
+    pub(crate) fn join(self) -> Ending {
+        let endings =
+            self.threads.into_iter().map(|thread| thread.join().unwrap_or(Ending::Leaked));
         endings.max().unwrap_or(Ending::Orderly)
     }
 }
