@@ -207,7 +207,7 @@ impl Work {
                 {
                     let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(active.retries.min(16)))
                         .min(LONGEST_RETRY_PAUSE);
-                    if !shared.health.fails_in_a_row(Way::Write) {
+                    if shared.health.may_tell(Way::Write, shared.config.path()) {
                         log::warn!("cannot write a chunk: {error}; trying again in {pause:?}");
                     }
                     shared.counters.write_retries.add(1);

@@ -1,6 +1,7 @@
 //! Whether the device below a store still works, judged by the errors of its transfers.
 
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -11,6 +12,9 @@ use parking_lot::Mutex;
 /// counts as failed. Some bad sectors do not reach it: their chunks are dropped with the first error.
 const MOST_ERRORS_IN_A_ROW: u32 = 16;
 const SHORTEST_ROW: Duration = Duration::from_millis(500);
+
+/// Failed operations in a row that the log tells of one by one.
+const MOST_TOLD_IN_A_ROW: u32 = 16;
 
 /// Tells of a store, by its number, that has failed.
 pub(crate) type Alarm = Sender<usize>;
@@ -37,6 +41,8 @@ impl Way {
 #[derive(Default)]
 struct Row {
     errors: AtomicU32,
+    /// Lines that the log has of them.
+    told: AtomicU32,
     since: Mutex<Option<Instant>>,
 }
 
@@ -45,6 +51,7 @@ impl Row {
         if self.errors.load(Ordering::Relaxed) != 0 {
             let mut since = self.since.lock();
             self.errors.store(0, Ordering::Relaxed);
+            self.told.store(0, Ordering::Relaxed);
             *since = None;
         }
     }
@@ -85,12 +92,6 @@ impl Health {
         }
         let is_gone = matches!(errno, libc::ENODEV | libc::ENXIO);
         let (errors, lasted) = self.rows[way as usize].add(now);
-        if errors == MOST_ERRORS_IN_A_ROW {
-            log::warn!(
-                "{errors} {} in a row have failed: further ones are counted, and not told one by one",
-                way.name()
-            );
-        }
         if is_gone || (errors >= MOST_ERRORS_IN_A_ROW && lasted >= SHORTEST_ROW) {
             self.fail(|| match is_gone {
                 true => format!("it is gone: {}", io::Error::from_raw_os_error(errno)),
@@ -107,6 +108,21 @@ impl Health {
     pub(super) fn fails_in_a_row(&self, way: Way) -> bool {
         self.has_failed()
             || self.rows[way as usize].errors.load(Ordering::Relaxed) >= MOST_ERRORS_IN_A_ROW
+    }
+
+    /// Whether one more failed operation of the store at `path` is worth a line in the log: the first ones of a row are.
+    pub(super) fn may_tell(&self, way: Way, path: &Path) -> bool {
+        if self.has_failed() {
+            return false;
+        }
+        let told = self.rows[way as usize].told.fetch_add(1, Ordering::Relaxed);
+        if told == MOST_TOLD_IN_A_ROW {
+            let (path, way) = (path.display(), way.name());
+            log::warn!(
+                "{path}: further {way} in a row that fail are counted, and not told one by one"
+            );
+        }
+        told < MOST_TOLD_IN_A_ROW
     }
 
     /// It has failed, whatever for. Only the first reason counts.

@@ -44,6 +44,7 @@ impl Shared {
     /// Room for the chunk and its record, or neither.
     pub(super) fn find_place(&self, request: &SetRequest) -> Result<Place, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
+        let _held = HeldFreed::new(&*self.store);
         let quota = self.reserve_quota(request, bytes)?;
         let outcome = self.allocate(bytes, request.digest).and_then(|extent| {
             match self.reserve_record(request.key.len()) {
@@ -99,7 +100,6 @@ impl Shared {
             if outcome.is_ok() {
                 return outcome;
             }
-            let _held = HeldFreed::new(&*self.store);
             if !self.make_room(Extent::blocks_for(bytes), &mut kept) {
                 break;
             }
@@ -108,7 +108,7 @@ impl Shared {
         }
         match outcome {
             // There is room for it, if only somebody let go of theirs.
-            Err(_) if self.store.fill().total_bytes >= bytes => {
+            Err(StoreError::Full { .. }) if self.store.fill().total_bytes >= bytes => {
                 Err(StoreError::Guarded { needed_bytes: bytes })
             }
             outcome => outcome,

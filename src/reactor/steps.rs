@@ -131,7 +131,7 @@ fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) 
             counters.read_errors.add(1);
             let key = shared.index.discard(&pin);
             // Once it is the device, that is said, and not chunk by chunk.
-            if !shared.health.fails_in_a_row(Way::Read) {
+            if shared.health.may_tell(Way::Read, shared.config.path()) {
                 log::error!("cannot read key '{key}' at {:?}: {error}; it is dropped", pin.extent);
             }
             false
@@ -199,7 +199,7 @@ pub(super) fn end_set(
         Failure::NoRoom(_) => counters.store_full.add(1),
         Failure::Transfer(_) => {
             counters.write_errors.add(1);
-            if !shared.health.fails_in_a_row(Way::Write) {
+            if shared.health.may_tell(Way::Write, shared.config.path()) {
                 log::error!("{failure} ({length_bytes} bytes)");
             }
         }

@@ -245,8 +245,9 @@ impl Store for FileStore {
             true => state.holders += 1,
             false => state.holders -= 1,
         }
-        drop(state);
-        self.shared.told.notify_one();
+        if state.holders == 0 && state.account.is_leaving() {
+            self.shared.told.notify_one();
+        }
     }
 
     fn locate(&self, extent: Extent) -> Location {
