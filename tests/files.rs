@@ -414,6 +414,22 @@ fn a_full_file_system_costs_one_chunk_for_each() {
     client.assert_consistent();
 }
 
+/// With nothing that could go, each SET says what the file system said, and not only the one that asked it.
+#[test]
+fn without_anything_to_evict_the_cause_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = |_, action, _| match action {
+        Action::Reserve => Fault::Errno(libc::ENOSPC),
+        _ => Fault::None,
+    };
+    let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+    for number in 0..3 {
+        let done = client.set(&[key(number)], &[&Memory::patterned(70_001, 0, 1)]);
+        assert!(done.error.starts_with("store full: cannot grow"), "{}", done.error);
+    }
+    assert_tidy(&client, directory.path());
+}
+
 /// close() in the middle of everything: each step is waited for, nothing is published in part, nothing stays open.
 #[test]
 fn closing_in_the_middle_leaves_only_whole_chunks() {
