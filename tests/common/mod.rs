@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its own part of it")]
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
+pub(crate) mod chunk_files;
 pub(crate) mod chunks;
 pub(crate) mod faults;
 pub(crate) mod loop_device;

@@ -13,23 +13,16 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.block_devices import (
-    DeviceError,
-    attach_loop,
-    mount,
-    require,
-    temporary_directory,
-)
+from benches.compare.devices import DeviceError, loop_device
 from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_key, pattern
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 CAPACITY_BYTES = 64 * MIB
-IMAGE_SIZE_BYTES = 768 * MIB
+IMAGE_SIZE_BYTES = 512 * MIB
 HELD = 16
 # close() waits for a minute in each of them, at the same time.
 HANG_S = 150.0
-MAKE = ("mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0")
 # linux/fs.h
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 
@@ -69,11 +62,10 @@ def test_close_comes_back_from_a_frozen_file_system(
 ) -> None:
     with ExitStack() as stack:
         try:
-            require("losetup", MAKE[0])
-            device = attach_loop(stack, tmp_path / "image", IMAGE_SIZE_BYTES, is_sparse=True)
-            directory = mount(stack, MAKE, device, temporary_directory(stack, tmp_path))
+            device = stack.enter_context(loop_device(tmp_path, "ext4", IMAGE_SIZE_BYTES))
         except DeviceError as error:
             pytest.skip(str(error))
+        directory = device.directory
         children = {}
         for life in LIVES:
             children[life] = start_child(live, str(directory / "-".join(life)), *life)

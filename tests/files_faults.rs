@@ -1,0 +1,297 @@
+//! Layout `files` on a failing or full file system: which steps can fail, what each costs, and that nothing is left behind.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::chunk_files::{CAPACITY, assert_tidy, config, open, open_chunk_files};
+use common::faults::{Fault, FaultEngine};
+use common::{Client, MIB, Memory, eventually, key, once, pattern, real_engine};
+use kvring::{
+    Action, BLOCK_BYTES, Config, Connector, Durability, Engine, EngineError, Reaped, Transfer,
+};
+
+fn open_faulty(
+    config: Config,
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
+    stuck: &Arc<AtomicBool>,
+) -> Client {
+    let stuck = Arc::clone(stuck);
+    let make_engine = once(move |queue_depth, waker| {
+        FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
+    });
+    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+}
+
+/// A file system that refuses the next reservation whenever it is told so.
+fn full_when_told() -> (Arc<AtomicBool>, impl FnMut(u64, Action, usize) -> Fault + Send + 'static) {
+    let is_full = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&is_full);
+    let script = move |_, action, _| match action {
+        Action::Reserve if told.swap(false, Ordering::SeqCst) => Fault::Errno(libc::ENOSPC),
+        _ => Fault::None,
+    };
+    (is_full, script)
+}
+
+/// No descriptor left says nothing about a chunk.
+#[test]
+fn without_descriptors_loads_miss_and_keep_their_chunk() {
+    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+        let directory = tempfile::tempdir().unwrap();
+        let refuses = Arc::new(AtomicBool::new(false));
+        let script = {
+            let refuses = Arc::clone(&refuses);
+            move |_, action, _| match action {
+                Action::Open(_) if refuses.load(Ordering::SeqCst) => Fault::Errno(errno),
+                _ => Fault::None,
+            }
+        };
+        let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+        assert!(client.set_one("k", &Memory::patterned(5000, 0, 1)));
+        refuses.store(true, Ordering::SeqCst);
+        assert_eq!(client.get_one("k", 5000), None);
+        assert!(!client.set_one("other", &Memory::patterned(5000, 0, 2)));
+        assert_eq!(client.exists(&["k".into(), "other".into()]), [true, false]);
+        refuses.store(false, Ordering::SeqCst);
+        assert_eq!(client.get_one("k", 5000).unwrap(), pattern(5000, 1));
+        assert!(client.set_one("other", &Memory::patterned(5000, 0, 2)));
+        assert_tidy(&client, directory.path());
+    }
+}
+
+/// Whichever step of a SET fails, its file goes, its descriptor is closed, and it says so.
+#[test]
+fn failed_steps_leave_nothing_behind() {
+    let kinds: [fn(Action) -> bool; 4] = [
+        |action| matches!(action, Action::Open(_)),
+        |action| action == Action::Reserve,
+        |action| action == Action::Write,
+        |action| action == Action::Cut,
+    ];
+    for (kind, errno) in (0..kinds.len())
+        .flat_map(|kind| [libc::EIO, libc::ENOSPC].into_iter().map(move |errno| (kind, errno)))
+    {
+        for length in [70_001, 3_000_001] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut first = true;
+            let script = move |_, action, _| {
+                let fails = first && kinds[kind](action);
+                first &= !fails;
+                if fails { Fault::Errno(errno) } else { Fault::None }
+            };
+            let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+            let done = client.set(&[key(1)], &[&Memory::patterned(length, 0, 1)]);
+            let expected = if errno == libc::ENOSPC { "No space left" } else { "Input/output" };
+            assert!(!done.ok && done.error.contains(expected), "{kind}: {}", done.error);
+            assert_tidy(&client, directory.path());
+            assert_eq!(
+                (client.exists(&[key(1)]), client.connector.stats().records),
+                (vec![false], 0)
+            );
+            let is_full = errno == libc::ENOSPC && kind < 2;
+            assert_eq!(client.counter("store_full"), u64::from(is_full));
+            assert!(
+                !is_full || done.error.starts_with("store full: cannot grow"),
+                "{}",
+                done.error
+            );
+        }
+    }
+}
+
+/// While the file system is full, chunks go for those that come; once they are gone.
+#[test]
+fn a_full_file_system_gives_what_chunks_leave() {
+    let directory = tempfile::tempdir().unwrap();
+    let (is_full, script) = full_when_told();
+    let mut config = config(directory.path(), CAPACITY);
+    // What the keeper evicts ahead would be counted too.
+    (config.low_watermark, config.high_watermark) = (1.0, 1.0);
+    let client = open_faulty(config, script, &Arc::default());
+    let memory = Memory::patterned(MIB as usize, 0, 1);
+    assert!(client.set(&(0..8).map(key).collect::<Vec<_>>(), &[&memory; 8]).ok);
+    is_full.store(true, Ordering::SeqCst);
+    assert!(!client.set_one(&key(8), &memory));
+    assert_eq!(client.counter("evicted"), 0);
+    assert!(client.set_one(&key(9), &memory), "in the place of another one");
+    assert_eq!(client.counter("evicted"), 1);
+    client.assert_consistent();
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(client.set_one(&key(10), &memory));
+    assert_eq!(client.counter("evicted"), 1, "the file system was asked again");
+}
+
+/// Each chunk that comes costs one of those that are there: not what is removed before it is asked for, and not all of them
+/// for the watermarks.
+#[test]
+fn a_full_file_system_costs_one_chunk_for_each() {
+    const HELD: u64 = 40;
+    // Where removing is quick.
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (is_full, script) = full_when_told();
+    let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+    let memory = Memory::patterned(70_001, 0, 1);
+    let set = |number| client.set_one(&key(number), &memory);
+    assert!((0..HELD).all(set));
+    is_full.store(true, Ordering::SeqCst);
+    assert!(!set(HELD));
+    assert!((HELD + 1..8 * HELD).all(set));
+    let keys: Vec<String> = (0..8 * HELD).map(key).collect();
+    let held = client.exists(&keys).into_iter().filter(|held| *held).count();
+    assert!(held >= HELD as usize, "{held} are left");
+    client.assert_consistent();
+}
+
+/// With nothing that could go, each SET says what the file system said, and not only the one that asked it.
+#[test]
+fn without_anything_to_evict_the_cause_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = |_, action, _| match action {
+        Action::Reserve => Fault::Errno(libc::ENOSPC),
+        _ => Fault::None,
+    };
+    let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+    for number in 0..3 {
+        let done = client.set(&[key(number)], &[&Memory::patterned(70_001, 0, 1)]);
+        assert!(done.error.starts_with("store full: cannot grow"), "{}", done.error);
+    }
+    assert_tidy(&client, directory.path());
+}
+
+/// close() in the middle of everything: each step is waited for, nothing is published in part, nothing stays open.
+#[test]
+fn closing_in_the_middle_leaves_only_whole_chunks() {
+    for turn in 0..6 {
+        let directory = tempfile::tempdir().unwrap();
+        let stuck = Arc::new(AtomicBool::new(false));
+        let mut config = config(directory.path(), CAPACITY);
+        config.durability =
+            if turn % 2 == 0 { Durability::BestEffort } else { Durability::Persistent };
+        let reached = Arc::new(AtomicUsize::new(0));
+        let script = {
+            let (reached, stuck) = (Arc::clone(&reached), Arc::clone(&stuck));
+            move |_, action, _| {
+                let awaited = match turn / 2 {
+                    0 => matches!(action, Action::Open(_)),
+                    1 => action == Action::Write,
+                    _ => action == Action::Cut,
+                };
+                if awaited && reached.fetch_add(1, Ordering::SeqCst) == 3 {
+                    stuck.store(true, Ordering::SeqCst);
+                }
+                Fault::None
+            }
+        };
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let make_engine = {
+            let (stuck, cancelled) = (Arc::clone(&stuck), Arc::clone(&cancelled));
+            once(move |queue_depth, waker| {
+                let engine = FaultEngine::new(queue_depth, waker, Box::new(script), stuck)?;
+                Ok(engine.telling_of_cancel(cancelled))
+            })
+        };
+        let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+        let keys: Vec<String> = (0..20).map(key).collect();
+        let memory: Vec<Memory> =
+            (0..20).map(|seed| Memory::patterned(70_001 + 1000 * seed as usize, 0, seed)).collect();
+        let set = client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
+        eventually("it is under way", || stuck.load(Ordering::SeqCst));
+        let closing = std::thread::scope(|scope| {
+            let closing = scope.spawn(|| client.connector.close_within(Duration::ZERO));
+            eventually("its time is over", || cancelled.load(Ordering::SeqCst));
+            stuck.store(false, Ordering::SeqCst);
+            closing.join().unwrap()
+        });
+        assert!(closing.clean && closing.abandoned > 0, "{closing}");
+        let _ = set;
+        assert_eq!(open_chunk_files(directory.path()), 0);
+        let client = open(directory.path());
+        let held = client.exists(&keys);
+        for (number, is_held) in (0..20).zip(held) {
+            let length = 70_001 + 1000 * number as usize;
+            let expected = is_held.then(|| pattern(length, number));
+            assert!(client.get_one(&key(number), length) == expected);
+        }
+        assert_tidy(&client, directory.path());
+    }
+}
+
+/// An engine that keeps the first read and refuses the second one for good, as a ring that has broken down does.
+struct Breaking {
+    real: Box<dyn Engine>,
+    breaks: Arc<AtomicBool>,
+    kept: Option<usize>,
+    is_cancelled: Arc<AtomicBool>,
+    gives_back: Arc<AtomicBool>,
+}
+
+impl Engine for Breaking {
+    fn description(&self) -> String {
+        "breaking".into()
+    }
+
+    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
+        if transfer.action == Action::Read && self.breaks.load(Ordering::SeqCst) {
+            if self.kept.is_none() {
+                self.kept = Some(transfer.token);
+                return Ok(());
+            }
+            let source = io::Error::from_raw_os_error(libc::EBADF);
+            return Err(EngineError::Failed { operation: "io_uring_enter", source });
+        }
+        // SAFETY: as the caller vouches.
+        unsafe { self.real.submit(transfer) }
+    }
+
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        let limit = Duration::from_millis(5);
+        if self.gives_back.load(Ordering::SeqCst)
+            && let Some(token) = self.kept.take()
+        {
+            reaped.push(Reaped { token, result: -libc::ECANCELED });
+            return Ok(());
+        }
+        self.real.reap(Some(timeout.map_or(limit, |timeout| timeout.min(limit))), reaped)
+    }
+
+    fn cancel_all(&mut self) {
+        self.is_cancelled.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn nothing_is_answered_while_a_piece_is_in_the_kernel() {
+    let directory = tempfile::tempdir().unwrap();
+    let [breaks, is_cancelled, gives_back]: [Arc<AtomicBool>; 3] = Default::default();
+    let mut config = config(directory.path(), CAPACITY);
+    config.max_io_bytes = BLOCK_BYTES;
+    let engine = {
+        let (breaks, is_cancelled) = (Arc::clone(&breaks), Arc::clone(&is_cancelled));
+        let gives_back = Arc::clone(&gives_back);
+        once(move |queue_depth, waker| {
+            let real = real_engine(queue_depth, waker)?;
+            Ok(Breaking { real, breaks, kept: None, is_cancelled, gives_back })
+        })
+    };
+    let client = Client::from(Connector::open_with_engine(config, engine).unwrap());
+    let memory = Memory::patterned(3 * BLOCK_BYTES as usize, 0, 1);
+    assert!(client.set_one(&key(1), &memory));
+    breaks.store(true, Ordering::SeqCst);
+    let future_id = client.submit_get(&[key(1)], &[&memory]);
+    eventually("the reactor stops", || is_cancelled.load(Ordering::SeqCst));
+    let mut completions = Vec::new();
+    client.connector.drain(&mut completions);
+    assert!(completions.is_empty(), "answered with a piece in the kernel");
+    gives_back.store(true, Ordering::SeqCst);
+    assert_eq!(client.wait(future_id).results, [false]);
+}
