@@ -24,19 +24,26 @@ const FOR_RECORDS: usize = 8;
 /// A part of a namespace's quota; given back when its chunk is held, or is not going to be.
 pub(super) type QuotaShare = (PoolId, u32);
 
-/// As long as it lives, what is freed is there for who makes room.
-struct HeldFreed<'store>(&'store dyn Store);
+/// Once begun, and as long as it lives, what is freed is there for who makes room.
+struct HeldFreed<'store> {
+    store: &'store dyn Store,
+    is_begun: bool,
+}
 
-impl<'store> HeldFreed<'store> {
-    fn new(store: &'store dyn Store) -> Self {
-        store.hold_freed(true);
-        Self(store)
+impl HeldFreed<'_> {
+    /// Before the first eviction: most chunks need none.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.is_begun, true) {
+            self.store.hold_freed(true);
+        }
     }
 }
 
 impl Drop for HeldFreed<'_> {
     fn drop(&mut self) {
-        self.0.hold_freed(false);
+        if self.is_begun {
+            self.store.hold_freed(false);
+        }
     }
 }
 
@@ -44,15 +51,15 @@ impl Shared {
     /// Room for the chunk and its record, or neither.
     pub(super) fn find_place(&self, request: &SetRequest) -> Result<Place, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
-        let _held = HeldFreed::new(&*self.store);
-        let quota = self.reserve_quota(request, bytes)?;
-        let outcome = self.allocate(bytes, request.digest).and_then(|extent| {
-            match self.reserve_record(request.key.len()) {
-                Ok(record) => Ok(Place { extent, record, stands: false, quota }),
-                Err(error) => {
-                    self.store.free(extent);
-                    Err(error)
-                }
+        let mut held = HeldFreed { store: &*self.store, is_begun: false };
+        let quota = self.reserve_quota(request, bytes, &mut held)?;
+        let outcome = self.allocate(bytes, request.digest, &mut held).and_then(|extent| match self
+            .reserve_record(request.key.len(), &mut held)
+        {
+            Ok(record) => Ok(Place { extent, record, stands: false, quota }),
+            Err(error) => {
+                self.store.free(extent);
+                Err(error)
             }
         });
         if outcome.is_err() {
@@ -72,6 +79,7 @@ impl Shared {
         &self,
         request: &SetRequest,
         bytes: u64,
+        held: &mut HeldFreed<'_>,
     ) -> Result<Option<QuotaShare>, StoreError> {
         if self.config.quotas.is_empty() {
             return Ok(None);
@@ -87,19 +95,26 @@ impl Shared {
                 Err(victims) if victims.is_empty() => break,
                 Err(victims) => victims,
             };
+            held.begin();
             self.evict_all(&victims, &mut kept);
         }
         let namespace = Namespace::of(&request.key).name();
         Err(StoreError::Quota { needed_bytes: bytes, namespace, quota_bytes })
     }
 
-    fn allocate(&self, bytes: u64, digest: Digest) -> Result<Extent, StoreError> {
+    fn allocate(
+        &self,
+        bytes: u64,
+        digest: Digest,
+        held: &mut HeldFreed<'_>,
+    ) -> Result<Extent, StoreError> {
         let mut outcome = self.store.allocate(bytes, digest);
         let mut kept = HashSet::new();
         for _ in 0..ATTEMPTS {
             if outcome.is_ok() {
                 return outcome;
             }
+            held.begin();
             if !self.make_room(Extent::blocks_for(bytes), &mut kept) {
                 break;
             }
@@ -115,7 +130,11 @@ impl Shared {
         }
     }
 
-    fn reserve_record(&self, key_bytes: usize) -> Result<RecordState, StoreError> {
+    fn reserve_record(
+        &self,
+        key_bytes: usize,
+        held: &mut HeldFreed<'_>,
+    ) -> Result<RecordState, StoreError> {
         let mut outcome = self.index.table().reserve(key_bytes);
         let mut kept = HashSet::new();
         for _ in 0..ATTEMPTS {
@@ -126,6 +145,7 @@ impl Shared {
             if victims.is_empty() {
                 break;
             }
+            held.begin();
             self.evict_all(&victims, &mut kept);
             outcome = self.index.table().reserve(key_bytes);
         }
