@@ -32,3 +32,13 @@ pub(crate) fn join_until<T>(
     }
     Some(thread.join())
 }
+
+/// The same for a thread that returns nothing. Says whether it has ended; if in a panic, `lost` tells the log what that means.
+pub(crate) fn has_ended(thread: JoinHandle<()>, deadline: Instant, lost: &str) -> bool {
+    let name = thread.thread().name().unwrap_or("a thread").to_owned();
+    let ended = join_until(thread, deadline);
+    if ended.as_ref().is_some_and(Result::is_err) {
+        log::error!("{name} had ended in a panic: {lost}");
+    }
+    ended.is_some()
+}

@@ -13,7 +13,7 @@ use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::{Alarm, Spread};
 use crate::schedule::Class;
-use crate::thread::{LONGEST_SYNC, join_until};
+use crate::thread::{LONGEST_SYNC, has_ended};
 
 /// All volumes, and those of them that are in use.
 pub(super) struct Volumes {
@@ -251,10 +251,6 @@ impl Watch {
     /// Ends it, and says whether it did: a device may take a note and not give it back.
     pub(super) fn end(self) -> bool {
         let _ = self.alarm.send(END);
-        let ended = join_until(self.thread, Instant::now() + LONGEST_SYNC);
-        if ended.as_ref().is_some_and(Result::is_err) {
-            log::error!("the watch over the paths had ended in a panic");
-        }
-        ended.is_some()
+        has_ended(self.thread, Instant::now() + LONGEST_SYNC, "no path that failed was left out")
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use super::Shared;
 use crate::config::Discard;
 use crate::store::{Extent, Fill};
-use crate::thread::{LONGEST_RETURN, join_until};
+use crate::thread::{LONGEST_RETURN, has_ended};
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
 const SWEEPS_PER_TTL: u32 = 20;
@@ -108,11 +108,8 @@ impl KeeperThread {
     /// it: that must do nothing in a fork, where the thread is not.
     pub(crate) fn end(self) -> bool {
         self.shared.keeper.end();
-        let ended = join_until(self.thread, Instant::now() + LONGEST_RETURN);
-        if ended.as_ref().is_some_and(Result::is_err) {
-            log::error!("the keeper had ended in a panic: nothing expired or was evicted early");
-        }
-        ended.is_some()
+        let lost = "nothing expired or was evicted early";
+        has_ended(self.thread, Instant::now() + LONGEST_RETURN, lost)
     }
 }
 

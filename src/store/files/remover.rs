@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Files;
 use super::names::file_c_name;
-use crate::thread::{LONGEST_RETURN, join_until};
+use crate::thread::{LONGEST_RETURN, has_ended};
 
 /// The running thread.
 pub(super) struct Remover(JoinHandle<()>);
@@ -26,11 +26,7 @@ impl Remover {
         let deadline = Instant::now() + timeout;
         files.state.lock().ends = Some(deadline);
         files.told.notify_all();
-        let ended = join_until(self.0, deadline + LONGEST_RETURN);
-        if ended.as_ref().is_some_and(Result::is_err) {
-            log::error!("the remover had ended in a panic: what it left is removed at open");
-        }
-        ended.is_some()
+        has_ended(self.0, deadline + LONGEST_RETURN, "what it left is removed at open")
     }
 }
 
