@@ -34,11 +34,11 @@ def test_random_operations_on_a_simulated_disk() -> None:
 @pytest.mark.parametrize("block_bytes", [512, 4096])
 def test_random_operations_on_a_bare_device(tmp_path: Path, block_bytes: int) -> None:
     with bare_loop_device(tmp_path, 256 << 20, block_bytes) as device:
-        operate("--operations", "10000", "--disk", str(device.path))
+        operate("--operations", "20000", "--disk", str(device.path))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_random_operations_on_a_disk(store_directory: Path) -> None:
     store_directory.mkdir()
-    operate("--operations", "10000", "--disk", str(store_directory))
+    operate("--operations", "20000", "--disk", str(store_directory))
