@@ -73,9 +73,13 @@ def attach_loop_over(stack: ExitStack, image: Path, *losetup_options: str) -> Pa
     options = ("--find", "--show", "--direct-io=on", *losetup_options)
     loop = run("losetup", *options, str(image)).strip()
     stack.callback(_patiently, run, "losetup", "--detach", loop)
-    state = Path("/sys/block") / Path(loop).name / "loop" / "dio"
-    if state.read_text(encoding="ascii").strip() != "1":
+    settings = Path("/sys/block") / Path(loop).name
+    if (settings / "loop" / "dio").read_text(encoding="ascii").strip() != "1":
         raise DeviceError(f"{loop} has no direct I/O here: the file system below it can't do it")
+    # A number that was used before keeps what was set then: neighbours are merged, as the kernel does by default.
+    nomerges = settings / "queue" / "nomerges"
+    if nomerges.read_text(encoding="ascii").strip() != "0":
+        nomerges.write_text("0", encoding="ascii")
     return Path(loop)
 
 

@@ -177,6 +177,12 @@ fn is_of_device(errno: i32) -> bool {
     )
 }
 
+/// Whether `errno` may be the fault of one sector: what the kernel makes of errors of the medium (an NVMe drive's
+/// unrecovered read is ENODATA), of the drive's checksums, and of errors of which it knows nothing more.
+pub(super) fn may_be_one_sector(errno: i32) -> bool {
+    matches!(errno, libc::EIO | libc::ENODATA | libc::EILSEQ | libc::EREMOTEIO)
+}
+
 /// The errno of a failed transfer; an end of the file where there should be none is an error of the device too.
 pub(super) fn errno_of(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::Shared;
-use super::health::Way;
+use super::health::{Way, may_be_one_sector};
 use super::steps::failure_of;
 use super::work::Work;
 use crate::engine::Engine;
@@ -43,7 +43,7 @@ impl Rereads {
 impl Work {
     /// Whether a piece that has failed may be intact all the same.
     pub(super) fn may_be_reread(&self, token: usize, errno: i32, shared: &Shared) -> bool {
-        errno == libc::EIO
+        may_be_one_sector(errno)
             && self.pieces[token].way() == Way::Read
             && !shared.health.fails_in_a_row(Way::Read)
     }

@@ -1,5 +1,6 @@
 """A block device whose transfers fail when a test says so: a loop device over qemu's blkdebug."""
 
+import errno
 import json
 import os
 import socket
@@ -23,14 +24,13 @@ from tests.python.conftest import HANG_DEADLINE_S
 
 DAEMON = "qemu-storage-daemon"
 SECTOR_BYTES = 512
-EIO = 5
 MOST_FAILED_FLUSHES = 200
 
 Kind = Literal["read", "write", "flush"]
 
 
 class FaultyDevice:
-    """A blank block device that answers EIO where and when it is told to."""
+    """A blank block device that fails where and when it is told to."""
 
     def __init__(self, stack: ExitStack, parent: Path, size_bytes: int) -> None:
         """Start the daemon and put a loop device over what it exports, until the stack ends."""
@@ -83,12 +83,12 @@ class FaultyDevice:
         _write_one_at_a_time(exported, work)
         self.path = attach_loop_over(stack, exported)
 
-    def fail(self, kind: Kind, offset_bytes: int | None = None) -> None:
-        """Answer EIO to what touches the sector at this offset, or to everything of this kind.
+    def fail(self, kind: Kind, offset_bytes: int | None = None, error: int = errno.EIO) -> None:
+        """Answer `error` to what touches the sector at this offset, or to everything of this kind.
 
         It takes the place of what was said before.
         """
-        rule: dict[str, Any] = {"event": "none", "iotype": kind, "errno": EIO}
+        rule: dict[str, Any] = {"event": "none", "iotype": kind, "errno": error}
         if offset_bytes is not None:
             rule["sector"] = offset_bytes // SECTOR_BYTES
         # The daemon flushes by itself before it changes anything: that must work again some time.
