@@ -204,7 +204,8 @@ fn order_per_key() {
 #[test]
 fn a_set_that_was_deleted_on_its_way_does_not_come_back() {
     let (directory, client) = open();
-    let memory = Memory::patterned(8 * MIB as usize, 0, 1);
+    // So long that the delete comes before its end.
+    let memory = Memory::patterned(64 * MIB as usize, 0, 1);
     let name = [key(1)];
     let id = client.submit_set(&name, &[&memory]);
     assert_eq!(client.delete(&name), [true]);

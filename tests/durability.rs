@@ -7,6 +7,7 @@ mod common;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, has_data_files, key, layout, once, pattern};
@@ -198,8 +199,8 @@ fn close_in_the_middle_of_groups() {
         let keys: Vec<String> = (batch * 50..batch * 50 + 50).map(key).collect();
         client.submit_set(&keys, &[&memory; 50]);
     }
-    client.connector.close();
+    client.connector.close_within(Duration::from_secs(60));
     assert_eq!(client.connector.stats().in_flight, 0);
     let client = Client::open(directory.path(), 256 * MIB);
-    assert_eq!(client.connector.recovery().kept, 1000, "five seconds are enough for all of them");
+    assert_eq!(client.connector.recovery().kept, 1000, "there was time enough for all of them");
 }

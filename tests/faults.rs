@@ -358,14 +358,21 @@ fn a_panic_answers_everything() {
 #[test]
 fn close_waits_for_the_kernel() {
     let directory = tempfile::tempdir().unwrap();
-    let stuck = Arc::new(AtomicBool::new(false));
+    let (stuck, cancelled) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let reads = Arc::new(AtomicU64::new(0));
     let mut config = common::config(directory.path(), 256 * MIB);
     config.drain_timeout = Duration::ZERO;
     let connector = Connector::open_with_engine(config, {
-        let stuck = Arc::clone(&stuck);
+        let (stuck, cancelled) = (Arc::clone(&stuck), Arc::clone(&cancelled));
+        let reads = Arc::clone(&reads);
         move |queue_depth, waker| {
-            let script = Box::new(|_, _, _| Fault::None);
-            FaultEngine::new(queue_depth, waker, script, Arc::clone(&stuck))
+            let reads = Arc::clone(&reads);
+            let script = Box::new(move |_, action, _| {
+                reads.fetch_add(u64::from(action == Action::Read), Ordering::SeqCst);
+                Fault::None
+            });
+            let engine = FaultEngine::new(queue_depth, waker, script, Arc::clone(&stuck))?;
+            Ok(engine.telling_of_cancel(Arc::clone(&cancelled)))
         }
     });
     let client = Client::from(connector.unwrap());
@@ -374,10 +381,11 @@ fn close_waits_for_the_kernel() {
     stuck.store(true, Ordering::SeqCst);
     let read = Memory::new(4096, 0);
     client.submit_get(&["k".to_owned()], &[&read]);
-    thread::sleep(Duration::from_millis(50));
+    common::eventually("it is under way", || reads.load(Ordering::SeqCst) == 1);
     let device = thread::spawn({
         let stuck = Arc::clone(&stuck);
         move || {
+            common::eventually("its time is over", || cancelled.load(Ordering::SeqCst));
             thread::sleep(Duration::from_millis(200));
             stuck.store(false, Ordering::SeqCst);
         }

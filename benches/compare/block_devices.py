@@ -72,11 +72,11 @@ def attach_loop_over(stack: ExitStack, image: Path, *losetup_options: str) -> Pa
     """Put a loop device with direct I/O over a file that is there, until the stack ends."""
     options = ("--find", "--show", "--direct-io=on", *losetup_options)
     loop = run("losetup", *options, str(image)).strip()
-    stack.callback(_patiently, run, "losetup", "--detach", loop)
+    stack.callback(patiently, run, "losetup", "--detach", loop)
     settings = Path("/sys/block") / Path(loop).name
     if (settings / "loop" / "dio").read_text(encoding="ascii").strip() != "1":
         raise DeviceError(f"{loop} has no direct I/O here: the file system below it can't do it")
-    # A number that was used before keeps what was set then: neighbours are merged, as the kernel does by default.
+    # A number that was used before keeps what was set then: neighbours are merged, as by default.
     nomerges = settings / "queue" / "nomerges"
     if nomerges.read_text(encoding="ascii").strip() != "0":
         nomerges.write_text("0", encoding="ascii")
@@ -105,7 +105,7 @@ def add_zram(stack: ExitStack, size_bytes: int) -> Path:
     """Make a zram device of its own, until the stack ends."""
     # Reading this file makes a new device and tells its number.
     number = (ZRAM_CONTROL / "hot_add").read_text(encoding="ascii").strip()
-    stack.callback(_patiently, _remove_zram, number)
+    stack.callback(patiently, _remove_zram, number)
     _write_attribute(Path(f"/sys/block/zram{number}/disksize"), str(size_bytes))
     block = Path(f"/dev/zram{number}")
     if not block.exists():
@@ -131,7 +131,7 @@ def mount(stack: ExitStack, make: tuple[str, ...], block: Path, mount_point: Pat
     """Make a file system, mount it until the stack ends, and return a directory in it."""
     run(*make, str(block))
     run("mount", str(block), str(mount_point))
-    stack.callback(_patiently, run, "umount", str(mount_point))
+    stack.callback(patiently, run, "umount", str(mount_point))
     directory = mount_point / "data"
     directory.mkdir()
     return directory
@@ -140,11 +140,11 @@ def mount(stack: ExitStack, make: tuple[str, ...], block: Path, mount_point: Pat
 def mount_tmpfs(stack: ExitStack, size_bytes: int, mount_point: Path) -> Path:
     """Mount an empty tmpfs until the stack ends, and return the directory that it is."""
     run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(mount_point))
-    stack.callback(_patiently, run, "umount", str(mount_point))
+    stack.callback(patiently, run, "umount", str(mount_point))
     return mount_point
 
 
-def _patiently(undo: Callable[..., object], *arguments: str) -> None:
+def patiently(undo: Callable[..., object], *arguments: str) -> None:
     """Undo a step, for a while again and again.
 
     The kernel lets go of a ring, and of the files in it, some time after its process has closed it.

@@ -21,6 +21,7 @@ mod oracle;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -35,6 +36,10 @@ const KEYS: u64 = 64;
 /// Some keys are as long as they can be: their records are chains.
 const LONG_KEYS_FROM: u64 = 56;
 const KILLS_PER_CLOSE: u64 = 4;
+/// Of a small store; a recovery takes milliseconds.
+const LONGEST_OPEN: Duration = Duration::from_secs(60);
+/// What a child says when its store is open.
+const OPEN: &str = "open";
 
 /// Kills a working store again and again and checks what is left.
 #[derive(Parser)]
@@ -54,7 +59,7 @@ struct Arguments {
     /// Start of the random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Longest life of a child, in milliseconds.
+    /// Longest life of a child, of some from its start and of others from when its store is open, in milliseconds.
     #[arg(long, default_value_t = 60)]
     life_ms: u64,
     /// Work as the child until killed.
@@ -154,20 +159,39 @@ impl Harness {
         }
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let reader = thread::spawn(move || lines.map_while(Result::ok).collect::<Vec<String>>());
+        let (is_open, opened) = mpsc::channel();
+        let reader = thread::spawn(move || {
+            let note = |line: &String| {
+                if line == OPEN {
+                    // Nobody may wait for it.
+                    let _ = is_open.send(());
+                }
+            };
+            lines.map_while(Result::ok).inspect(note).collect::<Vec<String>>()
+        });
         if end == End::Kill {
-            // Many kills within the first milliseconds: during the open, and so during recovery.
-            let life_us = if random.below(4) == 0 { 5_000 } else { self.arguments.life_ms * 1000 };
-            thread::sleep(Duration::from_micros(random.below(life_us)));
-            if child.try_wait().unwrap().is_some() {
-                return Err("the child ended by itself, see its message above".into());
+            // Many kills within the first milliseconds: during the open, and so during recovery. However long that takes, half
+            // of all children come to work.
+            let (from_its_start, life_ms) = match random.below(4) {
+                0 => (true, 5),
+                1 => (true, self.arguments.life_ms),
+                _ => (false, self.arguments.life_ms),
+            };
+            let is_in_time = from_its_start || opened.recv_timeout(LONGEST_OPEN).is_ok();
+            thread::sleep(Duration::from_micros(random.below(life_ms * 1000)));
+            if !is_in_time || child.try_wait().unwrap().is_some() {
+                let _ = child.kill();
+                let status = child.wait().unwrap();
+                return Err(format!(
+                    "the child did not open in time, or ended by itself: {status}"
+                ));
             }
             child.kill().unwrap();
         }
         let status = child.wait().unwrap();
         let lines = reader.join().unwrap();
         let closed = lines.iter().filter_map(|line| self.oracle.read(line)).last();
-        let worked = lines.iter().any(|line| line == "open");
+        let worked = lines.iter().any(|line| line == OPEN);
         self.has_begun |= worked;
         match (end, closed) {
             (End::Close, Some(closed)) if status.success() => {

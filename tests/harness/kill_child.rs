@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::{Arguments, Client, KEYS, Memory, Random, content, length, name, open, paths};
+use super::{Arguments, Client, KEYS, Memory, OPEN, Random, content, length, name, open, paths};
 
 /// Most keys of a batch.
 const BATCH_KEYS: u64 = 6;
@@ -142,7 +142,7 @@ pub(crate) fn work(path: &Path, arguments: &Arguments) {
         is_over: AtomicBool::new(false),
     };
     let mut random = Random::new(arguments.seed);
-    say("open\n");
+    say(&format!("{OPEN}\n"));
     thread::scope(|scope| {
         let evictions = Random::new(!arguments.seed);
         scope.spawn(|| child.evict(evictions));

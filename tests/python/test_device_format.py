@@ -411,6 +411,6 @@ def test_a_kill_while_formatting_leaves_a_blank_device_or_a_store(
         drop_caches(device)
         start_child(be_killed_formatting, str(device.path), delay_s).wait()
         formatted += bool(read(device, SUPERBLOCKS[1], 1)[0])
-        delay_s += 0.004
+        delay_s = delay_s * 1.3 + 0.004
         make_store(device)
         assert_is_there(device)

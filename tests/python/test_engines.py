@@ -6,7 +6,9 @@ import logging
 import os
 import resource
 import struct
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ import pytest
 import kvring
 from tests.python.conftest import (
     CAPACITY_BYTES,
+    HANG_DEADLINE_S,
     Client,
     make_key,
     pattern,
@@ -215,8 +218,10 @@ def test_engines_read_what_the_other_has_written(open_client: Callable[..., Clie
 
 def thread_names() -> list[str]:
     """Return the names of kvring's threads."""
-    tasks = Path("/proc/self/task").iterdir()
-    names = [(task / "comm").read_text(encoding="utf-8").strip() for task in tasks]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            names.append((task / "comm").read_text(encoding="utf-8").strip())
     return sorted(name for name in names if name.startswith("kvring"))
 
 
@@ -224,6 +229,10 @@ def tell_threads(directory: str) -> None:
     with kvring.Connector(directory, CAPACITY_BYTES, engine="posix", io_threads=2) as connector:
         Client(connector).store(CHUNKS)
         print(*thread_names())
+    # A joined thread is listed for a moment longer.
+    deadline = time.monotonic() + HANG_DEADLINE_S / 2
+    while thread_names() and time.monotonic() < deadline:
+        time.sleep(0.01)
     print(*thread_names())
 
 

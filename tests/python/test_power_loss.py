@@ -23,6 +23,7 @@ from benches.compare.block_devices import (
     attach_loop,
     attach_loop_over,
     mount,
+    patiently,
     require,
     run,
     temporary_directory,
@@ -219,7 +220,7 @@ class Disk:
             mount_point = temporary_directory(stack, self._parent)
             device = attach_loop_over(stack, snapshot, *SECTOR_SIZE)
             run("mount", *MOUNT_OPTIONS[self._file_system], str(device), str(mount_point))
-            stack.callback(run, "umount", str(mount_point))
+            stack.callback(patiently, run, "umount", str(mount_point))
             yield mount_point / self.directory.name
 
 
