@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, key, pattern};
-use kvring::{Action, Connector};
+use kvring::{Action, Connector, Durability};
 
 fn faulty(
     directory: &Path,
@@ -30,6 +30,15 @@ fn faulty_and_stuck(
     Client::open_with_engine(directory, 256 * MIB, move |queue_depth, waker| {
         FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
     })
+}
+
+/// Chunks that are told apart by their length, one of which is [`BAD_LENGTH`].
+const COUNT: u64 = 24;
+const BAD_LENGTH: usize = 7 * 4096;
+
+fn chunks_of_many_lengths() -> (Vec<String>, Vec<Memory>) {
+    let chunk = |number| Memory::patterned(4096 * (number as usize + 1), 0, number);
+    ((0..COUNT).map(key).collect(), (0..COUNT).map(chunk).collect())
 }
 
 /// Every other transfer stops short, at block boundaries and in the middle of vectors: all of it arrives all the same.
@@ -132,52 +141,90 @@ fn failed_reads_are_misses() {
     );
 }
 
-/// The kernel joins requests for neighbours, and fails all of them for one bad sector.
+/// A device that fails the first attempt of each length that moves one way, and each attempt of a bad one; how many there
+/// were. Or all of them fail.
+fn failing_at_first(
+    way: Action,
+    bad_length: usize,
+    all_fail: bool,
+) -> (Arc<AtomicU64>, impl FnMut(u64, Action, usize) -> Fault + Send + 'static) {
+    let (attempts, mut seen) = (Arc::new(AtomicU64::new(0)), HashSet::new());
+    let counted = Arc::clone(&attempts);
+    let script = move |_, action, length| {
+        if action != way {
+            return Fault::None;
+        }
+        counted.fetch_add(1, Ordering::SeqCst);
+        let fails = seen.insert(length) || length == bad_length || all_fail;
+        if fails { Fault::Errno(libc::EIO) } else { Fault::None }
+    };
+    (attempts, script)
+}
+
+/// The kernel joins requests for neighbours, and fails all of them for one bad sector. Where everything fails, it is not
+/// tried again chunk by chunk.
 #[test]
 fn neighbours_of_what_cannot_be_read_are_no_misses() {
-    const COUNT: u64 = 24;
-    const BAD: usize = 7 * 4096;
-    let length = |number: u64| 4096 * (number as usize + 1);
     for (all_fail, most_reads) in [(false, 2 * COUNT), (true, COUNT + 16)] {
         let directory = tempfile::tempdir().unwrap();
-        let (reads, mut seen) = (Arc::new(AtomicU64::new(0)), HashSet::new());
-        let client = faulty(directory.path(), {
-            let reads = Arc::clone(&reads);
-            move |_, action, length| {
-                if action != Action::Read {
-                    return Fault::None;
-                }
-                reads.fetch_add(1, Ordering::SeqCst);
-                let fails = seen.insert(length) || length == BAD || all_fail;
-                if fails { Fault::Errno(libc::EIO) } else { Fault::None }
-            }
-        });
-        let keys: Vec<String> = (0..COUNT).map(key).collect();
-        let stored: Vec<Memory> =
-            (0..COUNT).map(|number| Memory::patterned(length(number), 0, number)).collect();
+        let (reads, script) = failing_at_first(Action::Read, BAD_LENGTH, all_fail);
+        let client = faulty(directory.path(), script);
+        let (keys, stored) = chunks_of_many_lengths();
         assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
-        let read: Vec<Memory> = (0..COUNT).map(|number| Memory::new(length(number), 0)).collect();
+        let read: Vec<Memory> =
+            stored.iter().map(|stored| Memory::new(stored.bytes().len(), 0)).collect();
         let completion = client.get(&keys, &read.iter().collect::<Vec<_>>());
         let expected: Vec<bool> =
-            (0..COUNT).map(|number| length(number) != BAD && !all_fail).collect();
+            stored.iter().map(|stored| stored.bytes().len() != BAD_LENGTH && !all_fail).collect();
         assert_eq!(completion.results, expected);
         let hits = || read.iter().zip(&stored).zip(&expected).filter(|(_, hit)| **hit);
         assert!(hits().all(|((read, stored), _)| read.bytes() == stored.bytes()));
         assert_eq!(client.counter("read_errors"), COUNT - hits().count() as u64);
-        // Where everything fails, it is not tried again chunk by chunk.
         assert_eq!(reads.load(Ordering::SeqCst), most_reads);
         client.assert_consistent();
     }
 }
 
-/// A store whose device is stuck, and fails the first write; its writes so far.
-fn stuck_and_failing_once(directory: &Path, stuck: &Arc<AtomicBool>) -> (Client, Arc<AtomicU64>) {
+/// As with reads; a second attempt is none of the retries of `persistent`.
+#[test]
+fn neighbours_of_what_cannot_be_written_are_stored() {
+    for durability in [Durability::BestEffort, Durability::Persistent] {
+        for (all_fail, most_writes) in [(false, 2 * COUNT), (true, COUNT + 16)] {
+            let directory = tempfile::tempdir().unwrap();
+            let (writes, script) = failing_at_first(Action::Write, BAD_LENGTH, all_fail);
+            let mut config = common::config(directory.path(), 256 * MIB);
+            (config.durability, config.persistent_max_retries) = (durability, 0);
+            let make_engine = common::once(move |queue_depth, waker| {
+                FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+            });
+            let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+            let (keys, chunks) = chunks_of_many_lengths();
+            let completion = client.set(&keys, &chunks.iter().collect::<Vec<_>>());
+            let expected: Vec<bool> =
+                chunks.iter().map(|chunk| chunk.bytes().len() != BAD_LENGTH && !all_fail).collect();
+            assert_eq!(completion.results, expected);
+            assert!(completion.error.contains("Input/output error"), "{}", completion.error);
+            assert_eq!(client.exists(&keys), expected);
+            let stored = || keys.iter().zip(&chunks).zip(&expected).filter(|(_, stored)| **stored);
+            for ((key, chunk), _) in stored() {
+                let length = chunk.bytes().len();
+                assert!(client.get_one(key, length).unwrap() == chunk.bytes(), "{length}");
+            }
+            assert_eq!(client.counter("write_errors"), COUNT - stored().count() as u64);
+            assert_eq!(writes.load(Ordering::SeqCst), most_writes);
+            client.assert_consistent();
+        }
+    }
+}
+
+/// A store whose device is stuck, and fails both attempts at the first write; its writes so far.
+fn stuck_and_failing_first(directory: &Path, stuck: &Arc<AtomicBool>) -> (Client, Arc<AtomicU64>) {
     stuck.store(true, Ordering::SeqCst);
     let writes = Arc::new(AtomicU64::new(0));
     let client = faulty_and_stuck(directory, Arc::clone(stuck), {
         let writes = Arc::clone(&writes);
         move |_, action, _| {
-            let first = action == Action::Write && writes.fetch_add(1, Ordering::SeqCst) == 0;
+            let first = action == Action::Write && writes.fetch_add(1, Ordering::SeqCst) < 2;
             if first { Fault::Errno(libc::EIO) } else { Fault::None }
         }
     });
@@ -189,7 +236,7 @@ fn stuck_and_failing_once(directory: &Path, stuck: &Arc<AtomicBool>) -> (Client,
 fn what_waits_behind_a_failed_write_goes_on() {
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::default();
-    let (client, writes) = stuck_and_failing_once(directory.path(), &stuck);
+    let (client, writes) = stuck_and_failing_first(directory.path(), &stuck);
     let (first, second) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 2));
     let (missed, read) = (Memory::new(4096, 0), Memory::new(4096, 0));
     let name = [key(1)];
@@ -203,7 +250,7 @@ fn what_waits_behind_a_failed_write_goes_on() {
     let hits: Vec<bool> = ids.iter().map(|id| client.wait(*id).results[0]).collect();
     assert_eq!(hits, [false, false, true, true]);
     assert!(read.bytes() == second.bytes() && missed.bytes() == [0; 4096]);
-    assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (2, 1));
+    assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (3, 1));
 }
 
 /// Of a chunk whose first piece fails nothing more is written, and what comes behind it has the device.
@@ -219,7 +266,7 @@ fn the_rest_of_a_failed_write_is_not_written() {
             let writes = Arc::clone(&writes);
             common::once(move |queue_depth, waker| {
                 let script = move |_, action, _| match action {
-                    Action::Write if writes.fetch_add(1, Ordering::SeqCst) == 0 => {
+                    Action::Write if writes.fetch_add(1, Ordering::SeqCst) < 2 => {
                         Fault::Errno(libc::EIO)
                     }
                     _ => Fault::None,
@@ -232,7 +279,11 @@ fn the_rest_of_a_failed_write_is_not_written() {
     let (long, short) = (Memory::patterned(4 * MIB as usize, 0, 1), Memory::patterned(4096, 0, 2));
     let completion = client.set(&[key(1), key(2)], &[&long, &short]);
     assert_eq!(completion.results, [false, true]);
-    assert_eq!(writes.load(Ordering::SeqCst), 2);
+    assert_eq!(
+        writes.load(Ordering::SeqCst),
+        3,
+        "two attempts at its first piece, and the other SET"
+    );
 }
 
 /// A SET of the same bytes as one that is on its way is not written again: it shares its fate, also its failure.
@@ -240,7 +291,7 @@ fn the_rest_of_a_failed_write_is_not_written() {
 fn a_duplicate_of_a_failing_set_fails_with_it() {
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::default();
-    let (client, writes) = stuck_and_failing_once(directory.path(), &stuck);
+    let (client, writes) = stuck_and_failing_first(directory.path(), &stuck);
     let (memory, copy) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 1));
     let (missed, read) = (Memory::new(4096, 0), Memory::new(4096, 0));
     let other = Memory::patterned(4096, 0, 2);
@@ -265,7 +316,7 @@ fn a_duplicate_of_a_failing_set_fails_with_it() {
         );
     }
     assert!(read.bytes() == other.bytes(), "other bytes are written");
-    assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (2, 3));
+    assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (3, 3));
     assert!(client.set_one(&key(1), &memory), "the key can be stored again");
 }
 
@@ -309,7 +360,7 @@ fn device_time_is_that_of_all_pieces() {
 fn chunks_of_another_length_are_other_bytes_whatever_their_checksum() {
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::default();
-    let (client, _) = stuck_and_failing_once(directory.path(), &stuck);
+    let (client, _) = stuck_and_failing_first(directory.path(), &stuck);
     let (zeros, four) = (Memory::new(4096, 0), Memory::new(4, 0));
     four.fill(&[0x6e, 0x58, 0x32, 0xa7]);
     assert_eq!(crc32c::crc32c(zeros.bytes()), crc32c::crc32c(four.bytes()));

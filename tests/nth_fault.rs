@@ -90,7 +90,9 @@ fn at_every_position(durability: Durability) {
         Fault::Short(512),
         Fault::Errno(libc::EINTR),
         Fault::Errno(libc::EAGAIN),
+        // A second attempt goes through, and there is none.
         Fault::Errno(libc::EIO),
+        Fault::Errno(libc::ETIMEDOUT),
         Fault::Errno(libc::ENOSPC),
     ] {
         for position in 1..=transfers {

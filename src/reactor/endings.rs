@@ -41,12 +41,13 @@ impl Work {
                 self.finish_step(token - STEP_TOKENS, result, false, shared);
                 continue;
             }
-            let was_reread = self.rereads.end(token);
+            let was_second = self.second_attempts.end(token);
             match self.pieces[token].advance(result) {
                 Progress::Failed(errno)
-                    if !was_reread && self.may_be_reread(token, errno, shared) =>
+                    if !was_second && self.merits_second_attempt(token, errno, shared) =>
                 {
-                    self.rereads.add(token, errno);
+                    let way = self.pieces[token].way();
+                    self.second_attempts.add(token, way, errno);
                 }
                 Progress::Again => {
                     shared.counters.transfers_resumed.add(1);
@@ -65,7 +66,7 @@ impl Work {
                 }
             }
         }
-        outcome.and(self.reread_next(now, shared, engine))
+        outcome.and(self.start_second_attempts(now, shared, engine))
     }
 
     /// Like `finish_reaped` when nothing may be submitted any more.
@@ -343,7 +344,7 @@ impl Work {
         self.commit.forget();
         self.retries.clear();
         self.suspects.clear();
-        for (token, _) in self.rereads.drain() {
+        for token in self.second_attempts.drain() {
             self.end_piece(token, Some(Failure::Closed), Instant::now(), shared);
         }
         // Ending a SET may resume others behind it: until nothing is left.

@@ -10,7 +10,7 @@ use super::latency::Timeline;
 use super::operation::{GetRequest, OPERATION_COSTS_BYTES, Operation, SetRequest};
 use super::own_file::{OwnFile, Step};
 use super::piece::{Piece, Target};
-use super::rereads::Rereads;
+use super::second_attempts::SecondAttempts;
 use super::steps::{Failure, Place, compare_with_held};
 use super::{SETTLE_BYTES, Shared};
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
@@ -96,7 +96,7 @@ pub(super) struct Work {
     pub(super) steps_in_flight: usize,
     /// Failed writes, and when to try them again.
     pub(super) retries: Vec<(Instant, usize)>,
-    pub(super) rereads: Rereads,
+    pub(super) second_attempts: SecondAttempts,
     /// Chunks still to be verified.
     pub(super) suspects: Vec<Suspect>,
     pub(super) all_verified: bool,
@@ -133,7 +133,7 @@ impl Work {
             due_steps: Vec::new(),
             steps_in_flight: 0,
             retries: Vec::new(),
-            rereads: Rereads::default(),
+            second_attempts: SecondAttempts::default(),
             all_verified: suspects.is_empty(),
             suspects,
         }
@@ -161,7 +161,8 @@ impl Work {
 
     /// Transfers, steps and syncs that the kernel has.
     pub(super) fn in_flight(&self) -> usize {
-        self.pieces.len() - self.rereads.waiting() + self.steps_in_flight + self.commit.in_flight()
+        let moving = self.pieces.len() - self.second_attempts.waiting();
+        moving + self.steps_in_flight + self.commit.in_flight()
     }
 
     /// When to look again although nothing has come: a failed write is to be tried again, or a SET that waits for the
