@@ -30,6 +30,7 @@ mod batch;
 pub mod bench;
 mod budget;
 mod buffer;
+mod checksum;
 mod completion;
 mod config;
 mod connector;

@@ -9,6 +9,8 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, gethostname};
 
+use crate::checksum::crc32c;
+
 /// How long the last requests of a dead process are waited for.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
@@ -63,7 +65,7 @@ impl std::fmt::Display for Owner {
 
 /// Tells this boot of the machine from others: made of the kernel's random boot id (random(4)); 0 where there is none.
 pub(crate) fn current_boot() -> u32 {
-    std::fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |id| crc32c::crc32c(&id))
+    std::fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |id| crc32c(&id))
 }
 
 /// How to name the holder of a lock.

@@ -11,6 +11,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::record::{Header, MEMBERSHIP_OFFSET};
 use super::table::Table;
+use crate::checksum::crc32c;
 use crate::placement::MAX_VOLUMES;
 
 /// The id of a store.
@@ -61,7 +62,7 @@ impl Membership {
     }
 
     fn computed_checksum(&self) -> u32 {
-        crc32c::crc32c(bytemuck::bytes_of(&Self { checksum: 0, ..*self }))
+        crc32c(bytemuck::bytes_of(&Self { checksum: 0, ..*self }))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::checksum::crc32c;
 use crate::key::Digest;
 use crate::lock::{HOST_BYTES, Owner};
 use crate::store::Extent;
@@ -72,7 +73,7 @@ const CHECKED_FROM: usize = 12;
 impl Record {
     /// CRC-32C of the part that the checksum covers.
     pub(crate) fn computed_checksum(&self) -> u32 {
-        crc32c::crc32c(&bytemuck::bytes_of(self)[CHECKED_FROM..])
+        crc32c(&bytemuck::bytes_of(self)[CHECKED_FROM..])
     }
 
     /// Whether the record is whole.
@@ -147,7 +148,7 @@ impl Header {
 
     pub(crate) fn computed_checksum(&self) -> u32 {
         let bytes = bytemuck::bytes_of(self);
-        crc32c::crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
     }
 }
 
@@ -174,7 +175,7 @@ impl Length {
 
     fn computed_checksum(&self) -> u32 {
         let bytes = bytemuck::bytes_of(self);
-        crc32c::crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
     }
 }
 
@@ -249,7 +250,7 @@ impl Session {
 
     fn computed_checksum(&self) -> u32 {
         let bytes = bytemuck::bytes_of(self);
-        crc32c::crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
     }
 }
 

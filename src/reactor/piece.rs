@@ -8,6 +8,7 @@ use std::ptr;
 
 use super::health::Way;
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
+use crate::checksum::{crc32c, placed};
 use crate::config::BLOCK_BYTES;
 use crate::engine::{Action, Transfer};
 use crate::schedule::Grant;
@@ -208,11 +209,8 @@ impl Piece {
     fn compute_checksum(grant: Grant, buffer: CallerBuffer) -> u32 {
         let (offset, length) = (grant.offset_bytes as usize, grant.length_bytes as usize);
         // SAFETY: no transfer into this part is under way: it is computed after a read, or for a write, which only reads it.
-        let own = crc32c::crc32c(unsafe { buffer.bytes(offset, length) });
-        match buffer.length_bytes() - offset - length {
-            0 => own,
-            behind => crc32c::crc32c_combine(own, 0, behind),
-        }
+        let own = crc32c(unsafe { buffer.bytes(offset, length) });
+        placed(own, (buffer.length_bytes() - offset - length) as u64)
     }
 
     /// Which way its bytes go.
@@ -340,7 +338,7 @@ mod tests {
             .iter_mut()
             .enumerate()
             .for_each(|(position, byte)| *byte = (position * 31 % 251) as u8);
-        let expected = crc32c::crc32c(bytes);
+        let expected = crc32c(bytes);
         let whole = piece(&memory, 0, length, Action::Read, direct());
         let mut combined = 0;
         for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {

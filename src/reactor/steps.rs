@@ -6,6 +6,7 @@ use super::Shared;
 use super::health::Way;
 use super::operation::{GetRequest, SetRequest};
 use super::room::QuotaShare;
+use crate::checksum::crc32c;
 use crate::config::Checksum;
 use crate::error::StoreError;
 use crate::index::table::Content;
@@ -83,7 +84,7 @@ pub(super) fn compare_with_held(request: &SetRequest, shared: &Shared) -> Compar
 pub(super) fn checksum_of(request: &SetRequest) -> u32 {
     // SAFETY: a SET's memory is only read, and not written by others until the answer, by the contract of
     // CallerBuffer::new; the request is not answered yet.
-    crc32c::crc32c(unsafe { request.buffer.bytes(0, request.buffer.length_bytes()) })
+    crc32c(unsafe { request.buffer.bytes(0, request.buffer.length_bytes()) })
 }
 
 /// Verifies, unpins, answers.

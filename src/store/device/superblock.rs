@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::checksum::crc32c;
 use crate::config::BLOCK_BYTES;
 
 const MIB: u64 = 1 << 20;
@@ -123,7 +124,7 @@ impl Superblock {
 
     fn computed_checksum(&self) -> u32 {
         let bytes = bytemuck::bytes_of(self);
-        crc32c::crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
     }
 
     /// Intact, and made as [`Superblock::new`] makes it.
