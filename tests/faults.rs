@@ -6,14 +6,15 @@ mod common;
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, key, pattern};
 use kvring::{Action, Connector, Durability};
+use parking_lot::Mutex;
 
 fn faulty(
     directory: &Path,
@@ -318,6 +319,41 @@ fn a_duplicate_of_a_failing_set_fails_with_it() {
     assert!(read.bytes() == other.bytes(), "other bytes are written");
     assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (3, 3));
     assert!(client.set_one(&key(1), &memory), "the key can be stored again");
+}
+
+/// The device has its next transfer before what came back is summed up and answered.
+#[test]
+fn the_device_comes_before_the_processor() {
+    const LENGTH: usize = 512 << 10;
+    let directory = tempfile::tempdir().unwrap();
+    let asked: Arc<OnceLock<Weak<Client>>> = Arc::default();
+    let hits_at_reads: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let mut config = common::config(directory.path(), 256 * MIB);
+    // One piece after the other.
+    config.queue_depth = 1;
+    let make_engine = common::once({
+        let (asked, hits_at_reads) = (Arc::clone(&asked), Arc::clone(&hits_at_reads));
+        move |queue_depth, waker| {
+            let script = move |_, action, _| {
+                if action == Action::Read {
+                    let client = asked.get().and_then(Weak::upgrade).unwrap();
+                    hits_at_reads.lock().push(client.counter("get_hits"));
+                }
+                Fault::None
+            };
+            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+        }
+    });
+    let client = Arc::new(Client::from(Connector::open_with_engine(config, make_engine).unwrap()));
+    assert!(asked.set(Arc::downgrade(&client)).is_ok());
+    let stored: Vec<Memory> = (0..3).map(|number| Memory::patterned(LENGTH, 0, number)).collect();
+    let keys: Vec<String> = (0..3).map(key).collect();
+    assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
+    let read: Vec<Memory> = (0..3).map(|_| Memory::new(LENGTH, 0)).collect();
+    assert_eq!(client.get(&keys, &read.iter().collect::<Vec<_>>()).results, [true; 3]);
+    assert!(read.iter().zip(&stored).all(|(read, stored)| read.bytes() == stored.bytes()));
+    let hits = hits_at_reads.lock();
+    assert_eq!((hits[0], hits[1]), (0, 0), "the first one was answered before the second began");
 }
 
 /// Time in the device is that from the first piece's start to the last one's end.

@@ -59,6 +59,10 @@ const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
 /// with what it was given before.
 const SETTLE_BYTES: u64 = 1 << 20;
 
+/// From so many bytes to be summed up on, what comes back is followed by the next transfers first: fewer cost less time than
+/// asking the kernel once more.
+const FEED_FIRST_BYTES: u64 = 256 << 10;
+
 /// Most bytes that may wait to be summed up, as loads hold bounce memory until then.
 const MAX_UNSETTLED_BYTES: u64 = MAX_IN_FLIGHT_BYTES;
 
@@ -266,8 +270,13 @@ impl<E: Engine> Reactor<E> {
                 false => until.map(|until| until.saturating_duration_since(Instant::now())),
             };
             self.reap_or_sleep(timeout, deadline.is_some())?;
+            let came_back = !self.reaped.is_empty();
             self.work.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
             self.work.start_steps(&self.shared, &mut self.engine)?;
+            let feeds_first = FEED_FIRST_BYTES..MAX_UNSETTLED_BYTES;
+            if came_back && feeds_first.contains(&self.work.finished_bytes) {
+                continue;
+            }
             self.work.settle(SETTLE_BYTES, &self.shared);
             self.work.sum_ahead(SETTLE_BYTES);
         }
