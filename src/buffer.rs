@@ -102,7 +102,8 @@ impl Drop for AlignedBlock {
     }
 }
 
-/// Aligned memory by power-of-two size, kept for reuse. The scheduler bounds the bytes in flight, and so this.
+/// Aligned memory by power-of-two size, kept for reuse. The scheduler bounds the bytes in flight; as many may
+/// wait to be copied out.
 pub(crate) struct BouncePool {
     free: [Vec<AlignedBlock>; SIZE_CLASSES],
 }

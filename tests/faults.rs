@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, key, pattern};
-use kvring::{Action, Connector, Durability};
+use kvring::{Action, Connector, Durability, Layout};
 use parking_lot::Mutex;
 
 fn faulty(
@@ -186,6 +186,34 @@ fn neighbours_of_what_cannot_be_read_are_no_misses() {
     }
 }
 
+/// A device that takes long to fail is found out with one second attempt, and not with one for each chunk.
+#[test]
+fn who_waits_for_a_slow_failure_has_no_second_attempt() {
+    let directory = tempfile::tempdir().unwrap();
+    let reads = Arc::new(AtomicU64::new(0));
+    let client = faulty(directory.path(), {
+        let reads = Arc::clone(&reads);
+        move |_, action, _| {
+            if action != Action::Read {
+                return Fault::None;
+            }
+            if reads.fetch_add(1, Ordering::SeqCst) == COUNT {
+                // Longer than anybody waits for his second attempt.
+                thread::sleep(Duration::from_millis(10_500));
+            }
+            Fault::Errno(libc::EIO)
+        }
+    });
+    let (keys, stored) = chunks_of_many_lengths();
+    assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
+    let read: Vec<Memory> =
+        stored.iter().map(|stored| Memory::new(stored.bytes().len(), 0)).collect();
+    let completion = client.get(&keys, &read.iter().collect::<Vec<_>>());
+    assert_eq!(completion.results, [false; COUNT as usize]);
+    assert_eq!(reads.load(Ordering::SeqCst), COUNT + 1);
+    client.assert_consistent();
+}
+
 /// As with reads; a second attempt is none of the retries of `persistent`.
 #[test]
 fn neighbours_of_what_cannot_be_written_are_stored() {
@@ -329,8 +357,8 @@ fn the_device_comes_before_the_processor() {
     let asked: Arc<OnceLock<Weak<Client>>> = Arc::default();
     let hits_at_reads: Arc<Mutex<Vec<u64>>> = Arc::default();
     let mut config = common::config(directory.path(), 256 * MIB);
-    // One piece after the other.
-    config.queue_depth = 1;
+    // One piece after the other, and no file to be opened before it.
+    (config.queue_depth, config.layout) = (1, Layout::Extents);
     let make_engine = common::once({
         let (asked, hits_at_reads) = (Arc::clone(&asked), Arc::clone(&hits_at_reads));
         move |queue_depth, waker| {
@@ -449,6 +477,9 @@ fn close_waits_for_the_kernel() {
     let reads = Arc::new(AtomicU64::new(0));
     let mut config = common::config(directory.path(), 256 * MIB);
     config.drain_timeout = Duration::ZERO;
+    // No file is to be opened before the read.
+    config.layout = Layout::Extents;
+    let again = config.clone();
     let connector = Connector::open_with_engine(config, {
         let (stuck, cancelled) = (Arc::clone(&stuck), Arc::clone(&cancelled));
         let reads = Arc::clone(&reads);
@@ -484,7 +515,7 @@ fn close_waits_for_the_kernel() {
     // That its read was cancelled says nothing about the chunk.
     assert_eq!(client.counter("abandoned"), 1);
     assert_eq!(
-        Client::open(directory.path(), 256 * MIB).get_one("k", 4096).unwrap(),
+        Client::from(Connector::open(again).unwrap()).get_one("k", 4096).unwrap(),
         memory.bytes()
     );
 }

@@ -90,8 +90,9 @@ fn at_every_position(durability: Durability) {
         Fault::Short(512),
         Fault::Errno(libc::EINTR),
         Fault::Errno(libc::EAGAIN),
-        // A second attempt goes through, and there is none.
+        // May be one bad sector's: a second attempt goes through.
         Fault::Errno(libc::EIO),
+        // Is not, and fails at once.
         Fault::Errno(libc::ETIMEDOUT),
         Fault::Errno(libc::ENOSPC),
     ] {

@@ -146,7 +146,7 @@ pub struct Config {
     pub checksum: Checksum,
     /// What a completed SET withstands.
     pub durability: Durability,
-    /// How often a failed write is tried again in `persistent`.
+    /// How often a write that has failed twice is tried again in `persistent`.
     pub persistent_max_retries: u32,
     /// Transfers given to the device at a time.
     pub queue_depth: usize,

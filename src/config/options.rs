@@ -292,7 +292,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "tries",
         default: Some("3"),
         range: "0 to 100",
-        meaning: "how often a failed write is tried again, with growing pauses from 10 ms on, in 'persistent'",
+        meaning: "how often a write that has failed twice is tried again, with growing pauses from 10 ms on, in 'persistent'",
         apply: |config, value| {
             config.persistent_max_retries = size_within(value, 0, 100)? as u32;
             Ok(())

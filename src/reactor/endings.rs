@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::Shared;
 use super::commit::{SYNC_TOKEN, SyncTarget};
 use super::health::{Way, errno_of};
 use super::operation::{Operation, SetRequest};
@@ -12,7 +13,6 @@ use super::steps::{
     Failure, Place, checksum_of, end_get, end_set, end_verify, failure_of, write_record,
 };
 use super::work::{Active, FIRST_RETRY_PAUSE, Kind, LONGEST_RETRY_PAUSE, Work};
-use super::{MAX_UNSETTLED_BYTES, Shared};
 use crate::config::{Checksum, Durability};
 use crate::engine::{Engine, Reaped};
 use crate::error::{EngineError, StoreError};
@@ -47,7 +47,7 @@ impl Work {
                     if !was_second && self.merits_second_attempt(token, errno, shared) =>
                 {
                     let way = self.pieces[token].way();
-                    self.second_attempts.add(token, way, errno);
+                    self.second_attempts.add(token, way, errno, now);
                 }
                 Progress::Again => {
                     shared.counters.transfers_resumed.add(1);
@@ -128,7 +128,7 @@ impl Work {
     /// device again.
     pub(super) fn settle(&mut self, limit_bytes: u64, shared: &Shared) {
         let mut settled_bytes = 0;
-        while (settled_bytes < limit_bytes || self.finished_bytes > MAX_UNSETTLED_BYTES)
+        while (settled_bytes < limit_bytes || self.finished_bytes > self.most_unsettled_bytes)
             && let Some(mut piece) = self.finished.iter_mut().find_map(VecDeque::pop_front)
         {
             self.finished_bytes -= piece.grant.length_bytes;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 /// Errors of the device in a row, with nothing moved that way in between, and the time they go on for, from which on it
-/// counts as failed. Some bad sectors do not reach it: their chunks are dropped with the first error.
+/// counts as failed. Some bad sectors do not reach it: what fails a second time fails its operation only.
 const MOST_ERRORS_IN_A_ROW: u32 = 16;
 const SHORTEST_ROW: Duration = Duration::from_millis(500);
 

@@ -3,9 +3,10 @@
 //! Life of an operation: a submitting thread pushes it (a batch at a time) on the intake and wakes the reactor. The
 //! reactor queues it in the scheduler and, when granted, starts it piece by piece: a SET is placed at its first piece, a
 //! GET comes with its place. Pieces come back in any order; short ones go on where they stopped, interrupted ones are
-//! tried again with a bound, the first failed one fails its operation, whose other pieces are waited for. With the last
-//! piece a SET is published and a GET verified; then its key is answered. Pieces are summed up after the device has its
-//! next transfers. All batches that became complete in one turn are announced together.
+//! tried again with a bound, what may be a neighbour's bad sector once more. The first failed one fails its operation, whose
+//! other pieces are waited for. With the last piece a SET is published and a GET verified; then its key is answered.
+//! Pieces are summed up after the device has its next transfers. All batches that became complete in one turn are
+//! announced together.
 //!
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
@@ -46,7 +47,7 @@ use crate::config::Config;
 use crate::engine::{Engine, Reaped, Waker};
 use crate::error::{EngineError, OpenError};
 use crate::index::Suspect;
-use crate::schedule::{Limits, Scheduler};
+use crate::schedule::Limits;
 use work::Work;
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
@@ -56,16 +57,13 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 /// answer all that they have at once go up to it (48 MiB gave 2 to 4 % more than 32 MiB, 64 MiB nothing beyond).
 const MAX_IN_FLIGHT_BYTES: u64 = 48 << 20;
 
-/// Bytes that are summed up between two looks at the device: about a tenth of a millisecond, in which a device has enough
+/// Bytes that are summed up between two looks at the device: a tenth of a millisecond at most, in which a device has enough
 /// with what it was given before.
 const SETTLE_BYTES: u64 = 1 << 20;
 
 /// From so many bytes to be summed up on, what comes back is followed by the next transfers first: fewer cost less time than
 /// asking the kernel once more.
 const FEED_FIRST_BYTES: u64 = 256 << 10;
-
-/// Most bytes that may wait to be summed up, as loads hold bounce memory until then.
-const MAX_UNSETTLED_BYTES: u64 = MAX_IN_FLIGHT_BYTES;
 
 /// How a reactor ended, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -207,7 +205,7 @@ impl<E: Engine> Reactor<E> {
         let mut limits = limits_of(&shared.config, shared.lanes.len());
         // Half for loads, half for stores.
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
-        let work = Work::new(number, Scheduler::new(limits), transfers_of(&shared), suspects);
+        let work = Work::new(number, limits, transfers_of(&shared), suspects);
         Self { number, shared, engine, work, reaped: Vec::new() }
     }
 
@@ -248,6 +246,7 @@ impl<E: Engine> Reactor<E> {
     }
 
     fn run(&mut self) -> Result<(), EngineError> {
+        let mut has_fed = false;
         loop {
             self.work.take_up(&self.shared.lanes[self.number]);
             let now = Instant::now();
@@ -274,11 +273,13 @@ impl<E: Engine> Reactor<E> {
             let came_back = !self.reaped.is_empty();
             self.work.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
             self.work.start_steps(&self.shared, &mut self.engine)?;
-            let feeds_first = FEED_FIRST_BYTES..MAX_UNSETTLED_BYTES;
-            if came_back && feeds_first.contains(&self.work.finished_bytes) {
+            // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
+            if came_back && !has_fed && self.work.finished_bytes >= FEED_FIRST_BYTES {
+                has_fed = true;
                 continue;
             }
-            self.work.settle(SETTLE_BYTES, &self.shared);
+            let turns = 1 + u64::from(std::mem::take(&mut has_fed));
+            self.work.settle(turns * SETTLE_BYTES, &self.shared);
             self.work.sum_ahead(SETTLE_BYTES);
         }
     }

@@ -1,8 +1,8 @@
 //! Second attempts at transfers that have failed, one read and one write at a time. The kernel joins requests for neighbours
-//! and fails all of them for one bad sector: alone, those that are intact can be read, or written.
+//! and fails all of them for one bad sector: apart from each other, those that are intact can be read, or written.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::health::{Way, may_be_one_sector};
@@ -11,15 +11,25 @@ use super::work::Work;
 use crate::engine::Engine;
 use crate::error::EngineError;
 
+/// Who has waited so long has no second attempt any more: the device takes seconds to fail, and is to be found out.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
 /// The ways that pieces go.
 const WAYS: [Way; 2] = [Way::Read, Way::Write];
 
-/// Pieces, by their token, that go one way.
+/// A piece that has failed once.
+#[derive(Clone, Copy)]
+struct FailedOnce {
+    token: usize,
+    errno: i32,
+    since: Instant,
+}
+
+/// Pieces that go one way.
 #[derive(Default)]
 struct Line {
-    /// With the errno of the first attempt.
-    waiting: VecDeque<(usize, i32)>,
-    /// The one that the kernel has.
+    waiting: VecDeque<FailedOnce>,
+    /// The one that the kernel has, by its token.
     under_way: Option<usize>,
 }
 
@@ -35,8 +45,8 @@ impl SecondAttempts {
         self.lines.iter().map(|line| line.waiting.len()).sum()
     }
 
-    pub(super) fn add(&mut self, token: usize, way: Way, errno: i32) {
-        self.lines[way as usize].waiting.push_back((token, errno));
+    pub(super) fn add(&mut self, token: usize, way: Way, errno: i32, now: Instant) {
+        self.lines[way as usize].waiting.push_back(FailedOnce { token, errno, since: now });
     }
 
     /// Takes note that the kernel is done with a piece; says whether that was its second attempt.
@@ -47,11 +57,11 @@ impl SecondAttempts {
     /// Forgets those that wait.
     pub(super) fn drain(&mut self) -> Vec<usize> {
         let waiting = self.lines.iter_mut().flat_map(|line| line.waiting.drain(..));
-        waiting.map(|(token, _)| token).collect()
+        waiting.map(|piece| piece.token).collect()
     }
 
     /// The next one to be given to the device, if it has none that goes this way.
-    fn next(&mut self, way: Way) -> Option<(usize, i32)> {
+    fn next(&mut self, way: Way) -> Option<FailedOnce> {
         let line = &mut self.lines[way as usize];
         match line.under_way {
             Some(_) => None,
@@ -61,12 +71,15 @@ impl SecondAttempts {
 }
 
 impl Work {
-    /// Whether a piece that has failed once may go through by itself.
+    /// Whether a piece that has failed once may go through by itself, and its operation with it.
     pub(super) fn merits_second_attempt(&self, token: usize, errno: i32, shared: &Shared) -> bool {
-        may_be_one_sector(errno) && !shared.health.fails_in_a_row(self.pieces[token].way())
+        let piece = &self.pieces[token];
+        may_be_one_sector(errno)
+            && !shared.health.fails_in_a_row(piece.way())
+            && self.active[piece.grant.id].failure.is_none()
     }
 
-    /// Gives the device the next ones. Where everything fails, they fail without it.
+    /// Gives the device the next ones; what has lost its merit meanwhile fails without it.
     pub(super) fn start_second_attempts(
         &mut self,
         now: Instant,
@@ -74,8 +87,9 @@ impl Work {
         engine: &mut impl Engine,
     ) -> Result<(), EngineError> {
         for way in WAYS {
-            while let Some((token, errno)) = self.second_attempts.next(way) {
-                if shared.health.fails_in_a_row(way) {
+            while let Some(FailedOnce { token, errno, since }) = self.second_attempts.next(way) {
+                let is_late = now.saturating_duration_since(since) > LONGEST_WAIT;
+                if is_late || !self.merits_second_attempt(token, errno, shared) {
                     shared.health.note_error(way, errno, now);
                     self.end_piece(token, Some(failure_of(errno)), now, shared);
                     continue;

@@ -18,7 +18,7 @@ use crate::config::Checksum;
 use crate::engine::{Action, Engine};
 use crate::error::EngineError;
 use crate::index::{Pin, Suspect};
-use crate::schedule::{Class, Grant, Scheduler};
+use crate::schedule::{Class, Grant, Limits, Scheduler};
 use crate::store::{Extent, Location};
 
 /// An operation between its arrival and its answer.
@@ -83,6 +83,8 @@ pub(super) struct Work {
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
     pub(super) finished: [VecDeque<Piece>; 2],
     pub(super) finished_bytes: u64,
+    /// Most bytes that may wait there, as loads hold bounce memory until then.
+    pub(super) most_unsettled_bytes: u64,
     /// Writes in the kernel whose checksum may be computed meanwhile; some may be done by now.
     pub(super) unsummed: VecDeque<usize>,
     /// Whether other reactors had loads when this turn began.
@@ -113,19 +115,20 @@ impl Work {
     /// Work for a device that takes this many transfers at a time, as the scheduler must make sure.
     pub(super) fn new(
         number: usize,
-        scheduler: Scheduler,
+        limits: Limits,
         most_transfers: usize,
         suspects: Vec<Suspect>,
     ) -> Self {
         Self {
             number,
-            scheduler,
+            scheduler: Scheduler::new(limits),
             active: Slab::new(),
             in_hand_bytes: [0; 3],
             pieces: Slab::with_capacity(most_transfers),
             pool: BouncePool::new(),
             finished: Default::default(),
             finished_bytes: 0,
+            most_unsettled_bytes: limits.max_in_flight_bytes,
             unsummed: VecDeque::new(),
             loads_elsewhere: false,
             processed_bytes: 0,
