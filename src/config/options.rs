@@ -356,7 +356,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "bytes",
         default: Some("32MiB"),
         range: "4 KiB to 1 GiB",
-        meaning: "most bytes of SETs in the device at a time while nothing is being loaded: what is there cannot be overtaken",
+        meaning: "most bytes of SETs in the device at a time while nothing is being loaded, of which 48 MiB are used at most: what is there cannot be overtaken",
         apply: |config, value| {
             config.set_in_flight_bytes = size_within(value, BLOCK_BYTES, 1 << 30)?;
             Ok(())

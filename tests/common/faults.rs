@@ -1,13 +1,14 @@
 //! An engine that does real I/O and lies about it, by script.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvring::{Action, Engine, EngineError, Reaped, Transfer, Waker};
 
-use super::real_engine;
+use super::{Client, MIB, real_engine};
 
 /// What befalls one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,4 +145,23 @@ impl Engine for FaultEngine {
         self.cancelled.store(true, Ordering::SeqCst);
         self.real.cancel_all();
     }
+}
+
+/// A store of 256 MiB whose device does what the script says.
+pub(crate) fn faulty(
+    directory: &Path,
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
+) -> Client {
+    faulty_and_stuck(directory, Arc::default(), script)
+}
+
+/// The same, and nothing that is done is reported while `stuck` is set.
+pub(crate) fn faulty_and_stuck(
+    directory: &Path,
+    stuck: Arc<AtomicBool>,
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
+) -> Client {
+    Client::open_with_engine(directory, 256 * MIB, move |queue_depth, waker| {
+        FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
+    })
 }
