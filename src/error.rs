@@ -286,8 +286,8 @@ pub enum SubmitError {
     },
     /// A chunk cannot be stored whatever is free.
     #[error(
-        "buffer {position} has {length_bytes} bytes; a chunk has 1 to {limit_bytes} bytes in this store (64 MiB, or less \
-         where capacity is small)"
+        "buffer {position} has {length_bytes} bytes; a chunk has 1 to {limit_bytes} bytes in this store (2 GiB, or \
+         an eighth of capacity)"
     )]
     ChunkSize {
         /// Its position in the batch.

@@ -54,7 +54,7 @@ pub use completion::{Completion, KeepAlive};
 pub use config::size_bytes;
 pub use config::{
     Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, Layout,
-    MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
+    MAX_CHUNK_BYTES, MAX_IO_BYTES, MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
 };
 pub use connector::{Connector, Shutdown};
 pub use engine::posix::PosixEngine;

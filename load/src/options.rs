@@ -48,7 +48,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
         name: "bs",
         unit: "bytes",
         default: "1MiB",
-        range: "a size from 1 byte to 64 MiB, a list such as 4KiB,64KiB or a range such as 4KiB-1MiB",
+        range: "a size from 1 byte to 2 GiB, a list such as 4KiB,64KiB or a range such as 4KiB-1MiB",
         meaning: "length of a chunk; each key of a list has one of its lengths, of a range a multiple of its lower end",
         apply: |plan, value| {
             plan.sizes = ChunkSizes::parse(&text(value)?)?;

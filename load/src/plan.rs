@@ -261,7 +261,7 @@ mod tests {
     fn wrong_values_name_value_and_range() {
         let wrong = [
             ("rw", "reed"),
-            ("bs", "65MiB"),
+            ("bs", "2049MiB"),
             ("iodepth", "0"),
             ("batch", "-1"),
             ("numjobs", "129"),

@@ -17,8 +17,11 @@ use crate::time::Clock;
 /// Unit of place on disk: every chunk starts at a multiple of it and takes a whole number of them.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// Longest chunk that any store takes.
-pub const MAX_CHUNK_BYTES: u64 = 64 << 20;
+/// Longest chunk that any store takes; an eighth of the capacity bounds it as well.
+pub const MAX_CHUNK_BYTES: u64 = 2 << 30;
+
+/// Longest single transfer that can be configured.
+pub const MAX_IO_BYTES: u64 = 64 << 20;
 
 /// Smallest capacity: room for an index and one useful data file.
 pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;

@@ -8,7 +8,7 @@ use super::values::{
 };
 use super::{
     Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, Layout,
-    MAX_CHUNK_BYTES, MIN_CAPACITY_BYTES, MinFree,
+    MAX_IO_BYTES, MIN_CAPACITY_BYTES, MinFree,
 };
 use crate::error::ConfigError;
 use crate::evict::Eviction;
@@ -316,7 +316,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         range: "a multiple of 4096 from 4 KiB to 64 MiB",
         meaning: "longest single transfer; longer chunks go down in pieces of this size",
         apply: |config, value| {
-            let bytes = size_within(value, BLOCK_BYTES, MAX_CHUNK_BYTES)?;
+            let bytes = size_within(value, BLOCK_BYTES, MAX_IO_BYTES)?;
             if !bytes.is_multiple_of(BLOCK_BYTES) {
                 return Err(format!("{bytes} is no multiple of {BLOCK_BYTES}"));
             }

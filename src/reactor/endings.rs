@@ -278,7 +278,7 @@ impl Work {
         // Before anybody can remove the file.
         drop(own);
         self.in_hand_bytes[kind.class() as usize] -= kind.cost_bytes();
-        if !matches!(failure, Some(Failure::Closed)) && !matches!(kind, Kind::Verify(..)) {
+        if !matches!(failure, Some(Failure::Closed)) && !matches!(kind, Kind::Verify(_)) {
             let mut latencies = shared.lanes[self.number].latencies.lock();
             latencies.record(kind.class(), timeline, Instant::now());
         }
@@ -289,7 +289,7 @@ impl Work {
         match kind {
             Kind::Free(extent) => shared.store.free(extent),
             Kind::Get(request, pin) => end_get(request, pin, checksum, failure, shared),
-            Kind::Verify(pin, _) => end_verify(pin, checksum, failure, shared),
+            Kind::Verify(pin) => end_verify(pin, checksum, failure, shared),
             Kind::Set(request, place) => {
                 self.answer_set(request, place, checksum, failure, shared);
             }
@@ -379,9 +379,7 @@ impl Work {
             match active.kind {
                 Kind::Get(request, _) => request.item.abandon(),
                 Kind::Set(request, _) => request.item.abandon(),
-                Kind::Free(_) => {}
-                // The kernel may still write into it.
-                Kind::Verify(_, block) => std::mem::forget(block),
+                Kind::Free(_) | Kind::Verify(_) => {}
             }
         }
     }

@@ -87,7 +87,7 @@ impl Active {
     /// The place of its chunk.
     pub(super) fn extent(&self) -> Option<Extent> {
         match &self.kind {
-            Kind::Get(_, pin) | Kind::Verify(pin, _) => Some(pin.extent),
+            Kind::Get(_, pin) | Kind::Verify(pin) => Some(pin.extent),
             Kind::Set(_, place) => place.as_ref().map(|place| place.extent),
             Kind::Free(_) => None,
         }

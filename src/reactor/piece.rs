@@ -35,11 +35,14 @@ pub(crate) struct Target {
 pub(crate) struct Piece {
     pub(crate) grant: Grant,
     target: Target,
-    buffer: CallerBuffer,
+    /// The chunk's memory; none for a chunk that is only looked at, which goes through bounce memory.
+    buffer: Option<CallerBuffer>,
+    /// Bytes of the chunk behind this piece.
+    behind_bytes: u64,
     vectors: [libc::iovec; 2],
     vector_count: usize,
     bounce: Option<AlignedBlock>,
-    /// Bytes at the end of the piece that go through `bounce`.
+    /// Bytes at the end of the piece that are copied from or to `bounce`.
     pub(crate) bounced_bytes: usize,
     /// What is still to be moved: padding is written with the rest, and read only where there is any, as a chunk's own file
     /// ends with the chunk.
@@ -62,43 +65,51 @@ pub(crate) enum Progress {
 }
 
 impl Piece {
-    /// Lays out the vectors of a piece of the chunk in `buffer`.
+    /// Lays out the vectors of a piece of a chunk of `chunk_bytes`, which is, or is to be, in `buffer`. Without one it is read
+    /// for its checksum alone.
     pub(crate) fn new(
         grant: Grant,
         target: Target,
-        buffer: CallerBuffer,
+        chunk_bytes: u64,
+        buffer: Option<CallerBuffer>,
         geometry: Geometry,
         pool: &mut BouncePool,
     ) -> Self {
         let (offset, length) = (grant.offset_bytes as usize, grant.length_bytes as usize);
-        let in_place = match geometry.direct {
-            false => length,
-            true if buffer.is_aligned_to(geometry.memory_alignment_bytes) => {
+        let in_place = match buffer {
+            None => 0,
+            Some(_) if !geometry.direct => length,
+            Some(buffer) if buffer.is_aligned_to(geometry.memory_alignment_bytes) => {
                 length - length % BLOCK
             }
-            true => 0,
+            Some(_) => 0,
         };
         let bounced_bytes = length - in_place;
         let mut piece = Self {
             grant,
             target,
             buffer,
+            behind_bytes: chunk_bytes - grant.offset_bytes - grant.length_bytes,
             vectors: [NO_VECTOR; 2],
             vector_count: 0,
             bounce: None,
-            bounced_bytes,
+            bounced_bytes: if buffer.is_some() { bounced_bytes } else { 0 },
             missing_bytes: length,
             moved_bytes: 0,
             attempts: 0,
             checksum: None,
         };
-        if in_place > 0 {
+        if let Some(buffer) = buffer
+            && in_place > 0
+        {
             piece.add_vector(buffer.at(offset), in_place);
         }
         if bounced_bytes > 0 {
             let padded = bounced_bytes.next_multiple_of(BLOCK);
             let bounce = pool.take(padded);
-            if target.action == Action::Write {
+            if let Some(buffer) = buffer
+                && target.action == Action::Write
+            {
                 // SAFETY: source and destination have `bounced_bytes` bytes, the destination `padded`; the pool's memory
                 // is nobody else's. The padding is zeroed: what earlier users left there must not reach the disk.
                 unsafe {
@@ -181,24 +192,27 @@ impl Piece {
         if self.target.action == Action::Write {
             return;
         }
-        if let Some(bounce) = &self.bounce {
+        if let (Some(bounce), Some(buffer)) = (&self.bounce, self.buffer) {
             let end = (self.grant.offset_bytes + self.grant.length_bytes) as usize;
             // SAFETY: both hold `bounced_bytes` bytes; the kernel is done with the bounce memory, and the caller's memory is
             // valid until the completion is dropped (see CallerBuffer::new).
             unsafe {
                 ptr::copy_nonoverlapping(
                     bounce.as_ptr(),
-                    self.buffer.at(end - self.bounced_bytes),
+                    buffer.at(end - self.bounced_bytes),
                     self.bounced_bytes,
                 );
             }
         }
     }
 
-    /// CRC-32C of the piece's bytes in caller memory, moved to its place in the CRC of the whole chunk: the XOR of this
+    /// CRC-32C of the piece's bytes, moved to its place in the CRC of the whole chunk: the XOR of this
     /// over all pieces is the CRC of the chunk, in whatever order they come. Computed once.
     pub(crate) fn placed_checksum(&mut self) -> u32 {
-        *self.checksum.get_or_insert_with(|| Self::compute_checksum(self.grant, self.buffer))
+        match self.checksum {
+            Some(checksum) => checksum,
+            None => *self.checksum.insert(placed(crc32c(self.bytes()), self.behind_bytes)),
+        }
     }
 
     /// Whether its checksum can be computed already, and is not: what is written does not change meanwhile.
@@ -206,11 +220,16 @@ impl Piece {
         self.target.action == Action::Write && self.checksum.is_none()
     }
 
-    fn compute_checksum(grant: Grant, buffer: CallerBuffer) -> u32 {
-        let (offset, length) = (grant.offset_bytes as usize, grant.length_bytes as usize);
-        // SAFETY: no transfer into this part is under way: it is computed after a read, or for a write, which only reads it.
-        let own = crc32c(unsafe { buffer.bytes(offset, length) });
-        placed(own, (buffer.length_bytes() - offset - length) as u64)
+    /// What it holds: to be looked at after a read, or for a write.
+    fn bytes(&self) -> &[u8] {
+        let (offset, length) = (self.grant.offset_bytes as usize, self.grant.length_bytes as usize);
+        match (&self.buffer, &self.bounce) {
+            // SAFETY: no transfer into this part is under way: it is done, or a write, which only reads it.
+            (Some(buffer), _) => unsafe { buffer.bytes(offset, length) },
+            // SAFETY: it has as many bytes and more, all initialised, and the kernel is done with it.
+            (None, Some(bounce)) => unsafe { std::slice::from_raw_parts(bounce.as_ptr(), length) },
+            (None, None) => unreachable!("without a buffer all of it is in bounce memory"),
+        }
     }
 
     /// Which way its bytes go.
@@ -250,7 +269,7 @@ mod tests {
         let grant =
             Grant { id: 0, class: Class::Get, offset_bytes: 0, length_bytes: length as u64 };
         let target = Target { action, file: 3, is_lasting: true, chunk_offset_bytes: 40960 };
-        Piece::new(grant, target, buffer, geometry, &mut BouncePool::new())
+        Piece::new(grant, target, length as u64, Some(buffer), geometry, &mut BouncePool::new())
     }
 
     fn lengths(piece: &Piece) -> Vec<usize> {
@@ -344,9 +363,10 @@ mod tests {
         for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
             let grant =
                 Grant { offset_bytes: offset as u64, length_bytes: length as u64, ..whole.grant };
-            combined ^=
-                Piece::new(grant, whole.target, whole.buffer, direct(), &mut BouncePool::new())
-                    .placed_checksum();
+            let mut pool = BouncePool::new();
+            let bytes = whole.grant.length_bytes;
+            combined ^= Piece::new(grant, whole.target, bytes, whole.buffer, direct(), &mut pool)
+                .placed_checksum();
         }
         assert_eq!(combined, expected);
     }
@@ -360,7 +380,7 @@ mod tests {
         unsafe { dirty.as_ptr().write_bytes(0xee, BLOCK) };
         pool.give_back(dirty);
         let whole = piece(&memory, 0, 10, Action::Write, direct());
-        let again = Piece::new(whole.grant, whole.target, whole.buffer, direct(), &mut pool);
+        let again = Piece::new(whole.grant, whole.target, 10, whole.buffer, direct(), &mut pool);
         let bounce = again.bounce.as_ref().unwrap();
         // SAFETY: one block, ours alone, initialised.
         let bytes = unsafe { std::slice::from_raw_parts(bounce.as_ptr(), BLOCK) };

@@ -13,7 +13,7 @@ use super::piece::{Piece, Target};
 use super::second_attempts::SecondAttempts;
 use super::steps::{Failure, Place, compare_with_held};
 use super::{SETTLE_BYTES, Shared};
-use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
+use crate::buffer::BouncePool;
 use crate::config::Checksum;
 use crate::engine::{Action, Engine};
 use crate::error::EngineError;
@@ -42,8 +42,8 @@ pub(super) enum Kind {
     Get(GetRequest, Pin),
     Set(SetRequest, Option<Place>),
     Free(Extent),
-    /// Reads a chunk that may be damaged into memory of our own.
-    Verify(Pin, AlignedBlock),
+    /// Reads a chunk that may be damaged, piece by piece, for its checksum.
+    Verify(Pin),
 }
 
 impl Kind {
@@ -58,7 +58,7 @@ impl Kind {
     /// Bytes to transfer.
     pub(super) fn bytes(&self) -> u64 {
         match self {
-            Self::Get(_, pin) | Self::Verify(pin, _) => pin.length_bytes,
+            Self::Get(_, pin) | Self::Verify(pin) => pin.length_bytes,
             Self::Set(request, _) => request.buffer.length_bytes() as u64,
             Self::Free(_) => 0,
         }
@@ -152,8 +152,7 @@ impl Work {
                 return;
             };
             let Some(pin) = shared.index.pin_suspect(suspect) else { continue };
-            let block = AlignedBlock::zeroed(pin.length_bytes as usize);
-            self.enqueue(Kind::Verify(pin, block), Instant::now());
+            self.enqueue(Kind::Verify(pin), Instant::now());
         }
     }
 
@@ -322,14 +321,9 @@ impl Work {
     ) -> Result<(), EngineError> {
         let active = &mut self.active[grant.id];
         let (extent, buffer, action) = match &active.kind {
-            Kind::Get(request, pin) => (pin.extent, request.buffer, Action::Read),
-            Kind::Verify(pin, block) => {
-                // SAFETY: the block is as long, is ours alone, and lives in `active` until its pieces are reaped.
-                let buffer =
-                    unsafe { CallerBuffer::new(block.as_ptr(), pin.length_bytes as usize) };
-                (pin.extent, buffer, Action::Read)
-            }
-            Kind::Set(request, Some(place)) => (place.extent, request.buffer, Action::Write),
+            Kind::Get(request, pin) => (pin.extent, Some(request.buffer), Action::Read),
+            Kind::Verify(pin) => (pin.extent, None, Action::Read),
+            Kind::Set(request, Some(place)) => (place.extent, Some(request.buffer), Action::Write),
             Kind::Set(_, None) | Kind::Free(_) => unreachable!("it has no pieces"),
         };
         let target = match &active.own {
@@ -344,7 +338,8 @@ impl Work {
                 Location::Own { .. } => unreachable!("its file is opened first"),
             },
         };
-        let piece = Piece::new(grant, target, buffer, shared.store.geometry(), &mut self.pool);
+        let (chunk_bytes, geometry) = (active.kind.bytes(), shared.store.geometry());
+        let piece = Piece::new(grant, target, chunk_bytes, buffer, geometry, &mut self.pool);
         shared.counters.bounced_bytes.add(piece.bounced_bytes as u64);
         // Never over the capacity it was made with, so that no piece ever moves.
         assert!(

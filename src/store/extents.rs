@@ -16,11 +16,13 @@ use super::device::Device;
 use super::discards::Discards;
 use super::files::CHUNKS_NAME;
 use super::found_files::found_files;
-use super::growth::{SMALLEST_FILE_BYTES, index_spare_bytes, next_file_bytes, on_disk_bytes};
+use super::growth::{
+    SMALLEST_FILE_BYTES, index_spare_bytes, longest_chunk_bytes, next_file_bytes, on_disk_bytes,
+};
 use super::set_aside::SetAside;
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
-use crate::config::{BLOCK_BYTES, Discard, Layout, MAX_CHUNK_BYTES};
+use crate::config::{BLOCK_BYTES, Discard, Layout};
 use crate::error::{OpenError, StoreError};
 use crate::index::HEADER_BYTES;
 use crate::key::Digest;
@@ -87,7 +89,8 @@ impl ExtentStore {
                 directory.display()
             );
         }
-        let max_chunk_bytes = longest.max(next_file_bytes(&budget)).min(MAX_CHUNK_BYTES);
+        let max_chunk_bytes =
+            longest.max(next_file_bytes(&budget)).min(longest_chunk_bytes(budget.capacity_bytes()));
         Ok(Self {
             directory: Some(directory.to_owned()),
             budget,
@@ -124,7 +127,7 @@ impl ExtentStore {
             directory: None,
             budget,
             geometry: device.geometry(),
-            max_chunk_bytes: longest.min(MAX_CHUNK_BYTES),
+            max_chunk_bytes: longest.min(longest_chunk_bytes(capacity_bytes)),
             files: RwLock::new(files),
             allocator: Mutex::new(allocator),
             refusal: Mutex::new(None),

@@ -200,7 +200,7 @@ def test_every_option_is_a_flag_and_in_the_help(capsys: pytest.CaptureFixture[st
     ("arguments", "shown"),
     [
         (("--rw=reed",), ["'reed'", "randread"]),
-        (("--bs=1GiB",), ["'1GiB'", "64 MiB"]),
+        (("--bs=3GiB",), ["'3GiB'", "2 GiB"]),
         (("--bs=big",), ["'big'", "a size"]),
         (("--iodepth=0",), ["'0'", "65536"]),
         (("--batch=64",), ["64", "32", "raise iodepth"]),

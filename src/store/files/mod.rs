@@ -26,10 +26,10 @@ use self::names::{DIRECTORIES, directory_name, directory_of, file_c_name, parse_
 use self::remover::Remover;
 use super::data_file::list_data_files;
 use super::data_file::{PROBE_NAME, probe_geometry};
-use super::growth::index_spare_bytes;
+use super::growth::{index_spare_bytes, longest_chunk_bytes};
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
-use crate::config::{BLOCK_BYTES, Layout, MAX_CHUNK_BYTES};
+use crate::config::{BLOCK_BYTES, Layout};
 use crate::engine::Waker;
 use crate::error::{OpenError, StoreError};
 use crate::fork::{GivenUpInForks, close_file_behind};
@@ -136,7 +136,8 @@ impl FileStore {
         }
         let spare_bytes = index_spare_bytes(budget.capacity_bytes());
         let free_bytes = budget.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
-        let max_chunk_bytes = longest_chunk_bytes(free_bytes, unit_bytes);
+        let most_bytes = longest_chunk_bytes(budget.capacity_bytes());
+        let max_chunk_bytes = longest_within(free_bytes, most_bytes, unit_bytes);
         let state = State { account, refusal: None, holders: 0, ends: None };
         let shared = Arc::new(Files {
             path: directory.to_owned(),
@@ -410,9 +411,9 @@ fn unit_bytes_of(directory: &Path) -> u64 {
     taken_bytes.unwrap_or(0).max(BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
 }
 
-/// Longest chunk whose file costs at most `free_bytes`.
-fn longest_chunk_bytes(free_bytes: u64, unit_bytes: u64) -> u64 {
-    let mut blocks = (free_bytes / BLOCK_BYTES).min(MAX_CHUNK_BYTES / BLOCK_BYTES) as u32;
+/// Longest chunk of `most_bytes` or less whose file costs at most `free_bytes`.
+fn longest_within(free_bytes: u64, most_bytes: u64, unit_bytes: u64) -> u64 {
+    let mut blocks = (free_bytes.min(most_bytes) / BLOCK_BYTES) as u32;
     while blocks > 0 && cost_bytes(blocks, unit_bytes) > free_bytes {
         blocks -= 1;
     }
