@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 /// The account of SETs under way.
 pub(crate) struct Backlog {
@@ -46,9 +46,9 @@ impl Backlog {
         let mut queued = self.queued.lock();
         while !self.has_room(*queued, wanted) {
             let deadline = deadline?;
-            if self.shrunk.wait_until(&mut queued, deadline).timed_out()
-                && !self.has_room(*queued, wanted)
-            {
+            let is_late;
+            (queued, is_late) = self.shrunk.wait_until(queued, deadline);
+            if is_late && !self.has_room(*queued, wanted) {
                 return None;
             }
         }
@@ -78,8 +78,6 @@ impl Drop for QueueShare {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
-
-    use parking_lot::MutexGuard;
 
     use super::*;
 
@@ -135,11 +133,7 @@ mod tests {
         let hangs = Instant::now() + HANG_TIMEOUT;
         loop {
             assert!(Instant::now() < hangs, "{threads} do not wait");
-            let queued = backlog.queued.lock();
-            let waiting = backlog.shrunk.notify_all();
-            // They are next, find no room, and wait again.
-            MutexGuard::unlock_fair(queued);
-            if waiting == threads {
+            if backlog.shrunk.waiting() == threads {
                 return;
             }
             std::thread::yield_now();

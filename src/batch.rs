@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
-
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
+use crate::sync::Mutex;
 
 /// Keys of one submit that are still to be answered.
 pub(crate) struct Batch {

@@ -46,6 +46,7 @@ mod reactor;
 mod schedule;
 mod stats;
 mod store;
+mod sync;
 mod thread;
 mod time;
 

@@ -15,8 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
-
 pub use closing::Shutdown;
 use joining::{Absent, Joined, leave_out, open_all};
 use volume::Volume;
@@ -34,6 +32,7 @@ use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
 use crate::placement::Placement;
 use crate::reactor::{Alarm, GetRequest, Operation, SetRequest, Shared};
 use crate::schedule::Class;
+use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 use crate::thread::LONGEST_SYNC;
 
 /// An open store.

@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use super::closing::Shutdown;
 use super::engines;
 use super::home::Home;
@@ -20,6 +18,7 @@ use crate::error::{EngineError, OpenError};
 use crate::index::{Index, Membership, Recovery, Rules, StoreId, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared};
+use crate::sync::Mutex;
 use crate::thread::join_until;
 
 /// Files and index of a path, in order with each other; nothing moves its bytes yet.

@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, Builder, JoinHandle};
 
+use crate::sync::{Condvar, Mutex};
 use crossbeam_queue::SegQueue;
-use parking_lot::{Condvar, Mutex};
 
 use super::{Reaped, Transfer, Waker};
 
@@ -121,7 +121,7 @@ impl Shared {
         while !queue.ends {
             match queue.transfers.pop_front() {
                 Some(transfer) => return Some(transfer),
-                None => self.filled.wait(&mut queue),
+                None => queue = self.filled.wait(queue),
             }
         }
         None

@@ -5,13 +5,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use parking_lot::Mutex;
-
 use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
 use super::places::{Places, Search};
 use super::{ChunkNode, Eviction, NodeId, Nodes, Policy};
 use crate::config::BLOCK_BYTES;
 use crate::store::{Extent, FreeSpace};
+use crate::sync::Mutex;
 
 /// Chunks of the cold end among which those are chosen that make room at the lowest price: a part of all, within bounds.
 const SEEDS: std::ops::RangeInclusive<usize> = 8..=64;

@@ -2,8 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
-
 use super::ghosts::Ghost;
 use super::leases::Leases;
 use super::lookup::Found;
@@ -14,6 +12,7 @@ use super::table::Table;
 use crate::evict::{ChunkRef, Eviction, NamespaceOf, Residents};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Enough that threads rarely meet, and that the growth of one shard stalls nobody for long: at 10,000,000 keys it
 /// moves what finds some 5,000 entries.

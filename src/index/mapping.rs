@@ -13,8 +13,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
+use crate::sync::Mutex;
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use parking_lot::Mutex;
 
 /// Holes are noted one by one up to here; with more of them no slot is handed out any more.
 const MAX_HOLES: usize = 1024;

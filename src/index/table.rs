@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytemuck::Zeroable;
-use parking_lot::Mutex;
 
 use super::backing::{Backing, IndexPlace};
 use super::first_page::{check_header, read_session, start_anew};
@@ -27,6 +26,7 @@ use crate::error::{OpenError, StoreError};
 use crate::fork::GivenUpInForks;
 use crate::key::Digest;
 use crate::store::Extent;
+use crate::sync::Mutex;
 
 pub(super) const GROWTH_BYTES: u64 = 1 << 20;
 const CACHE_LINE_BYTES: usize = 64;

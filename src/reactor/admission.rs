@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use parking_lot::Mutex;
-
 use super::Shared;
 use super::operation::SetRequest;
 use crate::config::{Admission, Config};
+use crate::sync::Mutex;
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
 

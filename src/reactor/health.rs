@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 /// Errors of the device in a row, with nothing moved that way in between, and the time they go on for, from which on it
 /// counts as failed. Some bad sectors do not reach it: what fails a second time fails its operation only.

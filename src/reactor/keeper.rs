@@ -8,11 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::Shared;
 use crate::config::Discard;
 use crate::store::{Extent, Fill};
+use crate::sync::{Condvar, Mutex};
 use crate::thread::{LONGEST_RETURN, has_ended};
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
@@ -124,11 +123,13 @@ fn keep(shared: &Shared) {
         while !orders.ends && !orders.is_short {
             match [next_sweep, next_discard].into_iter().flatten().min() {
                 Some(next) => {
-                    if shared.keeper.told.wait_until(&mut orders, next).timed_out() {
+                    let (again, is_due) = shared.keeper.told.wait_until(orders, next);
+                    orders = again;
+                    if is_due {
                         break;
                     }
                 }
-                None => shared.keeper.told.wait(&mut orders),
+                None => orders = shared.keeper.told.wait(orders),
             }
         }
         let is_short = std::mem::take(&mut orders.is_short);
@@ -179,7 +180,8 @@ impl Shared {
         while self.store.discard_freed() {
             let mut orders = self.keeper.orders.lock();
             if !orders.ends && !orders.is_short {
-                self.keeper.told.wait_for(&mut orders, start.elapsed() * RESTS);
+                let rested = Instant::now() + start.elapsed() * RESTS;
+                (orders, _) = self.keeper.told.wait_until(orders, rested);
             }
             if orders.ends || orders.is_short {
                 return;
@@ -204,11 +206,11 @@ impl Shared {
                 places.into_iter().for_each(|place| self.store.free(place));
                 let worked = slice.elapsed();
                 if pauses && worked >= SLICE {
-                    let mut orders = self.keeper.orders.lock();
+                    let orders = self.keeper.orders.lock();
                     if orders.ends {
                         return self.counters.expired.get() - before;
                     }
-                    self.keeper.told.wait_for(&mut orders, worked * RESTS);
+                    drop(self.keeper.told.wait_until(orders, Instant::now() + worked * RESTS));
                     slice = Instant::now();
                 }
             }

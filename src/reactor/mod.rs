@@ -32,8 +32,6 @@ use std::sync::mpsc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 pub(crate) use balance::Spread;
 pub(crate) use health::{Alarm, is_gone};
 pub(crate) use keeper::KeeperThread;
@@ -48,6 +46,7 @@ use crate::engine::{Engine, Reaped, Waker};
 use crate::error::{EngineError, OpenError};
 use crate::index::Suspect;
 use crate::schedule::Limits;
+use crate::sync::Mutex;
 use work::Work;
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.

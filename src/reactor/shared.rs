@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use super::admission::WriteBudget;
 use super::balance::{Load, Spread};
 use super::health::Health;
@@ -17,6 +15,7 @@ use crate::config::Config;
 use crate::engine::Waker;
 use crate::stats::Counters;
 use crate::store::Store;
+use crate::sync::Mutex;
 
 /// The store, its counters, and a lane to each reactor.
 pub(crate) struct Shared {

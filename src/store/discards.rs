@@ -7,13 +7,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
-
 use super::Extent;
 use super::allocator::Allocator;
 use super::data_file::DataFile;
 use super::device::Device;
 use crate::config::BLOCK_BYTES;
+use crate::sync::Mutex;
 
 /// Most that is out of the free space at a time: 16 MiB.
 const PIECE_BLOCKS: u32 = 4096;

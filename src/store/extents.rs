@@ -8,8 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
-
 use super::allocator::Allocator;
 use super::data_file::{DataFile, data_file_name, probe_geometry};
 use super::device::Device;
@@ -27,6 +25,7 @@ use crate::error::{OpenError, StoreError};
 use crate::index::HEADER_BYTES;
 use crate::key::Digest;
 use crate::lock::Owner;
+use crate::sync::{Mutex, RwLock};
 
 const MIB: u64 = 1 << 20;
 

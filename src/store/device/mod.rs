@@ -15,8 +15,6 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use parking_lot::Mutex;
-
 pub(crate) use superblock::{Superblock, id_text};
 pub(crate) use target::Target;
 
@@ -29,6 +27,7 @@ use crate::config::{BLOCK_BYTES, Config, Discard, MIN_CAPACITY_BYTES};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::lock::Owner;
+use crate::sync::Mutex;
 
 const MIB: u64 = 1 << 20;
 

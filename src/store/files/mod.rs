@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
-use parking_lot::{Condvar, Mutex};
 
 use self::account::{Account, cost_bytes, directory_bytes};
 use self::names::{DIRECTORIES, directory_name, directory_of, file_c_name, parse_file_name};
@@ -34,6 +33,7 @@ use crate::engine::Waker;
 use crate::error::{OpenError, StoreError};
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::key::Digest;
+use crate::sync::{Condvar, Mutex};
 
 pub(crate) use names::{CHUNKS_NAME, chunk_path};
 
@@ -262,7 +262,7 @@ impl Store for FileStore {
     fn settle(&self) {
         let mut state = self.shared.state.lock();
         while state.account.is_leaving() {
-            self.shared.removed.wait(&mut state);
+            state = self.shared.removed.wait(state);
         }
     }
 

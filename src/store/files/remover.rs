@@ -39,7 +39,7 @@ fn remove(files: &Files) {
         }
         let next = if state.holders == 0 { state.account.leaving.pop_front() } else { None };
         let Some(extent) = next else {
-            files.told.wait(&mut state);
+            state = files.told.wait(state);
             continue;
         };
         let Some(digest) = state.account.digest_of(extent.file) else { continue };
