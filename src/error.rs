@@ -218,6 +218,14 @@ pub enum OpenError {
         /// The other one.
         other: PathBuf,
     },
+    /// One path lies inside another.
+    #[error("{path} is inside {outer}; give each of them a directory of its own")]
+    Nested {
+        /// The inner one.
+        path: PathBuf,
+        /// The outer one.
+        outer: PathBuf,
+    },
     /// The store is one of several that share keys, and the others are not these.
     #[error(
         "{path} belongs to another set of paths, of which none is here; leave it out, open it with its own, or empty it \

@@ -45,6 +45,7 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
         kvring::OpenError::Config(_)
         | kvring::OpenError::OtherLayout { .. }
         | kvring::OpenError::ReadOnlyDevice { .. }
+        | kvring::OpenError::Nested { .. }
         | kvring::OpenError::SameStore { .. }
         | kvring::OpenError::NoDevice { .. }
         | kvring::OpenError::Unsuitable { .. } => ConfigError::new_err(message),

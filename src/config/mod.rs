@@ -335,17 +335,11 @@ impl Config {
         self.capacities_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes))
     }
 
-    /// The part of it that is about path `number` alone: a quota holds there in proportion to the capacity, once that is
-    /// known of all paths.
+    /// The part of it that is about path `number` alone.
     pub(crate) fn of_path(&self, number: usize) -> Self {
-        let (all_bytes, own_bytes) = (self.capacity_bytes(), self.capacities_bytes[number]);
-        let share = |bytes: u64| {
-            (u128::from(bytes) * u128::from(own_bytes) / u128::from(all_bytes.max(1))) as u64
-        };
         Self {
             paths: vec![self.paths[number].clone()],
-            capacities_bytes: vec![own_bytes],
-            quotas: self.quotas.iter().map(|(name, bytes)| (name.clone(), share(*bytes))).collect(),
+            capacities_bytes: vec![self.capacities_bytes[number]],
             ..self.clone()
         }
     }
@@ -405,6 +399,22 @@ mod tests {
             let message = options(&[(name, value.clone())]).unwrap_err().to_string();
             assert!(message.contains(name) && message.contains(&value.to_string()), "{message}");
         }
+    }
+
+    #[test]
+    fn a_tilde_is_a_home_directory() {
+        let root = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(0)).unwrap().unwrap();
+        let home = std::env::var_os("HOME").map_or(root.dir.clone(), PathBuf::from);
+        let text = |text: &str| OptionValue::Text(text.into());
+        let list = OptionValue::List(["~", "~/a/b", "~root/c", "./~", "/~"].map(text).into());
+        let config = options(&[("path", list), ("index_path", text("~/index"))]).unwrap();
+        let expected =
+            [&home, &home.join("a/b"), &root.dir.join("c"), Path::new("./~"), Path::new("/~")];
+        assert_eq!(config.paths, expected);
+        assert_eq!(config.index_path, Some(home.join("index")));
+        let message =
+            options(&[("path", text("~nobody-has-this-name/a"))]).unwrap_err().to_string();
+        assert!(message.contains("'~nobody-has-this-name' is no user"), "{message}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::values::{
     OptionValue, duration_within, each, is_word, number, one_of, path, share_within, size_within,
-    sizes_by_name, text, truth,
+    sizes_by_name, truth,
 };
 use super::{
     Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, Layout,
@@ -35,7 +35,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         name: "path",
         unit: "",
         default: None,
-        range: "a directory or a block device, or a list of up to 30 of them",
+        range: "a directory or a block device ('~' is the home directory), or a list of up to 30 of them, none inside another",
         meaning: "where the store lives; a directory is made if it is missing, a block device is formatted if there is nothing on it; several paths share the keys in proportion to their capacities, and one that fails is left out",
         apply: |config, value| {
             config.paths = each(value).map(path).collect::<Result<_, _>>()?;
@@ -65,12 +65,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         name: "index_path",
         unit: "",
         default: Some("none"),
-        range: "'none' or a directory",
+        range: "'none' or a directory ('~' is the home directory)",
         meaning: "where the index of a store on a block device lies, if not on the device itself; formatting settles which",
         apply: |config, value| {
-            let directory = Some(text(value)?).filter(|directory| *directory != "none");
-            config.index_path = directory.map(Into::into);
-            if directory == Some("") { Err("it is empty".into()) } else { Ok(()) }
+            config.index_path = match is_word(value, "none") {
+                true => None,
+                false => Some(path(value)?),
+            };
+            Ok(())
         },
     },
     OptionSpec {
@@ -182,7 +184,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "bytes",
         default: Some("none"),
         range: "'none' or a mapping such as {'model@salt': '10GiB'}, each at least 1 MiB",
-        meaning: "most bytes of a namespace (model, or model@salt); past it its own chunks go",
+        meaning: "most bytes of a namespace (model, or model@salt), at all paths together; past it its own chunks go",
         apply: |config, value| {
             config.quotas = match is_word(value, "none") {
                 true => Vec::new(),
@@ -221,7 +223,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "bytes a day",
         default: Some("off"),
         range: "'off' or 1 GiB to 1 PiB",
-        meaning: "most bytes written in a day, to spare the drive; an hour's worth may come at once, past it SETs complete without storing",
+        meaning: "most bytes written in a day, at all paths together, to spare the drive; an hour's worth may come at once, past it SETs complete without storing",
         apply: |config, value| {
             config.write_budget_bytes = match is_word(value, "off") {
                 true => None,

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use nix::unistd::{Uid, User};
 
 /// A value as a caller (JSON, Python, Rust) gives it.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,9 +62,24 @@ pub(super) fn each(value: &OptionValue) -> impl Iterator<Item = &OptionValue> {
     }
 }
 
+/// A path. As in a shell, `~` at its beginning is the home directory of this user and `~name` that of another.
 pub(super) fn path(value: &OptionValue) -> Result<PathBuf, String> {
     let path = text(value)?;
-    if path.is_empty() { Err("it is empty".into()) } else { Ok(path.into()) }
+    if path.is_empty() {
+        return Err("it is empty".into());
+    }
+    let Some(rest) = path.strip_prefix('~') else { return Ok(path.into()) };
+    let (name, below) = rest.split_once('/').unwrap_or((rest, ""));
+    let home = match (name, std::env::var_os("HOME").filter(|home| !home.is_empty())) {
+        ("", Some(home)) => Ok(Some(PathBuf::from(home))),
+        ("", None) => User::from_uid(Uid::current()).map(|user| user.map(|user| user.dir)),
+        (name, _) => User::from_name(name).map(|user| user.map(|user| user.dir)),
+    };
+    match home {
+        Ok(Some(home)) if below.is_empty() => Ok(home),
+        Ok(Some(home)) => Ok(home.join(below.trim_start_matches('/'))),
+        _ => Err(format!("'~{name}' is no user with a home directory; write the path in full")),
+    }
 }
 
 pub(super) fn text(value: &OptionValue) -> Result<&str, String> {

@@ -6,11 +6,11 @@
 //! deleted since. A volume that never shared keys with others keeps what belongs to it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use super::home::Home;
-use super::volume::OpenedVolume;
+use super::volume::{Common, OpenedVolume};
 use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::error::OpenError;
@@ -42,8 +42,9 @@ pub(super) fn open_all(
     left_out: &[Absent],
     completions: &Arc<CompletionQueue>,
 ) -> Result<Joined, OpenError> {
-    refuse_twins(config)?;
+    check_paths(config)?;
     let mut config = config.clone();
+    let common = Common::new(&config, completions);
     let now_ms = config.clock.now_ms();
     let numbers: Vec<usize> = (0..config.paths.len())
         .filter(|number| !left_out.iter().any(|absent| absent.path == config.paths[*number]))
@@ -57,7 +58,7 @@ pub(super) fn open_all(
     }
     config.capacities_bytes = capacities_bytes;
     let outcomes = at_once(numbers.iter().zip(homes), |(number, home)| {
-        OpenedVolume::open(config.of_path(*number), home?, completions)
+        OpenedVolume::open(config.of_path(*number), home?, &common)
     });
     let (mut opened, mut refused) = (Vec::new(), Vec::new());
     for (outcome, number) in outcomes.into_iter().zip(numbers) {
@@ -138,14 +139,41 @@ fn is_device_error(error: &OpenError) -> bool {
     }
 }
 
-fn refuse_twins(config: &Config) -> Result<(), OpenError> {
-    let real = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
-    for (number, path) in config.paths.iter().enumerate() {
-        if let Some(other) = config.paths[..number].iter().find(|other| real(other) == real(path)) {
-            return Err(OpenError::SameStore { path: path.clone(), other: other.clone() });
+/// Refuses two paths that are one, and one inside another.
+fn check_paths(config: &Config) -> Result<(), OpenError> {
+    let all: Vec<&PathBuf> = config.paths.iter().chain(&config.index_path).collect();
+    let real: Vec<PathBuf> = all.iter().map(|path| real_path(path)).collect();
+    for (number, inner) in real.iter().enumerate() {
+        for (other, outer) in real.iter().enumerate().filter(|(other, _)| *other != number) {
+            let (path, other_path) = (all[number].clone(), all[other].clone());
+            if inner == outer && other < number && number < config.paths.len() {
+                return Err(OpenError::SameStore { path, other: other_path });
+            }
+            if inner != outer && inner.starts_with(outer) {
+                return Err(OpenError::Nested { path, outer: other_path });
+            }
         }
     }
     Ok(())
+}
+
+/// The path without symlinks, as far as it is there.
+fn real_path(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for existing in path.ancestors() {
+        let Ok(mut real) = existing.canonicalize() else { continue };
+        let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+        for part in rest.components() {
+            match part {
+                Component::ParentDir => {
+                    real.pop();
+                }
+                part => real.push(part),
+            }
+        }
+        return real;
+    }
+    path
 }
 
 /// What counts of the sets that volumes know of.

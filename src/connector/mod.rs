@@ -381,6 +381,10 @@ where
     M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
 {
     let Joined { config, opened, absent, placement, epoch } = joined;
+    let shared: Vec<_> = opened.iter().map(|volume| Arc::clone(&volume.shared)).collect();
+    if let [_, _, ..] = &shared[..] {
+        shared.iter().for_each(|one| one.set_paths(&shared));
+    }
     let mut all: Vec<Volume> = Vec::new();
     for (number, volume) in opened.into_iter().enumerate() {
         volume.shared.health.set_alarm(number, Some(alarm.clone()));

@@ -15,11 +15,29 @@ use crate::completion::CompletionQueue;
 use crate::config::{Config, Durability};
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError};
+use crate::evict::Quotas;
 use crate::index::{Index, Membership, Recovery, Rules, StoreId, Suspect};
 use crate::key::{Digest, Keyed};
-use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared};
+use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared, WriteBudget};
 use crate::sync::Mutex;
 use crate::thread::join_until;
+
+/// What all paths of a store have in common.
+pub(super) struct Common {
+    completions: Arc<CompletionQueue>,
+    quotas: Quotas,
+    write_budget: Arc<WriteBudget>,
+}
+
+impl Common {
+    pub(super) fn new(config: &Config, completions: &Arc<CompletionQueue>) -> Self {
+        Self {
+            completions: Arc::clone(completions),
+            quotas: Quotas::new(&config.quotas),
+            write_budget: Arc::new(WriteBudget::new(config.write_budget_bytes, Instant::now())),
+        }
+    }
+}
 
 /// Files and index of a path, in order with each other; nothing moves its bytes yet.
 pub(super) struct OpenedVolume {
@@ -33,11 +51,7 @@ pub(super) struct OpenedVolume {
 
 impl OpenedVolume {
     /// Opens what is at `home`, making it if there is nothing, and recovers what it holds. `config` is of that path alone.
-    pub(super) fn open(
-        config: Config,
-        home: Home,
-        completions: &Arc<CompletionQueue>,
-    ) -> Result<Self, OpenError> {
+    pub(super) fn open(config: Config, home: Home, common: &Common) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
         let io_error = |action| {
             let path = path.clone();
@@ -49,7 +63,7 @@ impl OpenedVolume {
         let rules = Rules {
             capacity_bytes: config.capacity_bytes(),
             eviction: config.eviction,
-            quotas: config.quotas.clone(),
+            quotas: common.quotas.clone(),
             ttl_ms: config.ttl.map(|ttl| ttl.as_millis() as u64),
             boot: config.boot,
             lease_s: config.lease_s,
@@ -68,7 +82,9 @@ impl OpenedVolume {
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
         let id = table.store_id().map_err(io_error("read the index of"))?;
         let membership = table.membership();
-        let shared = Shared::new(config, index, store, Arc::clone(completions), wakers);
+        let (completions, write_budget) =
+            (Arc::clone(&common.completions), Arc::clone(&common.write_budget));
+        let shared = Shared::new(config, index, store, completions, write_budget, wakers);
         Ok(Self { shared: Arc::new(shared), id, membership, budget, recovery, suspects })
     }
 

@@ -11,12 +11,14 @@ mod namespaces;
 mod places;
 #[cfg(feature = "bench")]
 pub(crate) mod probe;
+mod quotas;
 mod residents;
 mod s3fifo;
 
 pub(crate) use lists::{ChunkNode, NodeId, Nodes};
 pub(crate) use namespaces::NamespaceId;
 pub use namespaces::NamespaceUsage;
+pub(crate) use quotas::Quotas;
 pub(crate) use residents::{ChunkRef, NamespaceOf, PoolId, Residents, Victim};
 
 /// Which order chunks are evicted in.

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 
 use super::residents::{NamespaceOf, PoolId};
-use crate::config::BLOCK_BYTES;
 use crate::key::Namespace;
 
 /// Number of a namespace, valid while there is anything of it.
@@ -20,7 +19,7 @@ pub struct NamespaceUsage {
     pub writing_keys: u64,
     /// Keys that were evicted or not admitted, and are remembered.
     pub remembered_keys: u64,
-    /// Most bytes it may take, if that is bounded.
+    /// Most bytes it may take at all paths together, if that is bounded.
     pub quota_bytes: Option<u64>,
 }
 
@@ -31,10 +30,7 @@ impl NamespaceUsage {
         self.allocated_bytes += other.allocated_bytes;
         self.writing_keys += other.writing_keys;
         self.remembered_keys += other.remembered_keys;
-        self.quota_bytes = match (self.quota_bytes, other.quota_bytes) {
-            (Some(own), Some(others)) => Some(own + others),
-            (own, others) => own.or(others),
-        };
+        self.quota_bytes = self.quota_bytes.or(other.quota_bytes);
     }
 }
 
@@ -123,14 +119,14 @@ impl Namespaces {
         self.by_fingerprint.get(&Namespace::called(name).fingerprint()).copied()
     }
 
-    /// Usage by name; `quota` tells that of a pool in blocks.
+    /// Usage by name; `quota_bytes` tells that of a pool.
     pub(super) fn all(
         &self,
-        quota: impl Fn(PoolId) -> Option<u64>,
+        quota_bytes: impl Fn(PoolId) -> Option<u64>,
     ) -> Vec<(String, NamespaceUsage)> {
         let usage = |id: &NamespaceId| {
             let state = &self.all[*id as usize];
-            let quota_bytes = quota(state.pool).map(|blocks| blocks * BLOCK_BYTES);
+            let quota_bytes = quota_bytes(state.pool);
             (state.name.clone(), NamespaceUsage { quota_bytes, ..state.usage })
         };
         let mut all: Vec<_> = self.by_fingerprint.values().map(usage).collect();

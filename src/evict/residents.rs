@@ -4,9 +4,11 @@
 //! is chosen here, and taken out by who has let go of this lock again: by then it may be pinned, or gone.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
 use super::places::{Places, Search};
+use super::quotas::{Quota, Quotas};
 use super::{ChunkNode, Eviction, NodeId, Nodes, Policy};
 use crate::config::BLOCK_BYTES;
 use crate::store::{Extent, FreeSpace};
@@ -55,13 +57,22 @@ struct Pool {
     /// Blocks of its chunks, and of those on their way in.
     blocks: u64,
     chunks: usize,
-    quota_blocks: Option<u64>,
+    quota: Option<Arc<Quota>>,
 }
 
 impl Pool {
-    fn new(eviction: Eviction, quota_bytes: Option<u64>) -> Self {
-        let quota_blocks = quota_bytes.map(|bytes| bytes / BLOCK_BYTES);
-        Self { policy: eviction.policy(), blocks: 0, chunks: 0, quota_blocks }
+    fn new(eviction: Eviction, quota: Option<Arc<Quota>>) -> Self {
+        Self { policy: eviction.policy(), blocks: 0, chunks: 0, quota }
+    }
+
+    fn add_blocks(&mut self, blocks: u32) {
+        self.blocks += u64::from(blocks);
+        self.quota.iter().for_each(|quota| quota.add(u64::from(blocks)));
+    }
+
+    fn remove_blocks(&mut self, blocks: u32) {
+        self.blocks -= u64::from(blocks);
+        self.quota.iter().for_each(|quota| quota.give_back(u64::from(blocks)));
     }
 }
 
@@ -73,13 +84,13 @@ pub(crate) struct NamespaceOf<'key> {
 }
 
 impl Residents {
-    /// None held. `quotas` are bytes by name of a namespace.
-    pub(crate) fn new(policy: Eviction, quotas: &[(String, u64)]) -> Self {
+    /// None held.
+    pub(crate) fn new(policy: Eviction, quotas: &Quotas) -> Self {
         let mut namespaces = Namespaces::default();
         let mut pools = vec![Pool::new(policy, None)];
-        for (name, bytes) in quotas {
+        for (name, quota) in &quotas.0 {
             namespaces.add_with_pool(name, pools.len() as PoolId);
-            pools.push(Pool::new(policy, Some(*bytes)));
+            pools.push(Pool::new(policy, Some(Arc::clone(quota))));
         }
         let inner = Inner {
             nodes: Nodes::default(),
@@ -222,46 +233,73 @@ impl Residents {
         inner.victims(&coldest)
     }
 
-    /// Takes `blocks` of the quota of the namespace called `name`, if it has one: `Err` says which of its chunks have to go
-    /// first, none of them in `kept`, or the quota if they would not do.
-    pub(crate) fn reserve_quota(
-        &self,
-        pool: PoolId,
-        blocks: u32,
-        kept: &HashSet<NodeId>,
-    ) -> Result<(), Vec<Victim>> {
+    /// Takes `blocks` of the quota of a pool, if it has one.
+    ///
+    /// # Errors
+    /// How many blocks of its chunks have to go first, at this path or others.
+    pub(crate) fn reserve_quota(&self, pool: PoolId, blocks: u32) -> Result<(), u64> {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        let Pool { policy, blocks: used, chunks, quota_blocks } = &mut inner.pools[pool as usize];
-        let over =
-            quota_blocks.map_or(0, |quota| (*used + u64::from(blocks)).saturating_sub(quota));
-        if over == 0 {
-            *used += u64::from(blocks);
-            return Ok(());
-        }
-        let (mut freed, mut victims, mut count) = (0, Vec::new(), *SEEDS.start() + kept.len());
-        while freed < over {
-            victims.clear();
-            policy.coldest(&mut inner.nodes, count, &mut victims);
-            let listed = victims.len();
-            victims.retain(|id| !kept.contains(id));
-            freed = 0;
-            let enough = victims.iter().position(|id| {
-                freed += u64::from(inner.nodes[*id].extent.blocks);
-                freed >= over
-            });
-            match enough {
-                Some(last) => victims.truncate(last + 1),
-                None if listed >= *chunks => return Err(Vec::new()),
-                None => count *= 2,
-            }
-        }
-        Err(inner.victims(&victims))
+        let pool = &mut inner.pools[pool as usize];
+        pool.quota.as_ref().map_or(Ok(()), |quota| quota.take(u64::from(blocks)))?;
+        pool.blocks += u64::from(blocks);
+        Ok(())
     }
 
     /// Gives back what [`Residents::reserve_quota`] took.
     pub(crate) fn release_quota(&self, pool: PoolId, blocks: u32) {
-        self.inner.lock().pools[pool as usize].blocks -= u64::from(blocks);
+        self.inner.lock().pools[pool as usize].remove_blocks(blocks);
+    }
+
+    /// Blocks that the chunks of a pool take of its quota, those on their way in included.
+    pub(crate) fn blocks_of(&self, pool: PoolId) -> u64 {
+        let pool = &self.inner.lock().pools[pool as usize];
+        if pool.quota.is_some() { pool.blocks } else { 0 }
+    }
+
+    /// The coldest chunks of a pool with a quota that have `blocks` together, all of it if those have less, none of them in `kept`. Also
+    /// says how many blocks they have.
+    pub(crate) fn coldest_of(
+        &self,
+        pool: PoolId,
+        blocks: u64,
+        kept: &HashSet<NodeId>,
+    ) -> (Vec<Victim>, u64) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let Pool { policy, chunks, quota, .. } = &mut inner.pools[pool as usize];
+        if quota.is_none() {
+            return (Vec::new(), 0);
+        }
+        let (mut coldest, mut count) = (Vec::new(), *SEEDS.start() + kept.len());
+        loop {
+            coldest.clear();
+            policy.coldest(&mut inner.nodes, count, &mut coldest);
+            let listed = coldest.len();
+            coldest.retain(|id| !kept.contains(id));
+            let mut freed = 0;
+            let enough = coldest.iter().position(|id| {
+                freed += u64::from(inner.nodes[*id].extent.blocks);
+                freed >= blocks
+            });
+            match enough {
+                Some(last) => coldest.truncate(last + 1),
+                None if listed >= *chunks => {}
+                None => {
+                    count *= 2;
+                    continue;
+                }
+            }
+            return (inner.victims(&coldest), freed);
+        }
+    }
+
+    /// What is held here does not count towards quotas any more: this path is out of use.
+    pub(crate) fn leave_quotas(&self) {
+        for pool in &mut self.inner.lock().pools {
+            if let Some(quota) = pool.quota.take() {
+                quota.give_back(pool.blocks);
+            }
+        }
     }
 
     /// Bytes of quotas that are taken for chunks on their way in, of all namespaces.
@@ -279,8 +317,7 @@ impl Residents {
     pub(crate) fn pool_of(&self, fingerprint: u64) -> (PoolId, Option<u64>) {
         let inner = self.inner.lock();
         let pool = inner.namespaces.pool_of(fingerprint);
-        let quota_blocks = inner.pools[pool as usize].quota_blocks;
-        (pool, quota_blocks.map(|blocks| blocks * BLOCK_BYTES))
+        (pool, inner.quota_bytes(pool))
     }
 
     /// Notes that a key of the namespace is remembered.
@@ -313,8 +350,7 @@ impl Residents {
     /// What there is of each namespace, by name.
     pub(crate) fn usage(&self) -> Vec<(String, NamespaceUsage)> {
         let inner = self.inner.lock();
-        let quota = |pool: PoolId| inner.pools[pool as usize].quota_blocks;
-        inner.namespaces.all(quota)
+        inner.namespaces.all(|pool| inner.quota_bytes(pool))
     }
 
     /// What does not fit `chunks`, which are held, and the numbers of keys that are remembered.
@@ -368,6 +404,10 @@ impl Residents {
 }
 
 impl Inner {
+    fn quota_bytes(&self, pool: PoolId) -> Option<u64> {
+        self.pools[pool as usize].quota.as_ref().map(|quota| quota.limit_bytes())
+    }
+
     fn add(
         &mut self,
         chunk: ChunkRef,
@@ -380,7 +420,7 @@ impl Inner {
         usage.allocated_bytes += extent.size_bytes();
         let pool = self.namespaces.pool(namespace);
         let id = self.nodes.insert(ChunkNode::new(chunk.shard, chunk.entry, extent, 0, pool));
-        self.pools[pool as usize].blocks += u64::from(extent.blocks);
+        self.pools[pool as usize].add_blocks(extent.blocks);
         self.pools[pool as usize].chunks += 1;
         self.places.insert(extent, id);
         (id, namespace)
@@ -390,7 +430,7 @@ impl Inner {
         let node = self.nodes.remove(id);
         self.places.remove(node.extent);
         let pool = &mut self.pools[node.pool as usize];
-        pool.blocks -= u64::from(node.extent.blocks);
+        pool.remove_blocks(node.extent.blocks);
         pool.chunks -= 1;
         let usage = self.namespaces.usage_mut(namespace);
         usage.keys -= 1;

@@ -9,7 +9,7 @@ use super::quarantine::Quarantine;
 use super::recovery::Suspect;
 use super::shard::{Entry, Shard, Waiting};
 use super::table::Table;
-use crate::evict::{ChunkRef, Eviction, NamespaceOf, Residents};
+use crate::evict::{ChunkRef, Eviction, NamespaceOf, Quotas, Residents};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 use crate::sync::{Mutex, MutexGuard};
@@ -47,8 +47,8 @@ pub(crate) struct Index<G, S> {
 pub(crate) struct Rules {
     pub(crate) capacity_bytes: u64,
     pub(crate) eviction: Eviction,
-    /// Most bytes of a namespace, by its name.
-    pub(crate) quotas: Vec<(String, u64)>,
+    /// Shared by all paths of the store.
+    pub(crate) quotas: Quotas,
     /// After this time without use a chunk is missed.
     pub(crate) ttl_ms: Option<u64>,
     /// Which boot of the machine this is.

@@ -11,7 +11,7 @@ use super::table::{Content, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::budget::Budget;
 use crate::error::{OpenError, StoreError};
-use crate::evict::Eviction;
+use crate::evict::{Eviction, Quotas};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 use crate::time::Clock;
@@ -41,7 +41,7 @@ impl IndexProbe {
         let rules = Rules {
             capacity_bytes,
             eviction: Eviction::Lfu,
-            quotas: Vec::new(),
+            quotas: Quotas::default(),
             ttl_ms: None,
             boot: 0,
             lease_s: LEASE_S,

@@ -12,8 +12,9 @@ const SECONDS_PER_DAY: f64 = 86_400.0;
 /// What of the day's writes may come at once.
 const BURST_SECONDS: f64 = 3_600.0;
 
-/// Bytes that may be written, filled up as time goes by.
-pub(super) struct WriteBudget {
+/// Bytes that may be written at all paths of a store, filled up as time goes by. Without a limit by default.
+#[derive(Default)]
+pub(crate) struct WriteBudget {
     bucket: Option<Mutex<Bucket>>,
 }
 
@@ -25,11 +26,10 @@ struct Bucket {
 }
 
 impl WriteBudget {
-    pub(super) fn new(bytes_per_day: Option<u64>, longest_chunk_bytes: u64, now: Instant) -> Self {
+    pub(crate) fn new(bytes_per_day: Option<u64>, now: Instant) -> Self {
         let bucket = |bytes_per_day: u64| {
             let bytes_per_second = bytes_per_day as f64 / SECONDS_PER_DAY;
-            // No chunk is too long for good.
-            let burst_bytes = (bytes_per_second * BURST_SECONDS).max(longest_chunk_bytes as f64);
+            let burst_bytes = bytes_per_second * BURST_SECONDS;
             Mutex::new(Bucket {
                 bytes_per_second,
                 burst_bytes,
@@ -40,7 +40,8 @@ impl WriteBudget {
         Self { bucket: bytes_per_day.map(bucket) }
     }
 
-    /// Takes `bytes`, if they are there.
+    /// Takes `bytes`, if they are there. A chunk longer than an hour's worth waits for all of that and leaves a debt, so that
+    /// none is too long for good.
     pub(super) fn take(&self, bytes: u64, now: Instant) -> bool {
         let Some(bucket) = &self.bucket else { return true };
         let mut bucket = bucket.lock();
@@ -48,7 +49,7 @@ impl WriteBudget {
         bucket.filled = now;
         bucket.left_bytes =
             (bucket.left_bytes + elapsed * bucket.bytes_per_second).min(bucket.burst_bytes);
-        let is_there = bytes as f64 <= bucket.left_bytes;
+        let is_there = (bytes as f64).min(bucket.burst_bytes) <= bucket.left_bytes;
         if is_there {
             bucket.left_bytes -= bytes as f64;
         }
@@ -87,12 +88,16 @@ mod tests {
     #[test]
     fn an_hours_worth_at_once_and_then_as_time_goes_by() {
         let start = Instant::now();
-        let budget = WriteBudget::new(Some(24 * 3600 * 1000), 1, start);
+        let budget = WriteBudget::new(Some(24 * 3600 * 1000), start);
         assert!(budget.take(3_600_000, start) && !budget.take(1, start));
         assert!(!budget.take(1001, start + Duration::from_secs(1)));
         assert!(budget.take(2000, start + Duration::from_secs(2)));
         let later = start + Duration::from_secs(1_000_000);
-        assert!(!budget.take(3_600_001, later) && budget.take(3_600_000, later));
-        assert!(WriteBudget::new(None, 1, start).take(u64::MAX, start));
+        assert!(budget.take(1, later) && !budget.take(4_000_000, later));
+        // More than an hour's worth: once as much as that is there, and nothing else until it is paid for.
+        let full = later + Duration::from_secs(1);
+        assert!(budget.take(4_000_000, full) && !budget.take(1, full + Duration::from_secs(400)));
+        assert!(budget.take(1, full + Duration::from_secs(401)));
+        assert!(WriteBudget::new(None, start).take(u64::MAX, start));
     }
 }

@@ -20,6 +20,7 @@ mod latency;
 mod operation;
 mod own_file;
 mod piece;
+mod quota;
 mod room;
 mod second_attempts;
 mod shared;
@@ -32,6 +33,7 @@ use std::sync::mpsc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+pub(crate) use admission::WriteBudget;
 pub(crate) use balance::Spread;
 pub(crate) use health::{Alarm, is_gone};
 pub(crate) use keeper::KeeperThread;

@@ -1,4 +1,4 @@
-//! Room for chunks: places within the capacity and the quotas, made by evicting others.
+//! Room for chunks: places within the capacity, made by evicting others.
 
 use std::collections::HashSet;
 
@@ -6,23 +6,20 @@ use super::Shared;
 use super::operation::SetRequest;
 use super::steps::Place;
 use crate::error::StoreError;
-use crate::evict::{NodeId, PoolId, Victim};
+use crate::evict::{NodeId, Victim};
 use crate::index::RecordState;
-use crate::key::{Digest, Namespace};
+use crate::key::Digest;
 use crate::store::{Extent, Store};
 
 /// Times that victims are chosen for one chunk. More than one is needed where those chosen are in use, or another thread
 /// takes the room.
-const ATTEMPTS: usize = 64;
+pub(super) const ATTEMPTS: usize = 64;
 
 /// Chunks that are looked at together for being in use.
 const LOOKED_AT: usize = 64;
 
 /// Chunks that go together when the index has no room for a record.
 const FOR_RECORDS: usize = 8;
-
-/// A part of a namespace's quota; given back when its chunk is held, or is not going to be.
-pub(super) type QuotaShare = (PoolId, u32);
 
 /// Once begun, and as long as it lives, what is freed is there for who makes room.
 struct HeldFreed<'store> {
@@ -52,7 +49,7 @@ impl Shared {
     pub(super) fn find_place(&self, request: &SetRequest) -> Result<Place, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
         let mut held = HeldFreed { store: &*self.store, is_begun: false };
-        let quota = self.reserve_quota(request, bytes, &mut held)?;
+        let quota = self.reserve_quota(request, bytes, || held.begin())?;
         let outcome = self.allocate(bytes, request.digest, &mut held).and_then(|extent| match self
             .reserve_record(request.key.len(), &mut held)
         {
@@ -67,39 +64,6 @@ impl Shared {
         }
         self.keeper.note_placed(bytes, || self.store.fill());
         outcome
-    }
-
-    pub(super) fn release_quota(&self, share: Option<QuotaShare>) {
-        if let Some((pool, blocks)) = share {
-            self.index.residents().release_quota(pool, blocks);
-        }
-    }
-
-    fn reserve_quota(
-        &self,
-        request: &SetRequest,
-        bytes: u64,
-        held: &mut HeldFreed<'_>,
-    ) -> Result<Option<QuotaShare>, StoreError> {
-        if self.config.quotas.is_empty() {
-            return Ok(None);
-        }
-        let (pool, Some(quota_bytes)) = self.index.residents().pool_of(request.namespace) else {
-            return Ok(None);
-        };
-        let blocks = Extent::blocks_for(bytes);
-        let mut kept = HashSet::new();
-        for _ in 0..ATTEMPTS {
-            let victims = match self.index.residents().reserve_quota(pool, blocks, &kept) {
-                Ok(()) => return Ok(Some((pool, blocks))),
-                Err(victims) if victims.is_empty() => break,
-                Err(victims) => victims,
-            };
-            held.begin();
-            self.evict_all(&victims, &mut kept);
-        }
-        let namespace = Namespace::of(&request.key).name();
-        Err(StoreError::Quota { needed_bytes: bytes, namespace, quota_bytes })
     }
 
     fn allocate(
@@ -202,7 +166,7 @@ impl Shared {
     }
 
     /// Evicts what can go; the rest is added to `kept`.
-    fn evict_all(&self, victims: &[Victim], kept: &mut HashSet<NodeId>) {
+    pub(super) fn evict_all(&self, victims: &[Victim], kept: &mut HashSet<NodeId>) {
         let now_ms = self.config.clock.now_ms();
         for victim in victims {
             match self.index.evict(*victim, now_ms) {

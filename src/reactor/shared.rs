@@ -1,7 +1,7 @@
 //! What submitting threads and reactors have in common.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::admission::WriteBudget;
@@ -26,7 +26,9 @@ pub(crate) struct Shared {
     pub(crate) completions: Arc<CompletionQueue>,
     pub(crate) health: Health,
     pub(super) keeper: Keeper,
-    pub(super) write_budget: WriteBudget,
+    pub(super) write_budget: Arc<WriteBudget>,
+    /// All paths of the store; empty if it is the only one.
+    pub(super) paths: OnceLock<Vec<Weak<Shared>>>,
     pub(super) lanes: Box<[Lane]>,
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
@@ -54,6 +56,7 @@ impl Shared {
         index: ChunkIndex,
         store: Box<dyn Store>,
         completions: Arc<CompletionQueue>,
+        write_budget: Arc<WriteBudget>,
         wakers: Vec<Arc<Waker>>,
     ) -> Self {
         let lane = |waker| Lane {
@@ -64,11 +67,10 @@ impl Shared {
             loads: AtomicUsize::new(0),
             sets_wait: AtomicBool::new(false),
         };
-        let write_budget =
-            WriteBudget::new(config.write_budget_bytes, store.max_chunk_bytes(), Instant::now());
         Self {
             keeper: Keeper::new(config.low_watermark, config.high_watermark),
             write_budget,
+            paths: OnceLock::new(),
             config,
             index,
             store,

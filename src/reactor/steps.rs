@@ -5,7 +5,7 @@ use std::io;
 use super::Shared;
 use super::health::Way;
 use super::operation::{GetRequest, SetRequest};
-use super::room::QuotaShare;
+use super::quota::QuotaShare;
 use crate::checksum::crc32c;
 use crate::config::Checksum;
 use crate::error::StoreError;

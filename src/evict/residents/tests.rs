@@ -87,7 +87,7 @@ impl Model {
     fn new(policy: Eviction) -> Self {
         let quotas = QUOTAS.map(|(name, blocks)| (name.to_owned(), blocks * BLOCK_BYTES));
         Self {
-            residents: Residents::new(policy, &quotas),
+            residents: Residents::new(policy, &Quotas::new(&quotas)),
             held: Vec::new(),
             remembered: Vec::new(),
             reserved: Vec::new(),
@@ -183,28 +183,32 @@ impl Model {
                 let quota = QUOTAS[*name - 2].1;
                 assert_eq!(quota_bytes, Some(quota * BLOCK_BYTES));
                 let over = (self.quota_used(*name) + u64::from(*blocks)).saturating_sub(quota);
-                match self.residents.reserve_quota(pool, *blocks, &HashSet::new()) {
+                assert_eq!(self.residents.blocks_of(pool), self.quota_used(*name));
+                match self.residents.reserve_quota(pool, *blocks) {
                     Ok(()) => {
                         assert_eq!(over, 0);
                         self.reserved.push((*name, pool, *blocks));
                     }
-                    Err(victims) => {
-                        self.check_victims(&victims, &HashSet::new());
+                    Err(missing) => {
+                        assert!(over > 0 && missing == over);
+                        let none = HashSet::new();
+                        let (victims, freed) = self.residents.coldest_of(pool, over, &none);
+                        self.check_victims(&victims, &none);
+                        assert_eq!(self.blocks_of(&victims), freed);
                         let of_it = |victim: &Victim| {
                             self.held
                                 .iter()
                                 .any(|held| held.node == victim.node && held.name == *name)
                         };
-                        assert!(over > 0 && victims.iter().all(of_it));
+                        assert!(victims.iter().all(of_it));
                         let all = self.held.iter().filter(|held| held.name == *name);
                         let all: u64 = all.map(|held| u64::from(held.extent.blocks)).sum();
-                        let freed = self.blocks_of(&victims);
-                        // Enough of them, and none without need; or none, where all would not do.
+                        // Enough of them, and none without need; or all, where all would not do.
                         match victims.split_last() {
-                            Some((_, others)) => {
-                                assert!(freed >= over && self.blocks_of(others) < over);
+                            Some((_, others)) if freed >= over => {
+                                assert!(self.blocks_of(others) < over);
                             }
-                            None => assert!(all < over, "{all} blocks could go for {over}"),
+                            _ => assert!(freed == all && all < over, "{freed} of {all} for {over}"),
                         }
                     }
                 }

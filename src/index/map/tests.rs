@@ -19,7 +19,7 @@ fn index() -> (tempfile::TempDir, TestIndex) {
     let rules = Rules {
         capacity_bytes: 64 << 20,
         eviction: Eviction::Lru,
-        quotas: Vec::new(),
+        quotas: Quotas::default(),
         ttl_ms: None,
         boot: 0,
         lease_s: 10,

@@ -14,10 +14,10 @@ use crate::buffer::CallerBuffer;
 use crate::completion::CompletionQueue;
 use crate::config::{BLOCK_BYTES, Checksum, Config};
 use crate::engine::Waker;
-use crate::evict::Eviction;
+use crate::evict::{Eviction, Quotas};
 use crate::index::IndexPlace;
 use crate::index::{EnteredGet, EnteredSet, Index, Rules};
-use crate::key::Digest;
+use crate::key::Namespace;
 use crate::reactor::steps::end_set;
 use crate::reactor::{GetRequest, SetRequest};
 use crate::store::Store;
@@ -66,7 +66,7 @@ impl Still {
         let rules = Rules {
             capacity_bytes: CAPACITY,
             eviction,
-            quotas: Vec::new(),
+            quotas: Quotas::default(),
             ttl_ms: None,
             boot: 0,
             lease_s: 0,
@@ -80,7 +80,7 @@ impl Still {
             .unwrap();
         let completions = Arc::new(CompletionQueue::new().unwrap());
         let wakers = vec![Waker::new().unwrap()];
-        let shared = Shared::new(config, index, store, completions, wakers);
+        let shared = Shared::new(config, index, store, completions, Arc::default(), wakers);
         let backlog = Backlog::new(Amount { operations: 1, bytes: u64::MAX });
         Self { shared, backlog, _directory: directory, memory: vec![0; 8].into() }
     }

@@ -1,0 +1,119 @@
+//! Room within the quota of a namespace. A quota is one account over all paths, so chunks at any of them may go.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+
+use super::Shared;
+use super::operation::SetRequest;
+use super::room::ATTEMPTS;
+use crate::config::BLOCK_BYTES;
+use crate::error::StoreError;
+use crate::evict::{NodeId, PoolId, Victim};
+use crate::key::Namespace;
+use crate::store::Extent;
+
+/// A part of a namespace's quota; given back when its chunk is held, or is not going to be.
+pub(super) type QuotaShare = (PoolId, u32);
+
+/// A path of the store, and those of its chunks that cannot go.
+struct Source<'shared> {
+    shared: &'shared Shared,
+    kept: HashSet<NodeId>,
+}
+
+impl Shared {
+    /// Tells it of all paths of the store, itself among them.
+    pub(crate) fn set_paths(&self, all: &[Arc<Self>]) {
+        let _ = self.paths.set(all.iter().map(Arc::downgrade).collect());
+    }
+
+    /// Room for `bytes` in the quota of the namespace, if it has one. `begin` is called before chunks go.
+    pub(super) fn reserve_quota(
+        &self,
+        request: &SetRequest,
+        bytes: u64,
+        begin: impl FnOnce(),
+    ) -> Result<Option<QuotaShare>, StoreError> {
+        if self.config.quotas.is_empty() {
+            return Ok(None);
+        }
+        let residents = self.index.residents();
+        let (pool, Some(quota_bytes)) = residents.pool_of(request.namespace) else {
+            return Ok(None);
+        };
+        let blocks = Extent::blocks_for(bytes);
+        let Err(over) = residents.reserve_quota(pool, blocks) else {
+            return Ok(Some((pool, blocks)));
+        };
+        begin();
+        if u64::from(blocks) * BLOCK_BYTES <= quota_bytes
+            && self.make_room_in_quota(pool, blocks, over)
+        {
+            return Ok(Some((pool, blocks)));
+        }
+        let namespace = Namespace::of(&request.key).name();
+        Err(StoreError::Quota { needed_bytes: bytes, namespace, quota_bytes })
+    }
+
+    pub(super) fn release_quota(&self, share: Option<QuotaShare>) {
+        if let Some((pool, blocks)) = share {
+            self.index.residents().release_quota(pool, blocks);
+        }
+    }
+
+    /// Evicts chunks of the pool, which is over by so many blocks, until `blocks` can be taken; says whether they were.
+    fn make_room_in_quota(&self, pool: PoolId, blocks: u32, mut over: u64) -> bool {
+        let paths: Vec<Arc<Self>> =
+            self.paths.get().into_iter().flatten().filter_map(Weak::upgrade).collect();
+        let source = |shared| Source { shared, kept: HashSet::new() };
+        let mut sources: Vec<Source<'_>> = match paths.is_empty() {
+            true => vec![source(self)],
+            false => paths.iter().map(|path| source(path)).collect(),
+        };
+        for _ in 0..ATTEMPTS {
+            let Some(victims) = chosen(&mut sources, pool, over) else { return false };
+            for (source, victims) in sources.iter_mut().zip(victims) {
+                source.shared.evict_all(&victims, &mut source.kept);
+            }
+            match self.index.residents().reserve_quota(pool, blocks) {
+                Ok(()) => return true,
+                Err(still_over) => over = still_over,
+            }
+        }
+        false
+    }
+}
+
+/// Chunks of the pool with `over` blocks, at each path: more where it takes more for the capacity. None if all that may go
+/// would not do: what goes in vain is lost.
+fn chosen(sources: &mut [Source<'_>], pool: PoolId, over: u64) -> Option<Vec<Vec<Victim>>> {
+    let taken = |source: &Source<'_>| source.shared.index.residents().blocks_of(pool);
+    let all: u64 = sources.iter().map(taken).sum();
+    let fullness =
+        |source: &Source<'_>| taken(source) as f64 / source.shared.config.capacity_bytes() as f64;
+    let mut order: Vec<(usize, f64)> = sources.iter().map(fullness).enumerate().collect();
+    order.sort_by(|left, right| right.1.total_cmp(&left.1));
+    // In proportion first. Where that would not do, as much of each as there is.
+    for in_proportion in [true, false] {
+        let (mut freed, mut victims) = (0, vec![Vec::new(); sources.len()]);
+        for (number, _) in &order {
+            let source = &sources[*number];
+            let missing = over.saturating_sub(freed);
+            let wanted = match in_proportion {
+                true => (over * taken(source)).div_ceil(all.max(1)).min(missing),
+                false => missing,
+            };
+            if missing == 0 {
+                break;
+            }
+            let residents = source.shared.index.residents();
+            let (some, blocks) = residents.coldest_of(pool, wanted, &source.kept);
+            freed += blocks;
+            victims[*number] = some;
+        }
+        if freed >= over {
+            return Some(victims);
+        }
+    }
+    None
+}
