@@ -294,14 +294,14 @@ fn chunks_of_another_length_are_other_bytes_whatever_their_checksum() {
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::default();
     let (client, _) = stuck_and_failing_first(directory.path(), &stuck);
-    let (zeros, four) = (Memory::new(4096, 0), Memory::new(4, 0));
-    four.fill(&[0x6e, 0x58, 0x32, 0xa7]);
-    assert_eq!(crc32c::crc32c(zeros.bytes()), crc32c::crc32c(four.bytes()));
+    let (zeros, eight) = (Memory::new(4096, 0), Memory::new(8, 0));
+    eight.fill(&[0x49, 0x91, 0xe7, 0xd2, 0xd2, 0xbf, 0x65, 0x0f]);
+    assert_eq!(crc_fast::crc64_nvme(zeros.bytes()), crc_fast::crc64_nvme(eight.bytes()));
     let name = [key(1)];
-    let ids = [client.submit_set(&name, &[&zeros]), client.submit_set(&name, &[&four])];
+    let ids = [client.submit_set(&name, &[&zeros]), client.submit_set(&name, &[&eight])];
     stuck.store(false, Ordering::SeqCst);
     assert_eq!(ids.map(|id| client.wait(id).results[0]), [false, true]);
-    assert_eq!(client.get_one(&key(1), 4).as_deref(), Some(four.bytes()));
+    assert_eq!(client.get_one(&key(1), 8).as_deref(), Some(eight.bytes()));
     assert!(client.set_one(&key(1), &zeros));
     assert_eq!(client.get_one(&key(1), 4096).as_deref(), Some(zeros.bytes()));
 }

@@ -117,7 +117,7 @@ fn changed_files_are_misses() {
         std::os::unix::fs::symlink(elsewhere, path).unwrap();
     };
     for (checksum, changes) in [
-        (Checksum::Crc32c, vec![lengthen, shorten, edit, link]),
+        (Checksum::Crc64Nvme, vec![lengthen, shorten, edit, link]),
         (Checksum::Off, vec![lengthen, shorten]),
     ] {
         for change in changes {

@@ -6,37 +6,17 @@ mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use common::records::{RECORD_BYTES, RECORDS_AT, Record, index_of};
 use common::{Client, MIB, Memory, key, pattern};
 
 const CAPACITY: u64 = 64 * MIB;
 const SESSION_AT: u64 = 512;
-const RECORDS_AT: u64 = 4096;
-const RECORD_BYTES: usize = 256;
 const SESSION_GENERATIONS: u64 = 1 << 32;
-
-fn index_of(directory: &Path) -> PathBuf {
-    directory.join("index.kvring")
-}
 
 fn field(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
-}
-
-fn read_record(directory: &Path, slot: u64) -> [u8; RECORD_BYTES] {
-    let mut record = [0; RECORD_BYTES];
-    let index = File::open(index_of(directory)).unwrap();
-    index.read_exact_at(&mut record, RECORDS_AT + slot * RECORD_BYTES as u64).unwrap();
-    record
-}
-
-/// Writes `record` with the checksum that it should have.
-fn write_record(directory: &Path, slot: u64, mut record: [u8; RECORD_BYTES]) {
-    let checksum = crc32c::crc32c(&record[12..]);
-    record[8..12].copy_from_slice(&checksum.to_le_bytes());
-    let index = File::options().write(true).open(index_of(directory)).unwrap();
-    index.write_all_at(&record, RECORDS_AT + slot * RECORD_BYTES as u64).unwrap();
 }
 
 // --- generations ---
@@ -66,9 +46,8 @@ fn generations_start_at_the_next_multiple_above_all_that_was_seen() {
     assert_eq!(generation_of_session(path, 1), 2 * SESSION_GENERATIONS);
 
     // A record is ahead of the session block: that block was lost.
-    let mut record = read_record(path, 0);
-    record[32..40].copy_from_slice(&(7 * SESSION_GENERATIONS + 5).to_le_bytes());
-    write_record(path, 0, record);
+    let ahead = (7 * SESSION_GENERATIONS + 5).to_le_bytes();
+    Record::read(path, 0).with(32, &ahead).write(path, 0);
     assert_eq!(generation_of_session(path, 2), 8 * SESSION_GENERATIONS);
 
     // The session block is ahead of all records: they were lost.
@@ -83,9 +62,8 @@ fn generations_start_at_the_next_multiple_above_all_that_was_seen() {
     assert_eq!(generation_of_session(path, 4), 11 * SESSION_GENERATIONS);
 
     // A generation that is a multiple itself was given out too.
-    let mut record = read_record(path, 0);
-    record[32..40].copy_from_slice(&(20 * SESSION_GENERATIONS).to_le_bytes());
-    write_record(path, 0, record);
+    let multiple = (20 * SESSION_GENERATIONS).to_le_bytes();
+    Record::read(path, 0).with(32, &multiple).write(path, 0);
     assert_eq!(generation_of_session(path, 5), 21 * SESSION_GENERATIONS);
 }
 
@@ -106,10 +84,11 @@ fn with_a_second_head(change: impl FnOnce(&mut [u8; RECORD_BYTES])) {
     assert!(client.set_one(&long_key(), &Memory::patterned(LENGTH, 0, 1)));
     assert!(client.set_one("short", &Memory::patterned(LENGTH, 0, 2)));
     client.connector.close();
-    let mut head = read_record(path, 0);
-    assert_eq!((head[12], read_record(path, PARTS - 1)[12]), (1, 2), "head and last part");
-    change(&mut head);
-    write_record(path, PARTS + 3, head);
+    let mut head = Record::read(path, 0);
+    let last_part = Record::read(path, PARTS - 1);
+    assert_eq!((head.0[12], last_part.0[12]), (1, 2), "head and last part");
+    change(&mut head.0);
+    head.write(path, PARTS + 3);
 
     let client = Client::open(path, CAPACITY);
     let recovery = client.connector.recovery().clone();

@@ -31,7 +31,7 @@ pub(crate) fn open_store(config: Config, plan: &Plan) -> Result<Connector, LoadE
     if config.checksum == Checksum::Off && plan.stores_keys_again() {
         let message = format!(
             "rw = {}{} stores keys again, which a store with checksum = off takes for unchanged and does not write; use \
-             checksum = crc32c, or rw = write or randwrite without runtime",
+             checksum = crc64nvme, or rw = write or randwrite without runtime",
             plan.rw.name(),
             if plan.runtime.is_some() { " with runtime" } else { "" }
         );

@@ -181,7 +181,7 @@ fn what_would_not_be_written_is_refused_beforehand() {
     };
     for (rw, runtime) in [("rw", "0"), ("randrw", "0.1"), ("write", "0.1")] {
         let error = off(rw, runtime).err().unwrap().to_string();
-        assert!(error.contains("checksum = off") && error.contains("crc32c"), "{error}");
+        assert!(error.contains("checksum = off") && error.contains("crc64nvme"), "{error}");
     }
     for (rw, runtime) in [("write", "0"), ("read", "0.1")] {
         assert!(!off(rw, runtime).unwrap().has_errors());

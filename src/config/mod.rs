@@ -9,6 +9,7 @@ use std::time::Duration;
 pub use options::{OPTIONS, OptionSpec};
 pub use values::{OptionValue, size_bytes};
 
+use crate::checksum::ChecksumKind;
 use crate::error::ConfigError;
 use crate::evict::Eviction;
 use crate::lock::current_boot;
@@ -29,10 +30,20 @@ pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
 /// How payloads are guarded between SET and GET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// CRC-32C (Castagnoli), computed while writing, compared on every GET.
-    Crc32c,
+    /// CRC-64/NVME, computed while writing, compared on every GET.
+    Crc64Nvme,
     /// None: what the disk returns is trusted.
     Off,
+}
+
+impl Checksum {
+    /// What new chunks get.
+    pub(crate) fn kind(self) -> Option<ChecksumKind> {
+        match self {
+            Self::Crc64Nvme => Some(ChecksumKind::Crc64Nvme),
+            Self::Off => None,
+        }
+    }
 }
 
 /// What moves the bytes.
@@ -271,7 +282,7 @@ impl Config {
             clock: Clock::default(),
             boot: current_boot(),
             engine: EngineChoice::Auto,
-            checksum: Checksum::Crc32c,
+            checksum: Checksum::Crc64Nvme,
             durability: Durability::BestEffort,
             persistent_max_retries: 0,
             queue_depth: 0,

@@ -264,13 +264,20 @@ pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         name: "checksum",
         unit: "",
-        default: Some("crc32c"),
-        range: "'crc32c' or 'off'",
+        default: Some("crc64nvme"),
+        range: "'crc64nvme' or 'off'",
         meaning: "payload checksum, computed on SET and compared on every GET; with 'off' a re-stored key of the same length counts as unchanged",
         apply: |config, value| {
-            config.checksum = match one_of(value, &["crc32c", "off"])? {
+            if *value == OptionValue::Text("crc32c".into()) {
+                return Err(
+                    "'crc64nvme' has taken its place; chunks that have a CRC-32C are still \
+                            verified by it"
+                        .into(),
+                );
+            }
+            config.checksum = match one_of(value, &["crc64nvme", "off"])? {
                 "off" => Checksum::Off,
-                _ => Checksum::Crc32c,
+                _ => Checksum::Crc64Nvme,
             };
             Ok(())
         },

@@ -9,6 +9,7 @@ use super::quarantine::Quarantine;
 use super::recovery::Suspect;
 use super::shard::{Entry, Shard, Waiting};
 use super::table::Table;
+use crate::checksum::PayloadChecksum;
 use crate::evict::{ChunkRef, Eviction, NamespaceOf, Quotas, Residents};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
@@ -86,8 +87,8 @@ pub(crate) struct Pin {
     pub(super) entry: u32,
     pub(crate) extent: Extent,
     pub(crate) length_bytes: u64,
-    /// CRC-32C of the payload, if one was kept.
-    pub(crate) checksum: Option<u32>,
+    /// Checksum of the payload, if one was kept.
+    pub(crate) checksum: Option<PayloadChecksum>,
 }
 
 /// What became of a GET.

@@ -28,7 +28,7 @@ pub use listing::{StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::{EnteredGet, Index, Pin, Rules};
 pub(crate) use membership::{Membership, StoreId};
 pub use probe::IndexProbe;
-pub(crate) use record::{HEADER_BYTES, PAYLOAD_CRC32C, PAYLOAD_UNCHECKED};
+pub(crate) use record::HEADER_BYTES;
 pub use recovery::Recovery;
 pub(crate) use recovery::Suspect;
 pub use survey::{Check, KeyState, Purged};

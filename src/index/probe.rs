@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::backing::IndexPlace;
 use super::map::{EnteredGet, Index, Rules};
-use super::record::PAYLOAD_UNCHECKED;
 use super::table::{Content, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::budget::Budget;
@@ -67,8 +66,7 @@ impl IndexProbe {
             },
             length_bytes: LENGTH_BYTES,
             generation,
-            payload_checksum_kind: PAYLOAD_UNCHECKED,
-            payload_checksum: 0,
+            checksum: None,
             created_ms: Clock::default().now_ms(),
         };
         let reservation = match self.0.table().reserve(key.len()) {

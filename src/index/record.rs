@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::checksum::crc32c;
+use crate::checksum::{ChecksumKind, PayloadChecksum, crc32c};
 use crate::key::Digest;
 use crate::lock::{HOST_BYTES, Owner};
 use crate::store::Extent;
@@ -34,9 +34,11 @@ pub(crate) const STATE_CHUNK: u8 = 1;
 pub(crate) const STATE_KEY_PART: u8 = 2;
 
 /// `payload_checksum` holds nothing.
-pub(crate) const PAYLOAD_UNCHECKED: u8 = 0;
+const PAYLOAD_UNCHECKED: u8 = 0;
 /// `payload_checksum` holds a CRC-32C.
-pub(crate) const PAYLOAD_CRC32C: u8 = 1;
+const PAYLOAD_CRC32C: u8 = 1;
+/// `payload_checksum` holds a CRC-64/NVME.
+const PAYLOAD_CRC64NVME: u8 = 2;
 
 /// One chunk, or a further part of the key of one.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -93,6 +95,26 @@ impl Record {
     /// Times it was used, up to 65,535.
     pub(crate) fn uses(&self) -> u16 {
         use_parts(self.last_use).1
+    }
+
+    /// Checksum of the chunk, if one was kept.
+    pub(crate) fn chunk_checksum(&self) -> Option<PayloadChecksum> {
+        let kind = match self.payload_checksum_kind {
+            PAYLOAD_CRC32C => ChecksumKind::Crc32c,
+            PAYLOAD_CRC64NVME => ChecksumKind::Crc64Nvme,
+            _ => return None,
+        };
+        Some(PayloadChecksum { kind, value: self.payload_checksum })
+    }
+
+    /// Notes the checksum of the chunk.
+    pub(crate) fn set_chunk_checksum(&mut self, checksum: Option<PayloadChecksum>) {
+        self.payload_checksum_kind = match checksum.map(|checksum| checksum.kind) {
+            None => PAYLOAD_UNCHECKED,
+            Some(ChecksumKind::Crc32c) => PAYLOAD_CRC32C,
+            Some(ChecksumKind::Crc64Nvme) => PAYLOAD_CRC64NVME,
+        };
+        self.payload_checksum = checksum.map_or(0, |checksum| checksum.value);
     }
 
     /// Place of the chunk.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::backing::IndexPlace;
 use super::map::{Index, Rules};
-use super::record::{Marks, PAYLOAD_CRC32C, Record, STATE_CHUNK, STATE_FREE, Session};
+use super::record::{Marks, Record, STATE_CHUNK, STATE_FREE, Session};
 use super::shard::Entry;
 use super::table::Table;
 use crate::budget::Budget;
@@ -171,7 +171,7 @@ impl<G, S> Index<G, S> {
         let suspects: Vec<Suspect> = candidates
             .iter()
             .filter(|Candidate { entry, generation, .. }| {
-                *generation >= verify_from && entry.has_checksum
+                *generation >= verify_from && entry.checksum().is_some()
             })
             .map(|Candidate { entry, generation, .. }| Suspect {
                 digest: entry.digest,
@@ -309,9 +309,7 @@ fn whole(table: &Table, slot: u32, record: &Record) -> Option<Vec<u32>> {
 }
 
 fn entry_of(record: &Record) -> Entry {
-    let checksum =
-        (record.payload_checksum_kind == PAYLOAD_CRC32C).then_some(record.payload_checksum as u32);
-    Entry::new(record.digest(), record.extent(), record.length_bytes, checksum)
+    Entry::new(record.digest(), record.extent(), record.length_bytes, record.chunk_checksum())
 }
 
 /// Sorts by place; where two claim the same block, the younger keeps it.

@@ -9,6 +9,7 @@ use super::entries::Entries;
 use super::ghosts::Ghosts;
 use super::lookup::{Found, Lookup};
 use super::map::Pin;
+use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::evict::{NamespaceId, NodeId};
 use crate::key::Digest;
 use crate::store::Extent;
@@ -29,15 +30,15 @@ pub(super) struct Entry {
     pub(super) digest: Digest,
     pub(super) data_file: u32,
     pub(super) first_block: u32,
+    checksum: u64,
     pub(super) length_bytes: u32,
-    pub(super) checksum: u32,
     pub(super) readers: u32,
     /// Its number in the order of eviction, and its namespace; meaningless once it is detached.
     pub(super) node: Option<NodeId>,
     pub(super) namespace: NamespaceId,
     /// Unix time in seconds until which it is not evicted.
     pub(super) leased_until_s: u32,
-    pub(super) has_checksum: bool,
+    checksum_kind: Option<ChecksumKind>,
     pub(super) detached: bool,
     /// Neither evicted nor expired.
     pub(super) pinned: bool,
@@ -126,19 +127,19 @@ impl Entry {
         digest: Digest,
         extent: Extent,
         length_bytes: u64,
-        checksum: Option<u32>,
+        checksum: Option<PayloadChecksum>,
     ) -> Self {
         Self {
             digest,
             data_file: extent.file,
             first_block: extent.first_block,
+            checksum: checksum.map_or(0, |checksum| checksum.value),
             length_bytes: length_bytes as u32,
-            checksum: checksum.unwrap_or(0),
             readers: 0,
             node: None,
             namespace: 0,
             leased_until_s: 0,
-            has_checksum: checksum.is_some(),
+            checksum_kind: checksum.map(|checksum| checksum.kind),
             detached: false,
             pinned: false,
             was_read: false,
@@ -159,8 +160,8 @@ impl Entry {
         !self.detached && !self.pinned && self.readers == 0 && self.leased_until_s <= now_s
     }
 
-    /// CRC-32C of the payload, if one was kept.
-    pub(super) fn checksum(&self) -> Option<u32> {
-        self.has_checksum.then_some(self.checksum)
+    /// Checksum of the payload, if one was kept.
+    pub(super) fn checksum(&self) -> Option<PayloadChecksum> {
+        self.checksum_kind.map(|kind| PayloadChecksum { kind, value: self.checksum })
     }
 }

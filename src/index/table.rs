@@ -22,6 +22,7 @@ use super::record::{
 };
 use super::slots::FreeSlots;
 use crate::budget::Budget;
+use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
 use crate::fork::GivenUpInForks;
 use crate::key::Digest;
@@ -48,8 +49,7 @@ pub(crate) struct Content {
     pub(crate) extent: Extent,
     pub(crate) length_bytes: u64,
     pub(crate) generation: u64,
-    pub(crate) payload_checksum_kind: u8,
-    pub(crate) payload_checksum: u64,
+    pub(crate) checksum: Option<PayloadChecksum>,
     pub(crate) created_ms: u64,
 }
 
@@ -234,7 +234,6 @@ impl Table {
         let mut record = Record::zeroed();
         record.last_use = use_word(content.created_ms, 0);
         record.state = STATE_CHUNK;
-        record.payload_checksum_kind = content.payload_checksum_kind;
         record.key_length = key.len() as u16;
         record.digest = content.digest.0;
         record.generation = content.generation;
@@ -242,7 +241,7 @@ impl Table {
         record.created_ms = content.created_ms;
         record.data_file = content.extent.file;
         record.first_block = content.extent.first_block;
-        record.payload_checksum = content.payload_checksum;
+        record.set_chunk_checksum(content.checksum);
         record.namespace = content.namespace;
         self.write(
             reservation.slots[0],

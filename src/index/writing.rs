@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering;
 
 use super::lookup::Found;
 use super::map::{Gone, Index, Pin};
-use super::record::PAYLOAD_CRC32C;
 use super::shard::{Entry, Pending, Shard, Waiting};
 use super::table::{Content, Reservation};
+use crate::checksum::PayloadChecksum;
 use crate::evict::{ChunkRef, NamespaceOf};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
@@ -90,7 +90,7 @@ impl<G, S> Index<G, S> {
     }
 
     /// Length and checksum of what is held under `digest`, for a SET that has claimed its key.
-    pub(crate) fn held(&self, digest: Digest) -> Option<(u64, Option<u32>)> {
+    pub(crate) fn held(&self, digest: Digest) -> Option<(u64, Option<PayloadChecksum>)> {
         let shard = self.shard(digest).1;
         let found = shard.find(digest)?;
         let entry = &shard.entries[found.entry];
@@ -232,9 +232,8 @@ impl<G, S> Index<G, S> {
             }
             RecordState::Written(slot, _) => Some(slot),
         };
-        let checksum = (content.payload_checksum_kind == PAYLOAD_CRC32C)
-            .then_some(content.payload_checksum as u32);
-        let mut entry = Entry::new(content.digest, content.extent, content.length_bytes, checksum);
+        let Content { digest, extent, length_bytes, checksum, .. } = content;
+        let mut entry = Entry::new(digest, extent, length_bytes, checksum);
         entry.detached = deleted;
         debug_assert_eq!(entry.extent(), content.extent, "a place is as long as its chunk");
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.

@@ -13,7 +13,7 @@ use super::steps::{
     Failure, Place, checksum_of, end_get, end_set, end_verify, failure_of, write_record,
 };
 use super::work::{Active, FIRST_RETRY_PAUSE, Kind, LONGEST_RETRY_PAUSE, Work};
-use crate::config::{Checksum, Durability};
+use crate::config::Durability;
 use crate::engine::{Engine, Reaped};
 use crate::error::{EngineError, StoreError};
 use crate::index::Resumed;
@@ -134,14 +134,9 @@ impl Work {
             self.finished_bytes -= piece.grant.length_bytes;
             piece.deliver();
             let active = &mut self.active[piece.grant.id];
-            let is_summed = match &active.kind {
-                Kind::Get(_, pin) => pin.checksum.is_some(),
-                Kind::Set(..) | Kind::Verify(..) => true,
-                Kind::Free(_) => false,
-            };
             settled_bytes += piece.bounced_bytes as u64;
-            if is_summed && shared.config.checksum == Checksum::Crc32c {
-                active.checksum ^= piece.placed_checksum();
+            if let Some(kind) = active.kind.checksum_kind(shared.config.checksum) {
+                active.checksum ^= piece.placed_checksum(kind);
                 settled_bytes += piece.grant.length_bytes;
             }
             self.end_of_piece(piece, shared);
@@ -150,7 +145,8 @@ impl Work {
 
     /// Sums up writes that are still in the kernel, when there is nothing better to do: then they can be answered as soon
     /// as it is done.
-    pub(super) fn sum_ahead(&mut self, limit_bytes: u64) {
+    pub(super) fn sum_ahead(&mut self, limit_bytes: u64, shared: &Shared) {
+        let Some(kind) = shared.config.checksum.kind() else { return };
         let mut summed_bytes = 0;
         while summed_bytes < limit_bytes
             && self.finished.iter().all(VecDeque::is_empty)
@@ -160,7 +156,7 @@ impl Work {
             if let Some(piece) = self.pieces.get_mut(token)
                 && piece.can_be_summed_early()
             {
-                piece.placed_checksum();
+                piece.placed_checksum(kind);
                 summed_bytes += piece.grant.length_bytes;
             }
         }
@@ -302,7 +298,7 @@ impl Work {
         &mut self,
         request: SetRequest,
         place: Option<Place>,
-        checksum: u32,
+        checksum: u64,
         failure: Option<Failure>,
         shared: &Shared,
     ) {

@@ -281,7 +281,7 @@ impl<E: Engine> Reactor<E> {
             }
             let turns = 1 + u64::from(std::mem::take(&mut has_fed));
             self.work.settle(turns * SETTLE_BYTES, &self.shared);
-            self.work.sum_ahead(SETTLE_BYTES);
+            self.work.sum_ahead(SETTLE_BYTES, &self.shared);
         }
     }
 

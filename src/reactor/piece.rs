@@ -8,7 +8,7 @@ use std::ptr;
 
 use super::health::Way;
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
-use crate::checksum::{crc32c, placed};
+use crate::checksum::ChecksumKind;
 use crate::config::BLOCK_BYTES;
 use crate::engine::{Action, Transfer};
 use crate::schedule::Grant;
@@ -50,7 +50,7 @@ pub(crate) struct Piece {
     moved_bytes: usize,
     attempts: u32,
     /// Its placed checksum, once computed.
-    checksum: Option<u32>,
+    checksum: Option<u64>,
 }
 
 /// What a result means for a piece.
@@ -206,12 +206,12 @@ impl Piece {
         }
     }
 
-    /// CRC-32C of the piece's bytes, moved to its place in the CRC of the whole chunk: the XOR of this
-    /// over all pieces is the CRC of the chunk, in whatever order they come. Computed once.
-    pub(crate) fn placed_checksum(&mut self) -> u32 {
+    /// CRC of the piece's bytes, moved to its place in that of the whole chunk: the XOR of this over all pieces is the CRC of
+    /// the chunk, in whatever order they come. Computed once, so always to be asked for by the same kind.
+    pub(crate) fn placed_checksum(&mut self, kind: ChecksumKind) -> u64 {
         match self.checksum {
             Some(checksum) => checksum,
-            None => *self.checksum.insert(placed(crc32c(self.bytes()), self.behind_bytes)),
+            None => *self.checksum.insert(kind.placed(kind.of(self.bytes()), self.behind_bytes)),
         }
     }
 
@@ -357,18 +357,19 @@ mod tests {
             .iter_mut()
             .enumerate()
             .for_each(|(position, byte)| *byte = (position * 31 % 251) as u8);
-        let expected = crc32c(bytes);
         let whole = piece(&memory, 0, length, Action::Read, direct());
-        let mut combined = 0;
-        for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
-            let grant =
-                Grant { offset_bytes: offset as u64, length_bytes: length as u64, ..whole.grant };
-            let mut pool = BouncePool::new();
-            let bytes = whole.grant.length_bytes;
-            combined ^= Piece::new(grant, whole.target, bytes, whole.buffer, direct(), &mut pool)
-                .placed_checksum();
+        for kind in [ChecksumKind::Crc32c, ChecksumKind::Crc64Nvme] {
+            let mut combined = 0;
+            for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
+                let (offset_bytes, length_bytes) = (offset as u64, length as u64);
+                let grant = Grant { offset_bytes, length_bytes, ..whole.grant };
+                let (bytes, mut pool) = (whole.grant.length_bytes, BouncePool::new());
+                combined ^=
+                    Piece::new(grant, whole.target, bytes, whole.buffer, direct(), &mut pool)
+                        .placed_checksum(kind);
+            }
+            assert_eq!(combined, kind.of(bytes), "{kind:?}");
         }
-        assert_eq!(combined, expected);
     }
 
     #[test]

@@ -6,11 +6,11 @@ use super::Shared;
 use super::health::Way;
 use super::operation::{GetRequest, SetRequest};
 use super::quota::QuotaShare;
-use crate::checksum::crc32c;
+use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::config::Checksum;
 use crate::error::StoreError;
 use crate::index::table::Content;
-use crate::index::{PAYLOAD_CRC32C, PAYLOAD_UNCHECKED, Pin, Publication, RecordState, Resumed};
+use crate::index::{Pin, Publication, RecordState, Resumed};
 use crate::store::Extent;
 
 /// Where a chunk goes: its blocks, and its record.
@@ -70,28 +70,28 @@ pub(super) fn compare_with_held(request: &SetRequest, shared: &Shared) -> Compar
     else {
         return Comparison::default();
     };
-    if shared.config.checksum == Checksum::Off {
+    let Some(kind) = shared.config.checksum.kind() else {
         return Comparison { is_unchanged: true, compared_bytes: 0 };
-    }
-    let Some(held_checksum) = held_checksum else { return Comparison::default() };
-    Comparison {
-        is_unchanged: held_checksum == checksum_of(request),
-        compared_bytes: length as u64,
-    }
+    };
+    // A CRC-32C is too short to tell: such a chunk is stored anew.
+    let Some(held) = held_checksum.filter(|held| held.kind == kind) else {
+        return Comparison::default();
+    };
+    Comparison { is_unchanged: held.value == checksum_of(request), compared_bytes: length as u64 }
 }
 
-/// CRC-32C of what a SET is to store.
-pub(super) fn checksum_of(request: &SetRequest) -> u32 {
+/// CRC-64/NVME of what a SET is to store.
+pub(super) fn checksum_of(request: &SetRequest) -> u64 {
     // SAFETY: a SET's memory is only read, and not written by others until the answer, by the contract of
     // CallerBuffer::new; the request is not answered yet.
-    crc32c(unsafe { request.buffer.bytes(0, request.buffer.length_bytes()) })
+    ChecksumKind::Crc64Nvme.of(unsafe { request.buffer.bytes(0, request.buffer.length_bytes()) })
 }
 
 /// Verifies, unpins, answers.
 pub(super) fn end_get(
     request: GetRequest,
     pin: Pin,
-    checksum: u32,
+    checksum: u64,
     failure: Option<Failure>,
     shared: &Shared,
 ) {
@@ -108,7 +108,7 @@ pub(super) fn end_get(
 }
 
 /// The end of a look at a chunk that may be damaged.
-pub(super) fn end_verify(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) {
+pub(super) fn end_verify(pin: Pin, checksum: u64, failure: Option<Failure>, shared: &Shared) {
     if !matches!(failure, Some(Failure::Closed)) {
         shared.counters.verified_after_crash.add(1);
     }
@@ -116,10 +116,10 @@ pub(super) fn end_verify(pin: Pin, checksum: u32, failure: Option<Failure>, shar
 }
 
 /// Unpins a chunk that was read, and drops it if it is not what was stored. Says whether it is.
-fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) -> bool {
+fn end_read(pin: Pin, checksum: u64, failure: Option<Failure>, shared: &Shared) -> bool {
     let counters = &shared.counters;
     let verified = shared.config.checksum == Checksum::Off
-        || pin.checksum.is_none_or(|expected| expected == checksum);
+        || pin.checksum.is_none_or(|expected| expected.value == checksum);
     let intact = match failure {
         None if verified => true,
         None => {
@@ -144,7 +144,7 @@ fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) 
         }
         Some(_) => false,
     };
-    let matched = intact && pin.checksum.is_some() && shared.config.checksum == Checksum::Crc32c;
+    let matched = intact && pin.checksum.is_some() && shared.config.checksum != Checksum::Off;
     if let Some(extent) = shared.index.unpin(pin, matched) {
         shared.store.free(extent);
     }
@@ -155,7 +155,7 @@ fn end_read(pin: Pin, checksum: u32, failure: Option<Failure>, shared: &Shared) 
 pub(super) fn end_set(
     request: SetRequest,
     place: Option<Place>,
-    checksum: u32,
+    checksum: u64,
     failure: Option<Failure>,
     shared: &Shared,
 ) -> Vec<Resumed<GetRequest, SetRequest>> {
@@ -214,7 +214,7 @@ pub(super) fn end_set(
 pub(super) fn write_record(
     request: &SetRequest,
     place: &mut Place,
-    checksum: u32,
+    checksum: u64,
     shared: &Shared,
 ) {
     if let RecordState::Reserved(reservation) = &place.record {
@@ -225,19 +225,15 @@ pub(super) fn write_record(
     }
 }
 
-fn content_of(request: &SetRequest, extent: Extent, checksum: u32, shared: &Shared) -> Content {
-    let (payload_checksum_kind, payload_checksum) = match shared.config.checksum {
-        Checksum::Crc32c => (PAYLOAD_CRC32C, u64::from(checksum)),
-        Checksum::Off => (PAYLOAD_UNCHECKED, 0),
-    };
+fn content_of(request: &SetRequest, extent: Extent, checksum: u64, shared: &Shared) -> Content {
+    let kind = shared.config.checksum.kind();
     Content {
         digest: request.digest,
         namespace: request.namespace,
         extent,
         length_bytes: request.buffer.length_bytes() as u64,
         generation: shared.index.next_generation(),
-        payload_checksum_kind,
-        payload_checksum,
+        checksum: kind.map(|kind| PayloadChecksum { kind, value: checksum }),
         created_ms: shared.config.clock.now_ms(),
     }
 }

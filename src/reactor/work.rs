@@ -14,6 +14,7 @@ use super::second_attempts::SecondAttempts;
 use super::steps::{Failure, Place, compare_with_held};
 use super::{SETTLE_BYTES, Shared};
 use crate::buffer::BouncePool;
+use crate::checksum::ChecksumKind;
 use crate::config::Checksum;
 use crate::engine::{Action, Engine};
 use crate::error::EngineError;
@@ -30,7 +31,7 @@ pub(super) struct Active {
     /// Pieces granted and not through (held back, in the kernel, or waiting for their checksum), and steps in the kernel.
     pub(super) unfinished: usize,
     /// XOR of the placed checksums of its pieces.
-    pub(super) checksum: u32,
+    pub(super) checksum: u64,
     pub(super) failure: Option<Failure>,
     /// Times its write was tried again.
     pub(super) retries: u32,
@@ -61,6 +62,16 @@ impl Kind {
             Self::Get(_, pin) | Self::Verify(pin) => pin.length_bytes,
             Self::Set(request, _) => request.buffer.length_bytes() as u64,
             Self::Free(_) => 0,
+        }
+    }
+
+    /// What its bytes are summed up to, in a store that keeps `checksum`.
+    pub(super) fn checksum_kind(&self, checksum: Checksum) -> Option<ChecksumKind> {
+        let kept = checksum.kind()?;
+        match self {
+            Self::Get(_, pin) | Self::Verify(pin) => pin.checksum.map(|checksum| checksum.kind),
+            Self::Set(..) => Some(kept),
+            Self::Free(_) => None,
         }
     }
 
@@ -347,7 +358,7 @@ impl Work {
             "the scheduler granted more than there is room for"
         );
         let token = self.pieces.insert(piece);
-        if action == Action::Write && shared.config.checksum == Checksum::Crc32c {
+        if action == Action::Write && shared.config.checksum != Checksum::Off {
             self.unsummed.push_back(token);
         }
         self.submit(token, shared, engine)

@@ -7,6 +7,7 @@ pub(crate) mod chunks;
 pub(crate) mod faults;
 pub(crate) mod loop_device;
 pub(crate) mod random;
+pub(crate) mod records;
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;

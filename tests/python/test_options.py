@@ -89,6 +89,7 @@ def test_a_capacity_that_does_not_fit_is_named_with_the_range(
         ("layout", 1, "1"),
         ("engine", "spdk", "'spdk'"),
         ("checksum", "md5", "'md5'"),
+        ("checksum", "crc32c", "'crc64nvme' has taken its place"),
         ("checksum", False, "false"),
         ("queue_depth", 0, "0"),
         ("queue_depth", 4097, "4097"),

@@ -41,8 +41,7 @@ fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> Publication {
         extent: Extent { file: 0, first_block: 0, blocks: 1 },
         length_bytes,
         generation: index.next_generation(),
-        payload_checksum_kind: 0,
-        payload_checksum: 0,
+        checksum: None,
         created_ms: 0,
     };
     let record = RecordState::Reserved(index.table().reserve(key.len()).unwrap());
