@@ -1,11 +1,10 @@
 //! The one account of bytes on disk: data files and index draw on it before they grow.
 
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nix::sys::statvfs::statvfs;
-
 use crate::config::MinFree;
+use crate::directory::Directory;
 use crate::error::StoreError;
 
 /// The part of a file system that `MinFree::Auto` leaves free, and the most it does.
@@ -17,7 +16,7 @@ const AUTO_FREE_MOST_BYTES: u64 = 10 << 30;
 pub(crate) struct Budget {
     capacity_bytes: u64,
     used_bytes: AtomicU64,
-    floor: Option<(PathBuf, MinFree)>,
+    floor: Option<(Arc<Directory>, MinFree)>,
 }
 
 impl Budget {
@@ -27,8 +26,8 @@ impl Budget {
     }
 
     /// The same with a floor under the free space of the file system of `directory`.
-    pub(crate) fn with_floor(self, directory: &Path, min_free: MinFree) -> Self {
-        Self { floor: Some((directory.to_owned(), min_free)), ..self }
+    pub(crate) fn with_floor(self, directory: &Arc<Directory>, min_free: MinFree) -> Self {
+        Self { floor: Some((Arc::clone(directory), min_free)), ..self }
     }
 
     /// The configured capacity.
@@ -49,7 +48,7 @@ impl Budget {
     /// What the file system has free above the floor; `u64::MAX` where it does not tell, or there is no floor.
     pub(crate) fn free_above_floor_bytes(&self) -> u64 {
         let Some((directory, min_free)) = &self.floor else { return u64::MAX };
-        let Ok(answer) = statvfs(directory) else { return u64::MAX };
+        let Ok(answer) = directory.file_system() else { return u64::MAX };
         let fragment_bytes = answer.fragment_size();
         // What it keeps for root is nobody's: not even root should live on it.
         let free_bytes = answer.blocks_available() * fragment_bytes;
@@ -118,13 +117,14 @@ mod tests {
     #[test]
     fn growth_leaves_the_file_system_its_floor() {
         let directory = tempfile::tempdir().unwrap();
+        let directory = Arc::new(Directory::open(directory.path()).unwrap());
         let free_bytes = |min_free| {
-            Budget::new(1 << 50).with_floor(directory.path(), min_free).free_above_floor_bytes()
+            Budget::new(1 << 50).with_floor(&directory, min_free).free_above_floor_bytes()
         };
         let all = free_bytes(MinFree::Bytes(0));
         assert!(all > 0 && free_bytes(MinFree::Auto) < all);
         let most = MinFree::Bytes(all + (1 << 40));
-        let budget = Budget::new(1 << 50).with_floor(directory.path(), most);
+        let budget = Budget::new(1 << 50).with_floor(&directory, most);
         let error = budget.reserve_growth(4096, 0).unwrap_err().to_string();
         assert!(error.contains("min_free") && error.contains("4096"), "{error}");
         assert_eq!(budget.used_bytes(), 0);

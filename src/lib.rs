@@ -34,6 +34,7 @@ mod checksum;
 mod completion;
 mod config;
 mod connector;
+mod directory;
 mod engine;
 mod error;
 mod evict;

@@ -1,11 +1,11 @@
 //! Where a store lives: in a directory, or on a block device.
 
 use std::collections::HashMap;
-use std::fs;
 use std::sync::Arc;
 
 use crate::budget::Budget;
 use crate::config::{Config, Layout};
+use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::OpenError;
 use crate::index::{IndexPlace, owner_on_device};
@@ -16,7 +16,7 @@ use crate::store::extents::ExtentStore;
 use crate::store::files::FileStore;
 
 pub(super) enum Home {
-    Directory,
+    Directory(Arc<Directory>),
     Device(Arc<Device>),
 }
 
@@ -26,13 +26,11 @@ impl Home {
         match Target::of(config.path())? {
             Target::Directory => {
                 config.check_for_directory()?;
-                let path = config.path().to_owned();
-                fs::create_dir_all(config.path()).map_err(|source| OpenError::Io {
-                    action: "make the directory",
-                    path,
-                    source,
+                let directory = Directory::open_or_make(config.path()).map_err(|source| {
+                    let path = config.path().to_owned();
+                    OpenError::Io { action: "make the directory", path, source }
                 })?;
-                Ok(Self::Directory)
+                Ok(Self::Directory(Arc::new(directory)))
             }
             Target::Device => {
                 config.check_for_device()?;
@@ -57,14 +55,14 @@ impl Home {
     pub(super) fn budget(&self, config: &Config) -> Budget {
         let budget = Budget::new(config.capacity_bytes());
         match self {
-            Self::Directory => budget.with_floor(config.path(), config.min_free),
+            Self::Directory(directory) => budget.with_floor(directory, config.min_free),
             Self::Device(_) => budget,
         }
     }
 
     pub(super) fn index_place(&self, config: &Config) -> IndexPlace {
         match (self, &config.index_path) {
-            (Self::Directory, _) => IndexPlace::Directory(config.path().to_owned()),
+            (Self::Directory(directory), _) => IndexPlace::Directory(Arc::clone(directory)),
             (Self::Device(device), None) => IndexPlace::Device(Arc::clone(device)),
             (Self::Device(device), Some(directory)) => {
                 IndexPlace::Beside(directory.clone(), Arc::clone(device))
@@ -80,13 +78,13 @@ impl Home {
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
         wakers: &[Arc<Waker>],
     ) -> Result<Box<dyn Store>, OpenError> {
-        let (path, budget) = (config.path(), Arc::clone(budget));
+        let budget = Arc::clone(budget);
         Ok(match (self, config.layout) {
-            (Self::Directory, Layout::Extents) => {
-                Box::new(ExtentStore::open(path, budget, owner, mean_use_by_file)?)
+            (Self::Directory(directory), Layout::Extents) => {
+                Box::new(ExtentStore::open(directory, budget, owner, mean_use_by_file)?)
             }
-            (Self::Directory, Layout::Files) => {
-                Box::new(FileStore::open(path, budget, wakers.to_vec())?)
+            (Self::Directory(directory), Layout::Files) => {
+                Box::new(FileStore::open(directory, budget, wakers.to_vec())?)
             }
             (Self::Device(device), _) => {
                 Box::new(ExtentStore::on_device(device, budget, config.discard))

@@ -17,9 +17,6 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::EngineError;
 
-/// Permissions of files that are made, as std makes them; the umask takes its part.
-const NEW_FILE_MODE: libc::mode_t = 0o666;
-
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -31,8 +28,8 @@ pub enum Action {
     Sync,
     /// Makes durable which names are in the directory `file` (fsync).
     SyncNames,
-    /// Opens the file called `name` in the directory `file` with these flags of openat(2), making it if they say so. The
-    /// result is its descriptor.
+    /// Opens the file called `name` in the directory `file` with these flags of openat(2), making it, for its owner alone,
+    /// if they say so. The result is its descriptor.
     Open(i32),
     /// Reserves the first `offset_bytes` bytes of the file (fallocate), which is at least as long then.
     Reserve,

@@ -16,7 +16,8 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::pool::{Done, Perform, Pool};
-use super::{Action, Engine, NEW_FILE_MODE, Reaped, Transfer, Waker};
+use super::{Action, Engine, Reaped, Transfer, Waker};
+use crate::directory::FILE_MODE;
 use crate::error::EngineError;
 
 /// Most threads that read and write. Half of them are for loads: enough to keep a drive busy with transfers of some
@@ -144,7 +145,7 @@ pub(super) unsafe fn perform(transfer: Transfer) -> i32 {
         // SAFETY: no pointers.
         Action::Cut => unsafe { libc::ftruncate(file, offset) as isize },
         // SAFETY: the caller vouches for the name.
-        Action::Open(flags) => unsafe { libc::openat(file, name, flags, NEW_FILE_MODE) as isize },
+        Action::Open(flags) => unsafe { libc::openat(file, name, flags, FILE_MODE) as isize },
         // SAFETY: the caller vouches for the vectors and for their memory, writable for a read.
         Action::Read => unsafe { libc::preadv(file, vectors, count, offset) },
         // SAFETY: the caller vouches for the vectors and for their memory.

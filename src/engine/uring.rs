@@ -16,7 +16,8 @@ use io_uring::{IoUring, Probe, opcode, squeue};
 use super::ladder::{self, Flavor};
 use super::posix;
 use super::registered_files::RegisteredFiles;
-use super::{Action, Engine, NEW_FILE_MODE, Reaped, Transfer, Waker};
+use super::{Action, Engine, Reaped, Transfer, Waker};
+use crate::directory::FILE_MODE;
 use crate::error::EngineError;
 use crate::fork::GivenUpInForks;
 
@@ -211,7 +212,7 @@ unsafe fn entry_of(file: Fd, transfer: Transfer) -> squeue::Entry {
         (Action::Cut, _) => opcode::Ftruncate::new(file, offset).build(),
         (Action::Open(flags), _) => {
             let open = opcode::OpenAt::new(Fd(transfer.file), transfer.name);
-            open.flags(flags).mode(NEW_FILE_MODE).build()
+            open.flags(flags).mode(FILE_MODE).build()
         }
         (Action::Read, 1) => {
             // SAFETY: the caller vouches for one valid vector.

@@ -5,10 +5,10 @@
 //! earlier store. A record behind a length that is not durable yet is not acknowledged in `persistent`: the same sync
 //! covers both.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use super::first_page::read_owner;
 use super::mapping::Mapping;
 use super::record::{HEADER_BYTES, LENGTH_OFFSET, Length};
 use super::table::{GROWTH_BYTES, INDEX_NAME};
+use crate::directory::{Directory, make_private};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
@@ -34,7 +35,7 @@ const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
 #[derive(Clone, Debug)]
 pub(crate) enum IndexPlace {
     /// A file in the store's directory.
-    Directory(PathBuf),
+    Directory(Arc<Directory>),
     /// The part of this device that was set aside for it.
     Device(Arc<Device>),
     /// A file in a directory, for the store on this device.
@@ -55,6 +56,8 @@ impl IndexPlace {
 pub(super) struct Backing {
     /// The file, or the device.
     path: PathBuf,
+    /// Where it is a file: its directory, and its name there.
+    home: Option<(Arc<Directory>, String)>,
     _given_up_in_forks: GivenUpInForks,
     file: File,
     region: Option<Region>,
@@ -84,7 +87,8 @@ pub(crate) fn owner_on_device(
 ) -> Option<Owner> {
     match index_path {
         Some(directory) => {
-            read_owner(&File::open(directory.join(name_beside(superblock.store_id))).ok()?, 0)
+            let directory = Directory::open(directory).ok()?;
+            read_owner(&directory.open_to_read(&name_beside(superblock.store_id)).ok()?, 0)
         }
         None => read_owner(device, superblock.index_offset),
     }
@@ -95,7 +99,7 @@ impl Backing {
     pub(super) fn open(place: &IndexPlace) -> Result<Self, OpenError> {
         match place {
             IndexPlace::Directory(directory) => {
-                Self::open_file(directory.join(INDEX_NAME), directory, None)
+                Self::open_file(directory, INDEX_NAME, directory.path(), None)
             }
             IndexPlace::Device(device) => {
                 let path = device.path().to_owned();
@@ -110,6 +114,7 @@ impl Backing {
                 let region = Region { device: Arc::clone(device), offset, most_bytes };
                 Ok(Self {
                     path,
+                    home: None,
                     _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()),
                     file,
                     region: Some(region),
@@ -121,52 +126,52 @@ impl Backing {
         }
     }
 
-    fn open_beside(directory: &Path, device: &Device) -> Result<Self, OpenError> {
+    fn open_beside(path: &Path, device: &Device) -> Result<Self, OpenError> {
         let io_error = |action, path: &Path| {
             let path = path.to_owned();
             move |source| OpenError::Io { action, path, source }
         };
-        fs::create_dir_all(directory).map_err(io_error("make the directory", directory))?;
-        let path = || directory.join(name_beside(device.superblock().store_id));
-        let expected = path();
-        let is_missing = !device.is_new() && !expected.try_exists().unwrap_or(true);
+        let directory =
+            Directory::open_or_make(path).map_err(io_error("make the directory", path))?;
+        let directory = Arc::new(directory);
+        let name = || name_beside(device.superblock().store_id);
+        let expected = name();
+        let is_missing = !device.is_new() && !directory.contains(&expected).unwrap_or(true);
         if is_missing {
             // The file may come back, or be in another directory: from here on it is of another store.
             device.renew_id().map_err(io_error("write", device.path()))?;
         }
         let id = device.superblock().store_id;
-        let mut backing = Self::open_file(path(), device.path(), Some(id))?;
-        backing.missing = is_missing.then(|| format!("{} was missing", expected.display()));
+        let mut backing = Self::open_file(&directory, &name(), device.path(), Some(id))?;
+        backing.missing =
+            is_missing.then(|| format!("{} was missing", directory.path_of(&expected).display()));
         Ok(backing)
     }
 
     fn open_file(
-        path: PathBuf,
+        directory: &Arc<Directory>,
+        name: &str,
         store: &Path,
         store_id: Option<[u8; 16]>,
     ) -> Result<Self, OpenError> {
-        let io_error = |action| {
-            let path = path.clone();
-            move |source| OpenError::Io { action, path, source }
+        let file = match directory.create(name) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => directory.open_file(name),
+            made => made,
         };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(io_error("open"))?;
+        let file = file.map_err(directory.error("open", name))?;
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         match lock_exclusively(&file, || read_owner(&file, 0)) {
             Ok(()) => {}
-            Err(LockRefusal::Io(error)) => return Err(io_error("lock")(error)),
+            Err(LockRefusal::Io(error)) => return Err(directory.error("lock", name)(error)),
             Err(LockRefusal::Held(owner)) => {
                 let holder = describe_holder(owner.as_ref());
                 return Err(OpenError::InUse { path: store.to_owned(), holder });
             }
         }
+        make_private(file.as_fd());
         Ok(Self {
-            path,
+            path: directory.path_of(name),
+            home: Some((Arc::clone(directory), name.to_owned())),
             _given_up_in_forks: given_up_in_forks,
             file,
             region: None,
@@ -227,13 +232,12 @@ impl Backing {
 
     /// Makes it one with this first page and nothing else, durably.
     pub(super) fn start_anew(&self, page: &mut [u8; HEADER_BYTES as usize]) -> io::Result<()> {
-        if self.region.is_none() {
+        if let Some((directory, _)) = &self.home {
             self.file.set_len(0)?;
             self.write_at(page, 0)?;
             // With its name: nothing that is synced later is worth anything without it.
             self.file.sync_all()?;
-            let parent = self.path.parent().unwrap_or(&self.path);
-            return File::open(parent)?.sync_all();
+            return directory.sync();
         }
         let length = Length::new(HEADER_BYTES);
         page[LENGTH_OFFSET as usize..][..size_of::<Length>()]
@@ -286,18 +290,27 @@ impl Backing {
 
     /// Opens it once more, for syncs.
     pub(super) fn open_again(&self) -> io::Result<File> {
-        match &self.region {
-            Some(region) => region.device.open_beside(),
-            None => OpenOptions::new().read(true).write(true).open(&self.path),
+        if let Some(region) = &self.region {
+            return region.device.open_beside();
+        }
+        let (directory, name) = self.home.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let again = directory.open_file(name)?;
+        let (own, found) = (self.file.metadata()?, again.metadata()?);
+        match (own.dev(), own.ino()) == (found.dev(), found.ino()) {
+            true => Ok(again),
+            false => Err(io::Error::other("another file has taken its place")),
         }
     }
 
-    /// Gives up the file, and the lock with it.
+    /// Gives up the file, and the lock with it; then the directory that it is in.
     pub(super) fn give_up(&self) -> io::Result<()> {
         if self.region.is_none() {
             self.file.unlock()?;
         }
         close_file_behind(self.descriptor());
+        if let Some((directory, _)) = &self.home {
+            directory.give_up();
+        }
         Ok(())
     }
 }

@@ -100,12 +100,13 @@ mod tests {
 
     use super::*;
     use crate::budget::Budget;
+    use crate::directory::Directory;
     use crate::index::IndexPlace;
 
     #[test]
     fn what_is_noted_is_found_and_damage_is_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        let place = IndexPlace::Directory(directory.path().to_owned());
+        let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
         let budget = Arc::new(Budget::new(64 << 20));
         let (table, _) = Table::open(&place, budget, 0).unwrap();
         assert_eq!(table.membership(), None);

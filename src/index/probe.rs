@@ -9,6 +9,7 @@ use super::map::{EnteredGet, Index, Rules};
 use super::table::{Content, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::budget::Budget;
+use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
 use crate::evict::{Eviction, Quotas};
 use crate::key::{Digest, Namespace};
@@ -32,11 +33,12 @@ impl IndexProbe {
     /// As [`crate::Connector::open`].
     pub fn open(directory: &Path, capacity_bytes: u64) -> Result<Self, OpenError> {
         let budget = Arc::new(Budget::new(capacity_bytes));
-        let (table, _) = Table::open(
-            &IndexPlace::Directory(directory.to_owned()),
-            budget,
-            Clock::default().now_ms(),
-        )?;
+        let opened = Directory::open_or_make(directory).map_err(|source| {
+            let path = directory.to_owned();
+            OpenError::Io { action: "make the directory", path, source }
+        })?;
+        let place = IndexPlace::Directory(Arc::new(opened));
+        let (table, _) = Table::open(&place, budget, Clock::default().now_ms())?;
         let rules = Rules {
             capacity_bytes,
             eviction: Eviction::Lfu,

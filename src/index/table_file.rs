@@ -105,6 +105,7 @@ mod tests {
 
     use super::*;
     use crate::budget::Budget;
+    use crate::directory::Directory;
     use crate::index::backing::IndexPlace;
     use crate::index::table::INDEX_NAME;
 
@@ -117,8 +118,12 @@ mod tests {
     fn each_reactor_syncs_through_a_file_of_its_own() {
         let directory = tempfile::tempdir().unwrap();
         let budget = Arc::new(Budget::new(64 << 20));
-        let (table, _) =
-            Table::open(&IndexPlace::Directory(directory.path().to_owned()), budget, 0).unwrap();
+        let (table, _) = Table::open(
+            &IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap())),
+            budget,
+            0,
+        )
+        .unwrap();
         assert_eq!(table.sync_descriptor(2), table.sync_descriptor(0));
         table.prepare_syncs(3).unwrap();
         let descriptors: Vec<RawFd> = (0..3).map(|number| table.sync_descriptor(number)).collect();

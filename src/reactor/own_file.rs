@@ -7,7 +7,7 @@
 use std::ffi::CString;
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use super::Shared;
@@ -16,6 +16,7 @@ use super::piece::MAX_ATTEMPTS;
 use super::steps::Failure;
 use super::work::{Active, Kind, Work};
 use crate::config::BLOCK_BYTES;
+use crate::directory::{check_opened, make_private, refusal_of};
 use crate::engine::{Action, Engine, Transfer};
 use crate::error::EngineError;
 use crate::fork::GivenUpInForks;
@@ -77,9 +78,22 @@ impl OwnFile {
         self.directory
     }
 
-    fn length_bytes(&self) -> io::Result<u64> {
+    /// Looks at what was opened to be read, which has to be a file with this length.
+    fn check(&self, length_bytes: u64, flags: i32) -> io::Result<()> {
         let open = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        Ok(nix::sys::stat::fstat(&open.file)?.st_size as u64)
+        match check_opened(&open.file, flags)? {
+            found_bytes if found_bytes == length_bytes => Ok(()),
+            found_bytes => Err(io::Error::other(format!(
+                "its file has {found_bytes} bytes, not {length_bytes}"
+            ))),
+        }
+    }
+
+    /// Why it could not be opened: an error without an errno if what has its name is no file.
+    fn refusal(&self, errno: i32) -> io::Error {
+        // SAFETY: the directory is open as long as the store.
+        let directory = unsafe { BorrowedFd::borrow_raw(self.directory) };
+        refusal_of(directory, &*self.name, io::Error::from_raw_os_error(errno))
     }
 }
 
@@ -158,13 +172,14 @@ impl Work {
                 }
             }
         }
-        let direct = if shared.store.geometry().direct { libc::O_DIRECT } else { 0 };
+        let direct = direct_flag(shared);
         let (action, file, offset_bytes) = match own.step {
             Step::AwaitRoom => return Ok(()),
             Step::Open => {
                 let purpose = match is_written {
                     true => libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL,
-                    false => libc::O_RDONLY,
+                    // What has its name may be something that waits for others when it is opened.
+                    false => libc::O_RDONLY | libc::O_NONBLOCK,
                 };
                 let flags = purpose | direct | libc::O_CLOEXEC | libc::O_NOFOLLOW;
                 (Action::Open(flags), own.directory, 0)
@@ -219,10 +234,19 @@ impl Work {
             // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
             let file = unsafe { OwnedFd::from_raw_fd(result) };
             let _given_up_in_forks = GivenUpInForks::new(result);
+            if is_written {
+                make_private(file.as_fd());
+            }
             own.open = Some(OpenFile { _given_up_in_forks, file });
         }
         if is_abandoned {
             return self.fail_step(id, Failure::Closed, shared);
+        }
+        if own.step == Step::Open && result < 0 && !is_written {
+            let error = own.refusal(-result);
+            if error.raw_os_error().is_none() {
+                return self.fail_step(id, Failure::Transfer(error), shared);
+            }
         }
         if result < 0 {
             let way = if is_written { Way::Write } else { Way::Read };
@@ -252,14 +276,8 @@ impl Work {
         own.attempts = 0;
         own.step = match own.step {
             Step::Open if is_written => Step::Reserve,
-            Step::Open => match own.length_bytes() {
-                Ok(found_bytes) if found_bytes == length_bytes => Step::Transfer,
-                Ok(found_bytes) => {
-                    let error = io::Error::other(format!(
-                        "its file has {found_bytes} bytes, not {length_bytes}"
-                    ));
-                    return self.fail_step(id, Failure::Transfer(error), shared);
-                }
+            Step::Open => match own.check(length_bytes, direct_flag(shared)) {
+                Ok(()) => Step::Transfer,
                 Err(error) => return self.fail_step(id, Failure::Transfer(error), shared),
             },
             Step::Reserve => {
@@ -316,6 +334,10 @@ impl Work {
             self.fail_step(id, Failure::Closed, shared);
         }
     }
+}
+
+fn direct_flag(shared: &Shared) -> i32 {
+    if shared.store.geometry().direct { libc::O_DIRECT } else { 0 }
 }
 
 /// The failure that a step's errno stands for.

@@ -1,11 +1,11 @@
 //! One preallocated data file: how it is made, opened and locked. A part of a block device is one as well, of a length that
 //! does not change.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -14,6 +14,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::Geometry;
 use super::device::Device;
 use crate::config::BLOCK_BYTES;
+use crate::directory::{Directory, make_private, set_flags};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::index::table::INDEX_NAME;
@@ -52,29 +53,46 @@ pub(crate) fn data_file_number(name: &str) -> Option<u32> {
 }
 
 impl DataFile {
-    /// Opens `path`, making it if `create`, with O_DIRECT where the file system can, and locks it.
+    /// Makes the data file `name`, which is not there, and locks it.
+    pub(crate) fn create(directory: &Directory, name: &str) -> Result<Self, OpenError> {
+        let file = directory.create(name).map_err(directory.error("make", name))?;
+        Self::of_file(directory, name, file, || None).inspect_err(|_| {
+            let _ = remove_file(directory, name);
+        })
+    }
+
+    /// Opens the data file `name` and locks it.
     pub(crate) fn open(
-        path: &Path,
-        create: bool,
+        directory: &Directory,
+        name: &str,
         owner: impl Fn() -> Option<Owner>,
     ) -> Result<Self, OpenError> {
-        let io_error =
-            |action| move |source| OpenError::Io { action, path: path.to_owned(), source };
-        let (file, geometry) = open_with_best_geometry(path, create).map_err(io_error("open"))?;
+        let file = directory.open_file(name).map_err(directory.error("open", name))?;
+        Self::of_file(directory, name, file, owner)
+    }
+
+    fn of_file(
+        directory: &Directory,
+        name: &str,
+        file: File,
+        owner: impl Fn() -> Option<Owner>,
+    ) -> Result<Self, OpenError> {
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         match lock_exclusively(&file, owner) {
-            Ok(()) => Ok(Self {
-                home: Home::File { _given_up_in_forks: given_up_in_forks, file },
-                geometry,
-                offset: 0,
-            }),
-            Err(LockRefusal::Io(error)) => Err(io_error("lock")(error)),
+            Ok(()) => {}
+            Err(LockRefusal::Io(error)) => return Err(directory.error("lock", name)(error)),
             Err(LockRefusal::Held(owner)) => {
                 let holder = describe_holder(owner.as_ref());
-                let store = path.parent().unwrap_or(path);
-                Err(OpenError::InUse { path: store.to_owned(), holder })
+                return Err(OpenError::InUse { path: directory.path().to_owned(), holder });
             }
         }
+        make_private(file.as_fd());
+        let geometry = best_geometry(&file).map_err(directory.error("open", name))?;
+        Ok(Self {
+            home: Home::File { _given_up_in_forks: given_up_in_forks, file },
+            geometry,
+            offset: 0,
+        })
     }
 
     /// The part of a claimed device that begins at `offset`.
@@ -148,51 +166,56 @@ impl DataFile {
     }
 }
 
-/// Which data files there are in `directory`, by number.
-pub(crate) fn list_data_files(directory: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
-    let mut found = Vec::new();
-    for entry in directory.read_dir()? {
-        let entry = entry?;
-        if let Some(number) = entry.file_name().to_str().and_then(data_file_number) {
-            found.push((number, entry.path()));
-        }
-    }
-    found.sort();
+/// Numbers of the data files in `directory`, in order.
+pub(crate) fn list_data_files(directory: &Directory) -> io::Result<Vec<u32>> {
+    let entries = directory.entries()?;
+    let number = |name: &CStr| data_file_number(name.to_str().ok()?);
+    let mut found: Vec<u32> = entries.iter().filter_map(|entry| number(&entry.name)).collect();
+    found.sort_unstable();
     Ok(found)
 }
 
-/// What transfers on the file at `path` must look like; it is neither made nor locked.
-pub(crate) fn geometry_of(path: &Path) -> io::Result<Geometry> {
-    Ok(open_with_best_geometry(path, false)?.1)
+/// Removes the file called `name`.
+pub(super) fn remove_file(directory: &Directory, name: &str) -> io::Result<()> {
+    directory.remove(&CString::new(name)?)
 }
 
-/// What transfers on new files in `directory` must look like.
-pub(super) fn probe_geometry(directory: &Path) -> Result<Geometry, OpenError> {
-    let path = directory.join(PROBE_NAME);
-    let file = DataFile::open(&path, true, || None);
-    let _ = fs::remove_file(&path);
-    file.map(|file| file.geometry()).or_else(|error| {
+/// What transfers on new files in `directory` must look like, and how many bytes the file system gives out at least for a
+/// file with one byte: a block, or several; a block where it does not tell.
+pub(super) fn probe(directory: &Directory) -> Result<(Geometry, u64), OpenError> {
+    // One that somebody was killed with.
+    let _ = remove_file(directory, PROBE_NAME);
+    let made = directory.create(PROBE_NAME).and_then(|file| {
+        let taken_bytes = fallocate(&file, FallocateFlags::empty(), 0, 1)
+            .map_err(io::Error::from)
+            .and_then(|()| Ok(file.metadata()?.blocks() * 512));
+        Ok((best_geometry(&file)?, taken_bytes.unwrap_or(0)))
+    });
+    let _ = remove_file(directory, PROBE_NAME);
+    let found = made.or_else(|error| {
         // A full file system may have no room for one more file; the index is there.
-        geometry_of(&directory.join(INDEX_NAME)).map_err(|_| error)
-    })
+        let index = directory.open_file(INDEX_NAME);
+        index.and_then(|index| Ok((best_geometry(&index)?, 0))).map_err(|_| error)
+    });
+    let (geometry, unit_bytes) = found.map_err(directory.error("make", PROBE_NAME))?;
+    Ok((geometry, unit_bytes.max(BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)))
 }
 
-fn open_with_best_geometry(path: &Path, create: bool) -> io::Result<(File, Geometry)> {
-    let open = |flags| {
-        OpenOptions::new().read(true).write(true).create(create).custom_flags(flags).open(path)
-    };
-    let buffered = || {
-        let file = open(0)?;
-        let geometry = Geometry::buffered(&file)?;
-        Ok((file, geometry))
-    };
-    match open(libc::O_DIRECT) {
-        Ok(file) => match Geometry::direct(&file)? {
-            Some(geometry) => Ok((file, geometry)),
-            None => buffered(),
-        },
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => buffered(),
-        Err(error) => Err(error),
+/// What transfers on a file must look like: past the page cache, if its file system can.
+fn best_geometry(file: &File) -> io::Result<Geometry> {
+    match set_flags(file.as_fd(), libc::O_DIRECT) {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            return Geometry::buffered(file);
+        }
+        Err(error) => return Err(error),
+    }
+    match Geometry::direct(file)? {
+        Some(geometry) => Ok(geometry),
+        None => {
+            set_flags(file.as_fd(), 0)?;
+            Geometry::buffered(file)
+        }
     }
 }
 

@@ -2,14 +2,12 @@
 //! the data part of a block device, which does not grow.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::allocator::Allocator;
-use super::data_file::{DataFile, data_file_name, probe_geometry};
+use super::data_file::{DataFile, data_file_name, probe, remove_file};
 use super::device::Device;
 use super::discards::Discards;
 use super::files::CHUNKS_NAME;
@@ -21,6 +19,7 @@ use super::set_aside::SetAside;
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, Discard, Layout};
+use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
 use crate::index::HEADER_BYTES;
 use crate::key::Digest;
@@ -32,7 +31,7 @@ const MIB: u64 = 1 << 20;
 /// Data files of one directory, or parts of one device, and who owns which of their blocks.
 pub(crate) struct ExtentStore {
     /// Where more data files can be made; none on a device.
-    directory: Option<PathBuf>,
+    directory: Option<Arc<Directory>>,
     budget: Arc<Budget>,
     geometry: Geometry,
     max_chunk_bytes: u64,
@@ -47,21 +46,24 @@ pub(crate) struct ExtentStore {
 /// Blocks of a part of a device; most devices have one. Its blocks are counted in 32 bits: these are 8 TiB.
 pub(crate) const PART_BLOCKS: u64 = 1 << 31;
 
+/// Data files of others that are passed over when one is made.
+const OTHERS_FILES: usize = 16;
+
 /// Pause after the file system has refused to grow: asking it costs time in which chunks can go instead.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
 impl ExtentStore {
-    /// Opens the data files below `directory`. All of their space is unwritten until [`Store::rebuild`]. Where they no
+    /// Opens the data files in `directory`. All of their space is unwritten until [`Store::rebuild`]. Where they no
     /// longer fit the capacity, those go whose chunks were used the longest time ago, by `mean_use_by_file`.
     pub(crate) fn open(
-        directory: &Path,
+        directory: &Arc<Directory>,
         budget: Arc<Budget>,
         owner: impl Fn() -> Option<Owner>,
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
     ) -> Result<Self, OpenError> {
-        if directory.join(CHUNKS_NAME).exists() {
+        if directory.contains(CHUNKS_NAME).map_err(directory.error("look for", CHUNKS_NAME))? {
             return Err(OpenError::OtherLayout {
-                path: directory.to_owned(),
+                path: directory.path().to_owned(),
                 found: Layout::Files.name(),
                 wanted: Layout::Extents.name(),
             });
@@ -80,18 +82,18 @@ impl ExtentStore {
         }
         let geometry = match files.iter().flatten().next() {
             Some(file) => file.geometry(),
-            None => probe_geometry(directory)?,
+            None => probe(directory)?.0,
         };
         if !geometry.direct {
             log::warn!(
                 "{} has no O_DIRECT: transfers go through the page cache",
-                directory.display()
+                directory.path().display()
             );
         }
         let max_chunk_bytes =
             longest.max(next_file_bytes(&budget)).min(longest_chunk_bytes(budget.capacity_bytes()));
         Ok(Self {
-            directory: Some(directory.to_owned()),
+            directory: Some(Arc::clone(directory)),
             budget,
             geometry,
             max_chunk_bytes,
@@ -168,7 +170,7 @@ impl ExtentStore {
             }
         };
         if let Err(error) = &outcome {
-            log::warn!("{}: {error}", directory.display());
+            log::warn!("{}: {error}", directory.path().display());
             *self.refusal.lock() = Some((now + GROWTH_PAUSE, error.clone()));
         }
         outcome
@@ -176,23 +178,16 @@ impl ExtentStore {
 
     fn add_file(
         &self,
-        directory: &Path,
+        directory: &Directory,
         allocator: &mut Allocator,
         size_bytes: u64,
     ) -> Result<(), StoreError> {
         let spare_bytes = index_spare_bytes(self.budget.capacity_bytes());
         self.budget.reserve_growth(on_disk_bytes(size_bytes), spare_bytes)?;
         let mut files = self.files.write();
-        let number = files.iter().position(Option::is_none).unwrap_or(files.len());
-        let path = directory.join(data_file_name(number as u32));
-        let made = DataFile::open(&path, true, || None)
-            .map_err(|error| io::Error::other(error.to_string()))
-            .and_then(|file| file.preallocate(size_bytes).map(|()| file))
-            // The file's name too: without it a sync of the file is worth nothing after power loss.
-            .and_then(|file| fs::File::open(directory)?.sync_all().map(|()| file));
-        match made {
-            Ok(file) => {
-                if number == files.len() {
+        match make_file(directory, &files, size_bytes) {
+            Ok((number, file)) => {
+                while files.len() <= number {
                     files.push(None);
                     allocator.add_file(0);
                 }
@@ -200,14 +195,48 @@ impl ExtentStore {
                 allocator.extend_file(number as u32, (size_bytes / BLOCK_BYTES) as u32);
                 Ok(())
             }
-            Err(source) => {
-                // What fallocate had reserved before it failed goes back with the file.
-                let _ = fs::remove_file(&path);
+            Err((name, source)) => {
                 self.budget.release(on_disk_bytes(size_bytes));
+                let path = directory.path_of(&name);
                 Err(StoreError::Grow { path, bytes: size_bytes, source: Arc::new(source) })
             }
         }
     }
+}
+
+/// Makes a data file of `size_bytes`, durably. Its number is the lowest that neither one of `files` has nor anything else in
+/// the directory: what is there was put there by somebody else.
+fn make_file(
+    directory: &Directory,
+    files: &[Option<DataFile>],
+    size_bytes: u64,
+) -> Result<(usize, DataFile), (String, io::Error)> {
+    let is_free = |number: &usize| files.get(*number).is_none_or(Option::is_none);
+    let mut numbers = (0..files.len() + OTHERS_FILES).filter(is_free).peekable();
+    while let Some(number) = numbers.next() {
+        let name = data_file_name(number as u32);
+        let file = match DataFile::create(directory, &name) {
+            Ok(file) => file,
+            Err(OpenError::Io { source, .. })
+                if source.kind() == io::ErrorKind::AlreadyExists && numbers.peek().is_some() =>
+            {
+                continue;
+            }
+            Err(OpenError::Io { source, .. }) => return Err((name, source)),
+            Err(error) => return Err((name, io::Error::other(error.to_string()))),
+        };
+        // The file's name too: without it a sync of the file is worth nothing after power loss.
+        let made = file.preallocate(size_bytes).and_then(|()| directory.sync());
+        return match made {
+            Ok(()) => Ok((number, file)),
+            Err(source) => {
+                // What fallocate had reserved before it failed goes back with the file.
+                let _ = remove_file(directory, &name);
+                Err((name, source))
+            }
+        };
+    }
+    Err((data_file_name(files.len() as u32), io::ErrorKind::AlreadyExists.into()))
 }
 
 impl FreeSpace for ExtentStore {
@@ -328,6 +357,9 @@ fn parts(blocks: u64) -> impl Iterator<Item = (u64, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
     use super::*;
     use crate::store::data_file::list_data_files;
 
@@ -336,7 +368,8 @@ mod tests {
 
     fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
         let budget = Arc::new(Budget::new(capacity_bytes));
-        ExtentStore::open(directory, budget, || None, HashMap::new).unwrap()
+        let directory = Arc::new(Directory::open(directory).unwrap());
+        ExtentStore::open(&directory, budget, || None, HashMap::new).unwrap()
     }
 
     #[test]
@@ -353,13 +386,10 @@ mod tests {
         assert!(error.to_string().starts_with("store full"), "{error}");
         assert!(held.len() >= 190, "{} MiB of 200", held.len());
         assert_eq!(store.usage().data_files, 4);
-        let on_disk: u64 = list_data_files(directory.path())
-            .unwrap()
-            .iter()
-            .map(|(_, path)| {
-                std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap()) * 512
-            })
-            .sum();
+        let files = list_data_files(&Directory::open(directory.path()).unwrap()).unwrap();
+        let path = |number| directory.path().join(data_file_name(number));
+        let on_disk: u64 =
+            files.into_iter().map(|number| path(number).metadata().unwrap().blocks() * 512).sum();
         assert!(on_disk <= 200 * MIB, "{on_disk}");
         store.free(held.remove(3));
         assert!(store.allocate(MIB, DIGEST).is_ok());
@@ -391,11 +421,12 @@ mod tests {
     #[test]
     fn an_empty_file_that_a_dead_owner_left_goes() {
         let directory = tempfile::tempdir().unwrap();
-        fs::File::create(directory.path().join(data_file_name(0))).unwrap();
+        std::fs::File::create(directory.path().join(data_file_name(0))).unwrap();
         let store = open(directory.path(), 64 * MIB);
         assert_eq!((store.usage().data_files, store.budget.used_bytes()), (0, 0));
         assert!(store.allocate(MIB, DIGEST).is_ok());
-        assert_eq!(list_data_files(directory.path()).unwrap().len(), 1);
+        let directory = Directory::open(directory.path()).unwrap();
+        assert_eq!(list_data_files(&directory).unwrap().len(), 1);
     }
 
     #[test]

@@ -2,39 +2,35 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
 
-use super::data_file::{DataFile, list_data_files};
+use super::data_file::{DataFile, data_file_name, list_data_files, remove_file};
 use super::growth::{SMALLEST_FILE_BYTES, affordable_bytes, on_disk_bytes};
 use crate::budget::Budget;
 use crate::config::BLOCK_BYTES;
+use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::lock::Owner;
 
 /// Opens the data files below `directory` and takes them into the budget. Where they no longer fit the capacity, those go
 /// whose chunks were used the longest time ago, by `mean_use_by_file`.
 pub(super) fn found_files(
-    directory: &Path,
+    directory: &Directory,
     budget: &Budget,
     owner: impl Fn() -> Option<Owner>,
     mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
 ) -> Result<Vec<FoundFile>, OpenError> {
-    let io_error = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| OpenError::Io { action, path, source }
-    };
     let mut found = Vec::new();
-    for (number, path) in list_data_files(directory).map_err(io_error("list", directory))? {
-        let file = DataFile::open(&path, false, &owner)?;
-        let blocks = file.blocks().map_err(io_error("read the length of", &path))?;
+    for number in list_data_files(directory).map_err(directory.error("list", ""))? {
+        let name = data_file_name(number);
+        let file = DataFile::open(directory, &name, &owner)?;
+        let blocks = file.blocks().map_err(directory.error("read the length of", &name))?;
         if blocks == 0 {
             // Its owner died before it had space.
-            fs::remove_file(&path).map_err(io_error("remove", &path))?;
+            remove_file(directory, &name).map_err(directory.error("remove", &name))?;
             continue;
         }
-        found.push(FoundFile { number, path, file, blocks });
+        found.push(FoundFile { number, name, file, blocks });
     }
     if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > budget.left_bytes() {
         let mean_use = mean_use_by_file();
@@ -43,7 +39,8 @@ pub(super) fn found_files(
     }
     let mut fitting = Vec::new();
     for mut file in found {
-        if file.fit(budget).map_err(io_error("shorten or remove", &file.path))? {
+        let outcome = file.fit(directory, budget);
+        if outcome.map_err(directory.error("shorten or remove", &file.name))? {
             fitting.push(file);
         }
     }
@@ -53,7 +50,7 @@ pub(super) fn found_files(
 /// A data file that was there.
 pub(super) struct FoundFile {
     pub(super) number: u32,
-    path: PathBuf,
+    name: String,
     pub(super) file: DataFile,
     pub(super) blocks: u32,
 }
@@ -64,15 +61,16 @@ impl FoundFile {
     }
 
     /// Takes it into the budget, as much of it as fits; removes it if that is not worth a file. Says whether it stays.
-    fn fit(&mut self, budget: &Budget) -> io::Result<bool> {
+    fn fit(&mut self, directory: &Directory, budget: &Budget) -> io::Result<bool> {
         if budget.reserve(self.on_disk_bytes(), 0) {
             return Ok(true);
         }
         let fitting_bytes = affordable_bytes(budget).min(u64::from(self.blocks) * BLOCK_BYTES);
-        let path = self.path.display();
+        let path = directory.path_of(&self.name);
+        let path = path.display();
         if fitting_bytes < SMALLEST_FILE_BYTES {
             log::warn!("{path} no longer fits the capacity: what it holds is evicted");
-            fs::remove_file(&self.path)?;
+            remove_file(directory, &self.name)?;
             return Ok(false);
         }
         log::warn!(

@@ -13,6 +13,7 @@ use crate::budget::Budget;
 use crate::buffer::CallerBuffer;
 use crate::completion::CompletionQueue;
 use crate::config::{BLOCK_BYTES, Checksum, Config};
+use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::evict::{Eviction, Quotas};
 use crate::index::IndexPlace;
@@ -71,10 +72,11 @@ impl Still {
             boot: 0,
             lease_s: 0,
         };
-        let place = IndexPlace::Directory(directory.path().to_owned());
+        let opened = Arc::new(Directory::open(directory.path()).unwrap());
+        let place = IndexPlace::Directory(Arc::clone(&opened));
         let (index, store, ..) =
             Index::open(&place, &budget, rules, 1, |owner, mean_use_by_file| {
-                ExtentStore::open(directory.path(), Arc::clone(&budget), owner, mean_use_by_file)
+                ExtentStore::open(&opened, Arc::clone(&budget), owner, mean_use_by_file)
                     .map(|store| Box::new(store) as Box<dyn Store>)
             })
             .unwrap();

@@ -7,31 +7,27 @@ mod account;
 mod names;
 mod remover;
 
-use std::ffi::CStr;
-use std::fs::{self, File};
+use std::ffi::{CStr, OsStr};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
+use nix::unistd::syncfs;
 
 use self::account::{Account, cost_bytes, directory_bytes};
 use self::names::{DIRECTORIES, directory_name, directory_of, file_c_name, parse_file_name};
 use self::remover::Remover;
-use super::data_file::list_data_files;
-use super::data_file::{PROBE_NAME, probe_geometry};
+use super::data_file::{list_data_files, probe};
 use super::growth::{index_spare_bytes, longest_chunk_bytes};
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, Layout};
+use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::{OpenError, StoreError};
-use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::key::Digest;
 use crate::sync::{Condvar, Mutex};
 
@@ -57,9 +53,10 @@ pub(crate) struct FileStore {
 /// What the thread that removes files knows as well.
 struct Files {
     /// The store's directory.
-    path: PathBuf,
+    directory: Arc<Directory>,
     budget: Arc<Budget>,
-    directories: Vec<(GivenUpInForks, File)>,
+    /// Those in `chunks`, by number.
+    directories: Vec<Directory>,
     state: Mutex<State>,
     /// There is something to remove, or nothing will come any more.
     told: Condvar,
@@ -83,56 +80,47 @@ impl FileStore {
     /// Opens the directories below `directory`, making them if there are none, and looks which files there are.
     /// [`Store::rebuild`] decides which of them stay. `wakers` ring when what was given out becomes clear.
     pub(crate) fn open(
-        directory: &Path,
+        directory: &Arc<Directory>,
         budget: Arc<Budget>,
         wakers: Vec<Arc<Waker>>,
     ) -> Result<Self, OpenError> {
-        let io_error = |action, path: &Path| {
-            let path = path.to_owned();
-            move |source| OpenError::Io { action, path, source }
-        };
-        if !list_data_files(directory).map_err(io_error("list", directory))?.is_empty() {
+        if !list_data_files(directory).map_err(directory.error("list", ""))?.is_empty() {
             return Err(OpenError::OtherLayout {
-                path: directory.to_owned(),
+                path: directory.path().to_owned(),
                 found: Layout::Extents.name(),
                 wanted: Layout::Files.name(),
             });
         }
-        let geometry = probe_geometry(directory)?;
+        let (geometry, unit_bytes) = probe(directory)?;
         if !geometry.direct {
             log::warn!(
                 "{} has no O_DIRECT: transfers go through the page cache",
-                directory.display()
+                directory.path().display()
             );
         }
         raise_open_files();
-        let path = directory.join(CHUNKS_NAME);
-        let mut is_new = make_directory(&path).map_err(io_error("make the directory", &path))?;
-        let unit_bytes = unit_bytes_of(directory);
+        let (chunks, mut is_new) = directory
+            .open_or_make_in(CHUNKS_NAME)
+            .map_err(directory.error("make the directory", CHUNKS_NAME))?;
         let mut account = Account::new(unit_bytes);
-        budget.add(fs::metadata(&path).map_or(0, |found| found.blocks() * 512).max(BLOCK_BYTES));
+        budget.add(chunks.own_bytes().unwrap_or(0).max(BLOCK_BYTES));
         let mut directories = Vec::with_capacity(DIRECTORIES);
         for number in 0..DIRECTORIES {
-            let path = path.join(directory_name(number));
-            let opened = match File::open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    is_new |=
-                        make_directory(&path).map_err(io_error("make the directory", &path))?;
-                    File::open(&path)
-                }
-                other => other,
-            };
-            let opened = opened.map_err(io_error("open", &path))?;
-            let found = opened.metadata().map_err(io_error("look at", &path))?;
-            account.note_directory(number, found.blocks() * 512, &budget);
-            scan(&path, number, &mut account).map_err(io_error("list", &path))?;
-            directories.push((GivenUpInForks::new(opened.as_raw_fd()), opened));
+            let name = directory_name(number);
+            let (opened, made) =
+                chunks.open_or_make_in(&name).map_err(chunks.error("make the directory", &name))?;
+            is_new |= made;
+            let own_bytes = opened.own_bytes().map_err(opened.error("look at", ""))?;
+            account.note_directory(number, own_bytes, &budget);
+            scan(&opened, number, &mut account).map_err(opened.error("list", ""))?;
+            directories.push(opened);
         }
         // Their names: without them a sync of what is in them is worth nothing after power loss.
         if is_new {
-            sync_directory(&path)
-                .and_then(|()| sync_directory(directory))
-                .map_err(io_error("sync", &path))?;
+            chunks
+                .sync()
+                .and_then(|()| directory.sync())
+                .map_err(directory.error("sync", CHUNKS_NAME))?;
         }
         let spare_bytes = index_spare_bytes(budget.capacity_bytes());
         let free_bytes = budget.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
@@ -140,7 +128,7 @@ impl FileStore {
         let max_chunk_bytes = longest_within(free_bytes, most_bytes, unit_bytes);
         let state = State { account, refusal: None, holders: 0, ends: None };
         let shared = Arc::new(Files {
-            path: directory.to_owned(),
+            directory: Arc::clone(directory),
             budget,
             directories,
             state: Mutex::new(state),
@@ -148,7 +136,7 @@ impl FileStore {
             removed: Condvar::new(),
             wakers,
         });
-        let remover = Remover::start(&shared).map_err(io_error("start a thread for", directory))?;
+        let remover = Remover::start(&shared).map_err(directory.error("start a thread for", ""))?;
         Ok(Self { shared, geometry, max_chunk_bytes, remover: Mutex::new(Some(remover)) })
     }
 }
@@ -194,10 +182,9 @@ impl Files {
 
     /// Removes a file; one that is not there is removed.
     fn remove(&self, digest: Digest, name: &CStr) -> io::Result<()> {
-        let (_, directory) = &self.directories[directory_of(digest)];
-        match unlinkat(directory, name, UnlinkatFlags::NoRemoveDir) {
-            Ok(()) | Err(nix::errno::Errno::ENOENT) => Ok(()),
-            Err(errno) => Err(errno.into()),
+        match self.directories[directory_of(digest)].remove(name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
         }
     }
 }
@@ -255,7 +242,7 @@ impl Store for FileStore {
         let digest = self.shared.state.lock().account.digest_of(extent.file);
         // A file that was not given out would be a bug; nothing has the name that it gets.
         let digest = digest.unwrap_or(Digest([0; 2]));
-        let (_, directory) = &self.shared.directories[directory_of(digest)];
+        let directory = &self.shared.directories[directory_of(digest)];
         Location::Own { directory: directory.as_raw_fd(), name: file_c_name(digest, extent.file) }
     }
 
@@ -284,10 +271,10 @@ impl Store for FileStore {
         state.account.note_made(extent.file);
         let Err(source) = outcome else { return Ok(()) };
         state.account.note_refused(extent.file);
-        let name =
-            state.account.digest_of(extent.file).map(|digest| chunk_path(digest, extent.file));
+        let digest = state.account.digest_of(extent.file);
+        let name = digest.map_or_else(Default::default, |digest| chunk_path(digest, extent.file));
         let error = StoreError::Grow {
-            path: self.shared.path.join(name.unwrap_or_default()),
+            path: self.shared.directory.path().join(name),
             bytes: extent.size_bytes(),
             source: Arc::new(source),
         };
@@ -348,16 +335,14 @@ impl Store for FileStore {
         if !remover.is_none_or(|remover| remover.end(&self.shared, REMOVAL_TIMEOUT)) {
             return Err(io::Error::other("a removal is still under way"));
         }
-        for (_, directory) in &self.shared.directories {
-            close_file_behind(directory.as_raw_fd());
-        }
+        self.shared.directories.iter().for_each(Directory::give_up);
         Ok(())
     }
 
     /// The whole file system: it is the one call that covers files which are closed.
     fn sync(&self) -> io::Result<()> {
         match self.shared.directories.first() {
-            Some((_, directory)) => Ok(syncfs(directory)?),
+            Some(directory) => Ok(syncfs(directory)?),
             None => Ok(()),
         }
     }
@@ -372,43 +357,19 @@ impl Drop for FileStore {
     }
 }
 
-/// Notes the chunks' files in directory `number`, and removes what has the number of another one.
-fn scan(path: &Path, number: usize, account: &mut Account) -> io::Result<()> {
-    for entry in path.read_dir()? {
-        let entry = entry?;
-        if let Some((digest, file)) = parse_file_name(number, &entry.file_name())
+/// Notes the chunks' files in directory `number`, and removes what has the number of another one. What is no regular file is
+/// nobody's here.
+fn scan(directory: &Directory, number: usize, account: &mut Account) -> io::Result<()> {
+    for entry in directory.entries()?.into_iter().filter(|entry| entry.is_file) {
+        let name = OsStr::from_bytes(entry.name.to_bytes());
+        if let Some((digest, file)) = parse_file_name(number, name)
             && !account.note_found(digest, file)
         {
             // Only copies made by hand can be twice; which of them is the chunk nobody knows.
-            fs::remove_file(entry.path())?;
+            directory.remove(&entry.name)?;
         }
     }
     Ok(())
-}
-
-/// Makes a directory; says whether it was not there.
-fn make_directory(path: &Path) -> io::Result<bool> {
-    match fs::create_dir(path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
-}
-
-/// Bytes that the file system gives out at least for a file with one byte: a block, or several. A block where it does not
-/// tell.
-fn unit_bytes_of(directory: &Path) -> u64 {
-    let path = directory.join(PROBE_NAME);
-    let taken_bytes = File::create(&path).and_then(|file| {
-        fallocate(&file, FallocateFlags::empty(), 0, 1)?;
-        Ok(file.metadata()?.blocks() * 512)
-    });
-    let _ = fs::remove_file(&path);
-    taken_bytes.unwrap_or(0).max(BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
 }
 
 /// Longest chunk of `most_bytes` or less whose file costs at most `free_bytes`.

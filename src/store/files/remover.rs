@@ -46,7 +46,7 @@ fn remove(files: &Files) {
         drop(state);
         let outcome = files.remove(digest, &file_c_name(digest, extent.file));
         if let Err(error) = &outcome {
-            let path = files.path.display();
+            let path = files.directory.path().display();
             log::error!(
                 "cannot remove file {} of {path}: {error}; it takes its space until the next open",
                 extent.file

@@ -1,0 +1,298 @@
+//! A directory that is held open. Everything in it goes by its descriptor: its path is for messages, and may lead elsewhere
+//! by now.
+//!
+//! A file that is made did not exist before, and is readable by its owner alone. A file that exists is opened without
+//! following a link and without waiting for anybody, and is refused unless it is a regular one of this process's user.
+
+use std::ffi::{CStr, CString};
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::dir::{Dir, Type};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl, openat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
+use nix::sys::statvfs::{Statvfs, fstatvfs};
+use nix::unistd::{Uid, UnlinkatFlags, unlinkat};
+
+use crate::error::OpenError;
+use crate::fork::{GivenUpInForks, close_file_behind};
+
+/// Permissions of files: the owner's alone, as they hold keys and what is stored under them.
+pub(crate) const FILE_MODE: libc::mode_t = 0o600;
+/// Permissions of directories.
+const DIRECTORY_MODE: libc::mode_t = 0o700;
+const OTHERS: libc::mode_t = 0o077;
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    // Before the descriptor is closed.
+    _given_up_in_forks: GivenUpInForks,
+    file: File,
+    path: PathBuf,
+}
+
+/// What is in a directory.
+pub(crate) struct Entry {
+    pub(crate) name: CString,
+    /// Whether it is a regular file.
+    pub(crate) is_file: bool,
+}
+
+impl Directory {
+    /// Opens the directory at `path`.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let flags = libc::O_DIRECTORY | libc::O_NONBLOCK;
+        let file = File::options().read(true).custom_flags(flags).open(path)?;
+        Ok(Self::of(file, path.to_owned()))
+    }
+
+    /// The same, making it and those above it if they are not there.
+    pub(crate) fn open_or_make(path: &Path) -> io::Result<Self> {
+        match Self::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+        above.map_or(Ok(()), fs::create_dir_all)?;
+        match DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
+            Ok(()) => {
+                let directory = Self::open(path)?;
+                directory.set_private()?;
+                Ok(directory)
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::open(path),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens the directory `name` in it, making it if it is not there; says whether it was made.
+    pub(crate) fn open_or_make_in(&self, name: &str) -> io::Result<(Self, bool)> {
+        let made = match mkdirat(&self.file, name, Mode::from_bits_truncate(DIRECTORY_MODE)) {
+            Ok(()) => true,
+            Err(Errno::EEXIST) => false,
+            Err(errno) => return Err(errno.into()),
+        };
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let file = openat(&self.file, name, flags, Mode::empty())?;
+        let directory = Self::of(file.into(), self.path.join(name));
+        if made {
+            directory.set_private()?;
+        }
+        Ok((directory, made))
+    }
+
+    fn of(file: File, path: PathBuf) -> Self {
+        Self { _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()), file, path }
+    }
+
+    /// As it was named. For messages alone.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Path of what is called `name` in it, for messages alone.
+    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The error of an open that could not do `action` to what is called `name`.
+    pub(crate) fn error(
+        &self,
+        action: &'static str,
+        name: &str,
+    ) -> impl FnOnce(io::Error) -> OpenError + use<> {
+        // Not with a slash at its end where it is the directory itself.
+        let path = if name.is_empty() { self.path.clone() } else { self.path_of(name) };
+        move |source| OpenError::Io { action, path, source }
+    }
+
+    /// Makes a file that is not there, to be read and written.
+    ///
+    /// # Errors
+    /// EEXIST where there is something of that name, whatever it is.
+    pub(crate) fn create(&self, name: &str) -> io::Result<File> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let mode = Mode::from_bits_truncate(FILE_MODE);
+        let file = File::from(openat(&self.file, name, flags | OFlag::O_NOFOLLOW, mode)?);
+        // A umask may have taken bits of the owner, too.
+        make_private(file.as_fd());
+        Ok(file)
+    }
+
+    /// Opens a file that is there, to be read and written. Nothing of it is changed.
+    ///
+    /// # Errors
+    /// What the system says, or that it is no regular file, or another user's.
+    pub(crate) fn open_file(&self, name: &str) -> io::Result<File> {
+        let file = self.open_existing(name, OFlag::O_RDWR)?;
+        check_opened(&file, 0)?;
+        Ok(file.into())
+    }
+
+    /// Opens a file that is there, to be read, whoever it belongs to.
+    ///
+    /// # Errors
+    /// What the system says, or that it is no regular file.
+    pub(crate) fn open_to_read(&self, name: &str) -> io::Result<File> {
+        let file = self.open_existing(name, OFlag::O_RDONLY)?;
+        check_regular(&fstat(&file)?)?;
+        Ok(file.into())
+    }
+
+    fn open_existing(&self, name: &str, access: OFlag) -> io::Result<OwnedFd> {
+        let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        openat(&self.file, name, flags, Mode::empty())
+            .map_err(|errno| refusal_of(self.file.as_fd(), name, errno.into()))
+    }
+
+    /// Whether there is something of that name.
+    pub(crate) fn contains(&self, name: &str) -> io::Result<bool> {
+        match fstatat(&self.file, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Removes a name that is no directory's.
+    pub(crate) fn remove(&self, name: &CStr) -> io::Result<()> {
+        Ok(unlinkat(&self.file, name, UnlinkatFlags::NoRemoveDir)?)
+    }
+
+    /// What is in it.
+    pub(crate) fn entries(&self) -> io::Result<Vec<Entry>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        // Opened again: two lists through one descriptor would share their place in it.
+        let mut listing = Dir::openat(&self.file, ".", flags, Mode::empty())?;
+        let mut entries = Vec::new();
+        for entry in listing.iter() {
+            let entry = entry?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let is_file = match entry.file_type() {
+                Some(kind) => kind == Type::File,
+                None => fstatat(&self.file, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+                    .is_ok_and(|found| is_regular(&found)),
+            };
+            entries.push(Entry { name: name.to_owned(), is_file });
+        }
+        Ok(entries)
+    }
+
+    /// Makes durable which names are in it.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+
+    /// Bytes that it takes on disk itself.
+    pub(crate) fn own_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.blocks() * 512)
+    }
+
+    /// What its file system has, and has free.
+    pub(crate) fn file_system(&self) -> io::Result<Statvfs> {
+        Ok(fstatvfs(&self.file)?)
+    }
+
+    fn set_private(&self) -> io::Result<()> {
+        self.file.set_permissions(Permissions::from_mode(DIRECTORY_MODE))
+    }
+
+    /// Closes it: nothing in it can be reached any more.
+    pub(crate) fn give_up(&self) {
+        close_file_behind(self.file.as_raw_fd());
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl AsRawFd for Directory {
+    fn as_raw_fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+}
+
+/// Takes the permissions of others from a file. One whose file system has none, or whose owner may not, stays as it is.
+pub(crate) fn make_private(file: BorrowedFd<'_>) {
+    let Ok(found) = fstat(file) else { return };
+    if found.st_mode & (OTHERS | FILE_MODE) != FILE_MODE
+        && let Err(errno) = nix::sys::stat::fchmod(file, Mode::from_bits_truncate(FILE_MODE))
+    {
+        log::debug!("cannot set the permissions of a file: {errno}");
+    }
+}
+
+/// Looks at a file that was opened by name without waiting for anybody: it has to be a regular one of this process's user.
+/// Its status flags become `flags`, as io_uring gives transfers of a file with O_NONBLOCK up where they would wait. Returns
+/// its length.
+pub(crate) fn check_opened(file: &OwnedFd, flags: libc::c_int) -> io::Result<u64> {
+    let found = fstat(file)?;
+    check_regular(&found)?;
+    check_owner(&found)?;
+    set_flags(file.as_fd(), flags)?;
+    Ok(found.st_size as u64)
+}
+
+/// Why a file cannot be opened: what it is, if it is none, else what the system says.
+pub(crate) fn refusal_of<N: ?Sized + nix::NixPath>(
+    directory: BorrowedFd<'_>,
+    name: &N,
+    error: io::Error,
+) -> io::Error {
+    // A socket answers as a device does that is gone.
+    let odd = [libc::ENXIO, libc::ENODEV, libc::ELOOP, libc::EISDIR, libc::EINVAL];
+    if !error.raw_os_error().is_some_and(|errno| odd.contains(&errno)) {
+        return error;
+    }
+    let found = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW);
+    found.map_or(Ok(()), |found| check_regular(&found)).err().unwrap_or(error)
+}
+
+/// Sets the status flags of an open file: O_DIRECT or none.
+pub(crate) fn set_flags(file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<()> {
+    fcntl(file, FcntlArg::F_SETFL(OFlag::from_bits_retain(flags)))?;
+    Ok(())
+}
+
+fn is_regular(found: &FileStat) -> bool {
+    found.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits()
+}
+
+fn check_regular(found: &FileStat) -> io::Result<()> {
+    if is_regular(found) {
+        return Ok(());
+    }
+    let kind = match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFLNK => "a symbolic link",
+        SFlag::S_IFDIR => "a directory",
+        SFlag::S_IFIFO => "a FIFO",
+        SFlag::S_IFSOCK => "a socket",
+        _ => "a device",
+    };
+    Err(io::Error::other(format!("it is {kind}, not a regular file; move it away")))
+}
+
+fn check_owner(found: &FileStat) -> io::Result<()> {
+    let (owner, own) = (found.st_uid, Uid::effective().as_raw());
+    if owner == own {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!(
+            "it belongs to user {owner} and this process runs as user {own}; give it to that user (chown) or choose another \
+             path"
+        ),
+    ))
+}
