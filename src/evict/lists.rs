@@ -12,6 +12,8 @@ const PIECE: usize = 1024;
 const NO_LIST: u8 = u8::MAX;
 /// Instead of a list: no chunk, but a number to be given out again.
 const FREE: u8 = u8::MAX - 1;
+/// Instead of a list: it must stay, so it is in no order.
+const EXCLUDED: u8 = u8::MAX - 2;
 
 /// Number of a chunk in [`Nodes`]. An `Option` of it takes no more room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,7 +42,7 @@ pub(crate) struct ChunkNode {
     pub(crate) uses: u16,
     /// Which policy has it.
     pub(crate) pool: u16,
-    /// The clock of its list when it came in.
+    /// The clock of its list when it came in; of one that must stay the second until which.
     stamp: u32,
     colder: Option<NodeId>,
     hotter: Option<NodeId>,
@@ -62,6 +64,23 @@ impl ChunkNode {
     /// The list that it is in, as named in [`List::new`].
     pub(super) fn list(&self) -> u8 {
         self.list
+    }
+
+    /// Notes that it must stay until `until_s`; no policy has it.
+    pub(super) fn exclude(&mut self, until_s: u32) {
+        debug_assert_eq!(self.list, NO_LIST);
+        (self.list, self.stamp) = (EXCLUDED, until_s);
+    }
+
+    /// Notes that a policy may have it again.
+    pub(super) fn include(&mut self) {
+        debug_assert_eq!(self.list, EXCLUDED);
+        self.list = NO_LIST;
+    }
+
+    /// Until which second it must stay; `None` if it may go.
+    pub(super) fn excluded_until_s(&self) -> Option<u32> {
+        (self.list == EXCLUDED).then_some(self.stamp)
     }
 
     pub(super) fn count_use(&mut self) {
@@ -110,12 +129,6 @@ impl Nodes {
         node
     }
 
-    /// The chunk with this number, if it is one's.
-    pub(crate) fn get(&self, id: NodeId) -> Option<&ChunkNode> {
-        let node = self.pieces.get(id.place() / PIECE)?.get(id.place() % PIECE)?;
-        (node.list != FREE).then_some(node)
-    }
-
     /// Chunks there are.
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -151,7 +164,7 @@ pub(super) struct List {
 impl List {
     /// An empty list. `name` tells it from the other ones of its policy.
     pub(super) fn new(name: u8) -> Self {
-        debug_assert!(name < FREE);
+        debug_assert!(name < EXCLUDED);
         Self { name, ..Self::default() }
     }
 

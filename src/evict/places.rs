@@ -1,6 +1,6 @@
 //! Which chunk lies where, and which neighbours have to go so that there is room for a long one.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use super::{NodeId, Nodes};
 use crate::store::{Extent, FreeSpace};
@@ -66,8 +66,6 @@ pub(super) struct Search<'data, F: ?Sized> {
     pub(super) nodes: &'data Nodes,
     pub(super) free: &'data F,
     pub(super) blocks: u64,
-    /// Chunks that must stay.
-    pub(super) kept: &'data HashSet<NodeId>,
     pub(super) steps: usize,
 }
 
@@ -80,9 +78,6 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
     ) -> Option<Window> {
         let mut best: Option<Window> = None;
         for &seed in seeds {
-            if self.kept.contains(&seed) {
-                continue;
-            }
             if let Some(window) = self.around(seed, &heat)
                 && best.as_ref().is_none_or(|best| window.cost < best.cost)
             {
@@ -159,7 +154,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
                     true => self.places.ending_at(self.nodes, file, block),
                     false => self.places.held.get(&(file, block)).copied(),
                 };
-                match neighbour.filter(|id| !self.kept.contains(id)) {
+                match neighbour.filter(|id| self.nodes[*id].excluded_until_s().is_none()) {
                     Some(id) => self.segment(id, heat),
                     None => break,
                 }

@@ -3,7 +3,7 @@
 //! One lock for all three, which the holder of a shard's lock takes last; only the allocator's comes after it. So a victim
 //! is chosen here, and taken out by who has let go of this lock again: by then it may be pinned, or gone.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
@@ -19,6 +19,12 @@ const SEEDS: std::ops::RangeInclusive<usize> = 8..=64;
 const SEED_PART: usize = 16;
 /// So many times more of them if none of those can go.
 const MORE_SEEDS: usize = 16;
+
+/// Until which second a chunk must stay that is pinned, or being read: until it is released.
+pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
+
+/// Most chunks of a pool that come back into its order at a time.
+const REINSERTED: usize = 64;
 
 /// Number of a group of chunks with an order of eviction of their own: 0 for all whose namespace has no quota.
 pub(crate) type PoolId = u16;
@@ -40,7 +46,6 @@ pub(crate) struct Victim {
 /// What is known of the chunks held.
 pub(crate) struct Residents {
     inner: Mutex<Inner>,
-    policy: Eviction,
 }
 
 struct Inner {
@@ -58,11 +63,15 @@ struct Pool {
     blocks: u64,
     chunks: usize,
     quota: Option<Arc<Quota>>,
+    /// Those of its chunks that were found to have to stay, by the second until which. The policy has only the others, so that a
+    /// search meets each of them once.
+    excluded: BTreeSet<(u32, NodeId)>,
 }
 
 impl Pool {
     fn new(eviction: Eviction, quota: Option<Arc<Quota>>) -> Self {
-        Self { policy: eviction.policy(), blocks: 0, chunks: 0, quota }
+        let excluded = BTreeSet::new();
+        Self { policy: eviction.policy(), blocks: 0, chunks: 0, quota, excluded }
     }
 
     fn add_blocks(&mut self, blocks: u32) {
@@ -73,6 +82,49 @@ impl Pool {
     fn remove_blocks(&mut self, blocks: u32) {
         self.blocks -= u64::from(blocks);
         self.quota.iter().for_each(|quota| quota.give_back(u64::from(blocks)));
+    }
+
+    /// Chunks in the order of eviction.
+    fn ordered(&self) -> usize {
+        self.chunks - self.excluded.len()
+    }
+
+    fn touch(&mut self, nodes: &mut Nodes, id: NodeId) {
+        match nodes[id].excluded_until_s() {
+            Some(_) => nodes[id].count_use(),
+            None => self.policy.touch(nodes, id),
+        }
+    }
+
+    /// Takes a chunk out of the order, or of those that must stay.
+    fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
+        match nodes[id].excluded_until_s() {
+            Some(until_s) => {
+                self.excluded.remove(&(until_s, id));
+                nodes[id].include();
+            }
+            None => self.policy.remove(nodes, id),
+        }
+    }
+
+    fn exclude(&mut self, nodes: &mut Nodes, id: NodeId, until_s: u32) {
+        self.remove(nodes, id);
+        nodes[id].exclude(until_s);
+        self.excluded.insert((until_s, id));
+    }
+
+    /// Puts chunks that need not stay any more back into the order, where new ones are. Says whether there were any.
+    fn reinsert(&mut self, nodes: &mut Nodes, now_s: u32) -> bool {
+        let mut count = 0;
+        while count < REINSERTED
+            && let Some(&(until_s, id)) = self.excluded.first()
+            && until_s <= now_s
+        {
+            self.remove(nodes, id);
+            self.policy.insert(nodes, id, true);
+            count += 1;
+        }
+        count > 0
     }
 }
 
@@ -99,7 +151,7 @@ impl Residents {
             namespaces,
             restored: Vec::new(),
         };
-        Self { inner: Mutex::new(inner), policy }
+        Self { inner: Mutex::new(inner) }
     }
 
     /// A chunk is held from now on. `returns`: it was evicted not long ago.
@@ -157,24 +209,24 @@ impl Residents {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         let pool = inner.nodes[id].pool as usize;
-        inner.pools[pool].policy.touch(&mut inner.nodes, id);
+        inner.pools[pool].touch(&mut inner.nodes, id);
     }
 
-    /// A chunk that should go is in use: it goes to where new ones are, if it is still that one.
-    pub(crate) fn spare(&self, id: NodeId, chunk: ChunkRef) {
+    /// A chunk must stay until the second `until_s`: no search meets it before.
+    pub(crate) fn exclude(&self, id: NodeId, until_s: u32) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        // There, it would be the first to go.
-        if self.policy == Eviction::Mru {
-            return;
-        }
-        let known = inner.nodes.get(id).map(|node| (node.shard, node.entry, node.pool));
-        if let Some((shard, entry, pool)) = known
-            && (shard, entry) == (chunk.shard, chunk.entry)
-        {
-            let policy = &mut inner.pools[pool as usize].policy;
-            policy.remove(&mut inner.nodes, id);
-            policy.insert(&mut inner.nodes, id, true);
+        let pool = inner.nodes[id].pool as usize;
+        inner.pools[pool].exclude(&mut inner.nodes, id, until_s);
+    }
+
+    /// A chunk that had to stay need not any longer than until `until_s`, which may have passed.
+    pub(crate) fn release(&self, id: NodeId, until_s: u32) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        if inner.nodes[id].excluded_until_s().is_some() {
+            let pool = inner.nodes[id].pool as usize;
+            inner.pools[pool].exclude(&mut inner.nodes, id, until_s);
         }
     }
 
@@ -183,52 +235,33 @@ impl Residents {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         let pool = inner.nodes[id].pool as usize;
-        inner.pools[pool].policy.remove(&mut inner.nodes, id);
+        inner.pools[pool].remove(&mut inner.nodes, id);
         inner.drop_node(id, namespace);
     }
 
     /// Chunks whose going makes room for one of `blocks`, at the lowest price: those of a run, or, where room is room wherever it
-    /// is, the coldest. None if there are none. `kept` must stay.
+    /// is, the coldest. None if there are none.
     pub(crate) fn for_room(
         &self,
         blocks: u32,
         free: &(impl FreeSpace + ?Sized),
-        kept: &HashSet<NodeId>,
+        now_s: u32,
     ) -> Vec<Victim> {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        if let Some(missing) = free.missing_blocks(blocks) {
-            let enough = inner.enough(missing.max(1), kept);
-            return inner.victims(&enough);
-        }
-        let mut wanted = (inner.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
         loop {
-            let seeds = inner.coldest(wanted + kept.len());
-            let (nodes, pools) = (&inner.nodes, &inner.pools);
-            let heat = |id: NodeId| pools[nodes[id].pool as usize].policy.heat(nodes, id);
-            let mut search = Search {
-                places: &inner.places,
-                nodes,
-                free,
-                blocks: u64::from(blocks),
-                kept,
-                steps: 0,
-            };
-            if let Some(window) = search.cheapest(&seeds, heat) {
-                return inner.victims(&window.chunks);
+            let came_back = inner.reinsert(now_s);
+            let victims = inner.for_room(blocks, free);
+            if !victims.is_empty() || !came_back {
+                return victims;
             }
-            if seeds.len() >= nodes.len() {
-                return Vec::new();
-            }
-            wanted *= MORE_SEEDS;
         }
     }
 
     /// Up to `count` chunks that go first, wherever they are.
-    pub(crate) fn coldest(&self, count: usize, kept: &HashSet<NodeId>) -> Vec<Victim> {
+    pub(crate) fn coldest(&self, count: usize, now_s: u32) -> Vec<Victim> {
         let mut inner = self.inner.lock();
-        let mut coldest = inner.coldest(count + kept.len());
-        coldest.retain(|id| !kept.contains(id));
+        inner.reinsert(now_s);
+        let mut coldest = inner.coldest(count);
         coldest.truncate(count);
         inner.victims(&coldest)
     }
@@ -256,26 +289,20 @@ impl Residents {
         if pool.quota.is_some() { pool.blocks } else { 0 }
     }
 
-    /// The coldest chunks of a pool with a quota that have `blocks` together, all of it if those have less, none of them in `kept`. Also
-    /// says how many blocks they have.
-    pub(crate) fn coldest_of(
-        &self,
-        pool: PoolId,
-        blocks: u64,
-        kept: &HashSet<NodeId>,
-    ) -> (Vec<Victim>, u64) {
+    /// The coldest chunks of a pool with a quota that have `blocks` together, all that may go if those have less. Also says how many
+    /// blocks they have.
+    pub(crate) fn coldest_of(&self, pool: PoolId, blocks: u64, now_s: u32) -> (Vec<Victim>, u64) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let Pool { policy, chunks, quota, .. } = &mut inner.pools[pool as usize];
-        if quota.is_none() {
+        let pool = &mut inner.pools[pool as usize];
+        if pool.quota.is_none() {
             return (Vec::new(), 0);
         }
-        let (mut coldest, mut count) = (Vec::new(), *SEEDS.start() + kept.len());
+        let mut count = *SEEDS.start();
         loop {
-            coldest.clear();
-            policy.coldest(&mut inner.nodes, count, &mut coldest);
-            let listed = coldest.len();
-            coldest.retain(|id| !kept.contains(id));
+            let came_back = pool.reinsert(&mut inner.nodes, now_s);
+            let mut coldest = Vec::new();
+            pool.policy.coldest(&mut inner.nodes, count, &mut coldest);
             let mut freed = 0;
             let enough = coldest.iter().position(|id| {
                 freed += u64::from(inner.nodes[*id].extent.blocks);
@@ -283,7 +310,7 @@ impl Residents {
             });
             match enough {
                 Some(last) => coldest.truncate(last + 1),
-                None if listed >= *chunks => {}
+                None if coldest.len() >= pool.ordered() && !came_back => {}
                 None => {
                     count *= 2;
                     continue;
@@ -376,6 +403,7 @@ impl Residents {
             let mut found = Vec::new();
             let count = inner.pools[pool].chunks;
             inner.pools[pool].policy.coldest(&mut inner.nodes, count + 1, &mut found);
+            found.extend(inner.pools[pool].excluded.iter().map(|(_, id)| *id));
             if found.len() != count {
                 say(format!("pool {pool} has {count} chunks and lists {}", found.len()));
             }
@@ -438,24 +466,56 @@ impl Inner {
         self.namespaces.release(namespace);
     }
 
-    /// Up to `count` chunks that go first, of each pool as many as its share of all.
+    /// Chunks in an order of eviction.
+    fn ordered(&self) -> usize {
+        self.pools.iter().map(Pool::ordered).sum()
+    }
+
+    fn reinsert(&mut self, now_s: u32) -> bool {
+        let nodes = &mut self.nodes;
+        let back =
+            self.pools.iter_mut().filter_map(|pool| pool.reinsert(nodes, now_s).then_some(()));
+        back.count() > 0
+    }
+
+    fn for_room(&mut self, blocks: u32, free: &(impl FreeSpace + ?Sized)) -> Vec<Victim> {
+        if let Some(missing) = free.missing_blocks(blocks) {
+            let enough = self.enough(missing.max(1));
+            return self.victims(&enough);
+        }
+        let mut wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
+        loop {
+            let seeds = self.coldest(wanted);
+            let (nodes, pools) = (&self.nodes, &self.pools);
+            let heat = |id: NodeId| pools[nodes[id].pool as usize].policy.heat(nodes, id);
+            let blocks = u64::from(blocks);
+            let mut search = Search { places: &self.places, nodes, free, blocks, steps: 0 };
+            if let Some(window) = search.cheapest(&seeds, heat) {
+                return self.victims(&window.chunks);
+            }
+            if seeds.len() >= self.ordered() {
+                return Vec::new();
+            }
+            wanted *= MORE_SEEDS;
+        }
+    }
+
+    /// Up to `count` chunks that go first, and a few more, of each pool as many as its share of all.
     fn coldest(&mut self, count: usize) -> Vec<NodeId> {
-        let all = self.nodes.len();
+        let all = self.ordered();
         let mut found = Vec::with_capacity(count.min(all));
-        for pool in self.pools.iter_mut().filter(|pool| pool.chunks > 0) {
-            let share = (count * pool.chunks).div_ceil(all);
+        for pool in self.pools.iter_mut().filter(|pool| pool.ordered() > 0) {
+            let share = (count * pool.ordered()).div_ceil(all);
             pool.policy.coldest(&mut self.nodes, share, &mut found);
         }
         found
     }
 
-    /// The coldest chunks that have `blocks` together, all that may go if those have less, none of them in `kept`.
-    fn enough(&mut self, blocks: u64, kept: &HashSet<NodeId>) -> Vec<NodeId> {
-        let mut wanted = *SEEDS.start() + kept.len();
+    /// The coldest chunks that have `blocks` together, all that may go if those have less.
+    fn enough(&mut self, blocks: u64) -> Vec<NodeId> {
+        let mut wanted = *SEEDS.start();
         loop {
             let mut coldest = self.coldest(wanted);
-            let listed = coldest.len();
-            coldest.retain(|id| !kept.contains(id));
             let mut freed = 0;
             let last = coldest.iter().position(|id| {
                 freed += u64::from(self.nodes[*id].extent.blocks);
@@ -466,7 +526,7 @@ impl Inner {
                     coldest.truncate(last + 1);
                     return coldest;
                 }
-                None if listed >= self.nodes.len() => return coldest,
+                None if coldest.len() >= self.ordered() => return coldest,
                 None => wanted *= 2,
             }
         }

@@ -1,7 +1,6 @@
 //! EXISTS and its kin: which of many keys are held. What is found is leased.
 
-use std::sync::atomic::Ordering;
-
+use super::leases::Guarded;
 use super::lookup::Found;
 use super::map::Index;
 use super::shard::Shard;
@@ -17,11 +16,11 @@ const LEASABLE_PART: u64 = 4;
 struct Leasing {
     now_s: u32,
     until_s: u32,
-    /// Bytes of the data files that may still be leased.
-    room_bytes: u64,
-    given_bytes: u64,
-    /// Leases given before that are longer now: their end, and bytes.
-    renewed: Vec<(u32, u64)>,
+    /// What may still be leased.
+    room: Guarded,
+    given: Guarded,
+    /// Leases given before that are longer now, by their end.
+    renewed: Vec<(u32, Guarded)>,
     refused: u64,
 }
 
@@ -74,41 +73,47 @@ impl<G, S> Index<G, S> {
 
     fn begin_leasing(&self, now_ms: u64) -> Leasing {
         let now_s = (now_ms / 1000) as u32;
-        let room_bytes = match self.rules.lease_s {
-            0 => 0,
-            _ => self.leasable_bytes(now_s),
+        let room = match self.rules.lease_s {
+            0 => Guarded::default(),
+            _ => self.leasable(now_s),
         };
         // Rounded up: a lease is never shorter than it is said to be.
         let until_s = match self.rules.lease_s {
             0 => 0,
             lease_s => now_s.saturating_add(lease_s).saturating_add(1),
         };
-        Leasing { now_s, until_s, room_bytes, given_bytes: 0, renewed: Vec::new(), refused: 0 }
+        let given = Guarded::default();
+        Leasing { now_s, until_s, room, given, renewed: Vec::new(), refused: 0 }
     }
 
-    /// Bytes of the data files that may still be leased.
-    fn leasable_bytes(&self, now_s: u32) -> u64 {
-        (self.rules.capacity_bytes / LEASABLE_PART).saturating_sub(self.leases.lock().bytes(now_s))
+    /// What may still be leased.
+    fn leasable(&self, now_s: u32) -> Guarded {
+        Guarded::part_of(self.all(), LEASABLE_PART).without(self.leases.lock().sum(now_s))
+    }
+
+    /// All there is to take for chunks.
+    pub(super) fn all(&self) -> Guarded {
+        Guarded { bytes: self.rules.capacity_bytes, slots: self.table.assured_slots() }
     }
 
     /// Whether what replaces a leased chunk may be leased in its place.
-    pub(super) fn can_lease(&self, bytes: u64, now_ms: u64) -> bool {
-        bytes <= self.leasable_bytes((now_ms / 1000) as u32)
+    pub(super) fn can_lease(&self, chunk: Guarded, now_ms: u64) -> bool {
+        self.leasable((now_ms / 1000) as u32).fits(chunk)
     }
 
     fn end_leasing(&self, leasing: Leasing) {
-        if leasing.given_bytes == 0 {
+        if leasing.given == Guarded::default() {
             return;
         }
         let mut leases = self.leases.lock();
-        leases.add(leasing.until_s, leasing.given_bytes);
-        leasing.renewed.into_iter().for_each(|(until_s, bytes)| leases.remove(until_s, bytes));
+        leases.add(leasing.until_s, leasing.given);
+        leasing.renewed.into_iter().for_each(|(until_s, one)| leases.remove(until_s, one));
     }
 
     /// Bytes that are leased, and that are pinned.
     pub(crate) fn guarded_bytes(&self, now_ms: u64) -> (u64, u64) {
-        let leased = self.leases.lock().bytes((now_ms / 1000) as u32);
-        (leased, self.pinned_bytes.load(Ordering::Relaxed))
+        let leased = self.leases.lock().sum((now_ms / 1000) as u32);
+        (leased.bytes, self.pinned.lock().bytes)
     }
 
     /// Brings what is known of each of these keys into the processor's cache: of many at once instead of one after the
@@ -136,18 +141,18 @@ fn lease<G, S>(shard: &mut Shard<G, S>, found: Found, leasing: &mut Leasing) {
     if entry.leased_until_s >= leasing.until_s {
         return;
     }
-    let bytes = entry.extent().size_bytes();
+    let chunk = entry.guarded();
     if entry.leased_until_s > leasing.now_s {
         match leasing.renewed.iter_mut().find(|(until_s, _)| *until_s == entry.leased_until_s) {
-            Some((_, renewed)) => *renewed += bytes,
-            None => leasing.renewed.push((entry.leased_until_s, bytes)),
+            Some((_, renewed)) => *renewed += chunk,
+            None => leasing.renewed.push((entry.leased_until_s, chunk)),
         }
-    } else if bytes > leasing.room_bytes {
+    } else if !leasing.room.fits(chunk) {
         leasing.refused += 1;
         return;
     } else {
-        leasing.room_bytes -= bytes;
+        leasing.room -= chunk;
     }
-    leasing.given_bytes += bytes;
+    leasing.given += chunk;
     entry.leased_until_s = leasing.until_s;
 }

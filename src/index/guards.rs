@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::ghosts::Ghost;
+use super::leases::Guarded;
 use super::map::{Gone, Index};
-use super::shard::Shard;
-use crate::evict::{NamespaceOf, Victim};
+use super::shard::{Entry, Shard};
+use crate::evict::{NamespaceOf, UNTIL_RELEASED_S, Victim};
 use crate::key::{Digest, Keyed, Namespace};
 use crate::store::Extent;
 
@@ -14,19 +15,47 @@ use crate::store::Extent;
 const PINNABLE_PART: u64 = 2;
 
 impl<G, S> Index<G, S> {
-    /// Whether a chunk chosen to go can: it is still held, and nobody reads it, has leased or pinned it.
+    /// Whether a chunk chosen to go can: it is still held, and nobody reads it, has leased or pinned it. If that is why it must
+    /// stay, it is not chosen again before that ends.
     pub(crate) fn can_go(&self, victim: Victim, now_ms: u64) -> bool {
-        let shard = self.shards[victim.chunk.shard as usize].0.lock();
-        let entry = &shard.entries[victim.chunk.entry];
-        entry.node == Some(victim.node) && entry.can_go((now_ms / 1000) as u32)
+        let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
+        self.can_go_from(&mut shard, victim, now_ms)
     }
 
     /// Evicts a chunk, if it can go. Returns its place, free now.
     pub(crate) fn evict(&self, victim: Victim, now_ms: u64) -> Option<Extent> {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
-        let entry = &shard.entries[victim.chunk.entry];
-        let can_go = entry.node == Some(victim.node) && entry.can_go((now_ms / 1000) as u32);
+        let can_go = self.can_go_from(&mut shard, victim, now_ms);
         if can_go { self.take_out(&mut shard, victim.chunk.entry, Gone::Evicted) } else { None }
+    }
+
+    fn can_go_from(&self, shard: &mut Shard<G, S>, victim: Victim, now_ms: u64) -> bool {
+        let entry = &mut shard.entries[victim.chunk.entry];
+        if entry.detached || entry.node != Some(victim.node) {
+            return false;
+        }
+        let can_go = entry.can_go((now_ms / 1000) as u32);
+        if !can_go {
+            self.exclude(entry);
+        }
+        can_go
+    }
+
+    /// Takes a chunk that must stay out of the order of eviction.
+    pub(super) fn exclude(&self, entry: &mut Entry) {
+        if let Some(node) = entry.node {
+            entry.excluded = true;
+            self.residents.exclude(node, entry.stays_until_s());
+        }
+    }
+
+    /// A chunk may have to stay no longer: then it is in the order of eviction again.
+    pub(super) fn release(&self, entry: &mut Entry) {
+        let until_s = entry.stays_until_s();
+        if let Some(node) = entry.node.filter(|_| entry.excluded && until_s < UNTIL_RELEASED_S) {
+            entry.excluded = false;
+            self.residents.release(node, until_s);
+        }
     }
 
     /// Pins what is held of `keys`: it is neither evicted nor expires until it is unpinned, deleted, or the store is closed.
@@ -44,17 +73,23 @@ impl<G, S> Index<G, S> {
             if entry.pinned {
                 return true;
             }
-            entry.pinned = self.take_pinned(entry.extent().size_bytes());
+            entry.pinned = self.take_pinned(entry.guarded());
+            if entry.pinned {
+                self.exclude(entry);
+            }
             entry.pinned
         };
         keys.iter().map(pin).collect()
     }
 
-    /// Takes `bytes` of what may be pinned, if they are left.
-    pub(super) fn take_pinned(&self, bytes: u64) -> bool {
-        let most_bytes = self.rules.capacity_bytes / PINNABLE_PART;
-        let update = |pinned| (pinned + bytes <= most_bytes).then_some(pinned + bytes);
-        self.pinned_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).is_ok()
+    /// Takes what a chunk needs of what may be pinned, if it is left.
+    pub(super) fn take_pinned(&self, chunk: Guarded) -> bool {
+        let mut pinned = self.pinned.lock();
+        let fits = Guarded::part_of(self.all(), PINNABLE_PART).without(*pinned).fits(chunk);
+        if fits {
+            *pinned += chunk;
+        }
+        fits
     }
 
     /// Takes pins back. Says of each key whether it was pinned.
@@ -68,7 +103,8 @@ impl<G, S> Index<G, S> {
             let entry = &mut shard.entries[found.entry];
             let was_pinned = std::mem::take(&mut entry.pinned);
             if was_pinned {
-                self.pinned_bytes.fetch_sub(entry.extent().size_bytes(), Ordering::Relaxed);
+                *self.pinned.lock() -= entry.guarded();
+                self.release(entry);
             }
             was_pinned
         };

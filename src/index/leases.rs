@@ -1,42 +1,84 @@
-//! How many bytes are leased: EXISTS promises for a few seconds that what it found is there, so that the load that follows
-//! finds it. Bounded, so that promises cannot stop the store.
+//! How much must stay: EXISTS promises for a few seconds that what it found is there, so that the load that follows finds it,
+//! and users pin chunks. Bounded, in bytes of data files and in slots of the sidecar, so that promises cannot stop the store.
 
-/// Bytes by the second in which their lease ends.
+use std::ops::{AddAssign, SubAssign};
+
+/// What chunks that must stay take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Guarded {
+    /// Of the data files.
+    pub(super) bytes: u64,
+    /// Of the sidecar.
+    pub(super) slots: u64,
+}
+
+impl Guarded {
+    /// One part in `part` of all there is.
+    pub(super) fn part_of(all: Self, part: u64) -> Self {
+        Self { bytes: all.bytes / part, slots: all.slots / part }
+    }
+
+    /// What is left of it beside `taken`.
+    pub(super) fn without(self, taken: Self) -> Self {
+        let bytes = self.bytes.saturating_sub(taken.bytes);
+        Self { bytes, slots: self.slots.saturating_sub(taken.slots) }
+    }
+
+    /// Whether it is room for `wanted`.
+    pub(super) fn fits(&self, wanted: Self) -> bool {
+        wanted.bytes <= self.bytes && wanted.slots <= self.slots
+    }
+}
+
+impl AddAssign for Guarded {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.slots += other.slots;
+    }
+}
+
+impl SubAssign for Guarded {
+    fn sub_assign(&mut self, other: Self) {
+        *self = self.without(other);
+    }
+}
+
+/// What is leased, by the second in which the lease ends.
 #[derive(Default)]
 pub(super) struct Leases {
-    ends: Vec<(u32, u64)>,
+    ends: Vec<(u32, Guarded)>,
 }
 
 impl Leases {
     /// For leases that end at most `longest_s` seconds later.
     pub(super) fn new(longest_s: u32) -> Self {
         // One second more, as an end is rounded up, and one for the current.
-        Self { ends: vec![(0, 0); longest_s as usize + 2] }
+        Self { ends: vec![(0, Guarded::default()); longest_s as usize + 2] }
     }
 
-    /// Bytes whose lease has not ended.
-    pub(super) fn bytes(&self, now_s: u32) -> u64 {
-        let current = self.ends.iter().filter(|(end_s, _)| *end_s > now_s);
-        current.map(|(_, bytes)| bytes).sum()
+    /// What has a lease that has not ended.
+    pub(super) fn sum(&self, now_s: u32) -> Guarded {
+        let mut sum = Guarded::default();
+        self.ends.iter().filter(|(end_s, _)| *end_s > now_s).for_each(|(_, one)| sum += *one);
+        sum
     }
 
-    /// Bytes are leased until `end_s`, which has not come yet.
-    pub(super) fn add(&mut self, end_s: u32, bytes: u64) {
+    /// Chunks are leased until `end_s`, which has not come yet.
+    pub(super) fn add(&mut self, end_s: u32, leased: Guarded) {
         let place = end_s as usize % self.ends.len();
         let (of_s, sum) = &mut self.ends[place];
-        if *of_s < end_s {
-            (*of_s, *sum) = (end_s, 0);
+        if *of_s != end_s {
+            (*of_s, *sum) = (end_s, Guarded::default());
         }
-        // A later second, from before the clock was set back, counts it for too long rather than not at all.
-        *sum += bytes;
+        *sum += leased;
     }
 
-    /// Bytes are not leased until `end_s` any more: leased anew, or gone.
-    pub(super) fn remove(&mut self, end_s: u32, bytes: u64) {
+    /// Chunks are not leased until `end_s` any more: leased anew, or gone.
+    pub(super) fn remove(&mut self, end_s: u32, leased: Guarded) {
         let place = end_s as usize % self.ends.len();
         let (of_s, sum) = &mut self.ends[place];
         if *of_s == end_s {
-            *sum = sum.saturating_sub(bytes);
+            *sum -= leased;
         }
     }
 }
@@ -45,29 +87,22 @@ impl Leases {
 mod tests {
     use super::*;
 
-    #[test]
-    fn leases_end_by_themselves() {
-        let mut leases = Leases::new(10);
-        leases.add(110, 5);
-        leases.add(111, 7);
-        leases.add(111, 1);
-        assert_eq!([100, 109, 110, 111].map(|now_s| leases.bytes(now_s)), [13, 13, 8, 0]);
-        leases.remove(111, 1);
-        assert_eq!(leases.bytes(100), 12);
-        // What ended long ago leaves its place to another second, and cannot be taken back from that.
-        leases.add(122, 3);
-        leases.remove(110, 5);
-        assert_eq!(leases.bytes(121), 3);
+    fn of(bytes: u64) -> Guarded {
+        Guarded { bytes, slots: 2 * bytes }
     }
 
     #[test]
-    fn a_clock_that_is_set_back_hides_no_lease() {
+    fn leases_end_by_themselves() {
         let mut leases = Leases::new(10);
-        leases.add(1000, 5);
-        for end_s in 100..112 {
-            leases.add(end_s, 1);
-        }
-        assert_eq!(leases.bytes(99), 5 + 12);
-        assert_eq!(leases.bytes(1000), 0);
+        leases.add(110, of(5));
+        leases.add(111, of(7));
+        leases.add(111, of(1));
+        assert_eq!([100, 109, 110, 111].map(|now_s| leases.sum(now_s)), [13, 13, 8, 0].map(of));
+        leases.remove(111, of(1));
+        assert_eq!(leases.sum(100), of(12));
+        // What ended long ago leaves its place to another second, and cannot be taken back from that.
+        leases.add(122, of(3));
+        leases.remove(110, of(5));
+        assert_eq!(leases.sum(121), of(3));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::ghosts::Ghost;
-use super::leases::Leases;
+use super::leases::{Guarded, Leases};
 use super::lookup::Found;
 use super::quarantine::Quarantine;
 use super::recovery::Suspect;
@@ -36,8 +36,8 @@ pub(crate) struct Index<G, S> {
     pub(super) rules: Rules,
     pub(super) residents: Residents,
     pub(super) leases: Mutex<Leases>,
-    /// Bytes of the data files that pinned chunks take.
-    pub(super) pinned_bytes: AtomicU64,
+    /// What pinned chunks take.
+    pub(super) pinned: Mutex<Guarded>,
     /// Bytes evicted since the store was opened: the clock of what is remembered.
     pub(super) evicted_bytes: AtomicU64,
     pub(super) would_hit: WouldHit,
@@ -106,7 +106,7 @@ impl<G, S> Index<G, S> {
         Self {
             residents: Residents::new(rules.eviction, &rules.quotas),
             leases: Mutex::new(Leases::new(rules.lease_s)),
-            pinned_bytes: AtomicU64::new(0),
+            pinned: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
             would_hit: WouldHit::default(),
             rules,
@@ -242,6 +242,9 @@ impl<G, S> Index<G, S> {
         let entry = &mut shard.entries[pin.entry];
         entry.was_read |= matched;
         entry.readers -= 1;
+        if !entry.detached {
+            self.release(entry);
+        }
         let unused = entry.detached && entry.readers == 0;
         unused.then(|| shard.entries.remove(pin.entry).extent())
     }
@@ -326,12 +329,11 @@ impl<G, S> Index<G, S> {
             if let Some(node) = entry.node {
                 self.residents.leave(node, entry.namespace);
             }
-            let size_bytes = entry.extent().size_bytes();
             if entry.pinned {
-                self.pinned_bytes.fetch_sub(size_bytes, Ordering::Relaxed);
+                *self.pinned.lock() -= entry.guarded();
             }
             if entry.leased_until_s > 0 {
-                self.leases.lock().remove(entry.leased_until_s, size_bytes);
+                self.leases.lock().remove(entry.leased_until_s, entry.guarded());
             }
         }
         (entry.readers == 0).then(|| shard.entries.remove(number).extent())

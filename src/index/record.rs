@@ -72,6 +72,11 @@ const _: () = assert!(size_of::<Record>() == RECORD_BYTES);
 
 const CHECKED_FROM: usize = 12;
 
+/// Slots that the record of a chunk takes whose key has so many bytes.
+pub(crate) fn slots_for(key_bytes: usize) -> usize {
+    key_bytes.div_ceil(KEY_PART_BYTES).max(1)
+}
+
 impl Record {
     /// CRC-32C of the part that the checksum covers.
     pub(crate) fn computed_checksum(&self) -> u32 {

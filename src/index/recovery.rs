@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::backing::IndexPlace;
 use super::map::{Index, Rules};
-use super::record::{Marks, Record, STATE_CHUNK, STATE_FREE, Session};
+use super::record::{Marks, Record, STATE_CHUNK, STATE_FREE, Session, slots_for};
 use super::shard::Entry;
 use super::table::Table;
 use crate::budget::Budget;
@@ -309,7 +309,10 @@ fn whole(table: &Table, slot: u32, record: &Record) -> Option<Vec<u32>> {
 }
 
 fn entry_of(record: &Record) -> Entry {
-    Entry::new(record.digest(), record.extent(), record.length_bytes, record.chunk_checksum())
+    let mut entry =
+        Entry::new(record.digest(), record.extent(), record.length_bytes, record.chunk_checksum());
+    entry.slots = slots_for(record.key_length.into()) as u8;
+    entry
 }
 
 /// Sorts by place; where two claim the same block, the younger keeps it.

@@ -7,10 +7,11 @@ use hashbrown::HashTable;
 
 use super::entries::Entries;
 use super::ghosts::Ghosts;
+use super::leases::Guarded;
 use super::lookup::{Found, Lookup};
 use super::map::Pin;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
-use crate::evict::{NamespaceId, NodeId};
+use crate::evict::{NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::key::Digest;
 use crate::store::Extent;
 
@@ -44,6 +45,10 @@ pub(super) struct Entry {
     pub(super) pinned: bool,
     /// It was read and matched its checksum, since the store was opened.
     pub(super) was_read: bool,
+    /// Slots of the sidecar that its record takes.
+    pub(super) slots: u8,
+    /// It had to stay and left the order of eviction, to be released when it is neither pinned nor read.
+    pub(super) excluded: bool,
 }
 
 /// A key that is being written, and what waits for that.
@@ -143,6 +148,8 @@ impl Entry {
             detached: false,
             pinned: false,
             was_read: false,
+            slots: 1,
+            excluded: false,
         }
     }
 
@@ -157,7 +164,17 @@ impl Entry {
 
     /// Whether it may be given up now: found by its key, and nobody relies on it.
     pub(super) fn can_go(&self, now_s: u32) -> bool {
-        !self.detached && !self.pinned && self.readers == 0 && self.leased_until_s <= now_s
+        !self.detached && self.stays_until_s() <= now_s
+    }
+
+    /// What it takes from others as long as it must stay.
+    pub(super) fn guarded(&self) -> Guarded {
+        Guarded { bytes: self.extent().size_bytes(), slots: self.slots.into() }
+    }
+
+    /// Until which second it must stay.
+    pub(super) fn stays_until_s(&self) -> u32 {
+        if self.pinned || self.readers > 0 { UNTIL_RELEASED_S } else { self.leased_until_s }
     }
 
     /// Checksum of the payload, if one was kept.

@@ -1,8 +1,8 @@
 //! What goes over all keys, a shard at a time: expiry, listing and purging a namespace, checking that everything fits.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::Ordering;
 
+use super::leases::Guarded;
 use super::lookup::Found;
 use super::map::{Gone, Index};
 use super::shard::{Shard, Waiting};
@@ -232,7 +232,7 @@ impl<G, S> Index<G, S> {
         let mut check = Check::default();
         let mut chunks = HashMap::new();
         let mut ghosts: HashMap<NamespaceId, u64> = HashMap::new();
-        let (mut payload_bytes, mut pinned_bytes) = (0, 0);
+        let (mut payload_bytes, mut pinned) = (0, Guarded::default());
         for (number, shard) in shards.iter().enumerate() {
             let mut seen = HashSet::new();
             for found in shard.lookup.iter() {
@@ -241,7 +241,9 @@ impl<G, S> Index<G, S> {
                 check.keys += 1;
                 check.held_bytes += extent.size_bytes();
                 payload_bytes += u64::from(entry.length_bytes);
-                pinned_bytes += if entry.pinned { extent.size_bytes() } else { 0 };
+                if entry.pinned {
+                    pinned += entry.guarded();
+                }
                 let chunk = ChunkRef { shard: number as u32, entry: found.entry };
                 let node = entry.node.filter(|node| !chunks.contains_key(node));
                 match node {
@@ -263,11 +265,11 @@ impl<G, S> Index<G, S> {
                 *ghosts.entry(ghost.namespace).or_default() += 1;
             }
         }
-        let counted = (self.keys(), self.held_bytes(), self.pinned_bytes.load(Ordering::Relaxed));
-        if counted != (check.keys, payload_bytes, pinned_bytes) {
+        let counted = (self.keys(), self.held_bytes(), *self.pinned.lock());
+        if counted != (check.keys, payload_bytes, pinned) {
             check.problems.push(format!(
-                "keys, bytes and pinned bytes are counted as {counted:?}, and are {:?}",
-                (check.keys, payload_bytes, pinned_bytes)
+                "keys, bytes and what is pinned are counted as {counted:?}, and are {:?}",
+                (check.keys, payload_bytes, pinned)
             ));
         }
         check.problems.extend(self.residents.check(&chunks, &ghosts));

@@ -18,7 +18,7 @@ use super::lookup::prefetch_line;
 use super::mapping::Mapping;
 use super::record::{
     HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE,
-    STATE_KEY_PART, Session, use_parts, use_word,
+    STATE_KEY_PART, Session, slots_for, use_parts, use_word,
 };
 use super::slots::FreeSlots;
 use crate::budget::Budget;
@@ -26,7 +26,7 @@ use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
 use crate::fork::GivenUpInForks;
 use crate::key::Digest;
-use crate::store::Extent;
+use crate::store::{Extent, index_spare_bytes};
 use crate::sync::Mutex;
 
 pub(super) const GROWTH_BYTES: u64 = 1 << 20;
@@ -151,6 +151,12 @@ impl Table {
         sums.into_iter().map(|(file, (sum, count))| (file, sum / count)).collect()
     }
 
+    /// Slots that there are at least once the data files have taken what they may.
+    pub(crate) fn assured_slots(&self) -> u64 {
+        let assured_bytes = index_spare_bytes(self.budget.capacity_bytes());
+        u64::from(self.slot_count()).max(assured_bytes / RECORD_BYTES as u64)
+    }
+
     /// Slots that are taken.
     pub(crate) fn used_slots(&self) -> u32 {
         let free = self.free.lock();
@@ -168,7 +174,7 @@ impl Table {
     /// # Errors
     /// `StoreError` when the sidecar cannot grow.
     pub(crate) fn reserve(&self, key_length: usize) -> Result<Reservation, StoreError> {
-        let needed = key_length.div_ceil(KEY_PART_BYTES).max(1);
+        let needed = slots_for(key_length);
         let mut slots = Vec::with_capacity(needed);
         // Lowest first, so that the parts of a long key follow each other.
         while slots.len() < needed {
@@ -351,7 +357,7 @@ impl Table {
         record: &Record,
         mut visit: impl FnMut(&Record),
     ) -> Option<Vec<u32>> {
-        let parts = usize::from(record.key_length).div_ceil(KEY_PART_BYTES).max(1);
+        let parts = slots_for(usize::from(record.key_length));
         let total = self.slot_count();
         let mut slots = vec![slot];
         visit(record);

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::lookup::Found;
 use super::map::{Gone, Index, Pin};
+use super::record::slots_for;
 use super::shard::{Entry, Pending, Shard, Waiting};
 use super::table::{Content, Reservation};
 use crate::checksum::PayloadChecksum;
@@ -234,7 +235,7 @@ impl<G, S> Index<G, S> {
         };
         let Content { digest, extent, length_bytes, checksum, .. } = content;
         let mut entry = Entry::new(digest, extent, length_bytes, checksum);
-        entry.detached = deleted;
+        (entry.detached, entry.slots) = (deleted, slots_for(key.len()) as u8);
         debug_assert_eq!(entry.extent(), content.extent, "a place is as long as its chunk");
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
         if !deleted && let Some(old) = shard.find(content.digest) {
@@ -243,11 +244,10 @@ impl<G, S> Index<G, S> {
             let Entry { pinned, leased_until_s, .. } = replaced;
             resumed.extend(self.take_out(shard, old.entry, Gone::Removed).map(Resumed::Free));
             // As long as there may be so much of it.
-            let size_bytes = content.extent.size_bytes();
-            entry.pinned = pinned && self.take_pinned(size_bytes);
+            entry.pinned = pinned && self.take_pinned(entry.guarded());
             let is_leased = u64::from(leased_until_s) * 1000 > content.created_ms;
-            let is_no_longer = size_bytes <= replaced.extent().size_bytes();
-            if is_leased && (is_no_longer || self.can_lease(size_bytes, content.created_ms)) {
+            let is_no_longer = replaced.guarded().fits(entry.guarded());
+            if is_leased && (is_no_longer || self.can_lease(entry.guarded(), content.created_ms)) {
                 entry.leased_until_s = leased_until_s;
             }
         }
@@ -263,8 +263,11 @@ impl<G, S> Index<G, S> {
             let (node, namespace) =
                 self.residents.enter(chunk, content.extent, &namespace, returns);
             (held.node, held.namespace) = (Some(node), namespace);
+            if held.pinned {
+                self.exclude(held);
+            }
             if entry.leased_until_s > 0 {
-                self.leases.lock().add(entry.leased_until_s, content.extent.size_bytes());
+                self.leases.lock().add(entry.leased_until_s, entry.guarded());
             }
             shard.link(Found { entry: number, record });
             self.count(1, content.length_bytes as i64);

@@ -2,7 +2,6 @@
 //!
 //! It works in slices and rests between them, so that what users wait for goes on beside it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Builder, JoinHandle};
@@ -162,11 +161,10 @@ impl Shared {
         if !keeper.is_short.load(Ordering::Relaxed) {
             return;
         }
-        let mut kept = HashSet::new();
         while is_above(self.store.fill(), keeper.low_watermark) && !keeper.orders.lock().ends {
             let before = self.counters.evicted_bytes.get();
             let blocks = keeper.typical_blocks.load(Ordering::Relaxed);
-            if !self.make_room(blocks, &mut kept) {
+            if !self.make_room(blocks) {
                 break;
             }
             told(blocks, self.counters.evicted_bytes.get() - before);

@@ -1,6 +1,5 @@
 //! Room within the quota of a namespace. A quota is one account over all paths, so chunks at any of them may go.
 
-use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 
 use super::Shared;
@@ -8,18 +7,12 @@ use super::operation::SetRequest;
 use super::room::ATTEMPTS;
 use crate::config::BLOCK_BYTES;
 use crate::error::StoreError;
-use crate::evict::{NodeId, PoolId, Victim};
+use crate::evict::{PoolId, Victim};
 use crate::key::Namespace;
 use crate::store::Extent;
 
 /// A part of a namespace's quota; given back when its chunk is held, or is not going to be.
 pub(super) type QuotaShare = (PoolId, u32);
-
-/// A path of the store, and those of its chunks that cannot go.
-struct Source<'shared> {
-    shared: &'shared Shared,
-    kept: HashSet<NodeId>,
-}
 
 impl Shared {
     /// Tells it of all paths of the store, itself among them.
@@ -65,16 +58,18 @@ impl Shared {
     fn make_room_in_quota(&self, pool: PoolId, blocks: u32, mut over: u64) -> bool {
         let paths: Vec<Arc<Self>> =
             self.paths.get().into_iter().flatten().filter_map(Weak::upgrade).collect();
-        let source = |shared| Source { shared, kept: HashSet::new() };
-        let mut sources: Vec<Source<'_>> = match paths.is_empty() {
-            true => vec![source(self)],
-            false => paths.iter().map(|path| source(path)).collect(),
+        let sources: Vec<&Self> = match paths.is_empty() {
+            true => vec![self],
+            false => paths.iter().map(Arc::as_ref).collect(),
         };
-        for _ in 0..ATTEMPTS {
-            let Some(victims) = chosen(&mut sources, pool, over) else { return false };
-            for (source, victims) in sources.iter_mut().zip(victims) {
-                source.shared.evict_all(&victims, &mut source.kept);
-            }
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
+            let Some(victims) = chosen(&sources, pool, over) else { return false };
+            let evict = |(path, victims): (&&Self, Vec<Victim>)| path.evict_all(&victims);
+            // Where none could go, none of them is chosen again.
+            attempts += usize::from(
+                sources.iter().zip(victims).map(evict).fold(false, |some, one| some | one),
+            );
             match self.index.residents().reserve_quota(pool, blocks) {
                 Ok(()) => return true,
                 Err(still_over) => over = still_over,
@@ -86,28 +81,26 @@ impl Shared {
 
 /// Chunks of the pool with `over` blocks, at each path: more where it takes more for the capacity. None if all that may go
 /// would not do: what goes in vain is lost.
-fn chosen(sources: &mut [Source<'_>], pool: PoolId, over: u64) -> Option<Vec<Vec<Victim>>> {
-    let taken = |source: &Source<'_>| source.shared.index.residents().blocks_of(pool);
+fn chosen(sources: &[&Shared], pool: PoolId, over: u64) -> Option<Vec<Vec<Victim>>> {
+    let taken = |path: &&Shared| path.index.residents().blocks_of(pool);
     let all: u64 = sources.iter().map(taken).sum();
-    let fullness =
-        |source: &Source<'_>| taken(source) as f64 / source.shared.config.capacity_bytes() as f64;
+    let fullness = |path: &&Shared| taken(path) as f64 / path.config.capacity_bytes() as f64;
     let mut order: Vec<(usize, f64)> = sources.iter().map(fullness).enumerate().collect();
     order.sort_by(|left, right| right.1.total_cmp(&left.1));
     // In proportion first. Where that would not do, as much of each as there is.
     for in_proportion in [true, false] {
         let (mut freed, mut victims) = (0, vec![Vec::new(); sources.len()]);
         for (number, _) in &order {
-            let source = &sources[*number];
+            let path = &sources[*number];
             let missing = over.saturating_sub(freed);
             let wanted = match in_proportion {
-                true => (over * taken(source)).div_ceil(all.max(1)).min(missing),
+                true => (over * taken(path)).div_ceil(all.max(1)).min(missing),
                 false => missing,
             };
             if missing == 0 {
                 break;
             }
-            let residents = source.shared.index.residents();
-            let (some, blocks) = residents.coldest_of(pool, wanted, &source.kept);
+            let (some, blocks) = path.index.residents().coldest_of(pool, wanted, path.now_s());
             freed += blocks;
             victims[*number] = some;
         }

@@ -1,18 +1,15 @@
 //! Room for chunks: places within the capacity, made by evicting others.
 
-use std::collections::HashSet;
-
 use super::Shared;
 use super::operation::SetRequest;
 use super::steps::Place;
 use crate::error::StoreError;
-use crate::evict::{NodeId, Victim};
+use crate::evict::Victim;
 use crate::index::RecordState;
 use crate::key::Digest;
 use crate::store::{Extent, Store};
 
-/// Times that victims are chosen for one chunk. More than one is needed where those chosen are in use, or another thread
-/// takes the room.
+/// Times that chunks go for one. More than one is needed where another thread takes the room.
 pub(super) const ATTEMPTS: usize = 64;
 
 /// Chunks that are looked at together for being in use.
@@ -73,13 +70,12 @@ impl Shared {
         held: &mut HeldFreed<'_>,
     ) -> Result<Extent, StoreError> {
         let mut outcome = self.store.allocate(bytes, digest);
-        let mut kept = HashSet::new();
         for _ in 0..ATTEMPTS {
             if outcome.is_ok() {
                 return outcome;
             }
             held.begin();
-            if !self.make_room(Extent::blocks_for(bytes), &mut kept) {
+            if !self.make_room(Extent::blocks_for(bytes)) {
                 break;
             }
             self.counters.evicted_in_the_way.add(1);
@@ -100,25 +96,23 @@ impl Shared {
         held: &mut HeldFreed<'_>,
     ) -> Result<RecordState, StoreError> {
         let mut outcome = self.index.table().reserve(key_bytes);
-        let mut kept = HashSet::new();
-        for _ in 0..ATTEMPTS {
-            if outcome.is_ok() {
-                break;
-            }
-            let victims = self.index.residents().coldest(FOR_RECORDS, &kept);
+        let mut attempts = 0;
+        while outcome.is_err() && attempts < ATTEMPTS {
+            let victims = self.index.residents().coldest(FOR_RECORDS, self.now_s());
             if victims.is_empty() {
                 break;
             }
             held.begin();
-            self.evict_all(&victims, &mut kept);
-            outcome = self.index.table().reserve(key_bytes);
+            if self.evict_all(&victims) {
+                attempts += 1;
+                outcome = self.index.table().reserve(key_bytes);
+            }
         }
         outcome.map(RecordState::Reserved)
     }
 
     /// Evicts chunks until a store that was opened with a smaller capacity than before is within it.
     pub(crate) fn fit_capacity(&self) {
-        let mut kept = HashSet::new();
         let is_over = || {
             let fill = self.store.fill();
             fill.allocated_bytes > fill.total_bytes
@@ -127,59 +121,57 @@ impl Shared {
             return;
         }
         while is_over() {
-            let victims = self.index.residents().coldest(LOOKED_AT, &kept);
+            let victims = self.index.residents().coldest(LOOKED_AT, self.now_s());
             if victims.is_empty() {
                 break;
             }
             for victim in victims {
                 if is_over() {
-                    self.evict_all(&[victim], &mut kept);
+                    self.evict_all(&[victim]);
                 }
             }
         }
         self.store.settle();
     }
 
-    /// Evicts chunks so that there is a run of `blocks` free, as cheaply as it can; says whether it did. What is in use is
-    /// added to `kept`.
-    pub(super) fn make_room(&self, blocks: u32, kept: &mut HashSet<NodeId>) -> bool {
-        for _ in 0..ATTEMPTS {
-            let victims = self.index.residents().for_room(blocks, &*self.store, kept);
+    /// Evicts chunks so that there is a run of `blocks` free, as cheaply as it can; says whether it did.
+    pub(super) fn make_room(&self, blocks: u32) -> bool {
+        // It ends: each turn takes a chunk that must stay out of the order of eviction, or another thread has evicted one.
+        loop {
+            let residents = self.index.residents();
+            let victims = residents.for_room(blocks, &*self.store, self.now_s());
             if victims.is_empty() {
                 return false;
             }
             // All of them or none: what goes in vain is lost.
-            let now_ms = self.config.clock.now_ms();
-            if victims.iter().all(|victim| self.index.can_go(*victim, now_ms)) {
-                self.evict_all(&victims, kept);
+            if self.count_staying(&victims) == 0 && self.evict_all(&victims) {
                 return true;
             }
-            let looked_at = self.index.residents().coldest(LOOKED_AT, kept);
-            let in_use = |victim: &&Victim| !self.index.can_go(**victim, now_ms);
-            for victim in victims.iter().chain(&looked_at).filter(in_use) {
-                // Not to be looked at again and again.
-                self.index.residents().spare(victim.node, victim.chunk);
-                kept.insert(victim.node);
-            }
+            // Where one must stay, more may have to.
+            self.count_staying(&residents.coldest(LOOKED_AT, self.now_s()));
         }
-        false
     }
 
-    /// Evicts what can go; the rest is added to `kept`.
-    pub(super) fn evict_all(&self, victims: &[Victim], kept: &mut HashSet<NodeId>) {
+    /// Looks at each of `victims`, so that those that must stay are not chosen again, and counts these.
+    fn count_staying(&self, victims: &[Victim]) -> usize {
         let now_ms = self.config.clock.now_ms();
-        for victim in victims {
-            match self.index.evict(*victim, now_ms) {
-                Some(extent) => {
-                    self.counters.evicted.add(1);
-                    self.counters.evicted_bytes.add(extent.size_bytes());
-                    self.store.free(extent);
-                }
-                None => {
-                    kept.insert(victim.node);
-                }
-            }
-        }
+        victims.iter().filter(|victim| !self.index.can_go(**victim, now_ms)).count()
+    }
+
+    /// Evicts what can go; says whether anything did.
+    pub(super) fn evict_all(&self, victims: &[Victim]) -> bool {
+        let now_ms = self.config.clock.now_ms();
+        let places = victims.iter().filter_map(|victim| self.index.evict(*victim, now_ms));
+        places.fold(false, |_, extent| {
+            self.counters.evicted.add(1);
+            self.counters.evicted_bytes.add(extent.size_bytes());
+            self.store.free(extent);
+            true
+        })
+    }
+
+    pub(super) fn now_s(&self) -> u32 {
+        (self.config.clock.now_ms() / 1000) as u32
     }
 }
 

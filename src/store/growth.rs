@@ -29,7 +29,7 @@ pub(super) fn affordable_bytes(budget: &Budget) -> u64 {
 }
 
 /// What the index may still grow by when data files have taken the rest: chunks of 16 KiB on average fit into it.
-pub(super) fn index_spare_bytes(capacity_bytes: u64) -> u64 {
+pub(crate) fn index_spare_bytes(capacity_bytes: u64) -> u64 {
     (capacity_bytes / 64).max(MIB)
 }
 

@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 pub use geometry::Geometry;
+pub(crate) use growth::index_spare_bytes;
 
 use crate::config::BLOCK_BYTES;
 use crate::error::StoreError;

@@ -15,34 +15,40 @@ enum Step {
     /// A chunk of so many blocks, of this namespace. `returns`: it was evicted not long ago.
     Enter(u32, usize, bool),
     Touch(Index),
-    Spare(Index),
+    /// It must stay until this second, or for good.
+    Exclude(Index, Option<u32>),
+    /// It need not any more after this second.
+    Release(Index, u32),
+    /// The clock goes on.
+    Pass(u32),
     Leave(Index),
     /// It is evicted, and remembered.
     Evict(Index),
     Forget(Index),
     /// Room in the quota is taken, and given back a while later.
     Reserve(u32, usize),
-    Release(Index),
-    /// Chunks that make room, or go first: of those, the ones here must stay.
-    ForRoom(u32, Vec<Index>),
-    Coldest(usize, Vec<Index>),
+    GiveBack(Index),
+    /// Chunks that make room, or go first.
+    ForRoom(u32),
+    Coldest(usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let which = any::<Index>;
-    let kept = || prop::collection::vec(which(), 0..3);
     let step = prop_oneof![
         8 => (1_u32..8, 0..NAMES.len(), any::<bool>())
             .prop_map(|(blocks, name, returns)| Step::Enter(blocks, name, returns)),
         4 => which().prop_map(Step::Touch),
-        2 => which().prop_map(Step::Spare),
+        4 => (which(), prop::option::of(0_u32..20)).prop_map(|(which, until_s)| Step::Exclude(which, until_s)),
+        2 => (which(), 0_u32..20).prop_map(|(which, until_s)| Step::Release(which, until_s)),
+        2 => (1_u32..5).prop_map(Step::Pass),
         2 => which().prop_map(Step::Leave),
         2 => which().prop_map(Step::Evict),
         1 => which().prop_map(Step::Forget),
         4 => (1_u32..8, 2..NAMES.len()).prop_map(|(blocks, name)| Step::Reserve(blocks, name)),
-        3 => which().prop_map(Step::Release),
-        3 => (1_u32..40, kept()).prop_map(|(blocks, kept)| Step::ForRoom(blocks, kept)),
-        2 => (0_usize..20, kept()).prop_map(|(count, kept)| Step::Coldest(count, kept)),
+        3 => which().prop_map(Step::GiveBack),
+        3 => (1_u32..40).prop_map(Step::ForRoom),
+        2 => (0_usize..20).prop_map(Step::Coldest),
     ];
     prop::collection::vec(step, 1..150)
 }
@@ -71,6 +77,7 @@ struct Held {
     extent: Extent,
     namespace: NamespaceId,
     name: usize,
+    stays_until_s: u32,
 }
 
 struct Model {
@@ -81,6 +88,7 @@ struct Model {
     /// The next place, and the next number of an entry.
     next_block: u32,
     next_entry: u32,
+    now_s: u32,
 }
 
 impl Model {
@@ -93,6 +101,7 @@ impl Model {
             reserved: Vec::new(),
             next_block: 0,
             next_entry: 0,
+            now_s: 1,
         }
     }
 
@@ -105,18 +114,25 @@ impl Model {
         self.held.retain(|other| other.node != held.node);
     }
 
-    fn kept(&self, kept: &[Index]) -> HashSet<NodeId> {
-        kept.iter().filter_map(|which| self.one(which)).map(|held| held.node).collect()
+    fn stays(&self, held: &Held) -> bool {
+        held.stays_until_s > self.now_s
+    }
+
+    fn set_stay(&mut self, node: NodeId, until_s: u32) {
+        self.held
+            .iter_mut()
+            .filter(|held| held.node == node)
+            .for_each(|held| held.stays_until_s = until_s);
     }
 
     /// Chunks chosen to go are there, once, and not among those that must stay.
-    fn check_victims(&self, victims: &[Victim], kept: &HashSet<NodeId>) {
+    fn check_victims(&self, victims: &[Victim]) {
         let nodes: HashSet<NodeId> = victims.iter().map(|victim| victim.node).collect();
         assert_eq!(nodes.len(), victims.len(), "one of them twice");
-        assert!(nodes.is_disjoint(kept), "one that must stay");
         for victim in victims {
-            let held = self.held.iter().find(|held| held.node == victim.node);
-            assert_eq!(held.map(|held| held.chunk), Some(victim.chunk));
+            let held = self.held.iter().find(|held| held.node == victim.node).unwrap();
+            assert_eq!(held.chunk, victim.chunk);
+            assert!(!self.stays(held), "one that must stay");
         }
     }
 
@@ -146,20 +162,27 @@ impl Model {
                 let fingerprint = Namespace::called(NAMES[*name]).fingerprint();
                 let namespace = NamespaceOf { fingerprint, name: &|| NAMES[*name].to_owned() };
                 let (node, namespace) = self.residents.enter(chunk, extent, &namespace, *returns);
-                self.held.push(Held { node, chunk, extent, namespace, name: *name });
+                let name = *name;
+                self.held.push(Held { node, chunk, extent, namespace, name, stays_until_s: 0 });
             }
             Step::Touch(which) => {
                 let node = self.one(which).map(|held| held.node);
                 node.iter().for_each(|node| self.residents.touch(*node));
             }
-            Step::Spare(which) => {
+            Step::Exclude(which, until_s) => {
                 if let Some(held) = self.one(which) {
-                    self.residents.spare(held.node, held.chunk);
-                    // Another's place in the map: that chunk is not there any more.
-                    let chunk = ChunkRef { entry: u32::MAX, ..held.chunk };
-                    self.residents.spare(held.node, chunk);
+                    let until_s = until_s.map_or(UNTIL_RELEASED_S, |seconds| self.now_s + seconds);
+                    self.residents.exclude(held.node, until_s);
+                    self.set_stay(held.node, until_s);
                 }
             }
+            Step::Release(which, seconds) => {
+                if let Some(held) = self.one(which).filter(|held| self.stays(held)) {
+                    self.residents.release(held.node, self.now_s + seconds);
+                    self.set_stay(held.node, self.now_s + seconds);
+                }
+            }
+            Step::Pass(seconds) => self.now_s += seconds,
             Step::Leave(which) => {
                 let held = self.one(which);
                 held.into_iter().for_each(|held| self.leave(held));
@@ -191,9 +214,8 @@ impl Model {
                     }
                     Err(missing) => {
                         assert!(over > 0 && missing == over);
-                        let none = HashSet::new();
-                        let (victims, freed) = self.residents.coldest_of(pool, over, &none);
-                        self.check_victims(&victims, &none);
+                        let (victims, freed) = self.residents.coldest_of(pool, over, self.now_s);
+                        self.check_victims(&victims);
                         assert_eq!(self.blocks_of(&victims), freed);
                         let of_it = |victim: &Victim| {
                             self.held
@@ -201,7 +223,8 @@ impl Model {
                                 .any(|held| held.node == victim.node && held.name == *name)
                         };
                         assert!(victims.iter().all(of_it));
-                        let all = self.held.iter().filter(|held| held.name == *name);
+                        let may_go = |held: &&Held| held.name == *name && !self.stays(held);
+                        let all = self.held.iter().filter(may_go);
                         let all: u64 = all.map(|held| u64::from(held.extent.blocks)).sum();
                         // Enough of them, and none without need; or all, where all would not do.
                         match victims.split_last() {
@@ -213,39 +236,38 @@ impl Model {
                     }
                 }
             }
-            Step::Release(which) => {
+            Step::GiveBack(which) => {
                 if !self.reserved.is_empty() {
                     let place = which.index(self.reserved.len());
                     let (_, pool, blocks) = self.reserved.swap_remove(place);
                     self.residents.release_quota(pool, blocks);
                 }
             }
-            Step::ForRoom(blocks, kept) => {
-                let kept = self.kept(kept);
-                let victims = self.residents.for_room(*blocks, &NothingFree, &kept);
-                self.check_victims(&victims, &kept);
+            Step::ForRoom(blocks) => {
+                let victims = self.residents.for_room(*blocks, &NothingFree, self.now_s);
+                self.check_victims(&victims);
                 if victims.is_empty() {
-                    assert!(!self.has_run(*blocks, &kept), "there is a run of {blocks}");
+                    assert!(!self.has_run(*blocks), "there is a run of {blocks}");
                 } else {
                     assert!(self.blocks_of(&victims) >= u64::from(*blocks));
                 }
             }
-            Step::Coldest(count, kept) => {
-                let kept = self.kept(kept);
-                let victims = self.residents.coldest(*count, &kept);
-                self.check_victims(&victims, &kept);
+            Step::Coldest(count) => {
+                let victims = self.residents.coldest(*count, self.now_s);
+                self.check_victims(&victims);
                 assert!(victims.len() <= *count);
-                assert!(*count == 0 || victims.is_empty() == (self.held.len() == kept.len()));
+                let can_any = self.held.iter().any(|held| !self.stays(held));
+                assert!(*count == 0 || victims.is_empty() != can_any);
             }
         }
     }
 
     /// Whether there are so many blocks of chunks side by side that may go.
-    fn has_run(&self, blocks: u32, kept: &HashSet<NodeId>) -> bool {
+    fn has_run(&self, blocks: u32) -> bool {
         let (mut run, mut end) = (0, 0);
         let mut held = self.held.clone();
         held.sort_by_key(|held| held.extent);
-        for held in held.iter().filter(|held| !kept.contains(&held.node)) {
+        for held in held.iter().filter(|held| !self.stays(held)) {
             run = if held.extent.first_block == end { run } else { 0 } + held.extent.blocks;
             end = held.extent.first_block + held.extent.blocks;
             if run >= blocks {
