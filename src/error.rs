@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::engine::refusal::Refusal;
-use crate::key::MAX_KEY_BYTES;
+use crate::key::{Digest, MAX_KEY_BYTES};
 
 /// A wrong option, found before anything is touched.
 #[derive(Debug, Error)]
@@ -79,6 +79,21 @@ pub enum EngineError {
 /// Failures to find a place for a chunk.
 #[derive(Clone, Debug, Error)]
 pub enum StoreError {
+    /// The chunk is longer than any that the store takes.
+    #[error(
+        "the chunk of the key with digest {digest} has {length_bytes} bytes, and the longest that fits has {limit_bytes} \
+         (2 GiB, or an eighth of capacity = {capacity_bytes}); raise capacity or store shorter chunks"
+    )]
+    TooLong {
+        /// Digest of its key.
+        digest: Digest,
+        /// Its length.
+        length_bytes: u64,
+        /// Longest chunk of this store.
+        limit_bytes: u64,
+        /// The configured capacity.
+        capacity_bytes: u64,
+    },
     /// Nothing can be placed within the capacity.
     #[error(
         "store full: no room for {needed_bytes} bytes within the capacity of {capacity_bytes} bytes; delete chunks or raise capacity"
@@ -292,17 +307,10 @@ pub enum SubmitError {
         /// Its length in UTF-8.
         length_bytes: usize,
     },
-    /// A chunk cannot be stored whatever is free.
-    #[error(
-        "buffer {position} has {length_bytes} bytes; a chunk has 1 to {limit_bytes} bytes in this store (2 GiB, or \
-         an eighth of capacity)"
-    )]
-    ChunkSize {
+    /// A chunk is empty.
+    #[error("buffer {position} has 0 bytes; a chunk has 1 byte or more")]
+    EmptyChunk {
         /// Its position in the batch.
         position: usize,
-        /// Its length.
-        length_bytes: usize,
-        /// Longest chunk of this store.
-        limit_bytes: u64,
     },
 }

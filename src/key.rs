@@ -1,5 +1,7 @@
 //! Keys: the exact string is what decides, its 128-bit digest is what finds.
 
+use std::fmt;
+
 use blake2::Blake2b;
 use blake2::digest::Digest as _;
 use blake2::digest::consts::U16;
@@ -38,6 +40,13 @@ impl Digest {
     /// The bits that choose a shard; independent of [`Digest::table_hash`].
     pub(crate) fn shard_hash(self) -> u64 {
         self.0[1]
+    }
+}
+
+/// 32 hexadecimal digits.
+impl fmt::Display for Digest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:032x}", u128::from_be_bytes(self.bytes()))
     }
 }
 

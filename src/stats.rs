@@ -85,6 +85,8 @@ counters! {
     syncs,
     /// Groups of SETs that could not be made durable.
     sync_errors,
+    /// SETs of chunks that are longer than the store takes.
+    set_too_long,
     /// SETs that found no room.
     store_full,
     /// Chunks evicted for want of room.

@@ -64,10 +64,9 @@ def options() -> dict[str, dict[str, str | None]]:
 class Connector:
     """A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
 
-    Keys are strings of up to 4096 bytes in UTF-8. Chunks have 1 byte to
-    `stats()["max_chunk_bytes"]` bytes. Memory is any
-    contiguous buffer at any address; it is held from submit until its completion has been
-    drained. No submit blocks.
+    Keys are strings of up to 4096 bytes in UTF-8. Chunks have 1 byte to 2 GiB, an eighth of the
+    capacity at most: `stats()["max_chunk_bytes"]`. Memory is any contiguous buffer at any address;
+    it is held from submit until its completion has been drained. No submit blocks.
     """
 
     def __new__(cls, path: _Paths, capacity: _Capacities, **options: Any) -> Self:
@@ -97,13 +96,14 @@ class Connector:
         """Store chunks; return the future id.
 
         A key held with the very same bytes is not written again; with other bytes it is
-        replaced. The completion is ok if every key was stored; its bools say which were. A batch
+        replaced. The completion is ok if every key was stored; its bools say which were. A chunk
+        that is longer than `stats()["max_chunk_bytes"]` fails alone. A batch
         past `set_queue_bytes` or `set_queue_operations` is answered at once: not ok, "queue full".
 
         Raises:
             ClosedError: close() was called.
             SubmitError: Counts differ, a key is too long, a buffer is not contiguous, a chunk is
-                empty or too long.
+                empty.
         """
 
     def submit_batch_get(self, keys: list[str], memoryviews: list[Buffer]) -> int:

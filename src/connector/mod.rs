@@ -26,7 +26,7 @@ use crate::buffer::CallerBuffer;
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
 use crate::config::Config;
 use crate::engine::{Engine, Waker};
-use crate::error::{EngineError, OpenError, SubmitError};
+use crate::error::{EngineError, OpenError, StoreError, SubmitError};
 use crate::index::{EnteredGet, EnteredSet, Recovery};
 use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
 use crate::placement::Placement;
@@ -41,7 +41,8 @@ pub struct Connector {
     volumes: Arc<Volumes>,
     recovery: Recovery,
     completions: Arc<CompletionQueue>,
-    max_chunk_bytes: u64,
+    /// Whether it was logged that chunks are too long.
+    told_too_long: AtomicBool,
     backlog: Arc<Backlog>,
     watch: Mutex<Option<Watch>>,
     closed: AtomicBool,
@@ -91,7 +92,6 @@ impl Connector {
                 Err(error) => leave_out(error, &config, &mut left_out)?,
             }
         };
-        let max_chunk_bytes = all.iter().map(|volume| volume.shared.store.max_chunk_bytes()).min();
         let recovery = Recovery::of_all(all.iter().map(|volume| &volume.recovery));
         let (absent, placement, epoch) = joined;
         let volumes = Arc::new(Volumes::new(all, absent, placement, epoch));
@@ -106,7 +106,7 @@ impl Connector {
             volumes,
             recovery,
             completions,
-            max_chunk_bytes: max_chunk_bytes.unwrap_or(0),
+            told_too_long: AtomicBool::new(false),
             backlog,
             watch: Mutex::new(Some(watch)),
             closed: AtomicBool::new(false),
@@ -170,14 +170,14 @@ impl Connector {
     }
 
     /// Stores chunks. A key that is held, or on its way, with the very same bytes is not written again; with others, it is
-    /// replaced, and readers see the old chunk or the new one, whole. The completion is `ok` if every key was stored.
+    /// replaced, and readers see the old chunk or the new one, whole. The completion is `ok` if every key was stored. A chunk
+    /// that is longer than the store takes fails alone.
     ///
     /// A batch past `set_queue_bytes` or `set_queue_operations` is answered at once: not `ok`, "queue full". Only with
     /// `backpressure` "block" does this call wait, for `backpressure_timeout_ms` at most.
     ///
     /// # Errors
-    /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, a key is too long, or a chunk is empty
-    /// or longer than the store can hold.
+    /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, a key is too long, or a chunk is empty.
     pub fn submit_set<K: AsRef<str>>(
         &self,
         keys: &[K],
@@ -186,19 +186,17 @@ impl Connector {
     ) -> Result<u64, SubmitError> {
         let mut gate = self.enter(keys)?;
         check_counts(keys.len(), buffers.len())?;
-        let limit_bytes = self.max_chunk_bytes;
-        let fits =
-            |buffer: &CallerBuffer| (1..=limit_bytes).contains(&(buffer.length_bytes() as u64));
-        if let Some(position) = buffers.iter().position(|buffer| !fits(buffer)) {
-            let length_bytes = buffers[position].length_bytes();
-            return Err(SubmitError::ChunkSize { position, length_bytes, limit_bytes });
+        if let Some(position) = buffers.iter().position(|buffer| buffer.length_bytes() == 0) {
+            return Err(SubmitError::EmptyChunk { position });
         }
         if keys.is_empty() {
             return Ok(self.answer(Vec::new(), keep_alive));
         }
+        let limit_bytes = self.max_chunk_bytes();
+        let lengths = buffers.iter().map(|buffer| buffer.length_bytes() as u64);
         let wanted = Amount {
             operations: keys.len() as u64,
-            bytes: buffers.iter().map(|buffer| buffer.length_bytes() as u64).sum(),
+            bytes: lengths.filter(|length_bytes| *length_bytes <= limit_bytes).sum(),
         };
         let config = &self.config;
         let mut admitted = self.backlog.admit(wanted, Duration::ZERO);
@@ -234,15 +232,19 @@ impl Connector {
             };
             let number = route.number_of(digest);
             let shared = &self.volumes.all()[number].shared;
+            if buffer.length_bytes() as u64 > limit_bytes {
+                self.refuse_long(request, limit_bytes, shared);
+                continue;
+            }
             shared.counters.set_queued.add(1);
             match shared.index.enter_set(digest, &key, now_ms, request) {
                 EnteredSet::Ready(request) => spreads.of(number).add(Operation::Set(request)),
                 EnteredSet::Collides(request) => {
                     shared.counters.hash_collision.add(1);
-                    log::warn!("key '{key}' has the digest of another key: not stored for an hour");
-                    refuse(request, shared);
+                    log::warn!("{}", collides(&key));
+                    refuse(request, shared, || collides(&key));
                 }
-                EnteredSet::Quarantined(request) => refuse(request, shared),
+                EnteredSet::Quarantined(request) => refuse(request, shared, || collides(&key)),
                 EnteredSet::Waits => {}
             }
         }
@@ -321,6 +323,28 @@ impl Connector {
             }),
             None => Ok(gate),
         }
+    }
+
+    /// Longest chunk that every path in use takes.
+    fn max_chunk_bytes(&self) -> u64 {
+        let all = self.volumes.live().map(|volume| volume.shared.store.max_chunk_bytes());
+        all.min().unwrap_or(0)
+    }
+
+    /// Fails one SET whose chunk is too long; the others of its batch are stored.
+    fn refuse_long(&self, request: SetRequest, limit_bytes: u64, shared: &Shared) {
+        let error = StoreError::TooLong {
+            digest: request.digest,
+            length_bytes: request.buffer.length_bytes() as u64,
+            limit_bytes,
+            capacity_bytes: shared.config.capacity_bytes(),
+        };
+        shared.counters.set_too_long.add(1);
+        // Not chunk by chunk: all that a model has are equally long.
+        if !self.told_too_long.swap(true, Ordering::Relaxed) {
+            log::warn!("{}: {error}", shared.config.path().display());
+        }
+        refuse(request, shared, || error.to_string());
     }
 
     /// Completes a batch of SETs that there is no room for in the queue.
@@ -404,11 +428,15 @@ fn abandon(volumes: &[Volume]) {
 }
 
 /// Fails a SET whose key must not be stored.
-fn refuse(request: SetRequest, shared: &Shared) {
+fn refuse(request: SetRequest, shared: &Shared, error: impl FnOnce() -> String) {
     shared.counters.set_failed.add(1);
-    let SetRequest { item, key, share, .. } = request;
+    let SetRequest { item, share, .. } = request;
     drop(share);
-    item.fail(|| format!("key '{key}' has the digest of another key: not stored for an hour"));
+    item.fail(error);
+}
+
+fn collides(key: &str) -> String {
+    format!("key '{key}' has the digest of another key: not stored for an hour")
 }
 
 fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {
@@ -442,7 +470,7 @@ mod tests {
             submitted: Instant::now(),
             share: Arc::new(share.unwrap()),
         };
-        refuse(request, shared);
+        refuse(request, shared, || collides("k"));
         let mut completions = Vec::new();
         connector.drain(&mut completions);
         assert_eq!((completions[0].future_id, completions[0].ok), (7, false));

@@ -54,7 +54,7 @@ impl Connector {
         paths.sort_by_cached_key(|one| named.iter().position(|path| *path == one.path));
         let shutdown = self.shutdown.try_lock().and_then(|shutdown| *shutdown).unwrap_or_default();
         Stats {
-            max_chunk_bytes: self.max_chunk_bytes,
+            max_chunk_bytes: self.max_chunk_bytes(),
             in_flight: self.completions.unanswered(),
             shutdown_clean: shutdown.clean,
             partial_flush: shutdown.partial_flush,

@@ -12,7 +12,7 @@ use super::engines;
 use super::home::Home;
 use crate::budget::Budget;
 use crate::completion::CompletionQueue;
-use crate::config::{Config, Durability};
+use crate::config::{Config, Durability, MAX_CHUNK_BYTES};
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError};
 use crate::evict::Quotas;
@@ -111,6 +111,14 @@ impl OpenedVolume {
             move |source| OpenError::Io { action, path, source }
         };
         log::info!("{}: {recovery}", shared.config.path().display());
+        let longest_bytes = shared.store.max_chunk_bytes();
+        if longest_bytes < MAX_CHUNK_BYTES {
+            log::info!(
+                "{}: the longest chunk that fits has {longest_bytes} bytes, an eighth of the capacity at most; longer ones \
+                 are not stored",
+                shared.config.path().display()
+            );
+        }
         shared.fit_capacity();
         let reactors = Reactors::start(&shared, suspects, make_engine)?;
         let engine = engines::describe(&reactors.engines);

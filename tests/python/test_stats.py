@@ -34,6 +34,7 @@ COUNTED = {
 }
 ALL_WELL = (
     "set_failed",
+    "set_too_long",
     "checksum_mismatch",
     "read_errors",
     "write_errors",

@@ -25,7 +25,7 @@ pub(crate) fn directory_name(number: usize) -> String {
 
 /// Name of the file with this number for the chunk with this digest.
 pub(crate) fn file_name(digest: Digest, number: u32) -> String {
-    format!("{:032x}-{number}", u128::from_be_bytes(digest.bytes()))
+    format!("{digest}-{number}")
 }
 
 /// Path of it inside the store's directory.

@@ -1,0 +1,174 @@
+"""Chunks of 64 MiB and more: 256 tokens of a large model."""
+
+import hashlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvring
+from tests.python.conftest import (
+    ENGINE,
+    LAYOUT,
+    MIB,
+    Client,
+    filled_memory,
+    make_key,
+    make_memory,
+    pattern,
+    run_child,
+)
+
+GIB = 1 << 30
+
+
+def digest(key: str) -> str:
+    """Return the digest of a key as messages show it."""
+    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+
+def test_a_chunk_that_is_too_long_fails_alone(
+    open_client: Callable[..., Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvring")
+    client = open_client("1GiB")
+    limit_bytes = client.stat("max_chunk_bytes")
+    assert 126 * MIB <= limit_bytes <= 128 * MIB
+    (said,) = [line for line in caplog.messages if "longest chunk" in line]
+    assert str(limit_bytes) in said
+    short = [pattern(5000, number) for number in range(2)]
+    long = make_memory(limit_bytes + 1)
+    for number in range(2):
+        keys = [make_key(10 * number + place) for place in range(3)]
+        completion = client.set(keys, [short[0], long, short[1]])
+        assert (completion.ok, completion.results) == (False, [True, False, True])
+        for part in (digest(keys[1]), str(limit_bytes + 1), str(limit_bytes), "raise capacity"):
+            assert part in completion.error
+        assert [client.load(key, 5000) for key in (keys[0], keys[2])] == short
+        assert client.exists(keys) == [True, False, True]
+    assert (client.stat("set_too_long"), client.stat("set_failed")) == (2, 2)
+    assert (client.stat("store_full"), client.stat("set_queued_bytes")) == (0, 0)
+    warnings = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(warnings) == 1, "not chunk by chunk"
+    assert digest(make_key(1)) in warnings[0].getMessage()
+
+
+def test_what_is_held_stays_when_its_key_gets_a_chunk_that_is_too_long(client: Client) -> None:
+    client.store({"key": pattern(5000, 1)})
+    completion = client.set(["key"], [make_memory(client.stat("max_chunk_bytes") + 1)])
+    assert completion.results == [False]
+    assert client.load("key", 5000) == pattern(5000, 1)
+
+
+@pytest.mark.parametrize("path_count", [1, 2])
+def test_an_eighth_of_the_capacity_is_taken(tmp_path: Path, path_count: int) -> None:
+    paths = [str(tmp_path / f"store-{number}") for number in range(path_count)]
+    with kvring.Connector(paths, 640 * MIB, engine=ENGINE, layout=LAYOUT) as connector:
+        client = Client(connector)
+        limit_bytes = client.stat("max_chunk_bytes")
+        assert limit_bytes == 80 * MIB
+        content = pattern(limit_bytes, 1)
+        client.store({"key": content})
+        assert client.load("key", limit_bytes) == content
+
+
+def test_chunks_of_large_models_are_held_across_restarts(
+    open_client: Callable[..., Client],
+) -> None:
+    """80 MiB of a 70B model and 126 MiB of a 405B model, whatever their address and length."""
+    chunks = {
+        make_key(number): pattern(length_bytes, number)
+        for number, length_bytes in enumerate((80 * MIB, 126 * MIB, 126 * MIB - 5))
+    }
+    client = open_client("1GiB")
+    memory = [filled_memory(content, 7 * place) for place, content in enumerate(chunks.values())]
+    assert client.set(list(chunks), memory).results == [True] * 3
+    client.connector.close()
+    client = open_client("1GiB")
+    for key, content in chunks.items():
+        loaded = make_memory(len(content), 3)
+        assert client.get([key], [loaded]).results == [True]
+        assert bytes(loaded) == content
+    # Other bytes replace them, the same ones do not, and they are evicted for each other.
+    key, content = make_key(1), pattern(126 * MIB, 9)
+    client.store({key: content})
+    client.store({key: content})
+    assert (client.stat("set_stored"), client.stat("set_unchanged")) == (1, 1)
+    client.store({make_key(100 + number): content for number in range(9)})
+    assert client.stat("evicted") > 0
+    assert sum(client.exists([make_key(100 + number) for number in range(9)])) > 4
+
+
+@pytest.mark.skipif(LAYOUT != "extents", reason="only data files make chunks neighbours")
+def test_small_chunks_make_room_for_a_long_one(open_client: Callable[..., Client]) -> None:
+    client = open_client("1GiB", lease_s=0)
+    small = pattern(256 << 10, 1)
+    keys = [make_key(number) for number in range(4200)]
+    client.store(dict.fromkeys(keys, small))
+    long = pattern(126 * MIB, 2)
+    client.store({"long": long})
+    assert client.load("long", len(long)) == long
+    # Not much more than what had to go.
+    assert client.stat("evicted_bytes") < 350 * MIB
+
+
+def be_killed_with_a_long_chunk(directory: str) -> None:
+    """Store a long chunk and die."""
+    connector = kvring.Connector(directory, GIB, engine=ENGINE, layout=LAYOUT)
+    Client(connector).store({"key": pattern(126 * MIB, 1)})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def verify_in_little_memory(directory: str) -> None:
+    """Open what a dead owner left; tell how much memory verifying it takes."""
+
+    def peak_bytes() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        (line,) = [line for line in lines if line.startswith("VmHWM")]
+        return int(line.split()[1]) << 10
+
+    before_bytes = peak_bytes()
+    budgets = dict.fromkeys(("set_in_flight_bytes", "set_in_flight_between_loads_bytes"), "4MiB")
+    options = {"engine": ENGINE, "layout": LAYOUT, "io_threads": 1, **budgets}
+    with kvring.Connector(directory, GIB, **options) as connector:
+        assert connector.recovery["to_verify"] == 1
+        client = Client(connector)
+        client.wait_until(lambda: client.stat("verified_after_crash") == 1)
+        assert client.exists(["key"]) == [True]
+        assert client.stat("checksum_mismatch") == 0
+    taken_bytes = peak_bytes() - before_bytes
+    assert taken_bytes < 64 * MIB, f"{taken_bytes} bytes"
+
+
+def test_verifying_a_long_chunk_takes_little_memory(store_directory: Path) -> None:
+    assert run_child(be_killed_with_a_long_chunk, str(store_directory)).returncode == -9
+    done = run_child(verify_in_little_memory, str(store_directory))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_two_gibibytes_are_one_chunk(open_client: Callable[..., Client]) -> None:
+    """The longest chunk of all, past what 31 bits count, at an address of its own."""
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available_bytes = int(meminfo["MemAvailable"].split()[0]) << 10
+    if available_bytes < 6 * GIB:
+        pytest.skip(f"needs 6 GiB of memory, {available_bytes} bytes are available")
+    client = open_client("16GiB", min_free=0)
+    length_bytes = client.stat("max_chunk_bytes")
+    assert length_bytes == 2 * GIB
+    memory = make_memory(length_bytes, 1)
+    part = pattern(16 * MIB + 1, 1)
+    for start in range(0, length_bytes, len(part)):
+        memory[start : start + len(part)] = part[: length_bytes - start]
+    expected = hashlib.blake2b(memory).digest()
+    assert client.set(["key"], [memory]).results == [True]
+    for start in range(0, length_bytes, MIB):
+        memory[start] ^= 0xFF
+    assert client.get(["key"], [memory]).results == [True]
+    assert hashlib.blake2b(memory).digest() == expected
+    assert client.set(["key"], [memory]).results == [True]
+    assert (client.stat("set_stored"), client.stat("set_unchanged")) == (1, 1)
+    assert client.stat("held_bytes") == length_bytes
