@@ -7,6 +7,8 @@
 //! What is in the device already cannot be overtaken any more. So SETs have a budget of bytes in flight of their own,
 //! a smaller one for a while after a load, as loads come in bursts, and the smallest while loads wait or are under way. A SET that has waited for `set_max_wait` goes ahead of loads, a
 //! piece at a time, so that endless loads cannot starve it.
+//!
+//! A SET that a load waits for is promoted: it is served beside the loads, and no other SET delays it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -57,6 +59,85 @@ pub struct Grant {
     pub length_bytes: u64,
 }
 
+/// Where an operation waits, as [`Scheduler::push`] tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(u64);
+
+/// The queues, in the order in which they are served but for SETs that are due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Line {
+    /// SETs that loads wait for.
+    Promoted,
+    Get,
+    Delete,
+    Set,
+}
+
+impl Line {
+    fn of(class: Class) -> Self {
+        match class {
+            Class::Get => Self::Get,
+            Class::Delete => Self::Delete,
+            Class::Set => Self::Set,
+        }
+    }
+
+    fn class(self) -> Class {
+        match self {
+            Self::Get => Class::Get,
+            Self::Delete => Class::Delete,
+            Self::Promoted | Self::Set => Class::Set,
+        }
+    }
+}
+
+/// Operations in the order in which they came.
+#[derive(Default)]
+struct Queue {
+    /// Nothing in the place of what was taken out of the middle; the front is always there.
+    waiting: VecDeque<Option<Waiting>>,
+    /// Ticket of the front.
+    first: u64,
+}
+
+impl Queue {
+    fn push(&mut self, waiting: Waiting) -> Ticket {
+        self.waiting.push_back(Some(waiting));
+        Ticket(self.first + self.waiting.len() as u64 - 1)
+    }
+
+    fn front(&self) -> Option<&Waiting> {
+        self.waiting.front()?.as_ref()
+    }
+
+    fn front_mut(&mut self) -> Option<&mut Waiting> {
+        self.waiting.front_mut()?.as_mut()
+    }
+
+    fn take(&mut self, Ticket(number): Ticket) -> Option<Waiting> {
+        let position = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        let taken = self.waiting.get_mut(position)?.take();
+        while matches!(self.waiting.front(), Some(None)) {
+            self.waiting.pop_front();
+            self.first += 1;
+        }
+        taken
+    }
+
+    fn take_front(&mut self) {
+        self.take(Ticket(self.first));
+    }
+
+    fn clear(&mut self) {
+        self.first += self.waiting.len() as u64;
+        self.waiting.clear();
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
 struct Waiting {
     id: usize,
     granted_bytes: u64,
@@ -73,7 +154,7 @@ struct InFlight {
 /// Operations that wait for the device.
 pub struct Scheduler {
     limits: Limits,
-    queues: [VecDeque<Waiting>; 3],
+    queues: [Queue; 4],
     in_flight: [InFlight; 3],
     last_load: Option<Instant>,
     /// Whether a load ended since the last grant was asked for.
@@ -109,9 +190,16 @@ impl Scheduler {
     }
 
     /// Queues an operation of `total_bytes`, submitted at `since`, at the end of its class.
-    pub fn push(&mut self, class: Class, id: usize, total_bytes: u64, since: Instant) {
+    pub fn push(&mut self, class: Class, id: usize, total_bytes: u64, since: Instant) -> Ticket {
         let waiting = Waiting { id, granted_bytes: 0, total_bytes, since };
-        self.queues[class as usize].push_back(waiting);
+        self.queues[Line::of(class) as usize].push(waiting)
+    }
+
+    /// A load waits for the SET with this ticket: what is not granted of it goes ahead of all other SETs, and beside loads.
+    pub fn promote(&mut self, ticket: Ticket) {
+        if let Some(waiting) = self.queues[Line::Set as usize].take(ticket) {
+            self.queues[Line::Promoted as usize].push(waiting);
+        }
     }
 
     /// The next piece that may start now. `loads_elsewhere` tells whether others load from the same device. Each grant
@@ -119,30 +207,14 @@ impl Scheduler {
     pub fn next_grant(&mut self, now: Instant, loads_elsewhere: bool) -> Option<Grant> {
         let loads = self.look_at_loads(now, loads_elsewhere);
         let is_due = self.set_is_due().is_some_and(|due| due <= now);
-        let set_fits = !self.holds_sets && self.set_fits(loads, is_due);
-        let first = |classes: &[Class]| {
-            let waits = |class: &&Class| !self.queues[**class as usize].is_empty();
-            classes.iter().find(waits).copied()
-        };
-        let class = match is_due && set_fits && self.device_fits(Class::Set) {
-            true => Class::Set,
-            false => first(&[Class::Get, Class::Delete, Class::Set])?,
-        };
-        let class = match self.device_fits(class) {
-            true => class,
-            // Freeing space asks nothing of the device: endless loads must not hold it up.
-            false => first(&[Class::Delete])?,
-        };
-        if class == Class::Set && !set_fits {
-            return None;
-        }
-        let length_bytes = self.next_length(class)?;
-        let queue = &mut self.queues[class as usize];
+        let line = self.next_line(loads, is_due)?;
+        let (class, length_bytes) = (line.class(), self.next_length(line)?);
+        let queue = &mut self.queues[line as usize];
         let front = queue.front_mut()?;
         let grant = Grant { id: front.id, class, offset_bytes: front.granted_bytes, length_bytes };
         front.granted_bytes += length_bytes;
         if front.granted_bytes == front.total_bytes {
-            queue.pop_front();
+            queue.take_front();
         }
         let in_flight = &mut self.in_flight[class as usize];
         in_flight.pieces += 1;
@@ -150,19 +222,37 @@ impl Scheduler {
         Some(grant)
     }
 
-    /// Whether the device takes the next piece of `class` beside what it has of it.
-    fn device_fits(&self, class: Class) -> bool {
+    /// The queue whose front may start its next piece.
+    fn next_line(&self, loads: Loads, is_due: bool) -> Option<Line> {
+        let can_go = |line: Line| {
+            let Some(length_bytes) = self.next_length(line) else { return false };
+            self.device_fits(line.class(), length_bytes)
+                && (line.class() != Class::Set
+                    || !self.holds_sets && self.set_fits(line, length_bytes, loads, is_due))
+        };
+        if is_due && can_go(Line::Set) {
+            return Some(Line::Set);
+        }
+        // Freeing space asks nothing of the device: loads that fill it must not hold it up.
+        let first =
+            [Line::Promoted, Line::Get, Line::Delete].into_iter().find(|line| can_go(*line));
+        let is_waited_for =
+            [Line::Promoted, Line::Get].iter().any(|line| !self.queues[*line as usize].is_empty());
+        first.or_else(|| (!is_waited_for && can_go(Line::Set)).then_some(Line::Set))
+    }
+
+    /// Whether the device takes a piece of `class` beside what it has of it.
+    fn device_fits(&self, class: Class, length_bytes: u64) -> bool {
         let in_flight = self.in_flight[class as usize];
-        let length_bytes = self.next_length(class).unwrap_or(0);
         in_flight.pieces == 0
             || length_bytes == 0
             || in_flight.pieces < self.limits.queue_depth
                 && in_flight.bytes + length_bytes <= self.limits.max_in_flight_bytes
     }
 
-    /// Length of the next piece of `class`.
-    fn next_length(&self, class: Class) -> Option<u64> {
-        let front = self.queues[class as usize].front()?;
+    /// Length of the next piece of a queue.
+    fn next_length(&self, line: Line) -> Option<u64> {
+        let front = self.queues[line as usize].front()?;
         Some((front.total_bytes - front.granted_bytes).min(self.limits.max_io_bytes))
     }
 
@@ -183,21 +273,22 @@ impl Scheduler {
     }
 
     /// Whether the next piece of a SET is within the budget of SETs.
-    fn set_fits(&self, loads: Loads, is_due: bool) -> bool {
-        let Some(length_bytes) = self.next_length(Class::Set) else { return false };
+    fn set_fits(&self, line: Line, length_bytes: u64, loads: Loads, is_due: bool) -> bool {
         let sets = self.in_flight[Class::Set as usize];
+        let is_promoted = line == Line::Promoted;
         let budget_bytes = match loads {
+            _ if is_promoted => self.limits.set_in_flight_between_loads_bytes,
             Loads::None => self.limits.set_in_flight_bytes,
             Loads::Expected => self.limits.set_in_flight_between_loads_bytes,
             Loads::Present => self.limits.set_in_flight_while_loading_bytes,
         };
-        let goes_alone = sets.pieces == 0 && (loads != Loads::Present || is_due);
+        let goes_alone = sets.pieces == 0 && (loads != Loads::Present || is_due || is_promoted);
         sets.bytes + length_bytes <= budget_bytes || goes_alone
     }
 
     /// When the first SET in the queue goes ahead of loads.
     pub fn set_is_due(&self) -> Option<Instant> {
-        self.queues[Class::Set as usize].front().map(|set| set.since + self.limits.set_max_wait)
+        self.queues[Line::Set as usize].front().map(|set| set.since + self.limits.set_max_wait)
     }
 
     /// A granted piece is done, whatever became of it.
@@ -211,21 +302,30 @@ impl Scheduler {
 
     /// Takes back what is not granted yet of operation `id`, of which a piece was granted before.
     pub fn cancel_rest(&mut self, class: Class, id: usize) {
-        // Pieces are granted in order, so an operation that is granted in part is the first of its class.
-        let queue = &mut self.queues[class as usize];
+        // Pieces are granted in order, so an operation that is granted in part is the first of its class, if it was not
+        // promoted since.
+        let queue = &mut self.queues[Line::of(class) as usize];
         if queue.front().is_some_and(|waiting| waiting.id == id) {
-            queue.pop_front();
+            return queue.take_front();
+        }
+        if class == Class::Set {
+            let promoted = &mut self.queues[Line::Promoted as usize];
+            let is_it =
+                |waiting: &Option<Waiting>| waiting.as_ref().is_some_and(|one| one.id == id);
+            if let Some(position) = promoted.waiting.iter().position(is_it) {
+                promoted.take(Ticket(promoted.first + position as u64));
+            }
         }
     }
 
     /// Empties the queues.
     pub fn clear(&mut self) {
-        self.queues.iter_mut().for_each(VecDeque::clear);
+        self.queues.iter_mut().for_each(Queue::clear);
     }
 
     /// Whether nothing waits for a grant.
     pub fn is_empty(&self) -> bool {
-        self.queues.iter().all(VecDeque::is_empty)
+        self.queues.iter().all(Queue::is_empty)
     }
 
     /// Pieces granted and not finished.
@@ -235,12 +335,12 @@ impl Scheduler {
 
     /// GETs that wait, and pieces of them in flight.
     pub fn loads(&self) -> usize {
-        self.queues[Class::Get as usize].len() + self.in_flight[Class::Get as usize].pieces
+        self.queues[Line::Get as usize].waiting.len() + self.in_flight[Class::Get as usize].pieces
     }
 
     /// Whether a SET waits for a grant.
     pub fn has_waiting_sets(&self) -> bool {
-        !self.queues[Class::Set as usize].is_empty()
+        !self.queues[Line::Set as usize].is_empty()
     }
 }
 

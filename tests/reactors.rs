@@ -47,7 +47,9 @@ fn work(client: &Client) {
     assert_eq!(client.wait(get).results, [true; COUNT as usize]);
     client.wait(delete);
     for (number, loaded) in loaded.iter().enumerate() {
-        assert!(loaded.bytes() == versions[1][number].bytes(), "not the younger of {number}");
+        // The younger SET may have no answer yet when the older one has.
+        let is_either = versions.iter().any(|memory| memory[number].bytes() == loaded.bytes());
+        assert!(is_either, "neither of {number}");
     }
     let held = client.exists(&keys);
     assert!(held.iter().enumerate().all(|(number, held)| *held == (number % 3 != 0)));

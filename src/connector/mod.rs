@@ -142,6 +142,7 @@ impl Connector {
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
         let route = self.volumes.route();
         let mut spreads = route.spreads(Class::Get, keys.len());
+        let mut awaited = vec![Vec::new(); self.volumes.all().len()];
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         let digests: Vec<Digest> = keys.iter().map(|key| Digest::of(key.as_ref())).collect();
         if let Some(volume) = route.only() {
@@ -161,10 +162,13 @@ impl Connector {
                     shared.counters.get_misses.add(1);
                     request.item.miss();
                 }
-                EnteredGet::Waits => {}
+                EnteredGet::Waits => awaited[number].push(digest),
             }
         }
         spreads.push();
+        for (volume, awaited) in self.volumes.all().iter().zip(&awaited) {
+            volume.shared.promote(awaited);
+        }
         self.completions.announce();
         Ok(future_id)
     }

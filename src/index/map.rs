@@ -1,6 +1,6 @@
 //! The map in RAM: which keys are held, and who reads them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::ghosts::Ghost;
 use super::leases::{Guarded, Leases};
@@ -28,6 +28,8 @@ pub(crate) struct Index<G, S> {
     pub(super) first_generation: u64,
     keys: AtomicU64,
     held_bytes: AtomicU64,
+    /// Keys being written that GETs wait for.
+    pub(super) awaited: AtomicUsize,
     pub(super) quarantine: Quarantine,
     /// Chunks from this generation on are to be verified after a crash; none if it is `u64::MAX`.
     pub(super) verify_from: AtomicU64,
@@ -97,7 +99,7 @@ pub(crate) enum EnteredGet<G> {
     Hit(G, Pin),
     /// It is not held in this length.
     Miss(G),
-    /// It waits behind a SET of the same key and comes back from [`Index::finish_set`].
+    /// It waits for a SET of the same key, which is to be promoted, and comes back from [`Index::finish_set`].
     Waits,
 }
 
@@ -116,6 +118,7 @@ impl<G, S> Index<G, S> {
             first_generation: generation,
             keys: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
+            awaited: AtomicUsize::new(0),
             quarantine: Quarantine::default(),
             verify_from: AtomicU64::new(u64::MAX),
             distrust_below: 0,
@@ -158,7 +161,8 @@ impl<G, S> Index<G, S> {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// GET: pins the chunk of `key` if it is held in exactly `length_bytes`.
+    /// GET: pins the chunk of `key` if it is held in exactly `length_bytes`, whatever is being written for the key: that is
+    /// not answered yet. Else it waits for what is being written.
     pub(crate) fn enter_get(
         &self,
         digest: Digest,
@@ -168,25 +172,31 @@ impl<G, S> Index<G, S> {
         request: G,
     ) -> EnteredGet<G> {
         let (number, mut shard) = self.shard(digest);
+        let held = shard.find(digest).filter(|found| self.table.key_is(found.record, key));
+        let held = held.filter(|found| !self.is_expired(&shard, *found, now_ms));
+        if let Some(found) = held
+            && let Some(pin) = shard.pin(number, found.entry, length_bytes)
+        {
+            self.touch(&shard, found, now_ms);
+            return EnteredGet::Hit(request, pin);
+        }
         if let Some(pending) = shard.pending_mut(digest) {
-            if *pending.key != *key {
+            // What is written before a DELETE, which is answered, is not held any more.
+            let is_deleted = matches!(pending.waiting.back(), Some(Waiting::Delete));
+            if *pending.key != *key || is_deleted {
                 return EnteredGet::Miss(request);
             }
             pending.waiting.push_back(Waiting::Get { length_bytes, request });
+            pending.waiting_gets += 1;
+            if pending.waiting_gets == 1 {
+                self.awaited.fetch_add(1, Ordering::SeqCst);
+            }
             return EnteredGet::Waits;
         }
-        let held = shard.find(digest).filter(|found| self.table.key_is(found.record, key));
-        let Some(found) = held.filter(|found| !self.is_expired(&shard, *found, now_ms)) else {
+        if held.is_none() {
             self.note_ghost(&shard, digest);
-            return EnteredGet::Miss(request);
-        };
-        match shard.pin(number, found.entry, length_bytes) {
-            Some(pin) => {
-                self.touch(&shard, found, now_ms);
-                EnteredGet::Hit(request, pin)
-            }
-            None => EnteredGet::Miss(request),
         }
+        EnteredGet::Miss(request)
     }
 
     /// Pins a chunk to verify it, if it is still the one that was suspected.

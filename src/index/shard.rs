@@ -56,6 +56,8 @@ pub(super) struct Pending<G, S> {
     pub(super) digest: Digest,
     pub(super) key: Arc<str>,
     pub(super) waiting: VecDeque<Waiting<G, S>>,
+    /// GETs among these.
+    pub(super) waiting_gets: usize,
     /// Slot of its record, if that is in the sidecar before the key is found by it.
     pub(super) written: Option<u32>,
 }

@@ -1,8 +1,9 @@
 //! Keys that are being written: who may write, what waits behind, how a written chunk becomes one that is held.
 //!
-//! Order per key: while a SET is on its way, later operations on its key queue up behind it, here, and resume in order
-//! when it is done. A DELETE answers at once nevertheless: it takes out what is held, and leaves a mark in that queue so
-//! that the SET before it is never published.
+//! Order per key: while a SET is on its way, later SETs of its key queue up behind it, here, and resume in order when it is
+//! done. A GET reads what is held, or queues up as well if that does not fit; then it reads what the first SET leaves that
+//! fits. A DELETE answers at once: it takes out what is held, and leaves a mark in that queue so that the SET before it is
+//! never published.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -82,8 +83,13 @@ impl<G, S> Index<G, S> {
             self.quarantine.add(key, now_ms);
             return EnteredSet::Collides(request);
         }
-        let pending =
-            Pending { digest, key: Arc::clone(key), waiting: VecDeque::new(), written: None };
+        let pending = Pending {
+            digest,
+            key: Arc::clone(key),
+            waiting: VecDeque::new(),
+            waiting_gets: 0,
+            written: None,
+        };
         shard
             .pending
             .insert_unique(digest.table_hash(), pending, |other| other.digest.table_hash());
@@ -111,6 +117,13 @@ impl<G, S> Index<G, S> {
         pending.is_some_and(|pending| {
             pending.waiting.iter().any(|other| matches!(other, Waiting::Set(_)))
         })
+    }
+
+    /// Whether a GET waits for what is being written under `digest`.
+    pub(crate) fn is_awaited(&self, digest: Digest) -> bool {
+        // A GET counts itself before it asks for the SET to be promoted: who has not been asked yet sees it here.
+        self.awaited.load(Ordering::SeqCst) > 0
+            && self.shard(digest).1.pending_mut(digest).is_some_and(|one| one.waiting_gets > 0)
     }
 
     /// Writes the record of a chunk that nobody finds by its key yet, unless it is deleted already.
@@ -158,6 +171,8 @@ impl<G, S> Index<G, S> {
         let deleted = pending.get().is_deleted();
         pending.get_mut().written = None;
         let mut waiting = std::mem::take(&mut pending.get_mut().waiting);
+        let gets_before = std::mem::take(&mut pending.get_mut().waiting_gets);
+        let mut gets = gets_before;
         let mut resumed = Vec::new();
 
         let mut current = match publication {
@@ -171,6 +186,7 @@ impl<G, S> Index<G, S> {
             match next {
                 Waiting::Get { length_bytes, request } => {
                     let pin = current.and_then(|entry| shard.pin(number, entry, length_bytes));
+                    gets -= 1;
                     resumed.push(match pin {
                         Some(pin) => Resumed::Hit(request, pin),
                         None => Resumed::Miss(request),
@@ -185,6 +201,11 @@ impl<G, S> Index<G, S> {
                     current = shard.find(digest).map(|found| found.entry);
                 }
                 Waiting::Set(request) => {
+                    if let Some(entry) = current.filter(|_| gets > 0) {
+                        let served = serve_before_delete((number, shard), entry, &mut waiting);
+                        gets -= served.len();
+                        resumed.extend(served);
+                    }
                     // What a DELETE behind this SET reaches has had its readers.
                     if let Some(entry) = current.filter(|entry| shard.is_detached(*entry)) {
                         resumed
@@ -200,10 +221,13 @@ impl<G, S> Index<G, S> {
             shard.pending.find_entry(digest.table_hash(), |other| other.digest == digest)
         {
             if starts {
-                pending.get_mut().waiting = waiting;
+                (pending.get_mut().waiting, pending.get_mut().waiting_gets) = (waiting, gets);
             } else {
                 pending.remove();
             }
+        }
+        if gets_before > 0 && gets == 0 {
+            self.awaited.fetch_sub(1, Ordering::SeqCst);
         }
         resumed
     }
@@ -280,6 +304,9 @@ impl<G, S> Index<G, S> {
         let (mut gets, mut sets) = (Vec::new(), Vec::new());
         for shard in &self.shards {
             for pending in shard.0.lock().pending.drain() {
+                if pending.waiting_gets > 0 {
+                    self.awaited.fetch_sub(1, Ordering::SeqCst);
+                }
                 for waiting in pending.waiting {
                     match waiting {
                         Waiting::Get { request, .. } => gets.push(request),
@@ -291,4 +318,27 @@ impl<G, S> Index<G, S> {
         }
         (gets, sets)
     }
+}
+
+/// Lets GETs that wait for a later SET read `entry`, if it fits: up to the next DELETE, after which it is not held any more.
+fn serve_before_delete<G, S>(
+    (number, shard): (u32, &mut Shard<G, S>),
+    entry: u32,
+    waiting: &mut VecDeque<Waiting<G, S>>,
+) -> Vec<Resumed<G, S>> {
+    let mut served = Vec::new();
+    let mut is_deleted = false;
+    for next in std::mem::take(waiting) {
+        is_deleted |= matches!(next, Waiting::Delete);
+        match next {
+            Waiting::Get { length_bytes, request } if !is_deleted => {
+                match shard.pin(number, entry, length_bytes) {
+                    Some(pin) => served.push(Resumed::Hit(request, pin)),
+                    None => waiting.push_back(Waiting::Get { length_bytes, request }),
+                }
+            }
+            other => waiting.push_back(other),
+        }
+    }
+    served
 }

@@ -105,12 +105,19 @@ impl Spread {
 
 impl Work {
     /// Takes up what was pushed.
-    pub(super) fn take_up(&mut self, lane: &Lane) {
+    pub(super) fn take_up(&mut self, shared: &Shared) {
+        let lane = &shared.lanes[self.number];
         let mut taken_bytes = [0; 3];
         while let Some(operations) = lane.intake.pop() {
             for operation in operations {
                 taken_bytes[operation.class() as usize] += operation.cost_bytes();
-                self.accept(operation);
+                self.accept(operation, shared);
+            }
+        }
+        // After the SETs: what comes later than its SET is found.
+        while let Some(digest) = lane.intake.pop_awaited() {
+            if let Some(id) = self.set_of(digest) {
+                self.promote(id);
             }
         }
         lane.load.set_in_hand(&self.in_hand_bytes);

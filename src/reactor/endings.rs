@@ -104,7 +104,8 @@ impl Work {
         self.scheduler.finish(piece.grant);
         self.active[piece.grant.id].timeline.moved = Some(now);
         let Some(failure) = failure else {
-            let urgency = usize::from(piece.grant.class != Class::Get);
+            let is_load = piece.grant.class == Class::Get || self.active[piece.grant.id].is_awaited;
+            let urgency = usize::from(!is_load);
             self.finished_bytes += piece.grant.length_bytes;
             return self.finished[urgency].push_back(piece);
         };
@@ -270,9 +271,14 @@ impl Work {
     }
 
     pub(super) fn answer(&mut self, id: usize, shared: &Shared) {
-        let Active { kind, checksum, failure, timeline, own, .. } = self.active.remove(id);
+        let Active { kind, checksum, failure, timeline, own, is_awaited, .. } =
+            self.active.remove(id);
         // Before anybody can remove the file.
         drop(own);
+        if let Kind::Set(request, _) = &kind {
+            self.forget_set(request.digest);
+            self.awaited -= usize::from(is_awaited);
+        }
         self.in_hand_bytes[kind.class() as usize] -= kind.cost_bytes();
         if !matches!(failure, Some(Failure::Closed)) && !matches!(kind, Kind::Verify(_)) {
             let mut latencies = shared.lanes[self.number].latencies.lock();
@@ -313,7 +319,7 @@ impl Work {
         let mut resumed = VecDeque::from(end_set(request, place, checksum, failure, shared));
         while let Some(next) = resumed.pop_front() {
             match next {
-                Resumed::Hit(request, pin) => self.accept(Operation::Get(request, pin)),
+                Resumed::Hit(request, pin) => self.accept(Operation::Get(request, pin), shared),
                 Resumed::Start(request) => match &shared_failure {
                     Some((message, checksum))
                         if request.buffer.length_bytes() == length_bytes
@@ -322,7 +328,10 @@ impl Work {
                         let failure = Some(Failure::Joined(message.clone()));
                         resumed.extend(end_set(request, None, 0, failure, shared));
                     }
-                    _ => self.accept(Operation::Set(SetRequest { has_waited: true, ..request })),
+                    _ => {
+                        let request = SetRequest { has_waited: true, ..request };
+                        self.accept(Operation::Set(request), shared);
+                    }
                 },
                 Resumed::Free(extent) => shared.store.free(extent),
                 Resumed::Miss(request) => {

@@ -249,7 +249,7 @@ impl<E: Engine> Reactor<E> {
     fn run(&mut self) -> Result<(), EngineError> {
         let mut has_fed = false;
         loop {
-            self.work.take_up(&self.shared.lanes[self.number]);
+            self.work.take_up(&self.shared);
             let now = Instant::now();
             self.work.start_due(now);
             let deadline = *self.shared.deadline.lock();

@@ -87,6 +87,8 @@ impl Operation {
 #[derive(Default)]
 pub(crate) struct Intake {
     queues: [SegQueue<Vec<Operation>>; 3],
+    /// Keys whose SETs are to be promoted.
+    awaited: SegQueue<Digest>,
 }
 
 impl Intake {
@@ -98,7 +100,16 @@ impl Intake {
         self.queues.iter().find_map(SegQueue::pop)
     }
 
+    /// GETs wait for what is being written for this key.
+    pub(crate) fn push_awaited(&self, digest: Digest) {
+        self.awaited.push(digest);
+    }
+
+    pub(crate) fn pop_awaited(&self) -> Option<Digest> {
+        self.awaited.pop()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.queues.iter().all(SegQueue::is_empty)
+        self.queues.iter().all(SegQueue::is_empty) && self.awaited.is_empty()
     }
 }

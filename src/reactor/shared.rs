@@ -13,6 +13,7 @@ use super::operation::{ChunkIndex, Intake};
 use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::engine::Waker;
+use crate::key::Digest;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::sync::Mutex;
@@ -95,6 +96,14 @@ impl Shared {
         }
         if self.stopped.load(Ordering::SeqCst) {
             self.reject_all();
+        }
+    }
+
+    /// GETs wait for what is being written for these keys: whichever reactor has such a SET promotes it.
+    pub(crate) fn promote(&self, awaited: &[Digest]) {
+        for lane in self.lanes.iter().filter(|_| !awaited.is_empty()) {
+            awaited.iter().for_each(|digest| lane.intake.push_awaited(*digest));
+            lane.waker.wake();
         }
     }
 

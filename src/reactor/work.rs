@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use hashbrown::HashTable;
 use slab::Slab;
 
 use super::commit::GroupCommit;
@@ -19,7 +20,8 @@ use crate::config::Checksum;
 use crate::engine::{Action, Engine};
 use crate::error::EngineError;
 use crate::index::{Pin, Suspect};
-use crate::schedule::{Class, Grant, Limits, Scheduler};
+use crate::key::Digest;
+use crate::schedule::{Class, Grant, Limits, Scheduler, Ticket};
 use crate::store::{Extent, Location};
 
 /// An operation between its arrival and its answer.
@@ -33,6 +35,10 @@ pub(super) struct Active {
     /// XOR of the placed checksums of its pieces.
     pub(super) checksum: u64,
     pub(super) failure: Option<Failure>,
+    /// Where it waits, or waited, in the scheduler.
+    ticket: Ticket,
+    /// Loads wait for this SET.
+    pub(super) is_awaited: bool,
     /// Times its write was tried again.
     pub(super) retries: u32,
     /// The file of its chunk, if that has one of its own.
@@ -87,6 +93,10 @@ pub(super) struct Work {
     pub(super) number: usize,
     pub(super) scheduler: Scheduler,
     pub(super) active: Slab<Active>,
+    /// The SETs among these, by digest: one at a time writes a key.
+    sets: HashTable<(Digest, usize)>,
+    /// Those that loads wait for.
+    pub(super) awaited: usize,
     /// What these cost, by class.
     pub(super) in_hand_bytes: [u64; 3],
     pub(super) pieces: Slab<Piece>,
@@ -134,6 +144,8 @@ impl Work {
             number,
             scheduler: Scheduler::new(limits),
             active: Slab::new(),
+            sets: HashTable::new(),
+            awaited: 0,
             in_hand_bytes: [0; 3],
             pieces: Slab::with_capacity(most_transfers),
             pool: BouncePool::new(),
@@ -190,31 +202,72 @@ impl Work {
 
     /// Queues the failed writes whose pause is over.
     pub(super) fn start_due(&mut self, now: Instant) {
-        let (scheduler, active) = (&mut self.scheduler, &self.active);
+        let (scheduler, active) = (&mut self.scheduler, &mut self.active);
         self.retries.retain(|(due, id)| {
             if *due <= now {
-                scheduler.push(Class::Set, *id, active[*id].waiting_bytes, now);
+                let retried = &mut active[*id];
+                retried.ticket = scheduler.push(Class::Set, *id, retried.waiting_bytes, now);
+                if retried.is_awaited {
+                    scheduler.promote(retried.ticket);
+                }
             }
             *due > now
         });
     }
 
     /// Queues an operation.
-    pub(super) fn accept(&mut self, operation: Operation) {
+    pub(super) fn accept(&mut self, operation: Operation, shared: &Shared) {
         let submitted = operation.submitted();
-        let kind = match operation {
-            Operation::Get(request, pin) => Kind::Get(request, pin),
-            Operation::Set(request) => Kind::Set(request, None),
-            Operation::Free(extent, _) => Kind::Free(extent),
+        match operation {
+            Operation::Get(request, pin) => self.enqueue(Kind::Get(request, pin), submitted),
+            Operation::Free(extent, _) => self.enqueue(Kind::Free(extent), submitted),
+            Operation::Set(request) => {
+                let digest = request.digest;
+                let id = self.enqueue(Kind::Set(request, None), submitted);
+                self.sets.insert_unique(digest.table_hash(), (digest, id), |(other, _)| {
+                    other.table_hash()
+                });
+                if shared.index.is_awaited(digest) {
+                    self.promote(id);
+                }
+                id
+            }
         };
-        self.enqueue(kind, submitted);
     }
 
-    fn enqueue(&mut self, kind: Kind, submitted: Instant) {
+    /// The SET that writes the key with this digest, if it is here.
+    pub(super) fn set_of(&self, digest: Digest) -> Option<usize> {
+        let found = self.sets.find(digest.table_hash(), |(other, _)| *other == digest);
+        found.map(|(_, id)| *id)
+    }
+
+    /// It is answered.
+    pub(super) fn forget_set(&mut self, digest: Digest) {
+        let found = self.sets.find_entry(digest.table_hash(), |(other, _)| *other == digest);
+        if let Ok(found) = found {
+            found.remove();
+        }
+    }
+
+    /// Loads wait for SET `id`: it is served as they are, and counts as one of them until it is answered.
+    pub(super) fn promote(&mut self, id: usize) {
+        let active = &mut self.active[id];
+        if !std::mem::replace(&mut active.is_awaited, true) {
+            self.awaited += 1;
+            self.scheduler.promote(active.ticket);
+        }
+    }
+
+    fn enqueue(&mut self, kind: Kind, submitted: Instant) -> usize {
         let (class, bytes) = (kind.class(), kind.bytes());
         self.in_hand_bytes[class as usize] += kind.cost_bytes();
-        let id = self.active.insert(Active {
+        let entry = self.active.vacant_entry();
+        let id = entry.key();
+        let ticket = self.scheduler.push(class, id, bytes, submitted);
+        entry.insert(Active {
             kind,
+            ticket,
+            is_awaited: false,
             timeline: Timeline { submitted, started: None, moved: None },
             waiting_bytes: bytes,
             unfinished: 0,
@@ -223,7 +276,7 @@ impl Work {
             retries: 0,
             own: None,
         });
-        self.scheduler.push(class, id, bytes, submitted);
+        id
     }
 
     /// Starts what the scheduler allows now. Says whether it stopped before the end, because what needs the processor
@@ -239,7 +292,9 @@ impl Work {
         self.processed_bytes = 0;
         self.scheduler.hold_sets(self.has_too_many_files(shared));
         let mut outcome = Ok(false);
-        while let Some(grant) = self.scheduler.next_grant(now, self.loads_elsewhere) {
+        while let Some(grant) =
+            self.scheduler.next_grant(now, self.loads_elsewhere || self.awaited > 0)
+        {
             if let Err(error) = self.start(grant, now, shared, engine) {
                 outcome = Err(error);
                 break;
@@ -254,7 +309,8 @@ impl Work {
     }
 
     fn note_work(&self, shared: &Shared) {
-        let (loads, sets_wait) = (self.scheduler.loads(), self.scheduler.has_waiting_sets());
+        let loads = self.scheduler.loads() + self.awaited;
+        let sets_wait = self.scheduler.has_waiting_sets();
         shared.note_work(self.number, &self.in_hand_bytes, loads, sets_wait);
     }
 

@@ -38,6 +38,12 @@ impl Clocked {
         std::iter::from_fn(|| self.grant()).map(|grant| grant.id).collect()
     }
 
+    /// The same while others load, with the place and length of each piece.
+    fn grants_beside_loads(&mut self) -> Vec<(usize, u64, u64)> {
+        let grants = std::iter::from_fn(|| self.scheduler.next_grant(self.now, true));
+        grants.map(|grant| (grant.id, grant.offset_bytes, grant.length_bytes)).collect()
+    }
+
     fn wait(&mut self, wait_ms: u64) {
         self.now += Duration::from_millis(wait_ms);
     }
@@ -217,6 +223,43 @@ fn the_rest_of_a_failed_operation_is_taken_back_and_nothing_else() {
 }
 
 #[test]
+fn what_a_load_waits_for_goes_ahead_of_other_sets_and_beside_loads() {
+    let mut clocked = Clocked::new(Limits { set_in_flight_while_loading_bytes: 0, ..LIMITS });
+    let tickets: Vec<Ticket> =
+        (0..6).map(|id| clocked.scheduler.push(Class::Set, id, 1500, clocked.now)).collect();
+    let first = clocked.grant().unwrap();
+    assert_eq!(first.id, 0);
+    // Of the first one what is not granted yet.
+    for ticket in [tickets[4], tickets[0], tickets[4]] {
+        clocked.scheduler.promote(ticket);
+    }
+    assert_eq!(clocked.grants_beside_loads(), [(4, 0, 1000)], "1000 bytes of 2000 are in flight");
+    clocked.scheduler.finish(first);
+    assert_eq!(clocked.grants_beside_loads(), [(4, 1000, 500), (0, 1000, 500)]);
+    clocked.wait(99);
+    assert!(clocked.grants_beside_loads().is_empty(), "the others wait");
+}
+
+#[test]
+fn the_rest_of_a_promoted_set_is_taken_back() {
+    let mut clocked = Clocked::new(LIMITS);
+    let tickets: Vec<Ticket> =
+        (0..3).map(|id| clocked.scheduler.push(Class::Set, id, 1500, clocked.now)).collect();
+    let first = clocked.grant().unwrap();
+    clocked.scheduler.finish(first);
+    clocked.scheduler.promote(tickets[2]);
+    clocked.scheduler.promote(tickets[0]);
+    clocked.scheduler.cancel_rest(Class::Set, 0);
+    let left: Vec<_> = std::iter::from_fn(|| {
+        let grant = clocked.grant()?;
+        clocked.scheduler.finish(grant);
+        Some((grant.id, grant.offset_bytes))
+    })
+    .collect();
+    assert_eq!(left, [(2, 0), (2, 1000), (1, 0), (1, 1000)]);
+}
+
+#[test]
 fn clearing_takes_everything_that_waits() {
     let mut clocked = Clocked::new(LIMITS);
     for class in [Class::Get, Class::Delete, Class::Set] {
@@ -234,9 +277,10 @@ fn class() -> impl Strategy<Value = Class> {
     prop_oneof![Just(Class::Get), Just(Class::Delete), Just(Class::Set)]
 }
 
-/// What one random step does: queue something, take some grants, let time pass.
-fn step() -> impl Strategy<Value = (Class, u64, usize, u64)> {
-    (class(), 1_u64..5000, 0_usize..4, 0_u64..60)
+/// What one random step does: queue something, promote some SET, take some grants, let time pass.
+fn step() -> impl Strategy<Value = (Class, u64, Option<prop::sample::Index>, usize, u64)> {
+    let promoted = prop::option::weighted(0.3, any::<prop::sample::Index>());
+    (class(), 1_u64..5000, promoted, 0_usize..4, 0_u64..60)
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
@@ -269,12 +313,29 @@ struct Left {
 struct Model {
     limits: Limits,
     waiting: [VecDeque<Left>; 3],
+    promoted: VecDeque<Left>,
     flying: VecDeque<Grant>,
     last_load: Option<Instant>,
     load_ended: bool,
 }
 
 impl Model {
+    fn promote(&mut self, id: usize) {
+        let sets = &mut self.waiting[Class::Set as usize];
+        if let Some(position) = sets.iter().position(|set| set.id == id) {
+            self.promoted.extend(sets.remove(position));
+        }
+    }
+
+    /// Where a SET that was granted a piece waited: promoted, or not.
+    fn queue_of(&mut self, grant: Grant) -> &mut VecDeque<Left> {
+        let promoted = self.promoted.front();
+        match promoted.is_some_and(|one| one.id == grant.id) && grant.class == Class::Set {
+            true => &mut self.promoted,
+            false => &mut self.waiting[grant.class as usize],
+        }
+    }
+
     fn in_flight(&self, class: Class) -> (usize, u64) {
         let same = self.flying.iter().filter(|grant| grant.class == class);
         (same.clone().count(), same.map(|grant| grant.length_bytes).sum())
@@ -284,9 +345,12 @@ impl Model {
         self.waiting[Class::Get as usize].len() + self.in_flight(Class::Get).0
     }
 
+    fn length_of(&self, left: &Left) -> u64 {
+        (left.total_bytes - left.offset_bytes).min(self.limits.max_io_bytes)
+    }
+
     fn next_length(&self, class: Class) -> Option<u64> {
-        let front = self.waiting[class as usize].front()?;
-        Some((front.total_bytes - front.offset_bytes).min(self.limits.max_io_bytes))
+        Some(self.length_of(self.waiting[class as usize].front()?))
     }
 
     /// Whether the device takes the next piece of this class.
@@ -310,15 +374,22 @@ impl Model {
     /// Takes a grant into account, if it is one that may be given.
     fn take(&mut self, grant: Grant, now: Instant) -> Result<(), TestCaseError> {
         let Grant { class, length_bytes, .. } = grant;
-        let waits = |class: Class| !self.waiting[class as usize].is_empty();
-        prop_assert!(waits(class), "granted from an empty class");
-        let front = self.waiting[class as usize][0];
+        let front = self.queue_of(grant).front().copied();
+        prop_assert!(front.is_some(), "granted from an empty class");
+        let front = front.unwrap();
+        let is_promoted = self.promoted.front().is_some_and(|one| one.id == front.id);
         prop_assert_eq!((grant.id, grant.offset_bytes), (front.id, front.offset_bytes));
-        prop_assert_eq!(Some(length_bytes), self.next_length(class));
+        prop_assert_eq!(length_bytes, self.length_of(&front));
         prop_assert!(class == Class::Delete || self.device_fits(class, length_bytes));
+        let waits = |class: Class| !self.waiting[class as usize].is_empty();
         let is_due = now - front.since >= self.limits.set_max_wait;
-        if class == Class::Set {
+        if is_promoted {
+            let (pieces, bytes) = self.in_flight(Class::Set);
+            let budget_bytes = self.limits.set_in_flight_between_loads_bytes;
+            prop_assert!(pieces == 0 || bytes + length_bytes <= budget_bytes);
+        } else if class == Class::Set {
             prop_assert!(is_due || !waits(Class::Get) && !waits(Class::Delete));
+            prop_assert!(is_due || self.promoted.is_empty(), "ahead of what a load waits for");
             let (pieces, bytes) = self.in_flight(Class::Set);
             let goes_alone = pieces == 0 && (is_due || self.loads() == 0);
             prop_assert!(goes_alone || bytes + length_bytes <= self.set_budget_bytes(now));
@@ -327,10 +398,10 @@ impl Model {
             let length_bytes = self.next_length(Class::Get).unwrap_or(0);
             prop_assert!(!self.device_fits(Class::Get, length_bytes), "ahead of a load");
         }
-        let front = &mut self.waiting[class as usize][0];
-        front.offset_bytes += length_bytes;
-        if front.offset_bytes == front.total_bytes {
-            self.waiting[class as usize].pop_front();
+        let queue = self.queue_of(grant);
+        queue[0].offset_bytes += length_bytes;
+        if queue[0].offset_bytes == queue[0].total_bytes {
+            queue.pop_front();
         }
         self.flying.push_back(grant);
         Ok(())
@@ -354,7 +425,8 @@ impl Model {
         scheduler.in_flight() == self.flying.len()
             && scheduler.loads() == self.loads()
             && scheduler.has_waiting_sets() != self.waiting[Class::Set as usize].is_empty()
-            && scheduler.is_empty() == self.waiting.iter().all(VecDeque::is_empty)
+            && scheduler.is_empty()
+                == (self.waiting.iter().all(VecDeque::is_empty) && self.promoted.is_empty())
     }
 }
 
@@ -367,15 +439,25 @@ proptest! {
         let mut model = Model {
             limits,
             waiting: Default::default(),
+            promoted: VecDeque::new(),
             flying: VecDeque::new(),
             last_load: None,
             load_ended: false,
         };
-        for (id, (class, bytes, takes, wait_ms)) in steps.into_iter().enumerate() {
+        let mut tickets = Vec::new();
+        for (id, (class, bytes, promoted, takes, wait_ms)) in steps.into_iter().enumerate() {
             let total_bytes = if class == Class::Delete { 0 } else { bytes };
-            clocked.push(class, id, total_bytes);
+            let ticket = clocked.scheduler.push(class, id, total_bytes, clocked.now);
+            if class == Class::Set {
+                tickets.push((id, ticket));
+            }
             let left = Left { id, offset_bytes: 0, total_bytes, since: clocked.now };
             model.waiting[class as usize].push_back(left);
+            // Also what was promoted before, or has been granted.
+            if let Some((id, ticket)) = promoted.filter(|_| !tickets.is_empty()).map(|which| *which.get(&tickets)) {
+                clocked.scheduler.promote(ticket);
+                model.promote(id);
+            }
             clocked.wait(wait_ms);
             for _ in 0..takes {
                 if let Some(grant) = model.ask(&mut clocked) {

@@ -5,6 +5,7 @@
 pub(crate) mod chunk_files;
 pub(crate) mod chunks;
 pub(crate) mod faults;
+pub(crate) mod held_back;
 pub(crate) mod loop_device;
 pub(crate) mod random;
 pub(crate) mod records;

@@ -62,6 +62,8 @@ impl Driver<'_> {
         let now = self.now_ms();
         let (before, mut last_use_ms) = self.before.remove(&key).expect("a key of this step");
         let (mut may_be, mut was_set, mut is_longer) = (before.clone(), false, false);
+        // All of a step is under way together: a GET may read what a SET before it has not replaced yet.
+        let mut readable = before.clone();
         let mut guard = self.guards.get(&key).copied().unwrap_or_default();
         for did in all {
             let is_expired = !was_set && self.is_expired(guard, last_use_ms);
@@ -70,18 +72,19 @@ impl Driver<'_> {
                 Did::Set(chunk, stored) => {
                     was_set = true;
                     if *stored {
+                        readable.push(*chunk);
                         is_longer |= may_be.iter().any(|before| before.length < chunk.length);
                         may_be = vec![*chunk];
                         last_use_ms = now;
                     }
                 }
                 Did::Get(length, Some(span)) => {
-                    let found = may_be
+                    let found = readable
                         .iter()
                         .find(|chunk| self.contents.is(self.arena, *span, key, **chunk));
                     if found.is_none() {
                         return Err(format!(
-                            "wrong bytes of length {length}; it may be {may_be:?}"
+                            "wrong bytes of length {length}; it may be {readable:?}"
                         ));
                     }
                     if is_expired {
@@ -113,6 +116,7 @@ impl Driver<'_> {
                 }
                 Did::Exists(false, _) => {}
                 Did::Delete => {
+                    readable.clear();
                     (may_be, guard) = (Vec::new(), Guard::default());
                 }
                 Did::Purge(true) => {
@@ -121,11 +125,13 @@ impl Driver<'_> {
                     }
                     // What was being written is not held, unless it was through.
                     may_be.extend(before.iter().copied());
+                    readable.extend(before.iter().copied());
                 }
                 Did::Purge(false) => {
                     if guard.pinned && !is_longer {
                         return Err("a purge took it, though it is pinned".into());
                     }
+                    readable.clear();
                     (may_be, guard) = (Vec::new(), Guard::default());
                 }
                 Did::Pin(true) => {
