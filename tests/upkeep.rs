@@ -132,6 +132,38 @@ fn what_exists_found_is_not_evicted_while_it_is_leased() {
     client.assert_consistent();
 }
 
+/// A wall clock that jumps ahead by a year and back again while EXISTS asks: leases end when their time has passed, and new ones are
+/// given all the while.
+#[test]
+fn a_wall_clock_that_jumps_neither_keeps_leases_nor_refuses_them() {
+    const YEAR_MS: u64 = 365 * 24 * HOUR_MS;
+    let directory = tempfile::tempdir().unwrap();
+    let passed_ms = Arc::new(AtomicU64::new(5_000));
+    let timed = Timed::open(directory.path(), START_MS, |config| {
+        (config.lease_s, config.ttl) = (10, None);
+        config.clock = std::mem::take(&mut config.clock).with_passed(Arc::clone(&passed_ms));
+    });
+    let client = &timed.client;
+    let memory = Memory::patterned(MIB as usize, 0, 1);
+    assert!(client.set(&keys(0..20), &[&memory; 20]).ok);
+    timed.set_clock(START_MS + YEAR_MS);
+    assert_eq!(client.exists(&keys(0..8)), [true; 8]);
+    assert_eq!(client.connector.stats().leased_bytes, 8 * MIB);
+    timed.set_clock(START_MS);
+    assert_eq!(client.connector.stats().leased_bytes, 8 * MIB, "not for a year only");
+    passed_ms.store(16_000, Ordering::SeqCst);
+    assert_eq!(client.connector.stats().leased_bytes, 0, "their time has passed");
+    assert_eq!(client.exists(&keys(8..16)), [true; 8]);
+    assert_eq!(client.counter("leases_refused"), 0);
+    for number in 100..200 {
+        assert!(client.set_one(&key(number), &memory));
+    }
+    let held = |numbers: std::ops::Range<u64>| client.get(&keys(numbers), &[&memory; 8]).results;
+    assert_eq!(held(0..8), [false; 8], "what is not leased any more goes");
+    assert_eq!(held(8..16), [true; 8], "what is leased stays");
+    client.assert_consistent();
+}
+
 /// A lease holds a chunk beyond its ttl: the load that follows finds it.
 #[test]
 fn what_is_leased_does_not_expire() {

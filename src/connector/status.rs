@@ -73,7 +73,7 @@ impl Connector {
         let (index, geometry) = (&shared.index, shared.store.geometry());
         let usage = if is_owner { shared.store.usage() } else { StoreUsage::default() };
         let (leased_bytes, pinned_bytes) = match is_owner {
-            true => index.guarded_bytes(self.config.clock.now_ms()),
+            true => index.guarded_bytes(),
             false => (0, 0),
         };
         let (would_hit_at_1_5x, would_hit_at_2x) = index.would_hit();

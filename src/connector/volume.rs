@@ -67,6 +67,7 @@ impl OpenedVolume {
             ttl_ms: config.ttl.map(|ttl| ttl.as_millis() as u64),
             boot: config.boot,
             lease_s: config.lease_s,
+            clock: config.clock.clone(),
         };
         let place = home.index_place(&config);
         let (index, store, recovery, suspects) = Index::open(

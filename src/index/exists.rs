@@ -41,7 +41,7 @@ impl<G, S> Index<G, S> {
     fn look<K: Keyed>(&self, keys: &[K], now_ms: u64, stops_at_miss: bool) -> (Vec<bool>, u64) {
         let mut held = Vec::with_capacity(keys.len());
         let mut digests = Vec::with_capacity(ROUND.min(keys.len()));
-        let mut leasing = self.begin_leasing(now_ms);
+        let mut leasing = self.begin_leasing();
         'rounds: for keys in keys.chunks(ROUND) {
             digests.clear();
             digests.extend(keys.iter().map(Keyed::digest));
@@ -71,8 +71,8 @@ impl<G, S> Index<G, S> {
         (held, refused)
     }
 
-    fn begin_leasing(&self, now_ms: u64) -> Leasing {
-        let now_s = (now_ms / 1000) as u32;
+    fn begin_leasing(&self) -> Leasing {
+        let now_s = self.now_s();
         let room = match self.rules.lease_s {
             0 => Guarded::default(),
             _ => self.leasable(now_s),
@@ -97,8 +97,8 @@ impl<G, S> Index<G, S> {
     }
 
     /// Whether what replaces a leased chunk may be leased in its place.
-    pub(super) fn can_lease(&self, chunk: Guarded, now_ms: u64) -> bool {
-        self.leasable((now_ms / 1000) as u32).fits(chunk)
+    pub(super) fn can_lease(&self, chunk: Guarded) -> bool {
+        self.leasable(self.now_s()).fits(chunk)
     }
 
     fn end_leasing(&self, leasing: Leasing) {
@@ -111,8 +111,8 @@ impl<G, S> Index<G, S> {
     }
 
     /// Bytes that are leased, and that are pinned.
-    pub(crate) fn guarded_bytes(&self, now_ms: u64) -> (u64, u64) {
-        let leased = self.leases.lock().sum((now_ms / 1000) as u32);
+    pub(crate) fn guarded_bytes(&self) -> (u64, u64) {
+        let leased = self.leases.lock().sum(self.now_s());
         (leased.bytes, self.pinned.lock().bytes)
     }
 
@@ -137,7 +137,6 @@ impl<G, S> Index<G, S> {
 
 fn lease<G, S>(shard: &mut Shard<G, S>, found: Found, leasing: &mut Leasing) {
     let entry = &mut shard.entries[found.entry];
-    // A clock that was set back leaves a longer lease alone.
     if entry.leased_until_s >= leasing.until_s {
         return;
     }

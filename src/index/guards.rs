@@ -17,24 +17,24 @@ const PINNABLE_PART: u64 = 2;
 impl<G, S> Index<G, S> {
     /// Whether a chunk chosen to go can: it is still held, and nobody reads it, has leased or pinned it. If that is why it must
     /// stay, it is not chosen again before that ends.
-    pub(crate) fn can_go(&self, victim: Victim, now_ms: u64) -> bool {
+    pub(crate) fn can_go(&self, victim: Victim) -> bool {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
-        self.can_go_from(&mut shard, victim, now_ms)
+        self.can_go_from(&mut shard, victim)
     }
 
     /// Evicts a chunk, if it can go. Returns its place, free now.
-    pub(crate) fn evict(&self, victim: Victim, now_ms: u64) -> Option<Extent> {
+    pub(crate) fn evict(&self, victim: Victim) -> Option<Extent> {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
-        let can_go = self.can_go_from(&mut shard, victim, now_ms);
+        let can_go = self.can_go_from(&mut shard, victim);
         if can_go { self.take_out(&mut shard, victim.chunk.entry, Gone::Evicted) } else { None }
     }
 
-    fn can_go_from(&self, shard: &mut Shard<G, S>, victim: Victim, now_ms: u64) -> bool {
+    fn can_go_from(&self, shard: &mut Shard<G, S>, victim: Victim) -> bool {
         let entry = &mut shard.entries[victim.chunk.entry];
         if entry.detached || entry.node != Some(victim.node) {
             return false;
         }
-        let can_go = entry.can_go((now_ms / 1000) as u32);
+        let can_go = entry.can_go(self.now_s());
         if !can_go {
             self.exclude(entry);
         }

@@ -14,6 +14,7 @@ use crate::evict::{ChunkRef, Eviction, NamespaceOf, Quotas, Residents};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 use crate::sync::{Mutex, MutexGuard};
+use crate::time::Clock;
 
 /// Enough that threads rarely meet, and that the growth of one shard stalls nobody for long: at 10,000,000 keys it
 /// moves what finds some 5,000 entries.
@@ -58,6 +59,8 @@ pub(crate) struct Rules {
     pub(crate) boot: u32,
     /// For this time a chunk that EXISTS found is not evicted.
     pub(crate) lease_s: u32,
+    /// What tells how much of that has passed.
+    pub(crate) clock: Clock,
 }
 
 /// Keys asked for that are not held and would be in a larger store.
@@ -364,7 +367,12 @@ impl<G, S> Index<G, S> {
             return false;
         }
         let entry = &shard.entries[found.entry];
-        !entry.pinned && u64::from(entry.leased_until_s) * 1000 <= now_ms
+        !entry.pinned && entry.leased_until_s <= self.now_s()
+    }
+
+    /// The second that leases count by.
+    pub(crate) fn now_s(&self) -> u32 {
+        self.rules.clock.passed_s()
     }
 
     /// Counts a key that is asked for and not held, if it would be in a larger store.

@@ -46,6 +46,7 @@ impl IndexProbe {
             ttl_ms: None,
             boot: 0,
             lease_s: LEASE_S,
+            clock: Clock::default(),
         };
         Ok(Self(Index::new(table, 1, rules)))
     }

@@ -37,7 +37,7 @@ pub(super) struct Entry {
     /// Its number in the order of eviction, and its namespace; meaningless once it is detached.
     pub(super) node: Option<NodeId>,
     pub(super) namespace: NamespaceId,
-    /// Unix time in seconds until which it is not evicted.
+    /// Until which second it is not evicted; see [`super::map::Index::now_s`].
     pub(super) leased_until_s: u32,
     checksum_kind: Option<ChecksumKind>,
     pub(super) detached: bool,

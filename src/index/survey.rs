@@ -91,7 +91,7 @@ impl<G, S> Index<G, S> {
             return Default::default();
         }
         let mut shard = self.shards[number].0.lock();
-        let now_s = (now_ms / 1000) as u32;
+        let now_s = self.now_s();
         let expired: Vec<Found> = shard
             .lookup
             .iter()

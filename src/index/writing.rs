@@ -269,9 +269,9 @@ impl<G, S> Index<G, S> {
             resumed.extend(self.take_out(shard, old.entry, Gone::Removed).map(Resumed::Free));
             // As long as there may be so much of it.
             entry.pinned = pinned && self.take_pinned(entry.guarded());
-            let is_leased = u64::from(leased_until_s) * 1000 > content.created_ms;
+            let is_leased = leased_until_s > self.now_s();
             let is_no_longer = replaced.guarded().fits(entry.guarded());
-            if is_leased && (is_no_longer || self.can_lease(entry.guarded(), content.created_ms)) {
+            if is_leased && (is_no_longer || self.can_lease(entry.guarded())) {
                 entry.leased_until_s = leased_until_s;
             }
         }

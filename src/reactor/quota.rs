@@ -100,7 +100,8 @@ fn chosen(sources: &[&Shared], pool: PoolId, over: u64) -> Option<Vec<Vec<Victim
             if missing == 0 {
                 break;
             }
-            let (some, blocks) = path.index.residents().coldest_of(pool, wanted, path.now_s());
+            let (some, blocks) =
+                path.index.residents().coldest_of(pool, wanted, path.index.now_s());
             freed += blocks;
             victims[*number] = some;
         }

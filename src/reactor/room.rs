@@ -98,7 +98,7 @@ impl Shared {
         let mut outcome = self.index.table().reserve(key_bytes);
         let mut attempts = 0;
         while outcome.is_err() && attempts < ATTEMPTS {
-            let victims = self.index.residents().coldest(FOR_RECORDS, self.now_s());
+            let victims = self.index.residents().coldest(FOR_RECORDS, self.index.now_s());
             if victims.is_empty() {
                 break;
             }
@@ -121,7 +121,7 @@ impl Shared {
             return;
         }
         while is_over() {
-            let victims = self.index.residents().coldest(LOOKED_AT, self.now_s());
+            let victims = self.index.residents().coldest(LOOKED_AT, self.index.now_s());
             if victims.is_empty() {
                 break;
             }
@@ -139,7 +139,7 @@ impl Shared {
         // It ends: each turn takes a chunk that must stay out of the order of eviction, or another thread has evicted one.
         loop {
             let residents = self.index.residents();
-            let victims = residents.for_room(blocks, &*self.store, self.now_s());
+            let victims = residents.for_room(blocks, &*self.store, self.index.now_s());
             if victims.is_empty() {
                 return false;
             }
@@ -148,30 +148,24 @@ impl Shared {
                 return true;
             }
             // Where one must stay, more may have to.
-            self.count_staying(&residents.coldest(LOOKED_AT, self.now_s()));
+            self.count_staying(&residents.coldest(LOOKED_AT, self.index.now_s()));
         }
     }
 
     /// Looks at each of `victims`, so that those that must stay are not chosen again, and counts these.
     fn count_staying(&self, victims: &[Victim]) -> usize {
-        let now_ms = self.config.clock.now_ms();
-        victims.iter().filter(|victim| !self.index.can_go(**victim, now_ms)).count()
+        victims.iter().filter(|victim| !self.index.can_go(**victim)).count()
     }
 
     /// Evicts what can go; says whether anything did.
     pub(super) fn evict_all(&self, victims: &[Victim]) -> bool {
-        let now_ms = self.config.clock.now_ms();
-        let places = victims.iter().filter_map(|victim| self.index.evict(*victim, now_ms));
+        let places = victims.iter().filter_map(|victim| self.index.evict(*victim));
         places.fold(false, |_, extent| {
             self.counters.evicted.add(1);
             self.counters.evicted_bytes.add(extent.size_bytes());
             self.store.free(extent);
             true
         })
-    }
-
-    pub(super) fn now_s(&self) -> u32 {
-        (self.config.clock.now_ms() / 1000) as u32
     }
 }
 

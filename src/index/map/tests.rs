@@ -28,6 +28,7 @@ fn index() -> (tempfile::TempDir, TestIndex) {
         ttl_ms: None,
         boot: 0,
         lease_s: 10,
+        clock: Clock::default(),
     };
     (directory, Index::new(table, 1, rules))
 }

@@ -23,6 +23,7 @@ use crate::reactor::steps::end_set;
 use crate::reactor::{GetRequest, SetRequest};
 use crate::store::Store;
 use crate::store::extents::ExtentStore;
+use crate::time::Clock;
 use std::sync::Arc;
 
 const CAPACITY: u64 = 512 << 20;
@@ -71,6 +72,7 @@ impl Still {
             ttl_ms: None,
             boot: 0,
             lease_s: 0,
+            clock: Clock::default(),
         };
         let opened = Arc::new(Directory::open(directory.path()).unwrap());
         let place = IndexPlace::Directory(Arc::clone(&opened));
