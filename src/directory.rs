@@ -20,6 +20,7 @@ use nix::unistd::{Uid, UnlinkatFlags, unlinkat};
 
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
 
 /// Permissions of files: the owner's alone, as they hold keys and what is stored under them.
 pub(crate) const FILE_MODE: libc::mode_t = 0o600;
@@ -205,8 +206,36 @@ impl Directory {
         self.file.set_permissions(Permissions::from_mode(DIRECTORY_MODE))
     }
 
-    /// Closes it: nothing in it can be reached any more.
+    /// Locks it against every other opener: who has it locked owns the store in it, whatever files are there or not.
+    ///
+    /// # Errors
+    /// `OpenError::InUse`.
+    pub(crate) fn lock(&self, owner: impl Fn() -> Option<Owner>) -> Result<(), OpenError> {
+        match lock_exclusively(&self.file, owner) {
+            Ok(()) => Ok(()),
+            Err(LockRefusal::Held(owner)) => {
+                let holder = describe_holder(owner.as_ref());
+                Err(OpenError::InUse { path: self.path.clone(), holder })
+            }
+            Err(LockRefusal::Io(error)) => {
+                let path = self.path.display();
+                log::warn!("{path} cannot be locked ({error}): its files alone are");
+                Ok(())
+            }
+        }
+    }
+
+    /// The open directory itself.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Closes it, and gives up its lock: nothing in it can be reached any more.
     pub(crate) fn give_up(&self) {
+        // Explicitly: it would stay with a descriptor that somebody else has of it.
+        if let Err(error) = self.file.unlock() {
+            log::debug!("{}: {error}", self.path.display());
+        }
         close_file_behind(self.file.as_raw_fd());
     }
 }

@@ -3,6 +3,8 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -10,6 +12,7 @@ use nix::sys::signal::kill;
 use nix::unistd::{Pid, gethostname};
 
 use crate::checksum::crc32c;
+use crate::error::OpenError;
 
 /// How long the last requests of a dead process are waited for.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -100,7 +103,42 @@ pub(crate) fn lock_exclusively(
         Err(TryLockError::WouldBlock) => Ok(None),
         Err(TryLockError::Error(error)) => Err(error),
     };
-    wait_for_owner(attempt, owner)
+    wait_for_owner(attempt, owner).map_err(|refusal| match refusal {
+        LockRefusal::Held(owner) => LockRefusal::Held(owner.or_else(|| holder_of(file))),
+        refusal => refusal,
+    })
+}
+
+/// The process that has taken the lock of `file`, as the kernel lists it (proc_locks(5)); one of this host. `None` where it
+/// cannot be seen: in another PID namespace, or on a file system that numbers its files in two ways.
+pub(crate) fn holder_of(file: &File) -> Option<Owner> {
+    let found = file.metadata().ok()?;
+    let (major, minor) = (libc::major(found.dev()), libc::minor(found.dev()));
+    let place = format!("{major:02x}:{minor:02x}:{}", found.ino());
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    let holders =
+        locks.lines().filter_map(|line| match *line.split_whitespace().collect::<Vec<_>>() {
+            [_, "FLOCK", _, "WRITE", holder, at, ..] if at == place => holder.parse::<i32>().ok(),
+            _ => None,
+        });
+    let process_id = holders.into_iter().find(|holder| *holder > 0)? as u32;
+    Some(Owner { process_id, ..Owner::current() })
+}
+
+/// Locks `file` as [`lock_exclusively`] does, for the store at `store`; `error` makes the error of one that cannot be locked.
+pub(crate) fn lock_for(
+    file: &File,
+    store: &Path,
+    owner: impl Fn() -> Option<Owner>,
+    error: impl FnOnce(io::Error) -> OpenError,
+) -> Result<(), OpenError> {
+    lock_exclusively(file, owner).map_err(|refusal| match refusal {
+        LockRefusal::Io(source) => error(source),
+        LockRefusal::Held(owner) => {
+            let holder = describe_holder(owner.as_ref());
+            OpenError::InUse { path: store.to_owned(), holder }
+        }
+    })
 }
 
 /// The same for any kind of lock: `attempt` returns it, or `None` while somebody has it.

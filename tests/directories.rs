@@ -4,9 +4,12 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 
-use common::{Client, MIB, Memory, has_data_files, key, pattern};
+use common::{Client, MIB, Memory, config, has_data_files, key, pattern};
+use kvring::{Connector, Layout, OpenError};
 
 const CAPACITY: u64 = 256 * MIB;
 
@@ -60,4 +63,46 @@ fn what_others_put_in_the_place_of_the_next_data_file_stays() {
     client.assert_consistent();
     drop(client);
     assert_eq!(Client::open(directory.path(), CAPACITY).connector.recovery().kept, 150);
+}
+
+/// Everything below a directory, with its length and modification time.
+fn listing(directory: &Path) -> BTreeMap<PathBuf, (u64, std::time::SystemTime)> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(directory).unwrap().map(|entry| entry.unwrap()) {
+        let metadata = entry.metadata().unwrap();
+        if metadata.is_dir() {
+            found.extend(listing(&entry.path()));
+        }
+        found.insert(entry.path(), (metadata.len(), metadata.modified().unwrap()));
+    }
+    found
+}
+
+#[test]
+fn a_second_open_beside_a_removed_index_is_refused_and_changes_nothing() {
+    for layout in [Layout::Files, Layout::Extents] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config(directory.path(), CAPACITY);
+        config.layout = layout;
+        let client = Client::from(Connector::open(config.clone()).unwrap());
+        for number in 0..10 {
+            assert!(client.set_one(&key(number), &Memory::patterned(MIB as usize, 0, number)));
+        }
+        fs::remove_file(directory.path().join("index.kvring")).unwrap();
+        let before = listing(directory.path());
+        let refusal = Connector::open(config.clone()).err().expect("it is in use");
+        let pid = format!("process {} ", std::process::id());
+        assert!(
+            matches!(&refusal, OpenError::InUse { holder, .. } if holder.starts_with(&pid)),
+            "{refusal}"
+        );
+        assert_eq!(listing(directory.path()), before, "{layout:?}");
+        for number in 0..10 {
+            let found = client.get_one(&key(number), MIB as usize);
+            assert!(found == Some(pattern(MIB as usize, number)), "{layout:?} {number}");
+        }
+        client.connector.close();
+        // Whoever comes after it finds no lock left.
+        drop(Connector::open(config).unwrap());
+    }
 }

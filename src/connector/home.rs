@@ -8,7 +8,7 @@ use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::OpenError;
-use crate::index::{IndexPlace, owner_on_device};
+use crate::index::{IndexPlace, owner_in_directory, owner_on_device};
 use crate::lock::Owner;
 use crate::store::Store;
 use crate::store::device::{Device, Target};
@@ -21,7 +21,7 @@ pub(super) enum Home {
 }
 
 impl Home {
-    /// Makes the directory that `config` names, or claims the device, and formats it if that is wanted.
+    /// Makes the directory that `config` names and locks it, or claims the device, and formats it if that is wanted.
     pub(super) fn open(config: &Config, now_ms: u64) -> Result<Self, OpenError> {
         match Target::of(config.path())? {
             Target::Directory => {
@@ -30,6 +30,7 @@ impl Home {
                     let path = config.path().to_owned();
                     OpenError::Io { action: "make the directory", path, source }
                 })?;
+                directory.lock(|| owner_in_directory(&directory))?;
                 Ok(Self::Directory(Arc::new(directory)))
             }
             Target::Device => {

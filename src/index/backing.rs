@@ -23,7 +23,7 @@ use super::table::{GROWTH_BYTES, INDEX_NAME};
 use crate::directory::{Directory, make_private};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
-use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
+use crate::lock::{Owner, holder_of, lock_for};
 use crate::store::device::{Device, Superblock, id_text, new_store_id};
 
 const MAX_MAP_BYTES: u64 = 1 << 40;
@@ -94,6 +94,15 @@ pub(crate) fn owner_on_device(
     }
 }
 
+/// Who has, or had, the store in `directory` open.
+pub(crate) fn owner_in_directory(directory: &Directory) -> Option<Owner> {
+    match directory.open_to_read(INDEX_NAME) {
+        Ok(index) => read_owner(&index, 0),
+        // Somebody has removed it; the lock is there all the same.
+        Err(_) => holder_of(directory.file()),
+    }
+}
+
 impl Backing {
     /// Opens it, making a file that is missing, and locks it; a device is claimed already.
     pub(super) fn open(place: &IndexPlace) -> Result<Self, OpenError> {
@@ -160,14 +169,7 @@ impl Backing {
         };
         let file = file.map_err(directory.error("open", name))?;
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
-        match lock_exclusively(&file, || read_owner(&file, 0)) {
-            Ok(()) => {}
-            Err(LockRefusal::Io(error)) => return Err(directory.error("lock", name)(error)),
-            Err(LockRefusal::Held(owner)) => {
-                let holder = describe_holder(owner.as_ref());
-                return Err(OpenError::InUse { path: store.to_owned(), holder });
-            }
-        }
+        lock_for(&file, store, || read_owner(&file, 0), directory.error("lock", name))?;
         make_private(file.as_fd());
         Ok(Self {
             path: directory.path_of(name),

@@ -23,7 +23,7 @@ pub(crate) mod table;
 mod table_file;
 mod writing;
 
-pub(crate) use backing::{IndexPlace, owner_on_device};
+pub(crate) use backing::{IndexPlace, owner_in_directory, owner_on_device};
 pub use listing::{StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::{EnteredGet, Index, Pin, Rules};
 pub(crate) use membership::{Membership, StoreId};

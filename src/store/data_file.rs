@@ -18,7 +18,7 @@ use crate::directory::{Directory, make_private, set_flags};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::index::table::INDEX_NAME;
-use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
+use crate::lock::{Owner, lock_for};
 
 /// More than any capacity makes; a file with a higher number is nobody's.
 const MAX_DATA_FILES: u32 = 1 << 20;
@@ -78,14 +78,7 @@ impl DataFile {
         owner: impl Fn() -> Option<Owner>,
     ) -> Result<Self, OpenError> {
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
-        match lock_exclusively(&file, owner) {
-            Ok(()) => {}
-            Err(LockRefusal::Io(error)) => return Err(directory.error("lock", name)(error)),
-            Err(LockRefusal::Held(owner)) => {
-                let holder = describe_holder(owner.as_ref());
-                return Err(OpenError::InUse { path: directory.path().to_owned(), holder });
-            }
-        }
+        lock_for(&file, directory.path(), owner, directory.error("lock", name))?;
         make_private(file.as_fd());
         let geometry = best_geometry(&file).map_err(directory.error("open", name))?;
         Ok(Self {
