@@ -1,8 +1,9 @@
 //! Finished batches on their way out: a queue and the eventfd that announces it.
 
 use std::any::Any;
+use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_queue::SegQueue;
@@ -28,6 +29,7 @@ pub struct Completion {
 pub(crate) struct CompletionQueue {
     queue: SegQueue<Completion>,
     event: EventFd,
+    handed_out: HandedOut,
     unannounced: AtomicBool,
     unanswered: AtomicU64,
 }
@@ -35,9 +37,11 @@ pub(crate) struct CompletionQueue {
 impl CompletionQueue {
     pub(crate) fn new() -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let handed_out = HandedOut::of(&event)?;
         Ok(Self {
             queue: SegQueue::new(),
             event,
+            handed_out,
             unannounced: AtomicBool::new(false),
             unanswered: AtomicU64::new(0),
         })
@@ -45,7 +49,7 @@ impl CompletionQueue {
 
     /// Descriptor to poll for reading.
     pub(crate) fn event_fd(&self) -> RawFd {
-        self.event.as_fd().as_raw_fd()
+        self.handed_out.descriptor
     }
 
     /// Keys submitted to a reactor and not answered yet.
@@ -85,4 +89,33 @@ impl CompletionQueue {
             into.push(completion);
         }
     }
+}
+
+/// The eventfd under a number of its own, which callers may close although it is not theirs to close: then it soon is the number of
+/// another file, perhaps one of the next store. So nothing is written through it, and it is closed only if it still is the eventfd.
+struct HandedOut {
+    descriptor: RawFd,
+    id: Option<String>,
+}
+
+impl HandedOut {
+    fn of(event: &EventFd) -> io::Result<Self> {
+        let descriptor = event.as_fd().try_clone_to_owned()?.into_raw_fd();
+        Ok(Self { descriptor, id: id_of(descriptor) })
+    }
+}
+
+impl Drop for HandedOut {
+    fn drop(&mut self) {
+        if self.id.is_some() && self.id == id_of(self.descriptor) {
+            // SAFETY: it is the descriptor that `of` made, and nothing else closes it but a caller, who has not.
+            drop(unsafe { OwnedFd::from_raw_fd(self.descriptor) });
+        }
+    }
+}
+
+/// What tells an eventfd from all others (`eventfd-id` in proc(5), since Linux 5.2); none of other files.
+fn id_of(descriptor: RawFd) -> Option<String> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()?;
+    info.lines().find(|line| line.starts_with("eventfd-id:")).map(str::to_owned)
 }

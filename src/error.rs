@@ -76,6 +76,16 @@ pub enum EngineError {
     },
 }
 
+impl EngineError {
+    /// What the system said, where it refused something that every engine needs.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Unavailable(_) => None,
+            Self::Failed { source, .. } => source.raw_os_error(),
+        }
+    }
+}
+
 /// Failures to find a place for a chunk.
 #[derive(Clone, Debug, Error)]
 pub enum StoreError {

@@ -3,8 +3,7 @@
 //! A lock by flock(2) belongs to the open file, which a fork shares: it would outlive its owner in every fork that
 //! does. So the child puts /dev/null in the place of each such descriptor, before it runs anything else.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::OnceLock;
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Descriptors that can be listed; more than any number of stores in one process needs. Beyond it a fork keeps the rest.
@@ -13,8 +12,9 @@ const MAX_LISTED: usize = 8192;
 const NONE: RawFd = -1;
 
 static LISTED: [AtomicI32; MAX_LISTED] = [const { AtomicI32::new(NONE) }; MAX_LISTED];
-/// What stands in for them in a fork; opened before it is needed, as a fork may only do what a signal handler may.
-static STAND_IN: OnceLock<Option<OwnedFd>> = OnceLock::new();
+/// What stands in for them in a fork: a descriptor that stays open, opened before it is needed, as a fork may only do what a
+/// signal handler may. No lock goes with it: a thread that had it would be missing in a fork.
+static STAND_IN: AtomicI32 = AtomicI32::new(NONE);
 
 /// While it lives, forks give the descriptor up. Drop it before the descriptor is closed.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct GivenUpInForks {
 impl GivenUpInForks {
     /// Lists an open descriptor.
     pub(crate) fn new(descriptor: RawFd) -> Self {
-        STAND_IN.get_or_init(install);
+        stand_in();
         let free = |listed: &AtomicI32| {
             // Chunks' own files come and go: most of the list is only read.
             listed.load(Ordering::Relaxed) == NONE
@@ -54,28 +54,42 @@ impl Drop for GivenUpInForks {
 
 /// Closes the file behind a descriptor of ours that has to stay valid until its owner closes it. Says whether it did.
 pub(crate) fn close_file_behind(descriptor: RawFd) -> bool {
-    let Some(stand_in) = STAND_IN.get_or_init(install) else { return false };
+    let Some(stand_in) = stand_in() else { return false };
     // SAFETY: no pointers; both are open descriptors of this process, and the place keeps a valid one.
-    let placed = unsafe { libc::dup3(stand_in.as_raw_fd(), descriptor, libc::O_CLOEXEC) };
+    let placed = unsafe { libc::dup3(stand_in, descriptor, libc::O_CLOEXEC) };
     placed == descriptor
 }
 
-fn install() -> Option<OwnedFd> {
-    let stand_in = std::fs::File::open("/dev/null").ok()?;
-    // SAFETY: `give_up` does in the child only what is safe there: atomic loads and dup3(2).
-    let status = unsafe { libc::pthread_atfork(None, None, Some(give_up)) };
-    (status == 0).then(|| stand_in.into())
+/// The stand-in; none if it cannot be had.
+fn stand_in() -> Option<RawFd> {
+    let opened = STAND_IN.load(Ordering::SeqCst);
+    if opened != NONE {
+        return Some(opened);
+    }
+    let own = std::fs::File::open("/dev/null").ok()?;
+    // SAFETY: `give_up` does in the child only what is safe there: atomic loads and dup3(2). Twice does no harm.
+    if unsafe { libc::pthread_atfork(None, None, Some(give_up)) } != 0 {
+        return None;
+    }
+    match STAND_IN.compare_exchange(NONE, own.as_raw_fd(), Ordering::SeqCst, Ordering::SeqCst) {
+        // It stays open.
+        Ok(_) => Some(own.into_raw_fd()),
+        Err(others) => Some(others),
+    }
 }
 
 extern "C" fn give_up() {
-    let Some(Some(stand_in)) = STAND_IN.get() else { return };
+    let stand_in = STAND_IN.load(Ordering::SeqCst);
+    if stand_in == NONE {
+        return;
+    }
     for listed in &LISTED {
         // Once: what a fork of this fork finds under that number may be anything.
         let descriptor = listed.swap(NONE, Ordering::SeqCst);
         if descriptor != NONE {
             // SAFETY: both are open descriptors of this process; the place keeps a valid one, so that whoever owns
             // it here can still close it.
-            unsafe { libc::dup3(stand_in.as_raw_fd(), descriptor, libc::O_CLOEXEC) };
+            unsafe { libc::dup3(stand_in, descriptor, libc::O_CLOEXEC) };
         }
     }
 }

@@ -50,7 +50,6 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
         | kvring::OpenError::NoDevice { .. }
         | kvring::OpenError::Unsuitable { .. } => ConfigError::new_err(message),
         kvring::OpenError::ForeignVolume { .. } => KvRingError::new_err(message),
-        kvring::OpenError::Engine(_) => EngineError::new_err(message),
         kvring::OpenError::InUse { .. } | kvring::OpenError::Claimed { .. } => {
             InUseError::new_err(message)
         }
@@ -60,6 +59,11 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
         kvring::OpenError::Io { source, .. } => match source.raw_os_error() {
             Some(errno) => PyOSError::new_err((errno, message)),
             None => KvRingError::new_err(message),
+        },
+        // No engine at all, or one for which the system has no thread or memory left.
+        kvring::OpenError::Engine(error) => match error.errno() {
+            Some(errno) => PyOSError::new_err((errno, message)),
+            None => EngineError::new_err(message),
         },
     }
 }

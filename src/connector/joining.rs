@@ -8,6 +8,7 @@
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::thread::Builder;
 
 use super::home::Home;
 use super::volume::{Common, OpenedVolume};
@@ -17,6 +18,7 @@ use crate::error::OpenError;
 use crate::index::{Membership, StoreId};
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::is_gone;
+use crate::sync::Mutex;
 
 /// A path that is not in use since opening.
 #[derive(Clone, Debug)]
@@ -115,19 +117,34 @@ pub(super) fn leave_out(
     }
 }
 
-/// Does the work of each on a thread of its own; what came of it, in the same order.
+/// Does the work of each, on as many threads as there are of them, or as the system gives; what came of it, in the same order.
 fn at_once<T: Send, R: Send>(
     each: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> R + Sync,
 ) -> Vec<R> {
-    let work = &work;
+    let waiting: Vec<T> = each.into_iter().collect();
+    let count = waiting.len();
+    let waiting = Mutex::new(waiting.into_iter().enumerate());
+    let done = Mutex::new(Vec::with_capacity(count));
+    let work_on = || {
+        loop {
+            // Not while the work is done: the others take theirs.
+            let next = waiting.lock().next();
+            let Some((number, one)) = next else { break };
+            let outcome = work(one);
+            done.lock().push((number, outcome));
+        }
+    };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = each.into_iter().map(|one| scope.spawn(move || work(one))).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, R>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect()
-    })
+        for _ in 1..count {
+            // Where there is none to be had, this thread does its work too.
+            let _ = Builder::new().name("kvring-open".into()).spawn_scoped(scope, work_on);
+        }
+        work_on();
+    });
+    let mut done = std::mem::take(&mut *done.lock());
+    done.sort_by_key(|(number, _)| *number);
+    done.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
 /// Whether the device below a path, and not the path, is what is wrong.

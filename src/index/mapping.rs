@@ -4,17 +4,19 @@
 //! Access to such a page raises SIGBUS. The handler here puts a zeroed page of ordinary memory in its place and notes
 //! that; records read from it are no records, and its slots are never handed out again, as nothing stored in it would
 //! reach the disk. systemd's journal, which maps files as well, does likewise (its `sigbus.c`).
+//!
+//! A fork inherits the handler and no mapping. Nothing here waits for a lock, as the thread that has it may be missing in a fork.
 
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::unix::fs::FileExt;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::sync::Mutex;
 use memmap2::{Advice, MmapOptions, MmapRaw};
+
+use super::sigbus;
 
 /// Holes are noted one by one up to here; with more of them no slot is handed out any more.
 const MAX_HOLES: usize = 1024;
@@ -32,23 +34,29 @@ pub(super) struct Mapping {
 }
 
 /// What the handler knows of a mapping. Static, as the handler may look at it at any moment.
-struct Guarded {
+pub(super) struct Guarded {
+    is_taken: AtomicBool,
     start: AtomicUsize,
     length: AtomicUsize,
     hole_count: AtomicUsize,
-    /// Offsets of the holes, each plus one: 0 is none.
+    /// Each hole once, from the first place on: its offset, and in the lowest bits how far it is. 0 is none.
     holes: [AtomicUsize; MAX_HOLES],
 }
 
-static GUARDED: [Guarded; MAX_MAPPINGS] = [const { Guarded::none() }; MAX_MAPPINGS];
+/// A thread is about to put memory there.
+const CLAIMED: usize = 1;
+/// Memory is there.
+const MADE: usize = 2;
+/// There was no memory to be had.
+const FAILED: usize = 3;
+const STATE_BITS: usize = 3;
 
-/// Held to take a place in `GUARDED`; never by the handler.
-static TAKING: Mutex<()> = Mutex::new(());
+pub(super) static GUARDED: [Guarded; MAX_MAPPINGS] = [const { Guarded::none() }; MAX_MAPPINGS];
 
 impl Mapping {
     /// Maps `length_bytes` bytes of `file` from `offset` on. It may be shorter: then only what it has may be accessed.
     pub(super) fn new(file: &File, offset: u64, length_bytes: usize) -> io::Result<Self> {
-        install_handler();
+        sigbus::install();
         let map = MmapOptions::new().offset(offset).len(length_bytes).map_raw(file)?;
         // A fork would keep the file open through it, and so the lock.
         map.advise(Advice::DontFork)?;
@@ -113,11 +121,12 @@ impl Mapping {
         match self.hole_count() {
             0 => false,
             count if count > MAX_HOLES => true,
-            count => {
+            _ => {
                 let page = offset - offset % page_bytes();
-                self.guarded.holes[..count]
-                    .iter()
-                    .any(|hole| hole.load(Ordering::Acquire) == page + 1)
+                let holes = self.guarded.holes.iter().map(|hole| hole.load(Ordering::Acquire));
+                holes
+                    .take_while(|hole| *hole != 0)
+                    .any(|hole| hole & !STATE_BITS == page && hole & STATE_BITS != FAILED)
             }
         }
     }
@@ -126,8 +135,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.process_id == std::process::id() {
-            self.guarded.length.store(0, Ordering::SeqCst);
-            self.guarded.start.store(0, Ordering::SeqCst);
+            self.guarded.release();
             // SAFETY: not used after this.
             unsafe { ManuallyDrop::drop(&mut self.map) };
         }
@@ -137,6 +145,7 @@ impl Drop for Mapping {
 impl Guarded {
     const fn none() -> Self {
         Self {
+            is_taken: AtomicBool::new(false),
             start: AtomicUsize::new(0),
             length: AtomicUsize::new(0),
             hole_count: AtomicUsize::new(0),
@@ -144,14 +153,53 @@ impl Guarded {
         }
     }
 
-    fn contains(&self, address: usize) -> bool {
+    pub(super) fn contains(&self, address: usize) -> bool {
         let start = self.start.load(Ordering::SeqCst);
         start != 0 && (start..start + self.length.load(Ordering::SeqCst)).contains(&address)
     }
 
-    /// Puts memory in the place of the page at `address`. Says whether that is done. Safe in a signal handler.
-    fn make_hole(&self, address: usize) -> bool {
+    /// The handler does not look after it any more, and another mapping may have the place.
+    pub(super) fn release(&self) {
+        self.length.store(0, Ordering::SeqCst);
+        self.start.store(0, Ordering::SeqCst);
+        self.is_taken.store(false, Ordering::SeqCst);
+    }
+
+    /// Puts memory in the place of the page at `address`, once, however many threads ask for it: what the first of them has
+    /// stored there by then stays. Says whether memory is there. Safe in a signal handler.
+    pub(super) fn make_hole(&self, address: usize) -> bool {
         let page = address - address % page_bytes();
+        let offset = page - self.start.load(Ordering::SeqCst);
+        for hole in &self.holes {
+            let mut seen = hole.load(Ordering::SeqCst);
+            while seen == 0 || seen & !STATE_BITS == offset {
+                if seen == offset | MADE {
+                    return true;
+                }
+                if seen == offset | CLAIMED {
+                    // The other thread is in the lines below: between them is one system call.
+                    // SAFETY: no pointers; a plain system call.
+                    unsafe { libc::sched_yield() };
+                    seen = hole.load(Ordering::SeqCst);
+                    continue;
+                }
+                let claim = offset | CLAIMED;
+                match hole.compare_exchange(seen, claim, Ordering::SeqCst, Ordering::SeqCst) {
+                    Err(other) => seen = other,
+                    Ok(_) => {
+                        let placed = self.place_memory(page);
+                        let state = if placed { MADE } else { FAILED };
+                        hole.store(offset | state, Ordering::SeqCst);
+                        return placed;
+                    }
+                }
+            }
+        }
+        // Nothing is stored in this mapping any more that would be lost.
+        self.place_memory(page)
+    }
+
+    fn place_memory(&self, page: usize) -> bool {
         // SAFETY: a whole page inside the mapping, which nobody can have replaced: it is unmapped only when its slot
         // here is given up. Rust sees only raw pointers into it.
         let placed = unsafe {
@@ -164,14 +212,9 @@ impl Guarded {
                 0,
             )
         };
-        if placed == libc::MAP_FAILED {
-            return false;
-        }
-        let number = self.hole_count.fetch_add(1, Ordering::SeqCst);
-        if let Some(hole) = self.holes.get(number) {
-            hole.store(page - self.start.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
-        }
-        true
+        let is_placed = placed != libc::MAP_FAILED;
+        self.hole_count.fetch_add(usize::from(is_placed), Ordering::SeqCst);
+        is_placed
     }
 }
 
@@ -190,8 +233,8 @@ fn page_bytes() -> usize {
 
 /// Has the handler look after a mapping.
 fn guard(start: usize, length: usize) -> io::Result<&'static Guarded> {
-    let _taking = TAKING.lock();
-    let Some(guarded) = GUARDED.iter().find(|other| other.start.load(Ordering::SeqCst) == 0) else {
+    let Some(guarded) = GUARDED.iter().find(|other| !other.is_taken.swap(true, Ordering::SeqCst))
+    else {
         return Err(io::Error::other(format!("{MAX_MAPPINGS} stores are open in this process")));
     };
     guarded.hole_count.store(0, Ordering::SeqCst);
@@ -199,67 +242,6 @@ fn guard(start: usize, length: usize) -> io::Result<&'static Guarded> {
     guarded.start.store(start, Ordering::SeqCst);
     guarded.length.store(length, Ordering::SeqCst);
     Ok(guarded)
-}
-
-/// What was there before; written once, before the handler can run.
-static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
-
-fn install_handler() {
-    static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| {
-        // SAFETY: all-zero is a valid sigaction; the calls get valid pointers to one each. The handler keeps to what is
-        // safe in a signal handler.
-        unsafe {
-            let mut previous: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut previous);
-            let _ = PREVIOUS.set(previous);
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_bus_error as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-            libc::sigemptyset(&raw mut action.sa_mask);
-            libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut());
-        }
-    });
-}
-
-/// Makes a hole if the fault is in a mapping of ours; else does what would have happened without us.
-extern "C" fn on_bus_error(
-    signal: libc::c_int,
-    info: *mut libc::siginfo_t,
-    context: *mut libc::c_void,
-) {
-    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo; a fault has an address, and for other origins the
-    // field is some number that lies in no mapping but by chance, which `si_code` rules out.
-    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // Positive: raised by the kernel for a fault, not sent by a process.
-    if code > 0
-        && GUARDED
-            .iter()
-            .find(|guarded| guarded.contains(address))
-            .is_some_and(|guarded| guarded.make_hole(address))
-    {
-        return;
-    }
-    let Some(previous) = PREVIOUS.get() else { return };
-    match previous.sa_sigaction {
-        libc::SIG_DFL | libc::SIG_IGN => {
-            // The access is repeated after the return, and ends the process as it would have.
-            // SAFETY: a valid sigaction, as sigaction(2) gave it.
-            unsafe { libc::sigaction(signal, previous, ptr::null_mut()) };
-        }
-        handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
-            type Informed = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
-            // SAFETY: with SA_SIGINFO the field holds a function of this type.
-            let handler = unsafe { std::mem::transmute::<usize, Informed>(handler) };
-            handler(signal, info, context);
-        }
-        handler => {
-            type Plain = extern "C" fn(libc::c_int);
-            // SAFETY: without SA_SIGINFO the field holds a function of this type.
-            let handler = unsafe { std::mem::transmute::<usize, Plain>(handler) };
-            handler(signal);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -282,6 +264,36 @@ mod tests {
         assert_eq!(mapping.hole_count(), 2);
         let holes: Vec<bool> = (0..4).map(|page| mapping.is_hole(page * 4096 + 9)).collect();
         assert_eq!(holes, [false, false, true, true]);
+    }
+
+    /// Two threads meet one lost page: the handler of the second may run when the first has gone on and stored something there.
+    #[test]
+    fn a_second_fault_at_a_lost_page_leaves_what_was_stored_there() {
+        let file = tempfile::tempfile().unwrap();
+        let mapping = Mapping::new(&file, 0, 8 * 4096).unwrap();
+        let at = |offset: usize| {
+            // SAFETY: inside the mapping; the file is empty, so the handler puts memory there.
+            unsafe { &*mapping.as_mut_ptr().add(offset).cast::<AtomicBool>() }
+        };
+        for offset in [4096, 3 * 4096 + 17, 0] {
+            at(offset).store(true, Ordering::SeqCst);
+            let address = mapping.as_mut_ptr().addr() + offset;
+            assert!(mapping.guarded.make_hole(address));
+            assert!(at(offset).load(Ordering::SeqCst), "the page at {offset} was made anew");
+        }
+        assert_eq!(mapping.hole_count(), 3);
+        let holes: Vec<bool> = (0..8).map(|page| mapping.is_hole(page * 4096)).collect();
+        assert_eq!(holes, [true, true, false, true, false, false, false, false]);
+    }
+
+    #[test]
+    fn with_more_holes_than_are_noted_every_page_counts_as_one() {
+        let file = tempfile::tempfile().unwrap();
+        let mapping = Mapping::new(&file, 0, (MAX_HOLES + 9) * 4096).unwrap();
+        for page in 0..=MAX_HOLES {
+            assert!(mapping.guarded.make_hole(mapping.as_mut_ptr().addr() + page * 4096));
+        }
+        assert!(mapping.is_hole((MAX_HOLES + 5) * 4096));
     }
 
     #[test]

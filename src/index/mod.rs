@@ -17,6 +17,7 @@ mod quarantine;
 mod record;
 mod recovery;
 mod shard;
+mod sigbus;
 mod slots;
 mod survey;
 pub(crate) mod table;

@@ -1,12 +1,14 @@
 """The event descriptor and what drain_completions() returns."""
 
 import fcntl
+import gc
 import os
 import select
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,49 @@ def test_a_submit_does_not_wait_for_the_device(client: Client) -> None:
     content = pattern(MIB, 1)
     submitted = [client.connector.submit_batch_set([str(n)], [content]) for n in range(128)]
     assert all(completion.ok for completion in client.wait_all(submitted))
+
+
+def test_who_closes_the_descriptor_breaks_no_other_store(tmp_path: Path) -> None:
+    """Its number becomes that of another file: here, of one of the next store's."""
+    content = pattern(4096, 1)
+    first = kvring.Connector(tmp_path / "first", "32MiB")
+    closed = first.event_fd()
+    os.close(closed)
+    second = Client(kvring.Connector(tmp_path / "second", "32MiB"))
+    second.store({str(number): content for number in range(100)})
+    link = Path(f"/proc/self/fd/{closed}")
+    before = str(link.readlink())
+    for _ in range(100):
+        first.submit_batch_exists(["key"])
+        first.drain_completions()
+    first.close()
+    del first
+    gc.collect()
+    assert str(link.readlink()) == before, "it was closed a second time"
+    assert [second.load(str(number), 4096) for number in range(100)] == [content] * 100
+    second.connector.close()
+    assert second.connector.stats()["shutdown_clean"]
+    again = Client(kvring.Connector(tmp_path / "second", "32MiB"))
+    assert again.connector.recovery["kept"] == 100
+    again.connector.close()
+
+
+def test_the_descriptor_goes_with_its_connector(tmp_path: Path) -> None:
+    gc.collect()
+    before = links().count("anon_inode:[eventfd]")
+    for number in range(3):
+        connector = kvring.Connector(tmp_path / str(number), "32MiB")
+        assert links().count("anon_inode:[eventfd]") > before
+        connector.close()
+        del connector
+        gc.collect()
+        assert links().count("anon_inode:[eventfd]") == before
+
+
+def links() -> list[str]:
+    """What the descriptors of this process lead to."""
+    found = []
+    for name in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(str(name.readlink()))
+    return found

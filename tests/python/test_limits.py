@@ -1,0 +1,74 @@
+"""What an open does where the system gives it no thread."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY
+
+# Nobody's: its threads are those of the test.
+USER_ID = 54321
+
+OPEN = """
+import os, resource, sys
+import kvring
+from tests.python.conftest import Client, pattern
+
+threads, engine, *paths = sys.argv[1:]
+os.setuid(int(os.environ["USER_ID"]))
+resource.setrlimit(resource.RLIMIT_NPROC, (1 + int(threads), 1 + int(threads)))
+try:
+    connector = kvring.Connector(paths, "32MiB", engine=engine)
+except OSError as error:
+    print(type(error).__name__, error)
+else:
+    Client(connector).store({"key": pattern(4096, 1)})
+    connector.close()
+    print("stored")
+"""
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """Make a directory that any user may enter; those of pytest are its user's alone."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="threads of others would count: it takes root")
+@pytest.mark.parametrize("paths", [1, 3])
+@pytest.mark.parametrize("engine", ["io_uring", "posix"])
+def test_an_open_that_gets_no_thread_raises_an_os_error(
+    public_directory: Path, engine: str, paths: int
+) -> None:
+    directories = [public_directory / str(number) for number in range(paths)]
+    for directory in directories:
+        directory.mkdir()
+        os.chown(directory, USER_ID, -1)
+    outcomes = []
+    for threads in [0, 1, 3, 8, 300]:
+        command = [sys.executable, "-c", OPEN, str(threads), engine, *map(str, directories)]
+        ended = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=os.environ | {"USER_ID": str(USER_ID)},
+            capture_output=True,
+            text=True,
+            timeout=HANG_DEADLINE_S,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, ""), f"{threads} threads"
+        outcomes.append(ended.stdout.strip())
+    assert outcomes[-1] == "stored"
+    refusals = [outcome for outcome in outcomes if outcome != "stored"]
+    assert outcomes[: len(refusals)] == refusals
+    assert refusals
+    for refusal in refusals:
+        assert refusal.startswith("BlockingIOError "), refusal
+        assert "thread" in refusal, refusal
