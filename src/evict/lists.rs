@@ -20,11 +20,11 @@ const EXCLUDED: u8 = u8::MAX - 2;
 pub(crate) struct NodeId(NonZeroU32);
 
 impl NodeId {
-    fn at(place: usize) -> Self {
+    pub(super) fn at(place: usize) -> Self {
         Self(NonZeroU32::MIN.saturating_add(place as u32))
     }
 
-    fn place(self) -> usize {
+    pub(super) fn place(self) -> usize {
         self.0.get() as usize - 1
     }
 }

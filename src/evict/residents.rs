@@ -54,7 +54,7 @@ struct Inner {
     places: Places,
     namespaces: Namespaces,
     /// When the chunks that an earlier owner stored were used (or stored, if that is what the order goes by).
-    restored: Vec<(u64, NodeId)>,
+    restored: Vec<Option<u64>>,
 }
 
 struct Pool {
@@ -181,14 +181,18 @@ impl Residents {
         let mut inner = self.inner.lock();
         let (id, namespace) = inner.add(chunk, extent, namespace);
         inner.nodes[id].uses = uses;
-        inner.restored.push((moment, id));
+        let place = id.place();
+        if place >= inner.restored.len() {
+            inner.restored.resize(place + 1, None);
+        }
+        inner.restored[place] = Some(moment);
         (id, namespace)
     }
 
     /// Takes back the chunk that was restored as `id`.
     pub(crate) fn forget_restored(&self, id: NodeId, namespace: NamespaceId) {
         let mut inner = self.inner.lock();
-        inner.restored.retain(|(_, other)| *other != id);
+        inner.restored[id.place()] = None;
         inner.drop_node(id, namespace);
     }
 
@@ -196,7 +200,9 @@ impl Residents {
     pub(crate) fn all_restored(&self) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let mut restored = std::mem::take(&mut inner.restored);
+        let moments = std::mem::take(&mut inner.restored).into_iter().enumerate();
+        let mut restored: Vec<(u64, NodeId)> =
+            moments.filter_map(|(place, moment)| Some((moment?, NodeId::at(place)))).collect();
         restored.sort_unstable();
         for (_, id) in restored {
             let pool = inner.nodes[id].pool as usize;

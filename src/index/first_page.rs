@@ -78,5 +78,5 @@ pub(super) fn read_owner(file: &File, offset: u64) -> Option<Owner> {
 pub(super) fn read_session(file: &File, offset: u64) -> Option<Session> {
     let mut session = Session::zeroed();
     file.read_exact_at(bytemuck::bytes_of_mut(&mut session), offset + SESSION_OFFSET).ok()?;
-    session.is_intact().then_some(session)
+    session.is_sensible().then_some(session)
 }

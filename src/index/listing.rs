@@ -10,13 +10,13 @@ use bytemuck::Zeroable;
 use super::backing::name_beside;
 use super::first_page::judge_header;
 use super::record::{
-    HEADER_BYTES, Header, KEY_PART_BYTES, LENGTH_OFFSET, Length, RECORD_BYTES, Record, STATE_CHUNK,
+    HEADER_BYTES, Header, KEY_PART_BYTES, LENGTH_OFFSET, Length, RECORD_BYTES, Record,
     STATE_KEY_PART,
 };
 use super::table::INDEX_NAME;
 use crate::config::BLOCK_BYTES;
 use crate::error::OpenError;
-use crate::key::{MAX_KEY_BYTES, Namespace};
+use crate::key::Namespace;
 use crate::store::data_file::data_file_name;
 use crate::store::device::{Superblock, Target};
 use crate::store::extents::PART_BLOCKS;
@@ -205,10 +205,7 @@ impl StoredChunks {
     }
 
     fn chunk_of(&self, record: &Record) -> Option<StoredChunk> {
-        let is_sensible = record.state == STATE_CHUNK
-            && usize::from(record.key_length) <= MAX_KEY_BYTES
-            && record.is_intact();
-        if !is_sensible {
+        if !record.is_sensible() {
             return None;
         }
         let key = self.key_of(record)?;

@@ -11,6 +11,8 @@ const WIDTH: usize = 5;
 /// Elements for each bucket, on average, above which the table grows.
 const MAX_PER_BUCKET: usize = 4;
 const MIN_BUCKETS: usize = 4;
+/// Buckets passed in a search that are too many.
+const CROWD: usize = 32;
 /// `entries` of a place that holds nothing.
 const NONE: u32 = u32::MAX;
 
@@ -68,6 +70,11 @@ impl Lookup {
             }
         }
         None
+    }
+
+    /// Whether a search for `tag` takes so long as never happens with tags that are left to chance.
+    pub(super) fn is_crowded(&self, tag: u32) -> bool {
+        self.path(tag).take_while(|number| self.buckets[*number].passed > 0).nth(CROWD).is_some()
     }
 
     /// Adds an element. That it is not there yet is the caller's to know.

@@ -262,6 +262,11 @@ impl<G, S> Index<G, S> {
         unused.then(|| shard.entries.remove(pin.entry).extent())
     }
 
+    /// Whether the digest, with others that are there, makes searches long: so only a forged one does.
+    pub(super) fn is_crowded(&self, digest: Digest) -> bool {
+        self.shard(digest).1.lookup.is_crowded(digest.tag())
+    }
+
     /// Makes room for what finds `keys` keys.
     pub(super) fn reserve(&self, keys: usize) {
         let each = keys / SHARDS;

@@ -14,6 +14,9 @@ use super::table::Table;
 use crate::checksum::crc32c;
 use crate::placement::MAX_VOLUMES;
 
+/// No epoch reaches it.
+const EPOCHS_END: u64 = 1 << 63;
+
 /// The id of a store.
 pub(crate) type StoreId = [u8; 16];
 
@@ -52,7 +55,7 @@ impl Membership {
 
     /// The stores in use.
     pub(crate) fn members(&self) -> &[StoreId] {
-        &self.members[..(self.count as usize).min(MAX_VOLUMES)]
+        &self.members[..self.count.into()]
     }
 
     /// How many paths it tells of beside those of `present`, which may be in the set or not.
@@ -79,8 +82,10 @@ impl Table {
         let mut membership = Membership::zeroed();
         let bytes = bytemuck::bytes_of_mut(&mut membership);
         self.backing.read_at(bytes, MEMBERSHIP_OFFSET).ok()?;
-        let is_whole = membership.checksum == membership.computed_checksum();
-        (is_whole && membership.count > 0).then_some(membership)
+        let is_sensible = membership.checksum == membership.computed_checksum()
+            && (1..=MAX_VOLUMES).contains(&membership.count.into())
+            && membership.epoch < EPOCHS_END;
+        is_sensible.then_some(membership)
     }
 
     /// Notes the set, durably.

@@ -3,7 +3,8 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::checksum::{ChecksumKind, PayloadChecksum, crc32c};
-use crate::key::Digest;
+use crate::config::MAX_CHUNK_BYTES;
+use crate::key::{Digest, MAX_KEY_BYTES};
 use crate::lock::{HOST_BYTES, Owner};
 use crate::store::Extent;
 
@@ -25,6 +26,9 @@ pub(crate) const RECORD_BYTES: usize = 256;
 pub(crate) const KEY_PART_BYTES: usize = 168;
 /// `next_slot` of a record that has no continuation.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// No generation reaches it: there are 2^31 sessions of 2^32 before.
+pub(crate) const GENERATIONS_END: u64 = 1 << 63;
 
 /// State of a free record.
 pub(crate) const STATE_FREE: u8 = 0;
@@ -86,6 +90,16 @@ impl Record {
     /// Whether the record is whole.
     pub(crate) fn is_intact(&self) -> bool {
         self.checksum == self.computed_checksum()
+    }
+
+    /// Whether it is a chunk's, whole, and all that it says can be.
+    pub(crate) fn is_sensible(&self) -> bool {
+        self.state == STATE_CHUNK
+            && (1..=MAX_CHUNK_BYTES).contains(&self.length_bytes)
+            && usize::from(self.key_length) <= MAX_KEY_BYTES
+            && self.payload_checksum_kind <= PAYLOAD_CRC64NVME
+            && self.generation < GENERATIONS_END
+            && self.is_intact()
     }
 
     pub(crate) fn digest(&self) -> Digest {
@@ -263,8 +277,9 @@ impl Session {
         session
     }
 
-    pub(crate) fn is_intact(&self) -> bool {
-        self.checksum == self.computed_checksum()
+    /// Whether it is whole, and what it says can be.
+    pub(crate) fn is_sensible(&self) -> bool {
+        self.checksum == self.computed_checksum() && self.generation < GENERATIONS_END
     }
 
     pub(crate) fn owner(&self) -> Owner {
@@ -306,7 +321,7 @@ mod tests {
         let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES) };
         let marks = Marks { generation: 2, verify_from: 3, distrust_below: 4 };
         let session = Session::new(&owner, 1, 5, &marks, false);
-        assert!(session.is_intact());
+        assert!(session.is_sensible());
         assert_eq!(session.owner(), owner);
     }
 }

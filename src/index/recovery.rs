@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 
 use super::backing::IndexPlace;
 use super::map::{Index, Rules};
-use super::record::{Marks, Record, STATE_CHUNK, STATE_FREE, Session, slots_for};
+use super::record::{GENERATIONS_END, Marks, Record, STATE_CHUNK, STATE_FREE, Session, slots_for};
 use super::shard::Entry;
 use super::table::Table;
 use crate::budget::Budget;
 use crate::error::OpenError;
-use crate::key::{Digest, MAX_KEY_BYTES};
+use crate::key::Digest;
 use crate::lock::Owner;
 use crate::store::{Extent, Store};
 
@@ -162,8 +162,16 @@ impl<G, S> Index<G, S> {
         let newest = candidates.iter().map(|candidate| candidate.generation).max();
         let last_session = found.session.map_or(0, |session| session.generation);
         // Far above whatever the last owner can have given out since it wrote its session block.
-        let first =
+        let mut first =
             (newest.unwrap_or(0).max(last_session) / SESSION_GENERATIONS + 1) * SESSION_GENERATIONS;
+        if first >= GENERATIONS_END {
+            // Nobody has stored so much: what says so was made up.
+            for Candidate { slot, .. } in candidates.drain(..) {
+                release(&table, slot, &mut free);
+            }
+            recovery.reset = Some("its generations are used up".into());
+            first = SESSION_GENERATIONS;
+        }
         let mut index = Self::new(table, first, rules);
         let unverified = found.session.map_or(0, |session| session.verify_from);
         let verify_from =
@@ -186,7 +194,7 @@ impl<G, S> Index<G, S> {
             && found.session.is_none_or(|session| session.boot != index.rules.boot);
         index.distrust_below = match went_down {
             true => first,
-            false => found.session.map_or(0, |session| session.distrust_below),
+            false => found.session.map_or(0, |session| session.distrust_below.min(first)),
         };
         recovery.to_verify = suspects.len() as u64;
         let mut held: Vec<Extent> =
@@ -197,14 +205,22 @@ impl<G, S> Index<G, S> {
             if let Some(soon) = candidates.get(position + PREFETCHED) {
                 index.prefetch(soon.entry.digest);
             }
-            if let Some((slot, extent)) = index.restore(candidate.entry, candidate.slot) {
+            let Candidate { entry, slot, .. } = candidate;
+            if index.is_crowded(entry.digest) && !index.table.is_of_its_key(*slot) {
+                recovery.torn += 1;
+                older_slots.push(*slot);
+                held[position].blocks = 0;
+                continue;
+            }
+            if let Some((slot, extent)) = index.restore(*entry, *slot) {
                 recovery.duplicate += 1;
                 older_slots.push(slot);
                 if let Ok(position) = held.binary_search(&extent) {
-                    held.remove(position);
+                    held[position].blocks = 0;
                 }
             }
         }
+        held.retain(|extent| extent.blocks > 0);
         index.residents.all_restored();
         recovery.kept = held.len() as u64;
         if !older_slots.is_empty() {
@@ -301,11 +317,7 @@ fn read_records(
 
 /// All slots of a record that is intact and makes sense.
 fn whole(table: &Table, slot: u32, record: &Record) -> Option<Vec<u32>> {
-    let sensible = record.length_bytes > 0
-        && record.length_bytes <= u64::from(u32::MAX)
-        && usize::from(record.key_length) <= MAX_KEY_BYTES
-        && record.is_intact();
-    if !sensible { None } else { table.key_slots(slot, record, |_| ()) }
+    if record.is_sensible() { table.key_slots(slot, record, |_| ()) } else { None }
 }
 
 fn entry_of(record: &Record) -> Entry {

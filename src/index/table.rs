@@ -142,13 +142,13 @@ impl Table {
 
     /// Unix time in ms at which the chunks of each data file were used on average, by its number.
     pub(crate) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
-        let mut sums: HashMap<u32, (u64, u64)> = HashMap::new();
+        let mut sums: HashMap<u32, (u128, u128)> = HashMap::new();
         let records = (0..self.slot_count()).map(|slot| self.read(slot));
         for record in records.filter(|record| record.state == STATE_CHUNK && record.is_intact()) {
             let sum = sums.entry(record.data_file).or_default();
-            *sum = (sum.0 + record.last_used_ms(), sum.1 + 1);
+            *sum = (sum.0 + u128::from(record.last_used_ms()), sum.1 + 1);
         }
-        sums.into_iter().map(|(file, (sum, count))| (file, sum / count)).collect()
+        sums.into_iter().map(|(file, (sum, count))| (file, (sum / count) as u64)).collect()
     }
 
     /// Slots that there are at least once the data files have taken what they may.
@@ -348,6 +348,14 @@ impl Table {
             key.extend_from_slice(&part.key[..missing.min(KEY_PART_BYTES)]);
         })?;
         (key.len() == length).then_some(key)
+    }
+
+    /// Whether the digest in the record in `slot` is that of its key.
+    pub(crate) fn is_of_its_key(&self, slot: u32) -> bool {
+        let record = self.read(slot);
+        let key = self.key(slot, &record);
+        let key = key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
+        key.is_some_and(|key| Digest::of(key) == record.digest())
     }
 
     /// All slots of `record`'s key, `slot` first; `None` if a part is missing or damaged.
