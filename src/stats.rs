@@ -73,8 +73,10 @@ counters! {
     checksum_mismatch,
     /// Chunks read in idle moments because their owner had not closed the store.
     verified_after_crash,
-    /// Chunks that the device could not read: each was dropped, and its GET answered as a miss.
+    /// Keys of GET that the device could not read: each was answered as a miss.
     read_errors,
+    /// Chunks dropped because they could not be read, time and again, although the device read others.
+    read_dropped,
     /// SETs that failed in the device.
     write_errors,
     /// Writes tried again, in `persistent`.
@@ -275,7 +277,7 @@ impl Stats {
             ("ssd_save_not_admitted", of("set_not_admitted") + of("set_over_write_budget")),
             (
                 "ssd_stale_index_cleaned",
-                self.total.discarded_at_open + of("checksum_mismatch") + of("read_errors"),
+                self.total.discarded_at_open + of("checksum_mismatch") + of("read_dropped"),
             ),
             ("ssd_hash_collision_detected", of("hash_collision")),
             ("ssd_evicted", of("evicted")),

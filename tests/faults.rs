@@ -108,7 +108,9 @@ fn failed_reads_are_misses() {
     let completion = client.get(&keys, &[&read[0], &read[1], &read[2]]);
     assert!(completion.ok);
     assert_eq!(completion.results, [true, false, true]);
-    assert_eq!((client.counter("read_errors"), client.exists(&keys)), (1, vec![true, false, true]));
+    assert_eq!(client.counter("read_errors"), 1);
+    // At the latest when it was tried once more in an idle moment: the others can be read.
+    common::eventually("it is dropped", || client.exists(&keys) == [true, false, true]);
     failing.store(false, Ordering::SeqCst);
     assert!(
         client.set_one(&keys[1], &bad) && client.get_one(&keys[1], 12_288).unwrap() == bad.bytes()

@@ -213,6 +213,14 @@ impl<G, S> Index<G, S> {
         shard.pin(number, found.entry, length_bytes)
     }
 
+    /// What names the chunk behind `pin` for later; none if it is gone already.
+    pub(crate) fn suspect_of(&self, pin: &Pin) -> Option<Suspect> {
+        let shard = self.shards[pin.shard as usize].0.lock();
+        let digest = shard.entries[pin.entry].digest;
+        let found = shard.find(digest).filter(|found| found.entry == pin.entry)?;
+        Some(Suspect { digest, generation: self.table.read(found.record).generation })
+    }
+
     /// DELETE: the key is not held from here on. Says whether it was, and which place is free now, if any.
     pub(crate) fn delete(&self, digest: Digest, key: &str) -> (bool, Option<Extent>) {
         let (_, mut shard) = self.shard(digest);
@@ -242,10 +250,18 @@ impl<G, S> Index<G, S> {
         let Some(found) = shard.lookup.find(tag, |found| found.entry == pin.entry) else {
             return String::new();
         };
-        let key = self.table.key(found.record, &self.table.read(found.record));
+        let key = self.key_of(found);
         // Its readers include the pin: the place is freed when that is returned.
         self.take_out(&mut shard, pin.entry, Gone::Removed);
-        key.map(|key| String::from_utf8_lossy(&key).into_owned()).unwrap_or_default()
+        key.unwrap_or_default()
+    }
+
+    /// The key of the chunk behind `pin`; none if it is gone already.
+    pub(crate) fn key_behind(&self, pin: &Pin) -> String {
+        let shard = self.shards[pin.shard as usize].0.lock();
+        let tag = shard.entries[pin.entry].digest.tag();
+        let found = shard.lookup.find(tag, |found| found.entry == pin.entry);
+        found.and_then(|found| self.key_of(found)).unwrap_or_default()
     }
 
     /// Returns a pin; `matched` tells whether the chunk was read and matched its checksum. Says which place is free now, if

@@ -253,11 +253,11 @@ impl<G, S> Index<G, S> {
     }
 }
 
-/// A chunk that was written by an owner who did not close: its record is whole, its data may not be.
-#[derive(Clone, Copy, Debug)]
+/// A chunk whose record is whole and whose data may not be: an owner who did not close wrote it, or it could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Suspect {
-    pub(super) digest: Digest,
-    pub(super) generation: u64,
+    pub(crate) digest: Digest,
+    pub(crate) generation: u64,
 }
 
 /// A chunk that may be held.

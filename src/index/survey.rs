@@ -181,7 +181,7 @@ impl<G, S> Index<G, S> {
         (keys, None)
     }
 
-    fn key_of(&self, found: Found) -> Option<String> {
+    pub(super) fn key_of(&self, found: Found) -> Option<String> {
         let key = self.table.key(found.record, &self.table.read(found.record))?;
         Some(String::from_utf8_lossy(&key).into_owned())
     }

@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use super::Shared;
 use super::commit::{SYNC_TOKEN, SyncTarget};
+use super::errnos::Request;
 use super::health::{Way, errno_of};
 use super::operation::{Operation, SetRequest};
 use super::own_file::{STEP_TOKENS, Step};
 use super::piece::{Piece, Progress};
-use super::steps::{
-    Failure, Place, checksum_of, end_get, end_set, end_verify, failure_of, write_record,
-};
+use super::steps::{Failure, Place, checksum_of, end_get, end_set, end_verify, write_record};
 use super::work::{Active, FIRST_RETRY_PAUSE, Kind, LONGEST_RETRY_PAUSE, Work};
 use crate::config::Durability;
 use crate::engine::{Engine, Reaped};
@@ -41,29 +40,21 @@ impl Work {
                 self.finish_step(token - STEP_TOKENS, result, false, shared);
                 continue;
             }
-            let was_second = self.second_attempts.end(token);
+            let second = self.second_attempts.end(token);
             match self.pieces[token].advance(result) {
-                Progress::Failed(errno)
-                    if !was_second && self.merits_second_attempt(token, errno, shared) =>
-                {
-                    let way = self.pieces[token].way();
-                    self.second_attempts.add(token, way, errno, now);
-                }
                 Progress::Again => {
                     shared.counters.transfers_resumed.add(1);
                     outcome = outcome.and(self.submit(token, shared, engine));
                 }
                 Progress::Done => {
-                    let way = self.pieces[token].way();
-                    shared.health.note_success(way);
+                    let way = self.pieces[token].request().way();
+                    if shared.health.note_success(way) && way == Way::Write {
+                        // It was the device, and not they.
+                        shared.store.put_back_set_aside();
+                    }
                     self.end_piece(token, None, now, shared);
                 }
-                Progress::Failed(errno) => {
-                    let way = self.pieces[token].way();
-                    let errno_seen = if errno == 0 { libc::EIO } else { errno };
-                    shared.health.note_error(way, errno_seen, now);
-                    self.end_piece(token, Some(failure_of(errno)), now, shared);
-                }
+                Progress::Failed(errno) => self.fail_piece(token, errno, second, now, shared),
             }
         }
         outcome.and(self.start_second_attempts(now, shared, engine))
@@ -181,7 +172,7 @@ impl Work {
         shared: &Shared,
     ) -> Result<(), EngineError> {
         if let Some(Failure::NoRoom(StoreError::Grow { source, .. })) = &failure {
-            shared.health.note_error(Way::Write, errno_of(source), Instant::now());
+            shared.health.note_failure(Request::Grow, errno_of(source), Instant::now());
         }
         self.scheduler.finish(grant);
         if self.active[grant.id].waiting_bytes > 0 {
@@ -200,7 +191,7 @@ impl Work {
         {
             match &active.failure {
                 None => return self.commit.join(id),
-                Some(Failure::Transfer(error))
+                Some(Failure::Transfer(error, _))
                     if active.retries < shared.config.persistent_max_retries =>
                 {
                     let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(active.retries.min(16)))
@@ -221,7 +212,7 @@ impl Work {
                     }
                     return self.retries.push((Instant::now() + pause, id));
                 }
-                Some(Failure::Transfer(_)) if active.retries > 0 => {
+                Some(Failure::Transfer(..)) if active.retries > 0 => {
                     shared.counters.write_retries_exhausted.add(1);
                 }
                 _ => {}
@@ -290,8 +281,15 @@ impl Work {
         }
         match kind {
             Kind::Free(extent) => shared.store.free(extent),
-            Kind::Get(request, pin) => end_get(request, pin, checksum, failure, shared),
-            Kind::Verify(pin) => end_verify(pin, checksum, failure, shared),
+            Kind::Get(request, pin) => {
+                if let Some(suspect) = end_get(request, pin, checksum, failure, shared) {
+                    self.verification.add(suspect, Instant::now());
+                }
+            }
+            Kind::Verify(pin) => {
+                let stays = end_verify(pin, checksum, failure, shared);
+                self.end_verification(stays, shared);
+            }
             Kind::Set(request, place) => {
                 self.answer_set(request, place, checksum, failure, shared);
             }
@@ -348,7 +346,7 @@ impl Work {
         self.drop_due_steps(shared);
         self.commit.forget();
         self.retries.clear();
-        self.suspects.clear();
+        self.verification.clear();
         for token in self.second_attempts.drain() {
             self.end_piece(token, Some(Failure::Closed), Instant::now(), shared);
         }

@@ -2,16 +2,24 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
+use super::errnos::{Request, Weight, weight_of};
+
 /// Errors of the device in a row, with nothing moved that way in between, and the time they go on for, from which on it
 /// counts as failed. Some bad sectors do not reach it: what fails a second time fails its operation only.
 const MOST_ERRORS_IN_A_ROW: u32 = 16;
 const SHORTEST_ROW: Duration = Duration::from_millis(500);
+
+/// Errors among the last 64 from which on the device falters, and to which they must fall for that to be over.
+const MOST_OF_64: u32 = 24;
+const FEW_OF_64: u32 = 16;
+/// A device that falters for so long counts as failed.
+const LONGEST_FALTERING: Duration = Duration::from_secs(10);
 
 /// Failed operations in a row that the log tells of one by one.
 const MOST_TOLD_IN_A_ROW: u32 = 16;
@@ -35,41 +43,124 @@ impl Way {
             Self::Sync => "syncs",
         }
     }
+
+    fn request(self) -> Request {
+        match self {
+            Self::Read => Request::Read,
+            Self::Write => Request::Write,
+            Self::Sync => Request::Sync,
+        }
+    }
 }
 
-/// Errors in a row.
+/// How the device does in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum State {
+    /// What fails may be the fault of one place.
+    #[default]
+    Works,
+    /// So much fails that a failure says nothing of one place.
+    Falters,
+    /// Nothing succeeds.
+    Fails,
+}
+
+/// What is known of one direction.
 #[derive(Default)]
-struct Row {
-    errors: AtomicU32,
-    /// Lines that the log has of them.
-    told: AtomicU32,
-    since: Mutex<Option<Instant>>,
+struct Direction {
+    /// Something has failed not long ago. While nothing has, nothing is counted.
+    is_watched: AtomicBool,
+    /// [`State`] as a number.
+    state: AtomicU8,
+    history: Mutex<History>,
 }
 
-impl Row {
-    fn end(&self) {
-        if self.errors.load(Ordering::Relaxed) != 0 {
-            let mut since = self.since.lock();
-            self.errors.store(0, Ordering::Relaxed);
-            self.told.store(0, Ordering::Relaxed);
-            *since = None;
+#[derive(Default)]
+struct History {
+    errors_in_a_row: u32,
+    /// Lines that the log has of them.
+    told: u32,
+    row_since: Option<Instant>,
+    /// The last 64 results, the youngest in the lowest bit, which is set for an error.
+    recent: u64,
+    faltering_since: Option<Instant>,
+    /// Successes, as far as they were counted.
+    successes: u64,
+}
+
+impl Direction {
+    fn state(&self) -> State {
+        match self.state.load(Ordering::Relaxed) {
+            0 => State::Works,
+            1 => State::Falters,
+            _ => State::Fails,
         }
     }
 
-    /// How many there are with this one, and for how long.
-    fn add(&self, now: Instant) -> (u32, Duration) {
-        let mut since = self.since.lock();
-        let errors = self.errors.fetch_add(1, Ordering::Relaxed) + 1;
-        (errors, now.saturating_duration_since(*since.get_or_insert(now)))
+    fn set_state(&self, state: State) {
+        self.state.store(state as u8, Ordering::Relaxed);
+    }
+
+    /// Says whether the device works again since this success.
+    fn succeed(&self) -> bool {
+        if !self.is_watched.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut history = self.history.lock();
+        history.successes += 1;
+        (history.errors_in_a_row, history.told, history.row_since) = (0, 0, None);
+        history.recent <<= 1;
+        if history.recent == 0 {
+            self.is_watched.store(false, Ordering::Relaxed);
+        }
+        let before = self.state();
+        if before == State::Works {
+            return false;
+        }
+        let falters = history.recent.count_ones() >= FEW_OF_64;
+        if !falters {
+            history.faltering_since = None;
+        }
+        self.set_state(if falters { State::Falters } else { State::Works });
+        !falters
+    }
+
+    /// Says in what words the device has failed, if it has.
+    fn fail(&self, way: Way, now: Instant) -> Option<String> {
+        self.is_watched.store(true, Ordering::Relaxed);
+        let mut history = self.history.lock();
+        history.errors_in_a_row += 1;
+        history.recent = history.recent << 1 | 1;
+        let (in_a_row, of_64) = (history.errors_in_a_row, history.recent.count_ones());
+        let row_lasted = now.saturating_duration_since(*history.row_since.get_or_insert(now));
+        if of_64 >= MOST_OF_64 {
+            history.faltering_since.get_or_insert(now);
+        }
+        let falters_since = history.faltering_since;
+        let faltered = falters_since.map(|since| now.saturating_duration_since(since));
+        if in_a_row >= MOST_ERRORS_IN_A_ROW {
+            self.set_state(State::Fails);
+        } else if faltered.is_some() {
+            self.set_state(self.state().max(State::Falters));
+        }
+        if in_a_row >= MOST_ERRORS_IN_A_ROW && row_lasted >= SHORTEST_ROW {
+            return Some(format!("{in_a_row} {} in a row failed", way.name()));
+        }
+        let too_long = faltered.filter(|lasted| *lasted >= LONGEST_FALTERING)?;
+        let seconds = too_long.as_secs();
+        Some(format!("for {seconds} s many {} have failed, {of_64} of the last 64", way.name()))
     }
 }
 
 /// What is known of one store's device.
 #[derive(Default)]
 pub(crate) struct Health {
-    /// Of each way: a device that has become read-only still reads, and one that cannot flush still takes writes.
-    rows: [Row; 3],
+    /// A device that has become read-only still reads, and one that cannot flush still takes writes.
+    directions: [Direction; 3],
     has_failed: AtomicBool,
+    /// It stays in use whatever happens, for want of another.
+    stays_in_use: AtomicBool,
     reason: Mutex<Option<String>>,
     alarm: Mutex<Option<(usize, Alarm)>>,
 }
@@ -80,34 +171,57 @@ impl Health {
         *self.alarm.lock() = alarm.map(|alarm| (number, alarm));
     }
 
-    /// Something was read, written, or made durable.
-    pub(super) fn note_success(&self, way: Way) {
-        self.rows[way as usize].end();
+    /// Something was read, written, or made durable. Says whether the device works again since then.
+    pub(super) fn note_success(&self, way: Way) -> bool {
+        let direction = &self.directions[way as usize];
+        if !direction.is_watched.load(Ordering::Relaxed) {
+            return false;
+        }
+        let works_again = direction.succeed();
+        let all_work = || self.directions.iter().all(|one| one.state() == State::Works);
+        if self.stays_in_use.load(Ordering::Relaxed) && all_work() {
+            *self.reason.lock() = None;
+        }
+        works_again
     }
 
-    /// A transfer failed with `errno` now; making a file is a write.
+    /// A transfer failed with `errno` now.
     pub(super) fn note_error(&self, way: Way, errno: i32, now: Instant) {
-        if !is_of_device(errno) {
+        self.note_failure(way.request(), errno, now);
+    }
+
+    /// A request failed with `errno` now.
+    pub(super) fn note_failure(&self, request: Request, errno: i32, now: Instant) {
+        let error = || match errno {
+            super::errnos::END_OF_FILE => "the device ends before the chunk does".into(),
+            errno => io::Error::from_raw_os_error(errno).to_string(),
+        };
+        let way = request.way();
+        let weight = weight_of(request, errno);
+        if weight == Weight::Nothing {
             return;
         }
-        let is_gone = matches!(errno, libc::ENODEV | libc::ENXIO);
-        let (errors, lasted) = self.rows[way as usize].add(now);
-        if is_gone || (errors >= MOST_ERRORS_IN_A_ROW && lasted >= SHORTEST_ROW) {
-            self.fail(|| match is_gone {
-                true => format!("it is gone: {}", io::Error::from_raw_os_error(errno)),
-                false => format!(
-                    "{errors} {} in a row failed, the last one with: {}",
-                    way.name(),
-                    io::Error::from_raw_os_error(errno)
-                ),
-            });
+        let failed = self.directions[way as usize].fail(way, now);
+        match (weight, failed) {
+            (Weight::Gone, _) => self.fail(|| format!("it is gone: {}", error())),
+            (_, Some(how)) => self.fail(|| format!("{how}, the last one with: {}", error())),
+            _ => {}
         }
     }
 
-    /// Whether so many errors came in a row that it is the device, and not some bad sectors.
-    pub(super) fn fails_in_a_row(&self, way: Way) -> bool {
-        self.has_failed()
-            || self.rows[way as usize].errors.load(Ordering::Relaxed) >= MOST_ERRORS_IN_A_ROW
+    /// How the device does in one direction.
+    pub(super) fn state(&self, way: Way) -> State {
+        match self.has_failed() {
+            true => State::Fails,
+            false => self.directions[way as usize].state(),
+        }
+    }
+
+    /// A number that grows with the successes from now on.
+    pub(super) fn successes(&self, way: Way) -> u64 {
+        let direction = &self.directions[way as usize];
+        direction.is_watched.store(true, Ordering::Relaxed);
+        direction.history.lock().successes
     }
 
     /// Whether one more failed operation of the store at `path` is worth a line in the log: the first ones of a row are.
@@ -115,7 +229,9 @@ impl Health {
         if self.has_failed() {
             return false;
         }
-        let told = self.rows[way as usize].told.fetch_add(1, Ordering::Relaxed);
+        let mut history = self.directions[way as usize].history.lock();
+        let told = history.told;
+        history.told = told.saturating_add(1);
         if told == MOST_TOLD_IN_A_ROW {
             let (path, way) = (path.display(), way.name());
             log::warn!(
@@ -127,19 +243,23 @@ impl Health {
 
     /// It has failed, whatever for. Only the first reason counts.
     pub(crate) fn fail(&self, reason: impl FnOnce() -> String) {
-        if self.has_failed.swap(true, Ordering::SeqCst) {
-            return;
+        {
+            let mut known = self.reason.lock();
+            if known.is_some() {
+                return;
+            }
+            self.has_failed.store(true, Ordering::SeqCst);
+            *known = Some(reason());
         }
-        *self.reason.lock() = Some(reason());
         if let Some((number, alarm)) = &*self.alarm.lock() {
             // Nobody listens any more while the connector is closed.
             let _ = alarm.send(*number);
         }
     }
 
-    /// It stays in use all the same, for want of another: it may fail again.
+    /// It stays in use all the same, for want of another. It has its reason until it works again.
     pub(crate) fn stay_in_use(&self) {
-        self.rows.iter().for_each(Row::end);
+        self.stays_in_use.store(true, Ordering::SeqCst);
         self.has_failed.store(false, Ordering::SeqCst);
     }
 
@@ -154,36 +274,7 @@ impl Health {
     }
 }
 
-/// Whether who opens a path and gets `errno` has lost the device below it.
-pub(crate) fn is_gone(errno: i32) -> bool {
-    is_of_device(errno) || errno == libc::ENOMEDIUM
-}
-
-/// Whether `errno` speaks of the device and not of the request: what the kernel makes of block layer errors
-/// (`blk_errors` in its block/blk-core.c), and of a file system that has given up (read-only).
-fn is_of_device(errno: i32) -> bool {
-    matches!(
-        errno,
-        libc::EIO
-            | libc::ENODEV
-            | libc::ENXIO
-            | libc::EROFS
-            | libc::ETIMEDOUT
-            | libc::ENOLINK
-            | libc::EREMOTEIO
-            | libc::EBADE
-            | libc::ENODATA
-            | libc::EILSEQ
-    )
-}
-
-/// Whether `errno` may be the fault of one sector: what the kernel makes of errors of the medium (an NVMe drive's
-/// unrecovered read is ENODATA), of the drive's checksums, and of errors of which it knows nothing more.
-pub(super) fn may_be_one_sector(errno: i32) -> bool {
-    matches!(errno, libc::EIO | libc::ENODATA | libc::EILSEQ | libc::EREMOTEIO)
-}
-
-/// The errno of a failed transfer; an end of the file where there should be none is an error of the device too.
+/// The errno of a failed request; one that has none is an error of the device too.
 pub(super) fn errno_of(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
@@ -213,22 +304,25 @@ mod tests {
         }
         // Many at once, as where a batch meets a bad spot.
         (0..1000).for_each(|_| health.note_error(Way::Read, libc::EIO, begin));
+        assert_eq!(
+            (health.state(Way::Read), health.state(Way::Write)),
+            (State::Fails, State::Works)
+        );
         health.note_success(Way::Read);
-        (0..100).for_each(|_| health.note_error(Way::Write, libc::ENOSPC, end));
+        assert_eq!(health.state(Way::Read), State::Falters);
+        (0..100).for_each(|_| health.note_error(Way::Write, libc::ENOMEM, end));
         assert!(!health.has_failed() && alarms.try_recv().is_err());
         health.note_error(Way::Write, libc::EIO, begin);
         for _ in 1..MOST_ERRORS_IN_A_ROW {
             health.note_success(Way::Read);
-            health.note_error(Way::Write, libc::EIO, end);
+            // Whatever they are.
+            health.note_error(Way::Write, libc::ENOSPC, end);
         }
         assert!(health.has_failed(), "that it still reads does not help");
         assert!(health.reason().unwrap().starts_with("16 writes in a row failed"));
         health.note_success(Way::Write);
         health.note_error(Way::Read, libc::ENODEV, end);
         assert_eq!(alarms.try_iter().collect::<Vec<_>>(), [3], "told once");
-        health.stay_in_use();
-        health.note_error(Way::Write, libc::EIO, end);
-        assert!(!health.has_failed(), "it has another chance");
     }
 
     #[test]
@@ -237,5 +331,42 @@ mod tests {
         health.note_error(Way::Read, libc::ENXIO, Instant::now());
         assert!(health.reason().unwrap().starts_with("it is gone"));
         assert_eq!(alarms.try_iter().count(), 1);
+    }
+
+    #[test]
+    fn a_device_of_which_half_fails_for_long_has_failed() {
+        let begin = Instant::now();
+        let after = |one_in: u32, seconds: u64| {
+            let (health, _) = watched();
+            for number in 0..1000 {
+                let now = begin + Duration::from_millis(seconds * u64::from(number));
+                match number % one_in {
+                    0 => health.note_error(Way::Write, libc::EIO, now),
+                    _ => drop(health.note_success(Way::Write)),
+                }
+            }
+            health.reason()
+        };
+        assert_eq!(after(5, 60), None, "one in five is not enough");
+        assert_eq!(after(2, 5), None, "nor is it a short while");
+        let reason = after(2, 60).unwrap();
+        assert!(reason.contains("many writes have failed, 32 of the last 64"), "{reason}");
+    }
+
+    #[test]
+    fn the_last_path_has_a_reason_until_it_works_again() {
+        let (health, alarms) = watched();
+        let begin = Instant::now();
+        let fail = |now| (0..100).for_each(|_| health.note_error(Way::Write, libc::EIO, now));
+        for outage in 1..3 {
+            fail(begin);
+            fail(begin + SHORTEST_ROW);
+            health.stay_in_use();
+            fail(begin + SHORTEST_ROW);
+            assert!(!health.has_failed() && health.reason().is_some());
+            assert_eq!(alarms.try_iter().count(), 1, "told once in outage {outage}");
+            let works_again = (0..64).filter(|_| health.note_success(Way::Write)).count();
+            assert_eq!((works_again, health.reason()), (1, None));
+        }
     }
 }

@@ -13,7 +13,9 @@
 mod admission;
 mod balance;
 mod commit;
+mod doubts;
 mod endings;
+mod errnos;
 mod health;
 mod keeper;
 mod latency;
@@ -25,6 +27,7 @@ mod room;
 mod second_attempts;
 mod shared;
 mod steps;
+mod verification;
 mod work;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,7 +38,8 @@ use std::time::{Duration, Instant};
 
 pub(crate) use admission::WriteBudget;
 pub(crate) use balance::Spread;
-pub(crate) use health::{Alarm, is_gone};
+pub(crate) use errnos::is_gone;
+pub(crate) use health::Alarm;
 pub(crate) use keeper::KeeperThread;
 pub(crate) use operation::{ChunkIndex, GetRequest, Operation, SetRequest};
 use shared::Lane;
@@ -254,7 +258,7 @@ impl<E: Engine> Reactor<E> {
             self.work.start_due(now);
             let deadline = *self.shared.deadline.lock();
             if deadline.is_none() {
-                self.work.verify_if_idle(&self.shared);
+                self.work.verify_if_idle(now, &self.shared);
             }
             let has_more = self.work.start_some(now, &self.shared, &mut self.engine)?;
             self.work.start_steps(&self.shared, &mut self.engine)?;

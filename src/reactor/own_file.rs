@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use super::Shared;
-use super::health::Way;
+use super::errnos::{Attempt, Fate, Request};
 use super::piece::MAX_ATTEMPTS;
 use super::steps::Failure;
 use super::work::{Active, Kind, Work};
@@ -242,15 +242,24 @@ impl Work {
         if is_abandoned {
             return self.fail_step(id, Failure::Closed, shared);
         }
+        let request = match own.step {
+            Step::Open if !is_written => Request::OpenChunkFile,
+            _ => Request::MakeChunkFile,
+        };
+        let failure_of = |error: io::Error| match error.raw_os_error() {
+            Some(errno) => {
+                let state = shared.health.state(request.way());
+                shared.health.note_failure(request, errno, Instant::now());
+                Failure::of(request, errno, Attempt::First, state)
+            }
+            // It is not the file of the chunk.
+            None => Failure::Transfer(error, Fate::Drop),
+        };
         if own.step == Step::Open && result < 0 && !is_written {
             let error = own.refusal(-result);
             if error.raw_os_error().is_none() {
-                return self.fail_step(id, Failure::Transfer(error), shared);
+                return self.fail_step(id, failure_of(error), shared);
             }
-        }
-        if result < 0 {
-            let way = if is_written { Way::Write } else { Way::Read };
-            shared.health.note_error(way, -result, Instant::now());
         }
         let made =
             |outcome| extent.map_or(Ok(()), |extent| shared.store.note_made(extent, outcome));
@@ -262,14 +271,15 @@ impl Work {
                 let error = io::Error::from_raw_os_error(-result);
                 let failure = match made(Err(error)) {
                     Err(error) => Failure::NoRoom(error),
-                    Ok(()) => failure_of_step(-result, is_written),
+                    Ok(()) => failure_of(io::Error::from_raw_os_error(-result)),
                 };
                 return self.fail_step(id, failure, shared);
             }
             // The file system cannot reserve: writes may find it full.
             (Step::Reserve, libc::EOPNOTSUPP) => {}
             (_, errno) if errno > 0 => {
-                return self.fail_step(id, failure_of_step(errno, is_written), shared);
+                let failure = failure_of(io::Error::from_raw_os_error(errno));
+                return self.fail_step(id, failure, shared);
             }
             _ => {}
         }
@@ -278,7 +288,7 @@ impl Work {
             Step::Open if is_written => Step::Reserve,
             Step::Open => match own.check(length_bytes, direct_flag(shared)) {
                 Ok(()) => Step::Transfer,
-                Err(error) => return self.fail_step(id, Failure::Transfer(error), shared),
+                Err(error) => return self.fail_step(id, failure_of(error), shared),
             },
             Step::Reserve => {
                 // It cannot refuse what went well.
@@ -338,14 +348,4 @@ impl Work {
 
 fn direct_flag(shared: &Shared) -> i32 {
     if shared.store.geometry().direct { libc::O_DIRECT } else { 0 }
-}
-
-/// The failure that a step's errno stands for.
-fn failure_of_step(errno: i32, is_written: bool) -> Failure {
-    let error = io::Error::from_raw_os_error(errno);
-    match errno {
-        // It says nothing of the chunk.
-        libc::EMFILE | libc::ENFILE | libc::ENOMEM if !is_written => Failure::Unopened(error),
-        _ => Failure::Transfer(error),
-    }
 }

@@ -6,7 +6,7 @@
 
 use std::ptr;
 
-use super::health::Way;
+use super::errnos::Request;
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::checksum::ChecksumKind;
 use crate::config::BLOCK_BYTES;
@@ -232,11 +232,12 @@ impl Piece {
         }
     }
 
-    /// Which way its bytes go.
-    pub(super) fn way(&self) -> Way {
+    /// What the kernel is asked for.
+    pub(super) fn request(&self) -> Request {
         match self.target.action {
-            Action::Read => Way::Read,
-            _ => Way::Write,
+            Action::Read => Request::Read,
+            _ if self.target.is_lasting => Request::Write,
+            _ => Request::WriteChunkFile,
         }
     }
 

@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::health::{Way, may_be_one_sector};
-use super::steps::failure_of;
+use super::errnos::{Attempt, Verdict, judge};
+use super::health::{State, Way};
+use super::steps::Failure;
 use super::work::Work;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -23,14 +24,16 @@ struct FailedOnce {
     token: usize,
     errno: i32,
     since: Instant,
+    /// Transfers that had succeeded that way until then.
+    successes: u64,
 }
 
 /// Pieces that go one way.
 #[derive(Default)]
 struct Line {
     waiting: VecDeque<FailedOnce>,
-    /// The one that the kernel has, by its token.
-    under_way: Option<usize>,
+    /// The one that the kernel has.
+    under_way: Option<FailedOnce>,
 }
 
 /// Pieces that wait for their second attempt, or are at it: a line for each way, so that no load waits for stores.
@@ -45,13 +48,11 @@ impl SecondAttempts {
         self.lines.iter().map(|line| line.waiting.len()).sum()
     }
 
-    pub(super) fn add(&mut self, token: usize, way: Way, errno: i32, now: Instant) {
-        self.lines[way as usize].waiting.push_back(FailedOnce { token, errno, since: now });
-    }
-
-    /// Takes note that the kernel is done with a piece; says whether that was its second attempt.
-    pub(super) fn end(&mut self, token: usize) -> bool {
-        self.lines.iter_mut().any(|line| line.under_way.take_if(|own| *own == token).is_some())
+    /// Takes note that the kernel is done with a piece; says, if that was its second attempt, how many transfers had succeeded
+    /// that way until the first one failed.
+    pub(super) fn end(&mut self, token: usize) -> Option<u64> {
+        let take = |line: &mut Line| line.under_way.take_if(|own| own.token == token);
+        self.lines.iter_mut().find_map(take).map(|own| own.successes)
     }
 
     /// Forgets those that wait.
@@ -71,12 +72,62 @@ impl SecondAttempts {
 }
 
 impl Work {
-    /// Whether a piece that has failed once may go through by itself, and its operation with it.
-    pub(super) fn merits_second_attempt(&self, token: usize, errno: i32, shared: &Shared) -> bool {
+    /// A piece has failed: it is tried again alone, or fails its operation. `second`: what [`SecondAttempts::end`] says of it.
+    pub(super) fn fail_piece(
+        &mut self,
+        token: usize,
+        errno: i32,
+        second: Option<u64>,
+        now: Instant,
+        shared: &Shared,
+    ) {
+        let way = self.pieces[token].request().way();
+        let attempt = match second {
+            None => Attempt::First,
+            Some(before) if shared.health.successes(way) > before => Attempt::AmongSuccesses,
+            Some(_) => Attempt::Alone,
+        };
+        if self.merits_second_attempt(token, errno, attempt, shared) {
+            let successes = shared.health.successes(way);
+            let failed = FailedOnce { token, errno, since: now, successes };
+            return self.second_attempts.lines[way as usize].waiting.push_back(failed);
+        }
+        self.end_failed(token, errno, attempt, now, shared);
+    }
+
+    /// Whether a piece that has failed may go through by itself, and its operation with it.
+    fn merits_second_attempt(
+        &self,
+        token: usize,
+        errno: i32,
+        attempt: Attempt,
+        shared: &Shared,
+    ) -> bool {
         let piece = &self.pieces[token];
-        may_be_one_sector(errno)
-            && !shared.health.fails_in_a_row(piece.way())
+        let request = piece.request();
+        let state = shared.health.state(request.way());
+        judge(request, errno, attempt, state) == Verdict::RetryAlone
             && self.active[piece.grant.id].failure.is_none()
+    }
+
+    /// A piece has failed for good.
+    fn end_failed(
+        &mut self,
+        token: usize,
+        errno: i32,
+        attempt: Attempt,
+        now: Instant,
+        shared: &Shared,
+    ) {
+        let request = self.pieces[token].request();
+        // One that merits no second attempt any more says nothing of its place.
+        let state = match attempt {
+            Attempt::First => State::Fails,
+            _ => shared.health.state(request.way()),
+        };
+        let failure = Failure::of(request, errno, attempt, state);
+        shared.health.note_failure(request, errno, now);
+        self.end_piece(token, Some(failure), now, shared);
     }
 
     /// Gives the device the next ones; what has lost its merit meanwhile fails without it.
@@ -87,14 +138,14 @@ impl Work {
         engine: &mut impl Engine,
     ) -> Result<(), EngineError> {
         for way in WAYS {
-            while let Some(FailedOnce { token, errno, since }) = self.second_attempts.next(way) {
+            while let Some(failed) = self.second_attempts.next(way) {
+                let FailedOnce { token, errno, since, .. } = failed;
                 let is_late = now.saturating_duration_since(since) > LONGEST_WAIT;
-                if is_late || !self.merits_second_attempt(token, errno, shared) {
-                    shared.health.note_error(way, errno, now);
-                    self.end_piece(token, Some(failure_of(errno)), now, shared);
+                if is_late || !self.merits_second_attempt(token, errno, Attempt::First, shared) {
+                    self.end_failed(token, errno, Attempt::First, now, shared);
                     continue;
                 }
-                self.second_attempts.lines[way as usize].under_way = Some(token);
+                self.second_attempts.lines[way as usize].under_way = Some(failed);
                 shared.counters.transfers_resumed.add(1);
                 let submitted = self.submit(token, shared, engine);
                 if submitted.is_err() {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::admission::WriteBudget;
 use super::balance::{Load, Spread};
+use super::doubts::Doubts;
 use super::health::Health;
 use super::keeper::Keeper;
 use super::latency::Latencies;
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) completions: Arc<CompletionQueue>,
     pub(crate) health: Health,
+    pub(super) doubts: Doubts,
     pub(super) keeper: Keeper,
     pub(super) write_budget: Arc<WriteBudget>,
     /// All paths of the store; empty if it is the only one.
@@ -78,6 +80,7 @@ impl Shared {
             counters: Counters::default(),
             completions,
             health: Health::default(),
+            doubts: Doubts::default(),
             live: AtomicUsize::new(wakers.len()),
             lanes: wakers.into_iter().map(lane).collect(),
             deadline: Mutex::new(None),

@@ -2,15 +2,19 @@
 
 use std::io;
 
+use std::time::Instant;
+
 use super::Shared;
-use super::health::Way;
+use super::doubts::Finding;
+use super::errnos::{Attempt, END_OF_FILE, Fate, Request, Verdict, judge};
+use super::health::{State, Way};
 use super::operation::{GetRequest, SetRequest};
 use super::quota::QuotaShare;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::config::Checksum;
 use crate::error::StoreError;
 use crate::index::table::Content;
-use crate::index::{Pin, Publication, RecordState, Resumed};
+use crate::index::{Pin, Publication, RecordState, Resumed, Suspect};
 use crate::store::Extent;
 
 /// Where a chunk goes: its blocks, and its record.
@@ -26,10 +30,8 @@ pub(super) struct Place {
 pub(super) enum Failure {
     /// Not placed, or refused before any transfer.
     NoRoom(StoreError),
-    /// The device said no.
-    Transfer(io::Error),
-    /// The file of a chunk to be read could not be opened now, which says nothing about the chunk.
-    Unopened(io::Error),
+    /// The device or the file system said no; what that means for the chunk to be read, or the place to be written.
+    Transfer(io::Error, Fate),
     /// It could not be made durable.
     Sync(io::Error),
     /// It joined a SET of its key that failed, with this message.
@@ -38,12 +40,28 @@ pub(super) enum Failure {
     Closed,
 }
 
+impl Failure {
+    /// That of a `request` that failed with `errno` and is not tried again.
+    pub(super) fn of(request: Request, errno: i32, attempt: Attempt, state: State) -> Self {
+        let error = match errno {
+            END_OF_FILE => {
+                io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the chunk does")
+            }
+            errno => io::Error::from_raw_os_error(errno),
+        };
+        let fate = match judge(request, errno, attempt, state) {
+            Verdict::Fail(fate, _) => fate,
+            Verdict::RetryAlone => Fate::Keep,
+        };
+        Self::Transfer(error, fate)
+    }
+}
+
 impl std::fmt::Display for Failure {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NoRoom(error) => error.fmt(formatter),
-            Self::Transfer(error) => write!(formatter, "cannot write a chunk: {error}"),
-            Self::Unopened(error) => write!(formatter, "cannot open the file of a chunk: {error}"),
+            Self::Transfer(error, _) => write!(formatter, "cannot write a chunk: {error}"),
             Self::Sync(error) => write!(formatter, "cannot make a chunk durable: {error}"),
             Self::Joined(message) => formatter.write_str(message),
             Self::Closed => {
@@ -70,6 +88,10 @@ pub(super) fn compare_with_held(request: &SetRequest, shared: &Shared) -> Compar
     else {
         return Comparison::default();
     };
+    // What cannot be read is written anew.
+    if shared.doubts.hold(request.digest) {
+        return Comparison::default();
+    }
     let Some(kind) = shared.config.checksum.kind() else {
         return Comparison { is_unchanged: true, compared_bytes: 0 };
     };
@@ -87,17 +109,31 @@ pub(super) fn checksum_of(request: &SetRequest) -> u64 {
     ChecksumKind::Crc64Nvme.of(unsafe { request.buffer.bytes(0, request.buffer.length_bytes()) })
 }
 
-/// Verifies, unpins, answers.
+/// What a read has shown of a chunk.
+enum Shown {
+    /// It is what was stored.
+    Intact,
+    /// It is not, and is dropped.
+    Dropped,
+    /// Nothing: it is held as before. It has come into doubt if it is named here.
+    Nothing(Option<Suspect>),
+}
+
+/// Verifies, unpins, answers. Returns the chunk if it has come into doubt.
 pub(super) fn end_get(
     request: GetRequest,
     pin: Pin,
     checksum: u64,
     failure: Option<Failure>,
     shared: &Shared,
-) {
+) -> Option<Suspect> {
     let counters = &shared.counters;
     let length_bytes = pin.length_bytes;
-    if end_read(pin, checksum, failure, shared) {
+    if matches!(failure, Some(Failure::Transfer(..))) {
+        counters.read_errors.add(1);
+    }
+    let shown = end_read(pin, checksum, failure, shared);
+    if matches!(shown, Shown::Intact) {
         counters.get_hits.add(1);
         counters.read_bytes.add(length_bytes);
         request.item.succeed();
@@ -105,50 +141,81 @@ pub(super) fn end_get(
         counters.get_misses.add(1);
         request.item.miss();
     }
-}
-
-/// The end of a look at a chunk that may be damaged.
-pub(super) fn end_verify(pin: Pin, checksum: u64, failure: Option<Failure>, shared: &Shared) {
-    if !matches!(failure, Some(Failure::Closed)) {
-        shared.counters.verified_after_crash.add(1);
+    match shown {
+        Shown::Nothing(suspect) => suspect,
+        _ => None,
     }
-    end_read(pin, checksum, failure, shared);
 }
 
-/// Unpins a chunk that was read, and drops it if it is not what was stored. Says whether it is.
-fn end_read(pin: Pin, checksum: u64, failure: Option<Failure>, shared: &Shared) -> bool {
-    let counters = &shared.counters;
+/// The end of a look at a chunk that may be damaged. Says whether nothing is known of it after that.
+pub(super) fn end_verify(
+    pin: Pin,
+    checksum: u64,
+    failure: Option<Failure>,
+    shared: &Shared,
+) -> bool {
+    matches!(end_read(pin, checksum, failure, shared), Shown::Nothing(_))
+}
+
+/// Unpins a chunk that was read, and drops it if it is not what was stored.
+fn end_read(pin: Pin, checksum: u64, failure: Option<Failure>, shared: &Shared) -> Shown {
     let verified = shared.config.checksum == Checksum::Off
         || pin.checksum.is_none_or(|expected| expected.value == checksum);
-    let intact = match failure {
-        None if verified => true,
+    let shown = match failure {
+        None if verified => {
+            if shared.doubts.are_there()
+                && let Some(suspect) = shared.index.suspect_of(&pin)
+            {
+                shared.doubts.remove(suspect.digest);
+            }
+            Shown::Intact
+        }
         None => {
-            counters.checksum_mismatch.add(1);
+            shared.counters.checksum_mismatch.add(1);
             let key = shared.index.discard(&pin);
             log::error!("key '{key}' does not match its checksum at {:?}: dropped", pin.extent);
-            false
+            Shown::Dropped
         }
-        Some(Failure::Transfer(error)) => {
-            counters.read_errors.add(1);
-            let key = shared.index.discard(&pin);
-            // Once it is the device, that is said, and not chunk by chunk.
-            if shared.health.may_tell(Way::Read, shared.config.path()) {
-                log::error!("cannot read key '{key}' at {:?}: {error}; it is dropped", pin.extent);
-            }
-            false
-        }
-        Some(failure @ Failure::Unopened(_)) => {
-            counters.read_errors.add(1);
-            log::warn!("{failure}: a miss, and it is kept");
-            false
-        }
-        Some(_) => false,
+        Some(Failure::Transfer(error, fate)) => end_failed_read(&pin, &error, fate, shared),
+        Some(_) => Shown::Nothing(None),
     };
-    let matched = intact && pin.checksum.is_some() && shared.config.checksum != Checksum::Off;
+    let matched = matches!(shown, Shown::Intact)
+        && pin.checksum.is_some()
+        && shared.config.checksum != Checksum::Off;
     if let Some(extent) = shared.index.unpin(pin, matched) {
         shared.store.free(extent);
     }
-    intact
+    shown
+}
+
+/// A chunk could not be read: it is dropped if that is its own fault.
+fn end_failed_read(pin: &Pin, error: &io::Error, fate: Fate, shared: &Shared) -> Shown {
+    let health = &shared.health;
+    let suspect = shared.index.suspect_of(pin);
+    // While the device fails, that says all there is to say.
+    let finding = suspect.filter(|_| fate != Fate::Drop && health.state(Way::Read) != State::Fails);
+    let finding = finding.map(|suspect| {
+        let successes = health.successes(Way::Read);
+        shared.doubts.add(suspect, fate == Fate::Doubt, successes, Instant::now())
+    });
+    let is_dropped = fate == Fate::Drop || finding == Some(Finding::Unreadable);
+    let (at, what) = (pin.extent, if is_dropped { "dropped" } else { "a miss, and kept" });
+    let tell = |key: &str| {
+        // Once it is the device, that is said, and not chunk by chunk.
+        if health.may_tell(Way::Read, shared.config.path()) {
+            log::error!("cannot read key '{key}' at {at:?}: {error}; it is {what}");
+        }
+    };
+    if !is_dropped {
+        tell(&shared.index.key_behind(pin));
+        return Shown::Nothing(suspect.filter(|_| finding == Some(Finding::New)));
+    }
+    if let Some(suspect) = suspect {
+        shared.doubts.remove(suspect.digest);
+    }
+    tell(&shared.index.discard(pin));
+    shared.counters.read_dropped.add(1);
+    Shown::Dropped
 }
 
 /// Publishes or gives the place back, answers; returns what waited behind it.
@@ -178,7 +245,7 @@ pub(super) fn end_set(
                 RecordState::Written(slot, _) => shared.index.table().clear(slot),
             }
             match failure {
-                Some(Failure::Transfer(_)) => shared.store.free_unwritable(extent),
+                Some(Failure::Transfer(_, Fate::Doubt)) => shared.store.free_unwritable(extent),
                 _ => shared.store.free(extent),
             }
             None
@@ -198,13 +265,13 @@ pub(super) fn end_set(
     counters.set_failed.add(1);
     match &failure {
         Failure::NoRoom(_) => counters.store_full.add(1),
-        Failure::Transfer(_) => {
+        Failure::Transfer(..) => {
             counters.write_errors.add(1);
             if shared.health.may_tell(Way::Write, shared.config.path()) {
                 log::error!("{failure} ({length_bytes} bytes)");
             }
         }
-        Failure::Unopened(_) | Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
+        Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
     }
     item.fail(|| failure.to_string());
     resumed
@@ -236,12 +303,4 @@ fn content_of(request: &SetRequest, extent: Extent, checksum: u64, shared: &Shar
         checksum: kind.map(|kind| PayloadChecksum { kind, value: checksum }),
         created_ms: shared.config.clock.now_ms(),
     }
-}
-
-/// The failure that an errno stands for; see [`Progress::Failed`](super::piece::Progress).
-pub(super) fn failure_of(errno: i32) -> Failure {
-    Failure::Transfer(match errno {
-        0 => io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the chunk does"),
-        errno => io::Error::from_raw_os_error(errno),
-    })
 }

@@ -13,6 +13,7 @@ use super::own_file::{OwnFile, Step};
 use super::piece::{Piece, Target};
 use super::second_attempts::SecondAttempts;
 use super::steps::{Failure, Place, compare_with_held};
+use super::verification::Verification;
 use super::{SETTLE_BYTES, Shared};
 use crate::buffer::BouncePool;
 use crate::checksum::ChecksumKind;
@@ -120,9 +121,7 @@ pub(super) struct Work {
     /// Failed writes, and when to try them again.
     pub(super) retries: Vec<(Instant, usize)>,
     pub(super) second_attempts: SecondAttempts,
-    /// Chunks still to be verified.
-    pub(super) suspects: Vec<Suspect>,
-    pub(super) all_verified: bool,
+    pub(super) verification: Verification,
 }
 
 /// Pause before the first retry of a failed write; each further one is twice as long.
@@ -160,22 +159,7 @@ impl Work {
             steps_in_flight: 0,
             retries: Vec::new(),
             second_attempts: SecondAttempts::default(),
-            all_verified: suspects.is_empty(),
-            suspects,
-        }
-    }
-
-    /// Takes up the next chunk to be verified if there is nothing else to do: one at a time, so that little
-    /// of it stands in the way of what comes.
-    pub(super) fn verify_if_idle(&mut self, shared: &Shared) {
-        while self.active.is_empty() && !self.all_verified {
-            let Some(suspect) = self.suspects.pop() else {
-                shared.index.all_verified();
-                self.all_verified = true;
-                return;
-            };
-            let Some(pin) = shared.index.pin_suspect(suspect) else { continue };
-            self.enqueue(Kind::Verify(pin), Instant::now());
+            verification: Verification::of(suspects),
         }
     }
 
@@ -190,14 +174,16 @@ impl Work {
         moving + self.steps_in_flight + self.commit.in_flight()
     }
 
-    /// When to look again although nothing has come: a failed write is to be tried again, or a SET that waits for the
-    /// loads of other reactors is due.
+    /// When to look again although nothing has come: a failed write is to be tried again, a SET that waits for the
+    /// loads of other reactors is due, or a chunk in doubt is to be read again.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let set_is_due = match self.in_flight() {
             0 => self.scheduler.set_is_due(),
             _ => None,
         };
-        self.retries.iter().map(|(due, _)| *due).chain(set_is_due).min()
+        let verify_is_due = self.verification.next_due().filter(|_| self.active.is_empty());
+        let retries = self.retries.iter().map(|(due, _)| *due);
+        retries.chain(set_is_due).chain(verify_is_due).min()
     }
 
     /// Queues the failed writes whose pause is over.
@@ -258,7 +244,7 @@ impl Work {
         }
     }
 
-    fn enqueue(&mut self, kind: Kind, submitted: Instant) -> usize {
+    pub(super) fn enqueue(&mut self, kind: Kind, submitted: Instant) -> usize {
         let (class, bytes) = (kind.class(), kind.bytes());
         self.in_hand_bytes[class as usize] += kind.cost_bytes();
         let entry = self.active.vacant_entry();

@@ -279,6 +279,11 @@ impl Store for ExtentStore {
         self.set_aside.lock().add(&mut allocator, extent);
     }
 
+    fn put_back_set_aside(&self) {
+        let mut allocator = self.allocator.lock();
+        self.set_aside.lock().put_back(&mut allocator);
+    }
+
     fn discard_freed(&self) -> bool {
         let Some(discards) = &self.discards else { return false };
         discards.discard_next(&self.allocator, &self.files.read())

@@ -122,6 +122,9 @@ pub trait Store: FreeSpace + Send + Sync {
         self.free(extent);
     }
 
+    /// Gives out again what was taken back that way: it was not those places that could not be written.
+    fn put_back_set_aside(&self) {}
+
     /// Tells the device of some of the places that were freed, if it is to know; says whether there may be more.
     fn discard_freed(&self) -> bool {
         false

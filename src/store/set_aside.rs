@@ -1,5 +1,6 @@
 //! Places that could not be written. They are not given out again before the store is opened anew: being the tightest fit
-//! for the next chunk of that length, each of them would fail one SET after the other.
+//! for the next chunk of that length, each of them would fail one SET after the other. If it was the whole device that could not
+//! be written, they come back as soon as it can.
 
 use std::collections::VecDeque;
 
@@ -30,6 +31,12 @@ impl SetAside {
             allocator.put_back(place);
         }
     }
+
+    /// Gives all of them back.
+    pub(super) fn put_back(&mut self, allocator: &mut Allocator) {
+        self.places.drain(..).for_each(|place| allocator.put_back(place));
+        self.blocks = 0;
+    }
 }
 
 #[cfg(test)]
@@ -51,5 +58,7 @@ mod tests {
         assert_eq!(allocator.allocate(4), Some(places[0]));
         let next = allocator.allocate(4).unwrap();
         assert!(!places.contains(&next), "{next:?}");
+        aside.put_back(&mut allocator);
+        assert!(places.contains(&allocator.allocate(4).unwrap()), "they are back");
     }
 }

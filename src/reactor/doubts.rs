@@ -1,0 +1,133 @@
+//! Chunks that could not be read, and may be intact: the device may have failed for a while, and not their place.
+//!
+//! A chunk is dropped only if it fails, the device reads something else after that, and the chunk fails again, while the
+//! device works. Until then it stays, and GETs of it try again.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::index::Suspect;
+use crate::key::Digest;
+use crate::sync::Mutex;
+
+/// Chunks in doubt that are remembered. Those past it are kept as well, and doubted when they fail the next time.
+const MOST_DOUBTS: usize = 4096;
+
+/// An earlier failure counts for so long: one of an older outage says nothing.
+const LONGEST_DOUBT: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy)]
+struct Doubt {
+    suspect: Suspect,
+    since: Instant,
+    /// Successful reads of the device until then.
+    successes: u64,
+    /// Failures of it may be the fault of its place.
+    may_be_its_place: bool,
+}
+
+/// What became of a chunk that could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// It is in doubt from now on.
+    New,
+    /// It was, and still is.
+    Known,
+    /// Its place cannot be read, and others can.
+    Unreadable,
+}
+
+/// Chunks in doubt, of one store.
+#[derive(Default)]
+pub(super) struct Doubts {
+    count: AtomicUsize,
+    chunks: Mutex<HashMap<Digest, Doubt>>,
+}
+
+impl Doubts {
+    /// A chunk could not be read now. `successes` is the number of reads that succeeded until now.
+    pub(super) fn add(
+        &self,
+        suspect: Suspect,
+        may_be_its_place: bool,
+        successes: u64,
+        now: Instant,
+    ) -> Finding {
+        let mut chunks = self.chunks.lock();
+        let digest = suspect.digest;
+        let before = chunks.get(&digest).filter(|doubt| doubt.suspect == suspect).copied();
+        let is_confirmed = before.is_some_and(|before| {
+            before.may_be_its_place
+                && may_be_its_place
+                && successes > before.successes
+                && now.saturating_duration_since(before.since) <= LONGEST_DOUBT
+        });
+        if is_confirmed {
+            chunks.remove(&digest);
+        } else if before.is_some() || chunks.len() < MOST_DOUBTS {
+            let doubt = Doubt { suspect, since: now, successes, may_be_its_place };
+            chunks.insert(digest, doubt);
+        }
+        self.count.store(chunks.len(), Ordering::Relaxed);
+        match before {
+            _ if is_confirmed => Finding::Unreadable,
+            Some(_) => Finding::Known,
+            None => Finding::New,
+        }
+    }
+
+    /// Whether there is any. Without a lock, as hardly ever there is.
+    pub(super) fn are_there(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the chunk of this digest is in doubt: then it does not vouch for the bytes of a SET.
+    pub(super) fn hold(&self, digest: Digest) -> bool {
+        self.are_there() && self.chunks.lock().contains_key(&digest)
+    }
+
+    /// The chunk of this digest could be read, or is gone.
+    pub(super) fn remove(&self, digest: Digest) {
+        let mut chunks = self.chunks.lock();
+        chunks.remove(&digest);
+        self.count.store(chunks.len(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_unreadable_if_it_fails_again_while_others_do_not() {
+        let doubts = Doubts::default();
+        let suspect = Suspect { digest: Digest::of("k"), generation: 7 };
+        let now = Instant::now();
+        let add = |successes, now| doubts.add(suspect, true, successes, now);
+        assert_eq!(add(5, now), Finding::New);
+        assert_eq!(add(5, now), Finding::Known, "nothing was read in between");
+        assert!(doubts.hold(suspect.digest) && !doubts.hold(Digest::of("other")));
+        let later = now + 2 * LONGEST_DOUBT;
+        assert_eq!(add(9, later), Finding::Known, "that was another outage");
+        assert_eq!(doubts.add(suspect, false, 10, later), Finding::Known, "that was the device");
+        assert_eq!(add(11, later), Finding::Known);
+        assert_eq!(add(12, later), Finding::Unreadable);
+        assert!(!doubts.are_there());
+        assert_eq!(add(12, later), Finding::New);
+        let younger = Suspect { digest: Digest::of("k"), generation: 8 };
+        assert_eq!(doubts.add(younger, true, 99, later), Finding::New, "another chunk by now");
+        doubts.remove(younger.digest);
+        assert!(!doubts.are_there());
+    }
+
+    #[test]
+    fn there_is_a_bound() {
+        let doubts = Doubts::default();
+        for number in 0..2 * MOST_DOUBTS {
+            let suspect = Suspect { digest: Digest::of(&number.to_string()), generation: 1 };
+            assert_eq!(doubts.add(suspect, true, 0, Instant::now()), Finding::New);
+        }
+        assert_eq!(doubts.count.load(Ordering::Relaxed), MOST_DOUBTS);
+    }
+}

@@ -1,0 +1,220 @@
+//! What the errno of a failed transfer says, and what follows from it. This is the one place where errnos are judged.
+
+use libc::{
+    EACCES, EBADE, EBADF, EBADMSG, ECANCELED, EDQUOT, EEXIST, EFAULT, EILSEQ, EIO, EISDIR, ELOOP,
+    EMFILE, ENFILE, ENODATA, ENODEV, ENOENT, ENOLINK, ENOMEDIUM, ENOMEM, ENOSPC, ENOTDIR, ENXIO,
+    EPERM, EREMOTEIO, EROFS, ETIMEDOUT, EUCLEAN,
+};
+
+use super::health::{State, Way};
+
+/// What stands for an errno where a file, or a device, ends before the chunk does.
+pub(super) const END_OF_FILE: i32 = 0;
+
+/// What the kernel was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    Read,
+    /// Into a file, or a device, that has the space for it.
+    Write,
+    Sync,
+    /// Into the file of one chunk, which may not have all of its space.
+    WriteChunkFile,
+    /// To open the file of one chunk that is to be read.
+    OpenChunkFile,
+    /// To make the file of one chunk, to reserve its space, or to cut it.
+    MakeChunkFile,
+    /// To lengthen what holds many chunks, or the index.
+    Grow,
+}
+
+impl Request {
+    /// Which way bytes go, or would.
+    pub(super) fn way(self) -> Way {
+        match self {
+            Self::Read | Self::OpenChunkFile => Way::Read,
+            Self::Write | Self::WriteChunkFile | Self::MakeChunkFile | Self::Grow => Way::Write,
+            Self::Sync => Way::Sync,
+        }
+    }
+
+    fn is_transfer(self) -> bool {
+        matches!(self, Self::Read | Self::Write | Self::WriteChunkFile)
+    }
+}
+
+/// What an errno speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    /// One place on the device, or the whole of it: nobody can tell from one failure.
+    Place,
+    /// The device, or the file system on it.
+    Device,
+    /// The device is not there any more.
+    Gone,
+    /// The file of one chunk: it is not there, or something else is in its place.
+    ChunkFile,
+    /// There is no room.
+    Room,
+    /// This process, or what it may have.
+    Process,
+}
+
+/// What becomes of the chunk that a read was for, or of the place that a write was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// The failure says nothing of it: it stays as it is.
+    Keep,
+    /// It may be unusable: it is, if it fails again although others do not.
+    Doubt,
+    /// It is not there any more.
+    Drop,
+}
+
+/// What a failure says of the path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weight {
+    Nothing,
+    /// It counts towards the failure of the path.
+    Counts,
+    /// The path has failed.
+    Gone,
+}
+
+/// Which attempt at a request has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attempt {
+    First,
+    /// The second one, with nothing of its kind beside it.
+    Alone,
+    /// The same, and others of its kind succeeded between the two.
+    AmongSuccesses,
+}
+
+/// What follows from a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is asked for once more, with nothing of its kind beside it.
+    RetryAlone,
+    /// The operation fails: a GET misses.
+    Fail(Fate, Weight),
+}
+
+/// Judges the failure of a `request` with `errno`. `state` is that of the device, in the direction of the request.
+pub(super) fn judge(request: Request, errno: i32, attempt: Attempt, state: State) -> Verdict {
+    let subject = subject_of(request, errno);
+    let can_retry = request.is_transfer() && attempt == Attempt::First && state != State::Fails;
+    match subject {
+        Subject::Place if can_retry => Verdict::RetryAlone,
+        Subject::Place if state == State::Works => {
+            let is_unreadable = request == Request::Read && attempt == Attempt::AmongSuccesses;
+            Verdict::Fail(if is_unreadable { Fate::Drop } else { Fate::Doubt }, Weight::Counts)
+        }
+        Subject::Place | Subject::Device => Verdict::Fail(Fate::Keep, Weight::Counts),
+        Subject::Gone => Verdict::Fail(Fate::Keep, Weight::Gone),
+        Subject::ChunkFile => Verdict::Fail(Fate::Drop, Weight::Nothing),
+        Subject::Room | Subject::Process => Verdict::Fail(Fate::Keep, Weight::Nothing),
+    }
+}
+
+/// What a failure says of the path, whatever becomes of its operation.
+pub(super) fn weight_of(request: Request, errno: i32) -> Weight {
+    match judge(request, errno, Attempt::Alone, State::Fails) {
+        Verdict::Fail(_, weight) => weight,
+        Verdict::RetryAlone => Weight::Nothing,
+    }
+}
+
+/// Whether who opens a path and gets `errno` has lost the device below it.
+pub(crate) fn is_gone(errno: i32) -> bool {
+    match subject_of(Request::Read, errno) {
+        Subject::Place | Subject::Gone => true,
+        _ => matches!(errno, EROFS | ETIMEDOUT | ENOLINK | EBADE),
+    }
+}
+
+/// Errors of the block layer are those that `blk_errors` in the kernel's block/blk-core.c names. A medium error of an NVMe
+/// drive is ENODATA there. File systems answer EUCLEAN or EBADMSG for structures of theirs that are damaged.
+fn subject_of(request: Request, errno: i32) -> Subject {
+    use Request::{Grow, MakeChunkFile, OpenChunkFile, WriteChunkFile};
+    match (request, errno) {
+        (_, ENOMEM | EMFILE | ENFILE | EBADF | EFAULT | ECANCELED) => Subject::Process,
+        (OpenChunkFile, EACCES | EPERM) => Subject::Process,
+        // ENXIO: a socket, or a special file of no device, is in its place.
+        (OpenChunkFile, ENOENT | ENXIO | ELOOP | EISDIR | ENOTDIR) => Subject::ChunkFile,
+        (MakeChunkFile, EEXIST | ENXIO) => Subject::ChunkFile,
+        (MakeChunkFile | WriteChunkFile | Grow, ENOSPC | EDQUOT) => Subject::Room,
+        // No file system and no device of their own says so.
+        (OpenChunkFile | MakeChunkFile, ENODEV | ENOMEDIUM) => Subject::Device,
+        (_, ENODEV | ENXIO | ENOMEDIUM) => Subject::Gone,
+        // The space is there by what the device says, and is not: behind what it has by now, or it gives out more than it has.
+        (Request::Write, ENOSPC | EDQUOT) => Subject::Place,
+        (_, END_OF_FILE | EIO | ENODATA | EILSEQ | EREMOTEIO | EUCLEAN | EBADMSG) => Subject::Place,
+        _ => Subject::Device,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEPT: Verdict = Verdict::Fail(Fate::Keep, Weight::Counts);
+    const NOTHING: Verdict = Verdict::Fail(Fate::Keep, Weight::Nothing);
+    const DROPPED: Verdict = Verdict::Fail(Fate::Drop, Weight::Nothing);
+    const DOUBTED: Verdict = Verdict::Fail(Fate::Doubt, Weight::Counts);
+
+    #[test]
+    fn what_may_be_one_place_is_tried_alone_and_doubted_where_the_device_works() {
+        for errno in [EIO, ENODATA, EILSEQ, EREMOTEIO, EUCLEAN, END_OF_FILE] {
+            for request in [Request::Read, Request::Write] {
+                let judged = |attempt, state| judge(request, errno, attempt, state);
+                assert_eq!(judged(Attempt::First, State::Works), Verdict::RetryAlone);
+                assert_eq!(judged(Attempt::First, State::Falters), Verdict::RetryAlone);
+                assert_eq!(judged(Attempt::First, State::Fails), KEPT);
+                assert_eq!(judged(Attempt::Alone, State::Works), DOUBTED);
+                assert_eq!(judged(Attempt::Alone, State::Falters), KEPT);
+                assert_eq!(judged(Attempt::AmongSuccesses, State::Falters), KEPT);
+            }
+        }
+        let among = |request| judge(request, EIO, Attempt::AmongSuccesses, State::Works);
+        assert_eq!(among(Request::Read), Verdict::Fail(Fate::Drop, Weight::Counts));
+        assert_eq!(among(Request::Write), DOUBTED);
+        assert_eq!(judge(Request::Sync, EIO, Attempt::First, State::Fails), KEPT);
+    }
+
+    #[test]
+    fn only_what_speaks_of_the_chunk_drops_it() {
+        let first = |request, errno| judge(request, errno, Attempt::First, State::Works);
+        for errno in [ETIMEDOUT, ENOLINK, EROFS, EBADE] {
+            assert_eq!(first(Request::Read, errno), KEPT);
+            assert_eq!(first(Request::Write, errno), KEPT);
+        }
+        for errno in [ENOMEM, EMFILE, ENFILE, EACCES] {
+            assert_eq!(first(Request::OpenChunkFile, errno), NOTHING);
+        }
+        for errno in [ENOENT, ENXIO, ELOOP] {
+            assert_eq!(first(Request::OpenChunkFile, errno), DROPPED);
+        }
+        assert_eq!(first(Request::OpenChunkFile, EIO), DOUBTED);
+    }
+
+    #[test]
+    fn a_full_file_system_is_no_failure_and_a_device_without_its_space_is() {
+        for errno in [ENOSPC, EDQUOT] {
+            assert_eq!(weight_of(Request::Grow, errno), Weight::Nothing);
+            assert_eq!(weight_of(Request::MakeChunkFile, errno), Weight::Nothing);
+            assert_eq!(weight_of(Request::Write, errno), Weight::Counts);
+            assert_eq!(weight_of(Request::Sync, errno), Weight::Counts);
+        }
+    }
+
+    #[test]
+    fn a_device_is_gone_by_its_transfers_and_not_by_one_file() {
+        for errno in [ENODEV, ENXIO, ENOMEDIUM] {
+            assert_eq!(weight_of(Request::Read, errno), Weight::Gone);
+            assert_ne!(weight_of(Request::OpenChunkFile, errno), Weight::Gone);
+            assert!(is_gone(errno));
+        }
+        assert!(is_gone(EIO) && is_gone(EROFS) && !is_gone(ENOENT) && !is_gone(ENOSPC));
+    }
+}
