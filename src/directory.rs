@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl, openat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat, stat};
 use nix::sys::statvfs::{Statvfs, fstatvfs};
 use nix::unistd::{Uid, UnlinkatFlags, unlinkat};
 
@@ -35,6 +35,8 @@ pub(crate) struct Directory {
     _given_up_in_forks: GivenUpInForks,
     file: File,
     path: PathBuf,
+    /// The same wherever the process works.
+    full_path: PathBuf,
 }
 
 /// What is in a directory.
@@ -88,7 +90,39 @@ impl Directory {
     }
 
     fn of(file: File, path: PathBuf) -> Self {
-        Self { _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()), file, path }
+        let full_path = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
+        Self { _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()), file, path, full_path }
+    }
+
+    /// Why its path does not lead to it, if so.
+    pub(crate) fn missed(&self) -> Option<String> {
+        let own = fstat(&self.file).ok()?;
+        if own.st_nlink == 0 {
+            return Some("its directory was removed".into());
+        }
+        match stat(&self.full_path) {
+            Ok(found) if is_same(&found, &own) => None,
+            Ok(_) => Some(
+                "its path leads to another directory: its own was renamed or is covered by a mount"
+                    .into(),
+            ),
+            Err(Errno::ENOENT | Errno::ENOTDIR) => {
+                Some("its path leads nowhere: its directory was renamed".into())
+            }
+            // That says nothing.
+            Err(_) => None,
+        }
+    }
+
+    /// Why `name` in it does not lead to the open file `own`, if so.
+    pub(crate) fn missed_in(&self, name: &str, own: BorrowedFd<'_>) -> Option<String> {
+        let own = fstat(own).ok()?;
+        match fstatat(&self.file, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(found) if is_same(&found, &own) && own.st_nlink > 0 => None,
+            Ok(_) => Some(format!("its {name} was replaced by another one")),
+            Err(Errno::ENOENT) => Some(format!("its {name} was removed")),
+            Err(_) => None,
+        }
     }
 
     /// As it was named. For messages alone.
@@ -292,6 +326,10 @@ pub(crate) fn refusal_of<N: ?Sized + nix::NixPath>(
 pub(crate) fn set_flags(file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<()> {
     fcntl(file, FcntlArg::F_SETFL(OFlag::from_bits_retain(flags)))?;
     Ok(())
+}
+
+fn is_same(left: &FileStat, right: &FileStat) -> bool {
+    (left.st_dev, left.st_ino) == (right.st_dev, right.st_ino)
 }
 
 fn is_regular(found: &FileStat) -> bool {

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Client, MIB, Memory, config, has_data_files, key, pattern};
+use common::{
+    Client, MIB, Memory, config, config_of, eventually, has_data_files, key, layout, pattern,
+};
 use kvring::{Connector, Layout, OpenError};
 
 const CAPACITY: u64 = 256 * MIB;
@@ -105,4 +107,113 @@ fn a_second_open_beside_a_removed_index_is_refused_and_changes_nothing() {
         // Whoever comes after it finds no lock left.
         drop(Connector::open(config).unwrap());
     }
+}
+
+/// Something that is done to the directory `store`, which is in `parent`, while it is open.
+type Harm = fn(parent: &Path, store: &Path);
+
+fn remove_all(_parent: &Path, store: &Path) {
+    fs::remove_dir_all(store).unwrap();
+}
+
+fn rename(parent: &Path, store: &Path) {
+    fs::rename(store, parent.join("moved")).unwrap();
+}
+
+fn exchange(parent: &Path, store: &Path) {
+    rename(parent, store);
+    fs::create_dir(store).unwrap();
+}
+
+fn rename_above(parent: &Path, store: &Path) {
+    let above = store.parent().unwrap();
+    fs::rename(above, parent.join("moved")).unwrap();
+}
+
+fn remove_index(_parent: &Path, store: &Path) {
+    fs::remove_file(store.join("index.kvring")).unwrap();
+}
+
+fn replace_data(parent: &Path, store: &Path) {
+    let name = if layout() == Layout::Extents { "data-00000.kvring" } else { "chunks" };
+    fs::rename(store.join(name), parent.join(name)).unwrap();
+    fs::write(store.join(name), "another").unwrap();
+}
+
+#[test]
+fn a_store_whose_files_are_gone_stores_nothing_and_says_so() {
+    let harms: [(&str, Harm); 6] = [
+        ("its directory was removed", remove_all),
+        ("its path leads nowhere", rename),
+        ("its path leads to another directory", exchange),
+        ("its path leads nowhere", rename_above),
+        ("its index.kvring was removed", remove_index),
+        ("was replaced by another one", replace_data),
+    ];
+    for (expected, harm) in harms {
+        let parent = tempfile::tempdir().unwrap();
+        let store = parent.path().join("above").join("store");
+        let client = Client::open(&store, CAPACITY);
+        let memory = Memory::patterned(MIB as usize, 0, 1);
+        assert!(client.set_one("held", &memory), "{expected}");
+        harm(parent.path(), &store);
+        let mut last = String::new();
+        // Also one whose bytes are held already.
+        eventually(expected, || {
+            let completion = client.set(&["held".to_owned()], &[&memory]);
+            last = completion.error;
+            !completion.ok
+        });
+        assert!(last.contains("nothing is stored any more") && last.contains(expected), "{last}");
+        assert!(!client.set_one("new", &memory), "{expected}");
+        let stats = client.connector.stats();
+        assert!(stats.paths[0].reason.contains(expected) && stats.paths[0].in_use, "{expected}");
+        let is_there = expected != "its directory was removed" || layout() == Layout::Extents;
+        let found = client.get_one("held", MIB as usize);
+        assert_eq!(found.as_deref(), is_there.then_some(memory.bytes()), "{expected}");
+        assert!(!client.connector.close().clean, "{expected}");
+    }
+}
+
+#[test]
+fn a_directory_that_is_put_back_is_stored_in_again() {
+    let parent = tempfile::tempdir().unwrap();
+    let (path, moved) = (parent.path().join("store"), parent.path().join("moved"));
+    let client = Client::open(&path, CAPACITY);
+    let memory = Memory::patterned(5000, 0, 1);
+    fs::rename(&path, &moved).unwrap();
+    eventually("a refusal", || !client.set_one("k", &memory));
+    fs::rename(&moved, &path).unwrap();
+    eventually("storing again", || client.set_one("k", &memory));
+    assert_eq!(client.connector.stats().paths[0].reason, "");
+    assert!(client.connector.close().clean);
+    let client = Client::open(&path, CAPACITY);
+    assert_eq!(client.get_one("k", 5000).unwrap(), memory.bytes());
+}
+
+/// Closed before anybody looked, it is not said to be in order either.
+#[test]
+fn a_store_that_is_gone_is_not_closed_in_order() {
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("store");
+    let client = Client::open(&path, CAPACITY);
+    assert!(client.set_one("k", &Memory::patterned(5000, 0, 1)));
+    fs::rename(&path, parent.path().join("moved")).unwrap();
+    assert!(!client.connector.close().clean);
+    let moved = Client::open(&parent.path().join("moved"), CAPACITY);
+    assert_eq!(moved.get_one("k", 5000).unwrap(), pattern(5000, 1));
+}
+
+#[test]
+fn of_several_paths_one_that_is_gone_is_left_out() {
+    let parent = tempfile::tempdir().unwrap();
+    let paths = ["a", "b"].map(|name| parent.path().join(name));
+    let client = Client::from(Connector::open(config_of(&paths, CAPACITY)).unwrap());
+    fs::rename(&paths[0], parent.path().join("moved")).unwrap();
+    eventually("one path in use", || !client.connector.stats().paths[0].in_use);
+    let stats = client.connector.stats();
+    assert!(stats.paths[0].reason.contains("its path leads nowhere"), "{:?}", stats.paths[0]);
+    let memory = Memory::patterned(5000, 0, 1);
+    let keys: Vec<String> = (0..40).map(key).collect();
+    assert!(client.set(&keys, &[&memory; 40]).ok, "the other one takes them");
 }

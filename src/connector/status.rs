@@ -77,7 +77,11 @@ impl Connector {
             false => (0, 0),
         };
         let (would_hit_at_1_5x, would_hit_at_2x) = index.would_hit();
-        let reason = if is_owner { shared.health.reason() } else { None };
+        let reason = match is_owner {
+            true => shared.presence.reason().map(|reason| reason.to_string()),
+            false => None,
+        };
+        let reason = reason.or_else(|| if is_owner { shared.health.reason() } else { None });
         PathStats {
             path: volume.path().to_owned(),
             in_use: is_live,

@@ -242,6 +242,9 @@ fn release(shared: &Shared, orderly: bool) -> bool {
     let (store, index) = (&shared.store, &shared.index);
     let path = shared.config.path().display();
     let note = || {
+        if let Some(reason) = shared.missed_files() {
+            return Err(io::Error::other(reason));
+        }
         // The data first: a clean flag must not be on disk before what it vouches for.
         store.sync()?;
         index.table().sync()?;

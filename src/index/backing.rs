@@ -304,6 +304,12 @@ impl Backing {
         }
     }
 
+    /// Why the next open would not find the file, if so; a part of a device is where it is.
+    pub(super) fn missed(&self) -> Option<String> {
+        let (directory, name) = self.home.as_ref()?;
+        directory.missed().or_else(|| directory.missed_in(name, self.file.as_fd()))
+    }
+
     /// Gives up the file, and the lock with it; then the directory that it is in.
     pub(super) fn give_up(&self) -> io::Result<()> {
         if self.region.is_none() {

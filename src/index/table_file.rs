@@ -53,6 +53,11 @@ impl Table {
         number.checked_sub(1).and_then(of).unwrap_or(self.backing.descriptor())
     }
 
+    /// Why the next open would not find the file, if so.
+    pub(crate) fn missed(&self) -> Option<String> {
+        self.backing.missed()
+    }
+
     /// Makes all records written so far durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         // The map and the file share the page cache: fdatasync writes what was stored through the map.

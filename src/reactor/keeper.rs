@@ -1,4 +1,5 @@
-//! The thread that keeps house: it evicts ahead of need, and gives back what has expired.
+//! The thread that keeps house: it evicts ahead of need, gives back what has expired, and looks whether the files are where they
+//! belong.
 //!
 //! It works in slices and rests between them, so that what users wait for goes on beside it.
 
@@ -8,6 +9,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::presence::LOOK_PAUSE;
 use crate::config::Discard;
 use crate::store::{Extent, Fill};
 use crate::sync::{Condvar, Mutex};
@@ -117,18 +119,16 @@ fn keep(shared: &Shared) {
     let mut next_sweep = pause.map(|pause| Instant::now() + pause);
     let discards = shared.config.discard == Discard::Free;
     let mut next_discard = discards.then(|| Instant::now() + DISCARD_PAUSE);
+    let mut next_look = Instant::now() + LOOK_PAUSE;
     loop {
         let mut orders = shared.keeper.orders.lock();
         while !orders.ends && !orders.is_short {
-            match [next_sweep, next_discard].into_iter().flatten().min() {
-                Some(next) => {
-                    let (again, is_due) = shared.keeper.told.wait_until(orders, next);
-                    orders = again;
-                    if is_due {
-                        break;
-                    }
-                }
-                None => orders = shared.keeper.told.wait(orders),
+            let next =
+                [next_sweep, next_discard].into_iter().flatten().fold(next_look, Instant::min);
+            let (again, is_due) = shared.keeper.told.wait_until(orders, next);
+            orders = again;
+            if is_due {
+                break;
             }
         }
         let is_short = std::mem::take(&mut orders.is_short);
@@ -139,6 +139,10 @@ fn keep(shared: &Shared) {
         }
         if is_short {
             shared.evict_ahead(|_, _| ());
+        }
+        if Instant::now() >= next_look {
+            shared.look_for_files();
+            next_look = Instant::now() + LOOK_PAUSE;
         }
         if let (Some(next), Some(pause)) = (next_sweep, pause)
             && Instant::now() >= next

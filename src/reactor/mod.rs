@@ -22,6 +22,7 @@ mod latency;
 mod operation;
 mod own_file;
 mod piece;
+mod presence;
 mod quota;
 mod room;
 mod second_attempts;

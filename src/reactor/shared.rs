@@ -11,6 +11,7 @@ use super::health::Health;
 use super::keeper::Keeper;
 use super::latency::Latencies;
 use super::operation::{ChunkIndex, Intake};
+use super::presence::Presence;
 use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::engine::Waker;
@@ -28,6 +29,7 @@ pub(crate) struct Shared {
     pub(crate) completions: Arc<CompletionQueue>,
     pub(crate) health: Health,
     pub(super) doubts: Doubts,
+    pub(crate) presence: Presence,
     pub(super) keeper: Keeper,
     pub(super) write_budget: Arc<WriteBudget>,
     /// All paths of the store; empty if it is the only one.
@@ -81,6 +83,7 @@ impl Shared {
             completions,
             health: Health::default(),
             doubts: Doubts::default(),
+            presence: Presence::default(),
             live: AtomicUsize::new(wakers.len()),
             lanes: wakers.into_iter().map(lane).collect(),
             deadline: Mutex::new(None),

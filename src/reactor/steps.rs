@@ -1,7 +1,7 @@
 //! The steps of GET and SET that are no transfers: finding a place, publishing, verifying, answering.
 
 use std::io;
-
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Shared;
@@ -30,6 +30,8 @@ pub(super) struct Place {
 pub(super) enum Failure {
     /// Not placed, or refused before any transfer.
     NoRoom(StoreError),
+    /// The next open would not find it, for this reason.
+    Missed(Arc<str>),
     /// The device or the file system said no; what that means for the chunk to be read, or the place to be written.
     Transfer(io::Error, Fate),
     /// It could not be made durable.
@@ -61,6 +63,10 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NoRoom(error) => error.fmt(formatter),
+            Self::Missed(reason) => write!(
+                formatter,
+                "nothing is stored any more: {reason}; put it back, or open the store again (what is held is still loaded)"
+            ),
             Self::Transfer(error, _) => write!(formatter, "cannot write a chunk: {error}"),
             Self::Sync(error) => write!(formatter, "cannot make a chunk durable: {error}"),
             Self::Joined(message) => formatter.write_str(message),
@@ -271,7 +277,7 @@ pub(super) fn end_set(
                 log::error!("{failure} ({length_bytes} bytes)");
             }
         }
-        Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
+        Failure::Missed(_) | Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
     }
     item.fail(|| failure.to_string());
     resumed

@@ -326,6 +326,9 @@ impl Work {
                 return Ok(());
             }
             Kind::Set(request, place @ None) => {
+                if let Some(reason) = shared.presence.reason() {
+                    return self.end_unplaced(grant, Some(Failure::Missed(reason)), shared);
+                }
                 let comparison = compare_with_held(request, shared);
                 self.processed_bytes += comparison.compared_bytes;
                 if comparison.is_unchanged {

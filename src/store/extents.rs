@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -236,7 +237,7 @@ fn make_file(
             }
         };
     }
-    Err((data_file_name(files.len() as u32), io::ErrorKind::AlreadyExists.into()))
+    Err((data_file_name(files.len() as u32), io::Error::from_raw_os_error(libc::EEXIST)))
 }
 
 impl FreeSpace for ExtentStore {
@@ -343,6 +344,20 @@ impl Store for ExtentStore {
             allocated_bytes: self.allocator.lock().allocated() * BLOCK_BYTES,
             data_files: self.files.read().iter().flatten().count() as u64,
         }
+    }
+
+    fn missed(&self) -> Option<String> {
+        let directory = self.directory.as_ref()?;
+        // Without the lock while the file system is asked: loads need it.
+        let files: Vec<(u32, RawFd)> = (0..)
+            .zip(self.files.read().iter())
+            .filter_map(|(number, file)| Some((number, file.as_ref()?.locate(0).0)))
+            .collect();
+        files.into_iter().find_map(|(number, file)| {
+            // SAFETY: data files stay open until they are given up, which is after the last look at them.
+            let file = unsafe { BorrowedFd::borrow_raw(file) };
+            directory.missed_in(&data_file_name(number), file)
+        })
     }
 
     fn give_up(&self) -> io::Result<()> {

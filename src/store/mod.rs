@@ -168,6 +168,11 @@ pub trait Store: FreeSpace + Send + Sync {
     /// Space taken now.
     fn usage(&self) -> StoreUsage;
 
+    /// Why the next open would not find its files, if so.
+    fn missed(&self) -> Option<String> {
+        None
+    }
+
     /// Gives up the files, and their locks with them: another process may own them from here on.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ mod remover;
 
 use std::ffi::{CStr, OsStr};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,7 +55,9 @@ struct Files {
     /// The store's directory.
     directory: Arc<Directory>,
     budget: Arc<Budget>,
-    /// Those in `chunks`, by number.
+    /// `chunks`.
+    chunks: Directory,
+    /// Those in it, by number.
     directories: Vec<Directory>,
     state: Mutex<State>,
     /// There is something to remove, or nothing will come any more.
@@ -130,6 +132,7 @@ impl FileStore {
         let shared = Arc::new(Files {
             directory: Arc::clone(directory),
             budget,
+            chunks,
             directories,
             state: Mutex::new(state),
             told: Condvar::new(),
@@ -330,11 +333,20 @@ impl Store for FileStore {
         }
     }
 
+    fn missed(&self) -> Option<String> {
+        let Files { directory, chunks, directories, .. } = &*self.shared;
+        directory.missed_in(CHUNKS_NAME, chunks.as_fd()).or_else(|| {
+            let mut each = (0..).zip(directories);
+            each.find_map(|(number, one)| chunks.missed_in(&directory_name(number), one.as_fd()))
+        })
+    }
+
     fn give_up(&self) -> io::Result<()> {
         let remover = self.remover.lock().take();
         if !remover.is_none_or(|remover| remover.end(&self.shared, REMOVAL_TIMEOUT)) {
             return Err(io::Error::other("a removal is still under way"));
         }
+        self.shared.chunks.give_up();
         self.shared.directories.iter().for_each(Directory::give_up);
         Ok(())
     }

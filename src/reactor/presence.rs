@@ -1,0 +1,79 @@
+//! Whether the files of a store are still where the next open looks for them. Through its open descriptors a store works on when
+//! its directory is renamed or its files are removed, and all that it stores from then on would be lost at its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::Shared;
+use crate::sync::Mutex;
+
+/// How often the maintenance thread looks.
+pub(super) const LOOK_PAUSE: Duration = Duration::from_secs(1);
+
+/// So many looks in a row have to miss them: a directory may be exchanged for another one and back.
+const MISSES: u32 = 2;
+
+/// What is known of it.
+#[derive(Default)]
+pub(crate) struct Presence {
+    is_missed: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    misses: u32,
+    reason: Option<Arc<str>>,
+}
+
+impl Presence {
+    /// Why the next open would not find what is stored now, if so. Then nothing is stored any more.
+    pub(crate) fn reason(&self) -> Option<Arc<str>> {
+        match self.is_missed.load(Ordering::Relaxed) {
+            true => self.state.lock().reason.clone(),
+            false => None,
+        }
+    }
+}
+
+impl Shared {
+    /// Why the next open would not find the files of this store, if so, as the file system says now.
+    pub(crate) fn missed_files(&self) -> Option<String> {
+        self.index.table().missed().or_else(|| self.store.missed())
+    }
+
+    /// Looks for the files, and takes note.
+    pub(super) fn look_for_files(&self) {
+        let missed = self.missed_files();
+        let presence = &self.presence;
+        let mut state = presence.state.lock();
+        let path = self.config.path().display();
+        let Some(reason) = missed else {
+            state.misses = 0;
+            if state.reason.take().is_some() {
+                presence.is_missed.store(false, Ordering::Relaxed);
+                log::warn!(
+                    "{path}: its files are where they belong again, so it stores chunks again"
+                );
+            }
+            return;
+        };
+        state.misses += 1;
+        if state.misses < MISSES || state.reason.is_some() {
+            return;
+        }
+        state.reason = Some(reason.as_str().into());
+        presence.is_missed.store(true, Ordering::Relaxed);
+        drop(state);
+        if self.paths.get().is_some() {
+            // The others take its keys, and say so.
+            self.health.fail(|| reason);
+        } else {
+            log::error!(
+                "{path}: {reason}; nothing is stored until it is put back, or the store is opened again; what is held is still \
+                 loaded"
+            );
+        }
+    }
+}
