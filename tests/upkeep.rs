@@ -7,11 +7,11 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, key, once, pattern};
-use kvring::{Clock, Config, Connector, Eviction, KeyState};
+use kvring::{Clock, Config, Connector, Eviction, KeyState, list_chunks};
 
 const HOUR_MS: u64 = 3_600_000;
 const START_MS: u64 = 1_800_000_000_000;
@@ -104,6 +104,28 @@ fn expiry_goes_on_over_a_restart() {
     let timed =
         Timed::open(directory.path(), START_MS + 1000 * HOUR_MS, |config| config.ttl = None);
     assert!(timed.client.get_one(&key(3), 5000).is_some());
+}
+
+/// Uses are known at once, and in the index soon: a kill forgets no more than those of some seconds.
+#[test]
+fn uses_reach_the_index_while_the_store_is_open() {
+    let directory = tempfile::tempdir().unwrap();
+    let timed = Timed::open(directory.path(), START_MS, |_| ());
+    let memory = Memory::patterned(10, 0, 1);
+    assert!(timed.client.set(&keys(0..2), &[&memory; 2]).ok);
+    timed.set_clock(START_MS + 5);
+    assert!((0..3).all(|_| timed.client.get_one(&key(1), 10).is_some()));
+    let use_of = |number: u64| {
+        let mut chunks = list_chunks(directory.path(), None).unwrap().map(Result::unwrap);
+        let chunk = chunks.find(|chunk| chunk.key == key(number)).unwrap();
+        (chunk.uses, chunk.last_used_ms)
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while use_of(1) != (3, START_MS + 5) {
+        assert!(Instant::now() < deadline, "{:?}", use_of(1));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(use_of(0), (0, START_MS));
 }
 
 /// What EXISTS promised is kept for `lease_s`, and not for longer.

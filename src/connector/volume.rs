@@ -245,6 +245,7 @@ fn release(shared: &Shared, orderly: bool) -> bool {
         if let Some(reason) = shared.missed_files() {
             return Err(io::Error::other(reason));
         }
+        index.write_all_uses();
         // The data first: a clean flag must not be on disk before what it vouches for.
         store.sync()?;
         index.table().sync()?;

@@ -153,9 +153,9 @@ impl<G, S> Index<G, S> {
 
     /// A SET found its very bytes held: that is a use.
     pub(crate) fn touch_held(&self, digest: Digest, now_ms: u64) {
-        let (_, shard) = self.shard(digest);
+        let (_, mut shard) = self.shard(digest);
         if let Some(found) = shard.find(digest) {
-            self.touch(&shard, found, now_ms);
+            self.touch(&mut shard, found, now_ms);
         }
     }
 }

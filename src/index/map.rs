@@ -6,6 +6,7 @@ use super::ghosts::Ghost;
 use super::leases::{Guarded, Leases};
 use super::lookup::Found;
 use super::quarantine::Quarantine;
+use super::record::use_parts;
 use super::recovery::Suspect;
 use super::shard::{Entry, Shard, Waiting};
 use super::table::Table;
@@ -180,7 +181,7 @@ impl<G, S> Index<G, S> {
         if let Some(found) = held
             && let Some(pin) = shard.pin(number, found.entry, length_bytes)
         {
-            self.touch(&shard, found, now_ms);
+            self.touch(&mut shard, found, now_ms);
             return EnteredGet::Hit(request, pin);
         }
         if let Some(pending) = shard.pending_mut(digest) {
@@ -373,21 +374,13 @@ impl<G, S> Index<G, S> {
         (entry.readers == 0).then(|| shard.entries.remove(number).extent())
     }
 
-    /// Notes a use of a chunk.
-    pub(super) fn touch(&self, shard: &Shard<G, S>, found: Found, now_ms: u64) {
-        self.table.touch(found.record, now_ms);
-        if let Some(node) = shard.entries[found.entry].node {
-            self.residents.touch(node);
-        }
-    }
-
     /// Whether a chunk was not used for so long that it counts as gone. A clock that was set back expires nothing.
     pub(super) fn is_expired(&self, shard: &Shard<G, S>, found: Found, now_ms: u64) -> bool {
         let Some(ttl_ms) = self.rules.ttl_ms else { return false };
-        if self.table.last_used_ms(found.record).saturating_add(ttl_ms) > now_ms {
+        let entry = &shard.entries[found.entry];
+        if use_parts(entry.last_use).0.saturating_add(ttl_ms) > now_ms {
             return false;
         }
-        let entry = &shard.entries[found.entry];
         !entry.pinned && entry.leased_until_s <= self.now_s()
     }
 

@@ -14,6 +14,7 @@ mod mapping;
 mod membership;
 mod probe;
 mod quarantine;
+mod recency;
 mod record;
 mod recovery;
 mod shard;

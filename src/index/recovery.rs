@@ -323,7 +323,7 @@ fn whole(table: &Table, slot: u32, record: &Record) -> Option<Vec<u32>> {
 fn entry_of(record: &Record) -> Entry {
     let mut entry =
         Entry::new(record.digest(), record.extent(), record.length_bytes, record.chunk_checksum());
-    entry.slots = slots_for(record.key_length.into()) as u8;
+    (entry.slots, entry.last_use) = (slots_for(record.key_length.into()) as u8, record.last_use);
     entry
 }
 

@@ -23,6 +23,8 @@ pub(super) struct Shard<G, S> {
     pub(super) entries: Entries,
     pub(super) pending: HashTable<Pending<G, S>>,
     pub(super) ghosts: Ghosts,
+    /// Entries with uses that their records do not know of.
+    pub(super) used: Vec<u32>,
 }
 
 /// One stored chunk. Detached: no longer found by its key, kept for its readers.
@@ -45,6 +47,10 @@ pub(super) struct Entry {
     pub(super) pinned: bool,
     /// It was read and matched its checksum, since the store was opened.
     pub(super) was_read: bool,
+    /// When it was used last, and how often; see [`super::record::use_word`].
+    pub(super) last_use: u64,
+    /// Its record does not know of its last use.
+    pub(super) is_behind: bool,
     /// Slots of the sidecar that its record takes.
     pub(super) slots: u8,
     /// It had to stay and left the order of eviction, to be released when it is neither pinned nor read.
@@ -83,6 +89,7 @@ impl<G, S> Shard<G, S> {
             entries: Entries::default(),
             pending: HashTable::new(),
             ghosts: Ghosts::default(),
+            used: Vec::new(),
         }
     }
 
@@ -150,6 +157,8 @@ impl Entry {
             detached: false,
             pinned: false,
             was_read: false,
+            last_use: 0,
+            is_behind: false,
             slots: 1,
             excluded: false,
         }

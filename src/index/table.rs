@@ -2,7 +2,8 @@
 //!
 //! Who may touch a record: a slot that is handed out by `reserve` belongs to its holder; a published one belongs to the
 //! shard of the map that its digest falls into, whose lock is held for every access. The file is grown before a slot
-//! behind its old end is handed out, so no access goes past the end of the file.
+//! behind its old end is handed out, so no access goes past the end of the file. The first word of a record, its uses, is an atomic
+//! that is written with no lock held.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,7 +19,7 @@ use super::lookup::prefetch_line;
 use super::mapping::Mapping;
 use super::record::{
     HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE,
-    STATE_KEY_PART, Session, slots_for, use_parts, use_word,
+    STATE_KEY_PART, Session, slots_for, use_word,
 };
 use super::slots::FreeSlots;
 use crate::budget::Budget;
@@ -263,8 +264,13 @@ impl Table {
         record.next_slot = slots.get(number + 1).copied().unwrap_or(NO_SLOT);
         record.key[..key_part.len()].copy_from_slice(key_part);
         record.checksum = record.computed_checksum();
-        // SAFETY: inside the file (see the module's first lines); the slot is this caller's alone.
-        unsafe { self.record(slot).write(record) };
+        self.last_use(slot).store(record.last_use, Ordering::Relaxed);
+        let rest = &bytemuck::bytes_of(&record)[size_of::<u64>()..];
+        // SAFETY: inside the file (see the module's first lines); behind its first word the slot is this caller's alone.
+        unsafe {
+            let target = self.record(slot).cast::<u8>().add(size_of::<u64>());
+            target.copy_from_nonoverlapping(rest.as_ptr(), rest.len());
+        }
     }
 
     /// Frees the record in `slot`, and the further parts of its key.
@@ -275,8 +281,7 @@ impl Table {
             if next >= self.slot_count() {
                 break;
             }
-            // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
-            let record = unsafe { self.record(next).read() };
+            let record = self.read(next);
             // Only what belongs to this record: a damaged link must not free another's.
             let belongs = record.digest == head.digest && record.generation == head.generation;
             if next != slot && !(belongs && record.state == STATE_KEY_PART) {
@@ -326,17 +331,18 @@ impl Table {
 
     /// Whether the record in `slot` has exactly this key.
     pub(crate) fn key_is(&self, slot: u32, key: &str) -> bool {
-        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, so nobody writes it
+        let record = self.record(slot);
+        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, so nobody writes these fields
         // while the reference lives.
-        let record = unsafe { &*self.record(slot).cast_const() };
+        let (key_length, first_part) = unsafe { ((*record).key_length, &(*record).key) };
         let key = key.as_bytes();
-        if usize::from(record.key_length) != key.len() {
+        if usize::from(key_length) != key.len() {
             return false;
         }
         if key.len() <= KEY_PART_BYTES {
-            return record.key[..key.len()] == *key;
+            return first_part[..key.len()] == *key;
         }
-        self.key(slot, record).is_some_and(|stored| stored == key)
+        self.key(slot, &self.read(slot)).is_some_and(|stored| stored == key)
     }
 
     /// The exact key of `record`, which lies in `slot`; `None` if a part of it is missing or damaged.
@@ -392,25 +398,32 @@ impl Table {
 
     /// A copy of the record in `slot`.
     pub(crate) fn read(&self, slot: u32) -> Record {
-        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, or runs alone.
-        unsafe { self.record(slot).read() }
+        let mut record = Record::zeroed();
+        let rest = &mut bytemuck::bytes_of_mut(&mut record)[size_of::<u64>()..];
+        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, or runs alone, so that nobody
+        // writes anything of it but its first word.
+        unsafe {
+            let source = self.record(slot).cast::<u8>().add(size_of::<u64>());
+            source.copy_to_nonoverlapping(rest.as_mut_ptr(), rest.len());
+        }
+        record.last_use = self.use_word(slot);
+        record
     }
 
-    /// Notes a use of the chunk in `slot`: a store into the map, no I/O.
-    pub(crate) fn touch(&self, slot: u32, now_ms: u64) {
-        let word = self.last_use(slot);
-        let (_, uses) = use_parts(word.load(Ordering::Relaxed));
-        // One store: a kill leaves the one or the other.
-        word.store(use_word(now_ms, uses.saturating_add(1)), Ordering::Relaxed);
+    /// What the record in `slot` says of the uses of its chunk.
+    pub(super) fn use_word(&self, slot: u32) -> u64 {
+        self.last_use(slot).load(Ordering::Relaxed)
     }
 
-    /// Unix time in ms at which the chunk in `slot` was used last.
-    pub(crate) fn last_used_ms(&self, slot: u32) -> u64 {
-        use_parts(self.last_use(slot).load(Ordering::Relaxed)).0
+    /// Writes into the record in `slot` how its chunk was used, if it still says what it said before. One store: a kill leaves the one
+    /// or the other. Needs no lock, but may wait for the file system.
+    pub(super) fn replace_use(&self, slot: u32, from: u64, to: u64) -> bool {
+        self.last_use(slot).compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     fn last_use(&self, slot: u32) -> &AtomicU64 {
-        // SAFETY: inside the file, aligned to 8 bytes as every record is; only ever accessed under the shard's lock.
+        // SAFETY: inside the file, aligned to 8 bytes as every record is; while the store is open the word is only ever accessed
+        // through this atomic.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.record(slot)).last_use) }
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use super::lookup::Found;
 use super::map::{Gone, Index, Pin};
-use super::record::slots_for;
+use super::record::{slots_for, use_word};
 use super::shard::{Entry, Pending, Shard, Waiting};
 use super::table::{Content, Reservation};
 use crate::checksum::PayloadChecksum;
@@ -260,6 +260,7 @@ impl<G, S> Index<G, S> {
         let Content { digest, extent, length_bytes, checksum, .. } = content;
         let mut entry = Entry::new(digest, extent, length_bytes, checksum);
         (entry.detached, entry.slots) = (deleted, slots_for(key.len()) as u8);
+        entry.last_use = use_word(content.created_ms, 0);
         debug_assert_eq!(entry.extent(), content.extent, "a place is as long as its chunk");
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
         if !deleted && let Some(old) = shard.find(content.digest) {

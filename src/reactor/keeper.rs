@@ -20,6 +20,9 @@ const SWEEPS_PER_TTL: u32 = 20;
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
+/// Uses are written into the records so often within `ttl`, within these bounds: a kill loses those of that time.
+const LONGEST_BEHIND: Duration = Duration::from_secs(5);
+
 /// Freed places are discarded so often, many at a time.
 const DISCARD_PAUSE: Duration = Duration::from_millis(200);
 
@@ -116,6 +119,8 @@ impl KeeperThread {
 fn keep(shared: &Shared) {
     let pause =
         shared.config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
+    let uses_pause = pause.map_or(LONGEST_BEHIND, |pause| pause.min(LONGEST_BEHIND));
+    let mut next_uses = Instant::now() + uses_pause;
     let mut next_sweep = pause.map(|pause| Instant::now() + pause);
     let discards = shared.config.discard == Discard::Free;
     let mut next_discard = discards.then(|| Instant::now() + DISCARD_PAUSE);
@@ -123,8 +128,8 @@ fn keep(shared: &Shared) {
     loop {
         let mut orders = shared.keeper.orders.lock();
         while !orders.ends && !orders.is_short {
-            let next =
-                [next_sweep, next_discard].into_iter().flatten().fold(next_look, Instant::min);
+            let others = [next_sweep, next_discard].into_iter().flatten();
+            let next = others.fold(next_look.min(next_uses), Instant::min);
             let (again, is_due) = shared.keeper.told.wait_until(orders, next);
             orders = again;
             if is_due {
@@ -149,6 +154,10 @@ fn keep(shared: &Shared) {
         {
             shared.expire(true);
             next_sweep = Some(Instant::now() + pause);
+        }
+        if Instant::now() >= next_uses {
+            shared.write_uses();
+            next_uses = Instant::now() + uses_pause;
         }
         if next_discard.is_some_and(|next| Instant::now() >= next) {
             shared.discard_freed();
@@ -189,6 +198,24 @@ impl Shared {
                 return;
             }
             start = Instant::now();
+        }
+    }
+
+    /// Writes into the records how their chunks were used, until there is something more urgent. A fifth of the time.
+    fn write_uses(&self) {
+        let mut slice = Instant::now();
+        for number in 0..self.index.shard_count() {
+            while self.index.write_uses(number) {
+                let worked = slice.elapsed();
+                if worked >= SLICE {
+                    let orders = self.keeper.orders.lock();
+                    if orders.ends || orders.is_short {
+                        return;
+                    }
+                    drop(self.keeper.told.wait_until(orders, Instant::now() + worked * RESTS));
+                    slice = Instant::now();
+                }
+            }
         }
     }
 

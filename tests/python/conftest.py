@@ -229,15 +229,32 @@ def most_disk_bytes(directory: Path) -> Iterator[list[int]]:
 
 
 def set_last_use(directory: Path, seconds_ago: float) -> None:
-    """Write into each record that its chunk was used last so long ago (docs/format.md).
-
-    An open store sees it at once, as its index is mapped.
-    """
+    """Write into each record of a closed store how long ago its chunk was used last."""
     last_use_ms = int((time.time() - seconds_ago) * 1000)
     with (directory / "index.kvring").open("r+b") as index:
         for offset in range(4096, index.seek(0, os.SEEK_END), 256):
             index.seek(offset)
             index.write(last_use_ms.to_bytes(6, "little"))
+
+
+# The ttl by default, and how long before its end `age` leaves what a store holds.
+TTL_S = 7 * 86_400.0
+EXPIRES_IN_S = 6.0
+
+
+def age(
+    client: Client, directory: Path, open_client: Callable[..., Client], **options: Any
+) -> tuple[Client, Callable[[], None]]:
+    """Reopen a store whose chunks expire in a moment, before the store looks for them by itself.
+
+    The second value waits for that moment.
+    """
+    client.connector.close()
+    end_s = time.time() + EXPIRES_IN_S
+    set_last_use(directory, TTL_S - EXPIRES_IN_S)
+    client = open_client(**options)
+    assert client.connector.recovery["expired"] == 0
+    return client, lambda: time.sleep(max(0.0, end_s - time.time()) + 0.01)
 
 
 class LoopDevice(NamedTuple):

@@ -1,9 +1,10 @@
-"""close() on a file system that is frozen: nothing comes back from it, and close() does."""
+"""Loads and close() on a frozen file system: they come back, though nothing that writes does."""
 
 import fcntl
 import os
 import select
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ IMAGE_SIZE_BYTES = 512 * MIB
 HELD = 16
 # close() waits for a minute in each of them, at the same time.
 HANG_S = 150.0
+# So often uses are written into the index, and a second.
+KEEPER_S = 6.0
 # linux/fs.h
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 
@@ -30,13 +33,19 @@ LIVES = [(layout, engine) for layout in ("extents", "files") for engine in ("io_
 
 
 def live(path: str, layout: str, engine: str) -> None:
-    """Fill a store, and close it when the file system below has frozen."""
+    """Fill a store; load from it, and close it, when the file system below has frozen."""
     options: dict[str, Any] = {"layout": layout, "engine": engine, "drain_timeout_s": 1}
     connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options)
     client = Client(connector)
     client.store({make_key(number): pattern(MIB, number) for number in range(HELD)})
     client.wait_until(lambda: connector.check()["moving_bytes"] == 0)
     print("ready", flush=True)
+    sys.stdin.readline()
+    keys = [make_key(number) for number in range(HELD)]
+    found = client.exists(keys) == [True] * HELD
+    for number, key in enumerate(keys):
+        found = found and client.load(key, MIB) == pattern(MIB, number)
+    print("loaded" if found else "missed", flush=True)
     sys.stdin.readline()
     print("closed in order" if connector.close()["shutdown_clean"] else "closed", flush=True)
     sys.stdin.readline()
@@ -57,7 +66,7 @@ def frozen(directory: Path) -> Iterator[None]:
 
 
 @pytest.mark.timeout(600)
-def test_close_comes_back_from_a_frozen_file_system(
+def test_loads_and_close_come_back_from_a_frozen_file_system(
     tmp_path: Path, start_child: Callable[..., Popen[str]]
 ) -> None:
     with ExitStack() as stack:
@@ -75,10 +84,13 @@ def test_close_comes_back_from_a_frozen_file_system(
             for child in children.values():
                 tell(child)
             for life, child in children.items():
-                assert child.stdout is not None
-                # Not left to the time limit of tests, which would leave all of it frozen.
-                assert select.select([child.stdout], [], [], HANG_S)[0], f"{life} hangs"
-                assert child.stdout.readline() == "closed\n", life
+                assert hear(child, HANG_DEADLINE_S) == "loaded\n", life
+            # Then the keeper wants to write down that they were used.
+            time.sleep(KEEPER_S)
+            for child in children.values():
+                tell(child)
+            for life, child in children.items():
+                assert hear(child, HANG_S) == "closed\n", life
         for life, child in children.items():
             tell(child)
             assert child.wait(HANG_DEADLINE_S) == 0, life
@@ -90,6 +102,16 @@ def end(child: Popen[str]) -> None:
     """End a child that is still there."""
     child.kill()
     child.wait(HANG_DEADLINE_S)
+
+
+def hear(child: Popen[str], deadline_s: float) -> str:
+    """Return the next line of a child.
+
+    Not left to the time limit of tests, which would leave all of it frozen.
+    """
+    assert child.stdout is not None
+    is_there = select.select([child.stdout], [], [], deadline_s)[0]
+    return child.stdout.readline() if is_there else "it hangs"
 
 
 def tell(child: Popen[str]) -> None:

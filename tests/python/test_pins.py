@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import MIB, Client, make_key, pattern, set_last_use
+from tests.python.conftest import MIB, Client, age, make_key, pattern
 
 CAPACITY_BYTES = 32 * MIB
 CONTENT = pattern(MIB, 1)
 KEYS = [make_key(number) for number in range(24)]
-DAY_S = 86_400.0
 
 
 def flood(client: Client, salt: str = "flood") -> None:
@@ -75,9 +74,12 @@ def test_small_chunks_are_pinned_by_the_place_they_take(
     assert client.exists(pinned) == [True] * 2048
 
 
-def test_what_is_pinned_does_not_expire(client: Client, store_directory: Path) -> None:
+def test_what_is_pinned_does_not_expire(
+    client: Client, open_client: Callable[..., Client], store_directory: Path
+) -> None:
+    client, wait = age(client, store_directory, open_client, capacity=CAPACITY_BYTES, lease_s=0)
     client.connector.pin(KEYS[:2])
-    set_last_use(store_directory, 8 * DAY_S)
+    wait()
     assert client.exists(KEYS) == [True] * 2 + [False] * 22
     assert client.connector.expire() == 22
     assert client.load(KEYS[0], MIB) == CONTENT

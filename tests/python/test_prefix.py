@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import MIB, Client, make_key, pattern, set_last_use
+from tests.python.conftest import MIB, Client, age, make_key, pattern
 
 KEYS = [make_key(number) for number in range(200)]
 
@@ -44,7 +44,8 @@ def test_what_has_expired_ends_it(
 ) -> None:
     client = open_client(lease_s=0)
     client.store({KEYS[1]: b"content"})
-    set_last_use(store_directory, 8 * 86_400)
+    client, wait = age(client, store_directory, open_client, lease_s=0)
+    wait()
     client.store({KEYS[0]: b"content", KEYS[2]: b"content"})
     assert prefix(client, KEYS[:3]) == [True, False, False]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.python.conftest import MIB, Client, make_key, pattern, set_last_use
+from tests.python.conftest import MIB, Client, age, make_key, pattern, set_last_use
 
 DAY_S = 86_400.0
 CONTENT = pattern(10_000, 1)
@@ -40,11 +40,9 @@ def test_no_answer_knows_what_has_expired_before_it_is_pruned(
 ) -> None:
     client = open_client()
     client.store(dict.fromkeys(KEYS, CONTENT))
-    set_last_use(store_directory, 6 * DAY_S)
+    client, wait = age(client, store_directory, open_client, lease_s=0)
     assert client.exists(KEYS) == [True] * 100
-    client.connector.close()
-    client = open_client()
-    set_last_use(store_directory, 8 * DAY_S)
+    wait()
     # The background looks for it once a minute, with a ttl of days.
     assert client.stat("keys") == 100
     assert client.exists(KEYS) == [False] * 100
@@ -68,7 +66,9 @@ def test_a_use_begins_the_time_anew(
 ) -> None:
     client = open_client(ttl="7d", lease_s=0)
     client.store({"loaded": CONTENT, "stored again": CONTENT, "asked for": CONTENT})
+    client.connector.close()
     set_last_use(store_directory, 6.9 * DAY_S)
+    client = open_client(ttl="7d", lease_s=0)
     assert client.load("loaded", len(CONTENT)) == CONTENT
     client.store({"stored again": CONTENT})
     assert client.stat("set_unchanged") == 1
@@ -85,7 +85,8 @@ def test_what_has_expired_is_held_again_once_it_is_stored_again(
 ) -> None:
     client = open_client()
     client.store({"same": CONTENT, "other": CONTENT})
-    set_last_use(store_directory, 8 * DAY_S)
+    client, wait = age(client, store_directory, open_client)
+    wait()
     assert client.exists(["same", "other"]) == [False, False]
     client.store({"same": CONTENT, "other": CONTENT[1:]})
     assert client.load("same", len(CONTENT)) == CONTENT
@@ -115,7 +116,9 @@ def test_only_what_is_old_expires_at_a_restart(
 ) -> None:
     client = open_client()
     client.store(dict.fromkeys(KEYS[:50], CONTENT))
+    client.connector.close()
     set_last_use(store_directory, 8 * DAY_S)
+    client = open_client(ttl="off")
     client.store(dict.fromkeys(KEYS[50:], CONTENT))
     client.connector.close()
     client = open_client(ttl="7 days")
@@ -130,7 +133,9 @@ def test_off_and_a_clock_that_was_set_back_expire_nothing(
     ttl = "off" if seconds_ago > 0 else "1h"
     client = open_client(ttl=ttl)
     client.store(dict.fromkeys(KEYS, CONTENT))
+    client.connector.close()
     set_last_use(store_directory, seconds_ago)
+    client = open_client(ttl=ttl)
     assert client.exists(KEYS) == [True] * 100
     assert client.connector.expire() == 0
     client.connector.close()
@@ -145,7 +150,8 @@ def test_space_of_what_has_expired_is_used_again(
     client = open_client(32 * MIB)
     content = pattern(MIB, 1)
     client.store({make_key(number): content for number in range(24)})
-    set_last_use(store_directory, 8 * DAY_S)
+    client, wait = age(client, store_directory, open_client, capacity=32 * MIB)
+    wait()
     assert client.connector.expire() == 24
     client.store({make_key(number, "new"): content for number in range(24)})
     assert client.stat("evicted") == 0
