@@ -5,8 +5,9 @@
 //! long SET.
 //!
 //! What is in the device already cannot be overtaken any more. So SETs have a budget of bytes in flight of their own,
-//! a smaller one for a while after a load, as loads come in bursts, and the smallest while loads wait or are under way. A SET that has waited for `set_max_wait` goes ahead of loads, a
-//! piece at a time, so that endless loads cannot starve it.
+//! a smaller one for a while after a load, as loads come in bursts, and the smallest while loads wait or are under way.
+//! A SET that has waited for `set_max_wait` goes ahead of loads, so that endless loads cannot starve it: an eighth of what is in the
+//! device is then SETs', or one piece.
 //!
 //! A SET that a load waits for is promoted: it is served beside the loads, and no other SET delays it.
 
@@ -27,6 +28,10 @@ pub enum Class {
 /// Where something was loaded, more is expected for this long.
 pub(crate) const LOADS_RECUR_WITHIN: Duration = Duration::from_millis(250);
 
+/// SETs that have waited for `set_max_wait` may have as many bytes in the device as loads have there, divided by this: an eighth
+/// of both together.
+const LOADS_PER_DUE_SET: u64 = 7;
+
 /// Bounds of what is in the device at a time. Whatever they say, one piece of a class goes if none of it is in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -42,7 +47,8 @@ pub struct Limits {
     pub set_in_flight_between_loads_bytes: u64,
     /// The same while GETs wait or are in flight. With less than a piece SETs wait for the loads to end.
     pub set_in_flight_while_loading_bytes: u64,
-    /// After this time in the queue a SET goes ahead of loads.
+    /// After this time in the queue a SET goes ahead of loads, as long as no more than an eighth of what is in the device is
+    /// SETs', or one piece.
     pub set_max_wait: Duration,
 }
 
@@ -280,14 +286,22 @@ impl Scheduler {
             _ if is_promoted => self.limits.set_in_flight_between_loads_bytes,
             Loads::None => self.limits.set_in_flight_bytes,
             Loads::Expected => self.limits.set_in_flight_between_loads_bytes,
+            Loads::Present if is_due => {
+                let share_bytes = self.in_flight[Class::Get as usize].bytes / LOADS_PER_DUE_SET;
+                share_bytes.max(self.limits.set_in_flight_while_loading_bytes)
+            }
             Loads::Present => self.limits.set_in_flight_while_loading_bytes,
         };
         let goes_alone = sets.pieces == 0 && (loads != Loads::Present || is_due || is_promoted);
         sets.bytes + length_bytes <= budget_bytes || goes_alone
     }
 
-    /// When the first SET in the queue goes ahead of loads.
-    pub fn set_is_due(&self) -> Option<Instant> {
+    /// When the first SET in the queue goes ahead of loads, if that is still to come at `now`, when the last grant was asked for.
+    pub fn next_due(&self, now: Instant) -> Option<Instant> {
+        self.set_is_due().filter(|due| *due > now)
+    }
+
+    fn set_is_due(&self) -> Option<Instant> {
         self.queues[Line::Set as usize].front().map(|set| set.since + self.limits.set_max_wait)
     }
 

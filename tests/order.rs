@@ -5,6 +5,7 @@
 mod common;
 
 use std::path::Path;
+use std::time::Duration;
 
 use common::held_back::HeldBack;
 use common::{Client, MIB, Memory, config, key, pattern};
@@ -97,7 +98,7 @@ fn a_load_waits_for_the_set_of_its_key_alone() {
             config.set_in_flight_bytes = (IN_FLIGHT * reactors * LENGTH) as u64;
             config.set_in_flight_between_loads_bytes = config.set_in_flight_bytes;
             // No SET may go first for having waited.
-            config.set_max_wait = std::time::Duration::from_secs(600);
+            config.set_max_wait = Duration::from_secs(600);
         });
         held.hold(Action::Write);
         let other = chunk(3);
@@ -144,4 +145,28 @@ fn a_load_reads_the_first_set_that_fits() {
     assert!(sets.into_iter().chain([last]).all(|id| client.wait(id).ok));
     assert!(client.get_one(&key(1), 2 * LENGTH).unwrap() == longer.bytes());
     client.assert_consistent();
+}
+
+/// A load that never ends holds SETs up for `set_max_wait_ms`, and no longer.
+#[test]
+fn sets_get_on_beside_a_load_that_does_not_end() {
+    for reactors in [1, 3] {
+        let directory = tempfile::tempdir().unwrap();
+        let (client, held) = open(directory.path(), |config| {
+            config.io_threads = reactors;
+            config.set_max_wait = Duration::from_millis(100);
+        });
+        assert!(client.set_one(&key(1), &chunk(1)));
+        held.hold(Action::Read);
+        let loaded = Memory::new(LENGTH, 0);
+        let get = client.submit_get(&[key(1)], &[&loaded]);
+        held.until_given(1);
+        let other = chunk(3);
+        let sets: Vec<u64> =
+            (10..50).map(|number| client.submit_set(&[key(number)], &[&other])).collect();
+        assert!(sets.into_iter().all(|id| client.wait(id).ok));
+        held.release();
+        assert_eq!(client.wait(get).results, [true]);
+        assert!(loaded.bytes() == pattern(LENGTH, 1));
+    }
 }

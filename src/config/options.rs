@@ -398,7 +398,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "milliseconds",
         default: Some("1000"),
         range: "0 to 600000",
-        meaning: "after this time in the queue a SET goes ahead of GETs, one piece at a time, so that endless loads cannot starve it",
+        meaning: "after this time in the queue a SET goes ahead of GETs, however long these take: SETs then have an eighth of what is in the device, or one piece",
         apply: |config, value| {
             config.set_max_wait = Duration::from_millis(size_within(value, 0, 600_000)?);
             Ok(())

@@ -270,7 +270,7 @@ impl<E: Engine> Reactor<E> {
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }
-            let until = [deadline, self.work.next_due()].into_iter().flatten().min();
+            let until = [deadline, self.work.next_due(now)].into_iter().flatten().min();
             let timeout = match has_more || self.work.is_unsettled() {
                 true => Some(Duration::ZERO),
                 false => until.map(|until| until.saturating_duration_since(Instant::now())),

@@ -174,13 +174,11 @@ impl Work {
         moving + self.steps_in_flight + self.commit.in_flight()
     }
 
-    /// When to look again although nothing has come: a failed write is to be tried again, a SET that waits for the
-    /// loads of other reactors is due, or a chunk in doubt is to be read again.
-    pub(super) fn next_due(&self) -> Option<Instant> {
-        let set_is_due = match self.in_flight() {
-            0 => self.scheduler.set_is_due(),
-            _ => None,
-        };
+    /// When to look again although nothing has come: a failed write is to be tried again, a SET that waits for loads, however
+    /// long these take, is due, or a chunk in doubt is to be read again. `now` is when the last pieces were started: what was
+    /// due then waits for others to end.
+    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
+        let set_is_due = self.scheduler.next_due(now);
         let verify_is_due = self.verification.next_due().filter(|_| self.active.is_empty());
         let retries = self.retries.iter().map(|(due, _)| *due);
         retries.chain(set_is_due).chain(verify_is_due).min()
