@@ -120,6 +120,8 @@ class Connector:
     def submit_batch_exists(self, keys: list[str]) -> int:
         """Ask which keys are held; return the future id.
 
+        Keys of a path whose threads have failed are answered False: nobody can load them.
+
         Raises:
             ClosedError: close() was called.
             SubmitError: A key is too long.

@@ -259,7 +259,7 @@ impl Connector {
     }
 
     /// Tells which keys are held, and leases them for `lease_s`: the load that follows finds them. Answered from memory,
-    /// without I/O.
+    /// without I/O. False for all keys of a path whose reactors have failed: nobody can load them.
     ///
     /// # Errors
     /// `SubmitError`: closed, forked, or a key is too long.

@@ -41,7 +41,7 @@ impl Connector {
         let _gate = self.enter(keys)?;
         let now_ms = self.config.clock.now_ms();
         let route = self.volumes.route();
-        Ok(route.ask_each(keys, |volume, keys| volume.index().pin_keys(keys, now_ms)))
+        Ok(route.ask_each(keys, |volume, keys| volume.pin_keys(keys, now_ms)))
     }
 
     /// Takes pins back. Says of each key whether it was pinned.
@@ -68,7 +68,8 @@ impl Connector {
     }
 
     /// Keys of a namespace that are held or being written: at least `limit` from `cursor` (0 at first) on, if there are so
-    /// many, and the cursor to go on with, if there are more. What comes or goes meanwhile may be missing.
+    /// many, and the cursor to go on with, if there are more. What comes or goes meanwhile may be missing. A path whose reactors
+    /// have failed has none.
     ///
     /// # Errors
     /// `SubmitError`: closed or forked.
@@ -86,7 +87,7 @@ impl Connector {
             let shards = volume.index().shard_count();
             let from = cursor.saturating_sub(skipped);
             // Those of a path that is out of use count too: one may go between two pages.
-            if from < shards && self.volumes.is_live(number) {
+            if from < shards && self.volumes.is_live(number) && !volume.shared.has_failed() {
                 let left = limit.max(1).saturating_sub(keys.len());
                 let (own, next) = volume.index().keys_of(namespace, from, left);
                 keys.extend(own);

@@ -173,9 +173,12 @@ impl Volume {
         &self.shared.index
     }
 
-    /// Which of `keys`, which are all this volume's, are held; leases them.
+    /// Which of `keys`, which are all this volume's, are held and can be loaded; leases them.
     pub(super) fn contains_each<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
-        let (results, refused) = self.index().contains_each(keys, now_ms);
+        let (results, refused) = match self.shared.has_failed() {
+            true => (vec![false; keys.len()], 0),
+            false => self.index().contains_each(keys, now_ms),
+        };
         let hits = results.iter().filter(|hit| **hit).count() as u64;
         let counters = &self.shared.counters;
         counters.leases_refused.add(refused);
@@ -184,14 +187,25 @@ impl Volume {
         results
     }
 
-    /// How many leading `keys`, which are all this volume's, are held; leases them.
+    /// How many leading `keys`, which are all this volume's, are held and can be loaded; leases them.
     pub(super) fn count_prefix<K: Keyed>(&self, keys: &[K], now_ms: u64) -> usize {
-        let (count, refused) = self.index().contains_prefix(keys, now_ms);
+        let (count, refused) = match self.shared.has_failed() {
+            true => (0, 0),
+            false => self.index().contains_prefix(keys, now_ms),
+        };
         let counters = &self.shared.counters;
         counters.leases_refused.add(refused);
         counters.exists_hits.add(count as u64);
         counters.exists_misses.add(u64::from(count < keys.len()));
         count
+    }
+
+    /// Pins which of `keys`, which are all this volume's, are held and can be loaded.
+    pub(super) fn pin_keys<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
+        match self.shared.has_failed() {
+            true => vec![false; keys.len()],
+            false => self.index().pin_keys(keys, now_ms),
+        }
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -228,6 +228,10 @@ impl<E: Engine> Reactor<E> {
                 Ending::Failed
             }
         };
+        if ending == Ending::Failed {
+            // Before the first answer that tells of it.
+            self.shared.note_failed();
+        }
         let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
         if ending == Ending::Failed {
             self.shared.health.fail(|| "a thread that moves its bytes has stopped".into());

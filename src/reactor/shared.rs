@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     live: AtomicUsize,
     /// No reactor takes anything any more.
     stopped: AtomicBool,
+    /// A reactor has failed, and all of them stop for it: nothing can be loaded any more.
+    has_failed: AtomicBool,
 }
 
 /// The way to one reactor, and what the others need to know of it.
@@ -88,6 +90,7 @@ impl Shared {
             lanes: wakers.into_iter().map(lane).collect(),
             deadline: Mutex::new(None),
             stopped: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
         }
     }
 
@@ -120,6 +123,16 @@ impl Shared {
         *current = Some(current.map_or(deadline, |earlier| earlier.min(deadline)));
         drop(current);
         self.lanes.iter().for_each(|lane| lane.waker.wake());
+    }
+
+    /// A reactor has failed: what is stored must not be promised from here on.
+    pub(super) fn note_failed(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a reactor has failed, so that nothing can be loaded any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::SeqCst)
     }
 
     /// A reactor takes nothing any more. With the last one everything that still comes is answered here.

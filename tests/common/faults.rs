@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     Errno(i32),
     /// It is started, and then the engine panics in its next reap.
     Panic,
+    /// The engine refuses it, and will take nothing any more.
+    Refused,
 }
 
 /// Decides the fault of each transfer: its number, its action, its length.
@@ -87,6 +89,10 @@ impl Engine for FaultEngine {
         match (self.script)(self.number, transfer.action, length) {
             Fault::None => {}
             Fault::Panic => self.panics = true,
+            Fault::Refused => {
+                let source = std::io::Error::from_raw_os_error(libc::EBADF);
+                return Err(EngineError::Failed { operation: "submitting", source });
+            }
             Fault::Errno(errno) => {
                 self.failed.push(Reaped { token: transfer.token, result: -errno });
                 return Ok(());

@@ -1,0 +1,74 @@
+//! What a store says of its keys after a reactor has failed: nothing is promised that nobody can load.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use common::faults::{Fault, FaultEngine, Script};
+use common::{Client, MIB, Memory, config_of, key};
+use kvring::Connector;
+
+const KEYS: u64 = 200;
+
+/// A store whose last path does nothing but `fault` from the moment on in which `fails` is set.
+fn open(paths: &[PathBuf], fails: &Arc<AtomicBool>, fault: Fault) -> Client {
+    let (last, engines, fails) = (paths.len() - 1, AtomicUsize::new(0), Arc::clone(fails));
+    let make_engine = move |queue_depth, waker| {
+        let is_last = engines.fetch_add(1, Ordering::SeqCst) == last;
+        let fails = Arc::clone(&fails);
+        let script: Script = Box::new(move |_, _, _| match fails.load(Ordering::SeqCst) {
+            true if is_last => fault,
+            _ => Fault::None,
+        });
+        FaultEngine::new(queue_depth, waker, script, Arc::default())
+    };
+    let config = config_of(paths, 64 * MIB);
+    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+}
+
+/// Which of `keys` are loaded now.
+fn loaded(client: &Client, keys: &[String]) -> Vec<bool> {
+    let memory = Memory::new(4096, 0);
+    keys.iter()
+        .map(|key| {
+            let done = client.get(std::slice::from_ref(key), &[&memory]);
+            done.ok && done.results[0]
+        })
+        .collect()
+}
+
+#[test]
+fn what_nobody_can_load_does_not_exist() {
+    for fault in [Fault::Panic, Fault::Refused] {
+        for count in [1, 2] {
+            let root = tempfile::tempdir().unwrap();
+            let paths: Vec<PathBuf> =
+                (0..count).map(|number| root.path().join(format!("disk{number}"))).collect();
+            let fails = Arc::new(AtomicBool::new(false));
+            let client = open(&paths, &fails, fault);
+            let keys: Vec<String> = (0..KEYS).map(key).collect();
+            let memory = Memory::patterned(4096, 0, 1);
+            assert!(client.set(&keys, &vec![&memory; keys.len()]).ok);
+            assert_eq!(client.exists(&keys), vec![true; keys.len()]);
+
+            fails.store(true, Ordering::SeqCst);
+            let failing = keys.iter().find(|key| !loaded(&client, &[(*key).clone()])[0]);
+            let failing = failing.expect("some keys are on the path that fails").clone();
+            let exists = client.exists(&keys);
+            assert_eq!(exists, loaded(&client, &keys), "{fault:?}, {count} paths");
+            assert_eq!(exists.contains(&true), count > 1, "the other path goes on");
+
+            let first = [failing.clone(), keys[0].clone()];
+            let prefix = client.connector.submit_prefix(&first).unwrap();
+            assert_eq!(client.wait(prefix).results, [false, false]);
+            assert_eq!(client.connector.pin(&first[..1]).unwrap(), [false]);
+            let (listed, _) = client.connector.keys("test/model", 0, usize::MAX).unwrap();
+            let held = exists.iter().filter(|exists| **exists).count();
+            assert_eq!(listed.len(), held, "{fault:?}, {count} paths");
+        }
+    }
+}
