@@ -316,3 +316,81 @@ fn few_files_are_open_at_a_time() {
     assert!((1..=256 + 128).contains(&most), "{most} files were open");
     client.assert_consistent();
 }
+
+/// Puts something else in the place of a file.
+type Impostor = fn(&Path);
+
+fn fifo(path: &Path) {
+    nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+}
+
+fn socket(path: &Path) {
+    // A socket's path may be no longer than that of a store in some temporary directory is.
+    let directory = File::open(path.parent().unwrap()).unwrap();
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let short = format!("/proc/self/fd/{}/{name}", std::os::fd::AsRawFd::as_raw_fd(&directory));
+    drop(std::os::unix::net::UnixListener::bind(short).unwrap());
+}
+
+fn subdirectory(path: &Path) {
+    fs::create_dir(path).unwrap();
+}
+
+fn link(path: &Path) {
+    let copy = path.with_extension("copy");
+    fs::write(&copy, [0; 5000]).unwrap();
+    std::os::unix::fs::symlink(&copy, path).unwrap();
+}
+
+/// Neither do loads wait for it, nor does the path count as failed.
+#[test]
+fn what_is_no_file_in_the_place_of_a_chunk_is_a_miss_of_that_chunk() {
+    let impostors: [Impostor; 4] = [fifo, socket, subdirectory, link];
+    for engine in [EngineChoice::Posix, EngineChoice::IoUring] {
+        let parent = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| parent.path().join(name));
+        let mut config = common::config_of(&paths, CAPACITY);
+        (config.layout, config.engine) = (Layout::Files, engine);
+        let open = || Client::from(Connector::open(config.clone()).unwrap());
+        let client = open();
+        let keys: Vec<String> = (0..64).map(key).collect();
+        let memory = Memory::patterned(5000, 0, 1);
+        assert!(client.set(&keys, &[&memory; 64]).ok);
+        let files = |client: &Client, keys: &[String]| -> Vec<PathBuf> {
+            assert!(client.exists(keys).iter().all(|held| *held));
+            let chunks = paths.iter().flat_map(|path| {
+                list_chunks(path, None).unwrap().map(|chunk| (path.clone(), chunk.unwrap()))
+            });
+            let chunks: BTreeMap<String, PathBuf> =
+                chunks.map(|(path, chunk)| (chunk.key, path.join(chunk.file))).collect();
+            keys.iter().map(|key| chunks[key].clone()).collect()
+        };
+        // A dozen of each kind.
+        for (number, file) in files(&client, &keys[..48]).into_iter().enumerate() {
+            fs::remove_file(&file).unwrap();
+            impostors[number % 4](&file);
+        }
+        let found: Vec<Memory> = (0..64).map(|_| Memory::new(5000, 0)).collect();
+        let completion = client.get(&keys, &found.iter().collect::<Vec<_>>());
+        assert!(completion.results[..48].iter().all(|hit| !hit), "{engine:?}");
+        assert!(completion.results[48..].iter().all(|hit| *hit), "{engine:?}");
+        let stats = client.connector.stats();
+        for path in &stats.paths {
+            assert!(path.in_use && path.reason.is_empty(), "{engine:?}: {}", path.reason);
+        }
+        assert!(client.set(&keys, &[&memory; 64]).ok);
+        assert!(client.get_one(&keys[0], 5000).is_some());
+        // And found at open.
+        let again = files(&client, &keys[..8]);
+        assert!(client.connector.close().clean);
+        for (number, file) in again.iter().enumerate() {
+            fs::remove_file(file).unwrap();
+            impostors[number % 4](file);
+        }
+        let client = open();
+        let held = client.exists(&keys);
+        assert!(held[..8].iter().all(|held| !held) && held[8..].iter().all(|held| *held));
+        assert!(client.set(&keys, &[&memory; 64]).ok);
+        client.assert_consistent();
+    }
+}

@@ -186,7 +186,15 @@ impl Files {
     /// Removes a file; one that is not there is removed.
     fn remove(&self, digest: Digest, name: &CStr) -> io::Result<()> {
         match self.directories[directory_of(digest)].remove(name) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            // Nor is it there if a directory has its name.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::IsADirectory
+                ) =>
+            {
+                Ok(())
+            }
             outcome => outcome,
         }
     }
