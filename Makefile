@@ -149,6 +149,11 @@ matrix: export KVRING_MATRIX := full
 matrix: build ## every layout on every kind of disk with every engine, all in full (as root, 25 minutes)
 	@$(PY) -m pytest tests/python/matrix
 
+.PHONY: power-loss
+power-loss: export KVRING_POWER_LOSS_IMAGES ?= 500
+power-loss: build ## power loss at 500 writes below the file system and below bare devices (as root, 15 minutes)
+	@$(PY) -m pytest -rA tests/python/test_power_loss_writes.py
+
 .PHONY: lint
 lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny
 	@set -x

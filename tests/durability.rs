@@ -89,10 +89,11 @@ fn failed_syncs_acknowledge_nothing() {
         assert_eq!(syncs.load(Ordering::SeqCst), failing, "a failed sync is not tried again");
         assert_eq!(client.exists(&[key(1)]), [false]);
         assert_eq!((client.counter("sync_errors"), client.counter("set_failed")), (1, 1));
+        assert!(client.set_one(&key(2), &memory), "usable afterwards");
+        // With the sync of that the place is free again, whose record could have come back until then.
         client.assert_consistent();
         let stats = client.connector.stats();
-        assert_eq!((stats.keys, stats.allocated_bytes), (0, 0));
-        assert!(client.set_one(&key(2), &memory), "usable afterwards");
+        assert_eq!((stats.keys, stats.allocated_bytes), (1, 8192));
         client.connector.close();
         let client = Client::open(directory.path(), 256 * MIB);
         assert_eq!(client.exists(&[key(1), key(2)]), [false, true]);

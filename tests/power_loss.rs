@@ -8,6 +8,8 @@ mod common;
 mod simulated_disk;
 #[path = "common/simulated_engine.rs"]
 mod simulated_engine;
+#[path = "common/turns.rs"]
+mod turns;
 
 use std::sync::Arc;
 
@@ -40,7 +42,12 @@ impl Machine {
     }
 
     fn open(&self, durability: Durability) -> Client {
+        self.open_with_reactors(durability, 1)
+    }
+
+    fn open_with_reactors(&self, durability: Durability, reactors: usize) -> Client {
         let mut config = config(self.directory.path(), 16 * MIB);
+        config.io_threads = reactors;
         config.durability = durability;
         let client = Client::from(self.disk.open(config).unwrap());
         self.disk.let_transfers_go();
@@ -150,6 +157,41 @@ fn unchanged_sets_wait_for_the_barriers_of_the_first() {
     assert!(client.wait(second).ok);
     let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
     assert_eq!(intact(&machine.open(Durability::BestEffort)), CHUNKS, "batch {first}");
+}
+
+/// A sync that fails has dropped what others wrote as well: SETs that wait for the next group, SETs of another reactor, and
+/// what was cleared in the index. What is answered is durable all the same.
+#[test]
+fn what_is_answered_is_durable_although_syncs_fail() {
+    let (mut answered, mut failed, mut written_anew) = (0, 0, 0);
+    for (seed, reactors) in (1..=120).zip([1, 2, 3].into_iter().cycle()) {
+        let machine = Machine::with_seed(seed);
+        let client = machine.open_with_reactors(Durability::Persistent, reactors);
+        let (disk, turns) = (Arc::clone(&machine.disk), &machine.disk.turns);
+        disk.fail_syncs(5);
+        turns.join();
+        let (keys, memory) = chunks();
+        let submit = |(key, memory)| {
+            let future_id = client.submit_set(&[String::clone(key)], &[memory]);
+            turns.pass_of_test(false);
+            future_id
+        };
+        let batches: Vec<u64> = keys.iter().zip(&memory).map(submit).collect();
+        turns.pass_of_test(true);
+        turns.part();
+        let is_stored: Vec<bool> = batches.iter().map(|id| client.wait(*id).ok).collect();
+        written_anew += client.counter("write_retries");
+        disk.fail_syncs(0);
+        let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+        let client = machine.open(Durability::BestEffort);
+        for (number, stored) in is_stored.iter().enumerate() {
+            let found = client.get_one(&key(number as u64), LENGTH);
+            let is_right = found == Some(pattern(LENGTH, number as u64));
+            assert!(is_right || !stored, "seed {seed}, {reactors} reactors: key {number} is lost");
+            *(if *stored { &mut answered } else { &mut failed }) += 1;
+        }
+    }
+    assert!(answered > 0 && failed > 0 && written_anew > 0, "{answered} {failed} {written_anew}");
 }
 
 /// A kill between the record of a chunk and its barrier leaves the older record as well. Of the two, power loss in the middle

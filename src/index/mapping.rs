@@ -95,6 +95,24 @@ impl Mapping {
         }
     }
 
+    /// Makes the first `length_bytes` count as changed, so that a sync writes them; they stay as they are.
+    pub(super) fn mark_changed(&self, length_bytes: usize) -> io::Result<()> {
+        let start = self.map.as_mut_ptr();
+        let mut outcome = Ok(());
+        for offset in (0..length_bytes).step_by(READ_BYTES) {
+            let length = READ_BYTES.min(length_bytes - offset);
+            // SAFETY: inside the mapping and its file. It only raises the page faults of writes, without a write.
+            let failed = unsafe {
+                libc::madvise(start.add(offset).cast(), length, libc::MADV_POPULATE_WRITE) != 0
+            };
+            if failed {
+                // Not the end: a page that cannot be read fails those beside it only.
+                outcome = Err(io::Error::last_os_error());
+            }
+        }
+        outcome
+    }
+
     /// Puts ordinary memory in the place of the file, which is not held open by this any more.
     pub(super) fn give_up(&self) {
         // SAFETY: exactly the range of the mapping, which stays ours until it is dropped; Rust has no references into

@@ -64,6 +64,17 @@ impl Table {
         self.backing.file().sync_data()
     }
 
+    /// Has the next sync write all of it again: after a failed one the disk may lack what the kernel takes for written.
+    pub(crate) fn write_anew(&self) {
+        let bytes = HEADER_BYTES as usize + self.slot_count() as usize * RECORD_BYTES;
+        if let Err(error) = self.mapping.mark_changed(bytes) {
+            log::warn!(
+                "{}: after a failed sync a deleted chunk may be back after power loss: {error}",
+                self.backing.path().display()
+            );
+        }
+    }
+
     /// Lengthens the file, unless there are free slots meanwhile.
     ///
     /// # Errors

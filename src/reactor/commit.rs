@@ -9,7 +9,9 @@
 //! that clearing, and the older chunk would be back.
 //!
 //! A failed sync fails its group and is not tried again: the kernel may have dropped what it could not write, and a second
-//! sync would report success for it.
+//! sync would report success for it. So would the sync of the next group, and those of other reactors
+//! ([`failed_syncs`](super::failed_syncs)): a SET whose write had begun before the failure was seen is written once more, or
+//! fails with it if its record is on its way already.
 
 use std::collections::HashSet;
 use std::io;
@@ -17,12 +19,14 @@ use std::os::fd::RawFd;
 use std::time::Instant;
 
 use super::Shared;
+use super::failed_syncs::SyncsUnderWay;
 use super::health::Way;
 use super::steps::Failure;
 use super::work::Work;
 use crate::config::Layout;
 use crate::engine::{Action, Engine, Transfer};
 use crate::error::EngineError;
+use crate::store::Extent;
 
 /// Token of every sync; pieces have small ones.
 pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
@@ -54,6 +58,11 @@ struct Group {
     phase: Phase,
     outstanding: usize,
     error: Option<i32>,
+    /// Syncs of other reactors that have to come back before the phase is over.
+    awaited: Option<SyncsUnderWay>,
+    /// Places whose records were cleared before the sync of the index began, and the failed syncs at that time.
+    cleared: Vec<Extent>,
+    failed_syncs: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,16 +103,25 @@ impl Work {
             && self.commit.waiting.len() + members >= MOST_OPEN_FILES
     }
 
-    /// Starts a group if SETs wait for one and none is under way.
+    /// Starts a group if SETs wait for one and none is under way; goes on with one that waited for other reactors.
     pub(super) fn start_group(
         &mut self,
         shared: &Shared,
         engine: &mut impl Engine,
     ) -> Result<(), EngineError> {
-        if self.commit.group.is_some() || self.commit.waiting.is_empty() {
+        if self.commit.group.as_ref().is_some_and(|group| group.awaited.is_some()) {
+            self.finish_phase(shared, engine)?;
+        }
+        if self.commit.group.is_some() {
             return Ok(());
         }
-        let members = std::mem::take(&mut self.commit.waiting);
+        let waiting = std::mem::take(&mut self.commit.waiting);
+        let (members, touched): (Vec<usize>, Vec<usize>) =
+            waiting.into_iter().partition(|id| self.is_untouched(*id, shared));
+        touched.into_iter().for_each(|id| self.write_anew(id, shared));
+        if members.is_empty() {
+            return Ok(());
+        }
         // Each once, in the order of their first SETs: the numbers of descriptors would make it another one in every run, and
         // a simulated crash could not be replayed.
         let mut seen = HashSet::new();
@@ -112,8 +130,15 @@ impl Work {
             .flat_map(|id| self.written_files(*id, shared))
             .filter(|target| seen.insert(*target))
             .collect();
-        self.commit.group =
-            Some(Group { members, phase: Phase::Data, outstanding: 0, error: None });
+        self.commit.group = Some(Group {
+            members,
+            phase: Phase::Data,
+            outstanding: 0,
+            error: None,
+            awaited: None,
+            cleared: Vec::new(),
+            failed_syncs: 0,
+        });
         self.submit_syncs(&targets, shared, engine)
     }
 
@@ -133,10 +158,12 @@ impl Work {
             };
             let transfer =
                 Transfer { is_lasting, ..Transfer::without_memory(action, file, SYNC_TOKEN) };
+            shared.note_sync_begun(self.number);
             // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which the reactor holds, and a
             // chunk's own file until its SET is answered, after the group's last sync is reaped.
             outcome = unsafe { engine.submit(transfer) };
             if outcome.is_err() {
+                shared.note_sync_ended(self.number, 0);
                 group.error = Some(libc::EIO);
                 break;
             }
@@ -164,13 +191,50 @@ impl Work {
         } else {
             shared.health.note_success(Way::Sync);
         }
+        shared.note_sync_ended(self.number, result.min(0).abs());
         if group.outstanding > 0 {
             return Ok(());
         }
-        let succeeded = group.error.is_none();
-        let members = group.members.clone();
-        let next = match group.phase {
-            _ if !succeeded => None,
+        match engine {
+            Some(engine) if group.error.is_none() => self.finish_phase(shared, engine),
+            // Without an engine nothing may be submitted any more; `drop_queued` has ended the members.
+            _ => {
+                self.end_group(shared);
+                Ok(())
+            }
+        }
+    }
+
+    /// All syncs of the group's phase have succeeded: it goes on to the next one, unless it has to wait for those of other
+    /// reactors first.
+    fn finish_phase(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        let (phase, number) = (group.phase, self.number);
+        let awaited = group.awaited.get_or_insert_with(|| shared.syncs_under_way(number));
+        if !shared.have_ended(number, awaited) {
+            return Ok(());
+        }
+        group.awaited = None;
+        let cleared = std::mem::take(&mut group.cleared);
+        if group.failed_syncs == shared.failed_syncs() {
+            cleared.into_iter().for_each(|place| shared.store.free(place));
+        } else {
+            shared.cleared.lock().extend(cleared);
+        }
+        let all = std::mem::take(&mut group.members);
+        let (members, touched): (Vec<usize>, Vec<usize>) =
+            all.into_iter().partition(|id| self.is_untouched(*id, shared));
+        match phase {
+            Phase::Data => touched.into_iter().for_each(|id| self.write_anew(id, shared)),
+            Phase::Index | Phase::Replaced => {
+                self.fail_members(touched, &|| shared.sync_failure(), shared);
+            }
+        }
+        let next = match phase {
             Phase::Data => {
                 members.iter().for_each(|id| self.write_record(*id, shared));
                 Some(Phase::Index)
@@ -183,15 +247,16 @@ impl Work {
             }
             Phase::Replaced => None,
         };
-        match (next, engine) {
-            (Some(next), Some(engine)) if !members.is_empty() => {
-                if let Some(group) = &mut self.commit.group {
-                    group.phase = next;
-                }
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        group.members = members;
+        match next {
+            Some(next) if !group.members.is_empty() => {
+                group.phase = next;
+                group.failed_syncs = shared.failed_syncs();
+                group.cleared = std::mem::take(&mut *shared.cleared.lock());
                 let index = shared.index.table().sync_descriptor(self.number);
                 self.submit_syncs(&[SyncTarget::Lasting(index)], shared, engine)
             }
-            // Without an engine nothing may be submitted any more; `drop_queued` has ended the members.
             _ => {
                 self.end_group(shared);
                 Ok(())
@@ -199,19 +264,35 @@ impl Work {
         }
     }
 
+    /// Whether a group waits for syncs of other reactors that have come back since `start_group` looked. To be asked once
+    /// more before sleeping.
+    pub(super) fn awaited_syncs_ended(&self, shared: &Shared) -> bool {
+        let awaited = self.commit.group.as_ref().and_then(|group| group.awaited.as_ref());
+        awaited.is_some_and(|awaited| shared.have_ended(self.number, awaited))
+    }
+
     fn end_group(&mut self, shared: &Shared) {
-        let Some(Group { members, error, .. }) = self.commit.group.take() else { return };
-        if let Some(errno) = error {
-            let error = io::Error::from_raw_os_error(errno);
-            shared.counters.sync_errors.add(1);
-            log::error!(
-                "cannot make {} chunks durable: {error}; they are not stored",
-                members.len()
-            );
+        let Some(Group { members, error, cleared, .. }) = self.commit.group.take() else { return };
+        shared.cleared.lock().extend(cleared);
+        match error {
+            Some(errno) => {
+                shared.counters.sync_errors.add(1);
+                let failure = || Failure::Sync(io::Error::from_raw_os_error(errno));
+                self.fail_members(members, &failure, shared);
+            }
+            None => members.into_iter().for_each(|id| self.end_grouped(id, None, shared)),
         }
-        for id in members {
-            let failure = error.map(|errno| Failure::Sync(io::Error::from_raw_os_error(errno)));
-            self.end_grouped(id, failure, shared);
+    }
+
+    fn fail_members(
+        &mut self,
+        members: Vec<usize>,
+        failure: &dyn Fn() -> Failure,
+        shared: &Shared,
+    ) {
+        if !members.is_empty() {
+            log::error!("{}; {} chunks are not stored", failure(), members.len());
         }
+        members.into_iter().for_each(|id| self.end_grouped(id, Some(failure()), shared));
     }
 }

@@ -186,7 +186,7 @@ impl Work {
     /// An operation is through with its transfers: it is answered, tried again, or waits for its group.
     pub(super) fn end(&mut self, id: usize, shared: &Shared) {
         let active = &mut self.active[id];
-        if let Kind::Set(request, Some(_)) = &active.kind
+        if let Kind::Set(_, Some(_)) = &active.kind
             && shared.config.durability == Durability::Persistent
         {
             match &active.failure {
@@ -199,17 +199,7 @@ impl Work {
                     if shared.health.may_tell(Way::Write, shared.config.path()) {
                         log::warn!("cannot write a chunk: {error}; trying again in {pause:?}");
                     }
-                    shared.counters.write_retries.add(1);
-                    active.retries += 1;
-                    active.failure = None;
-                    active.checksum = 0;
-                    active.waiting_bytes = request.buffer.length_bytes() as u64;
-                    // An open file is written to once more.
-                    if let Some(own) = &mut active.own
-                        && own.step == Step::Cut
-                    {
-                        own.step = Step::Transfer;
-                    }
+                    self.begin_anew(id, shared);
                     return self.retries.push((Instant::now() + pause, id));
                 }
                 Some(Failure::Transfer(..)) if active.retries > 0 => {
@@ -219,6 +209,38 @@ impl Work {
             }
         }
         self.answer(id, shared);
+    }
+
+    /// Makes a SET that was written one of which nothing was.
+    fn begin_anew(&mut self, id: usize, shared: &Shared) {
+        shared.counters.write_retries.add(1);
+        let active = &mut self.active[id];
+        active.retries += 1;
+        active.failed_syncs = None;
+        active.failure = None;
+        active.checksum = 0;
+        active.waiting_bytes = active.kind.bytes();
+        // An open file is written to once more.
+        if let Some(own) = &mut active.own
+            && own.step == Step::Cut
+        {
+            own.step = Step::Transfer;
+        }
+    }
+
+    /// Whether no sync of the store has failed since the write of a SET began.
+    pub(super) fn is_untouched(&self, id: usize, shared: &Shared) -> bool {
+        self.active[id].failed_syncs == Some(shared.failed_syncs())
+    }
+
+    /// A failed sync may have dropped what a SET has written, and it has no record yet: it is written once more, unless that
+    /// was done too often.
+    pub(super) fn write_anew(&mut self, id: usize, shared: &Shared) {
+        if self.active[id].retries >= shared.config.persistent_max_retries {
+            return self.end_grouped(id, Some(shared.sync_failure()), shared);
+        }
+        self.begin_anew(id, shared);
+        self.retries.push((Instant::now(), id));
     }
 
     /// What has to be synced so that the data of a SET is durable.

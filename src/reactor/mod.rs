@@ -16,6 +16,7 @@ mod commit;
 mod doubts;
 mod endings;
 mod errnos;
+mod failed_syncs;
 mod health;
 mod keeper;
 mod latency;
@@ -265,9 +266,10 @@ impl<E: Engine> Reactor<E> {
             if deadline.is_none() {
                 self.work.verify_if_idle(now, &self.shared);
             }
+            // First, as what it ends may have been waited for.
+            self.work.start_group(&self.shared, &mut self.engine)?;
             let has_more = self.work.start_some(now, &self.shared, &mut self.engine)?;
             self.work.start_steps(&self.shared, &mut self.engine)?;
-            self.work.start_group(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();
 
             let idle = self.work.is_idle() && self.lane().intake.is_empty();
@@ -305,6 +307,7 @@ impl<E: Engine> Reactor<E> {
         let work_came = stop_came
             || !lane.intake.is_empty()
             || self.work.loads_elsewhere_ended(&self.shared)
+            || self.work.awaited_syncs_ended(&self.shared)
             || self.work.has_due_steps(&self.shared);
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.engine.reap(timeout, &mut self.reaped);

@@ -1,12 +1,13 @@
 //! What submitting threads and reactors have in common.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::admission::WriteBudget;
 use super::balance::{Load, Spread};
 use super::doubts::Doubts;
+use super::failed_syncs::SyncCounts;
 use super::health::Health;
 use super::keeper::Keeper;
 use super::latency::Latencies;
@@ -17,7 +18,7 @@ use crate::config::Config;
 use crate::engine::Waker;
 use crate::key::Digest;
 use crate::stats::Counters;
-use crate::store::Store;
+use crate::store::{Extent, Store};
 use crate::sync::Mutex;
 
 /// The store, its counters, and a lane to each reactor.
@@ -35,6 +36,12 @@ pub(crate) struct Shared {
     /// All paths of the store; empty if it is the only one.
     pub(super) paths: OnceLock<Vec<Weak<Shared>>>,
     pub(super) lanes: Box<[Lane]>,
+    /// Syncs that failed; see [`super::failed_syncs`].
+    pub(super) failed_syncs: AtomicU64,
+    pub(super) sync_errno: AtomicI32,
+    /// Places of chunks that got a record and were not stored: until it is durable that the record is cleared, power loss
+    /// could bring it back, and it would win over an older one of its key.
+    pub(super) cleared: Mutex<Vec<Extent>>,
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
     /// Reactors that take work.
@@ -51,6 +58,7 @@ pub(super) struct Lane {
     pub(super) waker: Arc<Waker>,
     pub(super) latencies: Mutex<Latencies>,
     pub(super) load: Load,
+    pub(super) syncs: SyncCounts,
     /// GETs that wait or are in flight here.
     loads: AtomicUsize,
     /// SETs wait here for the loads of others to end.
@@ -71,6 +79,7 @@ impl Shared {
             waker,
             latencies: Mutex::new(Latencies::new()),
             load: Load::default(),
+            syncs: SyncCounts::default(),
             loads: AtomicUsize::new(0),
             sets_wait: AtomicBool::new(false),
         };
@@ -88,6 +97,9 @@ impl Shared {
             presence: Presence::default(),
             live: AtomicUsize::new(wakers.len()),
             lanes: wakers.into_iter().map(lane).collect(),
+            failed_syncs: AtomicU64::new(0),
+            sync_errno: AtomicI32::new(0),
+            cleared: Mutex::default(),
             deadline: Mutex::new(None),
             stopped: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),

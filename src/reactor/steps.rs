@@ -246,13 +246,20 @@ pub(super) fn end_set(
             Some(Publication { record, content })
         }
         (Some(Place { extent, record, .. }), _) => {
-            match record {
-                RecordState::Reserved(reservation) => shared.index.table().release(reservation),
-                RecordState::Written(slot, _) => shared.index.table().clear(slot),
-            }
-            match failure {
-                Some(Failure::Transfer(_, Fate::Doubt)) => shared.store.free_unwritable(extent),
-                _ => shared.store.free(extent),
+            match (record, &failure) {
+                (RecordState::Written(slot, _), _) => {
+                    shared.index.table().clear(slot);
+                    shared.cleared.lock().push(extent);
+                }
+                (RecordState::Reserved(reservation), failure) => {
+                    shared.index.table().release(reservation);
+                    match failure {
+                        Some(Failure::Transfer(_, Fate::Doubt)) => {
+                            shared.store.free_unwritable(extent)
+                        }
+                        _ => shared.store.free(extent),
+                    }
+                }
             }
             None
         }

@@ -40,7 +40,9 @@ pub(super) struct Active {
     ticket: Ticket,
     /// Loads wait for this SET.
     pub(super) is_awaited: bool,
-    /// Times its write was tried again.
+    /// Syncs of the store that had failed when its write began.
+    pub(super) failed_syncs: Option<u64>,
+    /// Times it was written again.
     pub(super) retries: u32,
     /// The file of its chunk, if that has one of its own.
     pub(super) own: Option<Box<OwnFile>>,
@@ -257,6 +259,7 @@ impl Work {
             unfinished: 0,
             checksum: 0,
             failure: None,
+            failed_syncs: None,
             retries: 0,
             own: None,
         });
@@ -347,6 +350,7 @@ impl Work {
             }
             Kind::Get(..) | Kind::Verify(..) | Kind::Set(_, Some(_)) => {}
         }
+        active.failed_syncs.get_or_insert_with(|| shared.failed_syncs());
         active.unfinished += 1;
         if active.own.is_none()
             && let Some(Location::Own { directory, name }) =

@@ -141,6 +141,12 @@ impl Client {
         }
     }
 
+    /// The completion of one batch, if it is there.
+    pub(crate) fn take(&self, future_id: u64) -> Option<Completion> {
+        self.collect();
+        self.seen.lock().unwrap().remove(&future_id)
+    }
+
     fn collect(&self) {
         let mut completions = Vec::new();
         self.connector.drain(&mut completions);

@@ -2,31 +2,34 @@
 //! since the last sync of that file. At power loss it picks one of them for each sector by a seeded choice, so that writes
 //! are dropped, torn and reordered. At the death of the process everything stays as it is, unsynced.
 //!
+//! A sync that fails drops some of what it should have made durable: the page cache keeps it, and no later sync writes it.
+//! Each descriptor is told once at most.
+//!
 //! Transfers are done at once on real files in memory. The index is written through a mapping, behind the engine's back:
 //! its sectors are looked at before every transfer and every sync. Lengths and names of files are durable at once: they
 //! are the file system's, which has a journal.
 #![allow(dead_code, reason = "each test program uses its own part of it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use kvring::{Config, Connector, OpenError};
 use parking_lot::{Condvar, Mutex};
 
 use crate::common::random::Random;
 use crate::simulated_engine::SimulatedEngine;
+use crate::turns::Turns;
 
 pub(crate) const SECTOR_BYTES: usize = 512;
 const INDEX: &str = "index.kvring";
 /// As much of the index as the small workloads of a simulation use.
 const INDEX_BYTES: usize = 64 << 10;
 const FIRST_RECORD_SECTOR: usize = 8;
-const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Sector = [u8; SECTOR_BYTES];
 
@@ -48,6 +51,20 @@ struct SimulatedFile {
     end: usize,
     /// Sectors written since the last sync: what is durable, and every version since.
     unsynced: BTreeMap<usize, Vec<Sector>>,
+    /// What is durable of sectors that a failed sync dropped: they differ, and no sync writes them.
+    dropped: BTreeMap<usize, Sector>,
+    /// Failed syncs that descriptors are told of, and how many each was told of.
+    failures: u64,
+    told: HashMap<RawFd, u64>,
+}
+
+impl SimulatedFile {
+    /// Notes that a sector of these bytes became these.
+    fn change(&mut self, number: usize, old: &[u8], new: &[u8]) {
+        let dropped = self.dropped.remove(&number);
+        let durable = || vec![dropped.unwrap_or_else(|| sector(old))];
+        self.unsynced.entry(number).or_insert_with(durable).push(sector(new));
+    }
 }
 
 /// What the next owner finds.
@@ -70,8 +87,8 @@ struct State {
     fingerprint: u64,
     /// The connector's open has returned; no transfer is done before, so that their order is the seed's alone.
     is_open: bool,
-    /// The reactor has nothing left to do.
-    is_idle: bool,
+    /// One in so many syncs of the reactors fails; none with 0.
+    failing_syncs: u64,
 }
 
 /// The files of one store: shared between the engine and the test that crashes it.
@@ -79,6 +96,7 @@ pub(crate) struct SimulatedDisk {
     directory: PathBuf,
     state: Mutex<State>,
     changed: Condvar,
+    pub(crate) turns: Turns,
     /// It is decided what the next owner finds: nothing that happens now is kept.
     crashed: AtomicBool,
 }
@@ -109,12 +127,13 @@ impl SimulatedDisk {
             image: None,
             fingerprint,
             is_open: false,
-            is_idle: false,
+            failing_syncs: 0,
         };
         let disk = Arc::new(Self {
             directory: directory.to_owned(),
             state: Mutex::new(state),
             changed: Condvar::new(),
+            turns: Turns::new(),
             crashed: AtomicBool::new(false),
         });
         DISKS.lock().push((directory.to_owned(), Arc::downgrade(&disk)));
@@ -129,6 +148,11 @@ impl SimulatedDisk {
         Some((disk.upgrade()?, name))
     }
 
+    /// From now on one in so many syncs of the reactors fails; none with 0.
+    pub(crate) fn fail_syncs(&self, one_in: u64) {
+        self.state.lock().failing_syncs = one_in;
+    }
+
     /// From now on it crashes at the `events`-th transfer or sync.
     pub(crate) fn arm(&self, events: u64, crash: Crash) {
         let mut state = self.state.lock();
@@ -139,14 +163,19 @@ impl SimulatedDisk {
     pub(crate) fn open(self: &Arc<Self>, mut config: Config) -> Result<Connector, OpenError> {
         let random = {
             let mut state = self.state.lock();
-            (state.is_open, state.is_idle) = (false, false);
+            state.is_open = false;
             config.boot = state.boot;
+            // Whoever opens a file is told of what fails from then on.
+            for file in state.files.values_mut() {
+                (file.failures, file.told) = (0, HashMap::new());
+            }
+            self.turns.begin(Random::new(state.random.below(u64::MAX)));
             Random::new(state.random.below(u64::MAX))
         };
         let disk = Arc::clone(self);
-        let mut random = Some(random);
+        let mut random = random;
         let make_engine = move |_, waker| {
-            let random = random.take().expect("one reactor");
+            let random = Random::new(random.below(u64::MAX));
             Ok(SimulatedEngine::new(Arc::clone(&disk), waker, random))
         };
         let connector = Connector::open_with_engine(config, make_engine);
@@ -161,22 +190,11 @@ impl SimulatedDisk {
 
     /// Waits until the chunks of a crashed session are verified.
     pub(crate) fn wait_idle(&self) {
-        self.wait_until(|state| state.is_idle);
+        self.turns.wait_idle();
     }
 
     pub(crate) fn wait_open(&self) {
-        self.wait_until(|state| state.is_open);
-    }
-
-    pub(crate) fn set_idle(&self, is_idle: bool) {
-        self.state.lock().is_idle = is_idle;
-        self.changed.notify_all();
-    }
-
-    fn wait_until(&self, mut holds: impl FnMut(&State) -> bool) {
-        let mut state = self.state.lock();
-        let waited = self.changed.wait_while_for(&mut state, |state| !holds(state), HANG_TIMEOUT);
-        assert!(!waited.timed_out(), "the reactor hangs");
+        self.changed.wait_while(&mut self.state.lock(), |state| !state.is_open);
     }
 
     pub(crate) fn has_crashed(&self) -> bool {
@@ -212,6 +230,44 @@ impl SimulatedDisk {
         }
     }
 
+    /// A sync of a reactor, by `descriptor`; says whether it failed.
+    pub(crate) fn try_sync(&self, name: &str, descriptor: RawFd) -> bool {
+        self.event();
+        let mut state = self.state.lock();
+        if name == INDEX {
+            self.look_at_index(&mut state);
+        }
+        let State { files, random, failing_syncs, .. } = &mut *state;
+        let Some(file) = files.get_mut(name) else { return false };
+        let fails = *failing_syncs > 0 && random.one_of(*failing_syncs);
+        for (number, mut versions) in std::mem::take(&mut file.unsynced) {
+            let written = random.below(versions.len() as u64) as usize;
+            if fails && written + 1 < versions.len() {
+                file.dropped.insert(number, versions.swap_remove(written));
+            }
+        }
+        // The kernel tells others of errors of writing back, and nobody of a device that could not flush.
+        if fails && random.one_of(2) {
+            file.failures += 1;
+            file.told.insert(descriptor, file.failures);
+        }
+        let told = file.told.insert(descriptor, file.failures).unwrap_or(0);
+        fails || told < file.failures
+    }
+
+    /// What a failed sync dropped between two offsets is to be written after all.
+    pub(crate) fn write_anew(&self, name: &str, begin: usize, end: usize) {
+        let mut state = self.state.lock();
+        self.look_at_index(&mut state);
+        let Some(file) = state.files.get_mut(name) else { return };
+        let numbers = begin / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);
+        let dropped: Vec<usize> = file.dropped.range(numbers).map(|(number, _)| *number).collect();
+        for number in dropped {
+            let now = sector(&file.seen[number * SECTOR_BYTES..][..SECTOR_BYTES]);
+            file.change(number, &[], &now);
+        }
+    }
+
     /// Notes what a transfer wrote at `offset`.
     pub(crate) fn written(&self, name: &str, offset: usize, before: &[u8], now: &[u8]) {
         let mut state = self.state.lock();
@@ -219,20 +275,19 @@ impl SimulatedDisk {
         file.end = file.end.max(offset + now.len());
         let sectors = before.chunks(SECTOR_BYTES).zip(now.chunks(SECTOR_BYTES));
         for (number, (old, new)) in (offset / SECTOR_BYTES..).zip(sectors) {
-            let versions = file.unsynced.entry(number).or_insert_with(|| vec![sector(old)]);
-            versions.push(sector(new));
+            file.change(number, old, new);
         }
     }
 
     fn look_at_index(&self, state: &mut State) {
         let now = read_start(&self.directory.join(INDEX), INDEX_BYTES);
         let file = state.files.entry(INDEX.to_owned()).or_default();
-        file.seen.resize(now.len(), 0);
-        let sectors = file.seen.chunks(SECTOR_BYTES).zip(now.chunks(SECTOR_BYTES));
+        let mut seen = std::mem::take(&mut file.seen);
+        seen.resize(now.len(), 0);
+        let sectors = seen.chunks(SECTOR_BYTES).zip(now.chunks(SECTOR_BYTES));
         for (number, (old, new)) in sectors.enumerate() {
             if !is_same(number, old, new) {
-                let versions = file.unsynced.entry(number).or_insert_with(|| vec![sector(old)]);
-                versions.push(sector(new));
+                file.change(number, old, new);
             }
         }
         file.end = now.len();
@@ -257,8 +312,14 @@ impl SimulatedDisk {
             let mut left = SimulatedFile {
                 seen: read_start(&path, file.end),
                 end: file.end,
-                unsynced: BTreeMap::new(),
+                ..SimulatedFile::default()
             };
+            let place = |number: &usize| number * SECTOR_BYTES..(number + 1) * SECTOR_BYTES;
+            if crash != Crash::Kill {
+                for (number, durable) in &file.dropped {
+                    left.seen[place(number)].copy_from_slice(durable);
+                }
+            }
             for (number, versions) in &file.unsynced {
                 let version = match mood {
                     _ if crash == Crash::Kill => versions.len() - 1,
@@ -266,14 +327,14 @@ impl SimulatedDisk {
                     1 => versions.len() - 1,
                     _ => random.below(versions.len() as u64) as usize,
                 };
-                let place = number * SECTOR_BYTES..(number + 1) * SECTOR_BYTES;
-                left.seen[place].copy_from_slice(&versions[version]);
+                left.seen[place(number)].copy_from_slice(&versions[version]);
                 for part in [*number, versions.len(), version] {
                     *fingerprint = (*fingerprint ^ part as u64).wrapping_mul(0x0100_0000_01b3);
                 }
             }
             if crash == Crash::Kill {
                 left.unsynced.clone_from(&file.unsynced);
+                left.dropped.clone_from(&file.dropped);
             }
             image.files.insert(name.clone(), (metadata.len(), left));
         }

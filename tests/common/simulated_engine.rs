@@ -11,19 +11,42 @@ use std::time::Duration;
 use kvring::{Action, Engine, EngineError, Reaped, Transfer, Waker};
 
 use crate::common::random::Random;
-use crate::common::wait_for;
 use crate::simulated_disk::SimulatedDisk;
 
 pub(crate) struct SimulatedEngine {
     disk: Arc<SimulatedDisk>,
-    waker: Arc<Waker>,
+    /// Which of the reactors it is of.
+    number: usize,
     random: Random,
+    /// Syncs that are still to be done.
+    syncs: Vec<Transfer>,
     done: Vec<Reaped>,
 }
 
 impl SimulatedEngine {
     pub(crate) fn new(disk: Arc<SimulatedDisk>, waker: Arc<Waker>, random: Random) -> Self {
-        Self { disk, waker, random, done: Vec::new() }
+        let number = disk.turns.add_reactor(waker);
+        Self { disk, number, random, syncs: Vec::new(), done: Vec::new() }
+    }
+
+    /// Does some of the syncs, and takes some of what is done, in any order.
+    fn progress(&mut self, reaped: &mut Vec<Reaped>) {
+        let syncs = std::mem::take(&mut self.syncs);
+        for transfer in syncs {
+            if self.random.one_of(2) {
+                self.syncs.push(transfer);
+                continue;
+            }
+            let path = path_of(transfer.file);
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let has_failed = self.disk.try_sync(name, transfer.file);
+            let result = if has_failed { -libc::EIO } else { 0 };
+            self.done.push(Reaped { token: transfer.token, result });
+        }
+        while !self.done.is_empty() && !self.random.one_of(3) {
+            let next = self.random.below(self.done.len() as u64) as usize;
+            reaped.push(self.done.swap_remove(next));
+        }
     }
 
     fn transfer(&self, transfer: &Transfer) -> i32 {
@@ -61,19 +84,16 @@ impl Engine for SimulatedEngine {
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
         self.disk.wait_open();
-        let result = match transfer.action {
-            Action::Sync => {
-                let path = path_of(transfer.file);
-                self.disk.sync(path.file_name().unwrap().to_str().unwrap());
-                0
-            }
+        self.disk.turns.take(self.number);
+        match transfer.action {
+            Action::Sync => self.syncs.push(transfer),
             Action::Read | Action::Write => {
                 self.disk.event();
-                self.transfer(&transfer)
+                let result = self.transfer(&transfer);
+                self.done.push(Reaped { token: transfer.token, result });
             }
             other => unreachable!("layout 'extents' does no {other:?}"),
-        };
-        self.done.push(Reaped { token: transfer.token, result });
+        }
         Ok(())
     }
 
@@ -82,20 +102,22 @@ impl Engine for SimulatedEngine {
         timeout: Option<Duration>,
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError> {
-        if self.done.is_empty() && timeout != Some(Duration::ZERO) {
-            self.disk.set_idle(true);
-            wait_for(&self.waker, timeout);
-            self.disk.set_idle(false);
+        if self.done.is_empty() && self.syncs.is_empty() && timeout != Some(Duration::ZERO) {
+            self.disk.turns.sleep(self.number, timeout);
+        } else {
+            self.disk.turns.pass(self.number);
         }
-        // Completions come in any order.
-        while !self.done.is_empty() {
-            let next = self.random.below(self.done.len() as u64) as usize;
-            reaped.push(self.done.swap_remove(next));
-        }
+        self.progress(reaped);
         Ok(())
     }
 
     fn cancel_all(&mut self) {}
+}
+
+impl Drop for SimulatedEngine {
+    fn drop(&mut self) {
+        self.disk.turns.leave(self.number);
+    }
 }
 
 fn path_of(file: RawFd) -> PathBuf {
@@ -130,4 +152,32 @@ fn simulated_or(call: libc::c_long, file: RawFd) -> libc::c_int {
         // SAFETY: a system call that takes a descriptor and touches no memory.
         None => unsafe { libc::syscall(call, file) as libc::c_int },
     }
+}
+
+/// madvise(2), by which the core has pages of the index written again.
+// SAFETY: the name is the C library's, and so are signature, meaning and errno.
+#[unsafe(no_mangle)]
+extern "C" fn madvise(start: *mut libc::c_void, length: usize, advice: libc::c_int) -> libc::c_int {
+    if advice == libc::MADV_POPULATE_WRITE
+        && let Some((path, offset)) = mapped_at(start.addr())
+        && let Some((disk, name)) = SimulatedDisk::of(&path)
+    {
+        disk.write_anew(&name, offset, offset + length);
+    }
+    // SAFETY: as the caller vouches.
+    unsafe { libc::syscall(libc::SYS_madvise, start, length, advice) as libc::c_int }
+}
+
+/// The file that is mapped at an address, and the offset in it.
+fn mapped_at(address: usize) -> Option<(PathBuf, usize)> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let hexadecimal = |text: &str| usize::from_str_radix(text, 16).ok();
+    maps.lines().find_map(|line| {
+        let (range, rest) = line.split_once(' ')?;
+        let (start, end) = range.split_once('-')?;
+        let (start, end) = (hexadecimal(start)?, hexadecimal(end)?);
+        let offset = hexadecimal(rest.split_whitespace().nth(1)?)?;
+        let path = PathBuf::from(rest.get(rest.find('/')?..)?);
+        (start..end).contains(&address).then_some((path, offset + address - start))
+    })
 }

@@ -1,7 +1,8 @@
 //! The crash simulator: small seeded workloads on a disk that loses power at a seeded moment and keeps, drops, tears and
 //! reorders what was not synced. A seed stands for the life of one store: sessions in either durability, each ended by
 //! power loss, the death of the process or close(), at any transfer or sync, those of opening and closing among them.
-//! Each session starts on what the one before it left.
+//! Several reactors work on several batches at a time, and syncs of theirs fail. Each session starts on what the one before
+//! it left.
 //!
 //! `cargo run --release --example crash_simulator -- --crashes 20000`; a failure prints its seed, and
 //! `... -- --seed N --crashes 1` replays it. The same seeds give the same fingerprint.
@@ -20,6 +21,8 @@ mod plan;
 mod simulated_disk;
 #[path = "../common/simulated_engine.rs"]
 mod simulated_engine;
+#[path = "../common/turns.rs"]
+mod turns;
 
 use std::fs::File;
 use std::process::ExitCode;
@@ -37,6 +40,7 @@ use simulated_disk::{Crash, SimulatedDisk};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 16 * MIB;
+const MOST_UNDER_WAY: usize = 4;
 
 /// Crashes a store on a simulated disk again and again and checks what is left.
 #[derive(Parser)]
@@ -95,12 +99,14 @@ impl Life {
     fn run(&mut self, session: &Session) -> Result<(), String> {
         let crash = if session.end == End::Kill { Crash::Kill } else { Crash::PowerLoss };
         self.disk.arm(session.events, crash);
-        let client = self.open(session.persistent)?;
+        let client = self.open(session.persistent, session.reactors)?;
         self.was_closed = false;
         if !self.disk.has_crashed() {
             (self.was_opened, self.was_left_open) = (true, true);
             self.look(&client, session.persistent)?;
+            self.disk.fail_syncs(session.failing_syncs);
             self.work(&client, session);
+            self.disk.fail_syncs(0);
         }
         self.disk.let_transfers_go();
         if matches!(session.end, End::Close | End::CloseThenPowerLoss) {
@@ -122,8 +128,9 @@ impl Life {
         Ok(())
     }
 
-    fn open(&self, persistent: bool) -> Result<Client, String> {
+    fn open(&self, persistent: bool, reactors: usize) -> Result<Client, String> {
         let mut config = config(self.directory.path(), CAPACITY);
+        config.io_threads = reactors;
         if persistent {
             config.durability = Durability::Persistent;
         }
@@ -169,55 +176,102 @@ impl Life {
         self.oracle.look(client, durable)
     }
 
-    /// Random operations until the crash. One batch at a time, so that it is known what was completed before that.
+    /// Random operations until the crash: what is completed at a turn of this thread was completed before the crash, if that
+    /// has not come then.
     fn work(&mut self, client: &Client, session: &Session) {
+        let disk = Arc::clone(&self.disk);
+        disk.turns.join();
+        let mut under_way = Vec::new();
         for _ in 0..session.steps {
-            if self.disk.has_crashed() {
-                return;
+            while under_way.len() >= MOST_UNDER_WAY || self.random.one_of(3) {
+                disk.turns.pass_of_test(self.random.one_of(3));
+                self.collect(client, &mut under_way);
+            }
+            if disk.has_crashed() {
+                break;
             }
             let mut numbers: Vec<u64> =
                 (0..1 + self.random.below(4)).map(|_| self.random.below(KEYS)).collect();
             numbers.sort_unstable();
             numbers.dedup();
+            let is_under_way =
+                |number: &u64| under_way.iter().any(|batch: &Batch| batch.is_of(*number));
+            numbers.retain(|number| !is_under_way(number));
             match self.random.below(8) {
+                _ if numbers.is_empty() => {}
                 0..2 => self.delete(client, &numbers),
-                2 => self.set(client, &numbers, session.persistent, true),
-                _ => self.set(client, &numbers, session.persistent, false),
+                kind => under_way.push(self.submit_set(client, &numbers, session, kind == 2)),
             }
         }
+        while !under_way.is_empty() {
+            disk.turns.pass_of_test(true);
+            self.collect(client, &mut under_way);
+        }
+        disk.turns.part();
     }
 
     fn delete(&mut self, client: &Client, numbers: &[u64]) {
         numbers.iter().for_each(|number| self.oracle.begin_delete(*number));
         let keys: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
         let deleted = client.delete(&keys);
-        if !self.disk.has_crashed() {
-            assert!(deleted.iter().all(|deleted| *deleted));
-            numbers.iter().for_each(|number| self.oracle.end_delete(*number));
-        }
+        assert!(deleted.iter().all(|deleted| *deleted));
+        numbers.iter().for_each(|number| self.oracle.end_delete(*number));
     }
 
-    fn set(&mut self, client: &Client, numbers: &[u64], persistent: bool, unchanged: bool) {
+    fn submit_set(
+        &mut self,
+        client: &Client,
+        numbers: &[u64],
+        session: &Session,
+        unchanged: bool,
+    ) -> Batch {
+        let Session { persistent, failing_syncs, .. } = *session;
         self.version += 1;
-        let versions: Vec<u64> = numbers
-            .iter()
-            .map(|number| self.oracle.held(*number).filter(|_| unchanged).unwrap_or(self.version))
-            .collect();
-        let chunks = || numbers.iter().copied().zip(versions.iter().copied());
-        chunks().for_each(|(number, version)| self.oracle.begin_set(number, version, persistent));
-        let keys: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
-        let memory: Vec<Memory> = chunks()
-            .map(|(number, version)| {
-                let memory = Memory::new(length(number, version), 0);
-                memory.fill(&content(number, version));
-                memory
-            })
-            .collect();
-        let completion = client.set(&keys, &memory.iter().collect::<Vec<_>>());
-        if !self.disk.has_crashed() {
-            assert!(completion.ok, "{}", completion.error);
-            chunks().for_each(|(number, version)| self.oracle.end_set(number, version, persistent));
+        let version =
+            |number| self.oracle.held(number).filter(|_| unchanged).unwrap_or(self.version);
+        let chunks: Vec<(u64, u64)> =
+            numbers.iter().map(|number| (*number, version(*number))).collect();
+        for (number, version) in &chunks {
+            self.oracle.begin_set(*number, *version, persistent);
         }
+        let keys: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
+        let chunk = |(number, version): &(u64, u64)| {
+            let memory = Memory::new(length(*number, *version), 0);
+            memory.fill(&content(*number, *version));
+            memory
+        };
+        let memory: Vec<Memory> = chunks.iter().map(chunk).collect();
+        let future_id = client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
+        Batch { future_id, chunks, persistent, may_fail: failing_syncs > 0 }
+    }
+
+    fn collect(&mut self, client: &Client, under_way: &mut Vec<Batch>) {
+        let has_crashed = self.disk.has_crashed();
+        under_way.retain(|batch| {
+            let Some(completion) = client.take(batch.future_id) else { return true };
+            assert!(completion.ok || batch.may_fail, "{}", completion.error);
+            for ((number, version), stored) in batch.chunks.iter().zip(&completion.results) {
+                if *stored && !has_crashed {
+                    self.oracle.end_set(*number, *version, batch.persistent);
+                }
+            }
+            false
+        });
+    }
+}
+
+/// SETs that are not answered yet.
+struct Batch {
+    future_id: u64,
+    /// Keys and versions, by number.
+    chunks: Vec<(u64, u64)>,
+    persistent: bool,
+    may_fail: bool,
+}
+
+impl Batch {
+    fn is_of(&self, number: u64) -> bool {
+        self.chunks.iter().any(|(other, _)| *other == number)
     }
 }
 
@@ -233,10 +287,17 @@ fn one_store(seed: u64) -> Result<u64, String> {
     }
     // Usable: what is stored now is there, and so is what was there before.
     let persistent = life.random.below(2) == 1;
-    let client = life.open(persistent)?;
+    let client = life.open(persistent, 1)?;
     life.look(&client, persistent)?;
     let number = life.random.below(KEYS);
-    life.set(&client, &[number], persistent, false);
+    life.version += 1;
+    let version = life.version;
+    life.oracle.begin_set(number, version, persistent);
+    let memory = Memory::new(length(number, version), 0);
+    memory.fill(&content(number, version));
+    let completion = client.set(&[name(number)], &[&memory]);
+    assert!(completion.ok, "{}", completion.error);
+    life.oracle.end_set(number, version, persistent);
     life.oracle.look(&client, false)?;
     Ok(life.disk.fingerprint())
 }

@@ -4,6 +4,7 @@ use super::common::random::Random;
 
 const MAX_STEPS: u64 = 25;
 const MAX_POWER_LOSSES: u64 = 4;
+const MAX_REACTORS: u64 = 3;
 
 /// How a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,9 @@ pub(crate) struct Session {
     /// Transfers and syncs after which it ends at the latest.
     pub(crate) events: u64,
     pub(crate) end: End,
+    pub(crate) reactors: usize,
+    /// One in so many syncs of the reactors fails; none with 0.
+    pub(crate) failing_syncs: u64,
 }
 
 /// The life of a store.
@@ -59,7 +63,10 @@ impl Plan {
                 0 => 1 + random.below(8),
                 _ => 1 + random.below(4 * steps.max(4)),
             };
-            sessions.push(Session { persistent: random.below(2) == 1, steps, events, end });
+            let persistent = random.below(2) == 1;
+            let reactors = 1 + random.below(MAX_REACTORS) as usize;
+            let failing_syncs = random.choose(&[0, 0, 3, 8, 20]);
+            sessions.push(Session { persistent, steps, events, end, reactors, failing_syncs });
         }
         Self { file_blocks, sessions, random }
     }

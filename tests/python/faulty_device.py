@@ -34,53 +34,22 @@ class FaultyDevice:
 
     def __init__(self, stack: ExitStack, parent: Path, size_bytes: int) -> None:
         """Start the daemon and put a loop device over what it exports, until the stack ends."""
-        require("losetup", DAEMON)
         work = temporary_directory(stack, parent)
-        image, exported = work / "image", work / "exported"
+        image, socket_path = work / "image", work / "qmp"
         with image.open("wb") as file:
             file.truncate(size_bytes)
-        exported.touch()
-        socket_path = work / "qmp"
         self._rules = 0
         block = {"driver": "file", "node-name": "image", "filename": str(image), "discard": "unmap"}
-        export = {
-            "type": "fuse",
-            "id": "export",
-            "node-name": "top",
-            "mountpoint": str(exported),
-            "writable": True,
-        }
-        daemon = subprocess.Popen(
-            [
-                DAEMON,
-                *("--blockdev", json.dumps(block)),
-                *("--blockdev", json.dumps(self._faults([]))),
-                *("--blockdev", json.dumps(self._top())),
-                *("--export", json.dumps(export)),
-                *("--chardev", f"socket,id=qmp,path={socket_path},server=on,wait=off"),
-                *("--monitor", "chardev=qmp"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        stack.callback(_end, daemon)
-        # It has a length only once it is exported.
-        deadline_s = time.monotonic() + HANG_DEADLINE_S
-        while exported.stat().st_size != size_bytes or not socket_path.exists():
-            if daemon.poll() is not None:
-                assert daemon.stderr is not None
-                raise DeviceError(f"{DAEMON} can't export it: {daemon.stderr.read().strip()}")
-            assert time.monotonic() < deadline_s, f"{DAEMON} hangs"
-            time.sleep(0.01)
+        nodes = [block, self._faults([]), self._top()]
+        monitor = f"socket,id=qmp,path={socket_path},server=on,wait=off"
+        more = ("--chardev", monitor, "--monitor", "chardev=qmp")
+        exported = export_over_fuse(stack, work, size_bytes, nodes, *more)
         connection = stack.enter_context(socket.socket(socket.AF_UNIX))
         connection.settimeout(HANG_DEADLINE_S)
         connection.connect(str(socket_path))
         self._monitor = stack.enter_context(connection.makefile("rw", encoding="utf-8"))
         self._monitor.readline()
         self._command("qmp_capabilities")
-        _write_one_at_a_time(exported, work)
         self.path = attach_loop_over(stack, exported)
 
     def fail(self, kind: Kind, offset_bytes: int | None = None, error: int = errno.EIO) -> None:
@@ -128,6 +97,41 @@ class FaultyDevice:
         while "event" in (answer := json.loads(self._monitor.readline())):
             pass
         return answer.get("error")  # type: ignore[no-any-return]
+
+
+def export_over_fuse(
+    stack: ExitStack, work: Path, size_bytes: int, nodes: list[dict[str, Any]], *more: str
+) -> Path:
+    """Have a daemon export the node `top`, until the stack ends; return the file that it is."""
+    require("losetup", DAEMON)
+    exported = work / "exported"
+    exported.touch()
+    blocks = [argument for node in nodes for argument in ("--blockdev", json.dumps(node))]
+    export = {
+        "type": "fuse",
+        "id": "export",
+        "node-name": "top",
+        "mountpoint": str(exported),
+        "writable": True,
+    }
+    daemon = subprocess.Popen(
+        [DAEMON, *blocks, "--export", json.dumps(export), *more],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    stack.callback(_end, daemon)
+    # It has a length only once it is exported.
+    deadline_s = time.monotonic() + HANG_DEADLINE_S
+    while exported.stat().st_size != size_bytes:
+        if daemon.poll() is not None:
+            assert daemon.stderr is not None
+            raise DeviceError(f"{DAEMON} can't export it: {daemon.stderr.read().strip()}")
+        assert time.monotonic() < deadline_s, f"{DAEMON} hangs"
+        time.sleep(0.01)
+    _write_one_at_a_time(exported, work)
+    return exported
 
 
 def _write_one_at_a_time(exported: Path, work: Path) -> None:

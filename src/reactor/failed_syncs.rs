@@ -1,0 +1,78 @@
+//! How the syncs of all reactors of a store end.
+//!
+//! A sync that fails may have dropped whatever was written before it ended, in other files too where it was the device
+//! that could not flush; the next sync, by whichever reactor, reports success for it. So a chunk is durable only if no
+//! sync of the store failed between the start of its write and its own last sync, and that is known only when all those
+//! have come back that were under way when that last one did.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::Shared;
+use super::steps::Failure;
+
+/// The syncs of one reactor. All that it has under way come back before it begins further ones.
+#[derive(Default)]
+pub(super) struct SyncCounts {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// It waits for syncs of others.
+    awaits_others: AtomicBool,
+}
+
+/// For each reactor, how many of its syncs have to have come back.
+pub(super) struct SyncsUnderWay(Vec<u64>);
+
+impl Shared {
+    /// Syncs of the store that were seen to fail.
+    pub(super) fn failed_syncs(&self) -> u64 {
+        self.failed_syncs.load(Ordering::SeqCst)
+    }
+
+    /// Reactor `number` is about to begin a sync.
+    pub(super) fn note_sync_begun(&self, number: usize) {
+        self.lanes[number].syncs.begun.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Why a chunk is not stored that the last failed sync may have dropped.
+    pub(super) fn sync_failure(&self) -> Failure {
+        Failure::Sync(io::Error::from_raw_os_error(self.sync_errno.load(Ordering::SeqCst)))
+    }
+
+    /// A sync of reactor `number` has come back, with this errno, or 0.
+    pub(super) fn note_sync_ended(&self, number: usize, errno: i32) {
+        if errno != 0 {
+            self.sync_errno.store(errno, Ordering::SeqCst);
+            // Records that others cleared were dropped as well, and nobody else writes those again.
+            self.index.table().write_anew();
+            self.failed_syncs.fetch_add(1, Ordering::SeqCst);
+        }
+        self.lanes[number].syncs.ended.fetch_add(1, Ordering::SeqCst);
+        let lanes = self.lanes.iter();
+        lanes
+            .filter(|lane| lane.syncs.awaits_others.load(Ordering::SeqCst))
+            .for_each(|lane| lane.waker.wake());
+    }
+
+    /// What reactors other than `number` have under way. `number` is woken whenever some of it comes back, until
+    /// [`Shared::have_ended`].
+    pub(super) fn syncs_under_way(&self, number: usize) -> SyncsUnderWay {
+        self.lanes[number].syncs.awaits_others.store(true, Ordering::SeqCst);
+        let begun = |(other, lane): (usize, &super::Lane)| match other == number {
+            true => 0,
+            false => lane.syncs.begun.load(Ordering::SeqCst),
+        };
+        SyncsUnderWay(self.lanes.iter().enumerate().map(begun).collect())
+    }
+
+    /// Whether all that reactor `number` waits for has come back.
+    pub(super) fn have_ended(&self, number: usize, awaited: &SyncsUnderWay) -> bool {
+        let mut lanes = self.lanes.iter().zip(&awaited.0);
+        let have_ended =
+            lanes.all(|(lane, begun)| lane.syncs.ended.load(Ordering::SeqCst) >= *begun);
+        if have_ended {
+            self.lanes[number].syncs.awaits_others.store(false, Ordering::SeqCst);
+        }
+        have_ended
+    }
+}
