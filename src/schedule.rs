@@ -314,6 +314,19 @@ impl Scheduler {
         self.load_ended |= grant.class == Class::Get;
     }
 
+    /// Takes back the first grant of a SET of which there is more: it is the next one again, and waits for its turn.
+    pub fn give_back(&mut self, grant: Grant) {
+        self.finish(grant);
+        let lines = [Line::Promoted, Line::Set];
+        let fronts = lines.map(|line| self.queues[line as usize].front());
+        let is_it = |front: &Option<&Waiting>| front.is_some_and(|front| front.id == grant.id);
+        let line = fronts.iter().position(is_it).map(|position| lines[position]);
+        debug_assert!(line.is_some(), "all of it was granted");
+        if let Some(front) = line.and_then(|line| self.queues[line as usize].front_mut()) {
+            front.granted_bytes -= grant.length_bytes;
+        }
+    }
+
     /// Takes back what is not granted yet of operation `id`, of which a piece was granted before.
     pub fn cancel_rest(&mut self, class: Class, id: usize) {
         // Pieces are granted in order, so an operation that is granted in part is the first of its class, if it was not

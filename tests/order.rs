@@ -170,3 +170,25 @@ fn sets_get_on_beside_a_load_that_does_not_end() {
         assert!(loaded.bytes() == pattern(LENGTH, 1));
     }
 }
+
+/// A chunk of the length that is stored is compared, which takes a while for a long one: loads go between.
+#[test]
+fn a_load_does_not_wait_until_a_long_chunk_is_compared() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = Client::open(directory.path(), 2048 * MIB);
+    let (long, short) = (Memory::patterned(256 << 20, 0, 1), Memory::patterned(4096, 0, 2));
+    assert!(client.set_one("long", &long) && client.set_one("short", &short));
+    // The SET may not have begun yet, or be through already.
+    let was_first = (0..20).any(|_| {
+        let set = client.submit_set(&["long".to_owned()], &[&long]);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        let loaded = Memory::new(4096, 0);
+        let get = client.submit_get(&["short".to_owned()], &[&loaded]);
+        assert!(client.wait(get).results[0]);
+        let is_set_under_way = client.connector.stats().set_queued_operations == 1;
+        assert!(client.wait(set).results[0]);
+        is_set_under_way
+    });
+    assert!(was_first, "each of 20 loads waited");
+    assert_eq!(client.counter("set_unchanged"), client.counter("set_queued") - 2);
+}

@@ -121,6 +121,13 @@ mod tests {
         table.write_membership(&membership).unwrap();
         assert_eq!(table.membership(), Some(membership));
         assert_eq!(membership.missing(&[id, [2; 16]]), 3);
+        for (epoch, count) in [(EPOCHS_END, 3), (7, MAX_VOLUMES as u16 + 1), (7, 0)] {
+            let mut made_up = Membership { epoch, count, ..membership };
+            made_up.checksum = made_up.computed_checksum();
+            table.write_membership(&made_up).unwrap();
+            assert_eq!(table.membership(), None, "{epoch}, {count}");
+        }
+        table.write_membership(&membership).unwrap();
         table.backing.write_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
         assert_eq!(table.membership(), None);
     }

@@ -77,35 +77,54 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// What was found of a chunk that is to be stored.
-#[derive(Default)]
-pub(super) struct Comparison {
-    /// Its very bytes are held already.
-    pub(super) is_unchanged: bool,
-    /// Bytes that had to be read to tell.
-    pub(super) compared_bytes: u64,
+/// How a chunk that is to be stored compares with what is stored under its key.
+pub(super) enum Comparison {
+    /// Its very bytes are stored already.
+    Unchanged,
+    Changed,
+    /// So far nothing differs.
+    Unfinished,
 }
 
-/// Whether the very bytes of `request` are held already. Without checksums the length has to do.
-pub(super) fn compare_with_held(request: &SetRequest, shared: &Shared) -> Comparison {
+/// How far a chunk was compared.
+#[derive(Default)]
+pub(super) struct Compared {
+    pub(super) bytes: usize,
+    checksum: u64,
+}
+
+/// Goes on comparing `request`, by `limit_bytes` at most. Without checksums the length has to do.
+pub(super) fn compare_with_held(
+    request: &SetRequest,
+    compared: &mut Compared,
+    limit_bytes: usize,
+    shared: &Shared,
+) -> Comparison {
     let length = request.buffer.length_bytes();
     let Some((_, held_checksum)) =
         shared.index.held(request.digest).filter(|(held_bytes, _)| *held_bytes == length as u64)
     else {
-        return Comparison::default();
+        return Comparison::Changed;
     };
     // What cannot be read is written anew.
     if shared.doubts.hold(request.digest) {
-        return Comparison::default();
+        return Comparison::Changed;
     }
-    let Some(kind) = shared.config.checksum.kind() else {
-        return Comparison { is_unchanged: true, compared_bytes: 0 };
-    };
+    let Some(kind) = shared.config.checksum.kind() else { return Comparison::Unchanged };
     // A CRC-32C is too short to tell: such a chunk is stored anew.
     let Some(held) = held_checksum.filter(|held| held.kind == kind) else {
-        return Comparison::default();
+        return Comparison::Changed;
     };
-    Comparison { is_unchanged: held.value == checksum_of(request), compared_bytes: length as u64 }
+    let part_bytes = limit_bytes.min(length - compared.bytes);
+    // SAFETY: as in `checksum_of`.
+    let part = unsafe { request.buffer.bytes(compared.bytes, part_bytes) };
+    compared.bytes += part_bytes;
+    compared.checksum ^= kind.placed(kind.of(part), (length - compared.bytes) as u64);
+    match compared.bytes == length {
+        false => Comparison::Unfinished,
+        true if held.value == compared.checksum => Comparison::Unchanged,
+        true => Comparison::Changed,
+    }
 }
 
 /// CRC-64/NVME of what a SET is to store.

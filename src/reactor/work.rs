@@ -12,7 +12,7 @@ use super::operation::{GetRequest, OPERATION_COSTS_BYTES, Operation, SetRequest}
 use super::own_file::{OwnFile, Step};
 use super::piece::{Piece, Target};
 use super::second_attempts::SecondAttempts;
-use super::steps::{Failure, Place, compare_with_held};
+use super::steps::{Compared, Comparison, Failure, Place, compare_with_held};
 use super::verification::Verification;
 use super::{SETTLE_BYTES, Shared};
 use crate::buffer::BouncePool;
@@ -35,6 +35,8 @@ pub(super) struct Active {
     pub(super) unfinished: usize,
     /// XOR of the placed checksums of its pieces.
     pub(super) checksum: u64,
+    /// How far a SET was compared with what is stored under its key.
+    compared: Compared,
     pub(super) failure: Option<Failure>,
     /// Where it waits, or waited, in the scheduler.
     ticket: Ticket,
@@ -258,6 +260,7 @@ impl Work {
             waiting_bytes: bytes,
             unfinished: 0,
             checksum: 0,
+            compared: Compared::default(),
             failure: None,
             failed_syncs: None,
             retries: 0,
@@ -330,13 +333,26 @@ impl Work {
                 if let Some(reason) = shared.presence.reason() {
                     return self.end_unplaced(grant, Some(Failure::Missed(reason)), shared);
                 }
-                let comparison = compare_with_held(request, shared);
-                self.processed_bytes += comparison.compared_bytes;
-                if comparison.is_unchanged {
-                    shared.counters.set_unchanged.add(1);
-                    shared.counters.set_joined.add(u64::from(request.has_waited));
-                    shared.index.touch_held(request.digest, shared.config.clock.now_ms());
-                    return self.end_unplaced(grant, None, shared);
+                // A long one in turns, so that loads go between.
+                let has_more = active.waiting_bytes > 0;
+                let limit_bytes = if has_more { SETTLE_BYTES as usize } else { usize::MAX };
+                let before = active.compared.bytes;
+                let comparison =
+                    compare_with_held(request, &mut active.compared, limit_bytes, shared);
+                self.processed_bytes += (active.compared.bytes - before) as u64;
+                match comparison {
+                    Comparison::Unfinished => {
+                        active.waiting_bytes += grant.length_bytes;
+                        self.scheduler.give_back(grant);
+                        return Ok(());
+                    }
+                    Comparison::Unchanged => {
+                        shared.counters.set_unchanged.add(1);
+                        shared.counters.set_joined.add(u64::from(request.has_waited));
+                        shared.index.touch_held(request.digest, shared.config.clock.now_ms());
+                        return self.end_unplaced(grant, None, shared);
+                    }
+                    Comparison::Changed => {}
                 }
                 if !shared.admits(request, now) {
                     return self.end_unplaced(grant, None, shared);

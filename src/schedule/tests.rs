@@ -52,6 +52,22 @@ impl Clocked {
 }
 
 #[test]
+fn what_is_given_back_is_next_again_and_loads_go_before_it() {
+    let mut clocked = Clocked::new(Limits { set_in_flight_while_loading_bytes: 0, ..LIMITS });
+    clocked.push(Class::Set, 1, 2500);
+    clocked.push(Class::Set, 2, 10);
+    let first = clocked.grant().unwrap();
+    clocked.scheduler.give_back(first);
+    assert_eq!(clocked.grant(), Some(first));
+    clocked.scheduler.give_back(first);
+    clocked.push(Class::Get, 3, 10);
+    let load = clocked.grant().unwrap();
+    assert_eq!((load.id, clocked.grant()), (3, None), "the SET waits while something is loaded");
+    clocked.scheduler.finish(load);
+    assert_eq!(clocked.grant(), Some(first));
+}
+
+#[test]
 fn classes_overtake_in_the_middle_of_a_long_set() {
     let mut clocked = Clocked::new(Limits {
         set_in_flight_bytes: 1000,
