@@ -42,6 +42,7 @@ mod fork;
 mod index;
 mod key;
 mod lock;
+mod open_stores;
 mod placement;
 mod reactor;
 mod schedule;

@@ -13,6 +13,7 @@ use nix::unistd::{Pid, gethostname};
 
 use crate::checksum::crc32c;
 use crate::error::OpenError;
+use crate::open_stores::{Hold, hold_on};
 
 /// How long the last requests of a dead process are waited for.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,6 +27,8 @@ pub(crate) const HOST_BYTES: usize = 64;
 pub(crate) struct Owner {
     pub(crate) process_id: u32,
     pub(crate) host: String,
+    /// The id of the store, where it is known.
+    pub(crate) store_id: Option<[u8; 16]>,
 }
 
 impl Owner {
@@ -36,7 +39,20 @@ impl Owner {
         while host.len() > HOST_BYTES {
             host.pop();
         }
-        Self { process_id: std::process::id(), host }
+        Self { process_id: std::process::id(), host, store_id: None }
+    }
+
+    /// This process, by the number and the host that are noted. Another one may have had the same number.
+    fn is_this_process(&self) -> bool {
+        self.process_id == std::process::id() && self.host == Self::current().host
+    }
+
+    /// How this process has the store, if that is noted as its own.
+    fn own_hold(&self) -> Option<Hold> {
+        match self.store_id {
+            Some(id) => hold_on(id),
+            None => Some(Hold::Open),
+        }
     }
 
     /// Whether that process runs on this host, as far as this process can see. One that has ended and was not waited for
@@ -44,6 +60,9 @@ impl Owner {
     fn is_alive_here(&self) -> bool {
         if self.host != Self::current().host {
             return false;
+        }
+        if self.is_this_process() {
+            return self.own_hold().is_some();
         }
         let exists = i32::try_from(self.process_id)
             .is_ok_and(|pid| kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH));
@@ -75,6 +94,17 @@ pub(crate) fn current_boot() -> u32 {
 pub(crate) fn describe_holder(owner: Option<&Owner>) -> String {
     match owner {
         None => "a process that cannot be told".into(),
+        Some(owner) if owner.is_this_process() => match owner.own_hold() {
+            Some(Hold::Open) => owner.to_string(),
+            Some(Hold::Closing) => format!(
+                "this process ({owner}), which has closed it: something that it had asked of the device has not come back, \
+                 and may still write to it, until it comes back or the process ends"
+            ),
+            None => format!(
+                "what this process ({owner}) left when it closed it: the kernel or a fork still has its files open, or a \
+                 process of the same number in another container has"
+            ),
+        },
         Some(owner) if owner.host == Owner::current().host && !owner.is_alive_here() => {
             format!(
                 "what {owner} left: it has ended, but a fork of it or the kernel still has its files open"
@@ -177,13 +207,23 @@ mod tests {
             matches!(refusal, Err(LockRefusal::Held(Some(owner))) if owner == Owner::current())
         );
 
-        let dead = Owner { process_id: i32::MAX as u32, host: Owner::current().host };
+        let dead = Owner { process_id: i32::MAX as u32, ..Owner::current() };
         let second = open();
         let releaser = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
             drop(holder);
         });
         assert!(lock_exclusively(&second, || Some(dead.clone())).is_ok());
+        releaser.join().unwrap();
+
+        // A store that this process has closed, or that another one of its number had.
+        let closed = Owner { store_id: Some([5; 16]), ..Owner::current() };
+        let third = open();
+        let releaser = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(second);
+        });
+        assert!(lock_exclusively(&third, || Some(closed.clone())).is_ok());
         releaser.join().unwrap();
     }
 }

@@ -416,4 +416,13 @@ fn a_stuck_device_leaks_rather_than_hangs() {
     );
     let stats = client.connector.stats();
     assert_eq!((stats.in_flight, stats.set_queued_operations, stats.set_queued_bytes), (0, 0, 0));
+    // Nobody else may write there, and this process is told why.
+    let again = Connector::open(common::config(directory.path(), 256 * MIB)).map(drop);
+    let error = again.unwrap_err().to_string();
+    assert!(
+        error.contains("which has closed it: something that it had asked of the device"),
+        "{error}"
+    );
+    drop(client);
+    assert!(Connector::open(common::config(directory.path(), 256 * MIB)).is_err());
 }

@@ -18,6 +18,7 @@ use crate::error::{EngineError, OpenError};
 use crate::evict::Quotas;
 use crate::index::{Index, Membership, Recovery, Rules, StoreId, Suspect};
 use crate::key::{Digest, Keyed};
+use crate::open_stores::OpenStore;
 use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared, WriteBudget};
 use crate::sync::Mutex;
 use crate::thread::join_until;
@@ -85,7 +86,9 @@ impl OpenedVolume {
         let membership = table.membership();
         let (completions, write_budget) =
             (Arc::clone(&common.completions), Arc::clone(&common.write_budget));
-        let shared = Shared::new(config, index, store, completions, write_budget, wakers);
+        let open_store = OpenStore::new(id);
+        let shared =
+            Shared::new(config, index, store, completions, write_budget, wakers, open_store);
         Ok(Self { shared: Arc::new(shared), id, membership, budget, recovery, suspects })
     }
 
@@ -152,8 +155,12 @@ fn begin_session(shared: &Shared) -> io::Result<()> {
     if shared.config.durability == Durability::Persistent {
         shared.store.sync()?;
     }
-    shared.index.write_session(shared.config.clock.now_ms(), false)?;
-    shared.index.table().sync()
+    let note = || {
+        shared.index.write_session(shared.config.clock.now_ms(), false)?;
+        shared.index.table().sync()
+    };
+    // The kernel tells whoever syncs first of errors that an earlier owner's writes had: those say nothing of this one.
+    note().or_else(|_| note())
 }
 
 /// A path in use.
@@ -216,6 +223,7 @@ impl Volume {
     /// shutdown and to give up the files. To be asked to stop beforehand, so that all volumes do so at once. The files are
     /// kept if others that write to them `have_ended` not.
     pub(super) fn begin_close(&self, have_ended: bool) -> Closing {
+        self.shared.open_store.note_closing();
         // It frees places: not behind the back of who gives up the files.
         let keeper = self.keeper.lock().take();
         let has_keeper_ended = keeper.is_none_or(KeeperThread::end);
@@ -270,8 +278,9 @@ fn release(shared: &Shared, orderly: bool) -> bool {
     if let Err(error) = &noted {
         log::error!("{path} is not marked as closed in order: {error}");
     }
-    if let Err(error) = store.give_up().and_then(|()| index.table().give_up()) {
-        log::error!("{path} stays locked until this process ends: {error}");
+    match store.give_up().and_then(|()| index.table().give_up()) {
+        Ok(()) => shared.open_store.note_closed(),
+        Err(error) => log::error!("{path} stays locked until this process ends: {error}"),
     }
     noted.is_ok()
 }

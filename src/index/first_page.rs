@@ -71,7 +71,10 @@ pub(super) fn judge_header(
 
 /// Who has the store open as far as the sidecar at `offset` tells. One who closed it is not who holds its lock now.
 pub(super) fn read_owner(file: &File, offset: u64) -> Option<Owner> {
-    read_session(file, offset).filter(|session| session.clean == 0).map(|session| session.owner())
+    let session = read_session(file, offset).filter(|session| session.clean == 0)?;
+    let mut header = Header::zeroed();
+    let read = file.read_exact_at(bytemuck::bytes_of_mut(&mut header), offset);
+    Some(Owner { store_id: read.ok().map(|()| header.store_id), ..session.owner() })
 }
 
 /// The session block, if it is whole.

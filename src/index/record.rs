@@ -287,6 +287,7 @@ impl Session {
         Owner {
             process_id: self.process_id,
             host: String::from_utf8_lossy(&self.host[..length]).into_owned(),
+            store_id: None,
         }
     }
 
@@ -318,7 +319,7 @@ mod tests {
 
     #[test]
     fn session_keeps_its_owner() {
-        let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES) };
+        let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES), store_id: None };
         let marks = Marks { generation: 2, verify_from: 3, distrust_below: 4 };
         let session = Session::new(&owner, 1, 5, &marks, false);
         assert!(session.is_sensible());

@@ -17,6 +17,7 @@ use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::engine::Waker;
 use crate::key::Digest;
+use crate::open_stores::OpenStore;
 use crate::stats::Counters;
 use crate::store::{Extent, Store};
 use crate::sync::Mutex;
@@ -31,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) health: Health,
     pub(super) doubts: Doubts,
     pub(crate) presence: Presence,
+    /// Dropped after the files that it speaks of.
+    pub(crate) open_store: OpenStore,
     pub(super) keeper: Keeper,
     pub(super) write_budget: Arc<WriteBudget>,
     /// All paths of the store; empty if it is the only one.
@@ -73,6 +76,7 @@ impl Shared {
         completions: Arc<CompletionQueue>,
         write_budget: Arc<WriteBudget>,
         wakers: Vec<Arc<Waker>>,
+        open_store: OpenStore,
     ) -> Self {
         let lane = |waker| Lane {
             intake: Intake::default(),
@@ -95,6 +99,7 @@ impl Shared {
             health: Health::default(),
             doubts: Doubts::default(),
             presence: Presence::default(),
+            open_store,
             live: AtomicUsize::new(wakers.len()),
             lanes: wakers.into_iter().map(lane).collect(),
             failed_syncs: AtomicU64::new(0),

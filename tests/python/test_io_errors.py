@@ -441,3 +441,18 @@ def test_a_device_that_ends_too_early(tmp_path: Path, engine: str) -> None:
             assert connector.close()["shutdown_clean"]
         with kvring.Connector(device.path, "all", engine=engine) as connector:
             assert get_all(Client(connector), KEYS) == [True] * len(KEYS)
+
+
+@pytest.mark.parametrize("kind", ["write", "flush"])
+def test_a_store_that_is_not_closed_in_order_opens_again_at_once(place: Place, kind: Kind) -> None:
+    """What is noted in the index still names this process, and the kernel may need a moment."""
+    for number in range(5):
+        client = place.open()
+        client.store({f"{number}": CHUNKS[BAD], **CHUNKS})
+        place.device.fail(kind)
+        assert not client.connector.close()["shutdown_clean"]
+        place.device.mend()
+    client = place.open()
+    client.store(CHUNKS)
+    assert get_all(client, KEYS) == [True] * len(KEYS)
+    assert client.connector.close()["shutdown_clean"]

@@ -19,6 +19,7 @@ use crate::evict::{Eviction, Quotas};
 use crate::index::IndexPlace;
 use crate::index::{EnteredGet, EnteredSet, Index, Rules};
 use crate::key::Namespace;
+use crate::open_stores::OpenStore;
 use crate::reactor::steps::end_set;
 use crate::reactor::{GetRequest, SetRequest};
 use crate::store::Store;
@@ -84,7 +85,15 @@ impl Still {
             .unwrap();
         let completions = Arc::new(CompletionQueue::new().unwrap());
         let wakers = vec![Waker::new().unwrap()];
-        let shared = Shared::new(config, index, store, completions, Arc::default(), wakers);
+        let shared = Shared::new(
+            config,
+            index,
+            store,
+            completions,
+            Arc::default(),
+            wakers,
+            OpenStore::new([3; 16]),
+        );
         let backlog = Backlog::new(Amount { operations: 1, bytes: u64::MAX });
         Self { shared, backlog, _directory: directory, memory: vec![0; 8].into() }
     }
