@@ -129,6 +129,11 @@ impl Nodes {
         node
     }
 
+    /// Whether this is the number of a chunk that need not stay.
+    pub(crate) fn may_go(&self, id: NodeId) -> bool {
+        !matches!(self[id].list, FREE | EXCLUDED | NO_LIST)
+    }
+
     /// Chunks there are.
     pub(crate) fn len(&self) -> usize {
         self.len

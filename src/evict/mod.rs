@@ -19,7 +19,9 @@ pub(crate) use lists::{ChunkNode, NodeId, Nodes};
 pub(crate) use namespaces::NamespaceId;
 pub use namespaces::NamespaceUsage;
 pub(crate) use quotas::Quotas;
-pub(crate) use residents::{ChunkRef, NamespaceOf, PoolId, Residents, UNTIL_RELEASED_S, Victim};
+pub(crate) use residents::{
+    ChunkRef, NamespaceOf, PoolId, Residents, Room, RoomSearch, UNTIL_RELEASED_S, Victim,
+};
 
 /// Which order chunks are evicted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 use super::{NodeId, Nodes};
 use crate::store::{Extent, FreeSpace};
 
-/// Neighbours that are looked at for one place, all windows together, where there is a choice already, and where there is
-/// none: bounds the time under a lock.
-const MAX_STEPS: usize = 16_384;
-const MAX_STEPS_IN_NEED: usize = 64 * MAX_STEPS;
+/// Neighbours that are looked at while a lock is held: others wait for it. At least those of one run, however many.
+pub(super) const STEPS_AT_ONCE: usize = 2048;
 
 /// What a chunk that is far from going weighs, besides its blocks, compared with one that goes first.
 const HEAT_WEIGHT: u64 = 3;
@@ -70,29 +68,48 @@ pub(super) struct Search<'data, F: ?Sized> {
 }
 
 impl<F: FreeSpace + ?Sized> Search<'_, F> {
-    /// The cheapest of the windows around `seeds`, which go first in this order. `heat` tells how far a chunk is from going.
-    pub(super) fn cheapest(
-        &mut self,
-        seeds: &[NodeId],
-        heat: impl Fn(NodeId) -> u8,
-    ) -> Option<Window> {
-        let mut best: Option<Window> = None;
-        for &seed in seeds {
-            if let Some(window) = self.around(seed, &heat)
-                && best.as_ref().is_none_or(|best| window.cost < best.cost)
-            {
-                best = Some(window);
-            }
-            let most = if best.is_some() { MAX_STEPS } else { MAX_STEPS_IN_NEED };
-            if self.steps >= most {
-                break;
-            }
-        }
-        best
+    /// Whether it is time to let go of the lock.
+    pub(super) fn is_over(&self) -> bool {
+        self.steps >= STEPS_AT_ONCE
     }
 
-    /// The cheapest window that contains `seed`.
-    fn around(&mut self, seed: NodeId, heat: &impl Fn(NodeId) -> u8) -> Option<Window> {
+    /// The first window by place from `from` on, and where to go on, if anything is left.
+    pub(super) fn next_by_place(
+        &mut self,
+        from: (u32, u32),
+        heat: impl Fn(NodeId) -> u8,
+    ) -> (Option<Window>, Option<(u32, u32)>) {
+        let mut from = from;
+        while let Some((&place, &id)) = self.places.held.range(from..).next() {
+            if self.is_over() {
+                return (None, Some(place));
+            }
+            self.steps += 1;
+            let extent = self.nodes[id].extent;
+            let behind = (extent.file, extent.first_block + extent.blocks);
+            if self.nodes[id].excluded_until_s().is_some() {
+                from = behind;
+                continue;
+            }
+            let own = self.segment(id, &heat);
+            let before = self.free.free_before(extent.file, extent.first_block);
+            let missing = self.blocks.saturating_sub(own.blocks + u64::from(before));
+            let after = self.beside(extent, missing, &heat, false);
+            let found: u64 = after.iter().map(|segment| segment.blocks).sum();
+            if found >= missing {
+                let cost = own.cost + after.iter().map(|segment| segment.cost).sum::<u64>();
+                let others = after.iter().filter_map(|segment| segment.chunk);
+                let chunks = std::iter::once(id).chain(others).collect();
+                return (Some(Window { chunks, cost }), Some(place));
+            }
+            // Whatever begins in between ends at the same obstacle.
+            from = (behind.0, behind.1 + found as u32);
+        }
+        (None, None)
+    }
+
+    /// The cheapest window that contains `seed`. `heat` tells how far a chunk is from going.
+    pub(super) fn around(&mut self, seed: NodeId, heat: &impl Fn(NodeId) -> u8) -> Option<Window> {
         let extent = self.nodes[seed].extent;
         let own = self.segment(seed, heat);
         let missing = self.blocks.saturating_sub(own.blocks);

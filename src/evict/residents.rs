@@ -17,8 +17,8 @@ use crate::sync::Mutex;
 /// Chunks of the cold end among which those are chosen that make room at the lowest price: a part of all, within bounds.
 const SEEDS: std::ops::RangeInclusive<usize> = 8..=64;
 const SEED_PART: usize = 16;
-/// So many times more of them if none of those can go.
-const MORE_SEEDS: usize = 16;
+/// Neighbours that are looked at for the cheapest run, where there is a choice.
+const MOST_STEPS: usize = 16_384;
 
 /// Until which second a chunk must stay that is pinned, or being read: until it is released.
 pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
@@ -41,6 +41,37 @@ pub(crate) struct ChunkRef {
 pub(crate) struct Victim {
     pub(crate) node: NodeId,
     pub(crate) chunk: ChunkRef,
+}
+
+/// A search for room, which goes on where it was when the lock was let go of.
+#[derive(Debug)]
+pub(crate) struct RoomSearch {
+    blocks: u32,
+    /// Chunks that go first, to look around; none of them yet, at first.
+    seeds: Option<std::vec::IntoIter<NodeId>>,
+    steps: usize,
+    /// The cheapest run so far: what it costs, and its chunks.
+    best: Option<(u64, Vec<Victim>)>,
+    /// Where it goes on by place, when the seeds had no room around them.
+    from: (u32, u32),
+}
+
+/// What a search for room has come to.
+#[derive(Debug)]
+pub(crate) enum Room {
+    /// When these go there is room, if nothing else has happened meanwhile.
+    Found(Vec<Victim>),
+    /// It is to go on.
+    Unfinished,
+    /// There is none.
+    Nowhere,
+}
+
+impl RoomSearch {
+    /// For a chunk of `blocks`.
+    pub(crate) fn new(blocks: u32) -> Self {
+        Self { blocks, seeds: None, steps: 0, best: None, from: (0, 0) }
+    }
 }
 
 /// What is known of the chunks held.
@@ -245,21 +276,23 @@ impl Residents {
         inner.drop_node(id, namespace);
     }
 
-    /// Chunks whose going makes room for one of `blocks`, at the lowest price: those of a run, or, where room is room wherever it
-    /// is, the coldest. None if there are none.
+    /// Goes on looking for chunks whose going makes room, at the lowest price: those of a run, or, where room is room wherever it is,
+    /// the coldest. Looks at some only while it holds the lock.
     pub(crate) fn for_room(
         &self,
-        blocks: u32,
+        search: &mut RoomSearch,
         free: &(impl FreeSpace + ?Sized),
         now_s: u32,
-    ) -> Vec<Victim> {
+    ) -> Room {
         let mut inner = self.inner.lock();
-        loop {
-            let came_back = inner.reinsert(now_s);
-            let victims = inner.for_room(blocks, free);
-            if !victims.is_empty() || !came_back {
-                return victims;
+        let came_back = inner.reinsert(now_s);
+        match inner.for_room(search, free) {
+            // Those are looked at as well.
+            Room::Nowhere if came_back => {
+                *search = RoomSearch::new(search.blocks);
+                Room::Unfinished
             }
+            room => room,
         }
     }
 
@@ -484,25 +517,49 @@ impl Inner {
         back.count() > 0
     }
 
-    fn for_room(&mut self, blocks: u32, free: &(impl FreeSpace + ?Sized)) -> Vec<Victim> {
-        if let Some(missing) = free.missing_blocks(blocks) {
+    fn for_room(&mut self, search: &mut RoomSearch, free: &(impl FreeSpace + ?Sized)) -> Room {
+        if let Some(missing) = free.missing_blocks(search.blocks) {
             let enough = self.enough(missing.max(1));
-            return self.victims(&enough);
+            return match enough.is_empty() {
+                true => Room::Nowhere,
+                false => Room::Found(self.victims(&enough)),
+            };
         }
-        let mut wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
-        loop {
-            let seeds = self.coldest(wanted);
-            let (nodes, pools) = (&self.nodes, &self.pools);
-            let heat = |id: NodeId| pools[nodes[id].pool as usize].policy.heat(nodes, id);
-            let blocks = u64::from(blocks);
-            let mut search = Search { places: &self.places, nodes, free, blocks, steps: 0 };
-            if let Some(window) = search.cheapest(&seeds, heat) {
-                return self.victims(&window.chunks);
+        if search.seeds.is_none() {
+            let wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
+            search.seeds = Some(self.coldest(wanted).into_iter());
+        }
+        let (nodes, pools) = (&self.nodes, &self.pools);
+        let heat = |id: NodeId| pools[nodes[id].pool as usize].policy.heat(nodes, id);
+        let blocks = u64::from(search.blocks);
+        let mut look = Search { places: &self.places, nodes, free, blocks, steps: 0 };
+        for seed in search.seeds.iter_mut().flatten() {
+            // It may be another chunk's number by now, which is as good.
+            if nodes.may_go(seed)
+                && let Some(window) = look.around(seed, &heat)
+                && search.best.as_ref().is_none_or(|(cost, _)| window.cost < *cost)
+            {
+                search.best = Some((window.cost, self.victims(&window.chunks)));
             }
-            if seeds.len() >= self.ordered() {
-                return Vec::new();
+            if search.best.is_some() && search.steps + look.steps >= MOST_STEPS {
+                break;
             }
-            wanted *= MORE_SEEDS;
+            if look.is_over() {
+                search.steps += look.steps;
+                return Room::Unfinished;
+            }
+        }
+        if let Some((_, victims)) = search.best.take() {
+            return Room::Found(victims);
+        }
+        let (window, next) = look.next_by_place(search.from, heat);
+        if let Some(next) = next {
+            search.from = next;
+        }
+        match (window, next) {
+            (Some(window), _) => Room::Found(self.victims(&window.chunks)),
+            (None, Some(_)) => Room::Unfinished,
+            (None, None) => Room::Nowhere,
         }
     }
 

@@ -34,6 +34,12 @@ impl Entries {
         number as u32
     }
 
+    /// Where the numbers end.
+    pub(super) fn end(&self) -> u32 {
+        let full = self.pieces.len().saturating_sub(1) * PIECE;
+        (full + self.pieces.last().map_or(0, Vec::len)) as u32
+    }
+
     /// Brings an entry into the processor's cache, without waiting for it.
     pub(super) fn prefetch(&self, number: u32) {
         prefetch_line((&raw const self[number]).cast());

@@ -51,7 +51,7 @@ impl<G, S> Index<G, S> {
                 let (_, mut shard) = self.shard(*digest);
                 let is_it = |found: Found| self.table.holds(found.record, *digest, key.key());
                 let found = shard.lookup.find(digest.tag(), is_it);
-                match found.filter(|found| !self.is_expired(&shard, *found, now_ms)) {
+                match found.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms)) {
                     Some(found) => {
                         lease(&mut shard, found, &mut leasing);
                         held.push(true);

@@ -66,7 +66,7 @@ impl<G, S> Index<G, S> {
             let (_, mut shard) = self.shard(digest);
             let found = shard.find(digest).filter(|found| {
                 self.table.key_is(found.record, key.key())
-                    && !self.is_expired(&shard, *found, now_ms)
+                    && !self.is_expired(&shard.entries[found.entry], now_ms)
             });
             let Some(found) = found else { return false };
             let entry = &mut shard.entries[found.entry];

@@ -177,7 +177,7 @@ impl<G, S> Index<G, S> {
     ) -> EnteredGet<G> {
         let (number, mut shard) = self.shard(digest);
         let held = shard.find(digest).filter(|found| self.table.key_is(found.record, key));
-        let held = held.filter(|found| !self.is_expired(&shard, *found, now_ms));
+        let held = held.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms));
         if let Some(found) = held
             && let Some(pin) = shard.pin(number, found.entry, length_bytes)
         {
@@ -375,9 +375,8 @@ impl<G, S> Index<G, S> {
     }
 
     /// Whether a chunk was not used for so long that it counts as gone. A clock that was set back expires nothing.
-    pub(super) fn is_expired(&self, shard: &Shard<G, S>, found: Found, now_ms: u64) -> bool {
+    pub(super) fn is_expired(&self, entry: &Entry, now_ms: u64) -> bool {
         let Some(ttl_ms) = self.rules.ttl_ms else { return false };
-        let entry = &shard.entries[found.entry];
         if use_parts(entry.last_use).0.saturating_add(ttl_ms) > now_ms {
             return false;
         }

@@ -10,8 +10,17 @@ use crate::evict::{ChunkRef, NamespaceId, NamespaceUsage};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
 
-/// Most chunks that are taken out of a shard while its lock is held: others wait for it.
-const MAX_TAKEN_OUT: usize = 64;
+/// What a look for chunks that have expired took out.
+#[derive(Debug, Default)]
+pub(crate) struct Expired {
+    /// Places that are free now.
+    pub(crate) places: Vec<Extent>,
+    pub(crate) chunks: u64,
+    /// Of their payload.
+    pub(crate) bytes: u64,
+    /// The entry to go on with, if there are more.
+    pub(crate) next: Option<u32>,
+}
 
 /// State of a key in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,24 +93,25 @@ impl<G, S> Index<G, S> {
         self.shards.len()
     }
 
-    /// Takes out chunks of shard `number` that have expired, some at a time. Returns their places, how many chunks and bytes
-    /// they were, and whether there are more.
-    pub(crate) fn expire(&self, number: usize, now_ms: u64) -> (Vec<Extent>, u64, u64, bool) {
+    /// Looks at `most` entries of shard `number` from `from` on, and takes out those that have expired.
+    pub(crate) fn expire(&self, number: usize, from: u32, most: u32, now_ms: u64) -> Expired {
         if self.rules.ttl_ms.is_none() {
-            return Default::default();
+            return Expired::default();
         }
         let mut shard = self.shards[number].0.lock();
         let now_s = self.now_s();
-        let expired: Vec<Found> = shard
-            .lookup
-            .iter()
-            .filter(|found| {
-                shard.entries[found.entry].can_go(now_s) && self.is_expired(&shard, *found, now_ms)
-            })
-            .take(MAX_TAKEN_OUT)
-            .collect();
+        let (end, next) = (shard.entries.end(), from.saturating_add(most));
+        let held = |entry: u32| {
+            let held = &shard.entries[entry];
+            // A number may be nobody's.
+            let same = |found: Found| found.entry == entry;
+            let find = || shard.lookup.find(held.digest.tag(), same);
+            if held.can_go(now_s) && self.is_expired(held, now_ms) { find() } else { None }
+        };
+        let expired: Vec<Found> = (from..next.min(end)).filter_map(held).collect();
         let (places, bytes) = self.take_out_all(&mut shard, &expired);
-        (places, expired.len() as u64, bytes, expired.len() == MAX_TAKEN_OUT)
+        let next = (next < end).then_some(next);
+        Expired { places, chunks: expired.len() as u64, bytes, next }
     }
 
     /// Takes out every chunk whose key `stays` denies; nobody may be reading. Returns the places, and how many chunks that were.

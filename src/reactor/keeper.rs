@@ -26,6 +26,9 @@ const LONGEST_BEHIND: Duration = Duration::from_secs(5);
 /// Freed places are discarded so often, many at a time.
 const DISCARD_PAUSE: Duration = Duration::from_millis(200);
 
+/// Entries that are looked at for expiry while a lock is held.
+const LOOKED_AT: u32 = 64;
+
 /// A slice of work.
 const SLICE: Duration = Duration::from_micros(200);
 
@@ -225,14 +228,14 @@ impl Shared {
         let before = self.counters.expired.get();
         let mut slice = Instant::now();
         for number in 0..self.index.shard_count() {
-            let mut has_more = true;
-            while has_more {
+            let mut from = Some(0);
+            while let Some(first) = from {
                 let now_ms = self.config.clock.now_ms();
-                let (places, taken_out, bytes, more) = self.index.expire(number, now_ms);
-                has_more = more;
-                self.counters.expired.add(taken_out);
-                self.counters.expired_bytes.add(bytes);
-                places.into_iter().for_each(|place| self.store.free(place));
+                let expired = self.index.expire(number, first, LOOKED_AT, now_ms);
+                from = expired.next;
+                self.counters.expired.add(expired.chunks);
+                self.counters.expired_bytes.add(expired.bytes);
+                expired.places.into_iter().for_each(|place| self.store.free(place));
                 let worked = slice.elapsed();
                 if pauses && worked >= SLICE {
                     let orders = self.keeper.orders.lock();

@@ -4,7 +4,7 @@ use super::Shared;
 use super::operation::SetRequest;
 use super::steps::Place;
 use crate::error::StoreError;
-use crate::evict::Victim;
+use crate::evict::{Room, RoomSearch, Victim};
 use crate::index::RecordState;
 use crate::key::Digest;
 use crate::store::{Extent, Store};
@@ -136,13 +136,15 @@ impl Shared {
 
     /// Evicts chunks so that there is a run of `blocks` free, as cheaply as it can; says whether it did.
     pub(super) fn make_room(&self, blocks: u32) -> bool {
-        // It ends: each turn takes a chunk that must stay out of the order of eviction, or another thread has evicted one.
+        // It ends: each turn goes on, takes a chunk that must stay out of the order of eviction, or another thread has evicted one.
+        let mut search = RoomSearch::new(blocks);
         loop {
             let residents = self.index.residents();
-            let victims = residents.for_room(blocks, &*self.store, self.index.now_s());
-            if victims.is_empty() {
-                return false;
-            }
+            let victims = match residents.for_room(&mut search, &*self.store, self.index.now_s()) {
+                Room::Found(victims) => victims,
+                Room::Unfinished => continue,
+                Room::Nowhere => return false,
+            };
             // All of them or none: what goes in vain is lost.
             if self.count_staying(&victims) == 0 && self.evict_all(&victims) {
                 return true;

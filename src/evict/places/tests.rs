@@ -123,7 +123,8 @@ proptest! {
         kept.iter().for_each(|id| layout.nodes[*id].exclude(1));
         let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
         let mut search = Search { places, nodes, free, blocks, steps: 0 };
-        let found = search.cheapest(&seeds, |id| layout.heat(id));
+        let around = |seed: &NodeId| search.around(*seed, &|id| layout.heat(id));
+        let found = seeds.iter().filter_map(around).min_by_key(|window| window.cost);
         let expected = seeds.iter().filter_map(|seed| layout.cheapest(*seed, blocks, &kept)).min();
         prop_assert_eq!(found.as_ref().map(|window| window.cost), expected);
         let Some(Window { chunks, cost }) = found else { return Ok(()) };
@@ -159,6 +160,43 @@ fn the_chunk_between_two_holes_goes() {
     [9, 11, 20].into_iter().for_each(|number| layout.free(chunks[number]));
     let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
     let mut search = Search { places, nodes, free, blocks: 12, steps: 0 };
-    let window = search.cheapest(&[chunks[3], chunks[10], chunks[21]], |_| 0).unwrap();
-    assert_eq!(window.chunks, [chunks[10]]);
+    let around = |seed: usize| search.around(chunks[seed], &|_| 0);
+    let window = [3, 10, 21].into_iter().filter_map(around).min_by_key(|window| window.cost);
+    assert_eq!(window.unwrap().chunks, [chunks[10]]);
+}
+
+/// Going by place finds room where there is any, a bounded part of the way at a time.
+#[test]
+fn a_search_by_place_looks_at_some_and_goes_on() {
+    const CHUNKS: u32 = 10_000;
+    let mut allocator = Allocator::default();
+    allocator.add_file(CHUNKS);
+    let mut layout = Layout::new(&[]);
+    layout.allocator = allocator;
+    let mut chunks = Vec::new();
+    while let Some(extent) = layout.allocator.allocate(1) {
+        let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
+        layout.places.insert(extent, id);
+        chunks.push(id);
+    }
+    // Each other one must stay, but for four near the end.
+    let room = 9_000..9_004;
+    for (number, id) in chunks.iter().enumerate() {
+        if number % 2 == 0 && !room.contains(&number) {
+            layout.nodes[*id].exclude(1);
+        }
+    }
+    let (mut from, mut turns) = ((0, 0), 0);
+    let found = loop {
+        let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
+        let mut search = Search { places, nodes, free, blocks: 4, steps: 0 };
+        let (window, next) = search.next_by_place(from, |_| 0);
+        assert!(search.steps <= STEPS_AT_ONCE + 8, "{} steps", search.steps);
+        turns += 1;
+        match window {
+            Some(window) => break window,
+            None => from = next.unwrap(),
+        }
+    };
+    assert!(found.chunks.len() == 4 && turns > 3, "{turns}");
 }

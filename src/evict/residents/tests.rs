@@ -244,7 +244,14 @@ impl Model {
                 }
             }
             Step::ForRoom(blocks) => {
-                let victims = self.residents.for_room(*blocks, &NothingFree, self.now_s);
+                let mut search = RoomSearch::new(*blocks);
+                let victims = loop {
+                    match self.residents.for_room(&mut search, &NothingFree, self.now_s) {
+                        Room::Found(victims) => break victims,
+                        Room::Unfinished => {}
+                        Room::Nowhere => break Vec::new(),
+                    }
+                };
                 self.check_victims(&victims);
                 if victims.is_empty() {
                     assert!(!self.has_run(*blocks), "there is a run of {blocks}");

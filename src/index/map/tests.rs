@@ -94,6 +94,31 @@ fn a_colliding_key_does_not_exist() {
     assert_eq!(index.contains_each(&["other", "good"], 0).0, [false, true]);
 }
 
+/// Each look is at some entries, whether they have expired or not, and all are looked at in the end.
+#[test]
+fn expiry_looks_at_some_entries_at_a_time() {
+    let (_directory, mut index) = index();
+    index.rules.ttl_ms = Some(10);
+    let [low, high] = Digest::of("one").0;
+    for number in 0..200 {
+        store(&index, Digest([low ^ number, high]), &format!("{number}").into(), 100);
+    }
+    let shard = index.shard(Digest([low, high])).0 as usize;
+    let looks = |now_ms: u64| {
+        let mut taken_out = Vec::new();
+        let mut from = Some(0);
+        while let Some(first) = from {
+            let expired = index.expire(shard, first, 64, now_ms);
+            taken_out.push(expired.chunks);
+            from = expired.next;
+        }
+        taken_out
+    };
+    assert_eq!(looks(9), [0, 0, 0, 0]);
+    assert_eq!(looks(10), [64, 64, 64, 8]);
+    assert_eq!((looks(10), index.keys()), (vec![0, 0, 0, 0], 0));
+}
+
 /// The lookup table compares a part of the digest only.
 #[test]
 fn digests_with_one_tag_are_different_keys() {
