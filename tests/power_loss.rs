@@ -194,6 +194,37 @@ fn what_is_answered_is_durable_although_syncs_fail() {
     assert!(answered > 0 && failed > 0 && written_anew > 0, "{answered} {failed} {written_anew}");
 }
 
+/// A sync that fails at close or at open vouches for nothing, also when a later one succeeds: what is answered from then on
+/// is durable, and one failed sync does not fail the open.
+#[test]
+fn a_failed_sync_of_close_or_open_vouches_for_nothing() {
+    // Four data files; the index; at close the index once more.
+    for (failing, at_close) in
+        (1..=6).map(|number| (number, true)).chain((1..=5).map(|number| (number, false)))
+    {
+        let machine = Machine::new();
+        let client = machine.open(Durability::BestEffort);
+        store(&client);
+        let machine = if at_close {
+            machine.disk.fail_call(failing);
+            assert!(!client.connector.close().clean);
+            drop(client);
+            machine
+        } else {
+            let machine = machine.crash(Crash::Kill, client);
+            machine.disk.fail_call(failing);
+            machine
+        };
+        let client = machine.open(Durability::Persistent);
+        assert!(machine.disk.has_failed_call());
+        assert!(!client.connector.recovery().clean_shutdown);
+        store(&client);
+        let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+        let client = machine.open(Durability::BestEffort);
+        assert_eq!(intact(&client), CHUNKS, "sync {failing}, at close: {at_close}");
+    }
+}
+
 /// A kill between the record of a chunk and its barrier leaves the older record as well. Of the two, power loss in the middle
 /// of the next open must leave one: whatever is cleaned up there, the younger has to be durable first.
 #[test]

@@ -152,15 +152,20 @@ impl OpenedVolume {
 /// Notes durably that the store is open. In `persistent`, what an earlier owner left counts as durable from here on, so
 /// that is made durable first.
 fn begin_session(shared: &Shared) -> io::Result<()> {
-    if shared.config.durability == Durability::Persistent {
-        shared.store.sync()?;
-    }
     let note = || {
+        if shared.config.durability == Durability::Persistent {
+            shared.store.sync()?;
+        }
         shared.index.write_session(shared.config.clock.now_ms(), false)?;
         shared.index.table().sync()
     };
-    // The kernel tells whoever syncs first of errors that an earlier owner's writes had: those say nothing of this one.
-    note().or_else(|_| note())
+    note().or_else(|error| {
+        let path = shared.config.path().display();
+        log::error!("{path}: cannot make durable what an earlier owner left: {error}");
+        // It may be the error of an earlier owner's writes, which the kernel tells the next one.
+        shared.index.distrust_all();
+        note()
+    })
 }
 
 /// A path in use.
@@ -277,6 +282,13 @@ fn release(shared: &Shared, orderly: bool) -> bool {
     let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
     if let Err(error) = &noted {
         log::error!("{path} is not marked as closed in order: {error}");
+        if orderly && shared.missed_files().is_none() {
+            // A later sync that succeeds says nothing of what this one dropped.
+            index.distrust_all();
+            if let Err(error) = index.write_session(shared.config.clock.now_ms(), false) {
+                log::error!("{path}: cannot note that: {error}");
+            }
+        }
     }
     match store.give_up().and_then(|()| index.table().give_up()) {
         Ok(()) => shared.open_store.note_closed(),

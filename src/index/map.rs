@@ -36,7 +36,7 @@ pub(crate) struct Index<G, S> {
     /// Chunks from this generation on are to be verified after a crash; none if it is `u64::MAX`.
     pub(super) verify_from: AtomicU64,
     /// Chunks below this generation vouch for nothing until they are read; see [`super::record::Session`].
-    pub(super) distrust_below: u64,
+    pub(super) distrust_below: AtomicU64,
     pub(super) rules: Rules,
     pub(super) residents: Residents,
     pub(super) leases: Mutex<Leases>,
@@ -125,7 +125,7 @@ impl<G, S> Index<G, S> {
             awaited: AtomicUsize::new(0),
             quarantine: Quarantine::default(),
             verify_from: AtomicU64::new(u64::MAX),
-            distrust_below: 0,
+            distrust_below: AtomicU64::new(0),
         }
     }
 

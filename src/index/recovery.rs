@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::backing::IndexPlace;
 use super::map::{Index, Rules};
@@ -192,10 +192,10 @@ impl<G, S> Index<G, S> {
         // The machine went down with the store open: any record may be one that was cleared, and its place another's.
         let went_down = !recovery.clean_shutdown
             && found.session.is_none_or(|session| session.boot != index.rules.boot);
-        index.distrust_below = match went_down {
+        index.distrust_below = AtomicU64::new(match went_down {
             true => first,
             false => found.session.map_or(0, |session| session.distrust_below.min(first)),
-        };
+        });
         recovery.to_verify = suspects.len() as u64;
         let mut held: Vec<Extent> =
             candidates.iter().map(|candidate| candidate.entry.extent()).collect();
@@ -241,12 +241,19 @@ impl<G, S> Index<G, S> {
         Ok((index, store, recovery, suspects))
     }
 
+    /// A sync failed that should have made everything durable: no chunk counts as that any more before it has been read, nor for
+    /// the next owner once the session is written, and the next sync writes all of the index.
+    pub(crate) fn distrust_all(&self) {
+        self.distrust_below.store(self.next_generation(), Ordering::Relaxed);
+        self.table.write_anew();
+    }
+
     /// Notes in the sidecar who has the store open, and whether it is closed in order.
     pub(crate) fn write_session(&self, now_ms: u64, clean: bool) -> std::io::Result<()> {
         let marks = Marks {
             generation: self.next_generation(),
             verify_from: self.verify_from.load(Ordering::Relaxed),
-            distrust_below: self.distrust_below,
+            distrust_below: self.distrust_below.load(Ordering::Relaxed),
         };
         let session = Session::new(&Owner::current(), now_ms, self.rules.boot, &marks, clean);
         self.table.write_session(&session)

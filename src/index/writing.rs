@@ -105,7 +105,7 @@ impl<G, S> Index<G, S> {
         let generation = self.table.read(found.record).generation;
         let is_suspect = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
             .contains(&generation)
-            || generation < self.distrust_below && !entry.was_read;
+            || generation < self.distrust_below.load(Ordering::Relaxed) && !entry.was_read;
         (!is_suspect && !self.has_lost_its_record(digest, found.record))
             .then(|| (u64::from(entry.length_bytes), entry.checksum()))
     }

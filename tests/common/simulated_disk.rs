@@ -89,6 +89,8 @@ struct State {
     is_open: bool,
     /// One in so many syncs of the reactors fails; none with 0.
     failing_syncs: u64,
+    /// Which of the next syncs that come without an engine fails; none with 0.
+    failing_call: u64,
 }
 
 /// The files of one store: shared between the engine and the test that crashes it.
@@ -128,6 +130,7 @@ impl SimulatedDisk {
             fingerprint,
             is_open: false,
             failing_syncs: 0,
+            failing_call: 0,
         };
         let disk = Arc::new(Self {
             directory: directory.to_owned(),
@@ -151,6 +154,16 @@ impl SimulatedDisk {
     /// From now on one in so many syncs of the reactors fails; none with 0.
     pub(crate) fn fail_syncs(&self, one_in: u64) {
         self.state.lock().failing_syncs = one_in;
+    }
+
+    /// Of the syncs that come without an engine, at opening and closing, this one fails, counted from 1.
+    pub(crate) fn fail_call(&self, number: u64) {
+        self.state.lock().failing_call = number;
+    }
+
+    /// Whether that one was reached.
+    pub(crate) fn has_failed_call(&self) -> bool {
+        self.state.lock().failing_call == 0
     }
 
     /// From now on it crashes at the `events`-th transfer or sync.
@@ -218,16 +231,28 @@ impl SimulatedDisk {
         }
     }
 
-    /// What was written to the file so far is durable.
-    pub(crate) fn sync(&self, name: &str) {
+    /// What was written to the file so far is durable, unless the sync is to fail: it says so, and nothing is. The device
+    /// has lost the data then; of the index, which is mapped, the page cache keeps it.
+    pub(crate) fn sync(&self, name: &str) -> bool {
         self.event();
         let mut state = self.state.lock();
         if name == INDEX {
             self.look_at_index(&mut state);
         }
-        if let Some(file) = state.files.get_mut(name) {
-            file.unsynced.clear();
+        let fails = state.failing_call == 1;
+        state.failing_call = state.failing_call.saturating_sub(1);
+        let Some(file) = state.files.get_mut(name) else { return fails };
+        let unsynced = std::mem::take(&mut file.unsynced);
+        for (number, versions) in unsynced.into_iter().filter(|_| fails) {
+            if name == INDEX {
+                file.dropped.insert(number, versions[0]);
+            } else {
+                let path = self.directory.join(name);
+                let data = File::options().write(true).open(path).unwrap();
+                data.write_all_at(&versions[0], (number * SECTOR_BYTES) as u64).unwrap();
+            }
         }
+        fails
     }
 
     /// A sync of a reactor, by `descriptor`; says whether it failed.

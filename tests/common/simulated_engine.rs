@@ -145,10 +145,11 @@ extern "C" fn fsync(file: RawFd) -> libc::c_int {
 
 fn simulated_or(call: libc::c_long, file: RawFd) -> libc::c_int {
     match SimulatedDisk::of(&path_of(file)) {
-        Some((disk, name)) => {
-            disk.sync(&name);
-            0
+        Some((disk, name)) if disk.sync(&name) => {
+            nix::errno::Errno::set_raw(libc::EIO);
+            -1
         }
+        Some(_) => 0,
         // SAFETY: a system call that takes a descriptor and touches no memory.
         None => unsafe { libc::syscall(call, file) as libc::c_int },
     }
