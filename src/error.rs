@@ -260,6 +260,19 @@ pub enum OpenError {
         /// The store.
         path: PathBuf,
     },
+    /// Two stores that never shared keys.
+    #[error(
+        "{path} holds chunks of a store of its own, and {other} those of {what}: they do not become one store; leave one of \
+         them out, or empty one of them, which then takes its share as a new path (both were left as they are)"
+    )]
+    Unrelated {
+        /// A store that never shared keys with others.
+        path: PathBuf,
+        /// The other one.
+        other: PathBuf,
+        /// What that is.
+        what: &'static str,
+    },
     /// The store was made with another layout.
     #[error(
         "{path} holds a store of layout '{found}', not '{wanted}'; open it with layout: '{found}', or choose another path \

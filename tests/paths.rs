@@ -207,6 +207,25 @@ fn a_path_that_was_away_comes_back_empty() {
     assert_eq!(load(&client, &all()), found);
 }
 
+/// Nobody can tell whether the others went on without it.
+#[test]
+fn a_path_whose_note_is_damaged_comes_back_empty() {
+    let (_root, paths) = directories(2);
+    let client = open(&paths);
+    store(&client, &all(), 1);
+    let of_second = held_by_each(&client)[1];
+    drop(client);
+    let client = open(&paths[..1]);
+    store(&client, &all(), 2);
+    drop(client);
+    let index = std::fs::File::options().write(true).open(paths[1].join("index.kvring")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&index, &[0xff], 2048 + 20).unwrap();
+    let client = open(&paths);
+    assert_eq!(client.connector.recovery().stale, of_second);
+    assert!(load(&client, &all()).values().all(|version| *version == 2));
+    client.assert_consistent();
+}
+
 /// A store that never shared keys is no stranger's: it keeps what belongs to it.
 #[test]
 fn a_single_store_becomes_one_of_several() {

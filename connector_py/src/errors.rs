@@ -49,7 +49,9 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
         | kvring::OpenError::SameStore { .. }
         | kvring::OpenError::NoDevice { .. }
         | kvring::OpenError::Unsuitable { .. } => ConfigError::new_err(message),
-        kvring::OpenError::ForeignVolume { .. } => KvRingError::new_err(message),
+        kvring::OpenError::ForeignVolume { .. } | kvring::OpenError::Unrelated { .. } => {
+            KvRingError::new_err(message)
+        }
         kvring::OpenError::InUse { .. } | kvring::OpenError::Claimed { .. } => {
             InUseError::new_err(message)
         }

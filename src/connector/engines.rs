@@ -6,10 +6,23 @@ use crate::config::{Config, EngineChoice};
 use crate::engine::posix::PosixEngine;
 use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, Waker};
-use crate::error::EngineError;
+use crate::error::{EngineError, OpenError};
 
 /// Most threads that read and write, of all reactors together: a container's limit on processes has room for them.
 const MOST_THREADS: usize = 128;
+
+/// Refuses io_uring where it cannot be had, before a store is opened for nothing.
+pub(super) fn check(config: &Config) -> Result<(), OpenError> {
+    if config.engine == EngineChoice::IoUring {
+        let waker = Waker::new().map_err(|source| OpenError::Io {
+            action: "make an eventfd for",
+            path: config.path().to_owned(),
+            source,
+        })?;
+        UringEngine::new(config.queue_depth, waker)?;
+    }
+    Ok(())
+}
 
 /// What makes the engine of each reactor. It warns once if the posix engine has to take the place of io_uring.
 pub(super) fn maker(

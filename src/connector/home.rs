@@ -1,57 +1,142 @@
 //! Where a store lives: in a directory, or on a block device.
 
 use std::collections::HashMap;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
+
+use nix::fcntl::{AT_FDCWD, AtFlags};
+use nix::unistd::{AccessFlags, faccessat};
 
 use crate::budget::Budget;
 use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::OpenError;
-use crate::index::{IndexPlace, owner_in_directory, owner_on_device};
-use crate::lock::Owner;
+use crate::index::{FoundIndex, IndexPlace, owner_in_directory, owner_on_device};
 use crate::store::Store;
 use crate::store::device::{Device, Target};
-use crate::store::extents::ExtentStore;
+use crate::store::extents::{ExtentStore, FoundFile};
 use crate::store::files::FileStore;
 
+/// Where a store lives.
 pub(super) enum Home {
     Directory(Arc<Directory>),
     Device(Arc<Device>),
 }
 
-impl Home {
-    /// Makes the directory that `config` names and locks it, or claims the device, and formats it if that is wanted.
-    pub(super) fn open(config: &Config, now_ms: u64) -> Result<Self, OpenError> {
+/// A path as it was found: what is there is locked, and not changed yet.
+#[expect(clippy::large_enum_variant, reason = "there are a few of them, at open")]
+pub(super) enum Found {
+    /// A directory that is not there.
+    Nothing,
+    /// Something, and what is in it.
+    Home(Home, FoundIndex, FoundData),
+}
+
+/// Where chunks may be.
+pub(super) enum FoundData {
+    /// Data files.
+    Files(Vec<FoundFile>),
+    /// Files of their own, or a device: they are looked at when they are opened.
+    Elsewhere,
+}
+
+impl Found {
+    /// Looks at what `config` names, and locks it. Nothing is changed.
+    pub(super) fn look(config: &Config, now_ms: u64) -> Result<Self, OpenError> {
         match Target::of(config.path())? {
             Target::Directory => {
                 config.check_for_directory()?;
-                let directory = Directory::open_or_make(config.path()).map_err(|source| {
-                    let path = config.path().to_owned();
-                    OpenError::Io { action: "make the directory", path, source }
-                })?;
-                directory.lock(|| owner_in_directory(&directory))?;
-                Ok(Self::Directory(Arc::new(directory)))
+                match Directory::open(config.path()) {
+                    Ok(directory) => Self::in_directory(Arc::new(directory), config),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        check_can_be_made(config.path())?;
+                        Ok(Self::Nothing)
+                    }
+                    Err(error) => Err(io_error("open the directory", config.path(), error)),
+                }
             }
             Target::Device => {
                 config.check_for_device()?;
                 let index_path = config.index_path.as_deref();
-                let device = Device::open(config, now_ms, |device, superblock| {
+                let device = Device::look(config, now_ms, |device, superblock| {
                     owner_on_device(device, superblock, index_path)
                 })?;
-                Ok(Self::Device(Arc::new(device)))
+                let device = Arc::new(device);
+                let place = match index_path {
+                    None => IndexPlace::Device(Arc::clone(&device)),
+                    Some(path) => IndexPlace::Beside(path.to_owned(), Arc::clone(&device)),
+                };
+                let index = FoundIndex::look(place)?;
+                if let (Some(path), false) = (index_path, index.is_there()) {
+                    check_can_be_made(path)?;
+                }
+                Ok(Self::Home(Home::Device(device), index, FoundData::Elsewhere))
             }
+        }
+    }
+
+    fn in_directory(directory: Arc<Directory>, config: &Config) -> Result<Self, OpenError> {
+        directory.lock(|| owner_in_directory(&directory))?;
+        let index = FoundIndex::look(IndexPlace::Directory(Arc::clone(&directory)))?;
+        if !index.is_there() {
+            check_can_be_made(config.path())?;
+        }
+        let data = match config.layout {
+            Layout::Extents => FoundData::Files(ExtentStore::look(&directory, || index.owner())?),
+            Layout::Files => {
+                FileStore::look(&directory)?;
+                FoundData::Elsewhere
+            }
+        };
+        Ok(Self::Home(Home::Directory(directory), index, data))
+    }
+
+    /// The index, if there is any.
+    pub(super) fn index(&self) -> Option<&FoundIndex> {
+        match self {
+            Self::Home(_, index, _) => Some(index),
+            Self::Nothing => None,
         }
     }
 
     /// What the store may take: `wanted_bytes`, or all of the device.
     pub(super) fn capacity_bytes(&self, wanted_bytes: u64) -> u64 {
         match self {
-            Self::Device(device) if wanted_bytes == Config::WHOLE_DEVICE => device.size_bytes(),
+            Self::Home(Home::Device(device), ..) if wanted_bytes == Config::WHOLE_DEVICE => {
+                device.size_bytes()
+            }
             _ => wanted_bytes,
         }
     }
 
+    /// Makes the directory that is missing, or formats the device if it needs that.
+    pub(super) fn prepare(
+        self,
+        config: &Config,
+    ) -> Result<(Home, FoundIndex, FoundData), OpenError> {
+        let found = match self {
+            Self::Nothing => {
+                let error = |error| io_error("make the directory", config.path(), error);
+                let directory = Directory::open_or_make(config.path()).map_err(error)?;
+                Self::in_directory(Arc::new(directory), config)?
+            }
+            found => found,
+        };
+        match found {
+            Self::Home(home, index, data) => {
+                if let Home::Device(device) = &home {
+                    device.prepare(config.discard)?;
+                }
+                Ok((home, index, data))
+            }
+            Self::Nothing => Err(io_error("open", config.path(), io::ErrorKind::NotFound.into())),
+        }
+    }
+}
+
+impl Home {
     /// The account of what the store takes. What is free on a device is nobody else's: it needs no floor.
     pub(super) fn budget(&self, config: &Config) -> Budget {
         let budget = Budget::new(config.capacity_bytes());
@@ -61,35 +146,48 @@ impl Home {
         }
     }
 
-    pub(super) fn index_place(&self, config: &Config) -> IndexPlace {
-        match (self, &config.index_path) {
-            (Self::Directory(directory), _) => IndexPlace::Directory(Arc::clone(directory)),
-            (Self::Device(device), None) => IndexPlace::Device(Arc::clone(device)),
-            (Self::Device(device), Some(directory)) => {
-                IndexPlace::Beside(directory.clone(), Arc::clone(device))
-            }
-        }
-    }
-
     pub(super) fn open_store(
         &self,
         config: &Config,
+        found: FoundData,
         budget: &Arc<Budget>,
-        owner: impl Fn() -> Option<Owner>,
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
         wakers: &[Arc<Waker>],
     ) -> Result<Box<dyn Store>, OpenError> {
         let budget = Arc::clone(budget);
-        Ok(match (self, config.layout) {
-            (Self::Directory(directory), Layout::Extents) => {
-                Box::new(ExtentStore::open(directory, budget, owner, mean_use_by_file)?)
+        Ok(match (self, found) {
+            (Self::Directory(directory), FoundData::Files(found)) => {
+                Box::new(ExtentStore::open(directory, found, budget, mean_use_by_file)?)
             }
-            (Self::Directory(directory), Layout::Files) => {
+            (Self::Directory(directory), FoundData::Elsewhere) => {
                 Box::new(FileStore::open(directory, budget, wakers.to_vec())?)
             }
             (Self::Device(device), _) => {
                 Box::new(ExtentStore::on_device(device, budget, config.discard))
             }
         })
+    }
+}
+
+fn io_error(action: &'static str, path: &Path, source: io::Error) -> OpenError {
+    OpenError::Io { action, path: path.to_owned(), source }
+}
+
+/// Checks that something can be made in the directory, or in the one that it is to be made in.
+fn check_can_be_made(directory: &Path) -> Result<(), OpenError> {
+    let existing = directory
+        .ancestors()
+        .map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above })
+        .find(|above| above.symlink_metadata().is_ok())
+        .unwrap_or(Path::new("/"));
+    let needed = AccessFlags::W_OK | AccessFlags::X_OK;
+    faccessat(AT_FDCWD, existing, needed, AtFlags::AT_EACCESS)
+        .map_err(|errno| io_error("write to", existing, errno.into()))?;
+    match existing.metadata() {
+        Ok(found) if !found.is_dir() => {
+            let error = io::Error::from_raw_os_error(libc::ENOTDIR);
+            Err(io_error("make the directory", directory, error))
+        }
+        _ => Ok(()),
     }
 }

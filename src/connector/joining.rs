@@ -3,19 +3,23 @@
 //! At any time each volume holds only keys that belong to it among those in use (see `placement.rs`), and the volumes in use
 //! have noted so (`Membership`). From that follows what to do with a volume that the newest note does not name although it
 //! has a note of its own: it was away while the others went on, and is emptied, as what it holds may be replaced or
-//! deleted since. A volume that never shared keys with others keeps what belongs to it.
+//! deleted since. So is one whose note cannot be read. A volume that never shared keys with others keeps what belongs to it
+//! when new paths come to it; but it is no new path itself as long as it holds chunks, since theirs are of another store.
+//!
+//! All that can be refused is refused by looking: an open that fails has changed nothing, at none of its paths.
 
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::Builder;
 
-use super::home::Home;
+use super::home::Found;
+use super::path_names::check_paths;
 use super::volume::{Common, OpenedVolume};
 use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::error::OpenError;
-use crate::index::{Membership, StoreId};
+use crate::index::{FoundIndex, Membership, Sharing, StoreId};
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::is_gone;
 use crate::sync::Mutex;
@@ -25,6 +29,14 @@ use crate::sync::Mutex;
 pub(super) struct Absent {
     pub(super) path: PathBuf,
     pub(super) reason: String,
+}
+
+impl Absent {
+    fn new(path: &Path, error: &OpenError) -> Self {
+        let reason = error.to_string();
+        log::error!("{} is left out: {reason}; its keys are missed", path.display());
+        Self { path: path.to_owned(), reason }
+    }
 }
 
 /// The volumes there are, each with what belongs to it.
@@ -39,55 +51,102 @@ pub(super) struct Joined {
 
 /// Opens every path of `config`, all at the same time, and brings them into agreement. A path whose device does not work is
 /// left out if there are others; one whose device is not there, if the others know of more paths than are there.
+///
+/// First all of them are looked at and compared, then they are changed: what is refused leaves everything as it was.
 pub(super) fn open_all(
     config: &Config,
     left_out: &[Absent],
     completions: &Arc<CompletionQueue>,
 ) -> Result<Joined, OpenError> {
     check_paths(config)?;
-    let mut config = config.clone();
-    let common = Common::new(&config, completions);
+    let common = Common::new(config, completions);
     let now_ms = config.clock.now_ms();
     let numbers: Vec<usize> = (0..config.paths.len())
         .filter(|number| !left_out.iter().any(|absent| absent.path == config.paths[*number]))
         .collect();
-    let homes = at_once(numbers.iter(), |number| Home::open(&config.of_path(*number), now_ms));
+    let outcomes = at_once(&numbers, |number| Found::look(&config.of_path(*number), now_ms));
+    let (mut found, mut refused) = (Vec::new(), Vec::new());
     let mut capacities_bytes = vec![0; config.paths.len()];
-    for (number, home) in numbers.iter().zip(&homes) {
-        let wanted_bytes = config.capacities_bytes[*number];
-        capacities_bytes[*number] =
-            home.as_ref().map_or(0, |home| home.capacity_bytes(wanted_bytes));
-    }
-    config.capacities_bytes = capacities_bytes;
-    let outcomes = at_once(numbers.iter().zip(homes), |(number, home)| {
-        OpenedVolume::open(config.of_path(*number), home?, &common)
-    });
-    let (mut opened, mut refused) = (Vec::new(), Vec::new());
     for (outcome, number) in outcomes.into_iter().zip(numbers) {
         match outcome {
-            Ok(volume) => opened.push(volume),
+            Ok(one) => {
+                capacities_bytes[number] = one.capacity_bytes(config.capacities_bytes[number]);
+                found.push((number, one));
+            }
             Err(error) => refused.push((&config.paths[number], error)),
         }
     }
-    let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
-    let mut unexplained = newest_membership(&opened).map_or(0, |set| set.missing(&ids));
+    let looks: Vec<Look<'_>> =
+        found.iter().map(|(number, one)| Look::new(&config.paths[*number], one)).collect();
+    let absent = absent(left_out, refused, &looks)?;
+    let were_away = compare(&looks)?;
+    let joined = Config { capacities_bytes, ..config.clone() };
+    let outcomes = at_once(found, |(number, found)| {
+        let opened = OpenedVolume::open(joined.of_path(number), found, &common);
+        opened.map_err(|error| (&joined.paths[number], error))
+    });
+    let mut opened = Vec::new();
+    let mut failed = Vec::new();
+    for outcome in outcomes {
+        match outcome {
+            Ok(volume) => opened.push(volume),
+            Err((path, error)) => failed.push((path, error)),
+        }
+    }
+    if !failed.is_empty() {
+        // It could be read and not written. The others go on without it, if they agree without it.
+        let left_out = left_out_as_well(failed, absent, !opened.is_empty())?;
+        drop(opened);
+        return open_all(config, &left_out, completions);
+    }
+    let (placement, epoch) = agree(&mut opened, &were_away, absent.len())?;
+    Ok(Joined { config: joined, opened, absent, placement, epoch })
+}
+
+/// The paths that are left out: those that were before, and those that were `refused` for their devices.
+///
+/// # Errors
+/// One was refused for something else.
+fn absent(
+    left_out: &[Absent],
+    refused: Vec<(&PathBuf, OpenError)>,
+    looks: &[Look<'_>],
+) -> Result<Vec<Absent>, OpenError> {
+    let ids: Vec<StoreId> = looks.iter().filter_map(|look| look.id).collect();
+    let mut unexplained =
+        newest_of(looks.iter().map(|look| look.sharing)).map_or(0, |newest| newest.missing(&ids));
     let mut absent = left_out.to_vec();
     for (path, error) in refused {
         let is_left_out = match error {
             // It may also be a name that is misspelt.
             OpenError::NoDevice { .. } => unexplained > 0,
-            _ => !opened.is_empty() && is_device_error(&error),
+            _ => !looks.is_empty() && is_device_error(&error),
         };
         if !is_left_out {
             return Err(error);
         }
         unexplained = unexplained.saturating_sub(1);
-        let reason = error.to_string();
-        log::error!("{} is left out: {reason}; its keys are missed", path.display());
-        absent.push(Absent { path: path.clone(), reason });
+        absent.push(Absent::new(path, &error));
     }
-    let (placement, epoch) = agree(&mut opened, absent.len())?;
-    Ok(Joined { config, opened, absent, placement, epoch })
+    Ok(absent)
+}
+
+/// Those that are `absent`, and those that have `failed` because of their devices, if there are others.
+///
+/// # Errors
+/// Why one of them failed, if not.
+fn left_out_as_well(
+    failed: Vec<(&PathBuf, OpenError)>,
+    mut absent: Vec<Absent>,
+    are_others: bool,
+) -> Result<Vec<Absent>, OpenError> {
+    for (path, error) in failed {
+        if !are_others || !is_device_error(&error) {
+            return Err(error);
+        }
+        absent.push(Absent::new(path, &error));
+    }
+    Ok(absent)
 }
 
 /// Adds the path that `error` is about to those to be left out, if its device is what does not work and there are others.
@@ -108,9 +167,7 @@ pub(super) fn leave_out(
     let is_known = |path: &&PathBuf| left_out.iter().any(|absent| absent.path == **path);
     match about.filter(|path| !is_known(path)) {
         Some(path) if left_out.len() + 1 < config.paths.len() => {
-            let reason = error.to_string();
-            log::error!("{} is left out: {reason}; its keys are missed", path.display());
-            left_out.push(Absent { path: path.clone(), reason });
+            left_out.push(Absent::new(path, &error));
             Ok(())
         }
         _ => Err(error),
@@ -156,80 +213,103 @@ fn is_device_error(error: &OpenError) -> bool {
     }
 }
 
-/// Refuses two paths that are one, and one inside another.
-fn check_paths(config: &Config) -> Result<(), OpenError> {
-    let all: Vec<&PathBuf> = config.paths.iter().chain(&config.index_path).collect();
-    let real: Vec<PathBuf> = all.iter().map(|path| real_path(path)).collect();
-    for (number, inner) in real.iter().enumerate() {
-        for (other, outer) in real.iter().enumerate().filter(|(other, _)| *other != number) {
-            let (path, other_path) = (all[number].clone(), all[other].clone());
-            if inner == outer && other < number && number < config.paths.len() {
-                return Err(OpenError::SameStore { path, other: other_path });
-            }
-            if inner != outer && inner.starts_with(outer) {
-                return Err(OpenError::Nested { path, outer: other_path });
-            }
-        }
-    }
-    Ok(())
+/// What a path tells of itself before anything is changed.
+struct Look<'found> {
+    path: &'found Path,
+    /// None where there is no store yet.
+    id: Option<StoreId>,
+    sharing: Sharing,
+    index: Option<&'found FoundIndex>,
 }
 
-/// The path without symlinks, as far as it is there.
-fn real_path(path: &Path) -> PathBuf {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    for existing in path.ancestors() {
-        let Ok(mut real) = existing.canonicalize() else { continue };
-        let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
-        for part in rest.components() {
-            match part {
-                Component::ParentDir => {
-                    real.pop();
-                }
-                part => real.push(part),
-            }
-        }
-        return real;
+impl<'found> Look<'found> {
+    fn new(path: &'found Path, found: &'found Found) -> Self {
+        let index = found.index();
+        let sharing = index.map_or(Sharing::Never, FoundIndex::sharing);
+        Self { path, id: index.and_then(FoundIndex::store_id), sharing, index }
     }
-    path
+
+    /// Whether it holds chunks and never shared keys, as far as it knows.
+    fn is_alone(&self) -> bool {
+        self.sharing == Sharing::Never && self.index.is_some_and(FoundIndex::has_chunks)
+    }
 }
 
-/// What counts of the sets that volumes know of.
-fn newest_membership(opened: &[OpenedVolume]) -> Option<Membership> {
+/// What counts of the sets that stores know of.
+fn newest_of(all: impl DoubleEndedIterator<Item = Sharing>) -> Option<Membership> {
+    let set = |sharing| match sharing {
+        Sharing::With(set) => Some(set),
+        Sharing::Never | Sharing::Lost => None,
+    };
     // The first one of several: those after it are the strangers then.
-    opened.iter().rev().filter_map(|volume| volume.membership).max_by_key(|set| set.epoch)
+    all.rev().filter_map(set).max_by_key(|set| set.epoch)
+}
+
+/// Whether these paths may be one store; and of each, whether it was in use with others that went on without it.
+fn compare(looks: &[Look<'_>]) -> Result<Vec<bool>, OpenError> {
+    for (number, look) in looks.iter().enumerate() {
+        let is_twin = |other: &&Look<'_>| other.id.is_some() && other.id == look.id;
+        if let Some(other) = looks[..number].iter().find(is_twin) {
+            let (path, other) = (look.path.to_owned(), other.path.to_owned());
+            return Err(OpenError::SameStore { path, other });
+        }
+    }
+    let Some(newest) = newest_of(looks.iter().map(|look| look.sharing)) else {
+        let mut alone = looks.iter().filter(|_| looks.len() > 1).filter(|look| look.is_alone());
+        return match (alone.next(), alone.next()) {
+            (Some(first), Some(second)) => {
+                Err(unrelated(first, second, "another store of its own"))
+            }
+            _ => Ok(vec![false; looks.len()]),
+        };
+    };
+    let is_member = |look: &Look<'_>| look.id.is_some_and(|id| newest.members().contains(&id));
+    let was_away = |look: &Look<'_>| match look.sharing {
+        _ if is_member(look) => Ok(false),
+        Sharing::Never if look.is_alone() => {
+            let member = looks.iter().find(|look| look.sharing == Sharing::With(newest));
+            let what = "a store that shares its keys with other paths";
+            Err(unrelated(look, member.unwrap_or(look), what))
+        }
+        Sharing::Never => Ok(false),
+        Sharing::With(own) if !own.members().iter().any(|id| newest.members().contains(id)) => {
+            Err(OpenError::ForeignVolume { path: look.path.to_owned() })
+        }
+        Sharing::With(_) | Sharing::Lost => Ok(true),
+    };
+    looks.iter().map(was_away).collect()
+}
+
+fn unrelated(alone: &Look<'_>, other: &Look<'_>, what: &'static str) -> OpenError {
+    OpenError::Unrelated { path: alone.path.to_owned(), other: other.path.to_owned(), what }
 }
 
 /// Leaves each volume what belongs to it, and notes in all of them which they are, and how many paths are absent.
-fn agree(opened: &mut [OpenedVolume], absent: usize) -> Result<(Placement, u64), OpenError> {
-    for (number, volume) in opened.iter().enumerate() {
-        if let Some(other) = opened[..number].iter().find(|other| other.id == volume.id) {
-            let path = |volume: &OpenedVolume| volume.shared.config.path().to_owned();
-            return Err(OpenError::SameStore { path: path(volume), other: path(other) });
-        }
-    }
+fn agree(
+    opened: &mut [OpenedVolume],
+    were_away: &[bool],
+    absent: usize,
+) -> Result<(Placement, u64), OpenError> {
     let weight = |volume: &OpenedVolume| (volume.id, volume.shared.config.capacity_bytes());
     let placement = Placement::new(opened.iter().map(weight));
-    let newest = newest_membership(opened);
+    let newest = newest_of(opened.iter().map(|volume| volume.sharing));
     if opened.len() == 1 && newest.is_none() {
         return Ok((placement, 0));
     }
     let live = VolumeSet::first(opened.len());
     let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
-    // All are looked at before anything is changed.
-    let were_away = opened.iter().map(|volume| was_away(volume, newest.as_ref()));
-    let were_away = were_away.collect::<Result<Vec<bool>, _>>()?;
     for (number, (volume, was_away)) in opened.iter_mut().zip(were_away).enumerate() {
-        if was_away {
+        if *was_away {
             log::warn!(
                 "{} was away while the other paths went on: what it holds may be stale, so it starts empty",
                 volume.shared.config.path().display()
             );
         }
-        volume.drop_foreign(was_away, |digest| placement.volume_of(digest, live) == number);
+        volume.drop_foreign(*was_away, |digest| placement.volume_of(digest, live) == number);
     }
     let epoch = newest.map_or(0, |newest| newest.epoch);
     let set = Membership::new(epoch, absent, ids.iter().copied());
-    if opened.iter().all(|volume| volume.membership == Some(set)) {
+    if opened.iter().all(|volume| volume.sharing == Sharing::With(set)) {
         return Ok((placement, epoch));
     }
     let set = Membership::new(epoch + 1, absent, ids);
@@ -245,16 +325,4 @@ fn agree(opened: &mut [OpenedVolume], absent: usize) -> Result<(Placement, u64),
         volume.shared.index.table().write_membership(&set).map_err(io_error(volume))?;
     }
     Ok((placement, epoch + 1))
-}
-
-/// Whether the volume was in use with others, and these went on without it.
-fn was_away(volume: &OpenedVolume, newest: Option<&Membership>) -> Result<bool, OpenError> {
-    let (Some(own), Some(newest)) = (&volume.membership, newest) else { return Ok(false) };
-    if newest.members().contains(&volume.id) {
-        return Ok(false);
-    }
-    match own.members().iter().any(|member| newest.members().contains(member)) {
-        true => Ok(true),
-        false => Err(OpenError::ForeignVolume { path: volume.shared.config.path().to_owned() }),
-    }
 }

@@ -4,6 +4,7 @@ mod closing;
 mod engines;
 mod home;
 mod joining;
+mod path_names;
 mod status;
 mod upkeep;
 mod volume;
@@ -57,10 +58,11 @@ impl Connector {
     /// Opens the store that `config` describes, making it if there is none, and recovers what it holds.
     ///
     /// # Errors
-    /// `OpenError` when another owner is alive, the format is newer, the path or its permissions are wrong, or the
-    /// engine cannot be had. Damage is no error: see [`Connector::recovery`]. Of several paths one whose device is gone is
-    /// left out.
+    /// `OpenError` when another owner is alive, the format is newer, the path or its permissions are wrong, the engine cannot
+    /// be had, or the paths do not belong together; then nothing was changed. Damage is no error: see
+    /// [`Connector::recovery`]. Of several paths one whose device is gone is left out.
     pub fn open(config: Config) -> Result<Self, OpenError> {
+        engines::check(&config)?;
         let make_engine = engines::maker(&config);
         Self::open_with_engine(config, make_engine)
     }

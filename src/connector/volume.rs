@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use super::closing::Shutdown;
 use super::engines;
-use super::home::Home;
+use super::home::Found;
 use crate::budget::Budget;
 use crate::completion::CompletionQueue;
 use crate::config::{Config, Durability, MAX_CHUNK_BYTES};
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError};
 use crate::evict::Quotas;
-use crate::index::{Index, Membership, Recovery, Rules, StoreId, Suspect};
+use crate::index::{Index, Recovery, Rules, Sharing, StoreId, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared, WriteBudget};
@@ -44,15 +44,15 @@ impl Common {
 pub(super) struct OpenedVolume {
     pub(super) shared: Arc<Shared>,
     pub(super) id: StoreId,
-    pub(super) membership: Option<Membership>,
+    pub(super) sharing: Sharing,
     budget: Arc<Budget>,
     recovery: Recovery,
     suspects: Vec<Suspect>,
 }
 
 impl OpenedVolume {
-    /// Opens what is at `home`, making it if there is nothing, and recovers what it holds. `config` is of that path alone.
-    pub(super) fn open(config: Config, home: Home, common: &Common) -> Result<Self, OpenError> {
+    /// Opens what was found, making what is missing, and recovers what it holds. `config` is of that path alone.
+    pub(super) fn open(config: Config, found: Found, common: &Common) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
         let io_error = |action| {
             let path = path.clone();
@@ -60,7 +60,6 @@ impl OpenedVolume {
         };
         let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error("make an eventfd for"))?;
-        let budget = Arc::new(home.budget(&config));
         let rules = Rules {
             capacity_bytes: config.capacity_bytes(),
             eviction: config.eviction,
@@ -70,26 +69,22 @@ impl OpenedVolume {
             lease_s: config.lease_s,
             clock: config.clock.clone(),
         };
-        let place = home.index_place(&config);
-        let (index, store, recovery, suspects) = Index::open(
-            &place,
-            &budget,
-            rules,
-            config.clock.now_ms(),
-            |owner, mean_use_by_file| {
-                home.open_store(&config, &budget, owner, mean_use_by_file, &wakers)
-            },
-        )?;
+        let (home, index, data) = found.prepare(&config)?;
+        let budget = Arc::new(home.budget(&config));
+        let sharing = index.sharing();
+        let (index, store, recovery, suspects) =
+            Index::open(index, &budget, rules, config.clock.now_ms(), |mean_use_by_file| {
+                home.open_store(&config, data, &budget, mean_use_by_file, &wakers)
+            })?;
         let table = index.table();
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
         let id = table.store_id().map_err(io_error("read the index of"))?;
-        let membership = table.membership();
         let (completions, write_budget) =
             (Arc::clone(&common.completions), Arc::clone(&common.write_budget));
         let open_store = OpenStore::new(id);
         let shared =
             Shared::new(config, index, store, completions, write_budget, wakers, open_store);
-        Ok(Self { shared: Arc::new(shared), id, membership, budget, recovery, suspects })
+        Ok(Self { shared: Arc::new(shared), id, sharing, budget, recovery, suspects })
     }
 
     /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
@@ -109,7 +104,7 @@ impl OpenedVolume {
         E: Engine,
         M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
-        let Self { shared, id, membership: _, budget, recovery, suspects } = self;
+        let Self { shared, id, sharing: _, budget, recovery, suspects } = self;
         let io_error = |action| {
             let path = shared.config.path().to_owned();
             move |source| OpenError::Io { action, path, source }

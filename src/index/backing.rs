@@ -104,38 +104,61 @@ pub(crate) fn owner_in_directory(directory: &Directory) -> Option<Owner> {
 }
 
 impl Backing {
-    /// Opens it, making a file that is missing, and locks it; a device is claimed already.
-    pub(super) fn open(place: &IndexPlace) -> Result<Self, OpenError> {
+    /// Opens and locks what is there; nothing of it is changed. None where there is nothing yet.
+    pub(super) fn find(place: &IndexPlace) -> Result<Option<Self>, OpenError> {
+        if place.is_new() {
+            return Ok(None);
+        }
         match place {
             IndexPlace::Directory(directory) => {
-                Self::open_file(directory, INDEX_NAME, directory.path(), None)
+                Self::find_file(directory, INDEX_NAME, directory.path(), None)
             }
-            IndexPlace::Device(device) => {
-                let path = device.path().to_owned();
-                let file = device.open_beside();
-                let file = file.map_err(|source| OpenError::Io {
-                    action: "open",
-                    path: path.clone(),
-                    source,
-                })?;
-                let superblock = device.superblock();
-                let (offset, most_bytes) = (superblock.index_offset, superblock.index_bytes);
-                let region = Region { device: Arc::clone(device), offset, most_bytes };
-                Ok(Self {
-                    path,
-                    home: None,
-                    _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()),
-                    file,
-                    region: Some(region),
-                    store_id: Some(superblock.store_id),
-                    missing: None,
-                })
+            IndexPlace::Device(device) => Self::of_device(device).map(Some),
+            IndexPlace::Beside(path, device) => {
+                let directory = match Directory::open(path) {
+                    Ok(directory) => Arc::new(directory),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                    Err(source) => {
+                        let path = path.clone();
+                        return Err(OpenError::Io { action: "open the directory", path, source });
+                    }
+                };
+                let id = device.superblock().store_id;
+                Self::find_file(&directory, &name_beside(id), device.path(), Some(id))
             }
-            IndexPlace::Beside(directory, device) => Self::open_beside(directory, device),
         }
     }
 
-    fn open_beside(path: &Path, device: &Device) -> Result<Self, OpenError> {
+    /// Makes and locks one where [`Backing::find`] found none.
+    pub(super) fn make(place: &IndexPlace) -> Result<Self, OpenError> {
+        match place {
+            IndexPlace::Directory(directory) => {
+                Self::make_file(directory, INDEX_NAME, directory.path(), None)
+            }
+            IndexPlace::Device(device) => Self::of_device(device),
+            IndexPlace::Beside(path, device) => Self::make_beside(path, device),
+        }
+    }
+
+    fn of_device(device: &Arc<Device>) -> Result<Self, OpenError> {
+        let path = device.path().to_owned();
+        let file = device.open_beside();
+        let file =
+            file.map_err(|source| OpenError::Io { action: "open", path: path.clone(), source })?;
+        let superblock = device.superblock();
+        let (offset, most_bytes) = (superblock.index_offset, superblock.index_bytes);
+        Ok(Self {
+            path,
+            home: None,
+            _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()),
+            file,
+            region: Some(Region { device: Arc::clone(device), offset, most_bytes }),
+            store_id: Some(superblock.store_id),
+            missing: None,
+        })
+    }
+
+    fn make_beside(path: &Path, device: &Device) -> Result<Self, OpenError> {
         let io_error = |action, path: &Path| {
             let path = path.to_owned();
             move |source| OpenError::Io { action, path, source }
@@ -143,34 +166,49 @@ impl Backing {
         let directory =
             Directory::open_or_make(path).map_err(io_error("make the directory", path))?;
         let directory = Arc::new(directory);
-        let name = || name_beside(device.superblock().store_id);
-        let expected = name();
-        let is_missing = !device.is_new() && !directory.contains(&expected).unwrap_or(true);
-        if is_missing {
+        let expected = directory.path_of(&name_beside(device.superblock().store_id));
+        if !device.is_new() {
             // The file may come back, or be in another directory: from here on it is of another store.
             device.renew_id().map_err(io_error("write", device.path()))?;
         }
         let id = device.superblock().store_id;
-        let mut backing = Self::open_file(&directory, &name(), device.path(), Some(id))?;
-        backing.missing =
-            is_missing.then(|| format!("{} was missing", directory.path_of(&expected).display()));
+        let mut backing = Self::make_file(&directory, &name_beside(id), device.path(), Some(id))?;
+        backing.missing = (!device.is_new()).then(|| format!("{} was missing", expected.display()));
         Ok(backing)
     }
 
-    fn open_file(
+    fn find_file(
+        directory: &Arc<Directory>,
+        name: &str,
+        store: &Path,
+        store_id: Option<[u8; 16]>,
+    ) -> Result<Option<Self>, OpenError> {
+        match directory.open_file(name) {
+            Ok(file) => Self::of_file(file, directory, name, store, store_id).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(directory.error("open", name)(error)),
+        }
+    }
+
+    fn make_file(
         directory: &Arc<Directory>,
         name: &str,
         store: &Path,
         store_id: Option<[u8; 16]>,
     ) -> Result<Self, OpenError> {
-        let file = match directory.create(name) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => directory.open_file(name),
-            made => made,
-        };
-        let file = file.map_err(directory.error("open", name))?;
+        let file = directory.create(name).map_err(directory.error("make", name))?;
+        Self::of_file(file, directory, name, store, store_id)
+    }
+
+    fn of_file(
+        file: File,
+        directory: &Arc<Directory>,
+        name: &str,
+        store: &Path,
+        store_id: Option<[u8; 16]>,
+    ) -> Result<Self, OpenError> {
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         lock_for(&file, store, || read_owner(&file, 0), directory.error("lock", name))?;
-        make_private(file.as_fd());
         Ok(Self {
             path: directory.path_of(name),
             home: Some((Arc::clone(directory), name.to_owned())),
@@ -180,6 +218,13 @@ impl Backing {
             store_id,
             missing: None,
         })
+    }
+
+    /// Takes the permissions of others from a file.
+    pub(super) fn make_private(&self) {
+        if self.region.is_none() {
+            make_private(self.file.as_fd());
+        }
     }
 
     /// The file, or the device.
@@ -210,18 +255,10 @@ impl Backing {
         let Some(region) = &self.region else {
             return self.file.metadata().map(|it| Some(it.len()));
         };
-        if region.device.is_new() && self.is_blank() {
-            return Ok(Some(0));
-        }
         let mut length = Length::zeroed();
         let read = self.read_at(bytemuck::bytes_of_mut(&mut length), LENGTH_OFFSET);
         let fits = (HEADER_BYTES..=region.most_bytes).contains(&length.bytes);
         Ok(Some(length.bytes).filter(|_| read.is_ok() && length.is_intact() && fits))
-    }
-
-    fn is_blank(&self) -> bool {
-        let mut page = [1; HEADER_BYTES as usize];
-        self.read_at(&mut page, 0).is_ok() && page == [0; HEADER_BYTES as usize]
     }
 
     pub(super) fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {

@@ -9,7 +9,9 @@ use std::os::unix::fs::FileExt;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::record::{Header, MEMBERSHIP_OFFSET};
+use super::backing::Backing;
+use super::found::store_id;
+use super::record::MEMBERSHIP_OFFSET;
 use super::table::Table;
 use crate::checksum::crc32c;
 use crate::placement::MAX_VOLUMES;
@@ -69,23 +71,40 @@ impl Membership {
     }
 }
 
-impl Table {
-    /// Id of the store, which it has had since it was made.
-    pub(crate) fn store_id(&self) -> io::Result<StoreId> {
-        let mut header = Header::zeroed();
-        self.backing.read_at(bytemuck::bytes_of_mut(&mut header), 0)?;
-        Ok(header.store_id)
-    }
+/// What a store knows of sharing keys with others.
+#[expect(clippy::large_enum_variant, reason = "there are a few of them, at open")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// It never did.
+    Never,
+    /// It did, or does, with these.
+    With(Membership),
+    /// It did, and with whom cannot be read any more.
+    Lost,
+}
 
-    /// The set that the store knows of; `None` if it never shared keys with others, or that cannot be read any more.
-    pub(crate) fn membership(&self) -> Option<Membership> {
+impl Sharing {
+    /// As it is noted.
+    pub(super) fn read(backing: &Backing) -> Self {
         let mut membership = Membership::zeroed();
         let bytes = bytemuck::bytes_of_mut(&mut membership);
-        self.backing.read_at(bytes, MEMBERSHIP_OFFSET).ok()?;
+        if backing.read_at(bytes, MEMBERSHIP_OFFSET).is_err() {
+            return Self::Lost;
+        }
+        if membership == Membership::zeroed() {
+            return Self::Never;
+        }
         let is_sensible = membership.checksum == membership.computed_checksum()
             && (1..=MAX_VOLUMES).contains(&membership.count.into())
             && membership.epoch < EPOCHS_END;
-        is_sensible.then_some(membership)
+        if is_sensible { Self::With(membership) } else { Self::Lost }
+    }
+}
+
+impl Table {
+    /// Id of the store, which it has had since it was made.
+    pub(crate) fn store_id(&self) -> io::Result<StoreId> {
+        store_id(&self.backing)
     }
 
     /// Notes the set, durably.
@@ -106,29 +125,29 @@ mod tests {
     use super::*;
     use crate::budget::Budget;
     use crate::directory::Directory;
-    use crate::index::IndexPlace;
+    use crate::index::{FoundIndex, IndexPlace};
 
     #[test]
-    fn what_is_noted_is_found_and_damage_is_nothing() {
+    fn what_is_noted_is_found_and_damage_is_seen() {
         let directory = tempfile::tempdir().unwrap();
         let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
         let budget = Arc::new(Budget::new(64 << 20));
-        let (table, _) = Table::open(&place, budget, 0).unwrap();
-        assert_eq!(table.membership(), None);
+        let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
+        assert_eq!(Sharing::read(&table.backing), Sharing::Never);
         let id = table.store_id().unwrap();
         let membership = Membership::new(7, 1, [[9; 16], id, [1; 16]]);
         assert!(membership.members().is_sorted() && membership.members().contains(&id));
         table.write_membership(&membership).unwrap();
-        assert_eq!(table.membership(), Some(membership));
+        assert_eq!(Sharing::read(&table.backing), Sharing::With(membership));
         assert_eq!(membership.missing(&[id, [2; 16]]), 3);
         for (epoch, count) in [(EPOCHS_END, 3), (7, MAX_VOLUMES as u16 + 1), (7, 0)] {
             let mut made_up = Membership { epoch, count, ..membership };
             made_up.checksum = made_up.computed_checksum();
             table.write_membership(&made_up).unwrap();
-            assert_eq!(table.membership(), None, "{epoch}, {count}");
+            assert_eq!(Sharing::read(&table.backing), Sharing::Lost, "{epoch}, {count}");
         }
         table.write_membership(&membership).unwrap();
         table.backing.write_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
-        assert_eq!(table.membership(), None);
+        assert_eq!(Sharing::read(&table.backing), Sharing::Lost);
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::backing::IndexPlace;
+use super::found::FoundIndex;
 use super::map::{EnteredGet, Index, Rules};
 use super::table::{Content, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
@@ -38,7 +39,8 @@ impl IndexProbe {
             OpenError::Io { action: "make the directory", path, source }
         })?;
         let place = IndexPlace::Directory(Arc::new(opened));
-        let (table, _) = Table::open(&place, budget, Clock::default().now_ms())?;
+        let found = FoundIndex::look(place)?;
+        let (table, _) = Table::open(found, budget, Clock::default().now_ms())?;
         let rules = Rules {
             capacity_bytes,
             eviction: Eviction::Lfu,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::backing::IndexPlace;
+use super::found::FoundIndex;
 use super::map::{Index, Rules};
 use super::record::{GENERATIONS_END, Marks, Record, STATE_CHUNK, STATE_FREE, Session, slots_for};
 use super::shard::Entry;
@@ -131,19 +131,16 @@ impl std::fmt::Display for Recovery {
 type Opened<I> = (I, Box<dyn Store>, Recovery, Vec<Suspect>);
 
 impl<G, S> Index<G, S> {
-    /// Opens the sidecar, then the data with `open_store`, and brings both into agreement.
+    /// Takes over the sidecar, then the data with `open_store`, and brings both into agreement.
     pub(crate) fn open(
-        place: &IndexPlace,
+        found: FoundIndex,
         budget: &Arc<Budget>,
         rules: Rules,
         now_ms: u64,
-        open_store: impl FnOnce(
-            &dyn Fn() -> Option<Owner>,
-            &dyn Fn() -> HashMap<u32, u64>,
-        ) -> Result<Box<dyn Store>, OpenError>,
+        open_store: impl FnOnce(&dyn Fn() -> HashMap<u32, u64>) -> Result<Box<dyn Store>, OpenError>,
     ) -> Result<Opened<Self>, OpenError> {
-        let (table, found) = Table::open(place, Arc::clone(budget), now_ms)?;
-        let store = open_store(&|| table.owner(), &|| table.mean_use_by_file())?;
+        let (table, found) = Table::open(found, Arc::clone(budget), now_ms)?;
+        let store = open_store(&|| table.mean_use_by_file())?;
         let mut recovery =
             Recovery { reset: found.reset, truncated: found.truncated, ..Recovery::default() };
         if found.made_now && store.usage().data_files > 0 {

@@ -13,8 +13,9 @@ use std::sync::{Arc, OnceLock};
 
 use bytemuck::Zeroable;
 
-use super::backing::{Backing, IndexPlace};
-use super::first_page::{check_header, read_session, start_anew};
+use super::backing::Backing;
+use super::first_page::{read_session, start_anew};
+use super::found::FoundIndex;
 use super::lookup::prefetch_line;
 use super::mapping::Mapping;
 use super::record::{
@@ -84,20 +85,24 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Opens or makes the sidecar and locks it. A damaged one is started anew; a newer one is refused.
+    /// Takes over what was found, and makes what is missing. A damaged one is started anew.
     pub(crate) fn open(
-        place: &IndexPlace,
+        found: FoundIndex,
         budget: Arc<Budget>,
         now_ms: u64,
     ) -> Result<(Self, Found), OpenError> {
-        let backing = Backing::open(place)?;
+        let FoundIndex { place, backing, length: found, mut reset, .. } = found;
+        let backing = match backing {
+            Some(backing) => {
+                backing.make_private();
+                backing
+            }
+            None => Backing::make(&place)?,
+        };
         let io_error = |action| {
             let path = backing.path().to_owned();
             move |source| OpenError::Io { action, path, source }
         };
-        let length = || backing.length().map_err(io_error("read the length of"));
-        let found = length()?;
-        let mut reset = check_header(&backing, found)?;
         if let Some(bytes) = found.filter(|_| reset.is_none())
             && !budget.reserve(bytes, budget.capacity_bytes() / 2)
         {
@@ -111,7 +116,8 @@ impl Table {
             budget.reserve(HEADER_BYTES, 0);
             start_anew(&backing, now_ms).map_err(io_error("write"))?;
         }
-        let length = length()?.unwrap_or(HEADER_BYTES);
+        let length = backing.length().map_err(io_error("read the length of"))?;
+        let length = length.unwrap_or(HEADER_BYTES);
         let mapping = backing.map(length, budget.capacity_bytes()).map_err(io_error("map"))?;
         let session = match fresh {
             true => None,

@@ -5,22 +5,15 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::first_page::read_owner;
 use super::record::{HEADER_BYTES, RECORD_BYTES, SESSION_OFFSET, Session};
 use super::table::{GROWTH_BYTES, Table};
 use crate::error::StoreError;
 use crate::fork::{GivenUpInForks, close_file_behind};
-use crate::lock::Owner;
 
 impl Table {
     /// Notes who has the store open, from which generation on, and whether it is closed in order.
     pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
         self.backing.write_at(bytemuck::bytes_of(session), SESSION_OFFSET)
-    }
-
-    /// Who has, or had, the store open.
-    pub(crate) fn owner(&self) -> Option<Owner> {
-        read_owner(self.backing.file(), self.backing.offset())
     }
 
     /// Gives up the file, and the lock with it: another process may own the store from here on. Every record is free as
@@ -123,6 +116,7 @@ mod tests {
     use crate::budget::Budget;
     use crate::directory::Directory;
     use crate::index::backing::IndexPlace;
+    use crate::index::found::FoundIndex;
     use crate::index::table::INDEX_NAME;
 
     /// Files open in this process by descriptor.
@@ -134,12 +128,8 @@ mod tests {
     fn each_reactor_syncs_through_a_file_of_its_own() {
         let directory = tempfile::tempdir().unwrap();
         let budget = Arc::new(Budget::new(64 << 20));
-        let (table, _) = Table::open(
-            &IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap())),
-            budget,
-            0,
-        )
-        .unwrap();
+        let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
+        let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
         assert_eq!(table.sync_descriptor(2), table.sync_descriptor(0));
         table.prepare_syncs(3).unwrap();
         let descriptors: Vec<RawFd> = (0..3).map(|number| table.sync_descriptor(number)).collect();

@@ -79,13 +79,19 @@ impl DataFile {
     ) -> Result<Self, OpenError> {
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         lock_for(&file, directory.path(), owner, directory.error("lock", name))?;
-        make_private(file.as_fd());
         let geometry = best_geometry(&file).map_err(directory.error("open", name))?;
         Ok(Self {
             home: Home::File { _given_up_in_forks: given_up_in_forks, file },
             geometry,
             offset: 0,
         })
+    }
+
+    /// Takes the permissions of others from a file.
+    pub(super) fn make_private(&self) {
+        if let Home::File { file, .. } = &self.home {
+            make_private(file.as_fd());
+        }
     }
 
     /// The part of a claimed device that begins at `offset`.

@@ -12,7 +12,8 @@ use super::data_file::{DataFile, data_file_name, probe, remove_file};
 use super::device::Device;
 use super::discards::Discards;
 use super::files::CHUNKS_NAME;
-use super::found_files::found_files;
+pub(crate) use super::found_files::FoundFile;
+use super::found_files::{find_files, fit_files};
 use super::growth::{
     SMALLEST_FILE_BYTES, index_spare_bytes, longest_chunk_bytes, next_file_bytes, on_disk_bytes,
 };
@@ -54,14 +55,14 @@ const OTHERS_FILES: usize = 16;
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
 impl ExtentStore {
-    /// Opens the data files in `directory`. All of their space is unwritten until [`Store::rebuild`]. Where they no
-    /// longer fit the capacity, those go whose chunks were used the longest time ago, by `mean_use_by_file`.
-    pub(crate) fn open(
-        directory: &Arc<Directory>,
-        budget: Arc<Budget>,
+    /// Opens and locks the data files in `directory`; nothing of them is changed.
+    ///
+    /// # Errors
+    /// Somebody has them, or the store is one of layout `files`.
+    pub(crate) fn look(
+        directory: &Directory,
         owner: impl Fn() -> Option<Owner>,
-        mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Vec<FoundFile>, OpenError> {
         if directory.contains(CHUNKS_NAME).map_err(directory.error("look for", CHUNKS_NAME))? {
             return Err(OpenError::OtherLayout {
                 path: directory.path().to_owned(),
@@ -69,10 +70,21 @@ impl ExtentStore {
                 wanted: Layout::Extents.name(),
             });
         }
+        find_files(directory, owner)
+    }
+
+    /// Takes over the data files that were found. All of their space is unwritten until [`Store::rebuild`]. Where they no
+    /// longer fit the capacity, those go whose chunks were used the longest time ago, by `mean_use_by_file`.
+    pub(crate) fn open(
+        directory: &Arc<Directory>,
+        found: Vec<FoundFile>,
+        budget: Arc<Budget>,
+        mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+    ) -> Result<Self, OpenError> {
         let mut files: Vec<Option<DataFile>> = Vec::new();
         let mut allocator = Allocator::default();
         let mut longest = 0;
-        for found in found_files(directory, &budget, owner, mean_use_by_file)? {
+        for found in fit_files(found, directory, &budget, mean_use_by_file)? {
             while files.len() <= found.number as usize {
                 files.push(None);
                 allocator.add_file(0);
@@ -389,7 +401,8 @@ mod tests {
     fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
         let budget = Arc::new(Budget::new(capacity_bytes));
         let directory = Arc::new(Directory::open(directory).unwrap());
-        ExtentStore::open(&directory, budget, || None, HashMap::new).unwrap()
+        let found = ExtentStore::look(&directory, || None).unwrap();
+        ExtentStore::open(&directory, found, budget, HashMap::new).unwrap()
     }
 
     #[test]

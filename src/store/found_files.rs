@@ -12,25 +12,33 @@ use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::lock::Owner;
 
-/// Opens the data files below `directory` and takes them into the budget. Where they no longer fit the capacity, those go
-/// whose chunks were used the longest time ago, by `mean_use_by_file`.
-pub(super) fn found_files(
+/// Opens and locks the data files in `directory`; nothing of them is changed.
+pub(super) fn find_files(
     directory: &Directory,
-    budget: &Budget,
     owner: impl Fn() -> Option<Owner>,
-    mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
 ) -> Result<Vec<FoundFile>, OpenError> {
-    let mut found = Vec::new();
-    for number in list_data_files(directory).map_err(directory.error("list", ""))? {
+    let open = |number| {
         let name = data_file_name(number);
         let file = DataFile::open(directory, &name, &owner)?;
         let blocks = file.blocks().map_err(directory.error("read the length of", &name))?;
-        if blocks == 0 {
-            // Its owner died before it had space.
-            remove_file(directory, &name).map_err(directory.error("remove", &name))?;
-            continue;
-        }
-        found.push(FoundFile { number, name, file, blocks });
+        Ok(FoundFile { number, name, file, blocks })
+    };
+    let numbers = list_data_files(directory).map_err(directory.error("list", ""))?;
+    numbers.into_iter().map(open).collect()
+}
+
+/// Takes data files into the budget. Where they no longer fit the capacity, those go whose chunks were used the longest time
+/// ago, by `mean_use_by_file`.
+pub(super) fn fit_files(
+    mut found: Vec<FoundFile>,
+    directory: &Directory,
+    budget: &Budget,
+    mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+) -> Result<Vec<FoundFile>, OpenError> {
+    found.iter().for_each(|found| found.file.make_private());
+    // Their owner died before they had space.
+    for FoundFile { name, .. } in found.extract_if(.., |found| found.blocks == 0) {
+        remove_file(directory, &name).map_err(directory.error("remove", &name))?;
     }
     if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > budget.left_bytes() {
         let mean_use = mean_use_by_file();
@@ -48,7 +56,7 @@ pub(super) fn found_files(
 }
 
 /// A data file that was there.
-pub(super) struct FoundFile {
+pub(crate) struct FoundFile {
     pub(super) number: u32,
     name: String,
     pub(super) file: DataFile,

@@ -148,6 +148,7 @@ def open_refused(directory: str) -> None:
         kvring.Connector(directory, CAPACITY_BYTES, engine="io_uring")
     except kvring.EngineError as error:
         print(error)
+    assert not Path(directory).exists()
     # It is not held by the one that failed.
     print(use(directory, engine="posix"))
 

@@ -7,6 +7,7 @@ use crate::budget::Budget;
 use crate::config::BLOCK_BYTES;
 use crate::directory::Directory;
 use crate::index::backing::IndexPlace;
+use crate::index::found::FoundIndex;
 use crate::index::table::Content;
 use crate::index::writing::{EnteredSet, Publication, RecordState};
 
@@ -15,12 +16,8 @@ type TestIndex = Index<u32, u32>;
 fn index() -> (tempfile::TempDir, TestIndex) {
     let directory = tempfile::tempdir().unwrap();
     let budget = Arc::new(Budget::new(64 << 20));
-    let (table, _) = Table::open(
-        &IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap())),
-        budget,
-        0,
-    )
-    .unwrap();
+    let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
+    let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
     let rules = Rules {
         capacity_bytes: 64 << 20,
         eviction: Eviction::Lru,

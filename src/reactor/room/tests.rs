@@ -16,8 +16,8 @@ use crate::config::{BLOCK_BYTES, Checksum, Config};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::evict::{Eviction, Quotas};
-use crate::index::IndexPlace;
 use crate::index::{EnteredGet, EnteredSet, Index, Rules};
+use crate::index::{FoundIndex, IndexPlace};
 use crate::key::Namespace;
 use crate::open_stores::OpenStore;
 use crate::reactor::steps::end_set;
@@ -77,12 +77,13 @@ impl Still {
         };
         let opened = Arc::new(Directory::open(directory.path()).unwrap());
         let place = IndexPlace::Directory(Arc::clone(&opened));
-        let (index, store, ..) =
-            Index::open(&place, &budget, rules, 1, |owner, mean_use_by_file| {
-                ExtentStore::open(&opened, Arc::clone(&budget), owner, mean_use_by_file)
-                    .map(|store| Box::new(store) as Box<dyn Store>)
-            })
-            .unwrap();
+        let (found, files) =
+            (FoundIndex::look(place).unwrap(), ExtentStore::look(&opened, || None).unwrap());
+        let (index, store, ..) = Index::open(found, &budget, rules, 1, |mean_use_by_file| {
+            ExtentStore::open(&opened, files, Arc::clone(&budget), mean_use_by_file)
+                .map(|store| Box::new(store) as Box<dyn Store>)
+        })
+        .unwrap();
         let completions = Arc::new(CompletionQueue::new().unwrap());
         let wakers = vec![Waker::new().unwrap()];
         let shared = Shared::new(

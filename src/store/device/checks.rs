@@ -59,19 +59,29 @@ pub(super) fn check_capacity(config: &Config, size_bytes: u64) -> Result<(), Con
     }
 }
 
-/// Whether the device is to be formatted; an error if it must not be and holds no store.
-pub(super) fn is_to_be_formatted(found: &Content, config: &Config) -> Result<bool, OpenError> {
+/// What is to be done to a device before it is used.
+#[derive(Debug)]
+pub(super) enum Preparation {
+    Nothing,
+    /// One of the two superblocks is to be written again.
+    Mend,
+    /// It is to be formatted, whatever of this kind it holds.
+    Format(Option<String>),
+}
+
+/// What is to be done to the device; an error if it must not be formatted and holds no store.
+pub(super) fn preparation(found: &Content, config: &Config) -> Result<Preparation, OpenError> {
     let path = config.path().to_owned();
     let shown = path.display();
     let found = match found {
-        Content::Store { .. } => {
+        Content::Store { is_whole, .. } => {
             if config.format {
                 log::warn!(
                     "{shown} holds a store already: it is opened, not formatted; take format out, or it will format \
                      whatever is found under this name one day"
                 );
             }
-            return Ok(false);
+            return Ok(if *is_whole { Preparation::Nothing } else { Preparation::Mend });
         }
         Content::Newer(found) => {
             let (found, supported) = (*found, DEVICE_FORMAT_VERSION);
@@ -86,7 +96,7 @@ pub(super) fn is_to_be_formatted(found: &Content, config: &Config) -> Result<boo
         Content::Blank => match signature(&path) {
             Signature::Found(what) => what,
             // It is not there on every system; that both ends are zeros is told without it.
-            Signature::None | Signature::Unknown(_) => return Ok(true),
+            Signature::None | Signature::Unknown(_) => return Ok(Preparation::Format(None)),
         },
         Content::Foreign => match signature(&path) {
             Signature::Found(what) => what,
@@ -95,10 +105,7 @@ pub(super) fn is_to_be_formatted(found: &Content, config: &Config) -> Result<boo
         },
     };
     match config.format {
-        true => {
-            log::warn!("{shown} holds {found}: it is formatted, as format says");
-            Ok(true)
-        }
+        true => Ok(Preparation::Format(Some(found))),
         false => Err(OpenError::NotFormatted { path, found }),
     }
 }

@@ -18,7 +18,9 @@ use std::path::{Path, PathBuf};
 pub(crate) use superblock::{Superblock, id_text};
 pub(crate) use target::Target;
 
-use self::checks::{check_capacity, check_device, is_to_be_formatted, read_blocks, tail_offset};
+use self::checks::{
+    Preparation, check_capacity, check_device, preparation, read_blocks, tail_offset,
+};
 use self::superblock::{COPY_OFFSET, HEAD_BYTES};
 use self::survey::{Content, content};
 use super::Geometry;
@@ -42,13 +44,13 @@ pub(crate) struct Device {
     geometry: Geometry,
     size_bytes: u64,
     superblock: Mutex<Superblock>,
-    is_new: bool,
+    preparation: Preparation,
 }
 
 impl Device {
-    /// Claims the device that `config` names and checks that it holds a store, or formats it. `owner` reads from the device
-    /// who has, or had, the store open.
-    pub(crate) fn open(
+    /// Claims the device that `config` names and checks that it holds a store, or may be formatted; nothing of it is changed
+    /// before [`Device::prepare`]. `owner` reads from the device who has, or had, the store open.
+    pub(crate) fn look(
         config: &Config,
         now_ms: u64,
         owner: impl Fn(&File, &Superblock) -> Option<Owner>,
@@ -79,12 +81,12 @@ impl Device {
             size_bytes,
         );
         let is_elsewhere = config.index_path.is_some();
-        let is_new = is_to_be_formatted(&found, config)?;
-        let (superblock, is_whole) = match found {
-            Content::Store { superblock, is_whole } if !is_new => (superblock, is_whole),
+        let preparation = preparation(&found, config)?;
+        let superblock = match found {
+            Content::Store { superblock, .. } => superblock,
             _ => {
                 let id = new_store_id().map_err(io_error("make an id for"))?;
-                (Superblock::new(id, now_ms, size_bytes, is_elsewhere), true)
+                Superblock::new(id, now_ms, size_bytes, is_elsewhere)
             }
         };
         let device = Self {
@@ -95,16 +97,36 @@ impl Device {
             geometry,
             size_bytes,
             superblock: Mutex::new(superblock),
-            is_new,
+            preparation,
         };
-        if is_new {
-            device.format(config.discard).map_err(io_error("format"))?;
-        } else {
+        if !device.is_new() {
             device.check_index_place(is_elsewhere)?;
             device.check_length()?;
-            device.mend(is_whole);
         }
         Ok(device)
+    }
+
+    /// Formats it, or mends what is damaged, if it needs that.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn prepare(&self, discard: Discard) -> Result<(), OpenError> {
+        match &self.preparation {
+            Preparation::Nothing => {}
+            Preparation::Mend => self.mend(),
+            Preparation::Format(holds) => {
+                if let Some(holds) = holds {
+                    let path = self.path.display();
+                    log::warn!("{path} holds {holds}: it is formatted, as format says");
+                }
+                self.format(discard).map_err(|source| OpenError::Io {
+                    action: "format",
+                    path: self.path.clone(),
+                    source,
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// As it was named.
@@ -122,9 +144,9 @@ impl Device {
         HEAD_BYTES + self.size_bytes - tail_offset(self.size_bytes)
     }
 
-    /// Whether it was formatted by this process, just now.
+    /// Whether it holds no store before it is prepared.
     pub(crate) fn is_new(&self) -> bool {
-        self.is_new
+        matches!(self.preparation, Preparation::Format(_))
     }
 
     pub(crate) fn superblock(&self) -> Superblock {
@@ -215,14 +237,12 @@ impl Device {
     }
 
     /// Writes a superblock that was there once only for the second time.
-    fn mend(&self, is_whole: bool) {
-        if !is_whole {
-            let path = self.path.display();
-            let outcome = self.write_superblock(&self.superblock());
-            let what = outcome
-                .map_or_else(|error| format!("stays so: {error}"), |()| "is written again".into());
-            log::warn!("{path}: one of the two superblocks was damaged or missing; it {what}");
-        }
+    fn mend(&self) {
+        let outcome = self.write_superblock(&self.superblock());
+        let what = outcome
+            .map_or_else(|error| format!("stays so: {error}"), |()| "is written again".into());
+        let path = self.path.display();
+        log::warn!("{path}: one of the two superblocks was damaged or missing; it {what}");
     }
 
     /// Whether it is about as long as it was.

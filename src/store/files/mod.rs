@@ -79,6 +79,21 @@ struct State {
 }
 
 impl FileStore {
+    /// Looks at what is in `directory`.
+    ///
+    /// # Errors
+    /// The store is one of layout `extents`.
+    pub(crate) fn look(directory: &Directory) -> Result<(), OpenError> {
+        if list_data_files(directory).map_err(directory.error("list", ""))?.is_empty() {
+            return Ok(());
+        }
+        Err(OpenError::OtherLayout {
+            path: directory.path().to_owned(),
+            found: Layout::Extents.name(),
+            wanted: Layout::Files.name(),
+        })
+    }
+
     /// Opens the directories below `directory`, making them if there are none, and looks which files there are.
     /// [`Store::rebuild`] decides which of them stay. `wakers` ring when what was given out becomes clear.
     pub(crate) fn open(
@@ -86,13 +101,6 @@ impl FileStore {
         budget: Arc<Budget>,
         wakers: Vec<Arc<Waker>>,
     ) -> Result<Self, OpenError> {
-        if !list_data_files(directory).map_err(directory.error("list", ""))?.is_empty() {
-            return Err(OpenError::OtherLayout {
-                path: directory.path().to_owned(),
-                found: Layout::Extents.name(),
-                wanted: Layout::Files.name(),
-            });
-        }
         let (geometry, unit_bytes) = probe(directory)?;
         if !geometry.direct {
             log::warn!(
