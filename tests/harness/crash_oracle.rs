@@ -99,9 +99,13 @@ impl Oracle {
             let held = match &found[..] {
                 [] => None,
                 [bytes] => {
-                    let mut versions = known.ever.iter().copied();
-                    let version = versions.find(|version| *bytes == content(*number, *version));
-                    Some(version.ok_or(format!("key {number}: wrong bytes"))?)
+                    let ever = known.ever.iter().copied();
+                    let same: Vec<u64> =
+                        ever.filter(|version| *bytes == content(*number, *version)).collect();
+                    // A chunk of one byte can be several versions.
+                    let is_possible = |version: &&u64| known.now.contains(&Some(**version));
+                    let version = same.iter().find(is_possible).or(same.first());
+                    Some(*version.ok_or(format!("key {number}: wrong bytes"))?)
                 }
                 _ => return Err(format!("key {number}: there in two lengths")),
             };
