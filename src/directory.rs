@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl, openat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat, stat};
+use nix::sys::stat::{
+    FchmodatFlags, FileStat, Mode, SFlag, fchmodat, fstat, fstatat, mkdirat, stat,
+};
 use nix::sys::statvfs::{Statvfs, fstatvfs};
 use nix::unistd::{Uid, UnlinkatFlags, unlinkat};
 
@@ -64,9 +66,9 @@ impl Directory {
         above.map_or(Ok(()), fs::create_dir_all)?;
         match DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
             Ok(()) => {
-                let directory = Self::open(path)?;
-                directory.set_private()?;
-                Ok(directory)
+                // A umask may have taken bits of the owner, too.
+                fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE))?;
+                Self::open(path)
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::open(path),
             Err(error) => Err(error),
@@ -75,17 +77,18 @@ impl Directory {
 
     /// Opens the directory `name` in it, making it if it is not there; says whether it was made.
     pub(crate) fn open_or_make_in(&self, name: &str) -> io::Result<(Self, bool)> {
-        let made = match mkdirat(&self.file, name, Mode::from_bits_truncate(DIRECTORY_MODE)) {
-            Ok(()) => true,
+        let mode = Mode::from_bits_truncate(DIRECTORY_MODE);
+        let made = match mkdirat(&self.file, name, mode) {
+            Ok(()) => {
+                fchmodat(&self.file, name, mode, FchmodatFlags::FollowSymlink)?;
+                true
+            }
             Err(Errno::EEXIST) => false,
             Err(errno) => return Err(errno.into()),
         };
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let file = openat(&self.file, name, flags, Mode::empty())?;
         let directory = Self::of(file.into(), self.path.join(name));
-        if made {
-            directory.set_private()?;
-        }
         Ok((directory, made))
     }
 
@@ -144,6 +147,41 @@ impl Directory {
         // Not with a slash at its end where it is the directory itself.
         let path = if name.is_empty() { self.path.clone() } else { self.path_of(name) };
         move |source| OpenError::Io { action, path, source }
+    }
+
+    /// Takes its permissions from others, if it is this process's and has nothing in it but what `is_own` by its name: one that is
+    /// shared, as a whole mount point may be, stays as it is.
+    pub(crate) fn make_private(&self, is_own: impl Fn(&str) -> bool) -> io::Result<()> {
+        let found = fstat(&self.file)?;
+        let is_ours =
+            found.st_uid == Uid::effective().as_raw() && found.st_mode & libc::S_ISVTX == 0;
+        if found.st_mode & OTHERS == 0 || !is_ours {
+            return Ok(());
+        }
+        let entries = self.entries()?;
+        if !entries.iter().all(|entry| entry.name.to_str().is_ok_and(&is_own)) {
+            return Ok(());
+        }
+        let (path, mode) = (self.path.display(), found.st_mode & 0o777);
+        match self.set_private() {
+            Ok(()) => log::info!("{path} had mode {mode:04o}: from now on it is its owner's alone"),
+            Err(error) => {
+                log::warn!("{path} has mode {mode:04o}, which cannot be changed: {error}")
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the permissions of a file in it from others.
+    pub(crate) fn make_file_private(&self, name: &CStr) -> io::Result<()> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        make_private(openat(&self.file, name, flags, Mode::empty())?.as_fd());
+        Ok(())
+    }
+
+    /// Whether others may look into it.
+    pub(crate) fn is_open_to_others(&self) -> bool {
+        fstat(&self.file).is_ok_and(|found| found.st_mode & OTHERS != 0)
     }
 
     /// Makes a file that is not there, to be read and written.

@@ -442,7 +442,7 @@ fn refuse(request: SetRequest, shared: &Shared, error: impl FnOnce() -> String) 
 }
 
 fn collides(key: &str) -> String {
-    format!("key '{key}' has the digest of another key: not stored for an hour")
+    format!("key {} has the digest of another key: not stored for an hour", Digest::of(key))
 }
 
 fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {

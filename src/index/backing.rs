@@ -341,6 +341,13 @@ impl Backing {
         }
     }
 
+    /// Its directory, if that is the one of a store, where anybody may have put a file of its name. The name of an index beside
+    /// a device has the id of its store.
+    pub(super) fn store_directory(&self) -> Option<&Directory> {
+        let (directory, name) = self.home.as_ref()?;
+        (name == INDEX_NAME).then_some(directory)
+    }
+
     /// Why the next open would not find the file, if so; a part of a device is where it is.
     pub(super) fn missed(&self) -> Option<String> {
         let (directory, name) = self.home.as_ref()?;

@@ -9,9 +9,13 @@ use bytemuck::Zeroable;
 
 use super::backing::Backing;
 use super::record::{FORMAT_VERSION, HEADER_BYTES, Header, MAGIC, SESSION_OFFSET, Session};
+use super::table::INDEX_NAME;
 use crate::config::BLOCK_BYTES;
+use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::lock::Owner;
+use crate::store::data_file::list_data_files;
+use crate::store::files::CHUNKS_NAME;
 
 /// Makes it an empty sidecar.
 pub(super) fn start_anew(backing: &Backing, now_ms: u64) -> io::Result<()> {
@@ -47,6 +51,43 @@ pub(super) fn check_header(
         return Ok(Some("its length cannot be read".into()));
     }
     Ok(None)
+}
+
+/// Refuses a file that kvring has never written: it is somebody's. Damage leaves something of the first page, or there is data of a
+/// store beside it.
+pub(super) fn refuse_foreign(backing: &Backing) -> Result<(), OpenError> {
+    let Some(directory) = backing.store_directory() else { return Ok(()) };
+    let mut page = [0; HEADER_BYTES as usize];
+    // What is behind the end of a shorter file stays zero; what cannot be read was ours for all that anybody can tell.
+    let mut filled = 0;
+    while filled < page.len() {
+        match backing.file().read_at(&mut page[filled..], filled as u64) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(_) => return Ok(()),
+        }
+    }
+    let mut header: Header = bytemuck::pod_read_unaligned(&page[..size_of::<Header>()]);
+    let has_magic = header.magic == MAGIC;
+    header.magic = MAGIC;
+    let expected = Header::new(header.store_id, header.created_ms, BLOCK_BYTES as u32);
+    let is_header = bytemuck::bytes_of(&header) == bytemuck::bytes_of(&expected);
+    let has_session = read_session(backing.file(), 0).is_some();
+    let is_zero = page.iter().all(|byte| *byte == 0);
+    if has_magic || is_header || has_session || is_zero || has_data(directory) {
+        return Ok(());
+    }
+    Err(OpenError::Unsuitable {
+        path: directory.path().to_owned(),
+        reason: format!(
+            "its {INDEX_NAME} is not one that kvring has written; move that file away or choose another directory (it was left              as it is)"
+        ),
+    })
+}
+
+fn has_data(directory: &Directory) -> bool {
+    let has_files = list_data_files(directory).is_ok_and(|files| !files.is_empty());
+    has_files || directory.contains(CHUNKS_NAME).unwrap_or(false)
 }
 
 /// Whether a header, of the sidecar at `path`, is one: `None` if so, else why not.

@@ -6,7 +6,7 @@ use std::io;
 use bytemuck::Zeroable;
 
 use super::backing::{Backing, IndexPlace};
-use super::first_page::{check_header, read_owner};
+use super::first_page::{check_header, read_owner, refuse_foreign};
 use super::membership::{Sharing, StoreId};
 use super::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, STATE_CHUNK};
 use crate::error::OpenError;
@@ -44,6 +44,9 @@ impl FoundIndex {
         };
         let length = backing.length().map_err(io_error("read the length of"))?;
         let reset = check_header(&backing, length)?;
+        if reset.as_ref().is_some_and(|reason| !reason.is_empty()) {
+            refuse_foreign(&backing)?;
+        }
         let id = match reset {
             Some(_) => backing.store_id(),
             None => Some(store_id(&backing).map_err(io_error("read"))?),

@@ -15,6 +15,7 @@ use crate::config::Checksum;
 use crate::error::StoreError;
 use crate::index::table::Content;
 use crate::index::{Pin, Publication, RecordState, Resumed, Suspect};
+use crate::key::Digest;
 use crate::store::Extent;
 
 /// Where a chunk goes: its blocks, and its record.
@@ -197,8 +198,8 @@ fn end_read(pin: Pin, checksum: u64, failure: Option<Failure>, shared: &Shared) 
         }
         None => {
             shared.counters.checksum_mismatch.add(1);
-            let key = shared.index.discard(&pin);
-            log::error!("key '{key}' does not match its checksum at {:?}: dropped", pin.extent);
+            let digest = Digest::of(&shared.index.discard(&pin));
+            log::error!("key {digest} does not match its checksum at {:?}: dropped", pin.extent);
             Shown::Dropped
         }
         Some(Failure::Transfer(error, fate)) => end_failed_read(&pin, &error, fate, shared),
@@ -228,7 +229,8 @@ fn end_failed_read(pin: &Pin, error: &io::Error, fate: Fate, shared: &Shared) ->
     let tell = |key: &str| {
         // Once it is the device, that is said, and not chunk by chunk.
         if health.may_tell(Way::Read, shared.config.path()) {
-            log::error!("cannot read key '{key}' at {at:?}: {error}; it is {what}");
+            let digest = Digest::of(key);
+            log::error!("cannot read key {digest} at {at:?}: {error}; it is {what}");
         }
     };
     if !is_dropped {

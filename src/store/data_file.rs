@@ -13,6 +13,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::Geometry;
 use super::device::Device;
+use super::files::CHUNKS_NAME;
 use crate::config::BLOCK_BYTES;
 use crate::directory::{Directory, make_private, set_flags};
 use crate::error::OpenError;
@@ -172,6 +173,16 @@ pub(crate) fn list_data_files(directory: &Directory) -> io::Result<Vec<u32>> {
     let mut found: Vec<u32> = entries.iter().filter_map(|entry| number(&entry.name)).collect();
     found.sort_unstable();
     Ok(found)
+}
+
+/// Whether a name in the store's directory is one that stores give out.
+fn is_own_name(name: &str) -> bool {
+    [INDEX_NAME, CHUNKS_NAME, PROBE_NAME].contains(&name) || data_file_number(name).is_some()
+}
+
+/// Takes the permissions of others from the directory of a store, if it is the store's alone.
+pub(super) fn make_home_private(directory: &Directory) -> Result<(), OpenError> {
+    directory.make_private(is_own_name).map_err(directory.error("look into", ""))
 }
 
 /// Removes the file called `name`.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::allocator::Allocator;
-use super::data_file::{DataFile, data_file_name, probe, remove_file};
+use super::data_file::{DataFile, data_file_name, make_home_private, probe, remove_file};
 use super::device::Device;
 use super::discards::Discards;
 use super::files::CHUNKS_NAME;
@@ -81,6 +81,7 @@ impl ExtentStore {
         budget: Arc<Budget>,
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
     ) -> Result<Self, OpenError> {
+        make_home_private(directory)?;
         let mut files: Vec<Option<DataFile>> = Vec::new();
         let mut allocator = Allocator::default();
         let mut longest = 0;

@@ -1,10 +1,14 @@
 """What the core has to say arrives in Python's logging, under the logger "kvring"."""
 
+import hashlib
 import logging
 from pathlib import Path
 
 import kvring
 from tests.python.conftest import CAPACITY_BYTES, MIB, Client, pattern, run_child
+
+# Its salt is not to be in any log.
+SECRET_KEY = "model@00000000@0@" + 64 * "a" + "@salt-of-a-tenant"
 
 LINE = "%(name)s %(levelname)s %(message)s"
 
@@ -69,14 +73,17 @@ def test_a_level_that_is_set_later_counts_from_then_on(store_directory: Path) ->
 def load_damaged(directory: str) -> None:
     logging.basicConfig(level=logging.WARNING, format=LINE)
     with kvring.Connector(directory, CAPACITY_BYTES) as connector:
-        completion = Client(connector).get(["key"], [bytearray(MIB)])
+        completion = Client(connector).get([SECRET_KEY], [bytearray(MIB)])
     assert completion[1:] == (True, "", [False])
 
 
 def test_damage_is_told(store_directory: Path) -> None:
-    """A message from a thread that Python does not know arrives with the completion."""
+    """A message from a thread that Python does not know arrives with the completion.
+
+    It names the key by its digest alone.
+    """
     with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
-        Client(connector).store({"key": pattern(MIB, 1)})
+        Client(connector).store({SECRET_KEY: pattern(MIB, 1)})
     (data_file,) = store_directory.glob("data-*")
     with data_file.open("r+b") as file:
         whole = file.read(4 * MIB)
@@ -87,7 +94,9 @@ def test_damage_is_told(store_directory: Path) -> None:
     assert told.returncode == 0, told.stderr
     lines = lines_of(told.stderr, "ERROR")
     assert len(lines) == 1
-    assert "does not match its checksum" in lines[0]
+    digest = hashlib.blake2b(SECRET_KEY.encode(), digest_size=16).hexdigest()
+    assert f"key {digest} does not match its checksum" in lines[0]
+    assert "salt" not in told.stderr
 
 
 def log_into_the_connector(directory: str) -> None:
@@ -106,7 +115,7 @@ def log_into_the_connector(directory: str) -> None:
     logging.getLogger("kvring").setLevel(logging.INFO)
     with kvring.Connector(directory, CAPACITY_BYTES) as connector:
         connectors.append(connector)
-        Client(connector).get(["key"], [bytearray(MIB)])
+        Client(connector).get([SECRET_KEY], [bytearray(MIB)])
     assert any("does not match its checksum" in message for message in seen)
     assert any(message.startswith("kvring.Connector(") for message in seen)
     print("done")
@@ -114,7 +123,7 @@ def log_into_the_connector(directory: str) -> None:
 
 def test_a_handler_may_use_the_connector(store_directory: Path) -> None:
     with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
-        Client(connector).store({"key": pattern(MIB, 1)})
+        Client(connector).store({SECRET_KEY: pattern(MIB, 1)})
     (data_file,) = store_directory.glob("data-*")
     with data_file.open("r+b") as file:
         place = file.read(4 * MIB).index(pattern(MIB, 1)[:4096])

@@ -20,7 +20,7 @@ use nix::unistd::syncfs;
 use self::account::{Account, cost_bytes, directory_bytes};
 use self::names::{DIRECTORIES, directory_name, directory_of, file_c_name, parse_file_name};
 use self::remover::Remover;
-use super::data_file::{list_data_files, probe};
+use super::data_file::{list_data_files, make_home_private, probe};
 use super::growth::{index_spare_bytes, longest_chunk_bytes};
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
@@ -101,6 +101,7 @@ impl FileStore {
         budget: Arc<Budget>,
         wakers: Vec<Arc<Waker>>,
     ) -> Result<Self, OpenError> {
+        make_home_private(directory)?;
         let (geometry, unit_bytes) = probe(directory)?;
         if !geometry.direct {
             log::warn!(
@@ -112,6 +113,7 @@ impl FileStore {
         let (chunks, mut is_new) = directory
             .open_or_make_in(CHUNKS_NAME)
             .map_err(directory.error("make the directory", CHUNKS_NAME))?;
+        make_private(&chunks)?;
         let mut account = Account::new(unit_bytes);
         budget.add(chunks.own_bytes().unwrap_or(0).max(BLOCK_BYTES));
         let mut directories = Vec::with_capacity(DIRECTORIES);
@@ -123,6 +125,8 @@ impl FileStore {
             let own_bytes = opened.own_bytes().map_err(opened.error("look at", ""))?;
             account.note_directory(number, own_bytes, &budget);
             scan(&opened, number, &mut account).map_err(opened.error("list", ""))?;
+            // Behind its files: whatever comes in between, they are not forgotten.
+            make_private(&opened)?;
             directories.push(opened);
         }
         // Their names: without them a sync of what is in them is worth nothing after power loss.
@@ -385,11 +389,19 @@ impl Drop for FileStore {
     }
 }
 
+fn make_private(directory: &Directory) -> Result<(), OpenError> {
+    directory.make_private(|_| true).map_err(directory.error("look into", ""))
+}
+
 /// Notes the chunks' files in directory `number`, and removes what has the number of another one. What is no regular file is
 /// nobody's here.
 fn scan(directory: &Directory, number: usize, account: &mut Account) -> io::Result<()> {
+    let is_open_to_others = directory.is_open_to_others();
     for entry in directory.entries()?.into_iter().filter(|entry| entry.is_file) {
         let name = OsStr::from_bytes(entry.name.to_bytes());
+        if is_open_to_others && parse_file_name(number, name).is_some() {
+            directory.make_file_private(&entry.name)?;
+        }
         if let Some((digest, file)) = parse_file_name(number, name)
             && !account.note_found(digest, file)
         {
