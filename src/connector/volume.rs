@@ -121,7 +121,7 @@ impl OpenedVolume {
         shared.fit_capacity();
         let reactors = Reactors::start(&shared, suspects, make_engine)?;
         let engine = engines::describe(&reactors.engines);
-        let keeper = begin_session(&shared)
+        let keeper = begin_session(&shared, recovery.clean_shutdown)
             .map_err(io_error("write the index of"))
             .and_then(|()| KeeperThread::start(&shared).map_err(io_error("start a thread for")));
         let keeper = match keeper {
@@ -146,7 +146,11 @@ impl OpenedVolume {
 
 /// Notes durably that the store is open. In `persistent`, what an earlier owner left counts as durable from here on, so
 /// that is made durable first.
-fn begin_session(shared: &Shared) -> io::Result<()> {
+fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
+    if shared.config.durability == Durability::Persistent && !was_closed {
+        // A sync may have failed, and its owner been killed before it saw that.
+        shared.index.table().write_anew();
+    }
     let note = || {
         if shared.config.durability == Durability::Persistent {
             shared.store.sync()?;

@@ -222,6 +222,7 @@ impl<G, S> Index<G, S> {
         recovery.kept = held.len() as u64;
         if !older_slots.is_empty() {
             // The older chunk may be durable and the younger not yet: it must not go first.
+            index.table.write_anew();
             let synced = store.sync().and_then(|()| index.table.sync());
             if let Err(error) = synced {
                 log::error!("cannot make durable what the last owner wrote: {error}");
