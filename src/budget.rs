@@ -75,16 +75,16 @@ impl Budget {
         self.used_bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Takes `bytes` by which a file is to grow; `spare_bytes` of the capacity stay free for others.
+    /// Takes `bytes` by which a file is to grow.
     ///
     /// # Errors
     /// `StoreError` when the capacity, or the floor, is in the way.
-    pub(crate) fn reserve_growth(&self, bytes: u64, spare_bytes: u64) -> Result<(), StoreError> {
+    pub(crate) fn reserve_growth(&self, bytes: u64) -> Result<(), StoreError> {
         let free_bytes = self.free_above_floor_bytes();
         if bytes > free_bytes {
             return Err(StoreError::Floor { needed_bytes: bytes, free_bytes });
         }
-        match self.reserve(bytes, spare_bytes) {
+        match self.reserve(bytes, 0) {
             true => Ok(()),
             false => {
                 Err(StoreError::Full { needed_bytes: bytes, capacity_bytes: self.capacity_bytes })
@@ -125,7 +125,7 @@ mod tests {
         assert!(all > 0 && free_bytes(MinFree::Auto) < all);
         let most = MinFree::Bytes(all + (1 << 40));
         let budget = Budget::new(1 << 50).with_floor(&directory, most);
-        let error = budget.reserve_growth(4096, 0).unwrap_err().to_string();
+        let error = budget.reserve_growth(4096).unwrap_err().to_string();
         assert!(error.contains("min_free") && error.contains("4096"), "{error}");
         assert_eq!(budget.used_bytes(), 0);
         // What is there already is no growth.

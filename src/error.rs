@@ -114,6 +114,25 @@ pub enum StoreError {
         /// The configured capacity.
         capacity_bytes: u64,
     },
+    /// The store is about to grow. Who is told so tries again afterwards.
+    #[error(
+        "store full: it is growing, and {needed_bytes} bytes have no room until then; try again"
+    )]
+    Growing {
+        /// Bytes asked for.
+        needed_bytes: u64,
+    },
+    /// The index has no room for a record, and cannot grow within the capacity.
+    #[error(
+        "the index is full: it has {index_bytes} of the capacity of {capacity_bytes} bytes, and data files the rest; raise \
+         capacity, or store longer chunks"
+    )]
+    IndexFull {
+        /// Bytes that it has.
+        index_bytes: u64,
+        /// The configured capacity.
+        capacity_bytes: u64,
+    },
     /// What has the space cannot go now.
     #[error(
         "store full: what would have to go for {needed_bytes} bytes is being written or read, leased or pinned; store more \

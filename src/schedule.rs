@@ -112,6 +112,13 @@ impl Queue {
         Ticket(self.first + self.waiting.len() as u64 - 1)
     }
 
+    /// Puts back what was taken from the front, or from before it.
+    fn push_front(&mut self, waiting: Waiting) -> Ticket {
+        self.waiting.push_front(Some(waiting));
+        self.first -= 1;
+        Ticket(self.first)
+    }
+
     fn front(&self) -> Option<&Waiting> {
         self.waiting.front()?.as_ref()
     }
@@ -314,17 +321,22 @@ impl Scheduler {
         self.load_ended |= grant.class == Class::Get;
     }
 
-    /// Takes back the first grant of a SET of which there is more: it is the next one again, and waits for its turn.
-    pub fn give_back(&mut self, grant: Grant) {
+    /// Takes back the first piece of a SET, as if it had not been granted: it is the next of its queue again. Returns where
+    /// it waits if that has changed.
+    pub fn take_back(&mut self, grant: Grant, total_bytes: u64, since: Instant) -> Option<Ticket> {
+        debug_assert!(grant.class == Class::Set && grant.offset_bytes == 0);
         self.finish(grant);
-        let lines = [Line::Promoted, Line::Set];
-        let fronts = lines.map(|line| self.queues[line as usize].front());
-        let is_it = |front: &Option<&Waiting>| front.is_some_and(|front| front.id == grant.id);
-        let line = fronts.iter().position(is_it).map(|position| lines[position]);
-        debug_assert!(line.is_some(), "all of it was granted");
-        if let Some(front) = line.and_then(|line| self.queues[line as usize].front_mut()) {
-            front.granted_bytes -= grant.length_bytes;
+        for line in [Line::Promoted, Line::Set] {
+            if let Some(front) = self.queues[line as usize].front_mut()
+                && front.id == grant.id
+            {
+                front.granted_bytes = 0;
+                return None;
+            }
         }
+        let queue = &mut self.queues[Line::Set as usize];
+        let waiting = Waiting { id: grant.id, granted_bytes: 0, total_bytes, since };
+        Some(queue.push_front(waiting))
     }
 
     /// Takes back what is not granted yet of operation `id`, of which a piece was granted before.

@@ -91,6 +91,8 @@ counters! {
     set_too_long,
     /// SETs that found no room.
     store_full,
+    /// SETs for which the index had no room and could not grow: another chunk went for the record of each.
+    index_full,
     /// Chunks evicted for want of room.
     evicted,
     /// Bytes of the data files that they took.

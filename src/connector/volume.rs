@@ -19,7 +19,9 @@ use crate::evict::Quotas;
 use crate::index::{Index, Recovery, Rules, Sharing, StoreId, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::open_stores::OpenStore;
-use crate::reactor::{ChunkIndex, Ending, KeeperThread, Reactors, Shared, WriteBudget};
+use crate::reactor::{
+    ChunkIndex, Ending, GrowthThread, KeeperThread, Reactors, Shared, WriteBudget,
+};
 use crate::sync::Mutex;
 use crate::thread::join_until;
 
@@ -119,13 +121,25 @@ impl OpenedVolume {
             );
         }
         shared.fit_capacity();
+        warn_of_capacity(shared.config.path(), &budget);
+        shared.prepare_growth();
         let reactors = Reactors::start(&shared, suspects, make_engine)?;
         let engine = engines::describe(&reactors.engines);
-        let keeper = begin_session(&shared, recovery.clean_shutdown)
+        let threads = begin_session(&shared, recovery.clean_shutdown)
             .map_err(io_error("write the index of"))
-            .and_then(|()| KeeperThread::start(&shared).map_err(io_error("start a thread for")));
-        let keeper = match keeper {
-            Ok(keeper) => keeper,
+            .and_then(|()| {
+                let growth =
+                    GrowthThread::start(&shared).map_err(io_error("start a thread for"))?;
+                match KeeperThread::start(&shared) {
+                    Ok(keeper) => Ok((keeper, growth)),
+                    Err(error) => {
+                        growth.end();
+                        Err(io_error("start a thread for")(error))
+                    }
+                }
+            });
+        let (keeper, growth) = match threads {
+            Ok(threads) => threads,
             Err(error) => {
                 shared.stop(Duration::ZERO);
                 let _ = reactors.join();
@@ -140,7 +154,22 @@ impl OpenedVolume {
             engine,
             reactors: Mutex::new(Some(reactors)),
             keeper: Mutex::new(Some(keeper)),
+            growth: Mutex::new(Some(growth)),
         })
+    }
+}
+
+/// Tells of a capacity that the file system cannot give.
+fn warn_of_capacity(path: &Path, budget: &Budget) {
+    let (used_bytes, capacity_bytes) = (budget.used_bytes(), budget.capacity_bytes());
+    let most_bytes = used_bytes.saturating_add(budget.free_above_floor_bytes());
+    if most_bytes < capacity_bytes {
+        log::warn!(
+            "{}: capacity is {capacity_bytes} bytes, but the file system has only {most_bytes} bytes for the store: \
+             {used_bytes} that it takes, and what is free above min_free; it evicts within these; free space there, lower \
+             min_free, or lower capacity",
+            path.display()
+        );
     }
 }
 
@@ -177,6 +206,7 @@ pub(super) struct Volume {
     pub(super) engine: String,
     reactors: Mutex<Option<Reactors>>,
     keeper: Mutex<Option<KeeperThread>>,
+    growth: Mutex<Option<GrowthThread>>,
 }
 
 impl Volume {
@@ -230,11 +260,14 @@ impl Volume {
         self.shared.open_store.note_closing();
         // It frees places: not behind the back of who gives up the files.
         let keeper = self.keeper.lock().take();
-        let has_keeper_ended = keeper.is_none_or(KeeperThread::end);
+        let have_threads_ended = keeper.is_none_or(KeeperThread::end);
         let reactors = self.reactors.lock().take();
         let ending = reactors.map_or(Ending::Leaked, Reactors::join);
+        // What was queued may have needed it until now.
+        let growth = self.growth.lock().take();
+        let have_threads_ended = growth.is_none_or(GrowthThread::end) && have_threads_ended;
         // A leak means that somebody may still write: the lock stays as long as the volume.
-        let may_release = have_ended && has_keeper_ended && ending != Ending::Leaked;
+        let may_release = have_ended && have_threads_ended && ending != Ending::Leaked;
         let shared = Arc::clone(&self.shared);
         let orderly = ending == Ending::Orderly;
         let release = move || may_release && release(&shared, orderly);

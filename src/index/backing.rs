@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Zeroable;
 use nix::errno::Errno;
@@ -61,6 +62,8 @@ pub(super) struct Backing {
     _given_up_in_forks: GivenUpInForks,
     file: File,
     region: Option<Region>,
+    /// The file system has no fallocate: nothing is reserved that is not written.
+    cannot_reserve: AtomicBool,
     /// What the header must say; any id will do if there is none.
     store_id: Option<[u8; 16]>,
     /// Why it was made anew, if that was not because the store is new.
@@ -153,6 +156,7 @@ impl Backing {
             _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()),
             file,
             region: Some(Region { device: Arc::clone(device), offset, most_bytes }),
+            cannot_reserve: AtomicBool::new(false),
             store_id: Some(superblock.store_id),
             missing: None,
         })
@@ -215,6 +219,7 @@ impl Backing {
             _given_up_in_forks: given_up_in_forks,
             file,
             region: None,
+            cannot_reserve: AtomicBool::new(false),
             store_id,
             missing: None,
         })
@@ -308,21 +313,52 @@ impl Backing {
         if self.region.is_some() { LONGEST_ZEROED_BYTES } else { LONGEST_STEP_BYTES }
     }
 
-    /// Lengthens it from `length` by `added` bytes of zeros, for which there is space from here on. After an error it is
-    /// as long as it was.
+    /// Reserves `bytes` for it on the file system from `end` on, behind its last byte, which is that of `length`. After an
+    /// error as much is reserved as this says, or nothing. A part of a device has its space.
+    pub(super) fn reserve(
+        &self,
+        length: u64,
+        end: u64,
+        bytes: u64,
+    ) -> Result<(), (io::Error, u64)> {
+        if self.region.is_some() {
+            return Ok(());
+        }
+        let preallocate = |from: u64, bytes: u64| {
+            let flags = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            fallocate(&self.file, flags, from as i64, bytes as i64)
+        };
+        match preallocate(end, bytes) {
+            Ok(()) => Ok(()),
+            Err(Errno::EOPNOTSUPP) => {
+                self.cannot_reserve.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(errno) => {
+                // A part of it may have been granted. It goes back with all that lies behind the last byte, which is asked
+                // for again.
+                let before = end - length;
+                let kept = self.file.set_len(length).is_ok()
+                    && before > 0
+                    && preallocate(length, before).is_ok();
+                Err((errno.into(), if kept { before } else { 0 }))
+            }
+        }
+    }
+
+    /// Lengthens it from `length` by `added` bytes of zeros, which are reserved. After an error it is as long as it was.
     pub(super) fn grow(&self, length: u64, added: u64) -> io::Result<()> {
         if let Some(region) = &self.region {
             region.device.write_zeros(region.offset + length, added)?;
             return self.write_at(bytemuck::bytes_of(&Length::new(length + added)), LENGTH_OFFSET);
         }
-        let grown =
-            match fallocate(&self.file, FallocateFlags::empty(), length as i64, added as i64) {
-                // Real blocks: a hole would be a SIGBUS once the file system is full.
-                Err(Errno::EOPNOTSUPP) => self.write_at(&vec![0; added as usize], length),
-                other => other.map_err(io::Error::from),
-            };
+        // Real blocks: a hole would be a SIGBUS once the file system is full. Not by fallocate: XFS refuses that when it is
+        // full, although the blocks are there.
+        let grown = match self.cannot_reserve.load(Ordering::Relaxed) {
+            true => self.write_at(&vec![0; added as usize], length),
+            false => self.file.set_len(length + added),
+        };
         grown.inspect_err(|_| {
-            // A part of it may have been granted: it is no record's, and not in the account.
             let _ = self.file.set_len(length);
         })
     }

@@ -21,6 +21,7 @@ mod recovery;
 mod shard;
 mod sigbus;
 mod slots;
+mod space;
 mod survey;
 pub(crate) mod table;
 mod table_file;

@@ -74,7 +74,7 @@ impl IndexProbe {
             checksum: None,
             created_ms: Clock::default().now_ms(),
         };
-        let reservation = match self.0.table().reserve(key.len()) {
+        let reservation = match self.0.table().reserve_or_grow(key.len()) {
             Ok(reservation) => reservation,
             Err(error) => {
                 self.0.finish_set(digest, None);

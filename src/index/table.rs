@@ -10,6 +10,7 @@ use std::fs::File;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use bytemuck::Zeroable;
 
@@ -23,12 +24,13 @@ use super::record::{
     STATE_KEY_PART, Session, slots_for, use_word,
 };
 use super::slots::FreeSlots;
+use super::space::take_reserve;
 use crate::budget::Budget;
 use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
 use crate::fork::GivenUpInForks;
 use crate::key::Digest;
-use crate::store::{Extent, index_spare_bytes};
+use crate::store::{Extent, index_share_bytes};
 use crate::sync::Mutex;
 
 pub(super) const GROWTH_BYTES: u64 = 1 << 20;
@@ -76,8 +78,10 @@ pub(crate) struct Table {
     pub(super) mapping: Mapping,
     /// Taken by whoever gives slots back, so never held for long.
     pub(super) free: Mutex<FreeSlots>,
-    /// Held while the file grows.
-    pub(super) growing: Mutex<()>,
+    /// Bytes on disk that are reserved, of which the file is a part; changes only while it is held.
+    pub(super) reserved: Mutex<u64>,
+    /// After the file could not grow: when to try again, and why.
+    pub(super) refusal: Mutex<Option<(Instant, StoreError)>>,
     /// Slots of the file, used or free.
     pub(super) total: AtomicU32,
     holes_told: AtomicUsize,
@@ -123,6 +127,7 @@ impl Table {
             true => None,
             false => read_session(backing.file(), backing.offset()),
         };
+        let reserved = length + take_reserve(&backing, length, &budget).map_err(io_error("cut"))?;
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
         let made_now = reset.as_ref().is_some_and(String::is_empty) && !place.is_new();
         let reset = backing.missing.clone().or(reset.filter(|reason| !reason.is_empty()));
@@ -133,7 +138,8 @@ impl Table {
                 sync_files: OnceLock::new(),
                 mapping,
                 free: Mutex::default(),
-                growing: Mutex::new(()),
+                reserved: Mutex::new(reserved),
+                refusal: Mutex::default(),
                 total: AtomicU32::new(total),
                 holes_told: AtomicUsize::new(0),
                 budget,
@@ -160,7 +166,7 @@ impl Table {
 
     /// Slots that there are at least once the data files have taken what they may.
     pub(crate) fn assured_slots(&self) -> u64 {
-        let assured_bytes = index_spare_bytes(self.budget.capacity_bytes());
+        let assured_bytes = index_share_bytes(self.budget.capacity_bytes());
         u64::from(self.slot_count()).max(assured_bytes / RECORD_BYTES as u64)
     }
 
@@ -176,10 +182,10 @@ impl Table {
         slots.into_iter().for_each(|slot| free.give_back(slot));
     }
 
-    /// Slots for a key of `key_length` bytes.
+    /// Slots for a key of `key_length` bytes. It waits for nothing.
     ///
     /// # Errors
-    /// `StoreError` when the sidecar cannot grow.
+    /// `StoreError` when there are none: [`StoreError::Growing`] where [`Table::grow`] may make some.
     pub(crate) fn reserve(&self, key_length: usize) -> Result<Reservation, StoreError> {
         let needed = slots_for(key_length);
         let mut slots = Vec::with_capacity(needed);
@@ -191,10 +197,8 @@ impl Table {
                 Some(slot) if self.is_lost(slot) => {}
                 Some(slot) => slots.push(slot),
                 None => {
-                    if let Err(error) = self.grow() {
-                        self.release(Reservation { slots });
-                        return Err(error);
-                    }
+                    self.release(Reservation { slots });
+                    return Err(self.why_full());
                 }
             }
         }

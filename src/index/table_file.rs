@@ -1,13 +1,10 @@
-//! The sidecar on disk: growing, syncing, who has it open, giving it up.
+//! The sidecar on disk: syncing, who has it open, giving it up.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::record::{HEADER_BYTES, RECORD_BYTES, SESSION_OFFSET, Session};
-use super::table::{GROWTH_BYTES, Table};
-use crate::error::StoreError;
+use super::table::Table;
 use crate::fork::{GivenUpInForks, close_file_behind};
 
 impl Table {
@@ -67,50 +64,13 @@ impl Table {
             );
         }
     }
-
-    /// Lengthens the file, unless there are free slots meanwhile.
-    ///
-    /// # Errors
-    /// `StoreError` when the budget or the file system refuses.
-    pub(super) fn grow(&self) -> Result<(), StoreError> {
-        let _growing = self.growing.lock();
-        if !self.free.lock().is_empty() {
-            return Ok(());
-        }
-        let before = self.slot_count();
-        let length = HEADER_BYTES + u64::from(before) * RECORD_BYTES as u64;
-        let room = (self.mapping.length_bytes() as u64 - length) / GROWTH_BYTES * GROWTH_BYTES;
-        let wanted = (length / 8 / GROWTH_BYTES * GROWTH_BYTES)
-            .clamp(GROWTH_BYTES, self.backing.longest_step_bytes())
-            .min(room);
-        if room == 0 {
-            let capacity_bytes = self.budget.capacity_bytes();
-            return Err(StoreError::Full { needed_bytes: GROWTH_BYTES, capacity_bytes });
-        }
-        let added = match self.budget.reserve_growth(wanted, 0) {
-            Ok(()) => wanted,
-            Err(_) => self.budget.reserve_growth(GROWTH_BYTES, 0).map(|()| GROWTH_BYTES)?,
-        };
-        if let Err(source) = self.backing.grow(length, added) {
-            self.budget.release(added);
-            return Err(StoreError::Grow {
-                path: self.backing.path().to_owned(),
-                bytes: added,
-                source: Arc::new(source),
-            });
-        }
-        let total = before + (added / RECORD_BYTES as u64) as u32;
-        let mut free = self.free.lock();
-        self.total.store(total, Ordering::Release);
-        free.add_fresh(before..total);
-        Ok(())
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
     use std::os::unix::fs::MetadataExt;
+    use std::sync::Arc;
 
     use super::*;
     use crate::budget::Budget;

@@ -17,6 +17,7 @@ mod doubts;
 mod endings;
 mod errnos;
 mod failed_syncs;
+mod growth;
 mod health;
 mod keeper;
 mod latency;
@@ -41,6 +42,7 @@ use std::time::{Duration, Instant};
 pub(crate) use admission::WriteBudget;
 pub(crate) use balance::Spread;
 pub(crate) use errnos::is_gone;
+pub(crate) use growth::GrowthThread;
 pub(crate) use health::Alarm;
 pub(crate) use keeper::KeeperThread;
 pub(crate) use operation::{ChunkIndex, GetRequest, Operation, SetRequest};
@@ -308,7 +310,8 @@ impl<E: Engine> Reactor<E> {
             || !lane.intake.is_empty()
             || self.work.loads_elsewhere_ended(&self.shared)
             || self.work.awaited_syncs_ended(&self.shared)
-            || self.work.has_due_steps(&self.shared);
+            || self.work.has_due_steps(&self.shared)
+            || self.work.has_grown(&self.shared);
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.engine.reap(timeout, &mut self.reaped);
         lane.waker.awake();

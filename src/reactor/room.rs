@@ -1,5 +1,7 @@
 //! Room for chunks: places within the capacity, made by evicting others.
 
+use std::time::{Duration, Instant};
+
 use super::Shared;
 use super::operation::SetRequest;
 use super::steps::Place;
@@ -12,11 +14,11 @@ use crate::store::{Extent, Store};
 /// Times that chunks go for one. More than one is needed where another thread takes the room.
 pub(super) const ATTEMPTS: usize = 64;
 
+/// A SET for whose record no chunk had to go for so long is the first of a streak, which is told.
+const STREAK_ENDS_AFTER: Duration = Duration::from_secs(60);
+
 /// Chunks that are looked at together for being in use.
 const LOOKED_AT: usize = 64;
-
-/// Chunks that go together when the index has no room for a record.
-const FOR_RECORDS: usize = 8;
 
 /// Once begun, and as long as it lives, what is freed is there for who makes room.
 struct HeldFreed<'store> {
@@ -42,7 +44,7 @@ impl Drop for HeldFreed<'_> {
 }
 
 impl Shared {
-    /// Room for the chunk and its record, or neither.
+    /// Room for the chunk and its record, or neither. Nothing goes for it where the store can grow instead.
     pub(super) fn find_place(&self, request: &SetRequest) -> Result<Place, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
         let mut held = HeldFreed { store: &*self.store, is_begun: false };
@@ -59,6 +61,9 @@ impl Shared {
         if outcome.is_err() {
             self.release_quota(quota);
         }
+        if outcome.is_ok() {
+            self.grow_ahead();
+        }
         self.keeper.note_placed(bytes, || self.store.fill());
         outcome
     }
@@ -71,7 +76,7 @@ impl Shared {
     ) -> Result<Extent, StoreError> {
         let mut outcome = self.store.allocate(bytes, digest);
         for _ in 0..ATTEMPTS {
-            if outcome.is_ok() {
+            if !is_final(&outcome) {
                 return outcome;
             }
             held.begin();
@@ -97,8 +102,12 @@ impl Shared {
     ) -> Result<RecordState, StoreError> {
         let mut outcome = self.index.table().reserve(key_bytes);
         let mut attempts = 0;
-        while outcome.is_err() && attempts < ATTEMPTS {
-            let victims = self.index.residents().coldest(FOR_RECORDS, self.index.now_s());
+        if let (true, Err(error)) = (is_final(&outcome), &outcome) {
+            self.note_index_full(error);
+        }
+        // One at a time: the record of one chunk is room for that of another, if its key is no longer.
+        while is_final(&outcome) && attempts < ATTEMPTS {
+            let victims = self.index.residents().coldest(1, self.index.now_s());
             if victims.is_empty() {
                 break;
             }
@@ -109,6 +118,23 @@ impl Shared {
             }
         }
         outcome.map(RecordState::Reserved)
+    }
+
+    /// Counts a SET for whose record another chunk goes; tells the first of a streak of them.
+    fn note_index_full(&self, error: &StoreError) {
+        self.counters.index_full.add(1);
+        let now = Instant::now();
+        let before = self.index_full_at.lock().replace(now);
+        if before.is_some_and(|before| now - before < STREAK_ENDS_AFTER) {
+            return;
+        }
+        let fill = self.store.fill();
+        log::warn!(
+            "{}: the index has no room for another record, so chunks go although {} of {} bytes for chunks are free: {error}",
+            self.config.path().display(),
+            fill.total_bytes.saturating_sub(fill.allocated_bytes),
+            fill.total_bytes
+        );
     }
 
     /// Evicts chunks until a store that was opened with a smaller capacity than before is within it.
@@ -169,6 +195,11 @@ impl Shared {
             true
         })
     }
+}
+
+/// Whether there is no room, and the store does not grow.
+fn is_final<T>(outcome: &Result<T, StoreError>) -> bool {
+    outcome.as_ref().is_err_and(|error| !matches!(error, StoreError::Growing { .. }))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use super::admission::WriteBudget;
 use super::balance::{Load, Spread};
 use super::doubts::Doubts;
 use super::failed_syncs::SyncCounts;
+use super::growth::Growth;
 use super::health::Health;
 use super::keeper::Keeper;
 use super::latency::Latencies;
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     /// Dropped after the files that it speaks of.
     pub(crate) open_store: OpenStore,
     pub(super) keeper: Keeper,
+    pub(super) growth: Growth,
     pub(super) write_budget: Arc<WriteBudget>,
     /// All paths of the store; empty if it is the only one.
     pub(super) paths: OnceLock<Vec<Weak<Shared>>>,
@@ -45,6 +47,8 @@ pub(crate) struct Shared {
     /// Places of chunks that got a record and were not stored: until it is durable that the record is cleared, power loss
     /// could bring it back, and it would win over an older one of its key.
     pub(super) cleared: Mutex<Vec<Extent>>,
+    /// When a chunk had to go last because the index was full.
+    pub(super) index_full_at: Mutex<Option<Instant>>,
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
     /// Reactors that take work.
@@ -89,6 +93,7 @@ impl Shared {
         };
         Self {
             keeper: Keeper::new(config.low_watermark, config.high_watermark),
+            growth: Growth::default(),
             write_budget,
             paths: OnceLock::new(),
             config,
@@ -105,6 +110,7 @@ impl Shared {
             failed_syncs: AtomicU64::new(0),
             sync_errno: AtomicI32::new(0),
             cleared: Mutex::default(),
+            index_full_at: Mutex::new(None),
             deadline: Mutex::new(None),
             stopped: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),

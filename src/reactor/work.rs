@@ -19,7 +19,7 @@ use crate::buffer::BouncePool;
 use crate::checksum::ChecksumKind;
 use crate::config::Checksum;
 use crate::engine::{Action, Engine};
-use crate::error::EngineError;
+use crate::error::{EngineError, StoreError};
 use crate::index::{Pin, Suspect};
 use crate::key::Digest;
 use crate::schedule::{Class, Grant, Limits, Scheduler, Ticket};
@@ -44,6 +44,8 @@ pub(super) struct Active {
     pub(super) is_awaited: bool,
     /// Syncs of the store that had failed when its write began.
     pub(super) failed_syncs: Option<u64>,
+    /// A SET that was compared and admitted, and then found no room.
+    pub(super) awaits_room: bool,
     /// Times it was written again.
     pub(super) retries: u32,
     /// The file of its chunk, if that has one of its own.
@@ -126,6 +128,8 @@ pub(super) struct Work {
     pub(super) retries: Vec<(Instant, usize)>,
     pub(super) second_attempts: SecondAttempts,
     pub(super) verification: Verification,
+    /// Whether the first SET waits for the store to grow; none goes meanwhile.
+    awaits_growth: bool,
 }
 
 /// Pause before the first retry of a failed write; each further one is twice as long.
@@ -164,6 +168,7 @@ impl Work {
             retries: Vec::new(),
             second_attempts: SecondAttempts::default(),
             verification: Verification::of(suspects),
+            awaits_growth: false,
         }
     }
 
@@ -263,6 +268,7 @@ impl Work {
             compared: Compared::default(),
             failure: None,
             failed_syncs: None,
+            awaits_room: false,
             retries: 0,
             own: None,
         });
@@ -280,7 +286,8 @@ impl Work {
         self.note_work(shared);
         self.loads_elsewhere = shared.loads_elsewhere(self.number);
         self.processed_bytes = 0;
-        self.scheduler.hold_sets(self.has_too_many_files(shared));
+        self.awaits_growth &= shared.growth.is_under_way();
+        self.scheduler.hold_sets(self.awaits_growth || self.has_too_many_files(shared));
         let mut outcome = Ok(false);
         while let Some(grant) =
             self.scheduler.next_grant(now, self.loads_elsewhere || self.awaited > 0)
@@ -312,6 +319,28 @@ impl Work {
             && !shared.loads_elsewhere(self.number)
     }
 
+    /// Whether the store has grown since `start_some` looked, or will not. To be asked once more before sleeping, like
+    /// [`Self::loads_elsewhere_ended`].
+    pub(super) fn has_grown(&self, shared: &Shared) -> bool {
+        self.awaits_growth && !shared.growth.is_under_way()
+    }
+
+    /// Puts a SET that found no room back to where it was, until the store has grown.
+    fn await_growth(&mut self, grant: Grant) {
+        let active = &mut self.active[grant.id];
+        active.awaits_room = true;
+        active.waiting_bytes = active.kind.bytes();
+        let since = active.timeline.submitted;
+        if let Some(ticket) = self.scheduler.take_back(grant, active.waiting_bytes, since) {
+            active.ticket = ticket;
+            if active.is_awaited {
+                self.scheduler.promote(ticket);
+            }
+        }
+        self.scheduler.hold_sets(true);
+        self.awaits_growth = true;
+    }
+
     fn start(
         &mut self,
         grant: Grant,
@@ -333,32 +362,43 @@ impl Work {
                 if let Some(reason) = shared.presence.reason() {
                     return self.end_unplaced(grant, Some(Failure::Missed(reason)), shared);
                 }
-                // A long one in turns, so that loads go between.
-                let has_more = active.waiting_bytes > 0;
-                let limit_bytes = if has_more { SETTLE_BYTES as usize } else { usize::MAX };
-                let before = active.compared.bytes;
-                let comparison =
-                    compare_with_held(request, &mut active.compared, limit_bytes, shared);
-                self.processed_bytes += (active.compared.bytes - before) as u64;
-                match comparison {
-                    Comparison::Unfinished => {
-                        active.waiting_bytes += grant.length_bytes;
-                        self.scheduler.give_back(grant);
-                        return Ok(());
+                if !active.awaits_room {
+                    // A long one in turns, so that loads go between.
+                    let has_more = active.waiting_bytes > 0;
+                    let limit_bytes = if has_more { SETTLE_BYTES as usize } else { usize::MAX };
+                    let before = active.compared.bytes;
+                    let comparison =
+                        compare_with_held(request, &mut active.compared, limit_bytes, shared);
+                    self.processed_bytes += (active.compared.bytes - before) as u64;
+                    match comparison {
+                        Comparison::Unfinished => {
+                            active.waiting_bytes += grant.length_bytes;
+                            let (bytes, since) = (active.waiting_bytes, active.timeline.submitted);
+                            // Not all of it was granted: it is where it was.
+                            let ticket = self.scheduler.take_back(grant, bytes, since);
+                            debug_assert!(ticket.is_none());
+                            return Ok(());
+                        }
+                        Comparison::Unchanged => {
+                            shared.counters.set_unchanged.add(1);
+                            shared.counters.set_joined.add(u64::from(request.has_waited));
+                            shared.index.touch_held(request.digest, shared.config.clock.now_ms());
+                            return self.end_unplaced(grant, None, shared);
+                        }
+                        Comparison::Changed => {}
                     }
-                    Comparison::Unchanged => {
-                        shared.counters.set_unchanged.add(1);
-                        shared.counters.set_joined.add(u64::from(request.has_waited));
-                        shared.index.touch_held(request.digest, shared.config.clock.now_ms());
+                    if !shared.admits(request, now) {
                         return self.end_unplaced(grant, None, shared);
                     }
-                    Comparison::Changed => {}
-                }
-                if !shared.admits(request, now) {
-                    return self.end_unplaced(grant, None, shared);
                 }
                 match shared.find_place(request) {
                     Ok(found) => *place = Some(found),
+                    Err(StoreError::Growing { needed_bytes })
+                        if shared.growth.order(needed_bytes) =>
+                    {
+                        self.await_growth(grant);
+                        return Ok(());
+                    }
                     Err(error) => {
                         return self.end_unplaced(grant, Some(Failure::NoRoom(error)), shared);
                     }

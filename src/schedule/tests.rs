@@ -57,9 +57,9 @@ fn what_is_given_back_is_next_again_and_loads_go_before_it() {
     clocked.push(Class::Set, 1, 2500);
     clocked.push(Class::Set, 2, 10);
     let first = clocked.grant().unwrap();
-    clocked.scheduler.give_back(first);
+    assert_eq!(clocked.scheduler.take_back(first, 2500, clocked.now), None);
     assert_eq!(clocked.grant(), Some(first));
-    clocked.scheduler.give_back(first);
+    assert_eq!(clocked.scheduler.take_back(first, 2500, clocked.now), None);
     clocked.push(Class::Get, 3, 10);
     let load = clocked.grant().unwrap();
     assert_eq!((load.id, clocked.grant()), (3, None), "the SET waits while something is loaded");
@@ -378,4 +378,27 @@ proptest! {
             prop_assert!(turns <= (pieces + 1) * (LIMITS.queue_depth as u64 + 1), "starved");
         }
     }
+}
+
+#[test]
+fn a_set_that_is_taken_back_is_the_next_again() {
+    let mut clocked = Clocked::new(LIMITS);
+    let since = clocked.now;
+    let tickets = [1, 2, 3].map(|id| clocked.scheduler.push(Class::Set, id, 1500, since));
+    let first = clocked.grant().unwrap();
+    assert_eq!((first.id, first.length_bytes), (1, 1000));
+    // In part, and as a whole.
+    assert_eq!(clocked.scheduler.take_back(first, 1500, since), None);
+    let grants: Vec<Grant> = std::iter::from_fn(|| clocked.grant()).take(2).collect();
+    assert_eq!(grants[0], first);
+    clocked.scheduler.finish(grants[1]);
+    let whole = Grant { length_bytes: 1000, ..grants[0] };
+    let ticket = clocked.scheduler.take_back(whole, 1500, since).unwrap();
+    assert_eq!(ticket, tickets[0]);
+    // Loads that wait for it find it under that ticket.
+    clocked.scheduler.promote(tickets[1]);
+    clocked.scheduler.promote(ticket);
+    assert_eq!(clocked.grant().unwrap().id, 2);
+    clocked.scheduler.hold_sets(true);
+    assert_eq!(clocked.grant(), None);
 }

@@ -67,6 +67,16 @@ impl Allocator {
         Some(extent)
     }
 
+    /// Whether there is a run of `blocks` blocks.
+    pub(crate) fn has_room(&self, blocks: u32) -> bool {
+        self.by_size.range((blocks, 0, 0)..).next().is_some()
+            || (0..self.files.len() as u32).any(|file| {
+                let FileSpace { blocks: end, frontier } = self.files[file as usize];
+                let below = self.free_run_ending_at(file, frontier);
+                end - below.map_or(frontier, |(first, _)| first) >= blocks
+            })
+    }
+
     fn allocate_at_frontier(&mut self, blocks: u32) -> Option<Extent> {
         for file in 0..self.files.len() as u32 {
             let FileSpace { blocks: end, frontier } = self.files[file as usize];

@@ -46,10 +46,10 @@ impl Discards {
     pub(super) fn discard_next(
         &self,
         allocator: &Mutex<Allocator>,
-        files: &[Option<DataFile>],
+        files: &[Arc<DataFile>],
     ) -> bool {
         let Some(piece) = self.next_piece() else { return false };
-        let Some(Some(file)) = files.get(piece.file as usize) else { return true };
+        let Some(file) = files.get(piece.file as usize) else { return true };
         let runs = allocator.lock().take_free_within(piece);
         for run in &runs {
             let (_, offset) = file.locate(run.first_block);

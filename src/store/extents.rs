@@ -15,7 +15,8 @@ use super::files::CHUNKS_NAME;
 pub(crate) use super::found_files::FoundFile;
 use super::found_files::{find_files, fit_files};
 use super::growth::{
-    SMALLEST_FILE_BYTES, index_spare_bytes, longest_chunk_bytes, next_file_bytes, on_disk_bytes,
+    IndexShare, SMALLEST_FILE_BYTES, assured_file_bytes, file_bytes_within, index_share_bytes,
+    longest_chunk_bytes, next_file_bytes, on_disk_bytes,
 };
 use super::set_aside::SetAside;
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
@@ -37,7 +38,7 @@ pub(crate) struct ExtentStore {
     budget: Arc<Budget>,
     geometry: Geometry,
     max_chunk_bytes: u64,
-    files: RwLock<Vec<Option<DataFile>>>,
+    files: RwLock<Vec<Option<Arc<DataFile>>>>,
     allocator: Mutex<Allocator>,
     /// After the file system has refused to grow: when to ask it again, and what it said.
     refusal: Mutex<Option<(Instant, StoreError)>>,
@@ -53,6 +54,12 @@ const OTHERS_FILES: usize = 16;
 
 /// Pause after the file system has refused to grow: asking it costs time in which chunks can go instead.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
+
+/// A refusal so long after the last one is the first of a streak, which is told.
+const STREAK_ENDS_AFTER: Duration = Duration::from_secs(60);
+
+/// The next data file is made when less than this part of its length is free in the others.
+const AHEAD_PART: u64 = 4;
 
 impl ExtentStore {
     /// Opens and locks the data files in `directory`; nothing of them is changed.
@@ -82,7 +89,7 @@ impl ExtentStore {
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
     ) -> Result<Self, OpenError> {
         make_home_private(directory)?;
-        let mut files: Vec<Option<DataFile>> = Vec::new();
+        let mut files: Vec<Option<Arc<DataFile>>> = Vec::new();
         let mut allocator = Allocator::default();
         let mut longest = 0;
         for found in fit_files(found, directory, &budget, mean_use_by_file)? {
@@ -92,7 +99,7 @@ impl ExtentStore {
             }
             longest = longest.max(u64::from(found.blocks) * BLOCK_BYTES);
             allocator.extend_file(found.number, found.blocks);
-            files[found.number as usize] = Some(found.file);
+            files[found.number as usize] = Some(Arc::new(found.file));
         }
         let geometry = match files.iter().flatten().next() {
             Some(file) => file.geometry(),
@@ -104,8 +111,9 @@ impl ExtentStore {
                 directory.path().display()
             );
         }
-        let max_chunk_bytes =
-            longest.max(next_file_bytes(&budget)).min(longest_chunk_bytes(budget.capacity_bytes()));
+        let max_chunk_bytes = longest
+            .max(assured_file_bytes(&budget))
+            .min(longest_chunk_bytes(budget.capacity_bytes()));
         Ok(Self {
             directory: Some(Arc::clone(directory)),
             budget,
@@ -123,7 +131,7 @@ impl ExtentStore {
     pub(crate) fn on_device(device: &Arc<Device>, budget: Arc<Budget>, discard: Discard) -> Self {
         let capacity_bytes = budget.capacity_bytes();
         // The index has its share whether it uses it or not: else the data would be shorter with each start.
-        let spare_bytes = index_spare_bytes(capacity_bytes).next_multiple_of(MIB);
+        let spare_bytes = index_share_bytes(capacity_bytes).next_multiple_of(MIB);
         let for_index = budget.used_bytes().max(HEADER_BYTES + spare_bytes);
         let for_others = for_index + device.marks_bytes();
         budget.add(device.marks_bytes());
@@ -136,7 +144,7 @@ impl ExtentStore {
             debug_assert!(fits, "it is no more than was left");
             longest = longest.max(u64::from(blocks) * BLOCK_BYTES);
             allocator.add_file(blocks);
-            files.push(Some(DataFile::of_device(device, device.data_offset() + offset)));
+            files.push(Some(Arc::new(DataFile::of_device(device, device.data_offset() + offset))));
         }
         Self {
             directory: None,
@@ -151,61 +159,92 @@ impl ExtentStore {
         }
     }
 
-    /// Adds a data file that has room for `needed_bytes`.
-    fn grow(&self, allocator: &mut Allocator, needed_bytes: u64) -> Result<(), StoreError> {
-        let full =
-            || StoreError::Full { needed_bytes, capacity_bytes: self.budget.capacity_bytes() };
-        let Some(directory) = &self.directory else { return Err(full()) };
-        let now = Instant::now();
+    fn is_refused(&self) -> bool {
+        self.refusal.lock().as_ref().is_some_and(|(again, _)| Instant::now() < *again)
+    }
+
+    /// Why there is no place for `needed_bytes`.
+    fn why_full(&self, needed_bytes: u64) -> StoreError {
         if let Some((again, error)) = &*self.refusal.lock()
-            && now < *again
+            && Instant::now() < *again
         {
-            return Err(error.clone());
+            return error.clone();
         }
-        let wanted_bytes = next_file_bytes(&self.budget);
-        if wanted_bytes < needed_bytes {
-            return Err(full());
-        }
-        let free_bytes = self.budget.free_above_floor_bytes();
-        let affordable_bytes =
-            free_bytes.saturating_sub(on_disk_bytes(wanted_bytes) - wanted_bytes) / MIB * MIB;
-        let mut size_bytes = wanted_bytes.min(affordable_bytes);
-        let outcome = loop {
-            if size_bytes < needed_bytes {
-                break Err(StoreError::Floor { needed_bytes, free_bytes });
+        match self.directory.is_some() && next_file_bytes(&self.budget) >= needed_bytes.max(1) {
+            true => StoreError::Growing { needed_bytes },
+            false => {
+                StoreError::Full { needed_bytes, capacity_bytes: self.budget.capacity_bytes() }
             }
-            match self.add_file(directory, allocator, size_bytes) {
+        }
+    }
+
+    /// Length of the next data file, which is to have room for `needed_bytes`, and what the index has to get before.
+    fn plan_file(
+        &self,
+        needed_bytes: u64,
+        most_bytes: u64,
+        index: &dyn IndexShare,
+    ) -> Result<(u64, u64), StoreError> {
+        let fill = self.fill();
+        let index_bytes =
+            |file_bytes| index.missing_bytes(fill.total_bytes + file_bytes, fill.allocated_bytes);
+        let wanted_bytes = next_file_bytes(&self.budget).min(most_bytes);
+        let free_bytes = self.budget.free_above_floor_bytes();
+        let left_bytes = self.budget.left_bytes();
+        let within = |bytes: u64| {
+            file_bytes_within(bytes.saturating_sub(index_bytes(wanted_bytes))).min(wanted_bytes)
+        };
+        let (most_bytes, size_bytes) = (within(left_bytes), within(left_bytes.min(free_bytes)));
+        if most_bytes < needed_bytes.max(MIB) {
+            let capacity_bytes = self.budget.capacity_bytes();
+            return Err(StoreError::Full { needed_bytes, capacity_bytes });
+        }
+        // Where the file system has little, many small files would come of taking each bit that it gives.
+        let least_bytes = match fill.total_bytes {
+            0 => MIB,
+            _ => SMALLEST_FILE_BYTES.min(most_bytes),
+        };
+        let least_bytes = least_bytes.max(needed_bytes);
+        match size_bytes < least_bytes {
+            true => Err(StoreError::Floor { needed_bytes: least_bytes, free_bytes }),
+            false => Ok((size_bytes, index_bytes(size_bytes))),
+        }
+    }
+
+    fn try_to_grow(&self, needed_bytes: u64, index: &dyn IndexShare) -> Result<(), StoreError> {
+        let mut most_bytes = u64::MAX;
+        loop {
+            let (size_bytes, index_bytes) = self.plan_file(needed_bytes, most_bytes, index)?;
+            // First: what data files have, the index never gets.
+            index.reserve(index_bytes)?;
+            match self.add_file(size_bytes) {
                 Err(StoreError::Grow { .. })
                     if size_bytes / 2 >= needed_bytes.max(SMALLEST_FILE_BYTES) =>
                 {
-                    size_bytes = size_bytes / 2 / MIB * MIB;
+                    most_bytes = size_bytes / 2 / MIB * MIB;
                 }
-                outcome => break outcome,
+                outcome => return outcome,
             }
-        };
-        if let Err(error) = &outcome {
-            log::warn!("{}: {error}", directory.path().display());
-            *self.refusal.lock() = Some((now + GROWTH_PAUSE, error.clone()));
         }
-        outcome
     }
 
-    fn add_file(
-        &self,
-        directory: &Directory,
-        allocator: &mut Allocator,
-        size_bytes: u64,
-    ) -> Result<(), StoreError> {
-        let spare_bytes = index_spare_bytes(self.budget.capacity_bytes());
-        self.budget.reserve_growth(on_disk_bytes(size_bytes), spare_bytes)?;
-        let mut files = self.files.write();
-        match make_file(directory, &files, size_bytes) {
+    /// Makes a data file; only when it is there for good does anybody wait for its publication, for a moment.
+    fn add_file(&self, size_bytes: u64) -> Result<(), StoreError> {
+        let Some(directory) = &self.directory else {
+            let capacity_bytes = self.budget.capacity_bytes();
+            return Err(StoreError::Full { needed_bytes: size_bytes, capacity_bytes });
+        };
+        self.budget.reserve_growth(on_disk_bytes(size_bytes))?;
+        let is_taken: Vec<bool> = self.files.read().iter().map(Option::is_some).collect();
+        match make_file(directory, &is_taken, size_bytes) {
             Ok((number, file)) => {
+                let mut files = self.files.write();
+                let mut allocator = self.allocator.lock();
                 while files.len() <= number {
                     files.push(None);
                     allocator.add_file(0);
                 }
-                files[number] = Some(file);
+                files[number] = Some(Arc::new(file));
                 allocator.extend_file(number as u32, (size_bytes / BLOCK_BYTES) as u32);
                 Ok(())
             }
@@ -216,17 +255,22 @@ impl ExtentStore {
             }
         }
     }
+
+    /// Data files as they are now. Whoever does I/O on them does it without the lock, which loads need.
+    fn all_files(&self) -> Vec<Arc<DataFile>> {
+        self.files.read().iter().flatten().cloned().collect()
+    }
 }
 
-/// Makes a data file of `size_bytes`, durably. Its number is the lowest that neither one of `files` has nor anything else in
-/// the directory: what is there was put there by somebody else.
+/// Makes a data file of `size_bytes`, durably. Its number is the lowest that is not taken and that nothing else in the
+/// directory has: what is there was put there by somebody else.
 fn make_file(
     directory: &Directory,
-    files: &[Option<DataFile>],
+    is_taken: &[bool],
     size_bytes: u64,
 ) -> Result<(usize, DataFile), (String, io::Error)> {
-    let is_free = |number: &usize| files.get(*number).is_none_or(Option::is_none);
-    let mut numbers = (0..files.len() + OTHERS_FILES).filter(is_free).peekable();
+    let is_free = |number: &usize| !is_taken.get(*number).copied().unwrap_or(false);
+    let mut numbers = (0..is_taken.len() + OTHERS_FILES).filter(is_free).peekable();
     while let Some(number) = numbers.next() {
         let name = data_file_name(number as u32);
         let file = match DataFile::create(directory, &name) {
@@ -250,7 +294,7 @@ fn make_file(
             }
         };
     }
-    Err((data_file_name(files.len() as u32), io::Error::from_raw_os_error(libc::EEXIST)))
+    Err((data_file_name(is_taken.len() as u32), io::Error::from_raw_os_error(libc::EEXIST)))
 }
 
 impl FreeSpace for ExtentStore {
@@ -270,14 +314,42 @@ impl FreeSpace for ExtentStore {
 impl Store for ExtentStore {
     fn allocate(&self, size_bytes: u64, _digest: Digest) -> Result<Extent, StoreError> {
         let blocks = Extent::blocks_for(size_bytes);
-        let mut allocator = self.allocator.lock();
-        if let Some(extent) = allocator.allocate(blocks) {
-            return Ok(extent);
+        let extent = self.allocator.lock().allocate(blocks);
+        extent.ok_or_else(|| self.why_full(u64::from(blocks) * BLOCK_BYTES))
+    }
+
+    fn prepare(&self, index: &dyn IndexShare) -> Result<(), StoreError> {
+        let Fill { allocated_bytes, total_bytes, .. } = self.fill();
+        match (&self.directory, total_bytes) {
+            (None, _) => Ok(()),
+            (Some(_), 0) => self.grow(0, index),
+            (Some(_), _) => index.reserve(index.missing_bytes(total_bytes, allocated_bytes)),
         }
-        let needed_bytes = u64::from(blocks) * BLOCK_BYTES;
-        self.grow(&mut allocator, needed_bytes)?;
-        let capacity_bytes = self.budget.capacity_bytes();
-        allocator.allocate(blocks).ok_or(StoreError::Full { needed_bytes, capacity_bytes })
+    }
+
+    fn is_growth_due(&self, needed_bytes: u64) -> bool {
+        let Fill { allocated_bytes, total_bytes, can_grow } = self.fill();
+        let ahead_bytes = next_file_bytes(&self.budget) / AHEAD_PART;
+        let has_room = || match Extent::blocks_for(needed_bytes) {
+            0 => true,
+            blocks => self.allocator.lock().has_room(blocks),
+        };
+        can_grow && (total_bytes - allocated_bytes < ahead_bytes || !has_room())
+    }
+
+    fn grow(&self, needed_bytes: u64, index: &dyn IndexShare) -> Result<(), StoreError> {
+        let outcome = self.try_to_grow(needed_bytes, index);
+        let now = Instant::now();
+        let mut refusal = self.refusal.lock();
+        let is_told = refusal.as_ref().is_some_and(|(again, _)| now < *again + STREAK_ENDS_AFTER);
+        if let (Err(error), Some(directory), false) = (&outcome, &self.directory, is_told)
+            // Within the capacity that is how it is meant to be.
+            && !matches!(error, StoreError::Full { .. })
+        {
+            log::warn!("{}: {error}", directory.path().display());
+        }
+        *refusal = outcome.as_ref().err().map(|error| (now + GROWTH_PAUSE, error.clone()));
+        outcome
     }
 
     fn free(&self, extent: Extent) {
@@ -300,7 +372,7 @@ impl Store for ExtentStore {
 
     fn discard_freed(&self) -> bool {
         let Some(discards) = &self.discards else { return false };
-        discards.discard_next(&self.allocator, &self.files.read())
+        discards.discard_next(&self.allocator, &self.all_files())
     }
 
     fn locate(&self, extent: Extent) -> Location {
@@ -341,14 +413,12 @@ impl Store for ExtentStore {
 
     fn fill(&self) -> Fill {
         let allocator = self.allocator.lock();
-        let refused =
-            self.refusal.lock().as_ref().is_some_and(|(again, _)| Instant::now() < *again);
         Fill {
             allocated_bytes: allocator.allocated() * BLOCK_BYTES,
             total_bytes: allocator.total() * BLOCK_BYTES,
             can_grow: self.directory.is_some()
-                && !refused
-                && next_file_bytes(&self.budget) >= self.budget.capacity_bytes() / 64,
+                && !self.is_refused()
+                && next_file_bytes(&self.budget) > 0,
         }
     }
 
@@ -374,11 +444,11 @@ impl Store for ExtentStore {
     }
 
     fn give_up(&self) -> io::Result<()> {
-        self.files.read().iter().flatten().try_for_each(DataFile::give_up)
+        self.all_files().iter().try_for_each(|file| file.give_up())
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.files.read().iter().flatten().try_for_each(DataFile::sync)
+        self.all_files().iter().try_for_each(|file| file.sync())
     }
 }
 
@@ -389,85 +459,4 @@ fn parts(blocks: u64) -> impl Iterator<Item = (u64, u32)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::MetadataExt;
-    use std::path::Path;
-
-    use super::*;
-    use crate::store::data_file::list_data_files;
-
-    /// It does not matter here.
-    const DIGEST: Digest = Digest([0; 2]);
-
-    fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
-        let budget = Arc::new(Budget::new(capacity_bytes));
-        let directory = Arc::new(Directory::open(directory).unwrap());
-        let found = ExtentStore::look(&directory, || None).unwrap();
-        ExtentStore::open(&directory, found, budget, HashMap::new).unwrap()
-    }
-
-    #[test]
-    fn grows_file_by_file_up_to_the_capacity() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = open(directory.path(), 200 * MIB);
-        let mut held = Vec::new();
-        let error = loop {
-            match store.allocate(MIB, DIGEST) {
-                Ok(extent) => held.push(extent),
-                Err(error) => break error,
-            }
-        };
-        assert!(error.to_string().starts_with("store full"), "{error}");
-        assert!(held.len() >= 190, "{} MiB of 200", held.len());
-        assert_eq!(store.usage().data_files, 4);
-        let files = list_data_files(&Directory::open(directory.path()).unwrap()).unwrap();
-        let path = |number| directory.path().join(data_file_name(number));
-        let on_disk: u64 =
-            files.into_iter().map(|number| path(number).metadata().unwrap().blocks() * 512).sum();
-        assert!(on_disk <= 200 * MIB, "{on_disk}");
-        store.free(held.remove(3));
-        assert!(store.allocate(MIB, DIGEST).is_ok());
-    }
-
-    #[test]
-    fn a_smaller_capacity_drops_the_last_files() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = open(directory.path(), 200 * MIB);
-        while store.allocate(16 * MIB, DIGEST).is_ok() {}
-        drop(store);
-        let store = open(directory.path(), 100 * MIB);
-        let blocks = [0, 1].map(|file| store.allocator.lock().blocks_of(file));
-        assert_eq!(blocks[0], 64 * MIB / BLOCK_BYTES, "no file was used last, so the first stays");
-        assert!((20 * MIB..36 * MIB).contains(&(blocks[1] * BLOCK_BYTES)), "{blocks:?}");
-        assert_eq!(store.usage().data_files, 2);
-        assert!(store.budget.used_bytes() <= 100 * MIB);
-        assert_eq!(store.max_chunk_bytes(), 64 * MIB);
-    }
-
-    #[test]
-    fn a_long_device_has_several_parts() {
-        assert_eq!(parts(1000).collect::<Vec<_>>(), [(0, 1000)]);
-        let eight_tib = PART_BLOCKS * BLOCK_BYTES;
-        let found: Vec<(u64, u32)> = parts(2 * PART_BLOCKS + 5).collect();
-        assert_eq!(found, [(0, 1 << 31), (eight_tib, 1 << 31), (2 * eight_tib, 5)]);
-    }
-
-    #[test]
-    fn an_empty_file_that_a_dead_owner_left_goes() {
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::File::create(directory.path().join(data_file_name(0))).unwrap();
-        let store = open(directory.path(), 64 * MIB);
-        assert_eq!((store.usage().data_files, store.budget.used_bytes()), (0, 0));
-        assert!(store.allocate(MIB, DIGEST).is_ok());
-        let directory = Directory::open(directory.path()).unwrap();
-        assert_eq!(list_data_files(&directory).unwrap().len(), 1);
-    }
-
-    #[test]
-    fn longest_chunk_fits_the_smallest_capacity() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = open(directory.path(), crate::config::MIN_CAPACITY_BYTES);
-        assert!(store.max_chunk_bytes() >= 12 * MIB, "{}", store.max_chunk_bytes());
-        assert!(store.allocate(store.max_chunk_bytes(), DIGEST).is_ok());
-    }
-}
+mod tests;

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::io;
 
 use super::data_file::{DataFile, data_file_name, list_data_files, remove_file};
-use super::growth::{SMALLEST_FILE_BYTES, affordable_bytes, on_disk_bytes};
+use super::growth::{SMALLEST_FILE_BYTES, file_bytes_within, index_share_bytes, on_disk_bytes};
 use crate::budget::Budget;
 use crate::config::BLOCK_BYTES;
 use crate::directory::Directory;
 use crate::error::OpenError;
+use crate::index::HEADER_BYTES;
 use crate::lock::Owner;
 
 /// Opens and locks the data files in `directory`; nothing of them is changed.
@@ -40,14 +41,15 @@ pub(super) fn fit_files(
     for FoundFile { name, .. } in found.extract_if(.., |found| found.blocks == 0) {
         remove_file(directory, &name).map_err(directory.error("remove", &name))?;
     }
-    if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > budget.left_bytes() {
+    let mut room = Room::new(&found, budget);
+    if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > room.bytes {
         let mean_use = mean_use_by_file();
         let used_ms = |file: &FoundFile| mean_use.get(&file.number).copied();
         found.sort_by_key(|file| (Reverse(used_ms(file)), file.number));
     }
     let mut fitting = Vec::new();
     for mut file in found {
-        let outcome = file.fit(directory, budget);
+        let outcome = file.fit(directory, &mut room, budget);
         if outcome.map_err(directory.error("shorten or remove", &file.name))? {
             fitting.push(file);
         }
@@ -69,25 +71,52 @@ impl FoundFile {
     }
 
     /// Takes it into the budget, as much of it as fits; removes it if that is not worth a file. Says whether it stays.
-    fn fit(&mut self, directory: &Directory, budget: &Budget) -> io::Result<bool> {
-        if budget.reserve(self.on_disk_bytes(), 0) {
-            return Ok(true);
+    fn fit(&mut self, directory: &Directory, room: &mut Room, budget: &Budget) -> io::Result<bool> {
+        if self.on_disk_bytes() > room.bytes {
+            let size_bytes = u64::from(self.blocks) * BLOCK_BYTES;
+            let fitting_bytes = file_bytes_within(room.bytes).min(size_bytes);
+            let (path, reason) = (directory.path_of(&self.name), room.reason);
+            let path = path.display();
+            if fitting_bytes < SMALLEST_FILE_BYTES {
+                log::warn!("{path} no longer fits {reason}: what it holds is evicted");
+                remove_file(directory, &self.name)?;
+                return Ok(false);
+            }
+            log::warn!(
+                "only {fitting_bytes} bytes of {path} still fit {reason}: the rest is evicted"
+            );
+            self.file.shorten(fitting_bytes)?;
+            self.blocks = (fitting_bytes / BLOCK_BYTES) as u32;
         }
-        let fitting_bytes = affordable_bytes(budget).min(u64::from(self.blocks) * BLOCK_BYTES);
-        let path = directory.path_of(&self.name);
-        let path = path.display();
-        if fitting_bytes < SMALLEST_FILE_BYTES {
-            log::warn!("{path} no longer fits the capacity: what it holds is evicted");
-            remove_file(directory, &self.name)?;
-            return Ok(false);
-        }
-        log::warn!(
-            "only {fitting_bytes} bytes of {path} still fit the capacity: the rest is evicted"
-        );
-        self.file.shorten(fitting_bytes)?;
-        self.blocks = (fitting_bytes / BLOCK_BYTES) as u32;
+        room.bytes -= self.on_disk_bytes();
         let fits = budget.reserve(self.on_disk_bytes(), 0);
-        debug_assert!(fits, "what is affordable can be reserved");
+        debug_assert!(fits, "there is no more room than the capacity leaves");
         Ok(fits)
+    }
+}
+
+/// What the data files may take.
+struct Room {
+    bytes: u64,
+    /// What bounds it.
+    reason: &'static str,
+}
+
+impl Room {
+    /// The index gets its share first. It has too little where data files were made before it, on a file system that has
+    /// nothing left.
+    fn new(found: &[FoundFile], budget: &Budget) -> Self {
+        let on_disk_bytes: u64 = found.iter().map(FoundFile::on_disk_bytes).sum();
+        let data_bytes: u64 = found.iter().map(|file| u64::from(file.blocks) * BLOCK_BYTES).sum();
+        // There is nothing else yet.
+        let index_bytes = budget.used_bytes();
+        let file_system_bytes = on_disk_bytes.saturating_add(budget.free_above_floor_bytes());
+        let left_bytes = budget.left_bytes();
+        let share_bytes = index_share_bytes(data_bytes.min(left_bytes));
+        let missing_bytes = (HEADER_BYTES + share_bytes).saturating_sub(index_bytes);
+        let bytes = left_bytes.min(file_system_bytes).saturating_sub(missing_bytes);
+        let is_capacity = left_bytes < on_disk_bytes;
+        let reason = if is_capacity { "the capacity" } else { "beside the share of the index" };
+        Self { bytes, reason }
     }
 }

@@ -1,12 +1,16 @@
-//! How long data files are, and what they take on disk.
+//! How long data files are, what they take on disk, and what they leave to the index.
 
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, MAX_CHUNK_BYTES};
+use crate::error::StoreError;
 
 const MIB: u64 = 1 << 20;
 
 /// Where the file system is short of space, a data file may be as small as this.
 pub(super) const SMALLEST_FILE_BYTES: u64 = 16 * MIB;
+
+/// The index gets at least this part of what the data gets.
+const INDEX_PART: u64 = 64;
 
 /// Longest chunk within a capacity: an eighth of it, so that no chunk costs most of the others their place; 64 MiB where that
 /// is less.
@@ -14,23 +18,44 @@ pub(super) fn longest_chunk_bytes(capacity_bytes: u64) -> u64 {
     (capacity_bytes / 8).next_multiple_of(MIB).clamp(64 * MIB, MAX_CHUNK_BYTES)
 }
 
-/// Bytes that the next data file would have: the longest chunk fits; more where that would make over 256 open files, or
-/// what is left.
+/// The index, as far as data files have to leave it its share.
+pub trait IndexShare {
+    /// Bytes that it needs on disk beyond what it has, where data files have `data_bytes`, of which chunks take
+    /// `allocated_bytes` now.
+    fn missing_bytes(&self, data_bytes: u64, allocated_bytes: u64) -> u64;
+
+    /// Reserves so many bytes for it on the file system. Whether that has them above its floor is left to the caller.
+    ///
+    /// # Errors
+    /// `StoreError` when the capacity or the file system is in the way.
+    fn reserve(&self, bytes: u64) -> Result<(), StoreError>;
+}
+
+/// Bytes that a chunk may have which fits the next data file in any case, if the file system has them.
+pub(super) fn assured_file_bytes(budget: &Budget) -> u64 {
+    let left_bytes = budget.left_bytes();
+    let fitting = file_bytes_within(left_bytes.saturating_sub(index_share_bytes(left_bytes)));
+    longest_chunk_bytes(budget.capacity_bytes()).min(fitting)
+}
+
+/// Bytes that the next data file would have if the file system has them: the longest chunk fits; more where that would make
+/// over 256 open files, or what the capacity leaves. 0 if that is not worth a file.
 pub(super) fn next_file_bytes(budget: &Budget) -> u64 {
     let capacity_bytes = budget.capacity_bytes();
     let wanted = longest_chunk_bytes(capacity_bytes).max(capacity_bytes / 256);
-    wanted.min(affordable_bytes(budget))
+    let left_bytes = budget.left_bytes();
+    let fitting = wanted.min(file_bytes_within(left_bytes - left_bytes.div_ceil(INDEX_PART)));
+    if fitting < (capacity_bytes / 64).min(SMALLEST_FILE_BYTES) { 0 } else { fitting }
 }
 
-/// Bytes that the longest data file would have for which there is capacity left, whole MiB.
-pub(super) fn affordable_bytes(budget: &Budget) -> u64 {
-    let left = budget.left_bytes().saturating_sub(index_spare_bytes(budget.capacity_bytes()));
-    left.saturating_sub(on_disk_bytes(left) - left) / MIB * MIB
+/// Length of the longest data file that takes at most `bytes` on disk, whole MiB.
+pub(super) fn file_bytes_within(bytes: u64) -> u64 {
+    bytes.saturating_sub(on_disk_bytes(bytes) - bytes) / MIB * MIB
 }
 
-/// What the index may still grow by when data files have taken the rest: chunks of 16 KiB on average fit into it.
-pub(crate) fn index_spare_bytes(capacity_bytes: u64) -> u64 {
-    (capacity_bytes / 64).max(MIB)
+/// What the index has at least beside data files of `data_bytes`, whole MiB: chunks of 16 KiB on average fit into it.
+pub(crate) fn index_share_bytes(data_bytes: u64) -> u64 {
+    (data_bytes / INDEX_PART / MIB * MIB).max(MIB)
 }
 
 /// What a data file of `size_bytes` takes on disk. Besides its bytes the file system keeps a map of its extents, which

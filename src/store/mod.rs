@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 pub use geometry::Geometry;
-pub(crate) use growth::index_spare_bytes;
+pub(crate) use growth::{IndexShare, index_share_bytes};
 
 use crate::config::BLOCK_BYTES;
 use crate::error::StoreError;
@@ -102,11 +102,36 @@ pub trait FreeSpace {
 
 /// Gives out places for chunks and says where they are.
 pub trait Store: FreeSpace + Send + Sync {
-    /// A place for `size_bytes` bytes of the chunk with this digest.
+    /// A place for `size_bytes` bytes of the chunk with this digest. It waits for nothing.
     ///
     /// # Errors
-    /// `StoreError` when there is none within the capacity or the file system refuses to grow.
+    /// `StoreError` when there is none: [`StoreError::Growing`] where [`Store::grow`] may make one.
     fn allocate(&self, size_bytes: u64, digest: Digest) -> Result<Extent, StoreError>;
+
+    /// Makes sure, at open, that the index has its share and that there is room for a first chunk.
+    ///
+    /// # Errors
+    /// `StoreError` when the capacity or the file system is in the way.
+    fn prepare(&self, index: &dyn IndexShare) -> Result<(), StoreError> {
+        let _ = index;
+        Ok(())
+    }
+
+    /// Whether the store can grow and should: soon there will not be much room, or there is none for `needed_bytes`.
+    fn is_growth_due(&self, needed_bytes: u64) -> bool {
+        let _ = needed_bytes;
+        false
+    }
+
+    /// Grows by one step, in which there is room for `needed_bytes`, after the index has got its share. It waits for the
+    /// file system; places are given out and located meanwhile.
+    ///
+    /// # Errors
+    /// `StoreError` when the capacity or the file system is in the way.
+    fn grow(&self, needed_bytes: u64, index: &dyn IndexShare) -> Result<(), StoreError> {
+        let _ = (needed_bytes, index);
+        Ok(())
+    }
 
     /// Takes a place back. Nothing may be under way there.
     fn free(&self, extent: Extent);

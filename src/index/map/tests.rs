@@ -47,7 +47,7 @@ fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> Publication {
         checksum: None,
         created_ms: 0,
     };
-    let record = RecordState::Reserved(index.table().reserve(key.len()).unwrap());
+    let record = RecordState::Reserved(index.table().reserve_or_grow(key.len()).unwrap());
     Publication { record, content }
 }
 

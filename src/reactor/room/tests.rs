@@ -124,7 +124,12 @@ impl Still {
             panic!("nobody else writes");
         };
         let before = self.shared.counters.evicted_bytes.get();
-        let place = self.shared.find_place(&request).unwrap();
+        let place = loop {
+            match self.shared.find_place(&request) {
+                Err(StoreError::Growing { needed_bytes }) => self.shared.grow(needed_bytes),
+                place => break place.unwrap(),
+            }
+        };
         end_set(request, Some(place), 0, None, &self.shared);
         self.shared.completions.drain(&mut Vec::new());
         let evicted = (self.shared.counters.evicted_bytes.get() - before) / BLOCK_BYTES;

@@ -21,7 +21,7 @@ use self::account::{Account, cost_bytes, directory_bytes};
 use self::names::{DIRECTORIES, directory_name, directory_of, file_c_name, parse_file_name};
 use self::remover::Remover;
 use super::data_file::{list_data_files, make_home_private, probe};
-use super::growth::{index_spare_bytes, longest_chunk_bytes};
+use super::growth::{index_share_bytes, longest_chunk_bytes};
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, Layout};
@@ -136,7 +136,7 @@ impl FileStore {
                 .and_then(|()| directory.sync())
                 .map_err(directory.error("sync", CHUNKS_NAME))?;
         }
-        let spare_bytes = index_spare_bytes(budget.capacity_bytes());
+        let spare_bytes = index_share_bytes(budget.capacity_bytes());
         let free_bytes = budget.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
         let most_bytes = longest_chunk_bytes(budget.capacity_bytes());
         let max_chunk_bytes = longest_within(free_bytes, most_bytes, unit_bytes);
@@ -165,18 +165,16 @@ impl Files {
         }
     }
 
-    /// What is free, with regard to the index and the file system, and to who is about to take it.
+    /// What is free, with regard to who is about to take it. The index has its share first, whether it is the capacity or the
+    /// file system that bounds the store.
     fn free_bytes(&self, state: &State) -> u64 {
-        let free_bytes = self.budget.free_above_floor_bytes();
-        let above_floor = free_bytes.saturating_sub(state.account.unmade_bytes());
-        self.budget.left_bytes().saturating_sub(self.spare_bytes(state)).min(above_floor)
-    }
-
-    /// What stays free for the index beyond what it has.
-    fn spare_bytes(&self, state: &State) -> u64 {
-        let own_bytes = state.account.live_bytes;
-        let others_bytes = self.budget.used_bytes().saturating_sub(own_bytes);
-        index_spare_bytes(self.budget.capacity_bytes()).saturating_sub(others_bytes)
+        let above_floor_bytes =
+            self.budget.free_above_floor_bytes().saturating_sub(state.account.unmade_bytes());
+        let room_bytes = self.budget.left_bytes().min(above_floor_bytes);
+        let used_bytes = self.budget.used_bytes();
+        let others_bytes = used_bytes.saturating_sub(state.account.live_bytes);
+        let share_bytes = index_share_bytes(used_bytes + room_bytes);
+        room_bytes.saturating_sub(share_bytes.saturating_sub(others_bytes))
     }
 
     /// Why `needed_bytes` cannot be had.

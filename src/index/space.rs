@@ -1,0 +1,173 @@
+//! The space of the sidecar: its share of what the store may take, and growing into it.
+//!
+//! The share is reserved on the file system before data files take the rest, behind the end of the file: opening reads the
+//! file as a whole, and chunks of some MiB never need all of it. Growing takes from there first.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::backing::Backing;
+use super::record::{HEADER_BYTES, RECORD_BYTES};
+use super::table::{GROWTH_BYTES, Reservation, Table};
+use crate::budget::Budget;
+use crate::error::StoreError;
+use crate::store::{IndexShare, index_share_bytes};
+
+/// Pause after the file could not grow: meanwhile records of other chunks go.
+const GROWTH_PAUSE: Duration = Duration::from_secs(1);
+
+/// It grows when less than this part of a step is free.
+const AHEAD_PART: u64 = 2;
+
+/// Most of the data that it takes beside it, one in so many: that is what is mapped.
+const MOST_PART: u64 = 8;
+
+impl Table {
+    /// Why there is no free slot.
+    pub(super) fn why_full(&self) -> StoreError {
+        match &*self.refusal.lock() {
+            Some((again, error)) if Instant::now() < *again => error.clone(),
+            _ => StoreError::Growing { needed_bytes: RECORD_BYTES as u64 },
+        }
+    }
+
+    /// Whether it is to grow: soon there will not be many free slots.
+    pub(crate) fn is_growth_due(&self) -> bool {
+        let ahead = self.step_bytes() / RECORD_BYTES as u64 / AHEAD_PART;
+        u64::from(self.free.lock().count()) < ahead
+            && self.refusal.lock().as_ref().is_none_or(|(again, _)| Instant::now() >= *again)
+    }
+
+    /// As [`Table::reserve`], but it waits for the file to grow.
+    ///
+    /// # Errors
+    /// `StoreError` when it cannot.
+    pub(crate) fn reserve_or_grow(&self, key_length: usize) -> Result<Reservation, StoreError> {
+        loop {
+            match self.reserve(key_length) {
+                Err(StoreError::Growing { .. }) => self.grow()?,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Bytes that the file has.
+    fn length_bytes(&self) -> u64 {
+        HEADER_BYTES + u64::from(self.slot_count()) * RECORD_BYTES as u64
+    }
+
+    /// Bytes by which it grows.
+    fn step_bytes(&self) -> u64 {
+        (self.length_bytes() / 8 / GROWTH_BYTES * GROWTH_BYTES)
+            .clamp(GROWTH_BYTES, self.backing.longest_step_bytes())
+    }
+
+    /// Lengthens the file by a step. It waits for the file system; slots are taken and given back meanwhile.
+    ///
+    /// # Errors
+    /// `StoreError` when the capacity or the file system refuses.
+    pub(crate) fn grow(&self) -> Result<(), StoreError> {
+        let outcome = self.try_to_grow();
+        *self.refusal.lock() =
+            outcome.as_ref().err().map(|error| (Instant::now() + GROWTH_PAUSE, error.clone()));
+        outcome
+    }
+
+    fn try_to_grow(&self) -> Result<(), StoreError> {
+        let mut reserved = self.reserved.lock();
+        let (before, length) = (self.slot_count(), self.length_bytes());
+        let spare = (*reserved - length) / GROWTH_BYTES * GROWTH_BYTES;
+        let room = (self.mapping.length_bytes() as u64 - length) / GROWTH_BYTES * GROWTH_BYTES;
+        let wanted = self.step_bytes().min(room);
+        if wanted == 0 {
+            return Err(self.full(length));
+        }
+        // A whole step, or what is reserved, or the least.
+        let mut added = wanted;
+        if let Err(error) = self.extend_reserve(&mut reserved, wanted.saturating_sub(spare)) {
+            added = wanted.min(spare.max(GROWTH_BYTES));
+            self.extend_reserve(&mut reserved, added.saturating_sub(spare)).map_err(|_| error)?;
+        }
+        self.backing.grow(length, added).map_err(|source| self.refused(added, source))?;
+        let total = before + (added / RECORD_BYTES as u64) as u32;
+        let mut free = self.free.lock();
+        self.total.store(total, Ordering::Release);
+        free.add_fresh(before..total);
+        Ok(())
+    }
+
+    /// Reserves `bytes` more, if the file system has them above its floor.
+    fn extend_reserve(&self, reserved: &mut u64, bytes: u64) -> Result<(), StoreError> {
+        let free_bytes = self.budget.free_above_floor_bytes();
+        match bytes > free_bytes {
+            true => Err(StoreError::Floor { needed_bytes: bytes, free_bytes }),
+            false => self.reserve_behind(reserved, bytes),
+        }
+    }
+
+    /// Reserves `bytes` more behind the end of the file.
+    fn reserve_behind(&self, reserved: &mut u64, bytes: u64) -> Result<(), StoreError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        if !self.budget.reserve(bytes, 0) {
+            return Err(self.full(*reserved));
+        }
+        let length = self.length_bytes();
+        if let Err((source, kept)) = self.backing.reserve(length, *reserved, bytes) {
+            self.budget.release(*reserved + bytes - (length + kept));
+            *reserved = length + kept;
+            return Err(self.refused(bytes, source));
+        }
+        *reserved += bytes;
+        Ok(())
+    }
+
+    fn full(&self, index_bytes: u64) -> StoreError {
+        StoreError::IndexFull { index_bytes, capacity_bytes: self.budget.capacity_bytes() }
+    }
+
+    fn refused(&self, bytes: u64, source: io::Error) -> StoreError {
+        let path = self.backing.path().to_owned();
+        StoreError::Grow { path, bytes, source: Arc::new(source) }
+    }
+}
+
+impl IndexShare for Table {
+    /// As many chunks as now in the rest as well, in proportion, or of 16 KiB on average if that is more.
+    fn missing_bytes(&self, data_bytes: u64, allocated_bytes: u64) -> u64 {
+        let used_bytes = u64::from(self.used_slots()) * RECORD_BYTES as u64;
+        let in_proportion = match allocated_bytes {
+            0 => 0,
+            _ => {
+                (u128::from(used_bytes) * u128::from(data_bytes) / u128::from(allocated_bytes))
+                    as u64
+            }
+        };
+        let share_bytes = in_proportion.min(data_bytes / MOST_PART) / GROWTH_BYTES * GROWTH_BYTES;
+        let share_bytes = share_bytes.max(index_share_bytes(data_bytes));
+        (HEADER_BYTES + share_bytes).saturating_sub(*self.reserved.lock())
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<(), StoreError> {
+        self.reserve_behind(&mut self.reserved.lock(), bytes)
+    }
+}
+
+/// Takes what is reserved behind the end of the file into the account, and says how much that is. What does not fit is given
+/// back.
+pub(super) fn take_reserve(backing: &Backing, length: u64, budget: &Budget) -> io::Result<u64> {
+    if backing.offset() > 0 {
+        return Ok(0);
+    }
+    let on_disk_bytes = backing.file().metadata()?.blocks() * 512;
+    let reserve = on_disk_bytes.saturating_sub(length) / GROWTH_BYTES * GROWTH_BYTES;
+    if reserve > 0 && !budget.reserve(reserve, budget.capacity_bytes() / 2) {
+        backing.file().set_len(length)?;
+        return Ok(0);
+    }
+    Ok(reserve)
+}
