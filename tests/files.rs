@@ -249,11 +249,13 @@ fn listings_tell_what_is_stored_and_where() {
         }
         assert!(client.get_one(&keys[0], 5000).is_some());
         client.delete(&keys[3..]);
-        let listed: BTreeMap<String, _> = list_chunks(directory.path(), None)
-            .unwrap()
-            .map(Result::unwrap)
-            .map(|chunk| (chunk.key.clone(), chunk))
-            .collect();
+        let list = || -> BTreeMap<String, _> {
+            let chunks = list_chunks(directory.path(), None).unwrap().map(Result::unwrap);
+            chunks.map(|chunk| (chunk.key.clone(), chunk)).collect()
+        };
+        // Uses are written behind, some seconds later.
+        eventually("the use in the index", || list()[&keys[0]].uses == 1);
+        let listed = list();
         assert_eq!(listed.keys().collect::<BTreeSet<_>>(), keys[..3].iter().collect());
         for (seed, key) in (0..3).zip(&keys) {
             let chunk = &listed[key];

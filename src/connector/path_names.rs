@@ -7,12 +7,12 @@ use crate::error::OpenError;
 
 /// Refuses two paths that are one, and one inside another.
 pub(super) fn check_paths(config: &Config) -> Result<(), OpenError> {
-    let all: Vec<&PathBuf> = config.paths.iter().chain(&config.index_path).collect();
+    let all = &config.paths;
     let real: Vec<PathBuf> = all.iter().map(|path| real_path(path)).collect();
     for (number, inner) in real.iter().enumerate() {
         for (other, outer) in real.iter().enumerate().filter(|(other, _)| *other != number) {
             let (path, other_path) = (all[number].clone(), all[other].clone());
-            if inner == outer && other < number && number < config.paths.len() {
+            if inner == outer && other < number {
                 return Err(OpenError::SameStore { path, other: other_path });
             }
             if inner != outer && inner.starts_with(outer) {

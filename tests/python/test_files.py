@@ -189,7 +189,8 @@ def test_ls_tells_what_is_stored(
     }
     client.store(chunks)
     assert client.load(make_key(1), 5000) == chunks[make_key(1)]
-    # While the owner is at work, and afterwards.
+    # While the owner is at work, and afterwards. Uses are written behind, some seconds later.
+    client.wait_until(lambda: any(one["uses"] for one in listed(store_directory)))
     for _ in range(2):
         found = {one["key"]: one for one in listed(store_directory)}
         assert found.keys() == chunks.keys()
