@@ -68,7 +68,9 @@ pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
 pub use evict::{Eviction, NamespaceUsage};
 #[doc(hidden)]
 pub use index::IndexProbe;
-pub use index::{Check, KeyState, Purged, Recovery, StoredChunk, StoredChunks, list_chunks};
+pub use index::{
+    Check, Damage, KeyState, Purged, Recovery, StoredChunk, StoredChunks, list_chunks,
+};
 pub use key::{Digest, MAX_KEY_BYTES, Namespace};
 pub use schedule::{Class, Grant, Limits, Scheduler};
 pub use stats::{Counter, CounterGroup, Counters, PathStats, Stats};

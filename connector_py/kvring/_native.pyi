@@ -66,7 +66,8 @@ class Connector:
 
     Keys are strings of up to 4096 bytes in UTF-8. Chunks have 1 byte to 2 GiB, an eighth of the
     capacity at most: `stats()["max_chunk_bytes"]`. Memory is any contiguous buffer at any address;
-    it is held from submit until its completion has been drained. No submit blocks.
+    it is held from submit until its completion has been drained. No submit blocks, unless the
+    option `backpressure` is "block".
     """
 
     def __new__(cls, path: _Paths, capacity: _Capacities, **options: Any) -> Self:
@@ -80,13 +81,18 @@ class Connector:
                 or "all" of a block device, or a list with one for each path.
             **options: See `kvring.options()`.
 
+        docs/operations.md lists all reasons ("Why an open fails").
+
         Raises:
-            ConfigError: An option is unknown or does not fit.
+            ConfigError: An option is unknown or does not fit, or no store can be at the path.
+            KvRingError: The paths do not belong together, or something else is in the place of a
+                file of the store.
             InUseError: Another live connector has the store open, or something else the device.
             FormatError: The store was written by a newer kvring.
             NotFormattedError: The block device holds something that kvring has not written.
             EngineError: The engine cannot start: with engine "io_uring" where it is refused.
-            OSError: The path cannot be made or opened.
+            OSError: The path cannot be made, opened, read or written, or the system has no thread,
+                memory or descriptor.
         """
 
     def event_fd(self) -> int:
@@ -98,7 +104,8 @@ class Connector:
         A key held with the very same bytes is not written again; with other bytes it is
         replaced. The completion is ok if every key was stored; its bools say which were. A chunk
         that is longer than `stats()["max_chunk_bytes"]` fails alone. A batch
-        past `set_queue_bytes` or `set_queue_operations` is answered at once: not ok, "queue full".
+        past `set_queue_bytes` or `set_queue_operations` is answered at once: not ok, "queue full";
+        where no SET is queued a batch of any length is taken.
 
         Raises:
             ClosedError: close() was called.
@@ -161,15 +168,17 @@ class Connector:
         """What opening found: chunks `kept`, and how many records it threw out and why.
 
         `clean_shutdown` tells how the store was left, `reset` why the whole index was given up, if
-        it was; docs/format.md explains `torn`, `unreadable_pages`, `out_of_range`, `overlapping`,
-        `duplicate` and `expired`; docs/operations.md `moved` and `stale`.
+        it was, `truncated` whether it was cut short; `to_verify` chunks are still to be read after
+        a crash. Thrown out: `torn`, `out_of_range`, `overlapping`, `duplicate`, `expired`, `moved`,
+        `stale`; `unreadable_pages` of the index, `orphans` (files). docs/operations.md explains
+        each.
         """
 
     def stats(self) -> dict[str, Any]:
         """Return state and counters as one dict, sizes in bytes, flat but for `paths`.
 
         `paths` is a list with a dict for each path; the other numbers are the sums of theirs.
-        docs/architecture.md tells what each name means, docs/operations.md those in `geometry`.
+        docs/operations.md tells what each name means.
         """
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -287,7 +296,7 @@ class StoredChunks:
     """The chunks that a store holds, by its index, in no order: an iterator of dicts.
 
     It takes no lock and writes nothing, so that the owner may be at work; what comes or goes
-    meanwhile may be missing.
+    meanwhile may be missing. What is damaged is passed over; `damage()` tells of it.
     """
 
     def __new__(
@@ -301,8 +310,18 @@ class StoredChunks:
 
         Raises:
             FormatError: The store was written by a newer kvring.
-            OSError: There is no store, or its index cannot be read.
-            KvRingError: Its index is none.
+            ConfigError: No store can be at such a path: a character device, or a name below /dev
+                that is not there.
+            OSError: There is no store, or its index cannot be opened.
+            KvRingError: Its index, or the superblock of the device, is damaged or none.
+        """
+
+    def damage(self) -> list[str]:
+        """Tell what of the store is broken as far as it was read, a sentence each.
+
+        Torn records, chunks outside their data file, pages of the index that cannot be read, an
+        index that was cut short, a superblock without its copy. All of it is known at the end of
+        the iteration.
         """
 
     def __iter__(self) -> Self: ...

@@ -20,6 +20,11 @@ impl StoredChunks {
         kvring::list_chunks(&path, index_path.as_deref()).map(Self).map_err(from_open)
     }
 
+    /// What of the store is broken, as far as it was read.
+    fn damage(&self) -> Vec<String> {
+        self.0.damage().sentences()
+    }
+
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }

@@ -1,29 +1,30 @@
-//! What a store holds, read from its sidecar by anybody: without a lock, without writing, while its owner may be at work.
+//! What a store holds, read from its index by anybody: without a lock, without writing, while its owner may be at work.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
-use bytemuck::Zeroable;
-
-use super::backing::name_beside;
-use super::first_page::judge_header;
-use super::record::{
-    HEADER_BYTES, Header, KEY_PART_BYTES, LENGTH_OFFSET, Length, RECORD_BYTES, Record,
-    STATE_KEY_PART,
-};
-use super::table::INDEX_NAME;
+use super::reader::{IndexReader, io_error, superblock_of};
+use super::record::{HEADER_BYTES, KEY_PART_BYTES, Record, STATE_FREE, STATE_KEY_PART};
+use super::table::GROWTH_BYTES;
+use crate::checksum::crc32c;
 use crate::config::BLOCK_BYTES;
+use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::key::Namespace;
 use crate::store::data_file::data_file_name;
-use crate::store::device::{Superblock, Target};
+use crate::store::device::Target;
 use crate::store::extents::PART_BLOCKS;
 use crate::store::files::{CHUNKS_NAME, chunk_path};
 
 /// Records read at a time.
 const READ_RECORDS: usize = 4096;
+
+/// After this time a record that its owner was writing is whole.
+const SECOND_LOOK_AFTER: Duration = Duration::from_millis(20);
 
 /// A chunk that a store holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,28 +47,71 @@ pub struct StoredChunk {
     pub offset_bytes: u64,
 }
 
-/// The chunks of a store, one by one, in no order. Those that come or go meanwhile may be missing; a record that is being
-/// written, or is damaged, is passed over.
+/// What is broken in a store, as far as its index and the lengths of its data files tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Damage {
+    /// Records whose checksum or fields are wrong, or of whose key a part is missing.
+    pub torn: u64,
+    /// Records whose chunk is not inside its data file.
+    pub out_of_range: u64,
+    /// Pages of the index that the disk does not return.
+    pub unreadable_pages: u64,
+    /// Whether the index is shorter than kvring leaves it.
+    pub is_cut_short: bool,
+    /// Whether only one of the two superblocks of a device is whole.
+    pub has_one_superblock: bool,
+}
+
+impl Damage {
+    /// It in words, a sentence each; none if all is well.
+    pub fn sentences(&self) -> Vec<String> {
+        let Self { torn, out_of_range, unreadable_pages, .. } = self;
+        [
+            (*torn > 0, format!("{torn} records of the index are torn: their chunks are missed")),
+            (
+                *out_of_range > 0,
+                format!("{out_of_range} records name places that their data file does not have"),
+            ),
+            (
+                *unreadable_pages > 0,
+                format!(
+                    "{unreadable_pages} pages of the index cannot be read: what they hold is missed"
+                ),
+            ),
+            (
+                self.is_cut_short,
+                "the index was cut short: what was behind its end is missed".into(),
+            ),
+            (
+                self.has_one_superblock,
+                "one of the two superblocks is damaged: opening the store writes it again".into(),
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(is_so, sentence)| is_so.then_some(sentence))
+        .collect()
+    }
+}
+
+/// The chunks of a store, one by one, in no order. Those that come or go meanwhile may be missing. What is damaged is passed
+/// over, and counted.
 pub struct StoredChunks {
-    index: Sidecar,
+    index: IndexReader,
     places: Places,
     /// Slot of the next record to be read.
     next_slot: u64,
-    records: std::vec::IntoIter<Record>,
-}
-
-/// A sidecar that is only read.
-struct Sidecar {
-    file: File,
-    path: PathBuf,
-    /// Where in the file it begins, and the first byte behind it.
-    start: u64,
-    end: u64,
+    records: std::vec::IntoIter<(u32, Record)>,
+    /// Records that are damaged, or that the owner was working at: slot and fingerprint. They are looked at once more, behind
+    /// all others.
+    doubtful: Vec<(u32, u32)>,
+    is_second_look: bool,
+    damage: Damage,
 }
 
 /// What chunks are in.
 enum Places {
-    DataFiles,
+    /// In these, so many bytes long.
+    DataFiles(Directory, HashMap<u32, u64>),
     OwnFiles,
     /// This device, from an offset on.
     Device(PathBuf, u64),
@@ -78,106 +122,105 @@ enum Places {
 /// # Errors
 /// `OpenError` when there is no store, its index cannot be read, or its format is newer.
 pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunks, OpenError> {
+    let mut damage = Damage::default();
     let (index, places) = match Target::of(path)? {
         Target::Directory => {
-            let index = Sidecar::open(&path.join(INDEX_NAME))?;
-            let has_own_files = path.join(CHUNKS_NAME).exists();
-            (index, if has_own_files { Places::OwnFiles } else { Places::DataFiles })
+            let directory = Directory::open(path).map_err(io_error("open", path))?;
+            let index = IndexReader::in_directory(&directory)?;
+            let has_own_files = directory.contains(CHUNKS_NAME).map_err(io_error("read", path))?;
+            let places = match has_own_files {
+                true => Places::OwnFiles,
+                false => Places::DataFiles(directory, HashMap::new()),
+            };
+            (index, places)
         }
         Target::Device => {
             let device = File::open(path).map_err(io_error("read", path))?;
-            let superblock = Superblock::read(&device);
-            let superblock = superblock.ok_or_else(|| no_index(path, "it holds no store"))?;
-            let index = match index_path {
-                Some(directory) => {
-                    Sidecar::open(&directory.join(name_beside(superblock.store_id)))?
-                }
-                None if superblock.index_bytes == 0 => {
-                    let reason = "its index is elsewhere: say where, as index_path";
-                    return Err(no_index(path, reason));
-                }
-                None => Sidecar::on_device(device, path, superblock.index_offset)?,
-            };
+            let (superblock, is_whole) = superblock_of(&device, path)?;
+            damage.has_one_superblock = !is_whole;
+            let index = IndexReader::of_device(device, path, &superblock, index_path)?;
             (index, Places::Device(path.to_owned(), superblock.data_offset))
         }
     };
-    let mut header = Header::zeroed();
-    index
-        .read_exact_at(bytemuck::bytes_of_mut(&mut header), 0)
-        .map_err(io_error("read the header of", &index.path))?;
-    match judge_header(&header, &index.path)? {
-        Some(reason) => Err(no_index(&index.path, reason)),
-        None => Ok(StoredChunks { index, places, next_slot: 0, records: Vec::new().into_iter() }),
-    }
+    Ok(StoredChunks {
+        index,
+        places,
+        next_slot: 0,
+        records: Vec::new().into_iter(),
+        doubtful: Vec::new(),
+        is_second_look: false,
+        damage,
+    })
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
-    let path = path.to_owned();
-    move |source| OpenError::Io { action, path, source }
-}
-
-fn no_index(path: &Path, reason: &str) -> OpenError {
-    let source = io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
-    OpenError::Io { action: "read", path: path.to_owned(), source }
-}
-
-impl Sidecar {
-    fn open(path: &Path) -> Result<Self, OpenError> {
-        let file = File::open(path).map_err(io_error("read", path))?;
-        Ok(Self { file, path: path.to_owned(), start: 0, end: u64::MAX })
-    }
-
-    fn on_device(file: File, path: &Path, start: u64) -> Result<Self, OpenError> {
-        let mut sidecar = Self { file, path: path.to_owned(), start, end: u64::MAX };
-        let mut length = Length::zeroed();
-        let read = sidecar.read_exact_at(bytemuck::bytes_of_mut(&mut length), LENGTH_OFFSET);
-        read.map_err(io_error("read the index on", path))?;
-        if !length.is_intact() {
-            return Err(no_index(path, "the length of its index cannot be read"));
+impl Places {
+    /// Whether the chunk of this record can be there. Own files come and go, and are not looked at.
+    fn contain(&mut self, record: &Record) -> bool {
+        let Self::DataFiles(directory, lengths) = self else { return true };
+        let end_bytes = u64::from(record.first_block) * BLOCK_BYTES + record.length_bytes;
+        let known = lengths.get(&record.data_file);
+        if known.is_some_and(|length| end_bytes <= *length) {
+            return true;
         }
-        sidecar.end = start + length.bytes;
-        Ok(sidecar)
-    }
-
-    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        self.file.read_exact_at(bytes, self.start + at)
-    }
-
-    /// Reads what there is of `bytes`, and says how much.
-    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<usize> {
-        let left = usize::try_from(self.end.saturating_sub(self.start + at)).unwrap_or(usize::MAX);
-        let wanted = bytes.len().min(left);
-        self.file.read_at(&mut bytes[..wanted], self.start + at)
+        // It may have been made since.
+        let length = match directory.open_to_read(&data_file_name(record.data_file)) {
+            Ok(file) => file.metadata().map_or(u64::MAX, |metadata| metadata.len()),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => u64::MAX,
+            Err(_) => 0,
+        };
+        lengths.insert(record.data_file, length);
+        end_bytes <= length
     }
 }
 
 impl StoredChunks {
+    /// What is broken, as far as it was read.
+    pub fn damage(&self) -> &Damage {
+        &self.damage
+    }
+
     fn read_more(&mut self) -> Result<bool, OpenError> {
-        let mut records = vec![Record::zeroed(); READ_RECORDS];
-        let offset = HEADER_BYTES + self.next_slot * RECORD_BYTES as u64;
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut records);
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match self.index.read_at(&mut bytes[filled..], offset + filled as u64) {
-                Ok(0) => break,
-                Ok(read) => filled += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => {
-                    return Err(io_error("read", &self.index.path)(source));
-                }
-            }
-        }
-        records.truncate(filled / RECORD_BYTES);
-        self.next_slot += records.len() as u64;
+        let run = self.index.read_records(self.next_slot, READ_RECORDS)?;
+        self.damage.unreadable_pages += run.unreadable_pages;
+        let first = self.next_slot as u32;
+        self.next_slot += run.records.len() as u64;
+        let records: Vec<_> = (first..).zip(run.records).collect();
+        let is_end = records.is_empty() && !self.is_second_look;
         self.records = records.into_iter();
+        if is_end {
+            self.look_again()?;
+        }
         Ok(self.records.len() > 0)
     }
 
-    fn read_record(&self, slot: u32) -> Option<Record> {
-        let mut record = Record::zeroed();
-        let offset = HEADER_BYTES + u64::from(slot) * RECORD_BYTES as u64;
-        self.index.read_exact_at(bytemuck::bytes_of_mut(&mut record), offset).ok()?;
-        Some(record)
+    /// What looked damaged may have been written by the owner at that moment.
+    fn look_again(&mut self) -> Result<(), OpenError> {
+        self.is_second_look = true;
+        let is_cut =
+            |length: u64| !length.saturating_sub(HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
+        let seems_cut = is_cut(self.index.length()?);
+        if seems_cut || !self.doubtful.is_empty() {
+            thread::sleep(SECOND_LOOK_AFTER);
+        }
+        self.damage.is_cut_short = seems_cut && is_cut(self.index.length()?);
+        // The owner has worked at one that is another by now.
+        let again = |(slot, before): (u32, u32)| {
+            let record = self.index.read_record(slot)?;
+            (fingerprint(&record) == before).then_some((slot, record))
+        };
+        let records: Vec<_> = self.doubtful.drain(..).filter_map(again).collect();
+        self.records = records.into_iter();
+        Ok(())
+    }
+
+    fn doubt(&mut self, slot: u32, record: &Record) {
+        let seen = fingerprint(record);
+        if !self.is_second_look {
+            self.doubtful.push((slot, seen));
+        } else if self.index.read_record(slot).is_some_and(|record| fingerprint(&record) == seen) {
+            // Parts of its key are written before it and cleared after it.
+            self.damage.torn += 1;
+        }
     }
 
     /// The whole key of a record; `None` if a part of it is missing.
@@ -189,7 +232,7 @@ impl StoredChunks {
             if key.len() == length {
                 break;
             }
-            let part = self.read_record(next)?;
+            let part = self.index.read_record(next)?;
             let belongs = part.state == STATE_KEY_PART
                 && part.is_intact()
                 && part.digest == record.digest
@@ -211,7 +254,7 @@ impl StoredChunks {
         let key = self.key_of(record)?;
         let own_offset = u64::from(record.first_block) * BLOCK_BYTES;
         let (file, offset_bytes) = match &self.places {
-            Places::DataFiles => (data_file_name(record.data_file).into(), own_offset),
+            Places::DataFiles(..) => (data_file_name(record.data_file).into(), own_offset),
             Places::OwnFiles => (chunk_path(record.digest(), record.data_file), 0),
             Places::Device(path, data_offset) => {
                 let part_offset = u64::from(record.data_file) * PART_BLOCKS * BLOCK_BYTES;
@@ -231,14 +274,24 @@ impl StoredChunks {
     }
 }
 
+/// Tells a record from what is written in its slot later; uses leave it as it is.
+fn fingerprint(record: &Record) -> u32 {
+    crc32c(&bytemuck::bytes_of(record)[size_of::<u64>()..])
+}
+
 impl Iterator for StoredChunks {
     type Item = Result<StoredChunk, OpenError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            while let Some(record) = self.records.next() {
-                if let Some(chunk) = self.chunk_of(&record) {
-                    return Some(Ok(chunk));
+            while let Some((slot, record)) = self.records.next() {
+                if matches!(record.state, STATE_FREE | STATE_KEY_PART) {
+                    continue;
+                }
+                match self.chunk_of(&record) {
+                    None => self.doubt(slot, &record),
+                    Some(chunk) if self.places.contain(&record) => return Some(Ok(chunk)),
+                    Some(_) => self.damage.out_of_range += 1,
                 }
             }
             match self.read_more() {

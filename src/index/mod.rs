@@ -15,6 +15,7 @@ mod mapping;
 mod membership;
 mod probe;
 mod quarantine;
+mod reader;
 mod recency;
 mod record;
 mod recovery;
@@ -29,7 +30,7 @@ mod writing;
 
 pub(crate) use backing::{IndexPlace, owner_in_directory, owner_on_device};
 pub(crate) use found::FoundIndex;
-pub use listing::{StoredChunk, StoredChunks, list_chunks};
+pub use listing::{Damage, StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::{EnteredGet, Index, Pin, Rules};
 pub(crate) use membership::{Membership, Sharing, StoreId};
 pub use probe::IndexProbe;

@@ -1,11 +1,8 @@
-"""Layout `files`: what it takes on real file systems, its limit of open files, and `kvring ls`."""
+"""Layout `files`: what it takes on real file systems, and its limit of open files."""
 
-import json
 import os
 import random
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -156,74 +153,3 @@ def test_another_layout_is_refused(open_client: Callable[..., Client]) -> None:
     open_client(layout="files").connector.close()
     with pytest.raises(kvring.ConfigError, match="open it with layout: 'files', or choose another"):
         open_client(layout="extents")
-
-
-def ls(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run `kvring ls`."""
-    program = "import sys; from kvring.cli import main; sys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-c", program, "ls", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def listed(*arguments: object) -> list[dict[str, Any]]:
-    """Return what `kvring ls --json` prints."""
-    done = ls("--json", *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.parametrize("layout", ["files", "extents"])
-def test_ls_tells_what_is_stored(
-    open_client: Callable[..., Client], store_directory: Path, layout: str
-) -> None:
-    client = open_client(layout=layout)
-    chunks = {
-        make_key(1): pattern(5000, 1),
-        make_key(2, "tenant"): pattern(70_001, 2),
-        "long" * 1000: pattern(1, 3),
-        "line\nend": pattern(4096, 4),
-    }
-    client.store(chunks)
-    assert client.load(make_key(1), 5000) == chunks[make_key(1)]
-    # While the owner is at work, and afterwards. Uses are written behind, some seconds later.
-    client.wait_until(lambda: any(one["uses"] for one in listed(store_directory)))
-    for _ in range(2):
-        found = {one["key"]: one for one in listed(store_directory)}
-        assert found.keys() == chunks.keys()
-        for key, content in chunks.items():
-            assert found[key]["length_bytes"] == len(content)
-            with Path(found[key]["file"]).open("rb") as file:
-                file.seek(found[key]["offset_bytes"])
-                assert file.read(len(content)) == content
-                assert layout == "extents" or file.read() == b""
-        assert found[make_key(1)]["uses"] == 1
-        assert found[make_key(1)]["last_used_ms"] >= found[make_key(1)]["created_ms"]
-        client.connector.close()
-    salted = listed(store_directory, "--namespace", "test/model@tenant")
-    assert [one["key"] for one in salted] == [make_key(2, "tenant")]
-    assert [one["key"] for one in listed(store_directory, "--key-prefix", "lo")] == ["long" * 1000]
-    if layout == "files":
-        by_file = listed(store_directory, "--file", salted[0]["file"])
-        assert by_file == salted
-    table = ls(store_directory).stdout.splitlines()
-    assert table[0].split() == ["BYTES", "AGE", "UNUSED", "USES", "NAMESPACE", "FILE", "KEY"]
-    assert len(table) == 1 + len(chunks)
-    line = next(line for line in table if line.endswith(f"  {make_key(1)}"))
-    assert line.split()[0] == "5000"
-    assert line.split()[3:5] == ["1", "test/model"]
-
-
-def test_ls_says_why_it_cannot(store_directory: Path, tmp_path: Path) -> None:
-    done = ls(store_directory)
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"kvring ls: there is no store in {store_directory}: it has no index.kvring\n"
-    )
-    (tmp_path / "index.kvring").write_bytes(b"something else" * 1000)
-    done = ls(tmp_path)
-    assert done.returncode == 1
-    assert "it is not a kvring index" in done.stderr

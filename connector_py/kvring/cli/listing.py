@@ -19,6 +19,13 @@ nothing but its bytes in it; in layout 'extents' it is a part of a data file, or
 device, from an offset on.
 """
 
+_EPILOG = """
+What is broken is told on standard error: a store whose index is missing, damaged, not to be read or
+of a newer version; records that are torn or name places that are not there. Only the index and
+the lengths of data files are looked at, no chunk is read. Exit status: 0 if all is well, 1 if
+something is broken or there is no store, 2 for wrong arguments.
+"""
+
 _UNITS_S = {"d": 86_400, "h": 3_600, "m": 60}
 
 
@@ -28,6 +35,7 @@ def add_parser(commands: Any) -> None:
         "ls",
         help="list the chunks of a store, with the files that they are in",
         description=_DESCRIPTION,
+        epilog=_EPILOG,
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -50,27 +58,44 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    path: Path = arguments.path
     try:
-        _print(_chosen(arguments), arguments.path, as_json=arguments.json)
+        chunks = StoredChunks(path, arguments.index_path)
+        _print(_chosen(chunks, arguments), path, as_json=arguments.json)
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever reads it has enough; what is still buffered must not be written at the end either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except FileNotFoundError:
-        return _fail(f"there is no store in {arguments.path}: it has no index.kvring")
-    except (OSError, KvRingError) as error:
+        return 0
+    except FileNotFoundError as error:
+        return _fail(_missing(path, error))
+    except NotADirectoryError:
+        return _fail(f"{path} is no store: it is neither a directory nor a block device")
+    except OSError as error:
+        return _fail(error.strerror or str(error))
+    except KvRingError as error:
         return _fail(str(error))
-    return 0
+    broken = chunks.damage()
+    return _fail(*(f"{path}: {sentence}" for sentence in broken)) if broken else 0
 
 
-def _fail(message: str) -> int:
-    print(f"kvring ls: {message}", file=sys.stderr)
+def _missing(path: Path, error: OSError) -> str:
+    if not path.exists():
+        return f"there is no store in {path}: nothing is there"
+    if path.is_dir():
+        return f"there is no store in {path}: it has no index.kvring"
+    return error.strerror or str(error)
+
+
+def _fail(*messages: str) -> int:
+    for message in messages:
+        print(f"kvring ls: {message}", file=sys.stderr)
     return 1
 
 
-def _chosen(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _chosen(chunks: StoredChunks, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     name = Path(arguments.file).name if arguments.file else None
-    for chunk in StoredChunks(arguments.path, arguments.index_path):
+    for chunk in chunks:
         is_chosen = (
             arguments.namespace in (None, chunk["namespace"])
             and chunk["key"].startswith(arguments.key_prefix)

@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use superblock::{Superblock, id_text};
+pub(crate) use superblock::{Copy as SuperblockCopy, DEVICE_FORMAT_VERSION, Superblock, id_text};
 pub(crate) use target::Target;
 
 use self::checks::{

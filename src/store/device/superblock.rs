@@ -51,7 +51,7 @@ pub(crate) struct Superblock {
 
 /// One of the two places of the superblock, as it was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Copy {
+pub(crate) enum Copy {
     Intact(Superblock),
     /// It has the magic, and a version that is not known here.
     Newer(u32),
@@ -66,13 +66,15 @@ pub(super) enum Copy {
 impl Superblock {
     /// That of a device, as far as it can be read, by whoever asks.
     pub(crate) fn read(device: &File) -> Option<Self> {
-        [0, COPY_OFFSET].into_iter().find_map(|offset| {
+        Self::copies(device).into_iter().find_map(Copy::intact)
+    }
+
+    /// What is in its two places on a device.
+    pub(crate) fn copies(device: &File) -> [Copy; 2] {
+        [0, COPY_OFFSET].map(|offset| {
             let mut block = vec![0; BLOCK_BYTES as usize];
-            device.read_exact_at(&mut block, offset).ok()?;
-            match Copy::of(Some(&block)) {
-                Copy::Intact(superblock) => Some(superblock),
-                _ => None,
-            }
+            let read = device.read_exact_at(&mut block, offset);
+            Copy::of(read.is_ok().then_some(&block))
         })
     }
 
@@ -141,6 +143,14 @@ pub(crate) fn id_text(store_id: [u8; 16]) -> String {
 }
 
 impl Copy {
+    /// The superblock, if this one is whole.
+    pub(crate) fn intact(self) -> Option<Superblock> {
+        match self {
+            Self::Intact(superblock) => Some(superblock),
+            _ => None,
+        }
+    }
+
     /// What a block is that should hold the superblock; `None` is one that cannot be read.
     pub(super) fn of(block: Option<&[u8]>) -> Self {
         let Some(block) = block else { return Self::Unreadable };

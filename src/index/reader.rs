@@ -1,0 +1,192 @@
+//! An index that is only read: without a lock, without writing, by anybody, while its owner may be at work.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use bytemuck::Zeroable;
+
+use super::backing::name_beside;
+use super::first_page::judge_header;
+use super::record::{HEADER_BYTES, Header, LENGTH_OFFSET, Length, RECORD_BYTES, Record};
+use super::table::INDEX_NAME;
+use crate::directory::Directory;
+use crate::error::OpenError;
+use crate::store::data_file::list_data_files;
+use crate::store::device::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
+use crate::store::files::CHUNKS_NAME;
+
+/// Bytes that the disk returns as a whole or not at all.
+const PAGE_BYTES: usize = 4096;
+
+/// The index of a store.
+pub(super) struct IndexReader {
+    file: File,
+    path: PathBuf,
+    /// Where in the file it begins.
+    start: u64,
+    /// Bytes in use of a part of a device; a file says it by its length.
+    region_bytes: Option<u64>,
+}
+
+/// Records that follow each other.
+pub(super) struct Run {
+    pub(super) records: Vec<Record>,
+    /// Pages among them that the disk does not return; their records are zeros.
+    pub(super) unreadable_pages: u64,
+}
+
+impl IndexReader {
+    /// That of the store in a directory.
+    pub(super) fn in_directory(directory: &Directory) -> Result<Self, OpenError> {
+        let opened = Self::open(directory, INDEX_NAME, None);
+        match &opened {
+            Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            _ => return opened,
+        }
+        let has_files = list_data_files(directory).is_ok_and(|files| !files.is_empty());
+        let what = match directory.contains(CHUNKS_NAME) {
+            Ok(true) => CHUNKS_NAME,
+            _ if has_files => "data files",
+            _ => return opened,
+        };
+        let reason = format!(
+            "there are {what}, but no {INDEX_NAME}: nothing tells what they hold, and opening the store begins a new index"
+        );
+        Err(unreadable(directory.path(), &reason))
+    }
+
+    /// That of the store on a block device; the device itself tells where it is.
+    pub(super) fn of_device(
+        device: File,
+        path: &Path,
+        superblock: &Superblock,
+        index_path: Option<&Path>,
+    ) -> Result<Self, OpenError> {
+        let id = superblock.store_id;
+        if let Some(index_path) = index_path {
+            let directory = Directory::open(index_path).map_err(io_error("open", index_path))?;
+            return Self::open(&directory, &name_beside(id), Some(id));
+        }
+        if superblock.index_bytes == 0 {
+            return Err(unreadable(path, "its index is elsewhere: say where, as index_path"));
+        }
+        let start = superblock.index_offset;
+        let mut reader = Self { file: device, path: path.to_owned(), start, region_bytes: None };
+        let mut length = Length::zeroed();
+        let read = reader.read_exact_at(bytemuck::bytes_of_mut(&mut length), LENGTH_OFFSET);
+        read.map_err(io_error("read the index on", path))?;
+        let fits = (HEADER_BYTES..=superblock.index_bytes).contains(&length.bytes);
+        if !length.is_intact() || !fits {
+            return Err(unreadable(path, "the length of its index is damaged"));
+        }
+        reader.region_bytes = Some(length.bytes);
+        reader.check_header(Some(id))?;
+        Ok(reader)
+    }
+
+    fn open(
+        directory: &Directory,
+        name: &str,
+        store_id: Option<[u8; 16]>,
+    ) -> Result<Self, OpenError> {
+        let file = directory.open_to_read(name).map_err(directory.error("read", name))?;
+        let path = directory.path_of(name);
+        let reader = Self { file, path, start: 0, region_bytes: None };
+        reader.check_header(store_id)?;
+        Ok(reader)
+    }
+
+    fn check_header(&self, store_id: Option<[u8; 16]>) -> Result<(), OpenError> {
+        if self.length()? < HEADER_BYTES {
+            return Err(unreadable(&self.path, "it is shorter than its header"));
+        }
+        let mut header = Header::zeroed();
+        self.read_exact_at(bytemuck::bytes_of_mut(&mut header), 0)
+            .map_err(io_error("read the header of", &self.path))?;
+        if let Some(reason) = judge_header(&header, &self.path)? {
+            return Err(unreadable(&self.path, reason));
+        }
+        match store_id.is_some_and(|id| id != header.store_id) {
+            true => Err(unreadable(&self.path, "it belongs to another store")),
+            false => Ok(()),
+        }
+    }
+
+    /// Bytes in use.
+    pub(super) fn length(&self) -> Result<u64, OpenError> {
+        match self.region_bytes {
+            Some(bytes) => Ok(bytes),
+            None => {
+                let metadata = self.file.metadata();
+                Ok(metadata.map_err(io_error("read the length of", &self.path))?.len())
+            }
+        }
+    }
+
+    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        self.file.read_exact_at(bytes, self.start + at)
+    }
+
+    /// Up to `most` records from `slot` on; none behind the end.
+    pub(super) fn read_records(&self, slot: u64, most: usize) -> Result<Run, OpenError> {
+        let slots = self.length()?.saturating_sub(HEADER_BYTES) / RECORD_BYTES as u64;
+        let count = slots.saturating_sub(slot).min(most as u64) as usize;
+        let mut records = vec![Record::zeroed(); count];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut records);
+        let offset = HEADER_BYTES + slot * RECORD_BYTES as u64;
+        let mut unreadable_pages = 0;
+        if self.read_exact_at(bytes, offset).is_err() {
+            for (page, at) in bytes.chunks_mut(PAGE_BYTES).zip((offset..).step_by(PAGE_BYTES)) {
+                if self.read_exact_at(page, at).is_err() {
+                    page.fill(0);
+                    unreadable_pages += 1;
+                }
+            }
+        }
+        Ok(Run { records, unreadable_pages })
+    }
+
+    pub(super) fn read_record(&self, slot: u32) -> Option<Record> {
+        let mut record = Record::zeroed();
+        let offset = HEADER_BYTES + u64::from(slot) * RECORD_BYTES as u64;
+        self.read_exact_at(bytemuck::bytes_of_mut(&mut record), offset).ok()?;
+        Some(record)
+    }
+}
+
+/// The superblock of a device, and whether both of its copies are whole.
+pub(super) fn superblock_of(device: &File, path: &Path) -> Result<(Superblock, bool), OpenError> {
+    let copies = Superblock::copies(device);
+    if let Some(superblock) = copies.into_iter().find_map(SuperblockCopy::intact) {
+        let is_whole = copies == [SuperblockCopy::Intact(superblock); 2];
+        return Ok((superblock, is_whole));
+    }
+    let newer = copies.into_iter().find_map(|copy| match copy {
+        SuperblockCopy::Newer(found) => Some(found),
+        _ => None,
+    });
+    if let Some(found) = newer {
+        let (path, supported) = (path.to_owned(), DEVICE_FORMAT_VERSION);
+        return Err(OpenError::NewerFormat { path, found, supported });
+    }
+    let reason = match () {
+        () if copies.contains(&SuperblockCopy::Damaged) => {
+            "its superblock is damaged, and its copy too"
+        }
+        () if copies.contains(&SuperblockCopy::Unreadable) => "its superblock cannot be read",
+        () => "it holds no store",
+    };
+    Err(unreadable(path, reason))
+}
+
+pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let path = path.to_owned();
+    move |source| OpenError::Io { action, path, source }
+}
+
+fn unreadable(path: &Path, reason: &str) -> OpenError {
+    let source = io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
+    OpenError::Io { action: "read", path: path.to_owned(), source }
+}
