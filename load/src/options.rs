@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use kvring::{BLOCK_BYTES, OptionValue, size_bytes};
+use kvring::{BLOCK_BYTES, OptionValue};
 
 use crate::error::PlanError;
 use crate::plan::{Pattern, Plan};
-use crate::sizes::ChunkSizes;
+use crate::sizes::{ChunkSizes, size_bytes};
 
 /// Most keys that a job may keep in flight.
 const MAX_IODEPTH: u64 = 65536;
@@ -48,7 +48,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
         name: "bs",
         unit: "bytes",
         default: "1MiB",
-        range: "a size from 1 byte to 2 GiB, a list such as 4KiB,64KiB or a range such as 4KiB-1MiB",
+        range: "a size from 1 byte to 2 GiB, a list such as 4k,64k or a range such as 4k-1m; k, m and g are binary, as KiB is",
         meaning: "length of a chunk; each key of a list has one of its lengths, of a range a multiple of its lower end",
         apply: |plan, value| {
             plan.sizes = ChunkSizes::parse(&text(value)?)?;

@@ -2,7 +2,19 @@
 
 use std::fmt;
 
-use kvring::{BLOCK_BYTES, MAX_CHUNK_BYTES, size_bytes};
+use kvring::{BLOCK_BYTES, MAX_CHUNK_BYTES};
+
+/// Reads a size as fio does: k, m, g, t and p alone are binary. With a B they are what they are everywhere in kvring.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn size_bytes(text: &str) -> Result<u64, String> {
+    let is_prefix = |last: char| "kmgtp".contains(last.to_ascii_lowercase());
+    match text.ends_with(is_prefix) {
+        true => kvring::size_bytes(&format!("{text}iB")),
+        false => kvring::size_bytes(text),
+    }
+}
 
 /// Lengths of chunks: each key has one, which never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,11 +113,16 @@ mod tests {
     #[test]
     fn one_a_list_or_a_range() {
         assert_eq!(ChunkSizes::parse("64KiB"), Ok(ChunkSizes::Choice(vec![65536])));
+        for same in ["64k", "64K", "64 k", "65536", "64Ki"] {
+            assert_eq!(ChunkSizes::parse(same), Ok(ChunkSizes::Choice(vec![65536])), "{same}");
+        }
+        assert_eq!(ChunkSizes::parse("64kB"), Ok(ChunkSizes::Choice(vec![64_000])));
+        assert_eq!(ChunkSizes::parse("4k-1m"), ChunkSizes::parse("4KiB-1MiB"));
         assert_eq!(ChunkSizes::parse("4KiB, 1MB"), Ok(ChunkSizes::Choice(vec![4096, 1_000_000])));
         let range = ChunkSizes::parse("4KiB-1MiB").unwrap();
         assert_eq!(range, ChunkSizes::Multiples { least: 4096, most: 1 << 20 });
         assert_eq!(range.to_string(), "4096-1048576");
-        for wrong in ["", "x", "0", "1GiB", "4KiB,", "64KiB-4KiB", "4KiB-", "-1"] {
+        for wrong in ["", "x", "0", "3GiB", "4KiB,", "64KiB-4KiB", "4KiB-", "-1"] {
             assert!(ChunkSizes::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,11 +1,9 @@
-"""`kvring bench`: measure what a directory gives to kvring, the way fio measures a device."""
+"""`kvring bench`: measure what a disk gives to kvring, the way fio measures a device."""
 
 import argparse
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from kvring._native import LoadPlan, LoadRun, load_options
 from kvring.cli.bench_report import document, print_json, print_table
 from kvring.cli.interruption import interruption
 from kvring.cli.machine import machine_facts
+from kvring.cli.places import PlaceError, own_places, size_bytes
 
 _POLL_INTERVAL_S = 0.1
 _PHASES = {"fill": "filling", "measure": "measuring", "check": "verifying", "end": "closing"}
@@ -25,14 +24,16 @@ _PHASES = {"fill": "filling", "measure": "measuring", "check": "verifying", "end
 _STORE_FLAGS = ("capacity", "engine", "layout", "checksum", "durability")
 
 _DESCRIPTION = """
-Measures what a directory gives to kvring, the way fio measures a device. It works on a store of its
-own in a new directory below --path, and removes that at the end, also after a failure or Ctrl-C.
-Stores that are there already are not touched.
+Measures what a disk gives to kvring, the way fio measures a device. It works on a store of its own
+in a new directory below --path, and removes that at the end, also after a failure or Ctrl-C; what a
+killed run left below --path is removed by the next one. Stores that are there already are not
+touched. A block device is formatted and erased, which takes --erase-devices.
 """
 
 _EPILOG = """
 An operation is one key; latency is that of a batch, from its submit until its completion was
-drained. MB are 1e6 bytes. Exit status: 0, or 1 after errors (a miss is none), 2 for wrong
+drained. MB are 1e6 bytes. In --bs and --size k, m, g and t are binary as in fio: 64k and 64KiB are
+65,536 bytes; 64kB are 64,000. Exit status: 0, or 1 after errors (a miss is none), 2 for wrong
 arguments, 128 and the number of the signal that ended it early.
 """
 
@@ -62,12 +63,21 @@ def add_parser(commands: Any) -> None:
         )
     store = parser.add_argument_group("store")
     store.add_argument(
-        "--path", required=True, metavar="DIRECTORY", help="existing directory to measure"
+        "--path",
+        required=True,
+        action="append",
+        metavar="PATH",
+        help="existing directory, or block device, to measure; may be repeated: keys are spread",
+    )
+    store.add_argument(
+        "--erase-devices",
+        action="store_true",
+        help="consent to format each block device of --path, and to erase it at the end",
     )
     for name in _STORE_FLAGS:
         option_help = _help(options()[name])
         if name == "capacity":
-            option_help += "; by default as much as the load needs"
+            option_help += "; by default as much as the load needs, all of a block device"
         store.add_argument(f"--{name}", metavar=name.upper(), help=option_help)
     others = ", ".join(name for name in options() if name not in (*_STORE_FLAGS, "path"))
     store.add_argument(
@@ -101,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try:
         return _measure(arguments)
-    except (UsageError, ConfigError) as error:
+    except (UsageError, PlaceError, ConfigError) as error:
         print(f"kvring bench: {error}", file=sys.stderr)
         return 2
     except (KvRingError, OSError) as error:
@@ -112,23 +122,28 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments)
     store_options = _store_options(arguments)
-    path = _existing_directory(arguments.path)
+    paths = [_place(text, arguments) for text in arguments.path]
     _check_output(arguments.output)
-    capacity = store_options.setdefault("capacity", plan.capacity_bytes)
-    _check_free_space(path, plan)
-    machine = machine_facts(path)
+    capacity = store_options.setdefault("capacity", _capacities(paths, plan))
+    _check_free_space(paths, plan)
+    machine = machine_facts(paths)
     others = {name: value for name, value in store_options.items() if name != "capacity"}
     with interruption() as asked:
-        with _fresh_directory(path) as directory:
-            load = LoadRun(plan, directory, capacity, **others)
+        with own_places(paths, _tell) as places:
+            load = LoadRun(plan, places, capacity, **others)
             asked.call(load.stop)
             _follow(load)
             report = load.report()
-        result = document(plan, {"path": str(path), **store_options}, machine, report)
+        shown = str(paths[0]) if len(paths) == 1 else [str(path) for path in paths]
+        result = document(plan, {"path": shown, **store_options}, machine, report)
         _print(result, arguments.output_format, arguments.output)
     if asked.signal is not None:
         return 128 + asked.signal
     return 1 if report["has_errors"] else 0
+
+
+def _tell(sentence: str) -> None:
+    print(f"kvring bench: {sentence}", file=sys.stderr)
 
 
 def _help(option: dict[str, Any]) -> str:
@@ -157,11 +172,31 @@ def _store_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def _existing_directory(text: str) -> Path:
+def _place(text: str, arguments: argparse.Namespace) -> Path:
     path = Path(text)
+    if path.is_block_device():
+        if not arguments.erase_devices:
+            raise UsageError(
+                f"--path {text!r} is a block device: it would be formatted, and erased at the end. "
+                f"If what is on it may go, say --erase-devices; else name a directory"
+            )
+        if any(option.startswith("index_path=") for option in arguments.option):
+            raise UsageError("--option index_path: the index of a run lies on its device; leave it")
+        _tell(f"{text} is formatted now, and erased at the end, as --erase-devices says")
+        return path
     if not path.is_dir():
-        raise UsageError(f"--path {text!r} is not a directory; make it, or name another")
+        raise UsageError(
+            f"--path {text!r} is neither a directory nor a block device; make it, or name another"
+        )
     return path
+
+
+def _capacities(paths: list[Path], plan: LoadPlan) -> int | str | list[int | str]:
+    """Room for all at each path: nothing tells beforehand how evenly the keys are spread."""
+    capacities: list[int | str] = [
+        "all" if path.is_block_device() else plan.capacity_bytes for path in paths
+    ]
+    return capacities[0] if len(capacities) == 1 else capacities
 
 
 def _check_output(output: Path | None) -> None:
@@ -171,27 +206,21 @@ def _check_output(output: Path | None) -> None:
         )
 
 
-def _check_free_space(path: Path, plan: LoadPlan) -> None:
-    free_bytes = shutil.disk_usage(path).free
-    if plan.stored_bytes > free_bytes:
-        raise UsageError(
-            f"--size: the chunks take {plan.stored_bytes} bytes, but the file system of {path} has"
-            f" {free_bytes} bytes free; lower --size, or name another --path"
-        )
-
-
-@contextmanager
-def _fresh_directory(path: Path) -> Iterator[Path]:
-    try:
-        directory = Path(tempfile.mkdtemp(prefix="kvring-bench-", dir=path))
-    except OSError as error:
-        raise UsageError(
-            f"--path {str(path)!r}: cannot make a directory in it: {error.strerror}; name another"
-        ) from error
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory)
+def _check_free_space(paths: list[Path], plan: LoadPlan) -> None:
+    needed_bytes: dict[int, int] = defaultdict(int)
+    share_bytes = plan.stored_bytes // len(paths)
+    for path in paths:
+        if path.is_block_device():
+            what, has_bytes, needed = str(path), size_bytes(path), share_bytes
+        else:
+            needed_bytes[path.stat().st_dev] += share_bytes
+            has_bytes, needed = shutil.disk_usage(path).free, needed_bytes[path.stat().st_dev]
+            what = f"the file system of {path}"
+        if needed > has_bytes:
+            raise UsageError(
+                f"--size: the chunks take {needed} bytes, but {what} has {has_bytes} bytes free;"
+                f" lower --size, or name another --path"
+            )
 
 
 def _follow(load: LoadRun) -> None:

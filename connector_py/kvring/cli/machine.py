@@ -5,21 +5,23 @@ import platform
 from pathlib import Path
 
 
-def machine_facts(path: Path) -> dict[str, str | int | float]:
-    """Return what describes this machine and the file system of `path`, without naming either."""
+def machine_facts(paths: list[Path]) -> dict[str, str | int | float]:
+    """Return what describes this machine and the file systems of `paths`, without naming either."""
     return {
         "kernel": platform.release(),
         "processor": _processor_model(),
         "cpu_count": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "file_system": file_system(path),
+        "file_system": ", ".join(dict.fromkeys(map(file_system, paths))),
         # Figures taken while something else ran are worth little: this shows it.
         "load_average_1min": round(os.getloadavg()[0], 2),
     }
 
 
 def file_system(path: Path) -> str:
-    """Return the type of the file system that holds `path`, or "unknown"."""
+    """Return the type of the file system that holds `path`, "none" for a device, or "unknown"."""
+    if path.is_block_device():
+        return "none"
     resolved = path.resolve()
     found, found_depth = "unknown", -1
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
