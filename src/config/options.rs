@@ -409,7 +409,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         unit: "bytes",
         default: Some("8GiB"),
         range: "1 MiB to 1 TiB",
-        meaning: "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again",
+        meaning: "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again; where none is queued any batch is taken",
         apply: |config, value| {
             config.set_queue_bytes = size_within(value, 1 << 20, 1 << 40)?;
             Ok(())

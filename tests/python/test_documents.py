@@ -1,0 +1,106 @@
+"""The documents list what runs: errors of an open, what a store tells of itself, source files."""
+
+import ast
+import re
+from pathlib import Path
+
+from tests.python.conftest import REPOSITORY, Client
+
+ARCHITECTURE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+OPERATIONS = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+def section(text: str, heading: str) -> str:
+    """Return what is below a heading, up to the next one."""
+    _, found, rest = text.partition(f"\n{heading}\n")
+    assert found, heading
+    return re.split(r"^#", rest, maxsplit=1, flags=re.M)[0]
+
+
+def names(text: str, column: int = 0) -> set[str]:
+    """Return the quoted names in a column of the tables of a section."""
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row[column])}
+
+
+def test_every_reason_for_which_an_open_fails_is_listed() -> None:
+    source = (REPOSITORY / "src" / "error.rs").read_text(encoding="utf-8")
+    body = source.split("pub enum OpenError {")[1].split("\n}\n")[0]
+    variants = set(re.findall(r"^    (\w+)(?:\(| \{|,)", body, re.M))
+    assert len(variants) > 10
+    arms = (REPOSITORY / "connector_py" / "src" / "errors.rs").read_text(encoding="utf-8")
+    arms = arms.split("fn from_open")[1].split("\n}\n")[0]
+    listed = section(OPERATIONS, "## Why an open fails")
+    rows = [line.strip("|").split("|") for line in listed.splitlines() if line.startswith("| ")]
+    classes = {
+        variant: set(re.findall(r"`(\w+Error)`", row[2]))
+        for row in rows
+        for variant in re.findall(r"`(\w+)`", row[1])
+        if variant != "OpenError"
+    }
+    assert classes.keys() == variants
+    for variant, told in classes.items():
+        raised = set(re.findall(r"(\w+Error)::new_err", arms[arms.index(f"::{variant}") :])[:1])
+        raised = {name.removeprefix("Py") for name in raised}
+        assert raised <= told, variant
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    promise = readme.split("\n5. ")[1].split("\n\n")[0]
+    assert "(docs/operations.md#why-an-open-fails)" in promise
+
+
+def test_stats_are_those_that_are_listed(client: Client) -> None:
+    """No name is missing, and none is listed that is not there."""
+    stats = client.connector.stats()
+    latencies = {name for name in stats if re.fullmatch(r"\w+_(wait|device|total)_us_\w+", name)}
+    source = (REPOSITORY / "src" / "stats.rs").read_text(encoding="utf-8")
+    counters = source.split("\ncounters! {")[1].split("\n}\n")[0]
+    counted = set(re.findall(r"^    (\w+),$", counters, re.M))
+    assert counted <= stats.keys()
+    listed = names(section(OPERATIONS, "### More in stats()"))
+    assert listed <= stats.keys()
+    assert stats.keys() - latencies - counted <= listed
+    (path,) = stats["paths"]
+    told = names(section(OPERATIONS, "## Several disks").split("| what happens |")[0])
+    assert told == path.keys()
+    assert names(section(OPERATIONS, "## Geometry")) == path["geometry"].keys()
+
+
+def test_recovery_is_what_is_listed(client: Client) -> None:
+    recovery = client.connector.recovery.keys()
+    assert names(section(OPERATIONS, "## After a crash")) - {"ttl"} == recovery
+    assert set(re.findall(r"`(\w+)`", docstring("recovery"))) == recovery
+
+
+def test_what_other_methods_return_is_in_the_stub(client: Client) -> None:
+    client.store({"model@0@0@0": b"content"})
+    answers = {
+        "usage": next(iter(client.connector.usage().values())),
+        "purge": client.connector.purge("model"),
+        "check": client.connector.check(),
+        "close": client.connector.close(),
+    }
+    for method, answer in answers.items():
+        assert answer.keys() <= set(re.findall(r"`(\w+)`", docstring(method))), method
+
+
+def docstring(method: str) -> str:
+    """Return what the stub says of a method of Connector."""
+    stub = REPOSITORY / "connector_py" / "kvring" / "_native.pyi"
+    for node in ast.walk(ast.parse(stub.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef) and node.name == "Connector":
+            for one in node.body:
+                if isinstance(one, ast.FunctionDef) and one.name == method:
+                    return ast.get_docstring(one) or ""
+    raise AssertionError(method)
+
+
+def test_every_source_file_is_in_the_table_where_to_find_what() -> None:
+    table = section(ARCHITECTURE, "## Where to find what")
+    named = set(re.findall(r"`(?:[\w/]*/)?(\w+\.rs)`", table))
+    sources = list((REPOSITORY / "src").rglob("*.rs"))
+    for path in sources:
+        is_test = path.name == "tests.rs" or path.parent.name == "tests"
+        assert is_test or path.name in named, path
+    assert named <= {path.name for path in sources}
+    for name in re.findall(r"`((?:src|load|tests|connector_py)/[\w/]+\.\w+)`", ARCHITECTURE):
+        assert Path(REPOSITORY / name).exists(), name
