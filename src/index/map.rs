@@ -245,24 +245,18 @@ impl<G, S> Index<G, S> {
     }
 
     /// Drops the chunk behind `pin`, whose bytes are not what was stored. Returns its key; none if it is gone already.
-    pub(crate) fn discard(&self, pin: &Pin) -> String {
+    pub(crate) fn discard(&self, pin: &Pin) {
         let mut shard = self.shards[pin.shard as usize].0.lock();
         let tag = shard.entries[pin.entry].digest.tag();
-        let Some(found) = shard.lookup.find(tag, |found| found.entry == pin.entry) else {
-            return String::new();
-        };
-        let key = self.key_of(found);
-        // Its readers include the pin: the place is freed when that is returned.
-        self.take_out(&mut shard, pin.entry, Gone::Removed);
-        key.unwrap_or_default()
+        if shard.lookup.find(tag, |found| found.entry == pin.entry).is_some() {
+            // Its readers include the pin: the place is freed when that is returned.
+            self.take_out(&mut shard, pin.entry, Gone::Removed);
+        }
     }
 
-    /// The key of the chunk behind `pin`; none if it is gone already.
-    pub(crate) fn key_behind(&self, pin: &Pin) -> String {
-        let shard = self.shards[pin.shard as usize].0.lock();
-        let tag = shard.entries[pin.entry].digest.tag();
-        let found = shard.lookup.find(tag, |found| found.entry == pin.entry);
-        found.and_then(|found| self.key_of(found)).unwrap_or_default()
+    /// Digest of the key of the chunk behind `pin`, also if it is gone already.
+    pub(crate) fn digest_of(&self, pin: &Pin) -> Digest {
+        self.shards[pin.shard as usize].0.lock().entries[pin.entry].digest
     }
 
     /// Returns a pin; `matched` tells whether the chunk was read and matched its checksum. Says which place is free now, if

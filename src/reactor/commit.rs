@@ -291,7 +291,9 @@ impl Work {
         shared: &Shared,
     ) {
         if !members.is_empty() {
-            log::error!("{}; {} chunks are not stored", failure(), members.len());
+            let path = shared.config.path().display();
+            let text = failure().text(|| format!("{} chunks in {path}", members.len()));
+            log::error!("{text}; they are not stored");
         }
         members.into_iter().for_each(|id| self.end_grouped(id, Some(failure()), shared));
     }

@@ -10,7 +10,9 @@ use super::health::{Way, errno_of};
 use super::operation::{Operation, SetRequest};
 use super::own_file::{STEP_TOKENS, Step};
 use super::piece::{Piece, Progress};
-use super::steps::{Failure, Place, checksum_of, end_get, end_set, end_verify, write_record};
+use super::steps::{
+    Failure, Place, checksum_of, end_get, end_set, end_verify, failure_text, write_record,
+};
 use super::work::{Active, FIRST_RETRY_PAUSE, Kind, LONGEST_RETRY_PAUSE, Work};
 use crate::config::Durability;
 use crate::engine::{Engine, Reaped};
@@ -186,18 +188,20 @@ impl Work {
     /// An operation is through with its transfers: it is answered, tried again, or waits for its group.
     pub(super) fn end(&mut self, id: usize, shared: &Shared) {
         let active = &mut self.active[id];
-        if let Kind::Set(_, Some(_)) = &active.kind
+        if let Kind::Set(request, Some(place)) = &active.kind
             && shared.config.durability == Durability::Persistent
         {
             match &active.failure {
                 None => return self.commit.join(id),
-                Some(Failure::Transfer(error, _))
+                Some(failure @ Failure::Transfer(..))
                     if active.retries < shared.config.persistent_max_retries =>
                 {
                     let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(active.retries.min(16)))
                         .min(LONGEST_RETRY_PAUSE);
                     if shared.health.may_tell(Way::Write, shared.config.path()) {
-                        log::warn!("cannot write a chunk: {error}; trying again in {pause:?}");
+                        let text =
+                            failure_text(failure, request.digest, Some(place.extent), shared);
+                        log::warn!("{text}; trying again in {pause:?}");
                     }
                     self.begin_anew(id, shared);
                     return self.retries.push((Instant::now() + pause, id));
@@ -334,7 +338,8 @@ impl Work {
             // What close() drops is dropped, and counted, one by one.
             .filter(|failure| !matches!(failure, Failure::Closed))
             .filter(|_| shared.index.has_waiting_set(request.digest))
-            .map(|failure| (failure.to_string(), checksum_of(&request)));
+            .map(|failure| failure_text(failure, request.digest, place.as_ref().map(|place| place.extent), shared))
+            .map(|text| (text, checksum_of(&request)));
         let length_bytes = request.buffer.length_bytes();
         let mut resumed = VecDeque::from(end_set(request, place, checksum, failure, shared));
         while let Some(next) = resumed.pop_front() {

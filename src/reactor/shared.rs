@@ -117,6 +117,12 @@ impl Shared {
         }
     }
 
+    /// Which chunk it is and where it lies, for messages.
+    pub(super) fn place_text(&self, digest: Digest, extent: Extent) -> String {
+        let (place, path) = (self.store.place_text(extent, digest), self.config.path().display());
+        format!("digest {digest}, {place} of {path}")
+    }
+
     /// Hands a batch's operations to the reactors.
     pub(crate) fn push(&self, spread: Spread) {
         for (lane, part) in self.lanes.iter().zip(spread.parts) {

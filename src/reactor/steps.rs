@@ -58,22 +58,18 @@ impl Failure {
         };
         Self::Transfer(error, fate)
     }
-}
 
-impl std::fmt::Display for Failure {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    /// What is said of it, about `what` was to be written.
+    pub(super) fn text(&self, what: impl FnOnce() -> String) -> String {
         match self {
-            Self::NoRoom(error) => error.fmt(formatter),
-            Self::Missed(reason) => write!(
-                formatter,
+            Self::NoRoom(error) => error.to_string(),
+            Self::Missed(reason) => format!(
                 "nothing is stored any more: {reason}; put it back, or open the store again (what is held is still loaded)"
             ),
-            Self::Transfer(error, _) => write!(formatter, "cannot write a chunk: {error}"),
-            Self::Sync(error) => write!(formatter, "cannot make a chunk durable: {error}"),
-            Self::Joined(message) => formatter.write_str(message),
-            Self::Closed => {
-                formatter.write_str("the connector was closed before the chunk was written")
-            }
+            Self::Transfer(error, _) => format!("cannot write {}: {error}", what()),
+            Self::Sync(error) => format!("cannot make {} durable: {error}", what()),
+            Self::Joined(message) => message.clone(),
+            Self::Closed => "the connector was closed before the chunk was written".into(),
         }
     }
 }
@@ -198,8 +194,9 @@ fn end_read(pin: Pin, checksum: u64, failure: Option<Failure>, shared: &Shared) 
         }
         None => {
             shared.counters.checksum_mismatch.add(1);
-            let digest = Digest::of(&shared.index.discard(&pin));
-            log::error!("key {digest} does not match its checksum at {:?}: dropped", pin.extent);
+            let place = shared.place_text(shared.index.digest_of(&pin), pin.extent);
+            shared.index.discard(&pin);
+            log::error!("a chunk ({place}) does not match its checksum: dropped");
             Shown::Dropped
         }
         Some(Failure::Transfer(error, fate)) => end_failed_read(&pin, &error, fate, shared),
@@ -225,24 +222,38 @@ fn end_failed_read(pin: &Pin, error: &io::Error, fate: Fate, shared: &Shared) ->
         shared.doubts.add(suspect, fate == Fate::Doubt, successes, Instant::now())
     });
     let is_dropped = fate == Fate::Drop || finding == Some(Finding::Unreadable);
-    let (at, what) = (pin.extent, if is_dropped { "dropped" } else { "a miss, and kept" });
-    let tell = |key: &str| {
+    let what = if is_dropped { "dropped" } else { "a miss, and kept" };
+    let tell = || {
         // Once it is the device, that is said, and not chunk by chunk.
         if health.may_tell(Way::Read, shared.config.path()) {
-            let digest = Digest::of(key);
-            log::error!("cannot read key {digest} at {at:?}: {error}; it is {what}");
+            let place = shared.place_text(shared.index.digest_of(pin), pin.extent);
+            log::error!("cannot read a chunk ({place}): {error}; it is {what}");
         }
     };
     if !is_dropped {
-        tell(&shared.index.key_behind(pin));
+        tell();
         return Shown::Nothing(suspect.filter(|_| finding == Some(Finding::New)));
     }
     if let Some(suspect) = suspect {
         shared.doubts.remove(suspect.digest);
     }
-    tell(&shared.index.discard(pin));
+    tell();
+    shared.index.discard(pin);
     shared.counters.read_dropped.add(1);
     Shown::Dropped
+}
+
+/// What is said of a SET that failed, of the chunk with this digest, which was to go there.
+pub(super) fn failure_text(
+    failure: &Failure,
+    digest: Digest,
+    extent: Option<Extent>,
+    shared: &Shared,
+) -> String {
+    failure.text(|| match extent {
+        Some(extent) => format!("a chunk ({})", shared.place_text(digest, extent)),
+        None => format!("a chunk (digest {digest})"),
+    })
 }
 
 /// Publishes or gives the place back, answers; returns what waited behind it.
@@ -256,6 +267,7 @@ pub(super) fn end_set(
     let counters = &shared.counters;
     let length_bytes = request.buffer.length_bytes() as u64;
     let quota = place.as_ref().and_then(|place| place.quota);
+    let extent = place.as_ref().map(|place| place.extent);
     let publication = match (place, &failure) {
         (Some(Place { extent, record, stands, .. }), failure) if stands || failure.is_none() => {
             counters.set_stored.add(1);
@@ -289,7 +301,7 @@ pub(super) fn end_set(
     let resumed = shared.index.finish_set(request.digest, publication);
     // Only now: meanwhile it counts twice rather than not at all.
     shared.release_quota(quota);
-    let SetRequest { item, share, .. } = request;
+    let SetRequest { item, share, digest, .. } = request;
     // Before the answer: who sees that finds the room.
     drop(share);
     let Some(failure) = failure else {
@@ -297,17 +309,18 @@ pub(super) fn end_set(
         return resumed;
     };
     counters.set_failed.add(1);
+    let text = || failure_text(&failure, digest, extent, shared);
     match &failure {
         Failure::NoRoom(_) => counters.store_full.add(1),
         Failure::Transfer(..) => {
             counters.write_errors.add(1);
             if shared.health.may_tell(Way::Write, shared.config.path()) {
-                log::error!("{failure} ({length_bytes} bytes)");
+                log::error!("{} ({length_bytes} bytes)", text());
             }
         }
         Failure::Missed(_) | Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
     }
-    item.fail(|| failure.to_string());
+    item.fail(text);
     resumed
 }
 

@@ -384,6 +384,17 @@ impl Store for ExtentStore {
     }
 
     /// Data files stay.
+    fn place_text(&self, extent: Extent, _digest: Digest) -> String {
+        let offset_bytes = match self.locate(extent) {
+            Location::Shared { offset_bytes, .. } => offset_bytes,
+            Location::Own { .. } => 0,
+        };
+        match &self.directory {
+            Some(_) => format!("byte {offset_bytes} of {}", data_file_name(extent.file)),
+            None => format!("byte {offset_bytes}"),
+        }
+    }
+
     fn settle(&self) {}
 
     fn is_clear(&self, _extent: Extent) -> Result<bool, StoreError> {

@@ -158,6 +158,9 @@ pub trait Store: FreeSpace + Send + Sync {
     /// Where a place given out is.
     fn locate(&self, extent: Extent) -> Location;
 
+    /// Where a place of the chunk with this digest is, in words.
+    fn place_text(&self, extent: Extent, digest: Digest) -> String;
+
     /// Waits until what was taken back is off the disk.
     fn settle(&self);
 

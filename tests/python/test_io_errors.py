@@ -5,8 +5,10 @@ The device is real to kvring: a loop device, whose transfers qemu's blkdebug ref
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -145,6 +147,22 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> Iterat
                 connector.close()
 
 
+def assert_names(place: Place, text: str, keys: list[str], error: int = errno.EIO) -> None:
+    """Expect that a failure names the store, the digest of one of the keys, its file and errno."""
+    assert f" of {place.path})" in text
+    assert f"{os.strerror(error)} (os error {error})" in text
+    found = re.search(r"digest ([0-9a-f]{32}), ", text)
+    assert found, text
+    digests = [hashlib.blake2b(key.encode(), digest_size=16).hexdigest() for key in keys]
+    digest = found.group(1)
+    assert digest in digests
+    file = {
+        "files": rf"file chunks/{digest[:2]}/{digest}-\d+ of ",
+        "extents": r"byte \d+ of data-\d{5}\.kvring of ",
+    }
+    assert re.search(file.get(place.options.get("layout", ""), r"byte \d+ of "), text), text
+
+
 def get_all(client: Client, keys: list[str]) -> list[bool]:
     """Load chunks as one batch; what is found must be right."""
     memory = [make_memory(CHUNK_BYTES) for _ in keys]
@@ -160,12 +178,16 @@ ONE_SECTOR = pytest.mark.parametrize("error", [errno.EIO, errno.ENODATA], ids=["
 
 
 @ONE_SECTOR
-def test_a_chunk_that_cannot_be_read_is_missed_alone(place: Place, error: int) -> None:
+def test_a_chunk_that_cannot_be_read_is_missed_alone(
+    place: Place, error: int, caplog: pytest.LogCaptureFixture
+) -> None:
     client = place.open()
     client.store(CHUNKS)
     place.fail_chunk("read", BAD, error)
     assert get_all(client, KEYS) == [key != BAD for key in KEYS]
     assert client.stat("read_errors") == 1
+    line = next(line for line in caplog.messages if "cannot read a chunk" in line)
+    assert_names(place, line, [BAD], error)
     # Others can be read, so it is not the device: at the latest an idle moment tells.
     assert get_all(client, GOOD) == [True] * len(GOOD)
     client.wait_until(lambda: client.stat("read_dropped") == 1)
@@ -180,7 +202,9 @@ def test_a_chunk_that_cannot_be_read_is_missed_alone(place: Place, error: int) -
     assert get_all(place.open(), KEYS) == [True] * len(KEYS)
 
 
-def test_a_store_that_cannot_be_written_fails_alone(place: Place) -> None:
+def test_a_store_that_cannot_be_written_fails_alone(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     client = place.open()
     client.store({BAD: CHUNKS[BAD]})
     if place.options.get("layout") == "files":
@@ -193,8 +217,10 @@ def test_a_store_that_cannot_be_written_fails_alone(place: Place) -> None:
     client.wait_until(lambda: client.stat("allocated_bytes") == 0)
     completion = client.set([BAD], [CHUNKS[BAD]])
     assert (completion.ok, completion.results) == (False, [False])
-    assert "Input/output error" in completion.error
+    assert completion.error.startswith("cannot write a chunk (")
+    assert_names(place, completion.error, [BAD])
     assert client.stat("write_errors") == 1
+    assert any(line.startswith(completion.error) for line in caplog.messages), caplog.messages
     assert client.exists([BAD]) == [False]
     assert get_all(client, [BAD]) == [False]
     if place.options.get("layout") == "files":
@@ -253,7 +279,8 @@ def test_a_group_that_cannot_be_synced_fails(place: Place) -> None:
     ]
     for completion in client.wait_all(futures):
         assert (completion.ok, completion.results) == (False, [False, False])
-        assert "Input/output error" in completion.error
+        assert completion.error.startswith("cannot make a chunk (")
+        assert_names(place, completion.error, [BAD, *(f"{BAD}@{number}" for number in range(8))])
     assert client.stat("sync_errors") > 0
     assert get_all(client, KEYS) == [key != BAD for key in KEYS]
     place.device.mend()
@@ -279,7 +306,7 @@ def test_a_device_that_answers_nothing_is_not_told_of_chunk_by_chunk(
     told = [record.getMessage() for record in caplog.records if record.name == "kvring"]
     assert any("further reads in a row that fail are counted" in line for line in told), told
     # Sixteen each time that the row begins anew, as there is no other path.
-    assert 0 < sum("cannot read key" in line for line in told) < len(chunks) / 4
+    assert 0 < sum("cannot read a chunk" in line for line in told) < len(chunks) / 4
 
 
 SMALL = {make_key(number): pattern(BLOCK_BYTES, number) for number in range(200)}

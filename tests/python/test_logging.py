@@ -95,7 +95,8 @@ def test_damage_is_told(store_directory: Path) -> None:
     lines = lines_of(told.stderr, "ERROR")
     assert len(lines) == 1
     digest = hashlib.blake2b(SECRET_KEY.encode(), digest_size=16).hexdigest()
-    assert f"key {digest} does not match its checksum" in lines[0]
+    assert f"a chunk (digest {digest}, " in lines[0]
+    assert "does not match its checksum" in lines[0]
     assert "salt" not in told.stderr
 
 

@@ -267,6 +267,10 @@ impl Store for FileStore {
         Location::Own { directory: directory.as_raw_fd(), name: file_c_name(digest, extent.file) }
     }
 
+    fn place_text(&self, extent: Extent, digest: Digest) -> String {
+        format!("file {}", chunk_path(digest, extent.file).display())
+    }
+
     fn settle(&self) {
         let mut state = self.shared.state.lock();
         while state.account.is_leaving() {
