@@ -60,6 +60,14 @@ impl Budget {
         })
     }
 
+    /// The floor, and what the file system has in all, where that is less: nothing can ever grow then.
+    pub(crate) fn floor_above_all(&self) -> Option<(u64, u64)> {
+        let Some((directory, MinFree::Bytes(floor_bytes))) = &self.floor else { return None };
+        let answer = directory.file_system().ok()?;
+        let all_bytes = answer.blocks() * answer.fragment_size();
+        (*floor_bytes > all_bytes).then_some((*floor_bytes, all_bytes))
+    }
+
     /// Takes `bytes` for a file that is there already, if `bytes + spare_bytes` fit; `spare_bytes` stay free for others.
     pub(crate) fn reserve(&self, bytes: u64, spare_bytes: u64) -> bool {
         self.used_bytes

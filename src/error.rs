@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytesize::ByteSize;
 use thiserror::Error;
 
 use crate::engine::refusal::Refusal;
@@ -13,15 +14,17 @@ use crate::key::{Digest, MAX_KEY_BYTES};
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The option does not exist.
-    #[error("unknown option '{name}'; the options are: {known}")]
+    #[error("unknown option '{name}'{hint}; the options are: {known}", hint = did_you_mean(*nearest))]
     Unknown {
         /// The name that was given.
         name: String,
+        /// The one that was probably meant.
+        nearest: Option<&'static str>,
         /// All names that exist.
         known: String,
     },
     /// The option exists; its value does not fit.
-    #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}")]
+    #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}{unit}", unit = in_brackets(unit))]
     Invalid {
         /// The option.
         name: &'static str,
@@ -31,14 +34,17 @@ pub enum ConfigError {
         reason: String,
         /// What it accepts.
         range: &'static str,
+        /// Unit of that; empty for a name.
+        unit: &'static str,
     },
-    /// A required option is missing.
-    #[error("option '{name}' is required: {meaning}")]
+    /// Required options are missing.
+    #[error(
+        "required and not given: {}; for example \"path\": \"/mnt/nvme/kvring\", \"capacity\": \"500GiB\"",
+        quoted(names)
+    )]
     Missing {
-        /// The option.
-        name: &'static str,
-        /// What it says.
-        meaning: &'static str,
+        /// The options.
+        names: Vec<&'static str>,
     },
     /// Paths and capacities do not pair up.
     #[error(
@@ -58,6 +64,18 @@ pub enum ConfigError {
         /// The upper one.
         high: f64,
     },
+}
+
+fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |name| format!(" (did you mean '{name}'?)"))
+}
+
+fn in_brackets(unit: &str) -> String {
+    if unit.is_empty() { String::new() } else { format!(" ({unit})") }
+}
+
+fn quoted(names: &[&str]) -> String {
+    names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
 }
 
 /// Failures of the I/O engine as a whole; a failed transfer is reported with its completion instead.
@@ -304,6 +322,26 @@ pub enum OpenError {
         found: &'static str,
         /// The one that was asked for.
         wanted: &'static str,
+    },
+    /// The index cannot be mapped: it takes more address space than the process may have.
+    #[error(
+        "cannot map {path}: {source}; the index reserves {needed} of address space for all that it can become (no memory){limit}; \
+         raise the limit on address space (ulimit -v, RLIMIT_AS){way_out}",
+        path = path.display(),
+        needed = ByteSize(*needed_bytes),
+        limit = limit_bytes.map_or_else(String::new, |bytes| format!(", and this process may have {} in all", ByteSize(bytes)))
+    )]
+    AddressSpace {
+        /// The index file, or the block device.
+        path: PathBuf,
+        /// What the mapping takes.
+        needed_bytes: u64,
+        /// What the process may have, if that is limited.
+        limit_bytes: Option<u64>,
+        /// What else can be done.
+        way_out: &'static str,
+        /// What the system said.
+        source: io::Error,
     },
     /// A file or directory cannot be made, opened or read.
     #[error("cannot {action} {path}: {source}")]

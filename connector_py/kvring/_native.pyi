@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, Protocol, SupportsIndex, TypeAlias, final
 
 from typing_extensions import Buffer, Self
 
@@ -28,7 +28,20 @@ __all__ = [
 __version__: Final[str]
 
 _Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-_Capacities: TypeAlias = int | str | Sequence[int | str]
+_Capacities: TypeAlias = SupportsIndex | float | str | Sequence[SupportsIndex | float | str]
+
+class _Tensor(Protocol):
+    """What is asked of a tensor of torch."""
+
+    @property
+    def device(self) -> Any: ...
+    @property
+    def nbytes(self) -> int: ...
+    def data_ptr(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+    def untyped_storage(self) -> Any: ...
+
+_Memory: TypeAlias = Buffer | _Tensor
 
 class KvRingError(Exception):
     """Base of every error that kvring raises, but for OSError where the system refuses a path."""
@@ -65,9 +78,11 @@ class Connector:
     """A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
 
     Keys are strings of up to 4096 bytes in UTF-8. Chunks have 1 byte to 2 GiB, an eighth of the
-    capacity at most: `stats()["max_chunk_bytes"]`. Memory is any contiguous buffer at any address;
-    it is held from submit until its completion has been drained. No submit blocks, unless the
-    option `backpressure` is "block".
+    capacity at most: `stats()["max_chunk_bytes"]`. Memory is any contiguous buffer at any address,
+    or a contiguous tensor of torch on the CPU, of any dtype; it is held from submit until its
+    completion has been drained. No submit blocks, unless the option `backpressure` is "block".
+    A wrong batch raises SubmitError, which names the first wrong key or buffer by its index;
+    nothing of the batch is queued.
     """
 
     def __new__(cls, path: _Paths, capacity: _Capacities, **options: Any) -> Self:
@@ -77,14 +92,16 @@ class Connector:
 
         Args:
             path: Directory of the store, or block device, or a list of up to 30 of them.
-            capacity: Most bytes that it takes on disk at each path, or a string such as "500GiB",
-                or "all" of a block device, or a list with one for each path.
+            capacity: Most bytes that it takes on disk at each path (a whole number of any type), or
+                a string such as "500GiB", or "all" of a block device, or a list with one for each
+                path.
             **options: See `kvring.options()`.
 
         docs/operations.md lists all reasons ("Why an open fails").
 
         Raises:
-            ConfigError: An option is unknown or does not fit, or no store can be at the path.
+            ConfigError: An option is unknown, missing or does not fit, or no store can be at the
+                path.
             KvRingError: The paths do not belong together, or something else is in the place of a
                 file of the store.
             InUseError: Another live connector has the store open, or something else the device.
@@ -92,13 +109,13 @@ class Connector:
             NotFormattedError: The block device holds something that kvring has not written.
             EngineError: The engine cannot start: with engine "io_uring" where it is refused.
             OSError: The path cannot be made, opened, read or written, or the system has no thread,
-                memory or descriptor.
+                memory, address space or descriptor.
         """
 
     def event_fd(self) -> int:
         """Return the descriptor that is readable while completions wait."""
 
-    def submit_batch_set(self, keys: list[str], memoryviews: list[Buffer]) -> int:
+    def submit_batch_set(self, keys: list[str], memoryviews: Sequence[_Memory]) -> int:
         """Store chunks; return the future id.
 
         A key held with the very same bytes is not written again; with other bytes it is
@@ -109,11 +126,11 @@ class Connector:
 
         Raises:
             ClosedError: close() was called.
-            SubmitError: Counts differ, a key is too long, a buffer is not contiguous, a chunk is
-                empty.
+            SubmitError: Counts differ, a key is too long or no str of valid Unicode, a buffer is
+                none or not contiguous, a tensor is not on the CPU, a chunk is empty.
         """
 
-    def submit_batch_get(self, keys: list[str], memoryviews: list[Buffer]) -> int:
+    def submit_batch_get(self, keys: list[str], memoryviews: Sequence[_Memory]) -> int:
         """Load chunks; return the future id.
 
         A key that is not held in exactly its buffer's length is answered False and
@@ -121,7 +138,7 @@ class Connector:
 
         Raises:
             ClosedError: close() was called.
-            SubmitError: Counts differ, a key is too long, a buffer is read-only or not contiguous.
+            SubmitError: As for a set, but for empty chunks; a buffer is read-only.
         """
 
     def submit_batch_exists(self, keys: list[str]) -> int:
@@ -131,7 +148,7 @@ class Connector:
 
         Raises:
             ClosedError: close() was called.
-            SubmitError: A key is too long.
+            SubmitError: A key is too long or no str of valid Unicode.
         """
 
     def submit_batch_delete(self, keys: list[str]) -> int:
@@ -143,7 +160,7 @@ class Connector:
 
         Raises:
             ClosedError: close() was called.
-            SubmitError: A key is too long.
+            SubmitError: A key is too long or no str of valid Unicode.
         """
 
     def drain_completions(self) -> list[tuple[int, bool, str, list[bool]]]:
@@ -196,7 +213,7 @@ class Connector:
 
         Raises:
             ClosedError: close() was called.
-            SubmitError: A key is too long.
+            SubmitError: A key is too long or no str of valid Unicode.
         """
 
     def pin(self, keys: list[str]) -> list[bool]:
@@ -208,7 +225,7 @@ class Connector:
 
         Raises:
             ClosedError: close() was called.
-            SubmitError: A key is too long.
+            SubmitError: A key is too long or no str of valid Unicode.
         """
 
     def unpin(self, keys: list[str]) -> list[bool]:
@@ -216,7 +233,7 @@ class Connector:
 
         Raises:
             ClosedError: close() was called.
-            SubmitError: A key is too long.
+            SubmitError: A key is too long or no str of valid Unicode.
         """
 
     def usage(self) -> dict[str, dict[str, int | None]]:

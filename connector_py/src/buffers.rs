@@ -2,13 +2,14 @@
 
 use std::mem::MaybeUninit;
 
-use kvring::CallerBuffer;
-use pyo3::exceptions::PyBufferError;
+use kvring::{CallerBuffer, KeepAlive};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::PySequence;
 
-use crate::errors::SubmitError;
+use crate::errors::{SubmitError, refused, type_name};
+use crate::tensors::{Storage, is_tensor, storage_of};
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,34 +61,76 @@ impl Drop for Export {
     }
 }
 
-/// Exports the memory of every object in `objects`.
+/// The memory of every object in the sequence `objects`, and what holds it.
 pub(crate) fn export_all(
-    objects: &Bound<'_, PyList>,
+    objects: &Bound<'_, PyAny>,
     usage: Use,
-) -> PyResult<(Vec<Export>, Vec<CallerBuffer>)> {
-    let mut exports = Vec::with_capacity(objects.len());
-    let mut spans = Vec::with_capacity(objects.len());
-    for (position, object) in objects.iter().enumerate() {
-        let export = Export::new(&object, usage)
-            .map_err(|error| explain(error, position, usage, &object))?;
-        spans.push(export.span());
-        exports.push(export);
+) -> PyResult<(KeepAlive, Vec<CallerBuffer>)> {
+    let objects = match objects.cast::<PySequence>() {
+        // Memory itself is a sequence as well, of numbers.
+        Ok(sequence) if Export::new(objects, Use::Read).is_err() => sequence,
+        _ => {
+            let kind = type_name(objects);
+            let message =
+                format!("memoryviews is of type {kind}; pass a list with one buffer for each key");
+            return Err(SubmitError::new_err(message));
+        }
+    };
+    let mut exports = Vec::with_capacity(objects.len()?);
+    let mut storages = Vec::new();
+    let mut spans = Vec::with_capacity(objects.len()?);
+    for (position, object) in objects.try_iter()?.enumerate() {
+        let object = object?;
+        match Export::new(&object, usage) {
+            Ok(export) => {
+                spans.push(export.span());
+                exports.push(export);
+            }
+            Err(error) if is_tensor(&object) => {
+                drop(error);
+                let (span, storage) = tensor_storage(&object, position, usage)?;
+                spans.push(span);
+                storages.push(storage);
+            }
+            Err(error) => return Err(explain(error, position, usage, &object)),
+        }
     }
-    Ok((exports, spans))
+    Ok((Box::new((exports, storages)), spans))
 }
 
-/// Says which buffer is refused and what it must be. An object without a buffer stays the TypeError that it is.
-fn explain(error: PyErr, position: usize, usage: Use, object: &Bound<'_, PyAny>) -> PyErr {
-    if !error.is_instance_of::<PyBufferError>(object.py()) {
-        return error;
-    }
-    let readable = Export::new(object, Use::Read).is_ok();
-    SubmitError::new_err(match usage {
-        Use::Fill if readable => {
-            format!("buffer {position} is read-only; a get needs writable memory")
+fn tensor_storage(tensor: &Bound<'_, PyAny>, position: usize, usage: Use) -> PyResult<Storage> {
+    match storage_of(tensor, usage) {
+        Ok(Ok(storage)) => Ok(storage),
+        Ok(Err(reason)) => Err(SubmitError::new_err(format!("buffer {position} {reason}"))),
+        Err(error) => {
+            let message = format!(
+                "buffer {position} is a tensor whose memory cannot be had ({error}); pass a dense, contiguous tensor on the CPU"
+            );
+            Err(refused(tensor.py(), error, message))
         }
-        _ => format!(
-            "buffer {position} is not contiguous; pass one contiguous span of memory per key"
-        ),
-    })
+    }
+}
+
+/// Says which buffer is refused and what it must be.
+fn explain(error: PyErr, position: usize, usage: Use, object: &Bound<'_, PyAny>) -> PyErr {
+    let py = object.py();
+    let is_buffer_error = error.is_instance_of::<PyBufferError>(py);
+    let message = if is_buffer_error && usage == Use::Fill && Export::new(object, Use::Read).is_ok()
+    {
+        format!("buffer {position} is read-only; a get needs writable memory, such as a bytearray")
+    } else if is_buffer_error {
+        format!(
+            "buffer {position} is not contiguous; pass one contiguous span of memory per key, such as a copy of it"
+        )
+    } else if error.is_instance_of::<PyTypeError>(py) {
+        let kind = type_name(object);
+        format!(
+            "buffer {position} is of type {kind}, which has no memory to share; pass a memoryview, a bytearray, or the like"
+        )
+    } else if error.is_instance_of::<PyValueError>(py) {
+        format!("buffer {position} cannot be used ({error}); pass one that is not released")
+    } else {
+        return error;
+    };
+    refused(py, error, message)
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use kvring::{Completion, KeepAlive, OpenError};
+use kvring::{Completion, OpenError};
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedStr;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyDict;
 
 use crate::buffers::{Use, export_all};
 use crate::errors::{ConfigError, from_open, from_submit};
+use crate::keys::Keys;
 use crate::logging::hand_over;
 use crate::options::config_from;
 use crate::status::{counters_dict, recovery_dict, stats_dict, usage_dict};
@@ -27,11 +27,11 @@ pub(crate) struct Connector {
 #[pymethods]
 impl Connector {
     #[new]
-    #[pyo3(signature = (path, capacity, **options))]
+    #[pyo3(signature = (path = None, capacity = None, **options), text_signature = "(path, capacity, **options)")]
     fn new(
         py: Python<'_>,
-        path: &Bound<'_, PyAny>,
-        capacity: &Bound<'_, PyAny>,
+        path: Option<&Bound<'_, PyAny>>,
+        capacity: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let config = config_from(path, capacity, options)?
@@ -51,34 +51,32 @@ impl Connector {
     fn submit_batch_set(
         &self,
         py: Python<'_>,
-        keys: Vec<PyBackedStr>,
-        memoryviews: &Bound<'_, PyList>,
+        keys: Keys,
+        memoryviews: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
-        let (exports, spans) = export_all(memoryviews, Use::Read)?;
-        let keep_alive: KeepAlive = Box::new(exports);
-        py.detach(|| self.core.submit_set(&keys, &spans, keep_alive)).map_err(from_submit)
+        let (keep_alive, spans) = export_all(memoryviews, Use::Read)?;
+        py.detach(|| self.core.submit_set(&keys.0, &spans, keep_alive)).map_err(from_submit)
     }
 
     /// Load chunks. Returns the future id of the batch.
     fn submit_batch_get(
         &self,
         py: Python<'_>,
-        keys: Vec<PyBackedStr>,
-        memoryviews: &Bound<'_, PyList>,
+        keys: Keys,
+        memoryviews: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
-        let (exports, spans) = export_all(memoryviews, Use::Fill)?;
-        let keep_alive: KeepAlive = Box::new(exports);
-        py.detach(|| self.core.submit_get(&keys, &spans, keep_alive)).map_err(from_submit)
+        let (keep_alive, spans) = export_all(memoryviews, Use::Fill)?;
+        py.detach(|| self.core.submit_get(&keys.0, &spans, keep_alive)).map_err(from_submit)
     }
 
     /// Ask which keys are held. Returns the future id of the batch.
-    fn submit_batch_exists(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<u64> {
-        py.detach(|| self.core.submit_exists(&keys)).map_err(from_submit)
+    fn submit_batch_exists(&self, py: Python<'_>, keys: Keys) -> PyResult<u64> {
+        py.detach(|| self.core.submit_exists(&keys.0)).map_err(from_submit)
     }
 
     /// Remove keys; True means "not here any more", also for a key that never was. Returns the future id of the batch.
-    fn submit_batch_delete(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<u64> {
-        py.detach(|| self.core.submit_delete(&keys)).map_err(from_submit)
+    fn submit_batch_delete(&self, py: Python<'_>, keys: Keys) -> PyResult<u64> {
+        py.detach(|| self.core.submit_delete(&keys.0)).map_err(from_submit)
     }
 
     /// Completions since the last call: (future id, ok, error, one bool per key).
@@ -139,18 +137,18 @@ impl Connector {
     }
 
     /// Ask how many leading keys are held. Returns the future id of the batch.
-    fn submit_batch_prefix(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<u64> {
-        py.detach(|| self.core.submit_prefix(&keys)).map_err(from_submit)
+    fn submit_batch_prefix(&self, py: Python<'_>, keys: Keys) -> PyResult<u64> {
+        py.detach(|| self.core.submit_prefix(&keys.0)).map_err(from_submit)
     }
 
     /// Pin what is held of the keys.
-    fn pin(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<Vec<bool>> {
-        py.detach(|| self.core.pin(&keys)).map_err(from_submit)
+    fn pin(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<bool>> {
+        py.detach(|| self.core.pin(&keys.0)).map_err(from_submit)
     }
 
     /// Take pins back.
-    fn unpin(&self, py: Python<'_>, keys: Vec<PyBackedStr>) -> PyResult<Vec<bool>> {
-        py.detach(|| self.core.unpin(&keys)).map_err(from_submit)
+    fn unpin(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<bool>> {
+        py.detach(|| self.core.unpin(&keys.0)).map_err(from_submit)
     }
 
     /// What each namespace takes.

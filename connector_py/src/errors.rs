@@ -1,8 +1,8 @@
 //! The tree of Python exceptions, and which error of the core becomes which.
 
-use pyo3::PyErr;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyOSError};
+use pyo3::prelude::*;
 
 create_exception!(kvring, KvRingError, PyException, "Base of every error that kvring raises.");
 create_exception!(
@@ -58,10 +58,12 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
         kvring::OpenError::NewerFormat { .. } => FormatError::new_err(message),
         kvring::OpenError::NotFormatted { .. } => NotFormattedError::new_err(message),
         // OSError picks its subclass (PermissionError, FileNotFoundError ...) by errno, as callers expect.
-        kvring::OpenError::Io { source, .. } => match source.raw_os_error() {
-            Some(errno) => PyOSError::new_err((errno, message)),
-            None => KvRingError::new_err(message),
-        },
+        kvring::OpenError::Io { source, .. } | kvring::OpenError::AddressSpace { source, .. } => {
+            match source.raw_os_error() {
+                Some(errno) => PyOSError::new_err((errno, message)),
+                None => KvRingError::new_err(message),
+            }
+        }
         // No engine at all, or one for which the system has no thread or memory left.
         kvring::OpenError::Engine(error) => match error.errno() {
             Some(errno) => PyOSError::new_err((errno, message)),
@@ -77,4 +79,16 @@ pub(crate) fn from_submit(error: kvring::SubmitError) -> PyErr {
         kvring::SubmitError::Closed => ClosedError::new_err(message),
         _ => SubmitError::new_err(message),
     }
+}
+
+/// A batch refused with `message`, because of another exception.
+pub(crate) fn refused(py: Python<'_>, cause: PyErr, message: String) -> PyErr {
+    let error = SubmitError::new_err(message);
+    error.set_cause(py, Some(cause));
+    error
+}
+
+/// Name of an object's class, for messages.
+pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
+    object.get_type().qualname().map_or_else(|_| "?".into(), |name| name.to_string())
 }

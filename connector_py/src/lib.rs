@@ -3,11 +3,13 @@
 mod buffers;
 mod connector;
 mod errors;
+mod keys;
 mod listing;
 mod load;
 mod logging;
 mod options;
 mod status;
+mod tensors;
 
 use pyo3::prelude::*;
 

@@ -89,12 +89,15 @@ pub(crate) struct LoadRun {
 #[pymethods]
 impl LoadRun {
     #[new]
-    #[pyo3(signature = (plan, path, capacity, **options))]
+    #[pyo3(
+        signature = (plan, path = None, capacity = None, **options),
+        text_signature = "(plan, path, capacity, **options)"
+    )]
     fn new(
         py: Python<'_>,
         plan: &LoadPlan,
-        path: &Bound<'_, PyAny>,
-        capacity: &Bound<'_, PyAny>,
+        path: Option<&Bound<'_, PyAny>>,
+        capacity: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let config = config_from(path, capacity, options)?

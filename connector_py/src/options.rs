@@ -29,6 +29,10 @@ fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     if let Ok(values) = value.cast::<PyDict>() {
         return option_values(Some(values)).map(OptionValue::Map).or_else(|_| other());
     }
+    // What stands for a whole number, such as an integer of numpy.
+    if let Ok(integer) = value.call_method0("__index__") {
+        return integer.extract().map(OptionValue::Integer).or_else(|_| other());
+    }
     let path = value.py().import("os")?.call_method1("fspath", (value,));
     match path.and_then(|path| path.extract()) {
         Ok(path) => Ok(OptionValue::Text(path)),
@@ -46,16 +50,18 @@ pub(crate) fn option_values(
     options.into_iter().flatten().map(one).collect()
 }
 
-/// The configuration of a store, from the arguments of a constructor.
+/// The configuration of a store, from the arguments of a constructor. What is missing the core refuses.
 pub(crate) fn config_from(
-    path: &Bound<'_, PyAny>,
-    capacity: &Bound<'_, PyAny>,
+    path: Option<&Bound<'_, PyAny>>,
+    capacity: Option<&Bound<'_, PyAny>>,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Result<Config, ConfigError>> {
-    let mut all = vec![
-        ("path".to_owned(), option_value(path)?),
-        ("capacity".to_owned(), option_value(capacity)?),
-    ];
+    let mut all = Vec::new();
+    for (name, value) in [("path", path), ("capacity", capacity)] {
+        if let Some(value) = value {
+            all.push((name.to_owned(), option_value(value)?));
+        }
+    }
     all.extend(option_values(options)?);
     Ok(Config::from_options(all))
 }

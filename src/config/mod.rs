@@ -1,5 +1,6 @@
 //! What can be set when a store is opened.
 
+mod nearest;
 mod options;
 mod values;
 
@@ -8,6 +9,8 @@ use std::time::Duration;
 
 pub use options::{OPTIONS, OptionSpec};
 pub use values::{OptionValue, size_bytes};
+
+use nearest::nearest;
 
 use crate::checksum::ChecksumKind;
 use crate::error::ConfigError;
@@ -309,16 +312,17 @@ impl Config {
             let spec = OPTIONS.iter().find(|spec| spec.name == name).ok_or_else(|| {
                 ConfigError::Unknown {
                     name: name.clone(),
+                    nearest: nearest(&name, OPTIONS.iter().map(|spec| spec.name)),
                     known: OPTIONS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", "),
                 }
             })?;
             spec.set(&mut config, &value)?;
             given.push(spec.name);
         }
-        if let Some(spec) =
-            OPTIONS.iter().find(|spec| spec.default.is_none() && !given.contains(&spec.name))
-        {
-            return Err(ConfigError::Missing { name: spec.name, meaning: spec.meaning });
+        let required = OPTIONS.iter().filter(|spec| spec.default.is_none()).map(|spec| spec.name);
+        let names: Vec<_> = required.filter(|name| !given.contains(name)).collect();
+        if !names.is_empty() {
+            return Err(ConfigError::Missing { names });
         }
         if let [one_for_all] = config.capacities_bytes[..] {
             config.capacities_bytes = vec![one_for_all; config.paths.len()];
@@ -380,6 +384,10 @@ mod tests {
             options(&[("capacity", OptionValue::Text("1.5GB".into()))]).unwrap().capacity_bytes(),
             1_500_000_000
         );
+        for value in [OptionValue::Float(1.5e9), OptionValue::Text("1.5e9".into())] {
+            assert_eq!(options(&[("capacity", value)]).unwrap().capacity_bytes(), 1_500_000_000);
+        }
+        assert_eq!(options(&[("queue_depth", OptionValue::Float(64.0))]).unwrap().queue_depth, 64);
     }
 
     #[test]
@@ -397,7 +405,9 @@ mod tests {
             ("capacity", OptionValue::Integer(4096)),
             ("capacity", OptionValue::Integer(-1)),
             ("capacity", OptionValue::Text("many".into())),
-            ("capacity", OptionValue::Float(1e9)),
+            ("capacity", OptionValue::Float(1.5)),
+            ("capacity", OptionValue::Float(1e30)),
+            ("capacity", OptionValue::Text("1.5".into())),
             ("max_io_bytes", OptionValue::Integer(5000)),
             ("queue_depth", OptionValue::Integer(0)),
             ("queue_depth", OptionValue::Boolean(true)),
@@ -431,6 +441,6 @@ mod tests {
     #[test]
     fn required_options() {
         let message = Config::from_options([]).unwrap_err().to_string();
-        assert!(message.contains("'path' is required"), "{message}");
+        assert!(message.contains("required and not given: 'path', 'capacity'"), "{message}");
     }
 }

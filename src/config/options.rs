@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::values::{
-    OptionValue, duration_within, each, is_word, number, one_of, path, share_within, size_within,
-    sizes_by_name, truth,
+    OptionValue, count_within, duration_within, each, is_word, number, one_of, path, share_within,
+    size_within, sizes_by_name, truth,
 };
 use super::{
     Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, Layout,
@@ -50,7 +50,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         name: "capacity",
         unit: "bytes",
         default: None,
-        range: "a number of bytes or a string such as '500GiB', at least 16 MiB, or 'all' of a block device; or a list with one for each path",
+        range: "a number of bytes or a string such as '500GiB', from 16 MiB to 1 PiB, or 'all' of a block device; or a list with one for each path",
         meaning: "most bytes that the store takes on disk at each path, data and index together",
         apply: |config, value| {
             let capacity = |value| match is_word(value, "all") {
@@ -175,7 +175,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         range: "0 to 3600",
         meaning: "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased",
         apply: |config, value| {
-            config.lease_s = size_within(value, 0, 3600)? as u32;
+            config.lease_s = count_within(value, 0, 3600)? as u32;
             Ok(())
         },
     },
@@ -214,7 +214,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         range: "2 to 255",
         meaning: "which SET of a key stores it, with admit 'second_use'",
         apply: |config, value| {
-            config.admit_after = size_within(value, 2, 255)? as u8;
+            config.admit_after = count_within(value, 2, 255)? as u8;
             Ok(())
         },
     },
@@ -303,7 +303,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         range: "0 to 100",
         meaning: "how often a write that has failed twice is tried again, with growing pauses from 10 ms on, in 'persistent'",
         apply: |config, value| {
-            config.persistent_max_retries = size_within(value, 0, 100)? as u32;
+            config.persistent_max_retries = count_within(value, 0, 100)? as u32;
             Ok(())
         },
     },
@@ -314,7 +314,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         range: "1 to 4096",
         meaning: "most transfers in the device at a time, of loads and of stores; with engine 'posix' 16 of each per io_thread at most",
         apply: |config, value| {
-            config.queue_depth = size_within(value, 1, 4096)? as usize;
+            config.queue_depth = count_within(value, 1, 4096)? as usize;
             Ok(())
         },
     },
@@ -344,7 +344,7 @@ pub const OPTIONS: &[OptionSpec] = &[
                 OptionValue::Text(text) if text == "auto" => std::thread::available_parallelism()
                     .map_or(1, |cores| cores.get() / 8)
                     .clamp(1, 4),
-                _ => size_within(value, 1, 64)? as usize,
+                _ => count_within(value, 1, 64)? as usize,
             };
             Ok(())
         },
@@ -400,7 +400,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         range: "0 to 600000",
         meaning: "after this time in the queue a SET goes ahead of GETs, however long these take: SETs then have an eighth of what is in the device, or one piece",
         apply: |config, value| {
-            config.set_max_wait = Duration::from_millis(size_within(value, 0, 600_000)?);
+            config.set_max_wait = Duration::from_millis(count_within(value, 0, 600_000)?);
             Ok(())
         },
     },
@@ -422,7 +422,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         range: "1 to 16777216",
         meaning: "most keys of SETs that are not answered yet; as set_queue_bytes",
         apply: |config, value| {
-            config.set_queue_operations = size_within(value, 1, 1 << 24)?;
+            config.set_queue_operations = count_within(value, 1, 1 << 24)?;
             Ok(())
         },
     },
@@ -444,7 +444,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         range: "0 to 60000",
         meaning: "how long a submit waits for room with backpressure 'block'",
         apply: |config, value| {
-            config.backpressure_timeout = Duration::from_millis(size_within(value, 0, 60_000)?);
+            config.backpressure_timeout = Duration::from_millis(count_within(value, 0, 60_000)?);
             Ok(())
         },
     },
@@ -472,6 +472,7 @@ impl OptionSpec {
             value: value.to_string(),
             reason,
             range: self.range,
+            unit: self.unit,
         })
     }
 }
@@ -480,6 +481,7 @@ impl ConfigError {
     /// A value that is in range and does not fit what the path names.
     pub(crate) fn unfitting(name: &'static str, value: String, reason: String) -> Self {
         let spec = OPTIONS.iter().find(|spec| spec.name == name);
-        Self::Invalid { name, value, reason, range: spec.map_or("", |spec| spec.range) }
+        let (range, unit) = spec.map_or(("", ""), |spec| (spec.range, spec.unit));
+        Self::Invalid { name, value, reason, range, unit }
     }
 }

@@ -1,11 +1,12 @@
 //! Values as callers give them, and how they are read.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use bytesize::ByteSize;
+use bytesize::Unit;
 use nix::unistd::{Uid, User};
+
+use super::nearest::nearest;
 
 /// A value as a caller (JSON, Python, Rust) gives it.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,8 +86,21 @@ pub(super) fn path(value: &OptionValue) -> Result<PathBuf, String> {
 pub(super) fn text(value: &OptionValue) -> Result<&str, String> {
     match value {
         OptionValue::Text(text) => Ok(text),
-        _ => Err("it is not a string".into()),
+        _ => Err(wrong_kind(value, "a string")),
     }
+}
+
+/// That a value is not what is `wanted`.
+fn wrong_kind(value: &OptionValue, wanted: &str) -> String {
+    let kind = match value {
+        OptionValue::Boolean(_) => "a truth value",
+        OptionValue::Integer(_) | OptionValue::Float(_) => "a number",
+        OptionValue::Text(_) => "a string",
+        OptionValue::List(_) => "a list",
+        OptionValue::Map(_) => "a mapping",
+        OptionValue::Other(_) => return format!("it is not {wanted}"),
+    };
+    format!("it is {kind}, not {wanted}")
 }
 
 pub(super) fn one_of<'value>(
@@ -94,7 +108,13 @@ pub(super) fn one_of<'value>(
     choices: &[&str],
 ) -> Result<&'value str, String> {
     let text = text(value)?;
-    if choices.contains(&text) { Ok(text) } else { Err("it is not one of the choices".into()) }
+    if choices.contains(&text) {
+        return Ok(text);
+    }
+    Err(match nearest(text, choices.iter().copied()) {
+        Some(nearest) => format!("it is not one of the choices; did you mean '{nearest}'?"),
+        None => "it is not one of the choices".into(),
+    })
 }
 
 pub(super) fn number(value: &OptionValue) -> Result<f64, String> {
@@ -102,10 +122,62 @@ pub(super) fn number(value: &OptionValue) -> Result<f64, String> {
         OptionValue::Integer(integer) => Ok(*integer as f64),
         OptionValue::Float(float) => Ok(*float),
         OptionValue::Text(text) => text.trim().parse().map_err(|_| "it is not a number".into()),
-        OptionValue::List(_)
-        | OptionValue::Map(_)
-        | OptionValue::Boolean(_)
-        | OptionValue::Other(_) => Err("it is not a number".into()),
+        _ => Err(wrong_kind(value, "a number")),
+    }
+}
+
+/// A whole number, however it is written: 4, 4.0 and '4' are the same.
+fn whole(value: &OptionValue, wanted: &str) -> Result<i128, String> {
+    match value {
+        OptionValue::Integer(integer) => Ok(*integer),
+        OptionValue::Float(float) if float.is_finite() && float.fract() == 0.0 => {
+            Ok(*float as i128)
+        }
+        OptionValue::Float(_) => Err(format!("it is not {wanted}")),
+        OptionValue::Text(text) => match text.trim().parse() {
+            Ok(integer) => Ok(integer),
+            Err(_) => Err(format!("it is not {wanted}")),
+        },
+        _ => Err(wrong_kind(value, wanted)),
+    }
+}
+
+/// A number of things that are no bytes.
+pub(super) fn count_within(value: &OptionValue, least: u64, most: u64) -> Result<u64, String> {
+    within(whole(value, "a whole number")?, least, most, |count| count.to_string())
+}
+
+/// A number of bytes, or a string such as '500GiB'.
+pub(super) fn size_within(value: &OptionValue, least: u64, most: u64) -> Result<u64, String> {
+    let size = match value {
+        OptionValue::Text(text) => parse_size(text)?,
+        _ => whole(value, "a whole number of bytes")?,
+    };
+    within(size, least, most, size_text)
+}
+
+fn within(
+    number: i128,
+    least: u64,
+    most: u64,
+    text: impl Fn(i128) -> String,
+) -> Result<u64, String> {
+    match u64::try_from(number) {
+        Ok(fits) if (least..=most).contains(&fits) => Ok(fits),
+        _ if number < i128::from(least) => {
+            Err(format!("{} is less than {}", text(number), text(least.into())))
+        }
+        _ => Err(format!("{} is more than {}", text(number), text(most.into()))),
+    }
+}
+
+/// A number of bytes in the largest unit that it is a multiple of.
+fn size_text(bytes: i128) -> String {
+    let units = ["PiB", "TiB", "GiB", "MiB", "KiB"];
+    let factors = (1..=units.len() as u32).rev().map(|power| 1024_i128.pow(power));
+    match units.into_iter().zip(factors).find(|(_, factor)| bytes != 0 && bytes % factor == 0) {
+        Some((unit, factor)) => format!("{} {unit}", bytes / factor),
+        None => format!("{bytes} bytes"),
     }
 }
 
@@ -114,30 +186,43 @@ pub(super) fn number(value: &OptionValue) -> Result<f64, String> {
 /// # Errors
 /// Why it cannot be read.
 pub fn size_bytes(text: &str) -> Result<u64, String> {
-    match ByteSize::from_str(text) {
-        Ok(size) => Ok(size.0),
-        Err(error) => Err(format!("it cannot be read: {error}")),
-    }
+    within(parse_size(text)?, 0, u64::MAX, size_text)
 }
 
-pub(super) fn size_within(value: &OptionValue, least: u64, most: u64) -> Result<u64, String> {
-    let size = match value {
-        OptionValue::Integer(integer) => {
-            u64::try_from(*integer).map_err(|_| "it is out of range".to_owned())?
-        }
-        OptionValue::Text(text) => size_bytes(text)?,
-        OptionValue::Float(_)
-        | OptionValue::List(_)
-        | OptionValue::Map(_)
-        | OptionValue::Boolean(_)
-        | OptionValue::Other(_) => {
-            return Err("it is not a whole number of bytes in range".into());
+fn parse_size(text: &str) -> Result<i128, String> {
+    let text = text.trim();
+    let wrong = |what: String| format!("{what}; a size is a number and a unit, such as '500GiB'");
+    if let Ok(bytes) = text.parse() {
+        return Ok(bytes);
+    }
+    if text.starts_with('-') {
+        return Err(wrong("a size is not negative".into()));
+    }
+    let (number, factor) = match text.parse::<f64>() {
+        // 1.5e9 as well.
+        Ok(number) if number.is_finite() => (text, 1),
+        _ => {
+            let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.');
+            let (number, unit) = text.split_at(end.unwrap_or(text.len()));
+            if number.is_empty() {
+                return Err(wrong("it does not begin with a number".into()));
+            }
+            let unit = unit.trim_start();
+            let factor = unit.parse::<Unit>().map_err(|_| {
+                wrong(format!(
+                    "'{unit}' is no unit, which are B, KiB, MiB, GiB, TiB, PiB, kB, MB, GB, TB and PB"
+                ))
+            })?;
+            (number, factor * 1_u64)
         }
     };
-    if (least..=most).contains(&size) {
-        Ok(size)
-    } else {
-        Err(format!("{size} is not within {least} to {most}"))
+    if let Ok(whole) = number.parse::<u64>() {
+        return Ok(i128::from(whole) * i128::from(factor));
+    }
+    let number: f64 = number.parse().map_err(|_| wrong(format!("'{number}' is no number")))?;
+    match factor {
+        1 if number.fract() != 0.0 => Err("a number of bytes is a whole one".into()),
+        _ => Ok((number * factor as f64) as i128),
     }
 }
 
@@ -173,7 +258,7 @@ pub(super) fn truth(value: &OptionValue) -> Result<bool, String> {
     match value {
         OptionValue::Boolean(truth) => Ok(*truth),
         OptionValue::Text(text) => text.parse().map_err(|_| "it is not a truth value".into()),
-        _ => Err("it is not a truth value".into()),
+        _ => Err(wrong_kind(value, "a truth value")),
     }
 }
 
@@ -189,7 +274,7 @@ pub(super) fn sizes_by_name(
     most: u64,
 ) -> Result<Vec<(String, u64)>, String> {
     let OptionValue::Map(values) = value else {
-        return Err("it is not a mapping of names to sizes".into());
+        return Err(wrong_kind(value, "a mapping of names to sizes"));
     };
     let size = |(name, value): &(String, OptionValue)| {
         let size =

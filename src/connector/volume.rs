@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use bytesize::ByteSize;
+
 use super::closing::Shutdown;
 use super::engines;
 use super::home::Found;
@@ -73,6 +75,14 @@ impl OpenedVolume {
         };
         let (home, index, data) = found.prepare(&config)?;
         let budget = Arc::new(home.budget(&config));
+        if let Some((floor_bytes, all_bytes)) = budget.floor_above_all() {
+            log::warn!(
+                "{}: min_free = {} is more than its file system has, {} in all: the store cannot grow; lower min_free",
+                path.display(),
+                ByteSize(floor_bytes),
+                ByteSize(all_bytes)
+            );
+        }
         let sharing = index.sharing();
         let (index, store, recovery, suspects) =
             Index::open(index, &budget, rules, config.clock.now_ms(), |mean_use_by_file| {

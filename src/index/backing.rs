@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytemuck::Zeroable;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::first_page::read_owner;
 use super::mapping::Mapping;
@@ -296,16 +297,36 @@ impl Backing {
     }
 
     /// Maps it as long as it can ever become within `capacity_bytes`: address space costs nothing, and records never move.
-    pub(super) fn map(&self, length: u64, capacity_bytes: u64) -> io::Result<Mapping> {
+    ///
+    /// # Errors
+    /// `OpenError`, also where the process may not have so much address space.
+    pub(super) fn map(&self, length: u64, capacity_bytes: u64) -> Result<Mapping, OpenError> {
         let bytes = match &self.region {
             Some(region) => region.most_bytes,
             None => {
                 (capacity_bytes / 8).clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length))
             }
         };
-        let mapping = Mapping::new(&self.file, self.offset(), bytes as usize)?;
+        let mapping = Mapping::new(&self.file, self.offset(), bytes as usize);
+        let mapping = mapping.map_err(|source| self.unmappable(bytes, source))?;
         mapping.find_holes(&self.file, self.offset(), length as usize);
         Ok(mapping)
+    }
+
+    fn unmappable(&self, needed_bytes: u64, source: io::Error) -> OpenError {
+        let path = self.path().to_owned();
+        if source.raw_os_error() != Some(libc::ENOMEM) {
+            return OpenError::Io { action: "map", path, source };
+        }
+        let limit = getrlimit(Resource::RLIMIT_AS).map(|(soft, _)| soft);
+        let limit_bytes = limit.ok().filter(|soft| *soft != RLIM_INFINITY);
+        // What the index of a device can become was settled when it was formatted.
+        let way_out = if self.region.is_some() {
+            ""
+        } else {
+            ", or lower capacity, of which it is an eighth"
+        };
+        OpenError::AddressSpace { path, needed_bytes, limit_bytes, way_out, source }
     }
 
     /// Longest step by which it grows.

@@ -244,7 +244,7 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// Drops the chunk behind `pin`, whose bytes are not what was stored. Returns its key; none if it is gone already.
+    /// Drops the chunk behind `pin`, whose bytes are not what was stored.
     pub(crate) fn discard(&self, pin: &Pin) {
         let mut shard = self.shards[pin.shard as usize].0.lock();
         let tag = shard.entries[pin.entry].digest.tag();

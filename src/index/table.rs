@@ -122,7 +122,7 @@ impl Table {
         }
         let length = backing.length().map_err(io_error("read the length of"))?;
         let length = length.unwrap_or(HEADER_BYTES);
-        let mapping = backing.map(length, budget.capacity_bytes()).map_err(io_error("map"))?;
+        let mapping = backing.map(length, budget.capacity_bytes())?;
         let session = match fresh {
             true => None,
             false => read_session(backing.file(), backing.offset()),

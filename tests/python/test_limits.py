@@ -1,6 +1,8 @@
-"""What an open does where the system gives it no thread."""
+"""What an open does where the system gives it no thread, or no address space."""
 
+import errno
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -9,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY
+import kvring
+from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY, Client, pattern, run_child
+
+GIB = 1 << 30
 
 # Nobody's: its threads are those of the test.
 USER_ID = 54321
@@ -72,3 +77,28 @@ def test_an_open_that_gets_no_thread_raises_an_os_error(
     for refusal in refusals:
         assert refusal.startswith("BlockingIOError "), refusal
         assert "thread" in refusal, refusal
+
+
+def open_with_little_address_space(directory: str) -> None:
+    """Open a store whose index takes more than is left, then one whose index does not."""
+    taken_pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    limit_bytes = taken_pages * resource.getpagesize() + 6 * GIB
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    try:
+        kvring.Connector(directory, 64 * GIB)
+    except OSError as error:
+        print(error.errno, f"{limit_bytes / GIB:.1f} GiB", error, sep="\n")
+    with kvring.Connector(directory, GIB) as connector:
+        Client(connector).store({"key": pattern(4096, 1)})
+    print("stored")
+
+
+def test_an_open_that_gets_no_address_space_says_how_much_and_why(store_directory: Path) -> None:
+    ended = run_child(open_with_little_address_space, str(store_directory))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    code, limit, told, outcome = ended.stdout.splitlines()
+    assert (int(code), outcome) == (errno.ENOMEM, "stored")
+    assert f"cannot map {store_directory}/index.kvring: " in told
+    assert "the index reserves 8.0 GiB of address space for all that it can become" in told
+    assert f"this process may have {limit} in all" in told
+    assert "raise the limit on address space (ulimit -v, RLIMIT_AS), or lower capacity" in told

@@ -1,18 +1,35 @@
 """Options, and what is said of those that do not fit."""
 
 import math
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvring
+from kvring._native import LoadPlan, LoadRun
 from tests.python.conftest import CAPACITY_BYTES, Client, pattern
 
 GIB = 1 << 30
 CAPACITY_RANGE = (
-    "a number of bytes or a string such as '500GiB', at least 16 MiB, or 'all' of a block device"
+    "a number of bytes or a string such as '500GiB', from 16 MiB to 1 PiB, or 'all' of a block"
+    " device"
 )
+
+
+class Number:
+    """Stands for a whole number, as an integer of numpy does."""
+
+    def __init__(self, value: int) -> None:
+        """Note it."""
+        self.value = value
+
+    def __index__(self) -> int:
+        """Return it."""
+        return self.value
 
 
 def capacity_bytes(directory: Path, capacity: Any) -> int:
@@ -37,10 +54,14 @@ def capacity_bytes(directory: Path, capacity: Any) -> int:
         ("500gib", 500 * GIB),
         ("1073741824", GIB),
         ("100000000 B", 100_000_000),
+        (1.5e9, 1_500_000_000),
+        ("1.5e9", 1_500_000_000),
+        (Number(GIB), GIB),
     ],
+    ids=str,
 )
 def test_capacity_is_a_number_or_a_string(
-    store_directory: Path, capacity: int | str, expected_bytes: int
+    store_directory: Path, capacity: Any, expected_bytes: int
 ) -> None:
     assert capacity_bytes(store_directory, capacity) == expected_bytes
 
@@ -56,10 +77,11 @@ def test_capacity_is_a_number_or_a_string(
         (1 << 70, "1180591620717411303424"),
         (1 << 200, str(1 << 200)),
         (True, "true"),
-        (1e9, "1000000000"),
+        (1.5, "1.5"),
+        (1.5e30, "1500000000000000000000000000000"),
+        (Number(5), "5 bytes"),
         (math.nan, "NaN"),
         (math.inf, "inf"),
-        (None, "None"),
         ("", "''"),
         ("many", "'many'"),
         ("-1GiB", "'-1GiB'"),
@@ -80,6 +102,66 @@ def test_a_capacity_that_does_not_fit_is_named_with_the_range(
     assert shown in message
     assert CAPACITY_RANGE in message
     assert not store_directory.exists(), "nothing is made for options that do not fit"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("capacity", "99EiB", "99EiB' is not valid: 101376 PiB is more than 1 PiB"),
+        ("capacity", "1MiB", "1 MiB is less than 16 MiB"),
+        ("capacity", "10 apples", "'apples' is no unit, which are B, KiB, MiB, GiB"),
+        ("capacity", "1GiB and more", "'GiB and more' is no unit"),
+        ("capacity", "-5GiB", "a size is not negative; a size is a number and a unit"),
+        ("capacity", "many", "it does not begin with a number; a size is a number and a unit"),
+        ("capacity", "1.2.3GiB", "'1.2.3' is no number; a size is a number and a unit"),
+        ("capacity", 1.5, "it is not a whole number of bytes"),
+        ("capacity", 50_000_000.5, "it is not a whole number of bytes"),
+        ("capacity", "50000000.5", "a number of bytes is a whole one"),
+        ("capacity", True, "it is a truth value, not a whole number of bytes"),
+        ("capacity", {"bytes": 1}, "it is a mapping, not a whole number of bytes"),
+        ("min_free", True, "it is a truth value, not a whole number of bytes"),
+        ("io_threads", True, "a truth value, not a whole number; it takes 'auto' or 1 to 64 (thr"),
+        ("io_threads", 1.5, "it is not a whole number; it takes 'auto' or 1 to 64 (threads)"),
+        ("io_threads", "64KiB", "it is not a whole number; it takes 'auto' or 1 to 64 (threads)"),
+        ("io_threads", 65, "65 is more than 64; it takes 'auto' or 1 to 64 (threads)"),
+        ("queue_depth", 0, "0 is less than 1; it takes 1 to 4096 (transfers)"),
+        ("lease_s", False, "it is a truth value, not a whole number; it takes 0 to 3600 (seconds)"),
+        ("drain_timeout_s", True, "it is a truth value, not a number; it takes 0 to 3600 (seconds"),
+        ("high_watermark", True, "it is a truth value, not a number; it takes 0.5 to 1"),
+        ("ttl", True, "it is a truth value, not a number"),
+        ("format", 1, "it is a number, not a truth value"),
+        ("eviction", "lruu", "it is not one of the choices; did you mean 'lru'?"),
+        ("eviction", "LRU", "did you mean 'lru'?"),
+        ("layout", "extent", "did you mean 'extents'?"),
+        ("engine", "iouring", "did you mean 'io_uring'?"),
+        ("eviction", 7, "it is a number, not a string"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_what_fits(
+    store_directory: Path, name: str, value: Any, told: str
+) -> None:
+    options = {"capacity": CAPACITY_BYTES, name: value}
+    with pytest.raises(kvring.ConfigError) as refusal:
+        kvring.Connector(store_directory, **options)
+    assert told in str(refusal.value)
+    assert "500GiB" in str(refusal.value) or name != "capacity"
+    assert not store_directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "stat", "expected"),
+    [
+        ({"queue_depth": 64.0, "io_threads": Number(2)}, "io_threads", 2),
+        ({"io_threads": 3.0}, "io_threads", 3),
+        ({"lease_s": 5.0, "min_free": 0.0, "io_threads": "1"}, "io_threads", 1),
+    ],
+    ids=str,
+)
+def test_whole_numbers_are_taken_in_any_form(
+    store_directory: Path, options: dict[str, Any], stat: str, expected: int
+) -> None:
+    with kvring.Connector(store_directory, CAPACITY_BYTES, **options) as connector:
+        assert connector.stats()[stat] == expected
 
 
 @pytest.mark.parametrize(
@@ -169,12 +251,85 @@ def test_an_unknown_option_lists_those_that_exist(store_directory: Path, name: s
     assert not store_directory.exists()
 
 
-@pytest.mark.parametrize("arguments", [{}, {"path": "p"}, {"capacity": "1GiB"}], ids=str)
-def test_path_and_capacity_are_required(arguments: dict[str, Any]) -> None:
-    missing = {"path", "capacity"} - arguments.keys()
-    with pytest.raises(TypeError) as refusal:
-        kvring.Connector(**arguments)
-    assert all(f"'{name}'" in str(refusal.value) for name in missing)
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("evicton", "eviction"),
+        ("Path", "path"),
+        ("capcity", "capacity"),
+        ("queue_depht", "queue_depth"),
+        ("io_thread", "io_threads"),
+        ("l1_memory_desc", None),
+        ("", None),
+    ],
+)
+def test_of_an_unknown_option_the_one_that_was_meant_is_named(
+    store_directory: Path, name: str, meant: str | None
+) -> None:
+    with pytest.raises(kvring.ConfigError) as refusal:
+        kvring.Connector(store_directory, CAPACITY_BYTES, **{name: 1})
+    hint = f"unknown option '{name}' (did you mean '{meant}'?); the options are"
+    assert (hint in str(refusal.value)) == (meant is not None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"path": "p"},
+        {"capacity": "1GiB"},
+        {"path": "p", "capacity": None},
+        {"path": None, "capacity": "1GiB"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "opener", [kvring.Connector, partial(LoadRun, LoadPlan())], ids=["Connector", "LoadRun"]
+)
+def test_path_and_capacity_are_required(
+    opener: Callable[..., object], arguments: dict[str, Any]
+) -> None:
+    missing = [name for name in ("path", "capacity") if arguments.get(name) is None]
+    with pytest.raises(kvring.ConfigError) as refusal:
+        opener(**arguments)
+    names = ", ".join(f"'{name}'" for name in missing)
+    example = '"path": "/mnt/nvme/kvring", "capacity": "500GiB"'
+    assert str(refusal.value) == f"required and not given: {names}; for example {example}"
+
+
+@pytest.mark.parametrize("kind", ["file", "FIFO"])
+def test_a_path_that_is_no_directory_is_called_what_it_is(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "store"
+    if kind == "file":
+        path.write_bytes(b"content")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(kvring.ConfigError) as refusal:
+        kvring.Connector(path, CAPACITY_BYTES)
+    told = f"{path} cannot hold a store: it is a {kind}"
+    assert str(refusal.value).startswith(told)
+    assert "give a directory" in str(refusal.value)
+    assert "or a block device" in str(refusal.value)
+    assert kind == "FIFO" or path.read_bytes() == b"content"
+
+
+def test_a_floor_above_the_whole_file_system_is_warned_of(
+    store_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_directory.mkdir()
+    file_system = os.statvfs(store_directory)
+    all_bytes = file_system.f_blocks * file_system.f_frsize
+    kvring.Connector(store_directory, CAPACITY_BYTES, min_free=all_bytes).close()
+    assert not [line for line in caplog.messages if "more than its file system" in line]
+    if all_bytes >= 1 << 50:
+        pytest.skip("the file system is as large as any min_free")
+    with kvring.Connector(store_directory, CAPACITY_BYTES, min_free="1PiB") as connector:
+        connector.stats()
+    (line,) = [line for line in caplog.messages if "more than its file system" in line]
+    assert f"{store_directory}: min_free = 1.0 PiB is more than its file system has" in line
+    power = min((all_bytes.bit_length() - 1) // 10, 5)
+    assert f"{all_bytes / 1024**power:.1f} {' KMGTP'[power]}iB in all" in line
+    assert "lower min_free" in line
 
 
 def test_options_tells_unit_default_range_and_meaning() -> None:

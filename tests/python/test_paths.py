@@ -85,11 +85,11 @@ def test_a_single_path_may_be_a_list(disks: list[str]) -> None:
     [
         ([], "1GiB", "'path' = [] is not valid: it is empty"),
         (["", "b"], "1GiB", "'path' = ['', 'b'] is not valid: it is empty"),
-        (["a", 7], "1GiB", "it is not a string"),
+        (["a", 7], "1GiB", "it is a number, not a string"),
         ([f"path{number}" for number in range(31)], "1GiB", "31 paths are too many"),
         (["a", "b"], ["1GiB", "1GiB", "1GiB"], "2 paths but 3 capacities"),
         (["a", "b"], [], "'capacity' = [] is not valid: it is empty"),
-        (["a", "b"], ["1GiB", "1KiB"], "1024 is not within 16777216"),
+        (["a", "b"], ["1GiB", "1KiB"], "1 KiB is less than 16 MiB"),
     ],
 )
 def test_wrong_lists_are_refused(

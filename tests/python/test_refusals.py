@@ -16,24 +16,38 @@ RELEASED.release()
 WRONG_KEYS: dict[str, tuple[Any, type[Exception], str]] = {
     "too long in two-byte characters": ("é" * 2049, kvring.SubmitError, "key 1 has 4098 bytes"),
     "too long in four-byte characters": ("😀" * 1025, kvring.SubmitError, "key 1 has 4100 bytes"),
-    "a lone surrogate": ("key \ud800", UnicodeEncodeError, "surrogates not allowed"),
-    "bytes": (b"key", TypeError, "bytes"),
-    "an int": (1, TypeError, "int"),
-    "None": (None, TypeError, "None"),
+    "a lone surrogate": (
+        "key \ud800",
+        kvring.SubmitError,
+        "key 1 has a lone surrogate, which UTF-8 cannot hold; write it in another way",
+    ),
+    "bytes": (b"key", kvring.SubmitError, "key 1 is of type bytes; pass a str"),
+    "an int": (1, kvring.SubmitError, "key 1 is of type int; pass a str"),
+    "None": (None, kvring.SubmitError, "key 1 is of type NoneType; pass a str"),
 }
+NO_MEMORY = "which has no memory to share; pass a memoryview"
 WRONG_BUFFERS: dict[str, tuple[Any, type[Exception], str]] = {
-    "every second byte": (STRIDED, kvring.SubmitError, "buffer 1 is not contiguous"),
-    "backwards": (REVERSED, kvring.SubmitError, "buffer 1 is not contiguous"),
-    "released": (RELEASED, ValueError, "released"),
-    "no buffer": (object(), TypeError, "bytes-like"),
-    "a str": ("content", TypeError, "bytes-like"),
-    "None": (None, TypeError, "bytes-like"),
+    "every second byte": (
+        STRIDED,
+        kvring.SubmitError,
+        "buffer 1 is not contiguous; pass one contiguous span of memory per key",
+    ),
+    "backwards": (REVERSED, kvring.SubmitError, "buffer 1 is not contiguous; pass one"),
+    "released": (RELEASED, kvring.SubmitError, "buffer 1 cannot be used (ValueError: "),
+    "no buffer": (object(), kvring.SubmitError, f"buffer 1 is of type object, {NO_MEMORY}"),
+    "a str": ("content", kvring.SubmitError, f"buffer 1 is of type str, {NO_MEMORY}"),
+    "an int": (5, kvring.SubmitError, f"buffer 1 is of type int, {NO_MEMORY}"),
+    "None": (None, kvring.SubmitError, f"buffer 1 is of type NoneType, {NO_MEMORY}"),
 }
 WRONG_FOR_SET: dict[str, tuple[Any, type[Exception], str]] = {
     "of length zero": (b"", kvring.SubmitError, "buffer 1 has 0 bytes; a chunk has 1 byte"),
 }
 WRONG_FOR_GET: dict[str, tuple[Any, type[Exception], str]] = {
-    "bytes": (bytes(4096), kvring.SubmitError, "buffer 1 is read-only"),
+    "bytes": (
+        bytes(4096),
+        kvring.SubmitError,
+        "buffer 1 is read-only; a get needs writable memory, such as a bytearray",
+    ),
     "a read-only view": (
         memoryview(bytearray(4096)).toreadonly(),
         kvring.SubmitError,
@@ -137,33 +151,64 @@ def test_counts_that_differ(
     assert not is_exported(memory)
 
 
+NOT_A_LIST = "memoryviews is of type {}; pass a list with one buffer for each key"
+
+
 @pytest.mark.parametrize("operation", ["set", "get"])
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "kind", "text"),
     [
-        (),
-        (["good"],),
-        (["good"], [bytearray(8)], []),
-        (["good"], None),
-        (["good"], bytearray(8)),
-        (["good"], (bytearray(8),)),
-        ("good", [bytearray(8)] * 4),
-        (None, [bytearray(8)]),
+        ((), TypeError, ""),
+        ((["good"],), TypeError, ""),
+        ((["good"], [bytearray(8)], []), TypeError, ""),
+        ((["good"], None), kvring.SubmitError, NOT_A_LIST.format("NoneType")),
+        ((["good"], bytearray(8)), kvring.SubmitError, NOT_A_LIST.format("bytearray")),
+        ((["good"], memoryview(b"memory")), kvring.SubmitError, NOT_A_LIST.format("memoryview")),
+        ((["good"], "text"), kvring.SubmitError, "buffer 0 is of type str, which has no memory"),
+        (("good", [bytearray(8)] * 4), kvring.SubmitError, "keys is one str; pass a list of str"),
+        ((None, [bytearray(8)]), kvring.SubmitError, "keys is of type NoneType; pass a list of"),
+        ((7, [bytearray(8)]), kvring.SubmitError, "keys is of type int; pass a list of str"),
     ],
     ids=str,
 )
 def test_arguments_of_a_wrong_kind_with_buffers(
-    client: Client, operation: str, arguments: tuple[Any, ...]
+    client: Client, operation: str, arguments: tuple[Any, ...], kind: type[Exception], text: str
 ) -> None:
-    assert_refused(client, TypeError, "", operation, *arguments)
+    assert_refused(client, kind, text, operation, *arguments)
 
 
-@pytest.mark.parametrize("operation", ["exists", "delete"])
-@pytest.mark.parametrize("arguments", [(), ("good",), (None,), (["good"], ["good"])], ids=str)
+@pytest.mark.parametrize("operation", ["exists", "delete", "prefix"])
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ((), TypeError, ""),
+        ((["good"], ["good"]), TypeError, ""),
+        (("good",), kvring.SubmitError, "keys is one str; pass a list of str"),
+        ((None,), kvring.SubmitError, "keys is of type NoneType; pass a list of str"),
+    ],
+    ids=str,
+)
 def test_arguments_of_a_wrong_kind_alone(
-    client: Client, operation: str, arguments: tuple[Any, ...]
+    client: Client, operation: str, arguments: tuple[Any, ...], kind: type[Exception], text: str
 ) -> None:
-    assert_refused(client, TypeError, "", operation, *arguments)
+    assert_refused(client, kind, text, operation, *arguments)
+
+
+@pytest.mark.parametrize("method", ["pin", "unpin"])
+def test_wrong_keys_of_pins(client: Client, method: str) -> None:
+    for keys, text in [("good", "keys is one str"), (["good", 1], "key 1 is of type int")]:
+        with pytest.raises(kvring.SubmitError, match=text):
+            getattr(client.connector, method)(keys)
+
+
+def test_keys_and_buffers_may_be_tuples(client: Client) -> None:
+    keys: Any = ("held", "last")
+    content = pattern(4096, 1)
+    future_id = client.connector.submit_batch_set(keys[:1], (content,))
+    assert client.wait(future_id).ok
+    assert client.exists(keys) == [True, False]
+    assert client.load("held", 4096) == content
+    client.delete(["held"])
 
 
 def test_the_longest_chunk_is_one_that_fits(client: Client) -> None:

@@ -19,7 +19,7 @@ impl Target {
     /// Looks at `path`.
     ///
     /// # Errors
-    /// A character device; a path below /dev that is not there: a directory made there because of a typo would take memory
+    /// A character device, or a file of another kind; a path below /dev that is not there: a directory made there because of a typo would take memory
     /// instead of the drive.
     pub(crate) fn of(path: &Path) -> Result<Self, OpenError> {
         let unsuitable = |reason: &str| OpenError::Unsuitable {
@@ -31,6 +31,12 @@ impl Target {
             Ok(metadata) if metadata.file_type().is_char_device() => Err(unsuitable(
                 "it is a character device; name a block device (of an NVMe drive /dev/nvme0n1, not /dev/nvme0) or a directory",
             )),
+            Ok(metadata) if !metadata.is_dir() => {
+                let kind = if metadata.is_file() { "a file" } else { "a FIFO or a socket" };
+                Err(unsuitable(&format!(
+                    "it is {kind}; give a directory, which is made if it is missing, or a block device"
+                )))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound && is_below_dev(path) => {
                 Err(OpenError::NoDevice { path: path.to_owned() })
             }

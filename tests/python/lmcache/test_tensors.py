@@ -1,0 +1,126 @@
+"""Real tensors of torch as memory, and integers of numpy as options."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvring
+from tests.python.conftest import Client
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make lmcache)")
+numpy = pytest.importorskip("numpy")
+
+pytestmark = pytest.mark.lmcache
+
+CAPACITY_BYTES = 256 << 20
+DTYPES = [
+    "uint8",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "bool",
+    "float8_e4m3fn",
+]
+
+
+@pytest.fixture
+def client(data_directory: Path) -> Iterator[Client]:
+    """Open a store."""
+    with kvring.Connector(data_directory / "store", CAPACITY_BYTES) as connector:
+        yield Client(connector)
+
+
+def noise(dtype: str, *shape: int) -> Any:
+    """Make a tensor whose bytes are random; of a bool each is 0 or 1."""
+    kind = getattr(torch, dtype)
+    length_bytes = torch.empty(shape, dtype=kind).nbytes
+    most = 2 if dtype == "bool" else 256
+    return torch.randint(0, most, (length_bytes,), dtype=torch.uint8).view(kind).view(shape)
+
+
+def bytes_of(tensor: Any) -> bytes:
+    """Return the bytes of a contiguous tensor."""
+    return bytes(tensor.view(-1).view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_dtype_is_stored_and_loaded(client: Client, dtype: str) -> None:
+    if not hasattr(torch, dtype):
+        pytest.skip(f"this torch has no {dtype}")
+    stored: list[Any] = [noise(dtype, 2, 3, 501), noise(dtype, 64, 64)[3:7]]
+    assert client.set(["a", "b"], stored).ok
+    loaded: list[Any] = [torch.zeros_like(tensor) for tensor in stored]
+    assert client.get(["a", "b"], loaded).results == [True, True]
+    assert [bytes_of(tensor) for tensor in loaded] == [bytes_of(tensor) for tensor in stored]
+    assert client.load("a", stored[0].nbytes) == bytes_of(stored[0])
+
+
+def test_parameters_and_tensors_of_numpy_are_tensors(client: Client) -> None:
+    parameter: Any = torch.nn.Parameter(torch.rand(1000))
+    borrowed: Any = torch.from_numpy(numpy.arange(1000.0))
+    assert client.set(["a", "b"], [parameter, borrowed]).ok
+    assert client.load("a", 4000) == bytes_of(parameter.detach())
+    assert client.load("b", 8000) == numpy.arange(1000.0).tobytes()
+
+
+def test_a_tensor_that_nobody_else_holds_is_stored_whole(client: Client) -> None:
+    contents = []
+    futures = []
+    for number in range(20):
+        tensor: Any = noise("bfloat16", 200_000)
+        contents.append(bytes_of(tensor))
+        futures.append(client.connector.submit_batch_set([str(number)], [tensor]))
+        # Its memory must not go with it.
+        tensor.data = torch.zeros(1, dtype=torch.bfloat16)
+        del tensor
+        gc.collect()
+    assert all(completion.ok for completion in client.wait_all(futures))
+    for number, content in enumerate(contents):
+        assert client.load(str(number), len(content)) == content
+
+
+def refused_tensors() -> list[Any]:
+    whole = torch.zeros(64, 64)
+    emptied = torch.zeros(64)
+    emptied.untyped_storage().resize_(0)
+    return [
+        pytest.param(whole.t(), "is not contiguous", id="transposed"),
+        pytest.param(whole[:, ::2], "is not contiguous", id="strided"),
+        pytest.param(whole[:1].expand(64, 64), "is not contiguous", id="expanded"),
+        pytest.param(torch.zeros(8, device="meta"), "on device meta", id="meta"),
+        pytest.param(torch.zeros(8, dtype=torch.complex64).conj(), "resolve_conj", id="conjugate"),
+        pytest.param(whole.to_sparse(), "buffer 1 is a tensor", id="sparse"),
+        pytest.param(emptied, "without memory", id="emptied"),
+    ]
+
+
+@pytest.mark.parametrize(("tensor", "told"), refused_tensors())
+@pytest.mark.parametrize("operation", ["set", "get"])
+def test_other_tensors_are_refused(client: Client, operation: str, tensor: Any, told: str) -> None:
+    buffers: list[Any] = [bytearray(8), tensor]
+    with pytest.raises(kvring.SubmitError, match=told) as refusal:
+        getattr(client.connector, f"submit_batch_{operation}")(["good", "bad"], buffers)
+    assert str(refusal.value).startswith("buffer 1 ")
+    assert client.exists(["good", "bad"]) == [False, False]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_tensor_on_a_gpu_is_refused(client: Client) -> None:
+    buffers: list[Any] = [torch.zeros(8, device="cuda")]
+    with pytest.raises(kvring.SubmitError, match="buffer 0 is a tensor on device cuda:0"):
+        client.connector.submit_batch_set(["key"], buffers)
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint32", "float64"])
+def test_numbers_of_numpy_are_numbers(data_directory: Path, kind: str) -> None:
+    number = getattr(numpy, kind)
+    capacity: Any = number(CAPACITY_BYTES)
+    with kvring.Connector(data_directory / "store", capacity, io_threads=number(2)) as connector:
+        assert connector.stats()["capacity_bytes"] == CAPACITY_BYTES
+        assert connector.stats()["io_threads"] == 2
