@@ -66,8 +66,8 @@ impl Directory {
         above.map_or(Ok(()), fs::create_dir_all)?;
         match DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
             Ok(()) => {
-                // A umask may have taken bits of the owner, too.
-                fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE))?;
+                // A umask may have taken bits of the owner, too. Some file systems have no permissions: what was made is used.
+                let _ = fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE));
                 Self::open(path)
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::open(path),
@@ -80,7 +80,7 @@ impl Directory {
         let mode = Mode::from_bits_truncate(DIRECTORY_MODE);
         let made = match mkdirat(&self.file, name, mode) {
             Ok(()) => {
-                fchmodat(&self.file, name, mode, FchmodatFlags::FollowSymlink)?;
+                let _ = fchmodat(&self.file, name, mode, FchmodatFlags::FollowSymlink);
                 true
             }
             Err(Errno::EEXIST) => false,
@@ -90,6 +90,18 @@ impl Directory {
         let file = openat(&self.file, name, flags, Mode::empty())?;
         let directory = Self::of(file.into(), self.path.join(name));
         Ok((directory, made))
+    }
+
+    /// Whether what is called `name` in it, if there is anything, is a directory itself.
+    ///
+    /// # Errors
+    /// It is not, or cannot be opened.
+    pub(crate) fn check_directory(&self, name: &str) -> io::Result<()> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        match openat(&self.file, name, flags, Mode::empty()) {
+            Ok(_) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     fn of(file: File, path: PathBuf) -> Self {
@@ -150,12 +162,15 @@ impl Directory {
     }
 
     /// Takes its permissions from others, if it is this process's and has nothing in it but what `is_own` by its name: one that is
-    /// shared, as a whole mount point may be, stays as it is.
+    /// shared, or a whole file system, stays as it is.
     pub(crate) fn make_private(&self, is_own: impl Fn(&str) -> bool) -> io::Result<()> {
         let found = fstat(&self.file)?;
-        let is_ours =
-            found.st_uid == Uid::effective().as_raw() && found.st_mode & libc::S_ISVTX == 0;
-        if found.st_mode & OTHERS == 0 || !is_ours {
+        if !self.is_open_to_others() || found.st_mode & (libc::S_ISVTX | libc::S_ISGID) != 0 {
+            return Ok(());
+        }
+        let is_mount_point = fstatat(&self.file, "..", AtFlags::AT_SYMLINK_NOFOLLOW)
+            .is_ok_and(|above| above.st_dev != found.st_dev);
+        if is_mount_point {
             return Ok(());
         }
         let entries = self.entries()?;
@@ -172,16 +187,28 @@ impl Directory {
         Ok(())
     }
 
-    /// Takes the permissions of a file in it from others.
-    pub(crate) fn make_file_private(&self, name: &CStr) -> io::Result<()> {
+    /// Takes the permissions of a file in it from others. One that cannot be opened stays as it is.
+    pub(crate) fn make_file_private(&self, name: &CStr) {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        make_private(openat(&self.file, name, flags, Mode::empty())?.as_fd());
-        Ok(())
+        match openat(&self.file, name, flags, Mode::empty()) {
+            Ok(file) => make_private(file.as_fd()),
+            Err(errno) => log::debug!("{}: cannot look at a file: {errno}", self.path.display()),
+        }
     }
 
-    /// Whether others may look into it.
+    /// Whether others may look into it, which this process can change.
     pub(crate) fn is_open_to_others(&self) -> bool {
-        fstat(&self.file).is_ok_and(|found| found.st_mode & OTHERS != 0)
+        let own = Uid::effective().as_raw();
+        fstat(&self.file).is_ok_and(|found| found.st_mode & OTHERS != 0 && found.st_uid == own)
+    }
+
+    /// Takes its permissions from others, whatever is in it.
+    pub(crate) fn close_to_others(&self) {
+        if self.is_open_to_others()
+            && let Err(error) = self.set_private()
+        {
+            log::debug!("{}: cannot set its permissions: {error}", self.path.display());
+        }
     }
 
     /// Makes a file that is not there, to be read and written.
@@ -203,7 +230,7 @@ impl Directory {
     /// What the system says, or that it is no regular file, or another user's.
     pub(crate) fn open_file(&self, name: &str) -> io::Result<File> {
         let file = self.open_existing(name, OFlag::O_RDWR)?;
-        check_opened(&file, 0)?;
+        check_opened(&file, self.as_fd(), 0)?;
         Ok(file.into())
     }
 
@@ -334,13 +361,17 @@ pub(crate) fn make_private(file: BorrowedFd<'_>) {
     }
 }
 
-/// Looks at a file that was opened by name without waiting for anybody: it has to be a regular one of this process's user.
-/// Its status flags become `flags`, as io_uring gives transfers of a file with O_NONBLOCK up where they would wait. Returns
+/// Looks at a file that was opened by name without waiting for anybody: it has to be a regular one of this process's user, or of
+/// the user whom the directory belongs to. Its status flags become `flags`, as io_uring gives transfers of a file with O_NONBLOCK up where they would wait. Returns
 /// its length.
-pub(crate) fn check_opened(file: &OwnedFd, flags: libc::c_int) -> io::Result<u64> {
+pub(crate) fn check_opened(
+    file: &OwnedFd,
+    directory: BorrowedFd<'_>,
+    flags: libc::c_int,
+) -> io::Result<u64> {
     let found = fstat(file)?;
     check_regular(&found)?;
-    check_owner(&found)?;
+    check_owner(&found, directory)?;
     set_flags(file.as_fd(), flags)?;
     Ok(found.st_size as u64)
 }
@@ -388,16 +419,18 @@ fn check_regular(found: &FileStat) -> io::Result<()> {
     Err(io::Error::other(format!("it is {kind}, not a regular file; move it away")))
 }
 
-fn check_owner(found: &FileStat) -> io::Result<()> {
+/// Who owns the directory could have put any file there. Some file systems give all files to one user (NFS, vfat), and some
+/// containers all of a volume to a group.
+fn check_owner(found: &FileStat, directory: BorrowedFd<'_>) -> io::Result<()> {
     let (owner, own) = (found.st_uid, Uid::effective().as_raw());
-    if owner == own {
+    if owner == own || fstat(directory).is_ok_and(|directory| directory.st_uid == owner) {
         return Ok(());
     }
     Err(io::Error::new(
         io::ErrorKind::PermissionDenied,
         format!(
-            "it belongs to user {owner} and this process runs as user {own}; give it to that user (chown) or choose another \
-             path"
+            "it belongs to user {owner} and this process runs as user {own}; give the store to that user (chown -R) or choose \
+             another path"
         ),
     ))
 }

@@ -98,12 +98,18 @@ impl Line {
 }
 
 /// Operations in the order in which they came.
-#[derive(Default)]
 struct Queue {
     /// Nothing in the place of what was taken out of the middle; the front is always there.
     waiting: VecDeque<Option<Waiting>>,
     /// Ticket of the front.
     first: u64,
+}
+
+impl Default for Queue {
+    /// Tickets begin where there is room before the first one, for what is put back.
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), first: 1 << 32 }
+    }
 }
 
 impl Queue {

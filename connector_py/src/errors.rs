@@ -59,7 +59,7 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
         kvring::OpenError::NotFormatted { .. } => NotFormattedError::new_err(message),
         // OSError picks its subclass (PermissionError, FileNotFoundError ...) by errno, as callers expect.
         kvring::OpenError::Io { source, .. } | kvring::OpenError::AddressSpace { source, .. } => {
-            match source.raw_os_error() {
+            match errno_of(&source) {
                 Some(errno) => PyOSError::new_err((errno, message)),
                 None => KvRingError::new_err(message),
             }
@@ -70,6 +70,13 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
             None => EngineError::new_err(message),
         },
     }
+}
+
+/// What the system said; where kvring itself found that the process may not, what it would have said.
+fn errno_of(source: &std::io::Error) -> Option<i32> {
+    const EACCES: i32 = 13;
+    let is_denied = source.kind() == std::io::ErrorKind::PermissionDenied;
+    source.raw_os_error().or(is_denied.then_some(EACCES))
 }
 
 /// The Python exception for a refused batch.

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::{AccessFlags, faccessat};
 
@@ -181,8 +182,12 @@ fn check_can_be_made(directory: &Path) -> Result<(), OpenError> {
         .find(|above| above.symlink_metadata().is_ok())
         .unwrap_or(Path::new("/"));
     let needed = AccessFlags::W_OK | AccessFlags::X_OK;
-    faccessat(AT_FDCWD, existing, needed, AtFlags::AT_EACCESS)
-        .map_err(|errno| io_error("write to", existing, errno.into()))?;
+    // Other errors speak of the call, which some containers deny, or are seen when it is made.
+    if let Err(errno @ (Errno::EACCES | Errno::EROFS)) =
+        faccessat(AT_FDCWD, existing, needed, AtFlags::AT_EACCESS)
+    {
+        return Err(io_error("write to", existing, errno.into()));
+    }
     match existing.metadata() {
         Ok(found) if !found.is_dir() => {
             let error = io::Error::from_raw_os_error(libc::ENOTDIR);

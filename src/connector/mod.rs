@@ -480,7 +480,7 @@ mod tests {
         let mut completions = Vec::new();
         connector.drain(&mut completions);
         assert_eq!((completions[0].future_id, completions[0].ok), (7, false));
-        assert!(completions[0].error.contains("'k' has the digest of another key"));
+        assert!(completions[0].error.contains("has the digest of another key"));
         assert_eq!(connector.backlog.queued(), Amount::default());
         assert_eq!(shared.counters.set_failed.get(), 1);
     }

@@ -80,7 +80,8 @@ pub(super) fn refuse_foreign(backing: &Backing) -> Result<(), OpenError> {
     Err(OpenError::Unsuitable {
         path: directory.path().to_owned(),
         reason: format!(
-            "its {INDEX_NAME} is not one that kvring has written; move that file away or choose another directory (it was left              as it is)"
+            "its {INDEX_NAME} is not one that kvring has written; move that file away or choose another directory (it was \
+             left as it is)"
         ),
     })
 }

@@ -12,7 +12,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::unix::fs::FileExt;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
@@ -105,12 +105,28 @@ impl Mapping {
             let failed = unsafe {
                 libc::madvise(start.add(offset).cast(), length, libc::MADV_POPULATE_WRITE) != 0
             };
-            if failed {
+            if !failed {
+                continue;
+            }
+            match io::Error::last_os_error() {
+                // Before Linux 5.14.
+                error if error.raw_os_error() == Some(libc::EINVAL) => {
+                    self.touch(offset, length);
+                }
                 // Not the end: a page that cannot be read fails those beside it only.
-                outcome = Err(io::Error::last_os_error());
+                error => outcome = Err(error),
             }
         }
         outcome
+    }
+
+    /// Writes to each page what is there.
+    fn touch(&self, offset: usize, length: usize) {
+        for page in (offset..offset + length).step_by(page_bytes()) {
+            // SAFETY: inside the mapping; a record's own users store to it atomically or under its lock, and this changes no bit.
+            let byte = unsafe { &*self.map.as_mut_ptr().add(page).cast::<AtomicU8>() };
+            byte.fetch_or(0, Ordering::Relaxed);
+        }
     }
 
     /// Puts ordinary memory in the place of the file, which is not held open by this any more.

@@ -163,7 +163,7 @@ impl Work {
             // chunk's own file until its SET is answered, after the group's last sync is reaped.
             outcome = unsafe { engine.submit(transfer) };
             if outcome.is_err() {
-                shared.note_sync_ended(self.number, 0);
+                shared.note_sync_ended(self.number, 0, false);
                 group.error = Some(libc::EIO);
                 break;
             }
@@ -185,13 +185,14 @@ impl Work {
     ) -> Result<(), EngineError> {
         let Some(group) = &mut self.commit.group else { return Ok(()) };
         group.outstanding -= 1;
+        let is_first_error = result < 0 && group.error.is_none();
         if result < 0 {
             shared.health.note_error(Way::Sync, -result, Instant::now());
             group.error.get_or_insert(-result);
         } else {
             shared.health.note_success(Way::Sync);
         }
-        shared.note_sync_ended(self.number, result.min(0).abs());
+        shared.note_sync_ended(self.number, result.min(0).abs(), is_first_error);
         if group.outstanding > 0 {
             return Ok(());
         }

@@ -68,6 +68,9 @@ impl Doubts {
         } else if before.is_some() || chunks.len() < MOST_DOUBTS {
             let doubt = Doubt { suspect, since: now, successes, may_be_its_place };
             chunks.insert(digest, doubt);
+        } else {
+            // One that is not held here is not to be looked at in idle moments either: that list would have no bound.
+            return Finding::Known;
         }
         self.count.store(chunks.len(), Ordering::Relaxed);
         match before {
@@ -126,7 +129,8 @@ mod tests {
         let doubts = Doubts::default();
         for number in 0..2 * MOST_DOUBTS {
             let suspect = Suspect { digest: Digest::of(&number.to_string()), generation: 1 };
-            assert_eq!(doubts.add(suspect, true, 0, Instant::now()), Finding::New);
+            let expected = if number < MOST_DOUBTS { Finding::New } else { Finding::Known };
+            assert_eq!(doubts.add(suspect, true, 0, Instant::now()), expected);
         }
         assert_eq!(doubts.count.load(Ordering::Relaxed), MOST_DOUBTS);
     }

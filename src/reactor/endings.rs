@@ -290,6 +290,7 @@ impl Work {
     pub(super) fn answer(&mut self, id: usize, shared: &Shared) {
         let Active { kind, checksum, failure, timeline, own, is_awaited, .. } =
             self.active.remove(id);
+        self.has_ended_some = true;
         // Before anybody can remove the file.
         drop(own);
         if let Kind::Set(request, _) = &kind {

@@ -39,12 +39,14 @@ impl Shared {
         Failure::Sync(io::Error::from_raw_os_error(self.sync_errno.load(Ordering::SeqCst)))
     }
 
-    /// A sync of reactor `number` has come back, with this errno, or 0.
-    pub(super) fn note_sync_ended(&self, number: usize, errno: i32) {
+    /// A sync of reactor `number` has come back, with this errno, or 0; `is_first` is the first one of its group that failed.
+    pub(super) fn note_sync_ended(&self, number: usize, errno: i32, is_first: bool) {
         if errno != 0 {
             self.sync_errno.store(errno, Ordering::SeqCst);
             // Records that others cleared were dropped as well, and nobody else writes those again.
-            self.index.table().write_anew();
+            if is_first {
+                self.index.table().write_anew();
+            }
             self.failed_syncs.fetch_add(1, Ordering::SeqCst);
         }
         self.lanes[number].syncs.ended.fetch_add(1, Ordering::SeqCst);

@@ -279,7 +279,8 @@ impl<E: Engine> Reactor<E> {
                 return Ok(());
             }
             let until = [deadline, self.work.next_due(now)].into_iter().flatten().min();
-            let timeout = match has_more || self.work.is_unsettled() {
+            let is_asked_again = has_more || self.work.has_ended_some || self.work.is_unsettled();
+            let timeout = match is_asked_again {
                 true => Some(Duration::ZERO),
                 false => until.map(|until| until.saturating_duration_since(Instant::now())),
             };

@@ -81,7 +81,9 @@ impl OwnFile {
     /// Looks at what was opened to be read, which has to be a file with this length.
     fn check(&self, length_bytes: u64, flags: i32) -> io::Result<()> {
         let open = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        match check_opened(&open.file, flags)? {
+        // SAFETY: the directory is open as long as the store.
+        let directory = unsafe { BorrowedFd::borrow_raw(self.directory) };
+        match check_opened(&open.file, directory, flags)? {
             found_bytes if found_bytes == length_bytes => Ok(()),
             found_bytes => Err(io::Error::other(format!(
                 "its file has {found_bytes} bytes, not {length_bytes}"

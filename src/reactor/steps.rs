@@ -272,6 +272,10 @@ pub(super) fn end_set(
         (Some(Place { extent, record, stands, .. }), failure) if stands || failure.is_none() => {
             counters.set_stored.add(1);
             counters.written_bytes.add(length_bytes);
+            // They were about the chunk that this one replaces.
+            if shared.doubts.are_there() {
+                shared.doubts.remove(request.digest);
+            }
             let content = match &record {
                 RecordState::Written(_, content) => *content,
                 RecordState::Reserved(_) => content_of(&request, extent, checksum, shared),

@@ -104,6 +104,8 @@ pub(super) struct Work {
     sets: HashTable<(Digest, usize)>,
     /// Those that loads wait for.
     pub(super) awaited: usize,
+    /// Since the scheduler was asked last, something ended or came: it may have more to start.
+    pub(super) has_ended_some: bool,
     /// What these cost, by class.
     pub(super) in_hand_bytes: [u64; 3],
     pub(super) pieces: Slab<Piece>,
@@ -153,6 +155,7 @@ impl Work {
             active: Slab::new(),
             sets: HashTable::new(),
             awaited: 0,
+            has_ended_some: false,
             in_hand_bytes: [0; 3],
             pieces: Slab::with_capacity(most_transfers),
             pool: BouncePool::new(),
@@ -252,6 +255,7 @@ impl Work {
     }
 
     pub(super) fn enqueue(&mut self, kind: Kind, submitted: Instant) -> usize {
+        self.has_ended_some = true;
         let (class, bytes) = (kind.class(), kind.bytes());
         self.in_hand_bytes[class as usize] += kind.cost_bytes();
         let entry = self.active.vacant_entry();
@@ -283,6 +287,7 @@ impl Work {
         shared: &Shared,
         engine: &mut impl Engine,
     ) -> Result<bool, EngineError> {
+        self.has_ended_some = false;
         self.note_work(shared);
         self.loads_elsewhere = shared.loads_elsewhere(self.number);
         self.processed_bytes = 0;

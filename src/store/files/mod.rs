@@ -85,7 +85,8 @@ impl FileStore {
     /// The store is one of layout `extents`.
     pub(crate) fn look(directory: &Directory) -> Result<(), OpenError> {
         if list_data_files(directory).map_err(directory.error("list", ""))?.is_empty() {
-            return Ok(());
+            let checked = directory.check_directory(CHUNKS_NAME);
+            return checked.map_err(directory.error("open the directory", CHUNKS_NAME));
         }
         Err(OpenError::OtherLayout {
             path: directory.path().to_owned(),
@@ -113,7 +114,7 @@ impl FileStore {
         let (chunks, mut is_new) = directory
             .open_or_make_in(CHUNKS_NAME)
             .map_err(directory.error("make the directory", CHUNKS_NAME))?;
-        make_private(&chunks)?;
+        chunks.close_to_others();
         let mut account = Account::new(unit_bytes);
         budget.add(chunks.own_bytes().unwrap_or(0).max(BLOCK_BYTES));
         let mut directories = Vec::with_capacity(DIRECTORIES);
@@ -126,7 +127,7 @@ impl FileStore {
             account.note_directory(number, own_bytes, &budget);
             scan(&opened, number, &mut account).map_err(opened.error("list", ""))?;
             // Behind its files: whatever comes in between, they are not forgotten.
-            make_private(&opened)?;
+            opened.close_to_others();
             directories.push(opened);
         }
         // Their names: without them a sync of what is in them is worth nothing after power loss.
@@ -391,10 +392,6 @@ impl Drop for FileStore {
     }
 }
 
-fn make_private(directory: &Directory) -> Result<(), OpenError> {
-    directory.make_private(|_| true).map_err(directory.error("look into", ""))
-}
-
 /// Notes the chunks' files in directory `number`, and removes what has the number of another one. What is no regular file is
 /// nobody's here.
 fn scan(directory: &Directory, number: usize, account: &mut Account) -> io::Result<()> {
@@ -402,7 +399,7 @@ fn scan(directory: &Directory, number: usize, account: &mut Account) -> io::Resu
     for entry in directory.entries()?.into_iter().filter(|entry| entry.is_file) {
         let name = OsStr::from_bytes(entry.name.to_bytes());
         if is_open_to_others && parse_file_name(number, name).is_some() {
-            directory.make_file_private(&entry.name)?;
+            directory.make_file_private(&entry.name);
         }
         if let Some((digest, file)) = parse_file_name(number, name)
             && !account.note_found(digest, file)
