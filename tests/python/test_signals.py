@@ -5,7 +5,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,15 @@ while True:
 HANDLERS = pytest.mark.parametrize("faulthandler", ["none", "before", "after"])
 
 
-def start(store: Path, script: str, faulthandler: str) -> "subprocess.Popen[str]":
+@contextmanager
+def started(store: Path, script: str, faulthandler: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start a process with a store, which does not outlive the test."""
     command = [sys.executable, "-c", textwrap.dedent(OPEN + script), str(store), faulthandler]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_for(reached: Callable[[], bool]) -> None:
@@ -68,8 +75,8 @@ def wait_for(reached: Callable[[], bool]) -> None:
 
 @HANDLERS
 def test_a_lost_page_of_the_index_ends_no_process(tmp_path: Path, faulthandler: str) -> None:
-    process = start(tmp_path, LOSE_THE_INDEX, faulthandler)
-    output, _ = process.communicate(timeout=HANG_DEADLINE_S)
+    with started(tmp_path, LOSE_THE_INDEX, faulthandler) as process:
+        output, _ = process.communicate(timeout=HANG_DEADLINE_S)
     assert (process.returncode, output) == (0, "lives\n")
 
 
@@ -77,20 +84,20 @@ def test_a_lost_page_of_the_index_ends_no_process(tmp_path: Path, faulthandler: 
 def test_a_fault_in_memory_of_others_ends_the_process_as_without_kvring(
     tmp_path: Path, faulthandler: str
 ) -> None:
-    process = start(tmp_path, FAULT_ELSEWHERE, faulthandler)
-    output, _ = process.communicate(timeout=HANG_DEADLINE_S)
+    with started(tmp_path, FAULT_ELSEWHERE, faulthandler) as process:
+        output, _ = process.communicate(timeout=HANG_DEADLINE_S)
     assert (process.returncode, output) == (-signal.SIGBUS, "")
 
 
 @HANDLERS
 def test_the_signal_from_another_process_ends_this_one(tmp_path: Path, faulthandler: str) -> None:
-    process = start(tmp_path, SENT, faulthandler)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGBUS)
-    if faulthandler == "after":
-        # What that handler sends on could have been a fault: the first one is let pass.
-        wait_for(lambda: "Bus error" in (tmp_path / "trace").read_text())
+    with started(tmp_path, SENT, faulthandler) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGBUS)
-    process.communicate(timeout=HANG_DEADLINE_S)
+        if faulthandler == "after":
+            # What that handler sends on could have been a fault: the first one is let pass.
+            wait_for(lambda: "Bus error" in (tmp_path / "trace").read_text())
+            process.send_signal(signal.SIGBUS)
+        process.communicate(timeout=HANG_DEADLINE_S)
     assert process.returncode == -signal.SIGBUS
