@@ -27,6 +27,10 @@ class Number:
         """Note it."""
         self.value = value
 
+    def __repr__(self) -> str:
+        """Return the same in every process: it is a part of names of tests."""
+        return f"Number({self.value})"
+
     def __index__(self) -> int:
         """Return it."""
         return self.value
