@@ -73,6 +73,8 @@ def test_operations_on_a_key_keep_their_order(store: Store) -> None:
     old, new = pattern(300_000, 1), pattern(5_001, 2)
     waits: list[tuple[int, list[bool]]] = []
     loads: list[tuple[memoryview, bytes]] = []
+    # Behind a SET of another length without an answer a load may still have the chunk before it.
+    either: list[tuple[int, memoryview]] = []
 
     def load(key: str, chunk: bytes, *, is_held: bool) -> None:
         memory = make_memory(len(chunk), 1)
@@ -85,7 +87,8 @@ def test_operations_on_a_key_keep_their_order(store: Store) -> None:
         waits.append((connector.submit_batch_set([key], [old]), [True]))
         load(key, old, is_held=True)
         waits.append((connector.submit_batch_set([key], [new]), [True]))
-        load(key, old, is_held=False)
+        memory = make_memory(len(old), 1)
+        either.append((connector.submit_batch_get([key], [memory]), memory))
         load(key, new, is_held=True)
         waits.append((connector.submit_batch_delete([key]), [True]))
         waits.append((connector.submit_batch_exists([key]), [False]))
@@ -95,6 +98,10 @@ def test_operations_on_a_key_keep_their_order(store: Store) -> None:
         completion = client.wait(future_id)
         assert completion[1:] == (True, "", expected)
     assert all(bytes(memory) == chunk for memory, chunk in loads)
+    for future_id, memory in either:
+        completion = client.wait(future_id)
+        assert completion[1:3] == (True, "")
+        assert bytes(memory) == (old if completion.results == [True] else bytes(len(old)))
 
 
 def test_empty_batches_complete_and_wrong_ones_are_refused(store: Store) -> None:
@@ -122,15 +129,17 @@ def test_empty_batches_complete_and_wrong_ones_are_refused(store: Store) -> None
 
 
 def test_each_of_many_mixed_batches_is_answered_once_as_if_done_in_order(store: Store) -> None:
-    """But for EXISTS, which is answered at once: what is on its way is not held yet."""
+    """But for what is on its way: EXISTS does not know it, and a load may have an older chunk."""
     client = store.open(lease_s=0)
     connector = client.connector
     chance = random.Random(7)
     content = memoryview(pattern(200_000, 3))
     names = [make_key(number) for number in range(40)]
     held: dict[str, bytes] = {}
+    # All that was stored since the last DELETE.
+    stored: dict[str, list[bytes]] = {name: [] for name in names}
     waits: list[tuple[int, list[bool]]] = []
-    loads: list[tuple[memoryview, bytes]] = []
+    loads: list[tuple[memoryview, list[bytes]]] = []
     asked: list[tuple[int, list[bool]]] = []
     for version in range(1500 if store.is_full else 300):
         keys = chance.sample(names, chance.randint(1, 12))
@@ -142,11 +151,13 @@ def test_each_of_many_mixed_batches_is_answered_once_as_if_done_in_order(store: 
                 ]
                 waits.append((connector.submit_batch_set(keys, list(chunks)), [True] * len(keys)))
                 held |= zip(keys, chunks, strict=True)
+                for key, chunk in zip(keys, chunks, strict=True):
+                    stored[key].append(chunk)
             case "get":
                 memory = [make_memory(len(held.get(key, b"miss"))) for key in keys]
                 hits = [key in held for key in keys]
                 waits.append((connector.submit_batch_get(keys, list(memory)), hits))
-                found = [held.get(key, bytes(4)) for key in keys]
+                found = [list(stored[key]) or [bytes(4)] for key in keys]
                 loads += zip(memory, found, strict=True)
             case "exists":
                 asked.append((connector.submit_batch_exists(keys), [key in held for key in keys]))
@@ -154,13 +165,14 @@ def test_each_of_many_mixed_batches_is_answered_once_as_if_done_in_order(store: 
                 waits.append((connector.submit_batch_delete(keys), [True] * len(keys)))
                 for key in keys:
                     held.pop(key, None)
+                    stored[key].clear()
     for future_id, expected in waits:
         assert client.wait(future_id)[1:] == (True, "", expected)
     for future_id, may_be_held in asked:
         completion = client.wait(future_id)
         assert completion[1:3] == (True, "")
         assert all(map(operator.le, completion.results, may_be_held))
-    assert all(bytes(memory) == chunk for memory, chunk in loads)
+    assert all(bytes(memory) in chunks for memory, chunks in loads)
     assert connector.drain_completions() == []
     assert not client.is_readable()
     assert client.stat("evicted") == 0
