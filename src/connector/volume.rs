@@ -203,6 +203,8 @@ fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
         log::error!("{path}: cannot make durable what an earlier owner left: {error}");
         // It may be the error of an earlier owner's writes, which the kernel tells the next one.
         shared.index.distrust_all();
+        // The same of the data, while it is known whose errors these are: close() would take them for its own.
+        let _ = shared.store.sync();
         note()
     })
 }

@@ -370,7 +370,9 @@ impl Backing {
     /// Lengthens it from `length` by `added` bytes of zeros, which are reserved. After an error it is as long as it was.
     pub(super) fn grow(&self, length: u64, added: u64) -> io::Result<()> {
         if let Some(region) = &self.region {
-            region.device.write_zeros(region.offset + length, added)?;
+            let write_zeros = || region.device.write_zeros(region.offset + length, added);
+            // Once more: the kernel tells whoever syncs first of errors that an earlier owner's writes had.
+            write_zeros().or_else(|_| write_zeros())?;
             return self.write_at(bytemuck::bytes_of(&Length::new(length + added)), LENGTH_OFFSET);
         }
         // Real blocks: a hole would be a SIGBUS once the file system is full. Not by fallocate: XFS refuses that when it is

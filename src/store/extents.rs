@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::allocator::Allocator;
@@ -44,6 +45,8 @@ pub(crate) struct ExtentStore {
     refusal: Mutex<Option<(Instant, StoreError)>>,
     discards: Option<Discards>,
     set_aside: Mutex<SetAside>,
+    /// A data file is being made: what it takes is reserved, and its blocks are not there yet.
+    is_growing: AtomicBool,
 }
 
 /// Blocks of a part of a device; most devices have one. Its blocks are counted in 32 bits: these are 8 TiB.
@@ -124,6 +127,7 @@ impl ExtentStore {
             refusal: Mutex::new(None),
             discards: None,
             set_aside: Mutex::default(),
+            is_growing: AtomicBool::new(false),
         })
     }
 
@@ -156,6 +160,7 @@ impl ExtentStore {
             refusal: Mutex::new(None),
             discards: (discard == Discard::Free).then(|| Discards::new(Arc::clone(device))),
             set_aside: Mutex::default(),
+            is_growing: AtomicBool::new(false),
         }
     }
 
@@ -170,7 +175,9 @@ impl ExtentStore {
         {
             return error.clone();
         }
-        match self.directory.is_some() && next_file_bytes(&self.budget) >= needed_bytes.max(1) {
+        let can_grow =
+            self.directory.is_some() && next_file_bytes(&self.budget) >= needed_bytes.max(1);
+        match can_grow || self.is_growing.load(Ordering::SeqCst) {
             true => StoreError::Growing { needed_bytes },
             false => {
                 StoreError::Full { needed_bytes, capacity_bytes: self.budget.capacity_bytes() }
@@ -314,8 +321,15 @@ impl FreeSpace for ExtentStore {
 impl Store for ExtentStore {
     fn allocate(&self, size_bytes: u64, _digest: Digest) -> Result<Extent, StoreError> {
         let blocks = Extent::blocks_for(size_bytes);
-        let extent = self.allocator.lock().allocate(blocks);
-        extent.ok_or_else(|| self.why_full(u64::from(blocks) * BLOCK_BYTES))
+        let attempt = || self.allocator.lock().allocate(blocks);
+        if let Some(extent) = attempt() {
+            return Ok(extent);
+        }
+        match self.why_full(u64::from(blocks) * BLOCK_BYTES) {
+            growing @ StoreError::Growing { .. } => Err(growing),
+            // The data file that was being made may have come since.
+            error => attempt().ok_or(error),
+        }
     }
 
     fn prepare(&self, index: &dyn IndexShare) -> Result<(), StoreError> {
@@ -338,6 +352,7 @@ impl Store for ExtentStore {
     }
 
     fn grow(&self, needed_bytes: u64, index: &dyn IndexShare) -> Result<(), StoreError> {
+        self.is_growing.store(true, Ordering::SeqCst);
         let outcome = self.try_to_grow(needed_bytes, index);
         let now = Instant::now();
         let mut refusal = self.refusal.lock();
@@ -349,6 +364,9 @@ impl Store for ExtentStore {
             log::warn!("{}: {error}", directory.path().display());
         }
         *refusal = outcome.as_ref().err().map(|error| (now + GROWTH_PAUSE, error.clone()));
+        drop(refusal);
+        // Behind what it led to: its blocks, or the refusal.
+        self.is_growing.store(false, Ordering::SeqCst);
         outcome
     }
 
@@ -429,7 +447,7 @@ impl Store for ExtentStore {
             total_bytes: allocator.total() * BLOCK_BYTES,
             can_grow: self.directory.is_some()
                 && !self.is_refused()
-                && next_file_bytes(&self.budget) > 0,
+                && (self.is_growing.load(Ordering::SeqCst) || next_file_bytes(&self.budget) > 0),
         }
     }
 
