@@ -152,7 +152,7 @@ def test_where_there_is_no_store(tmp_path: Path) -> None:
     file.write_bytes(b"content")
     empty.mkdir()
     assert broken(nowhere) == f"kvring ls: there is no store in {nowhere}: nothing is there\n"
-    assert "neither a directory nor a block device" in broken(file)
+    assert "it is a file; give a directory" in broken(file)
     assert broken(empty) == f"kvring ls: there is no store in {empty}: it has no index.kvring\n"
     assert "character device" in broken(Path("/dev/null"))
 
