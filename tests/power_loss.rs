@@ -104,7 +104,7 @@ fn an_open_in_persistent_syncs_what_a_killed_owner_left() {
     let machine = Machine::new();
     let client = machine.open(Durability::BestEffort);
     store(&client);
-    assert_eq!(client.connector.stats().data_files, 4);
+    assert!(client.connector.stats().data_files >= 4);
     let machine = machine.crash(Crash::Kill, client);
     let client = machine.open(Durability::Persistent);
     let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
@@ -198,30 +198,43 @@ fn what_is_answered_is_durable_although_syncs_fail() {
 /// is durable, and one failed sync does not fail the open.
 #[test]
 fn a_failed_sync_of_close_or_open_vouches_for_nothing() {
-    // Four data files; the index; at close the index once more.
-    for (failing, at_close) in
-        (1..=6).map(|number| (number, true)).chain((1..=5).map(|number| (number, false)))
-    {
-        let machine = Machine::new();
-        let client = machine.open(Durability::BestEffort);
-        store(&client);
-        let machine = if at_close {
-            machine.disk.fail_call(failing);
-            assert!(!client.connector.close().clean);
-            drop(client);
-            machine
-        } else {
-            let machine = machine.crash(Crash::Kill, client);
-            machine.disk.fail_call(failing);
-            machine
-        };
-        let client = machine.open(Durability::Persistent);
-        assert!(machine.disk.has_failed_call());
-        assert!(!client.connector.recovery().clean_shutdown);
-        store(&client);
-        let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
-        let client = machine.open(Durability::BestEffort);
-        assert_eq!(intact(&client), CHUNKS, "sync {failing}, at close: {at_close}");
+    for at_close in [true, false] {
+        let mut failed = 0;
+        // Each of them in turn: those of the data files and those of the index.
+        for failing in 1.. {
+            let machine = Machine::new();
+            let client = machine.open(Durability::BestEffort);
+            store(&client);
+            let machine = if at_close {
+                machine.disk.fail_call(failing);
+                let clean = client.connector.close().clean;
+                if !machine.disk.has_failed_call() {
+                    assert!(clean);
+                    break;
+                }
+                if clean {
+                    // That of a data file which was being made ahead of need.
+                    continue;
+                }
+                drop(client);
+                machine
+            } else {
+                let machine = machine.crash(Crash::Kill, client);
+                machine.disk.fail_call(failing);
+                machine
+            };
+            let client = machine.open(Durability::Persistent);
+            if !machine.disk.has_failed_call() {
+                break;
+            }
+            failed += 1;
+            assert!(!client.connector.recovery().clean_shutdown);
+            store(&client);
+            let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+            let client = machine.open(Durability::BestEffort);
+            assert_eq!(intact(&client), CHUNKS, "sync {failing}, at close: {at_close}");
+        }
+        assert!(failed >= if at_close { 3 } else { 2 }, "{failed}, at close: {at_close}");
     }
 }
 
