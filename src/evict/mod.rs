@@ -9,19 +9,21 @@ mod lru;
 mod mru;
 mod namespaces;
 mod places;
+mod pool;
 #[cfg(feature = "bench")]
 pub(crate) mod probe;
 mod quotas;
 mod residents;
+mod room_search;
 mod s3fifo;
 
 pub(crate) use lists::{ChunkNode, NodeId, Nodes};
 pub(crate) use namespaces::NamespaceId;
 pub use namespaces::NamespaceUsage;
+pub(crate) use pool::PoolId;
 pub(crate) use quotas::Quotas;
-pub(crate) use residents::{
-    ChunkRef, NamespaceOf, PoolId, Residents, Room, RoomSearch, UNTIL_RELEASED_S, Victim,
-};
+pub(crate) use residents::{ChunkRef, NamespaceOf, Residents, UNTIL_RELEASED_S, Victim};
+pub(crate) use room_search::{Room, RoomSearch};
 
 /// Which order chunks are evicted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

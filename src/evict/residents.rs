@@ -3,31 +3,21 @@
 //! One lock for all three, which the holder of a shard's lock takes last; only the allocator's comes after it. So a victim
 //! is chosen here, and taken out by who has let go of this lock again: by then it may be pinned, or gone.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
-use super::places::{Places, Search};
-use super::quotas::{Quota, Quotas};
-use super::{ChunkNode, Eviction, NodeId, Nodes, Policy};
+use super::places::Places;
+use super::pool::{Pool, PoolId};
+use super::quotas::Quotas;
+use super::room_search::{Room, RoomSearch, SEEDS};
+use super::{ChunkNode, Eviction, NodeId, Nodes};
 use crate::config::BLOCK_BYTES;
 use crate::store::{Extent, FreeSpace};
 use crate::sync::Mutex;
 
-/// Chunks of the cold end among which those are chosen that make room at the lowest price: a part of all, within bounds.
-const SEEDS: std::ops::RangeInclusive<usize> = 8..=64;
-const SEED_PART: usize = 16;
-/// Neighbours that are looked at for the cheapest run, where there is a choice.
-const MOST_STEPS: usize = 16_384;
-
 /// Until which second a chunk must stay that is pinned, or being read: until it is released.
 pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
-
-/// Most chunks of a pool that come back into its order at a time.
-const REINSERTED: usize = 64;
-
-/// Number of a group of chunks with an order of eviction of their own: 0 for all whose namespace has no quota.
-pub(crate) type PoolId = u16;
 
 /// Where a chunk is found in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,120 +33,18 @@ pub(crate) struct Victim {
     pub(crate) chunk: ChunkRef,
 }
 
-/// A search for room, which goes on where it was when the lock was let go of.
-#[derive(Debug)]
-pub(crate) struct RoomSearch {
-    blocks: u32,
-    /// Chunks that go first, to look around; none of them yet, at first.
-    seeds: Option<std::vec::IntoIter<NodeId>>,
-    steps: usize,
-    /// The cheapest run so far: what it costs, and its chunks.
-    best: Option<(u64, Vec<Victim>)>,
-    /// Where it goes on by place, when the seeds had no room around them.
-    from: (u32, u32),
-}
-
-/// What a search for room has come to.
-#[derive(Debug)]
-pub(crate) enum Room {
-    /// When these go there is room, if nothing else has happened meanwhile.
-    Found(Vec<Victim>),
-    /// It is to go on.
-    Unfinished,
-    /// There is none.
-    Nowhere,
-}
-
-impl RoomSearch {
-    /// For a chunk of `blocks`.
-    pub(crate) fn new(blocks: u32) -> Self {
-        Self { blocks, seeds: None, steps: 0, best: None, from: (0, 0) }
-    }
-}
-
 /// What is known of the chunks held.
 pub(crate) struct Residents {
     inner: Mutex<Inner>,
 }
 
-struct Inner {
-    nodes: Nodes,
-    pools: Vec<Pool>,
-    places: Places,
+pub(super) struct Inner {
+    pub(super) nodes: Nodes,
+    pub(super) pools: Vec<Pool>,
+    pub(super) places: Places,
     namespaces: Namespaces,
     /// When the chunks that an earlier owner stored were used (or stored, if that is what the order goes by).
     restored: Vec<Option<u64>>,
-}
-
-struct Pool {
-    policy: Box<dyn Policy>,
-    /// Blocks of its chunks, and of those on their way in.
-    blocks: u64,
-    chunks: usize,
-    quota: Option<Arc<Quota>>,
-    /// Those of its chunks that were found to have to stay, by the second until which. The policy has only the others, so that a
-    /// search meets each of them once.
-    excluded: BTreeSet<(u32, NodeId)>,
-}
-
-impl Pool {
-    fn new(eviction: Eviction, quota: Option<Arc<Quota>>) -> Self {
-        let excluded = BTreeSet::new();
-        Self { policy: eviction.policy(), blocks: 0, chunks: 0, quota, excluded }
-    }
-
-    fn add_blocks(&mut self, blocks: u32) {
-        self.blocks += u64::from(blocks);
-        self.quota.iter().for_each(|quota| quota.add(u64::from(blocks)));
-    }
-
-    fn remove_blocks(&mut self, blocks: u32) {
-        self.blocks -= u64::from(blocks);
-        self.quota.iter().for_each(|quota| quota.give_back(u64::from(blocks)));
-    }
-
-    /// Chunks in the order of eviction.
-    fn ordered(&self) -> usize {
-        self.chunks - self.excluded.len()
-    }
-
-    fn touch(&mut self, nodes: &mut Nodes, id: NodeId) {
-        match nodes[id].excluded_until_s() {
-            Some(_) => nodes[id].count_use(),
-            None => self.policy.touch(nodes, id),
-        }
-    }
-
-    /// Takes a chunk out of the order, or of those that must stay.
-    fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
-        match nodes[id].excluded_until_s() {
-            Some(until_s) => {
-                self.excluded.remove(&(until_s, id));
-                nodes[id].include();
-            }
-            None => self.policy.remove(nodes, id),
-        }
-    }
-
-    fn exclude(&mut self, nodes: &mut Nodes, id: NodeId, until_s: u32) {
-        self.remove(nodes, id);
-        nodes[id].exclude(until_s);
-        self.excluded.insert((until_s, id));
-    }
-
-    /// Puts chunks that need not stay any more back into the order, where new ones are. Says whether there were any.
-    fn reinsert(&mut self, nodes: &mut Nodes, now_s: u32) -> bool {
-        let mut count = 0;
-        while count < REINSERTED
-            && let Some(&(until_s, id)) = self.excluded.first()
-            && until_s <= now_s
-        {
-            self.remove(nodes, id);
-            self.policy.insert(nodes, id, true);
-            count += 1;
-        }
-        count > 0
-    }
 }
 
 /// A namespace, as a chunk's key names it.
@@ -506,7 +394,7 @@ impl Inner {
     }
 
     /// Chunks in an order of eviction.
-    fn ordered(&self) -> usize {
+    pub(super) fn ordered(&self) -> usize {
         self.pools.iter().map(Pool::ordered).sum()
     }
 
@@ -515,92 +403,6 @@ impl Inner {
         let back =
             self.pools.iter_mut().filter_map(|pool| pool.reinsert(nodes, now_s).then_some(()));
         back.count() > 0
-    }
-
-    fn for_room(&mut self, search: &mut RoomSearch, free: &(impl FreeSpace + ?Sized)) -> Room {
-        if let Some(missing) = free.missing_blocks(search.blocks) {
-            let enough = self.enough(missing.max(1));
-            return match enough.is_empty() {
-                true => Room::Nowhere,
-                false => Room::Found(self.victims(&enough)),
-            };
-        }
-        if search.seeds.is_none() {
-            let wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
-            search.seeds = Some(self.coldest(wanted).into_iter());
-        }
-        let (nodes, pools) = (&self.nodes, &self.pools);
-        let heat = |id: NodeId| pools[nodes[id].pool as usize].policy.heat(nodes, id);
-        let blocks = u64::from(search.blocks);
-        let mut look = Search { places: &self.places, nodes, free, blocks, steps: 0 };
-        for seed in search.seeds.iter_mut().flatten() {
-            // It may be another chunk's number by now, which is as good.
-            if nodes.may_go(seed)
-                && let Some(window) = look.around(seed, &heat)
-                && search.best.as_ref().is_none_or(|(cost, _)| window.cost < *cost)
-            {
-                search.best = Some((window.cost, self.victims(&window.chunks)));
-            }
-            if search.best.is_some() && search.steps + look.steps >= MOST_STEPS {
-                break;
-            }
-            if look.is_over() {
-                search.steps += look.steps;
-                return Room::Unfinished;
-            }
-        }
-        if let Some((_, victims)) = search.best.take() {
-            return Room::Found(victims);
-        }
-        let (window, next) = look.next_by_place(search.from, heat);
-        if let Some(next) = next {
-            search.from = next;
-        }
-        match (window, next) {
-            (Some(window), _) => Room::Found(self.victims(&window.chunks)),
-            (None, Some(_)) => Room::Unfinished,
-            (None, None) => Room::Nowhere,
-        }
-    }
-
-    /// Up to `count` chunks that go first, and a few more, of each pool as many as its share of all.
-    fn coldest(&mut self, count: usize) -> Vec<NodeId> {
-        let all = self.ordered();
-        let mut found = Vec::with_capacity(count.min(all));
-        for pool in self.pools.iter_mut().filter(|pool| pool.ordered() > 0) {
-            let share = (count * pool.ordered()).div_ceil(all);
-            pool.policy.coldest(&mut self.nodes, share, &mut found);
-        }
-        found
-    }
-
-    /// The coldest chunks that have `blocks` together, all that may go if those have less.
-    fn enough(&mut self, blocks: u64) -> Vec<NodeId> {
-        let mut wanted = *SEEDS.start();
-        loop {
-            let mut coldest = self.coldest(wanted);
-            let mut freed = 0;
-            let last = coldest.iter().position(|id| {
-                freed += u64::from(self.nodes[*id].extent.blocks);
-                freed >= blocks
-            });
-            match last {
-                Some(last) => {
-                    coldest.truncate(last + 1);
-                    return coldest;
-                }
-                None if coldest.len() >= self.ordered() => return coldest,
-                None => wanted *= 2,
-            }
-        }
-    }
-
-    fn victims(&self, chosen: &[NodeId]) -> Vec<Victim> {
-        let victim = |&node: &NodeId| {
-            let ChunkNode { shard, entry, .. } = self.nodes[node];
-            Victim { node, chunk: ChunkRef { shard, entry } }
-        };
-        chosen.iter().map(victim).collect()
     }
 }
 
