@@ -132,6 +132,7 @@ impl OpenedVolume {
         }
         shared.fit_capacity();
         warn_of_capacity(shared.config.path(), &budget);
+        shared.prepare_growth();
         let reactors = Reactors::start(&shared, suspects, make_engine)?;
         let engine = engines::describe(&reactors.engines);
         let threads = begin_session(&shared, recovery.clean_shutdown)
@@ -155,8 +156,6 @@ impl OpenedVolume {
                 return Err(error);
             }
         };
-        // Last: an open that fails leaves no data file behind.
-        shared.prepare_growth();
         Ok(Volume {
             shared,
             id,

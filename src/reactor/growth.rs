@@ -126,8 +126,18 @@ impl Shared {
     pub(super) fn grow_ahead(&self) {
         let is_due = || self.store.is_growth_due(0) || self.index.table().is_growth_due();
         if !self.growth.is_under_way() && is_due() {
-            self.growth.order(0);
+            self.order_growth(0);
         }
+    }
+
+    /// Has the store grow until there is room for `needed_bytes`, if it can. False if nobody does that any more.
+    pub(super) fn order_growth(&self, needed_bytes: u64) -> bool {
+        if !self.config.grows_inline {
+            return self.growth.order(needed_bytes);
+        }
+        self.grow(needed_bytes);
+        self.lanes.iter().for_each(|lane| lane.waker.wake());
+        true
     }
 
     /// Makes the first data file, and the first part of the index, if they are not there. What is in the way of that is told

@@ -399,7 +399,7 @@ impl Work {
                 match shared.find_place(request) {
                     Ok(found) => *place = Some(found),
                     Err(StoreError::Growing { needed_bytes })
-                        if shared.growth.order(needed_bytes) =>
+                        if shared.order_growth(needed_bytes) =>
                     {
                         self.await_growth(grant);
                         return Ok(());
