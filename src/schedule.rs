@@ -6,12 +6,14 @@
 //!
 //! What is in the device already cannot be overtaken any more. So SETs have a budget of bytes in flight of their own,
 //! a smaller one for a while after a load, as loads come in bursts, and the smallest while loads wait or are under way.
-//! A SET that has waited for `set_max_wait` goes ahead of loads, so that endless loads cannot starve it: an eighth of what is in the
-//! device is then SETs', or one piece.
+//! A SET that has waited for `set_max_wait` is due: it goes ahead of loads, so that endless loads cannot starve it. Of what is in
+//! the device an eighth is then due SETs', or one piece.
 //!
-//! A SET that a load waits for is promoted: it is served beside the loads, and no other SET delays it.
+//! A SET that a load waits for is promoted: it is served beside the loads, counts as one of them, and has a budget of its own.
+//! Where the device takes a piece of either only, a piece of a due SET follows seven of promoted ones: neither starves.
 
 use std::collections::VecDeque;
+use std::ops::Add;
 use std::time::{Duration, Instant};
 
 /// What an operation is, in the order in which classes are served.
@@ -28,8 +30,8 @@ pub enum Class {
 /// Where something was loaded, more is expected for this long.
 pub(crate) const LOADS_RECUR_WITHIN: Duration = Duration::from_millis(250);
 
-/// SETs that have waited for `set_max_wait` may have as many bytes in the device as loads have there, divided by this: an eighth
-/// of both together.
+/// SETs that are due may have as many bytes in the device as loads and promoted SETs have there, divided by this: an eighth of all
+/// together. They get a turn after so many pieces of promoted SETs.
 const LOADS_PER_DUE_SET: u64 = 7;
 
 /// Bounds of what is in the device at a time. Whatever they say, one piece of a class goes if none of it is in flight.
@@ -48,7 +50,7 @@ pub struct Limits {
     /// The same while GETs wait or are in flight. With less than a piece SETs wait for the loads to end.
     pub set_in_flight_while_loading_bytes: u64,
     /// After this time in the queue a SET goes ahead of loads, as long as no more than an eighth of what is in the device is
-    /// SETs', or one piece.
+    /// such SETs', or one piece.
     pub set_max_wait: Duration,
 }
 
@@ -63,6 +65,14 @@ pub struct Grant {
     pub offset_bytes: u64,
     /// Its length; 0 for an operation without bytes.
     pub length_bytes: u64,
+    /// Whether a load waited for it.
+    pub(crate) is_promoted: bool,
+}
+
+impl Grant {
+    fn line(self) -> Line {
+        if self.is_promoted { Line::Promoted } else { Line::of(self.class) }
+    }
 }
 
 /// Where an operation waits, as [`Scheduler::push`] tells it.
@@ -170,11 +180,22 @@ struct InFlight {
     bytes: u64,
 }
 
+impl Add for InFlight {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { pieces: self.pieces + other.pieces, bytes: self.bytes + other.bytes }
+    }
+}
+
 /// Operations that wait for the device.
 pub struct Scheduler {
     limits: Limits,
     queues: [Queue; 4],
-    in_flight: [InFlight; 3],
+    /// Of each of these.
+    in_flight: [InFlight; 4],
+    /// Pieces of promoted SETs since the last one of another SET.
+    promoted_in_a_row: u64,
     last_load: Option<Instant>,
     /// Whether a load ended since the last grant was asked for.
     load_ended: bool,
@@ -197,6 +218,7 @@ impl Scheduler {
             limits,
             queues: Default::default(),
             in_flight: Default::default(),
+            promoted_in_a_row: 0,
             last_load: None,
             load_ended: false,
             holds_sets: false,
@@ -230,39 +252,67 @@ impl Scheduler {
         let (class, length_bytes) = (line.class(), self.next_length(line)?);
         let queue = &mut self.queues[line as usize];
         let front = queue.front_mut()?;
-        let grant = Grant { id: front.id, class, offset_bytes: front.granted_bytes, length_bytes };
+        let (id, offset_bytes, is_promoted) =
+            (front.id, front.granted_bytes, line == Line::Promoted);
+        let grant = Grant { id, class, offset_bytes, length_bytes, is_promoted };
         front.granted_bytes += length_bytes;
         if front.granted_bytes == front.total_bytes {
             queue.take_front();
         }
-        let in_flight = &mut self.in_flight[class as usize];
+        let in_flight = &mut self.in_flight[line as usize];
         in_flight.pieces += 1;
         in_flight.bytes += length_bytes;
+        match line {
+            Line::Promoted => self.promoted_in_a_row += 1,
+            Line::Set => self.promoted_in_a_row = 0,
+            Line::Get | Line::Delete => {}
+        }
         Some(grant)
     }
 
     /// The queue whose front may start its next piece.
     fn next_line(&self, loads: Loads, is_due: bool) -> Option<Line> {
-        let can_go = |line: Line| {
-            let Some(length_bytes) = self.next_length(line) else { return false };
-            self.device_fits(line.class(), length_bytes)
-                && (line.class() != Class::Set
-                    || !self.holds_sets && self.set_fits(line, length_bytes, loads, is_due))
+        let within_budget = |line: Line| {
+            self.next_length(line).is_some_and(|length_bytes| {
+                line.class() != Class::Set
+                    || !self.holds_sets && self.set_fits(line, length_bytes, loads, is_due)
+            })
         };
-        if is_due && can_go(Line::Set) {
-            return Some(Line::Set);
+        let device_fits = |line: Line| {
+            self.next_length(line)
+                .is_some_and(|length_bytes| self.device_fits(line.class(), length_bytes))
+        };
+        let can_go = |line: &Line| within_budget(*line) && device_fits(*line);
+        // Both want the room that the device has for SETs. The one whose turn it is may need more of it than there is yet:
+        // the other one leaves it that.
+        let [turn, other] = match self.promoted_in_a_row < LOADS_PER_DUE_SET {
+            true => [Line::Promoted, Line::Set],
+            false => [Line::Set, Line::Promoted],
+        };
+        let may_go = |line: &Line| can_go(line) && (*line == turn || !within_budget(turn));
+        if is_due && let Some(line) = [turn, other].into_iter().find(may_go) {
+            return Some(line);
         }
         // Freeing space asks nothing of the device: loads that fill it must not hold it up.
-        let first =
-            [Line::Promoted, Line::Get, Line::Delete].into_iter().find(|line| can_go(*line));
+        let promoted = if is_due { None } else { Some(Line::Promoted) };
+        let first = promoted.into_iter().chain([Line::Get, Line::Delete]).find(can_go);
         let is_waited_for =
             [Line::Promoted, Line::Get].iter().any(|line| !self.queues[*line as usize].is_empty());
-        first.or_else(|| (!is_waited_for && can_go(Line::Set)).then_some(Line::Set))
+        first.or_else(|| (!is_due && !is_waited_for && can_go(&Line::Set)).then_some(Line::Set))
+    }
+
+    /// What the device has of a class.
+    fn in_flight_of(&self, class: Class) -> InFlight {
+        let of_line = |line: Line| self.in_flight[line as usize];
+        match class {
+            Class::Set => of_line(Line::Set) + of_line(Line::Promoted),
+            Class::Get | Class::Delete => of_line(Line::of(class)),
+        }
     }
 
     /// Whether the device takes a piece of `class` beside what it has of it.
     fn device_fits(&self, class: Class, length_bytes: u64) -> bool {
-        let in_flight = self.in_flight[class as usize];
+        let in_flight = self.in_flight_of(class);
         in_flight.pieces == 0
             || length_bytes == 0
             || in_flight.pieces < self.limits.queue_depth
@@ -291,22 +341,27 @@ impl Scheduler {
         }
     }
 
-    /// Whether the next piece of a SET is within the budget of SETs.
+    /// Whether the next piece of a SET is within the budget of its kind: promoted, due, or any.
     fn set_fits(&self, line: Line, length_bytes: u64, loads: Loads, is_due: bool) -> bool {
-        let sets = self.in_flight[Class::Set as usize];
-        let is_promoted = line == Line::Promoted;
+        let (limits, [promoted, get]) =
+            (&self.limits, [Line::Promoted, Line::Get].map(|line| self.in_flight[line as usize]));
+        let own = self.in_flight[line as usize];
+        if line == Line::Promoted {
+            let budget_bytes = limits.set_in_flight_between_loads_bytes;
+            return own.pieces == 0 || own.bytes + length_bytes <= budget_bytes;
+        }
         let budget_bytes = match loads {
-            _ if is_promoted => self.limits.set_in_flight_between_loads_bytes,
-            Loads::None => self.limits.set_in_flight_bytes,
-            Loads::Expected => self.limits.set_in_flight_between_loads_bytes,
-            Loads::Present if is_due => {
-                let share_bytes = self.in_flight[Class::Get as usize].bytes / LOADS_PER_DUE_SET;
-                share_bytes.max(self.limits.set_in_flight_while_loading_bytes)
-            }
-            Loads::Present => self.limits.set_in_flight_while_loading_bytes,
+            Loads::None => limits.set_in_flight_bytes,
+            Loads::Expected => limits.set_in_flight_between_loads_bytes,
+            Loads::Present => limits.set_in_flight_while_loading_bytes,
         };
-        let goes_alone = sets.pieces == 0 && (loads != Loads::Present || is_due || is_promoted);
-        sets.bytes + length_bytes <= budget_bytes || goes_alone
+        if is_due {
+            let share_bytes = (promoted + get).bytes / LOADS_PER_DUE_SET;
+            return own.pieces == 0 || own.bytes + length_bytes <= budget_bytes.max(share_bytes);
+        }
+        let sets = own + promoted;
+        let goes_alone = sets.pieces == 0 && loads != Loads::Present;
+        goes_alone || sets.bytes + length_bytes <= budget_bytes
     }
 
     /// When the first SET in the queue goes ahead of loads, if that is still to come at `now`, when the last grant was asked for.
@@ -320,7 +375,7 @@ impl Scheduler {
 
     /// A granted piece is done, whatever became of it.
     pub fn finish(&mut self, grant: Grant) {
-        let in_flight = &mut self.in_flight[grant.class as usize];
+        let in_flight = &mut self.in_flight[grant.line() as usize];
         debug_assert!(in_flight.pieces > 0 && in_flight.bytes >= grant.length_bytes);
         in_flight.pieces -= 1;
         in_flight.bytes -= grant.length_bytes;
@@ -375,12 +430,12 @@ impl Scheduler {
 
     /// Pieces granted and not finished.
     pub fn in_flight(&self) -> usize {
-        self.in_flight.iter().map(|class| class.pieces).sum()
+        self.in_flight.iter().map(|line| line.pieces).sum()
     }
 
     /// GETs that wait, and pieces of them in flight.
     pub fn loads(&self) -> usize {
-        self.queues[Line::Get as usize].waiting.len() + self.in_flight[Class::Get as usize].pieces
+        self.queues[Line::Get as usize].waiting.len() + self.in_flight[Line::Get as usize].pieces
     }
 
     /// Whether a SET waits for a grant.

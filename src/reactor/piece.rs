@@ -267,8 +267,8 @@ mod tests {
     ) -> Piece {
         // SAFETY: the tests keep `memory` alive and alone.
         let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
-        let grant =
-            Grant { id: 0, class: Class::Get, offset_bytes: 0, length_bytes: length as u64 };
+        let (class, length_bytes) = (Class::Get, length as u64);
+        let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, is_promoted: false };
         let target = Target { action, file: 3, is_lasting: true, chunk_offset_bytes: 40960 };
         Piece::new(grant, target, length as u64, Some(buffer), geometry, &mut BouncePool::new())
     }

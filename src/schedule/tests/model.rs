@@ -48,6 +48,9 @@ struct Model {
     flying: VecDeque<Grant>,
     last_load: Option<Instant>,
     load_ended: bool,
+    /// Pieces that went before a due SET since it could have gone alone, and before a promoted one.
+    before_due: usize,
+    before_promoted: usize,
 }
 
 impl Model {
@@ -68,8 +71,41 @@ impl Model {
     }
 
     fn in_flight(&self, class: Class) -> (usize, u64) {
-        let same = self.flying.iter().filter(|grant| grant.class == class);
+        self.sum_of(|grant| grant.class == class)
+    }
+
+    /// Of SETs that are promoted, or of those that are not.
+    fn sets_in_flight(&self, is_promoted: bool) -> (usize, u64) {
+        self.sum_of(|grant| grant.class == Class::Set && grant.is_promoted == is_promoted)
+    }
+
+    fn sum_of(&self, is_meant: impl Fn(&Grant) -> bool) -> (usize, u64) {
+        let same = self.flying.iter().filter(|grant| is_meant(grant));
         (same.clone().count(), same.map(|grant| grant.length_bytes).sum())
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        let front = self.waiting[Class::Set as usize].front();
+        front.is_some_and(|set| now - set.since >= self.limits.set_max_wait)
+    }
+
+    /// What is due goes after seven pieces that loads wait for, and those after one that is due.
+    fn count_turns(&mut self, grant: Option<Grant>, now: Instant) -> Result<(), TestCaseError> {
+        let is_of = |promoted| {
+            grant.is_some_and(|one| one.class == Class::Set && one.is_promoted == promoted)
+        };
+        let could_go = |promoted: bool| self.sets_in_flight(promoted).0 == 0;
+        let due_waits = self.is_due(now) && could_go(false) && !is_of(false);
+        let promoted_wait = !self.promoted.is_empty() && could_go(true) && !is_of(true);
+        self.before_due = if due_waits { self.before_due + usize::from(is_of(true)) } else { 0 };
+        self.before_promoted =
+            if promoted_wait { self.before_promoted + usize::from(is_of(false)) } else { 0 };
+        prop_assert!(self.before_due <= 7, "loads' SETs hold up one that is due");
+        prop_assert!(self.before_promoted <= 1, "SETs that are due hold up what a load waits for");
+        if grant.is_none() && (due_waits || promoted_wait) {
+            prop_assert!(self.in_flight(Class::Set).0 > 0, "neither goes");
+        }
+        Ok(())
     }
 
     fn loads(&self) -> usize {
@@ -114,16 +150,20 @@ impl Model {
         prop_assert!(class == Class::Delete || self.device_fits(class, length_bytes));
         let waits = |class: Class| !self.waiting[class as usize].is_empty();
         let is_due = now - front.since >= self.limits.set_max_wait;
+        prop_assert_eq!(grant.is_promoted, is_promoted);
         if is_promoted {
-            let (pieces, bytes) = self.in_flight(Class::Set);
+            let (pieces, bytes) = self.sets_in_flight(true);
             let budget_bytes = self.limits.set_in_flight_between_loads_bytes;
             prop_assert!(pieces == 0 || bytes + length_bytes <= budget_bytes);
         } else if class == Class::Set {
             prop_assert!(is_due || !waits(Class::Get) && !waits(Class::Delete));
             prop_assert!(is_due || self.promoted.is_empty(), "ahead of what a load waits for");
-            let (pieces, bytes) = self.in_flight(Class::Set);
+            let (promoted_bytes, loaded_bytes) =
+                (self.sets_in_flight(true).1, self.in_flight(Class::Get).1);
+            let (pieces, bytes) =
+                if is_due { self.sets_in_flight(false) } else { self.in_flight(Class::Set) };
             let goes_alone = pieces == 0 && (is_due || self.loads() == 0);
-            let share_bytes = if is_due { self.in_flight(Class::Get).1 / 7 } else { 0 };
+            let share_bytes = if is_due { (promoted_bytes + loaded_bytes) / 7 } else { 0 };
             let budget_bytes = self.set_budget_bytes(now).max(share_bytes);
             prop_assert!(goes_alone || bytes + length_bytes <= budget_bytes);
         }
@@ -146,12 +186,15 @@ impl Model {
         Some(done)
     }
 
-    /// Asks for a grant. The end of a load is known from then on.
-    fn ask(&mut self, clocked: &mut Clocked) -> Option<Grant> {
+    /// Asks for a grant, which must be one that may be given. The end of a load is known from then on.
+    fn ask(&mut self, clocked: &mut Clocked) -> Result<bool, TestCaseError> {
         if std::mem::take(&mut self.load_ended) {
             self.last_load = Some(clocked.now);
         }
-        clocked.grant()
+        let grant = clocked.grant();
+        self.count_turns(grant, clocked.now)?;
+        grant.map(|grant| self.take(grant, clocked.now)).transpose()?;
+        Ok(grant.is_some())
     }
 
     fn is_same(&self, scheduler: &Scheduler) -> bool {
@@ -165,7 +208,8 @@ impl Model {
 
 proptest! {
     /// Whatever the limits are, they hold; pieces cover each operation once and in order, FIFO holds inside a class,
-    /// classes are served in their order but for SETs that are due, and nothing is lost or stuck.
+    /// classes are served in their order but for SETs that are due, these and promoted ones take turns, and nothing is lost or
+    /// stuck.
     #[test]
     fn order_and_bounds(limits in limits(), steps in prop::collection::vec(step(), 1..200)) {
         let mut clocked = Clocked::new(limits);
@@ -176,6 +220,8 @@ proptest! {
             flying: VecDeque::new(),
             last_load: None,
             load_ended: false,
+            before_due: 0,
+            before_promoted: 0,
         };
         let mut tickets = Vec::new();
         for (id, (class, bytes, promoted, takes, wait_ms)) in steps.into_iter().enumerate() {
@@ -193,21 +239,18 @@ proptest! {
             }
             clocked.wait(wait_ms);
             for _ in 0..takes {
-                if let Some(grant) = model.ask(&mut clocked) {
-                    model.take(grant, clocked.now)?;
-                } else if let Some(done) = model.finish_oldest() {
+                if !model.ask(&mut clocked)?
+                    && let Some(done) = model.finish_oldest()
+                {
                     clocked.scheduler.finish(done);
                 }
                 prop_assert!(model.is_same(&clocked.scheduler));
             }
         }
         loop {
-            if let Some(grant) = model.ask(&mut clocked) {
-                model.take(grant, clocked.now)?;
-            } else if let Some(done) = model.finish_oldest() {
+            if !model.ask(&mut clocked)? {
+                let Some(done) = model.finish_oldest() else { break };
                 clocked.scheduler.finish(done);
-            } else {
-                break;
             }
             prop_assert!(model.is_same(&clocked.scheduler));
         }
