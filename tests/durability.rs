@@ -5,13 +5,13 @@
 mod common;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
-use common::{Client, MIB, Memory, config, has_data_files, key, layout, once, pattern};
-use kvring::{Action, Connector, Durability, Layout};
+use common::{Client, MIB, Memory, config, eventually, has_data_files, key, layout, once, pattern};
+use kvring::{Action, Connector, Durability, Layout, Reaped};
 
 fn persistent(
     directory: &Path,
@@ -206,4 +206,82 @@ fn close_in_the_middle_of_groups() {
     assert_eq!(client.connector.stats().in_flight, 0);
     let client = Client::open(directory.path(), 256 * MIB);
     assert_eq!(client.connector.recovery().kept, 1000, "there was time enough for all of them");
+}
+
+/// A sync that a reactor gives up as it stops has dropped nothing: a SET of another reactor does not fail for it. What close()
+/// says that it dropped is what is missing.
+#[test]
+fn a_sync_given_up_by_close_fails_no_other_reactor() {
+    if !has_data_files("each chunk has syncs of its own, in another order") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(directory.path(), 256 * MIB);
+    (config.durability, config.io_threads) = (Durability::Persistent, 2);
+    let (reactors, living) =
+        (Arc::new(AtomicUsize::new(0)), Arc::<Mutex<Vec<Weak<()>>>>::default());
+    let (syncs_records, is_stuck) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+    let cancels = Arc::<Mutex<Vec<Arc<AtomicBool>>>>::default();
+    let make_engine = {
+        let (syncs_records, is_stuck) = (Arc::clone(&syncs_records), Arc::clone(&is_stuck));
+        let cancels = Arc::clone(&cancels);
+        move |queue_depth, waker| {
+            let reactors = Arc::clone(&reactors);
+            let (syncs_records, stuck) = (Arc::clone(&syncs_records), Arc::clone(&is_stuck));
+            let awaits_other = Arc::<AtomicBool>::default();
+            let (mut syncs, mut role) = (0, None);
+            let script = {
+                let awaits_other = Arc::clone(&awaits_other);
+                move |_, action, _| {
+                    if action == Action::Sync {
+                        syncs += 1;
+                        match *role.get_or_insert_with(|| reactors.fetch_add(1, Ordering::SeqCst)) {
+                            0 if syncs == 2 => {
+                                awaits_other.store(true, Ordering::SeqCst);
+                                syncs_records.store(true, Ordering::SeqCst);
+                            }
+                            // The other one's sync of its data does not come back.
+                            1 => stuck.store(true, Ordering::SeqCst),
+                            _ => {}
+                        }
+                    }
+                    Fault::None
+                }
+            };
+            // It goes with the engine.
+            let life = Arc::new(());
+            living.lock().unwrap().push(Arc::downgrade(&life));
+            // The first reactor learns that its record is synced only after the other one has stopped.
+            let living = Arc::clone(&living);
+            let reaping = move |reaped: &[Reaped]| {
+                let _ = &life;
+                if !reaped.is_empty() && awaits_other.swap(false, Ordering::SeqCst) {
+                    let left =
+                        || living.lock().unwrap().iter().map(Weak::strong_count).sum::<usize>();
+                    eventually("the end of the other reactor", || left() == 1);
+                }
+            };
+            let cancel = Arc::<AtomicBool>::default();
+            cancels.lock().unwrap().push(Arc::clone(&cancel));
+            let stuck = Arc::clone(&is_stuck);
+            let engine = FaultEngine::new(queue_depth, waker, Box::new(script), stuck)?;
+            Ok(engine.telling_of_cancel(cancel).watched(Box::new(reaping)))
+        }
+    };
+    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let memory = Memory::patterned(4096, 0, 1);
+    client.submit_set(&[key(1)], &[&memory]);
+    eventually("the first reactor", || syncs_records.load(Ordering::SeqCst));
+    client.submit_set(&[key(2)], &[&memory]);
+    eventually("the other reactor", || is_stuck.load(Ordering::SeqCst));
+    let shutdown = std::thread::scope(|scope| {
+        let closing = scope.spawn(|| client.connector.close_within(Duration::ZERO));
+        let is_cancelled = || cancels.lock().unwrap().iter().any(|one| one.load(Ordering::SeqCst));
+        eventually("the cancel", is_cancelled);
+        is_stuck.store(false, Ordering::SeqCst);
+        closing.join().unwrap()
+    });
+    assert_eq!(client.counter("sync_errors"), 0);
+    let kept = Client::open(directory.path(), 256 * MIB).connector.recovery().kept;
+    assert_eq!((shutdown.clean, shutdown.abandoned, kept), (true, 1, 1));
 }

@@ -185,14 +185,17 @@ impl Work {
     ) -> Result<(), EngineError> {
         let Some(group) = &mut self.commit.group else { return Ok(()) };
         group.outstanding -= 1;
-        let is_first_error = result < 0 && group.error.is_none();
-        if result < 0 {
-            shared.health.note_error(Way::Sync, -result, Instant::now());
-            group.error.get_or_insert(-result);
-        } else {
+        // Given up by the reactor as it stops: it was not begun, so it has dropped nothing, and other reactors go on.
+        let is_cancelled = engine.is_none() && result == -libc::ECANCELED;
+        let errno = if is_cancelled { 0 } else { result.min(0).abs() };
+        let is_first_error = errno != 0 && group.error.is_none();
+        if errno != 0 {
+            shared.health.note_error(Way::Sync, errno, Instant::now());
+            group.error.get_or_insert(errno);
+        } else if !is_cancelled {
             shared.health.note_success(Way::Sync);
         }
-        shared.note_sync_ended(self.number, result.min(0).abs(), is_first_error);
+        shared.note_sync_ended(self.number, errno, is_first_error);
         if group.outstanding > 0 {
             return Ok(());
         }

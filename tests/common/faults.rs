@@ -27,6 +27,9 @@ pub(crate) enum Fault {
 /// Decides the fault of each transfer: its number, its action, its length.
 pub(crate) type Script = Box<dyn FnMut(u64, Action, usize) -> Fault + Send>;
 
+/// Looks at what is about to be reported.
+pub(crate) type Reaping = Box<dyn FnMut(&[Reaped]) + Send>;
+
 pub(crate) struct FaultEngine {
     real: Box<dyn Engine>,
     script: Script,
@@ -42,6 +45,7 @@ pub(crate) struct FaultEngine {
     shortened: Vec<Box<[libc::iovec; 2]>>,
     /// While set, nothing that is done is reported.
     stuck: Arc<AtomicBool>,
+    reaping: Reaping,
 }
 
 impl FaultEngine {
@@ -62,7 +66,13 @@ impl FaultEngine {
             failed: Vec::new(),
             shortened: Vec::new(),
             stuck,
+            reaping: Box::new(|_| ()),
         })
+    }
+
+    /// The same engine, which has `reaping` look at what it is about to report.
+    pub(crate) fn watched(self, reaping: Reaping) -> Self {
+        Self { reaping, ..self }
     }
 
     /// The same engine, which tells when it was asked to give up what is under way.
@@ -143,6 +153,7 @@ impl Engine for FaultEngine {
         for one in &*reaped {
             self.opening.remove(&one.token);
         }
+        (self.reaping)(reaped);
         outcome
     }
 

@@ -6,12 +6,10 @@ The device is real to kvring: a loop device, whose transfers qemu's blkdebug ref
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
+import signal
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -29,12 +27,12 @@ from tests.python.conftest import (
     BLOCK_BYTES,
     KIB,
     MIB,
-    REPOSITORY,
     Client,
     bare_loop_device,
     make_key,
     make_memory,
     pattern,
+    run_child,
 )
 from tests.python.faulty_device import FaultyDevice, Kind, faulty_device
 
@@ -344,21 +342,16 @@ def test_an_outage_of_all_reads_loses_nothing(place: Place) -> None:
     assert get_small(place.open(), keys) == [True] * len(keys)
 
 
-STORE_AND_DIE = """
-import json, os, sys
-import kvring
-from tests.python.conftest import Client
-from tests.python.test_io_errors import CAPACITY_BYTES, SMALL
-connector = kvring.Connector(sys.argv[1], CAPACITY_BYTES, min_free=0, **json.loads(sys.argv[2]))
-Client(connector).store(SMALL)
-os.kill(os.getpid(), 9)
-"""
+def store_and_die(path: str, options: dict[str, Any]) -> None:
+    """Fill a store, and end without closing it."""
+    connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options)
+    Client(connector).store(SMALL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_verification_after_a_crash_loses_nothing_in_an_outage(place: Place) -> None:
-    arguments = [sys.executable, "-c", STORE_AND_DIE, str(place.path), json.dumps(place.options)]
-    died = subprocess.run(arguments, cwd=REPOSITORY, check=False)
-    assert died.returncode == -9
+    died = run_child(store_and_die, str(place.path), place.options)
+    assert died.returncode == -signal.SIGKILL, died.stderr
     client = place.open(lease_s=0)
     place.device.fail("read")
     to_verify = client.connector.recovery["to_verify"]

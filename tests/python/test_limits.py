@@ -3,8 +3,6 @@
 import errno
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,30 +10,26 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY, Client, pattern, run_child
+from tests.python.conftest import Client, pattern, run_child
 
 GIB = 1 << 30
 
 # Nobody's: its threads are those of the test.
 USER_ID = 54321
 
-OPEN = """
-import os, resource, sys
-import kvring
-from tests.python.conftest import Client, pattern
 
-threads, engine, *paths = sys.argv[1:]
-os.setuid(int(os.environ["USER_ID"]))
-resource.setrlimit(resource.RLIMIT_NPROC, (1 + int(threads), 1 + int(threads)))
-try:
-    connector = kvring.Connector(paths, "32MiB", engine=engine)
-except OSError as error:
-    print(type(error).__name__, error)
-else:
-    Client(connector).store({"key": pattern(4096, 1)})
-    connector.close()
-    print("stored")
-"""
+def open_with_few_threads(threads: int, engine: str, *paths: str) -> None:
+    """Open a store as a user who may have so many threads beside the first one."""
+    os.setuid(USER_ID)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1 + threads, 1 + threads))
+    try:
+        connector = kvring.Connector(paths, "32MiB", engine=engine)
+    except OSError as error:
+        print(type(error).__name__, error)
+    else:
+        Client(connector).store({"key": pattern(4096, 1)})
+        connector.close()
+        print("stored")
 
 
 @pytest.fixture
@@ -58,16 +52,7 @@ def test_an_open_that_gets_no_thread_raises_an_os_error(
         os.chown(directory, USER_ID, -1)
     outcomes = []
     for threads in [0, 1, 3, 8, 300]:
-        command = [sys.executable, "-c", OPEN, str(threads), engine, *map(str, directories)]
-        ended = subprocess.run(
-            command,
-            cwd=REPOSITORY,
-            env=os.environ | {"USER_ID": str(USER_ID)},
-            capture_output=True,
-            text=True,
-            timeout=HANG_DEADLINE_S,
-            check=False,
-        )
+        ended = run_child(open_with_few_threads, threads, engine, *map(str, directories))
         assert (ended.returncode, ended.stderr) == (0, ""), f"{threads} threads"
         outcomes.append(ended.stdout.strip())
     assert outcomes[-1] == "stored"

@@ -1,9 +1,10 @@
 """SIGBUS, which a page of the index that cannot be read raises: others want that signal too."""
 
+import faulthandler
+import mmap
+import os
 import signal
 import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,54 +12,60 @@ from pathlib import Path
 
 import pytest
 
-from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY
-
-OPEN = """
-import faulthandler, mmap, os, signal, sys
 import kvring
-from tests.python.conftest import Client, pattern
+from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY, Client, child_command, pattern
 
-trace = open(sys.argv[1] + "/trace", "w")
-if "before" in sys.argv:
-    faulthandler.enable(trace)
-client = Client(kvring.Connector(sys.argv[1], "32MiB"))
-client.store({str(number): pattern(4096, number) for number in range(200)})
-if "after" in sys.argv:
-    faulthandler.enable(trace)
-"""
 
-# Behind the end of its file a mapped page is as good as unreadable.
-LOSE_THE_INDEX = """
-os.truncate(os.path.join(sys.argv[1], "index.kvring"), 4096)
-client.connector.submit_batch_exists([str(number) for number in range(200)])
-client.connector.submit_batch_delete([str(number) for number in range(100)])
-client.connector.submit_batch_get(["150"], [bytearray(4096)])
-assert client.connector.stats()["index_pages_lost"] > 0
-print("lives")
-"""
+def open_store(path: str, handler_enabled: str) -> Client:
+    """Fill a store; Python's own handler of SIGBUS is on `before` or `after` that, or never."""
+    trace = (Path(path) / "trace").open("w", encoding="utf-8")
+    if handler_enabled == "before":
+        faulthandler.enable(trace)
+    client = Client(kvring.Connector(path, "32MiB"))
+    client.store({str(number): pattern(4096, number) for number in range(200)})
+    if handler_enabled == "after":
+        faulthandler.enable(trace)
+    return client
 
-FAULT_ELSEWHERE = """
-with open(sys.argv[1] + "/elsewhere", "w+b") as file:
-    file.truncate(4096)
-    memory = mmap.mmap(file.fileno(), 4096)
-    file.truncate(0)
-    memory[0]
-print("lives")
-"""
 
-SENT = """
-print("ready", flush=True)
-while True:
-    signal.pause()
-"""
+def lose_the_index(path: str, handler_enabled: str) -> None:
+    """Use an index whose pages are behind the end of its file, which is as if no disk read them."""
+    client = open_store(path, handler_enabled)
+    os.truncate(Path(path) / "index.kvring", 4096)
+    client.connector.submit_batch_exists([str(number) for number in range(200)])
+    client.connector.submit_batch_delete([str(number) for number in range(100)])
+    client.connector.submit_batch_get(["150"], [bytearray(4096)])
+    assert client.connector.stats()["index_pages_lost"] > 0
+    print("lives")
 
-HANDLERS = pytest.mark.parametrize("faulthandler", ["none", "before", "after"])
+
+def fault_elsewhere(path: str, handler_enabled: str) -> None:
+    """Read memory of this process that is mapped and cannot be read."""
+    client = open_store(path, handler_enabled)
+    with (Path(path) / "elsewhere").open("w+b") as file:
+        file.truncate(4096)
+        memory = mmap.mmap(file.fileno(), 4096)
+        file.truncate(0)
+        print(memory[0], client)
+
+
+def wait_for_signals(path: str, handler_enabled: str) -> None:
+    """Say that the store is open, and wait."""
+    _client = open_store(path, handler_enabled)
+    print("ready", flush=True)
+    while True:
+        signal.pause()
+
+
+HANDLERS = pytest.mark.parametrize("handler_enabled", ["none", "before", "after"])
 
 
 @contextmanager
-def started(store: Path, script: str, faulthandler: str) -> Iterator["subprocess.Popen[str]"]:
+def started(
+    store: Path, function: Callable[[str, str], None], handler_enabled: str
+) -> Iterator["subprocess.Popen[str]"]:
     """Start a process with a store, which does not outlive the test."""
-    command = [sys.executable, "-c", textwrap.dedent(OPEN + script), str(store), faulthandler]
+    command = child_command(function, str(store), handler_enabled)
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -74,28 +81,30 @@ def wait_for(reached: Callable[[], bool]) -> None:
 
 
 @HANDLERS
-def test_a_lost_page_of_the_index_ends_no_process(tmp_path: Path, faulthandler: str) -> None:
-    with started(tmp_path, LOSE_THE_INDEX, faulthandler) as process:
+def test_a_lost_page_of_the_index_ends_no_process(tmp_path: Path, handler_enabled: str) -> None:
+    with started(tmp_path, lose_the_index, handler_enabled) as process:
         output, _ = process.communicate(timeout=HANG_DEADLINE_S)
     assert (process.returncode, output) == (0, "lives\n")
 
 
 @HANDLERS
 def test_a_fault_in_memory_of_others_ends_the_process_as_without_kvring(
-    tmp_path: Path, faulthandler: str
+    tmp_path: Path, handler_enabled: str
 ) -> None:
-    with started(tmp_path, FAULT_ELSEWHERE, faulthandler) as process:
+    with started(tmp_path, fault_elsewhere, handler_enabled) as process:
         output, _ = process.communicate(timeout=HANG_DEADLINE_S)
     assert (process.returncode, output) == (-signal.SIGBUS, "")
 
 
 @HANDLERS
-def test_the_signal_from_another_process_ends_this_one(tmp_path: Path, faulthandler: str) -> None:
-    with started(tmp_path, SENT, faulthandler) as process:
+def test_the_signal_from_another_process_ends_this_one(
+    tmp_path: Path, handler_enabled: str
+) -> None:
+    with started(tmp_path, wait_for_signals, handler_enabled) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGBUS)
-        if faulthandler == "after":
+        if handler_enabled == "after":
             # What that handler sends on could have been a fault: the first one is let pass.
             wait_for(lambda: "Bus error" in (tmp_path / "trace").read_text())
             process.send_signal(signal.SIGBUS)
