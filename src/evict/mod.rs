@@ -84,7 +84,8 @@ pub(crate) trait Policy: Send {
     fn remove(&mut self, nodes: &mut Nodes, id: NodeId);
 
     /// Appends up to `count` chunks to `found`, in the order in which they would go. May put into order what it passes
-    /// (second chances), but removes nothing: who is chosen is removed by [`Policy::remove`].
+    /// (second chances), but removes nothing: who is chosen is removed by [`Policy::remove`]. Finds fewer, or none, where it
+    /// has passed too many: the next call goes on from there.
     fn coldest(&mut self, nodes: &mut Nodes, count: usize, found: &mut Vec<NodeId>);
 
     /// How far a chunk is from going: 0 goes first, 255 last. An estimate, from what is at hand.

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::{NodeId, Nodes};
+use super::residents::{ChunkRef, Victim};
+use super::{ChunkNode, NodeId, Nodes};
 use crate::store::{Extent, FreeSpace};
 
-/// Neighbours that are looked at while a lock is held: others wait for it. At least those of one run, however many.
+/// Neighbours that are looked at while a lock is held, since others wait for it; and for one more chunk those around that.
 pub(super) const STEPS_AT_ONCE: usize = 2048;
+
+/// Neighbours on each side of a chunk among which the cheapest run is looked for. A longer one is found by place.
+const MOST_BESIDE: usize = 1024;
 
 /// What a chunk that is far from going weighs, besides its blocks, compared with one that goes first.
 const HEAT_WEIGHT: u64 = 3;
@@ -29,6 +33,39 @@ struct Segment {
 pub(super) struct Window {
     pub(super) chunks: Vec<NodeId>,
     pub(super) cost: u64,
+}
+
+/// A search by place from `first` on, around the end and back to there, which goes on where it was. What changed meanwhile is seen
+/// when the chunks of its run are to go.
+#[derive(Debug, Default)]
+pub(super) struct Way {
+    first: (u32, u32),
+    has_wrapped: bool,
+    /// The run so far: where its first chunk is, and where it ends.
+    start: (u32, u32),
+    end: (u32, u32),
+    pub(super) run: Vec<Victim>,
+    /// Of its chunks, and free ones before and between them.
+    blocks: u64,
+}
+
+impl Way {
+    pub(super) fn from(extent: Extent) -> Self {
+        let first = (extent.file, extent.first_block);
+        Self { first, start: first, end: first, ..Self::default() }
+    }
+
+    /// Its run. If something of that must stay it is to be looked at again.
+    pub(super) fn take_run(&mut self) -> Vec<Victim> {
+        (self.end, self.blocks) = (self.start, 0);
+        std::mem::take(&mut self.run)
+    }
+}
+
+/// A chunk as one that may have to go.
+pub(super) fn victim(nodes: &Nodes, node: NodeId) -> Victim {
+    let ChunkNode { shard, entry, .. } = nodes[node];
+    Victim { node, chunk: ChunkRef { shard, entry } }
 }
 
 impl Places {
@@ -73,39 +110,56 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         self.steps >= STEPS_AT_ONCE
     }
 
-    /// The first window by place from `from` on, and where to go on, if anything is left.
-    pub(super) fn next_by_place(
-        &mut self,
-        from: (u32, u32),
-        heat: impl Fn(NodeId) -> u8,
-    ) -> (Option<Window>, Option<(u32, u32)>) {
-        let mut from = from;
-        while let Some((&place, &id)) = self.places.held.range(from..).next() {
+    /// Goes on along `way`, up to a run that is long enough. Says whether it found one; `None` if that is not known yet.
+    pub(super) fn go_along(&mut self, way: &mut Way) -> Option<bool> {
+        while way.blocks < self.blocks {
             if self.is_over() {
-                return (None, Some(place));
+                return None;
             }
             self.steps += 1;
-            let extent = self.nodes[id].extent;
-            let behind = (extent.file, extent.first_block + extent.blocks);
-            if self.nodes[id].excluded_until_s().is_some() {
-                from = behind;
-                continue;
+            let (file, block) = way.end;
+            // What lies before the first chunk is free, or no part of the run.
+            let free = if way.run.is_empty() { 0 } else { self.free.free_from(file, block) };
+            let next = self.places.held.get(&way.end).copied();
+            let next = next.filter(|id| self.nodes[*id].excluded_until_s().is_none());
+            if free > 0 {
+                way.blocks += u64::from(free);
+                way.end.1 += free;
+            } else if let Some(id) = next {
+                if way.run.is_empty() {
+                    way.blocks = self.free.free_before(file, block).into();
+                    way.start = way.end;
+                }
+                let blocks = self.nodes[id].extent.blocks;
+                way.blocks += u64::from(blocks);
+                way.run.push(victim(self.nodes, id));
+                way.end.1 += blocks;
+            } else if !self.go_past_obstacle(way) {
+                return Some(false);
             }
-            let own = self.segment(id, &heat);
-            let before = self.free.free_before(extent.file, extent.first_block);
-            let missing = self.blocks.saturating_sub(own.blocks + u64::from(before));
-            let after = self.beside(extent, missing, &heat, false);
-            let found: u64 = after.iter().map(|segment| segment.blocks).sum();
-            if found >= missing {
-                let cost = own.cost + after.iter().map(|segment| segment.cost).sum::<u64>();
-                let others = after.iter().filter_map(|segment| segment.chunk);
-                let chunks = std::iter::once(id).chain(others).collect();
-                return (Some(Window { chunks, cost }), Some(place));
-            }
-            // Whatever begins in between ends at the same obstacle.
-            from = (behind.0, behind.1 + found as u32);
         }
-        (None, None)
+        Some(true)
+    }
+
+    /// Begins a new run behind what ended the last one; says whether there is anything.
+    fn go_past_obstacle(&self, way: &mut Way) -> bool {
+        (way.blocks, way.run) = (0, Vec::new());
+        let behind = |place: (u32, u32)| {
+            let (&(file, block), &id) = self.places.held.range(place..).next()?;
+            let stays = self.nodes[id].excluded_until_s().is_some();
+            let blocks = if stays { self.nodes[id].extent.blocks } else { 0 };
+            Some((file, block + blocks))
+        };
+        let mut next = behind(way.end);
+        if next.is_none() && !way.has_wrapped {
+            way.has_wrapped = true;
+            next = behind((0, 0));
+        }
+        let Some(next) = next.filter(|next| !way.has_wrapped || *next < way.first) else {
+            return false;
+        };
+        way.end = next;
+        true
     }
 
     /// The cheapest window that contains `seed`. `heat` tells how far a chunk is from going.
@@ -144,7 +198,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         Some(Window { chunks: chunks.collect(), cost })
     }
 
-    /// What lies before or after a place, nearest first, until it is `missing` blocks, or something that must stay.
+    /// What lies before or after a place, nearest first, until it is `missing` blocks, too many, or something that must stay.
     fn beside(
         &mut self,
         extent: Extent,
@@ -158,7 +212,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         let mut block =
             if before { extent.first_block } else { extent.first_block + extent.blocks };
         // Each step finds a block at least.
-        while found < missing {
+        while found < missing && segments.len() < MOST_BESIDE {
             self.steps += 1;
             let free = match before {
                 true => self.free.free_before(file, block),

@@ -186,11 +186,15 @@ impl Residents {
 
     /// Up to `count` chunks that go first, wherever they are.
     pub(crate) fn coldest(&self, count: usize, now_s: u32) -> Vec<Victim> {
-        let mut inner = self.inner.lock();
-        inner.reinsert(now_s);
-        let mut coldest = inner.coldest(count);
-        coldest.truncate(count);
-        inner.victims(&coldest)
+        loop {
+            let mut inner = self.inner.lock();
+            inner.reinsert(now_s);
+            let mut coldest = inner.coldest(count);
+            coldest.truncate(count);
+            if !coldest.is_empty() || inner.ordered() == 0 || count == 0 {
+                return inner.victims(&coldest);
+            }
+        }
     }
 
     /// Takes `blocks` of the quota of a pool, if it has one.
@@ -329,7 +333,14 @@ impl Residents {
         for pool in 0..inner.pools.len() {
             let mut found = Vec::new();
             let count = inner.pools[pool].chunks;
-            inner.pools[pool].policy.coldest(&mut inner.nodes, count + 1, &mut found);
+            // Where it passes many, it goes on with the next call.
+            for _ in 0..=count {
+                found.clear();
+                inner.pools[pool].policy.coldest(&mut inner.nodes, count + 1, &mut found);
+                if found.len() >= inner.pools[pool].ordered() {
+                    break;
+                }
+            }
             found.extend(inner.pools[pool].excluded.iter().map(|(_, id)| *id));
             if found.len() != count {
                 say(format!("pool {pool} has {count} chunks and lists {}", found.len()));

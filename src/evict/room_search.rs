@@ -1,8 +1,8 @@
 //! Which chunks have to go so that there is room for one of so many blocks, as cheaply as it can be found.
 
-use super::places::Search;
-use super::residents::{ChunkRef, Inner, Victim};
-use super::{ChunkNode, NodeId};
+use super::NodeId;
+use super::places::{STEPS_AT_ONCE, Search, Way, victim};
+use super::residents::{Inner, Victim};
 use crate::store::FreeSpace;
 
 /// Chunks of the cold end among which those are chosen that make room at the lowest price: a part of all, within bounds.
@@ -20,8 +20,8 @@ pub(crate) struct RoomSearch {
     steps: usize,
     /// The cheapest run so far: what it costs, and its chunks.
     best: Option<(u64, Vec<Victim>)>,
-    /// Where it goes on by place, when the seeds had no room around them.
-    from: (u32, u32),
+    /// Where it goes on by place, when the seeds had no room around them: from the first of them on.
+    way: Option<Way>,
 }
 
 /// What a search for room has come to.
@@ -38,7 +38,7 @@ pub(crate) enum Room {
 impl RoomSearch {
     /// For a chunk of `blocks`.
     pub(crate) fn new(blocks: u32) -> Self {
-        Self { blocks, seeds: None, steps: 0, best: None, from: (0, 0) }
+        Self { blocks, seeds: None, steps: 0, best: None, way: None }
     }
 }
 
@@ -51,13 +51,19 @@ impl Inner {
         if let Some(missing) = free.missing_blocks(search.blocks) {
             let enough = self.enough(missing.max(1));
             return match enough.is_empty() {
+                true if self.ordered() > 0 => Room::Unfinished,
                 true => Room::Nowhere,
                 false => Room::Found(self.victims(&enough)),
             };
         }
         if search.seeds.is_none() {
             let wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
-            search.seeds = Some(self.coldest(wanted).into_iter());
+            let seeds = self.coldest(wanted);
+            let Some(&first) = seeds.first() else {
+                return if self.ordered() > 0 { Room::Unfinished } else { Room::Nowhere };
+            };
+            search.way = Some(Way::from(self.nodes[first].extent));
+            search.seeds = Some(seeds.into_iter());
         }
         let (nodes, pools) = (&self.nodes, &self.pools);
         let heat = |id: NodeId| pools[nodes[id].pool as usize].policy.heat(nodes, id);
@@ -82,14 +88,11 @@ impl Inner {
         if let Some((_, victims)) = search.best.take() {
             return Room::Found(victims);
         }
-        let (window, next) = look.next_by_place(search.from, heat);
-        if let Some(next) = next {
-            search.from = next;
-        }
-        match (window, next) {
-            (Some(window), _) => Room::Found(self.victims(&window.chunks)),
-            (None, Some(_)) => Room::Unfinished,
-            (None, None) => Room::Nowhere,
+        let Some(way) = &mut search.way else { return Room::Nowhere };
+        match look.go_along(way) {
+            Some(true) => Room::Found(way.take_run()),
+            Some(false) => Room::Nowhere,
+            None => Room::Unfinished,
         }
     }
 
@@ -104,7 +107,7 @@ impl Inner {
         found
     }
 
-    /// The coldest chunks that have `blocks` together, all that may go if those have less.
+    /// The coldest chunks that have `blocks` together; those found so far if there are not so many, or it would take too long.
     fn enough(&mut self, blocks: u64) -> Vec<NodeId> {
         let mut wanted = *SEEDS.start();
         loop {
@@ -114,22 +117,19 @@ impl Inner {
                 freed += u64::from(self.nodes[*id].extent.blocks);
                 freed >= blocks
             });
+            let is_all = coldest.len() < wanted || coldest.len() >= self.ordered();
             match last {
                 Some(last) => {
                     coldest.truncate(last + 1);
                     return coldest;
                 }
-                None if coldest.len() >= self.ordered() => return coldest,
+                None if is_all || wanted >= STEPS_AT_ONCE / 2 => return coldest,
                 None => wanted *= 2,
             }
         }
     }
 
     pub(super) fn victims(&self, chosen: &[NodeId]) -> Vec<Victim> {
-        let victim = |&node: &NodeId| {
-            let ChunkNode { shard, entry, .. } = self.nodes[node];
-            Victim { node, chunk: ChunkRef { shard, entry } }
-        };
-        chosen.iter().map(victim).collect()
+        chosen.iter().map(|id| victim(&self.nodes, *id)).collect()
     }
 }

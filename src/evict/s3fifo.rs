@@ -11,6 +11,8 @@ const MAIN: u8 = 1;
 pub(super) const SMALL_SHARE: u64 = 10;
 /// More uses than these do not count.
 const MOST_CHANCES: u8 = 3;
+/// Chunks that get another chance at a time: others wait for the lock.
+const MOST_PASSED: usize = 1024;
 
 /// Who was not used goes first, sooner while it is new.
 pub(super) struct S3Fifo {
@@ -90,7 +92,8 @@ impl Policy for S3Fifo {
         // chunk or takes chances away.
         let (mut small, mut main) = (Rest::of(&self.small), Rest::of(&self.main));
         let enough = found.len().saturating_add(count);
-        while found.len() < enough {
+        let mut chances_left = MOST_PASSED;
+        while found.len() < enough && chances_left > 0 {
             let (id, is_small) = match (small.next, main.next) {
                 (Some(id), None) => (id, true),
                 (Some(id), Some(_)) if self.is_over_share(small.blocks, main.blocks) => (id, true),
@@ -104,6 +107,7 @@ impl Policy for S3Fifo {
                 found.push(id);
                 continue;
             }
+            chances_left -= 1;
             if is_small {
                 nodes[id].chances = 0;
                 self.promote(nodes, id);

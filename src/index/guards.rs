@@ -15,11 +15,13 @@ use crate::store::Extent;
 const PINNABLE_PART: u64 = 2;
 
 impl<G, S> Index<G, S> {
-    /// Whether a chunk chosen to go can: it is still held, and nobody reads it, has leased or pinned it. If that is why it must
-    /// stay, it is not chosen again before that ends.
-    pub(crate) fn can_go(&self, victim: Victim) -> bool {
+    /// Whether a chunk chosen to go must stay: it is still held, and somebody reads it, has leased or pinned it. Then it is not
+    /// chosen again before that ends.
+    pub(crate) fn must_stay(&self, victim: Victim) -> bool {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
-        self.can_go_from(&mut shard, victim)
+        let entry = &shard.entries[victim.chunk.entry];
+        let is_there = !entry.detached && entry.node == Some(victim.node);
+        is_there && !self.can_go_from(&mut shard, victim)
     }
 
     /// Evicts a chunk, if it can go. Returns its place, free now.

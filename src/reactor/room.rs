@@ -20,6 +20,47 @@ const STREAK_ENDS_AFTER: Duration = Duration::from_secs(60);
 /// Chunks that are looked at together for being in use.
 const LOOKED_AT: usize = 64;
 
+/// Victims that are looked at, or evicted, in one step.
+const VICTIMS_A_STEP: usize = 256;
+
+/// Steps of a turn: about a millisecond, in which a reactor does nothing else.
+const STEPS_A_TURN: usize = 8;
+
+/// Room that is being made for a chunk, a step at a time. Those that lie in the way of a long one may be very many.
+pub(super) struct RoomMaking {
+    blocks: u32,
+    search: RoomSearch,
+    victims: Vec<Victim>,
+    /// Of these, so many were looked at, and must stay.
+    looked_at: usize,
+    staying: usize,
+    /// Those before it are evicted, or gone already; and whether any was.
+    gone: usize,
+    has_evicted: bool,
+    /// Times that room was made and somebody else took it.
+    attempts: usize,
+}
+
+impl RoomMaking {
+    fn new(blocks: u32) -> Self {
+        Self {
+            blocks,
+            search: RoomSearch::new(blocks),
+            victims: Vec::new(),
+            looked_at: 0,
+            staying: 0,
+            gone: 0,
+            has_evicted: false,
+            attempts: 0,
+        }
+    }
+
+    fn begin_with(&mut self, victims: Vec<Victim>) {
+        self.victims = victims;
+        (self.looked_at, self.staying, self.gone, self.has_evicted) = (0, 0, 0, false);
+    }
+}
+
 /// Once begun, and as long as it lives, what is freed is there for who makes room.
 struct HeldFreed<'store> {
     store: &'store dyn Store,
@@ -45,24 +86,29 @@ impl Drop for HeldFreed<'_> {
 
 impl Shared {
     /// Room for the chunk and its record, or neither. Nothing goes for it where the store can grow instead.
-    pub(super) fn find_place(&self, request: &SetRequest) -> Result<Place, StoreError> {
+    /// `None`: there may be once this was called again, with the same `making`; others may go first.
+    pub(super) fn find_place(
+        &self,
+        request: &SetRequest,
+        making: &mut Option<Box<RoomMaking>>,
+    ) -> Result<Option<Place>, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
         let mut held = HeldFreed { store: &*self.store, is_begun: false };
         let quota = self.reserve_quota(request, bytes, || held.begin())?;
-        let outcome = self.allocate(bytes, request.digest, &mut held).and_then(|extent| match self
-            .reserve_record(request.key.len(), &mut held)
-        {
-            Ok(record) => Ok(Place { extent, record, stands: false, quota }),
-            Err(error) => {
-                self.store.free(extent);
-                Err(error)
+        let allocated = self.allocate(bytes, request.digest, &mut held, making);
+        let outcome = allocated.and_then(|extent| {
+            let Some(extent) = extent else { return Ok(None) };
+            match self.reserve_record(request.key.len(), &mut held) {
+                Ok(record) => Ok(Some(Place { extent, record, stands: false, quota })),
+                Err(error) => {
+                    self.store.free(extent);
+                    Err(error)
+                }
             }
         });
-        if outcome.is_err() {
-            self.release_quota(quota);
-        }
-        if outcome.is_ok() {
-            self.grow_ahead();
+        match outcome {
+            Ok(Some(_)) => self.grow_ahead(),
+            Ok(None) | Err(_) => self.release_quota(quota),
         }
         self.keeper.note_placed(bytes, || self.store.fill());
         outcome
@@ -73,25 +119,36 @@ impl Shared {
         bytes: u64,
         digest: Digest,
         held: &mut HeldFreed<'_>,
-    ) -> Result<Extent, StoreError> {
+        making: &mut Option<Box<RoomMaking>>,
+    ) -> Result<Option<Extent>, StoreError> {
         let mut outcome = self.store.allocate(bytes, digest);
-        for _ in 0..ATTEMPTS {
-            if !is_final(&outcome) {
-                return outcome;
+        let mut steps = 0;
+        while is_final(&outcome) {
+            if steps == STEPS_A_TURN {
+                return Ok(None);
             }
+            steps += 1;
             held.begin();
-            if !self.make_room(Extent::blocks_for(bytes)) {
-                break;
+            let room =
+                making.get_or_insert_with(|| Box::new(RoomMaking::new(Extent::blocks_for(bytes))));
+            match self.go_on_making_room(room) {
+                None => {}
+                Some(true) if room.attempts < ATTEMPTS => {
+                    **room =
+                        RoomMaking { attempts: room.attempts + 1, ..RoomMaking::new(room.blocks) };
+                    self.counters.evicted_in_the_way.add(1);
+                    outcome = self.store.allocate(bytes, digest);
+                }
+                Some(_) => break,
             }
-            self.counters.evicted_in_the_way.add(1);
-            outcome = self.store.allocate(bytes, digest);
         }
+        *making = None;
         match outcome {
             // There is room for it, if only somebody let go of theirs.
             Err(StoreError::Full { .. }) if self.store.fill().total_bytes >= bytes => {
                 Err(StoreError::Guarded { needed_bytes: bytes })
             }
-            outcome => outcome,
+            outcome => outcome.map(Some),
         }
     }
 
@@ -162,27 +219,58 @@ impl Shared {
 
     /// Evicts chunks so that there is a run of `blocks` free, as cheaply as it can; says whether it did.
     pub(super) fn make_room(&self, blocks: u32) -> bool {
-        // It ends: each turn goes on, takes a chunk that must stay out of the order of eviction, or another thread has evicted one.
-        let mut search = RoomSearch::new(blocks);
+        let mut room = RoomMaking::new(blocks);
         loop {
-            let residents = self.index.residents();
-            let victims = match residents.for_room(&mut search, &*self.store, self.index.now_s()) {
-                Room::Found(victims) => victims,
-                Room::Unfinished => continue,
-                Room::Nowhere => return false,
-            };
-            // All of them or none: what goes in vain is lost.
-            if self.count_staying(&victims) == 0 && self.evict_all(&victims) {
-                return true;
+            if let Some(made) = self.go_on_making_room(&mut room) {
+                return made;
             }
-            // Where one must stay, more may have to.
-            self.count_staying(&residents.coldest(LOOKED_AT, self.index.now_s()));
         }
+    }
+
+    /// One step of it; `None` until it is known. It ends: each round goes on, takes a chunk that must stay out of the order of eviction,
+    /// or another thread has evicted one.
+    fn go_on_making_room(&self, room: &mut RoomMaking) -> Option<bool> {
+        let residents = self.index.residents();
+        if room.victims.is_empty() {
+            match residents.for_room(&mut room.search, &*self.store, self.index.now_s()) {
+                Room::Found(victims) => room.begin_with(victims),
+                Room::Unfinished => return None,
+                Room::Nowhere => return Some(false),
+            }
+        }
+        // All of them or none: what goes in vain is lost.
+        if room.looked_at < room.victims.len() {
+            let end = room.victims.len().min(room.looked_at + VICTIMS_A_STEP);
+            room.staying += self.count_staying(&room.victims[room.looked_at..end]);
+            room.looked_at = end;
+            if end < room.victims.len() {
+                return None;
+            }
+        }
+        if room.staying == 0 && room.gone < room.victims.len() {
+            let end = room.victims.len().min(room.gone + VICTIMS_A_STEP);
+            room.has_evicted |= self.evict_all(&room.victims[room.gone..end]);
+            room.gone = end;
+            if end < room.victims.len() {
+                return None;
+            }
+        }
+        let has_evicted = room.has_evicted;
+        room.begin_with(Vec::new());
+        if has_evicted {
+            // Where room is room wherever it is, it comes in parts.
+            let is_enough =
+                self.store.missing_blocks(room.blocks).is_none_or(|missing| missing == 0);
+            return is_enough.then_some(true);
+        }
+        // Where one must stay, more may have to.
+        self.count_staying(&residents.coldest(LOOKED_AT, self.index.now_s()));
+        None
     }
 
     /// Looks at each of `victims`, so that those that must stay are not chosen again, and counts these.
     fn count_staying(&self, victims: &[Victim]) -> usize {
-        victims.iter().filter(|victim| !self.index.can_go(**victim)).count()
+        victims.iter().filter(|victim| self.index.must_stay(**victim)).count()
     }
 
     /// Evicts what can go; says whether anything did.

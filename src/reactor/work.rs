@@ -11,6 +11,7 @@ use super::latency::Timeline;
 use super::operation::{GetRequest, OPERATION_COSTS_BYTES, Operation, SetRequest};
 use super::own_file::{OwnFile, Step};
 use super::piece::{Piece, Target};
+use super::room::RoomMaking;
 use super::second_attempts::SecondAttempts;
 use super::steps::{Compared, Comparison, Failure, Place, compare_with_held};
 use super::verification::Verification;
@@ -46,6 +47,8 @@ pub(super) struct Active {
     pub(super) failed_syncs: Option<u64>,
     /// A SET that was compared and admitted, and then found no room.
     pub(super) awaits_room: bool,
+    /// Room that is being made for it.
+    making_room: Option<Box<RoomMaking>>,
     /// Times it was written again.
     pub(super) retries: u32,
     /// The file of its chunk, if that has one of its own.
@@ -273,6 +276,7 @@ impl Work {
             failure: None,
             failed_syncs: None,
             awaits_room: false,
+            making_room: None,
             retries: 0,
             own: None,
         });
@@ -332,6 +336,13 @@ impl Work {
 
     /// Puts a SET that found no room back to where it was, until the store has grown.
     fn await_growth(&mut self, grant: Grant) {
+        self.put_back(grant);
+        self.scheduler.hold_sets(true);
+        self.awaits_growth = true;
+    }
+
+    /// Puts a SET that has no room yet back to where it was.
+    fn put_back(&mut self, grant: Grant) {
         let active = &mut self.active[grant.id];
         active.awaits_room = true;
         active.waiting_bytes = active.kind.bytes();
@@ -342,8 +353,6 @@ impl Work {
                 self.scheduler.promote(ticket);
             }
         }
-        self.scheduler.hold_sets(true);
-        self.awaits_growth = true;
     }
 
     fn start(
@@ -396,8 +405,13 @@ impl Work {
                         return self.end_unplaced(grant, None, shared);
                     }
                 }
-                match shared.find_place(request) {
-                    Ok(found) => *place = Some(found),
+                match shared.find_place(request, &mut active.making_room) {
+                    Ok(Some(found)) => *place = Some(found),
+                    Ok(None) => {
+                        self.processed_bytes += SETTLE_BYTES;
+                        self.put_back(grant);
+                        return Ok(());
+                    }
                     Err(StoreError::Growing { needed_bytes })
                         if shared.order_growth(needed_bytes) =>
                     {

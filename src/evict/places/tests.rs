@@ -186,17 +186,57 @@ fn a_search_by_place_looks_at_some_and_goes_on() {
             layout.nodes[*id].exclude(1);
         }
     }
-    let (mut from, mut turns) = ((0, 0), 0);
-    let found = loop {
+    // From the beginning, from behind them, and from the middle of them.
+    for first in [0, 9_500, 9_002] {
+        let mut way = Way::from(layout.nodes[chunks[first]].extent);
+        let mut turns = 0;
+        let found = loop {
+            let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
+            let mut search = Search { places, nodes, free, blocks: 4, steps: 0 };
+            let found = search.go_along(&mut way);
+            assert!(search.steps <= STEPS_AT_ONCE, "{} steps", search.steps);
+            turns += 1;
+            if let Some(found) = found {
+                break found;
+            }
+        };
+        assert!(found && turns > 1, "{turns}");
+        assert_eq!(way.take_run().len(), 4);
+    }
+    chunks[9_000..9_004].iter().step_by(2).for_each(|id| layout.nodes[*id].exclude(1));
+    let mut way = Way::from(layout.nodes[chunks[5_000]].extent);
+    let ends = |layout: &Layout, way: &mut Way| {
         let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
-        let mut search = Search { places, nodes, free, blocks: 4, steps: 0 };
-        let (window, next) = search.next_by_place(from, |_| 0);
-        assert!(search.steps <= STEPS_AT_ONCE + 8, "{} steps", search.steps);
-        turns += 1;
-        match window {
-            Some(window) => break window,
-            None => from = next.unwrap(),
-        }
+        Search { places, nodes, free, blocks: 4, steps: 0 }.go_along(way)
     };
-    assert!(found.chunks.len() == 4 && turns > 3, "{turns}");
+    assert_eq!((0..20).find_map(|_| ends(&layout, &mut way)), Some(false));
+}
+
+/// One run of very many chunks takes as many turns as it takes, and no chunk is in it twice.
+#[test]
+fn a_long_run_is_found_a_bounded_part_at_a_time() {
+    const CHUNKS: u32 = 20_000;
+    let mut allocator = Allocator::default();
+    allocator.add_file(CHUNKS);
+    let mut layout = Layout::new(&[]);
+    layout.allocator = allocator;
+    let mut chunks = Vec::new();
+    while let Some(extent) = layout.allocator.allocate(1) {
+        let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
+        layout.places.insert(extent, id);
+        chunks.push(id);
+    }
+    let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
+    let search = || Search { places, nodes, free, blocks: u64::from(CHUNKS) / 2, steps: 0 };
+    let mut around = search();
+    assert!(around.around(chunks[10_000], &|_| 0).is_none());
+    assert!(around.steps <= STEPS_AT_ONCE, "{} steps for one chunk", around.steps);
+    let mut way = Way::from(layout.nodes[chunks[5_000]].extent);
+    let mut turns = 0;
+    while search().go_along(&mut way).is_none() {
+        turns += 1;
+    }
+    let run: HashSet<NodeId> = way.take_run().iter().map(|victim| victim.node).collect();
+    assert!(run.len() == 10_000 && turns >= 4, "{} in {turns} turns", run.len());
+    assert!(chunks[5_000..15_000].iter().all(|id| run.contains(id)));
 }

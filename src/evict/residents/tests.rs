@@ -326,3 +326,72 @@ proptest! {
         prop_assert_eq!(names, QUOTAS.map(|(name, _)| name.to_owned()));
     }
 }
+
+/// Where room is room wherever it is.
+struct Anywhere(u64);
+
+impl FreeSpace for Anywhere {
+    fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
+        Some(self.0)
+    }
+
+    fn free_before(&self, _file: u32, _block: u32) -> u32 {
+        0
+    }
+
+    fn free_from(&self, _file: u32, _block: u32) -> u32 {
+        0
+    }
+}
+
+/// Chunks that are used: as many as it takes for a look at all of them to be too long.
+fn many_used(eviction: Eviction, count: u32) -> Residents {
+    let residents = Residents::new(eviction, &Quotas::default());
+    let namespace = NamespaceOf { fingerprint: 1, name: &|| "model".to_owned() };
+    for number in 0..count {
+        let extent = Extent { file: 0, first_block: number, blocks: 1 };
+        let chunk = ChunkRef { shard: 0, entry: number };
+        let (node, _) = residents.enter(chunk, extent, &namespace, false);
+        (0..3).for_each(|_| residents.touch(node));
+    }
+    residents
+}
+
+/// Chunks for a very long one are told in parts, and all of them in the end.
+#[test]
+fn much_room_is_found_a_bounded_part_at_a_time() {
+    const COUNT: u32 = 20_000;
+    for eviction in Eviction::ALL {
+        let residents = many_used(eviction, COUNT);
+        let mut left = u64::from(COUNT);
+        let mut turns = 0;
+        while left > 0 {
+            turns += 1;
+            let mut search = RoomSearch::new(COUNT);
+            match residents.for_room(&mut search, &Anywhere(left), 0) {
+                Room::Found(victims) => {
+                    assert!(victims.len() <= 2048, "{} at once", victims.len());
+                    left -= victims.len() as u64;
+                    victims.iter().for_each(|victim| residents.leave(victim.node, 0));
+                }
+                Room::Unfinished => assert_eq!(eviction, Eviction::S3Fifo),
+                Room::Nowhere => panic!("{left} are left"),
+            }
+        }
+        assert!(turns >= COUNT / 2048, "{turns} turns");
+        let nowhere = residents.for_room(&mut RoomSearch::new(1), &Anywhere(1), 0);
+        assert!(matches!(nowhere, Room::Nowhere));
+    }
+}
+
+/// Each chunk has three chances more: one look takes some of them away, and the next goes on.
+#[test]
+fn a_look_at_chunks_with_chances_is_bounded() {
+    let residents = many_used(Eviction::S3Fifo, 20_000);
+    let mut search = RoomSearch::new(1);
+    let looks = (0..).take_while(|_| {
+        matches!(residents.for_room(&mut search, &Anywhere(1), 0), Room::Unfinished)
+    });
+    assert!((10..100).contains(&looks.count()));
+    assert_eq!(residents.coldest(3, 0).len(), 3);
+}

@@ -50,6 +50,9 @@ struct Still {
     backlog: Arc<Backlog>,
     _directory: TempDir,
     memory: Box<[u8]>,
+    /// Chunks evicted in one turn of making room, and turns after which there was none yet.
+    most_in_a_turn: u64,
+    unfinished_turns: u64,
 }
 
 /// What had to go for a run of blocks that was wanted, both in blocks.
@@ -96,7 +99,14 @@ impl Still {
             OpenStore::new([3; 16]),
         );
         let backlog = Backlog::new(Amount { operations: 1, bytes: u64::MAX });
-        Self { shared, backlog, _directory: directory, memory: vec![0; 8].into() }
+        Self {
+            shared,
+            backlog,
+            _directory: directory,
+            memory: vec![0; 8].into(),
+            most_in_a_turn: 0,
+            unfinished_turns: 0,
+        }
     }
 
     /// A SET, as far as it goes without a device. Returns what had to go in its way.
@@ -124,10 +134,19 @@ impl Still {
             panic!("nobody else writes");
         };
         let before = self.shared.counters.evicted_bytes.get();
+        let (mut making, mut last) = (None, self.shared.counters.evicted.get());
         let place = loop {
-            match self.shared.find_place(&request) {
+            match self.shared.find_place(&request, &mut making) {
                 Err(StoreError::Growing { needed_bytes }) => self.shared.grow(needed_bytes),
-                place => break place.unwrap(),
+                place => {
+                    let now = self.shared.counters.evicted.get();
+                    self.most_in_a_turn = self.most_in_a_turn.max(now - last);
+                    last = now;
+                    if let Some(place) = place.unwrap() {
+                        break place;
+                    }
+                    self.unfinished_turns += 1;
+                }
             }
         };
         end_set(request, Some(place), 0, None, &self.shared);
@@ -300,4 +319,19 @@ fn eight_sizes_that_drift_fill_nine_tenths() {
 #[test]
 fn random_sizes_fill_seventeen_twentieths() {
     check(0.85, uniform);
+}
+
+/// A chunk for which thousands have to go: some in each turn, so that loads go between.
+#[test]
+fn room_for_a_long_chunk_is_made_in_turns() {
+    let mut still = Still::new(Eviction::Lru, (1.0, 1.0));
+    let count = CAPACITY / BLOCK_BYTES;
+    for number in 0..count {
+        still.put(number, 1);
+    }
+    assert_eq!(still.unfinished_turns, 0);
+    let thrown = still.put(count, count / 16);
+    assert!(thrown.evicted >= count / 20, "{} evicted", thrown.evicted);
+    assert!(still.unfinished_turns >= 4, "{} turns", still.unfinished_turns);
+    assert!(still.most_in_a_turn <= 2048, "{} in one", still.most_in_a_turn);
 }
