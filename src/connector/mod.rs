@@ -99,6 +99,8 @@ impl Connector {
         let volumes = Arc::new(Volumes::new(all, absent, placement, epoch));
         let watch = Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"));
         let watch = watch.inspect_err(|_| abandon(volumes.all()))?;
+        // Last: an open that fails leaves no data file behind.
+        volumes.all().iter().for_each(|volume| volume.shared.prepare_growth());
         let backlog = Backlog::new(Amount {
             operations: config.set_queue_operations,
             bytes: config.set_queue_bytes,

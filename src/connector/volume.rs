@@ -132,7 +132,6 @@ impl OpenedVolume {
         }
         shared.fit_capacity();
         warn_of_capacity(shared.config.path(), &budget);
-        shared.prepare_growth();
         let reactors = Reactors::start(&shared, suspects, make_engine)?;
         let engine = engines::describe(&reactors.engines);
         let threads = begin_session(&shared, recovery.clean_shutdown)

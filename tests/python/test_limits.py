@@ -55,6 +55,8 @@ def test_an_open_that_gets_no_thread_raises_an_os_error(
         ended = run_child(open_with_few_threads, threads, engine, *map(str, directories))
         assert (ended.returncode, ended.stderr) == (0, ""), f"{threads} threads"
         outcomes.append(ended.stdout.strip())
+        if outcomes[-1] != "stored":
+            assert not list(public_directory.glob("*/data-*")), "it was refused"
     assert outcomes[-1] == "stored"
     refusals = [outcome for outcome in outcomes if outcome != "stored"]
     assert outcomes[: len(refusals)] == refusals
