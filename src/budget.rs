@@ -16,13 +16,20 @@ const AUTO_FREE_MOST_BYTES: u64 = 10 << 30;
 pub(crate) struct Budget {
     capacity_bytes: u64,
     used_bytes: AtomicU64,
+    /// Of the free space of the file system, for blocks of data files that are not reserved.
+    unreserved_bytes: AtomicU64,
     floor: Option<(Arc<Directory>, MinFree)>,
 }
 
 impl Budget {
     /// An account of `capacity_bytes`, nothing of it used.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
-        Self { capacity_bytes, used_bytes: AtomicU64::new(0), floor: None }
+        Self {
+            capacity_bytes,
+            used_bytes: AtomicU64::new(0),
+            unreserved_bytes: AtomicU64::new(0),
+            floor: None,
+        }
     }
 
     /// The same with a floor under the free space of the file system of `directory`.
@@ -45,8 +52,22 @@ impl Budget {
         self.capacity_bytes.saturating_sub(self.used_bytes())
     }
 
-    /// What the file system has free above the floor; `u64::MAX` where it does not tell, or there is no floor.
+    /// What the file system has free above the floor, for files to grow by; `u64::MAX` where it does not tell, or there is no
+    /// floor.
     pub(crate) fn free_above_floor_bytes(&self) -> u64 {
+        match self.free_for_blocks_bytes() {
+            u64::MAX => u64::MAX,
+            free_bytes => free_bytes.saturating_sub(self.unreserved_bytes.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// The data files have so many bytes whose blocks are not reserved: what is written there comes before growth.
+    pub(crate) fn set_unreserved(&self, bytes: u64) {
+        self.unreserved_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The same, with what is meant for blocks of data files that are not reserved.
+    pub(crate) fn free_for_blocks_bytes(&self) -> u64 {
         let Some((directory, min_free)) = &self.floor else { return u64::MAX };
         let Ok(answer) = directory.file_system() else { return u64::MAX };
         let fragment_bytes = answer.fragment_size();

@@ -184,6 +184,38 @@ pub enum StoreError {
         /// What is free above the floor.
         free_bytes: u64,
     },
+    /// Data files share blocks with a copy, or have holes, and the file system lacks the space to write there.
+    #[error(
+        "store full: {shared_bytes} bytes of the data files share their blocks with a copy (a reflink), or have none, and the \
+         file system has {free_bytes} bytes above min_free for writing them anew; remove the copy, or free space there"
+    )]
+    Shared {
+        /// Bytes of the data files for which nothing is reserved.
+        shared_bytes: u64,
+        /// What is free above the floor.
+        free_bytes: u64,
+    },
+    /// The index shares blocks with a copy, or has holes, and the file system lacks the space to write there.
+    #[error(
+        "store full: {path} shares its blocks with a copy (a reflink), or has none, and its file system has none left for \
+         writing it anew; remove the copy, or free space there"
+    )]
+    IndexShared {
+        /// The index.
+        path: PathBuf,
+    },
+    /// A write into a data file found the file system full.
+    #[error(
+        "store full: the file system of {path} has no space for blocks of a data file ({source}): the file shares its blocks \
+         with a copy (a reflink), has holes, or lies on something that gives out more than it has; remove the copy, or free \
+         space there"
+    )]
+    NoBlocks {
+        /// The store.
+        path: PathBuf,
+        /// What the file system said.
+        source: Arc<io::Error>,
+    },
     /// The file system refused to grow a file.
     #[error(
         "store full: cannot grow {path} by {bytes} bytes: {source}; free space on that file system"

@@ -79,7 +79,7 @@ counters! {
     read_dropped,
     /// SETs that failed in the device.
     write_errors,
-    /// Writes tried again, in `persistent`.
+    /// Writes tried again: in `persistent`, and where a data file had no blocks for them.
     write_retries,
     /// Writes that had been tried again and failed for good.
     write_retries_exhausted,
@@ -156,6 +156,8 @@ pub struct PathStats {
     pub used_bytes: u64,
     /// Number of data files.
     pub data_files: u64,
+    /// Bytes of the data files that share their blocks with a copy, or have none.
+    pub shared_bytes: u64,
     /// Bytes of the data files that are leased.
     pub leased_bytes: u64,
     /// Bytes of the data files that are pinned.
@@ -193,6 +195,7 @@ impl PathStats {
             total.capacity_bytes += one.capacity_bytes;
             total.used_bytes += one.used_bytes;
             total.data_files += one.data_files;
+            total.shared_bytes += one.shared_bytes;
             total.leased_bytes += one.leased_bytes;
             total.pinned_bytes += one.pinned_bytes;
             total.discarded_at_open += one.discarded_at_open;
@@ -204,7 +207,7 @@ impl PathStats {
     }
 
     /// Its numbers, by name.
-    pub fn numbers(&self) -> [(&'static str, u64); 13] {
+    pub fn numbers(&self) -> [(&'static str, u64); 14] {
         [
             ("keys", self.keys),
             ("held_bytes", self.held_bytes),
@@ -214,6 +217,7 @@ impl PathStats {
             ("capacity_bytes", self.capacity_bytes),
             ("used_bytes", self.used_bytes),
             ("data_files", self.data_files),
+            ("shared_bytes", self.shared_bytes),
             ("leased_bytes", self.leased_bytes),
             ("pinned_bytes", self.pinned_bytes),
             ("discarded_at_open", self.discarded_at_open),

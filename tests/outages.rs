@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::chunks::copy_all;
 use common::faults::{Fault, FaultEngine, Script, faulty};
+use common::loop_device::LoopDevice;
 use common::{Client, MIB, Memory, config_of, eventually, has_data_files, key};
 use kvring::{Action, Connector, Layout, list_chunks};
 
@@ -270,12 +271,61 @@ fn reason_after_sets(client: &Client) -> String {
 #[test]
 fn a_device_without_the_space_that_it_had_is_taken_out() {
     for errno in [libc::ENOSPC, libc::EDQUOT] {
-        let (_root, paths) = directories(2);
+        let devices = [(); 2].map(|()| LoopDevice::new(CAPACITY / MIB, 4096));
+        let [Some(first), Some(second)] = &devices else { return };
+        let paths = [first, second].map(|device| device.path().to_owned());
         let fails = Errno::new(AtomicI32::new(errno));
         let client = on_two_paths(&paths, Layout::Extents, script(writes, &fails));
         let reason = reason_after_sets(&client);
         assert!(reason.contains("writes in a row failed"), "{reason}");
     }
+}
+
+/// A file system without space for blocks of a data file, as beside a copy that shares them: no fault of the device.
+#[test]
+fn a_data_file_without_blocks_fails_sets_and_not_its_path() {
+    if !has_data_files("a chunk's file is made with its blocks") {
+        return;
+    }
+    for errno in [libc::ENOSPC, libc::EDQUOT] {
+        let directory = tempfile::tempdir().unwrap();
+        let fails = Errno::default();
+        let client = open_failing(directory.path(), writes, &fails);
+        assert_eq!(store(&client, 0..KEYS), all(true));
+        fails.store(errno, Ordering::SeqCst);
+        for number in 1000..1000 + KEYS {
+            let completion = client.set(&[key(number)], &[&Memory::patterned(LENGTH, 0, number)]);
+            assert!(completion.error.contains("remove the copy"), "{}", completion.error);
+        }
+        let path = client.connector.stats().paths[0].clone();
+        assert_eq!((path.in_use, path.reason.as_str()), (true, ""));
+        assert_eq!((client.counter("write_errors"), client.counter("store_full")), (0, KEYS));
+        assert_eq!(load(&client, 0..KEYS), all(true));
+        fails.store(0, Ordering::SeqCst);
+        assert_eq!(store(&client, 1000..1000 + KEYS), all(true));
+        assert_eq!(load(&client, 0..KEYS), all(true));
+        client.assert_consistent();
+    }
+}
+
+/// The first writes only: what finds no blocks at one place goes to another one, or there again.
+#[test]
+fn a_chunk_whose_place_has_no_blocks_is_stored_all_the_same() {
+    if !has_data_files("a chunk's file is made with its blocks") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let left = Arc::new(AtomicI32::new(10));
+    let script: Script = Box::new(move |_, action, _| match action {
+        Action::Write if left.fetch_sub(1, Ordering::SeqCst) > 0 => Fault::Errno(libc::ENOSPC),
+        _ => Fault::None,
+    });
+    let client = Client::open_with_engine(directory.path(), CAPACITY, |queue_depth, waker| {
+        FaultEngine::new(queue_depth, waker, script, Arc::default())
+    });
+    assert_eq!(store(&client, 0..KEYS), all(true));
+    assert_eq!(load(&client, 0..KEYS), all(true));
+    client.assert_consistent();
 }
 
 #[test]

@@ -98,6 +98,7 @@ impl Connector {
             capacity_bytes: volume.budget.capacity_bytes(),
             used_bytes: volume.budget.used_bytes(),
             data_files: usage.data_files,
+            shared_bytes: usage.shared_bytes,
             discarded_at_open: volume.recovery.discarded(),
             leased_bytes,
             pinned_bytes,

@@ -121,7 +121,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
             // What lies before the first chunk is free, or no part of the run.
             let free = if way.run.is_empty() { 0 } else { self.free.free_from(file, block) };
             let next = self.places.held.get(&way.end).copied();
-            let next = next.filter(|id| self.nodes[*id].excluded_until_s().is_none());
+            let next = next.filter(|id| !self.must_stay(*id));
             if free > 0 {
                 way.blocks += u64::from(free);
                 way.end.1 += free;
@@ -146,7 +146,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         (way.blocks, way.run) = (0, Vec::new());
         let behind = |place: (u32, u32)| {
             let (&(file, block), &id) = self.places.held.range(place..).next()?;
-            let stays = self.nodes[id].excluded_until_s().is_some();
+            let stays = self.must_stay(id);
             let blocks = if stays { self.nodes[id].extent.blocks } else { 0 };
             Some((file, block + blocks))
         };
@@ -225,7 +225,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
                     true => self.places.ending_at(self.nodes, file, block),
                     false => self.places.held.get(&(file, block)).copied(),
                 };
-                match neighbour.filter(|id| self.nodes[*id].excluded_until_s().is_none()) {
+                match neighbour.filter(|id| !self.must_stay(*id)) {
                     Some(id) => self.segment(id, heat),
                     None => break,
                 }
@@ -238,6 +238,10 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
             segments.push(segment);
         }
         segments
+    }
+
+    fn must_stay(&self, id: NodeId) -> bool {
+        self.nodes[id].excluded_until_s().is_some() || !self.free.makes_room(self.nodes[id].extent)
     }
 
     fn segment(&self, id: NodeId, heat: &impl Fn(NodeId) -> u8) -> Segment {

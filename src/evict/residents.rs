@@ -174,7 +174,7 @@ impl Residents {
     ) -> Room {
         let mut inner = self.inner.lock();
         let came_back = inner.reinsert(now_s);
-        match inner.for_room(search, free) {
+        match inner.for_room(search, free, now_s) {
             // Those are looked at as well.
             Room::Nowhere if came_back => {
                 *search = RoomSearch::new(search.blocks);

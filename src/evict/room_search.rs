@@ -11,6 +11,9 @@ const SEED_PART: usize = 16;
 /// Neighbours that are looked at for the cheapest run, where there is a choice.
 const MOST_STEPS: usize = 16_384;
 
+/// A chunk whose going makes no room is not looked at for so long.
+const USELESS_FOR_S: u32 = 10;
+
 /// A search for room, which goes on where it was when the lock was let go of.
 #[derive(Debug)]
 pub(crate) struct RoomSearch {
@@ -47,6 +50,7 @@ impl Inner {
         &mut self,
         search: &mut RoomSearch,
         free: &(impl FreeSpace + ?Sized),
+        now_s: u32,
     ) -> Room {
         if let Some(missing) = free.missing_blocks(search.blocks) {
             let enough = self.enough(missing.max(1));
@@ -59,6 +63,9 @@ impl Inner {
         if search.seeds.is_none() {
             let wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
             let seeds = self.coldest(wanted);
+            if self.exclude_useless(&seeds, free, now_s) {
+                return Room::Unfinished;
+            }
             let Some(&first) = seeds.first() else {
                 return if self.ordered() > 0 { Room::Unfinished } else { Room::Nowhere };
             };
@@ -94,6 +101,23 @@ impl Inner {
             Some(false) => Room::Nowhere,
             None => Room::Unfinished,
         }
+    }
+
+    /// Takes those of `chunks` out of the order of eviction, for a while, whose going makes no room. Says whether there were any.
+    fn exclude_useless(
+        &mut self,
+        chunks: &[NodeId],
+        free: &(impl FreeSpace + ?Sized),
+        now_s: u32,
+    ) -> bool {
+        let before = self.ordered();
+        for id in chunks {
+            if !free.makes_room(self.nodes[*id].extent) {
+                let pool = self.nodes[*id].pool as usize;
+                self.pools[pool].exclude(&mut self.nodes, *id, now_s + USELESS_FOR_S);
+            }
+        }
+        self.ordered() < before
     }
 
     /// Up to `count` chunks that go first, and a few more, of each pool as many as its share of all.

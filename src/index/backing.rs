@@ -27,10 +27,14 @@ use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::lock::{Owner, holder_of, lock_for};
 use crate::store::device::{Device, Superblock, id_text, new_store_id};
+use crate::store::fiemap::find_unreserved;
 
 const MAX_MAP_BYTES: u64 = 1 << 40;
 /// Longest step by which a part of a device grows: it is zeroed while a SET waits.
 const LONGEST_ZEROED_BYTES: u64 = 4 * GROWTH_BYTES;
+/// Extents of the file that are looked at for shared ones.
+const MOST_EXTENTS: usize = 4096;
+const UNSHARED_AT_ONCE_BYTES: usize = 1 << 20;
 const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
 
 /// Where the sidecar of a store is.
@@ -405,6 +409,26 @@ impl Backing {
     pub(super) fn store_directory(&self) -> Option<&Directory> {
         let (directory, name) = self.home.as_ref()?;
         (name == INDEX_NAME).then_some(directory)
+    }
+
+    /// Gives the parts of the file blocks of their own that share them with a copy, or have none.
+    pub(super) fn unshare(&self) -> io::Result<()> {
+        let Some(length) = self.length()?.filter(|_| self.region.is_none()) else { return Ok(()) };
+        let mut parts = Vec::new();
+        let mut most_extents = MOST_EXTENTS;
+        find_unreserved(self.file.as_fd(), length, &mut most_extents, |part, _| parts.push(part))?;
+        for part in parts {
+            // In steps: whoever faults on a page waits for one.
+            for start in part.clone().step_by(UNSHARED_AT_ONCE_BYTES) {
+                let bytes = (part.end - start).min(UNSHARED_AT_ONCE_BYTES as u64);
+                let unshare = |flags| fallocate(&self.file, flags, start as i64, bytes as i64);
+                match unshare(FallocateFlags::FALLOC_FL_UNSHARE_RANGE) {
+                    Err(Errno::EOPNOTSUPP) => return Ok(()),
+                    outcome => outcome?,
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Why the next open would not find the file, if so; a part of a device is where it is.

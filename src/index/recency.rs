@@ -35,6 +35,10 @@ impl<G, S> Index<G, S> {
     /// Writes uses of some chunks of shard `number` into their records; says whether there are more. May wait for the file system,
     /// with no lock held.
     pub(crate) fn write_uses(&self, number: usize) -> bool {
+        // It is worth no page.
+        if self.table.lacks_blocks() {
+            return false;
+        }
         let (behind, has_more) = self.take_behind(number);
         for Behind { slot, from, to } in behind {
             // The slot may be another chunk's by now, which says something else then.

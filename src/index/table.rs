@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -85,6 +85,7 @@ pub(crate) struct Table {
     /// Slots of the file, used or free.
     pub(super) total: AtomicU32,
     holes_told: AtomicUsize,
+    pub(super) lacks_blocks: AtomicBool,
     pub(super) budget: Arc<Budget>,
 }
 
@@ -132,20 +133,20 @@ impl Table {
         let made_now = reset.as_ref().is_some_and(String::is_empty) && !place.is_new();
         let reset = backing.missing.clone().or(reset.filter(|reason| !reason.is_empty()));
         let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
-        Ok((
-            Self {
-                backing,
-                sync_files: OnceLock::new(),
-                mapping,
-                free: Mutex::default(),
-                reserved: Mutex::new(reserved),
-                refusal: Mutex::default(),
-                total: AtomicU32::new(total),
-                holes_told: AtomicUsize::new(0),
-                budget,
-            },
-            Found { session, reset, made_now, truncated },
-        ))
+        let table = Self {
+            backing,
+            sync_files: OnceLock::new(),
+            mapping,
+            free: Mutex::default(),
+            reserved: Mutex::new(reserved),
+            refusal: Mutex::default(),
+            total: AtomicU32::new(total),
+            holes_told: AtomicUsize::new(0),
+            lacks_blocks: AtomicBool::new(false),
+            budget,
+        };
+        table.unshare();
+        Ok((table, Found { session, reset, made_now, truncated }))
     }
 
     /// Slots of the file, used or free.

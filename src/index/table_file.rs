@@ -2,9 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::Ordering;
 
 use super::record::{HEADER_BYTES, RECORD_BYTES, SESSION_OFFSET, Session};
 use super::table::Table;
+use crate::error::StoreError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 
 impl Table {
@@ -46,6 +48,29 @@ impl Table {
     /// Why the next open would not find the file, if so.
     pub(crate) fn missed(&self) -> Option<String> {
         self.backing.missed()
+    }
+
+    /// Gives the file blocks of its own, if it shares some with a copy, or has none. A page of the mapping that is written and
+    /// finds none is lost.
+    pub(crate) fn unshare(&self) {
+        let lacks_blocks = match self.backing.unshare() {
+            Ok(()) => false,
+            Err(error) => matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)),
+        };
+        if lacks_blocks && !self.lacks_blocks.swap(lacks_blocks, Ordering::Relaxed) {
+            log::warn!("{}", self.why_not_written());
+        }
+        self.lacks_blocks.store(lacks_blocks, Ordering::Relaxed);
+    }
+
+    /// Whether there are parts of the file that cannot be written, for want of blocks, as far as that is known.
+    pub(crate) fn lacks_blocks(&self) -> bool {
+        self.lacks_blocks.load(Ordering::Relaxed)
+    }
+
+    /// What is said then.
+    pub(crate) fn why_not_written(&self) -> StoreError {
+        StoreError::IndexShared { path: self.backing.path().to_owned() }
     }
 
     /// Makes all records written so far durable.

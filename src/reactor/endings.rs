@@ -21,6 +21,9 @@ use crate::index::Resumed;
 use crate::schedule::{Class, Grant};
 use crate::store::Location;
 
+/// Places that a SET tries which finds that they have no blocks.
+const MOST_PLACES: u32 = 4;
+
 impl Work {
     /// Takes the results of transfers; answers the operations that are done. One at a time off the list, so that a panic
     /// loses none.
@@ -187,6 +190,9 @@ impl Work {
 
     /// An operation is through with its transfers: it is answered, tried again, or waits for its group.
     pub(super) fn end(&mut self, id: usize, shared: &Shared) {
+        if self.can_go_elsewhere(id) {
+            return self.place_anew(id, shared);
+        }
         let active = &mut self.active[id];
         if let Kind::Set(request, Some(place)) = &active.kind
             && shared.config.durability == Durability::Persistent
@@ -213,6 +219,27 @@ impl Work {
             }
         }
         self.answer(id, shared);
+    }
+
+    /// Whether a SET found no blocks where it was to be written, and may where there are some.
+    fn can_go_elsewhere(&self, id: usize) -> bool {
+        let Active { failure, retries, .. } = &self.active[id];
+        matches!(failure, Some(Failure::NoRoom(StoreError::NoBlocks { .. })))
+            && *retries < MOST_PLACES
+    }
+
+    /// Gives the place of a SET back, and looks for another one when it is known which there are.
+    fn place_anew(&mut self, id: usize, shared: &Shared) {
+        if let Kind::Set(_, place) = &mut self.active[id].kind
+            && let Some(place) = place.take()
+        {
+            shared.give_back(place);
+        }
+        self.begin_anew(id, shared);
+        self.active[id].awaits_room = true;
+        shared.store.note_no_blocks();
+        self.awaits_growth |= shared.order_growth(0);
+        self.retries.push((Instant::now(), id));
     }
 
     /// Makes a SET that was written one of which nothing was.

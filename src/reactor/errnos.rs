@@ -15,8 +15,10 @@ pub(super) const END_OF_FILE: i32 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Read,
-    /// Into a file, or a device, that has the space for it.
+    /// Into a device.
     Write,
+    /// Into a data file, which has the space for it unless it shares blocks with a copy or has holes.
+    WriteDataFile,
     Sync,
     /// Into the file of one chunk, which may not have all of its space.
     WriteChunkFile,
@@ -33,13 +35,17 @@ impl Request {
     pub(super) fn way(self) -> Way {
         match self {
             Self::Read | Self::OpenChunkFile => Way::Read,
-            Self::Write | Self::WriteChunkFile | Self::MakeChunkFile | Self::Grow => Way::Write,
+            Self::Write
+            | Self::WriteDataFile
+            | Self::WriteChunkFile
+            | Self::MakeChunkFile
+            | Self::Grow => Way::Write,
             Self::Sync => Way::Sync,
         }
     }
 
     fn is_transfer(self) -> bool {
-        matches!(self, Self::Read | Self::Write | Self::WriteChunkFile)
+        matches!(self, Self::Read | Self::Write | Self::WriteDataFile | Self::WriteChunkFile)
     }
 }
 
@@ -117,6 +123,11 @@ pub(super) fn judge(request: Request, errno: i32, attempt: Attempt, state: State
     }
 }
 
+/// Whether a failure says that a data file lacks blocks.
+pub(super) fn lacks_blocks(request: Request, errno: i32) -> bool {
+    request == Request::WriteDataFile && subject_of(request, errno) == Subject::Room
+}
+
 /// What a failure says of the path, whatever becomes of its operation.
 pub(super) fn weight_of(request: Request, errno: i32) -> Weight {
     match judge(request, errno, Attempt::Alone, State::Fails) {
@@ -136,14 +147,14 @@ pub(crate) fn is_gone(errno: i32) -> bool {
 /// Errors of the block layer are those that `blk_errors` in the kernel's block/blk-core.c names. A medium error of an NVMe
 /// drive is ENODATA there. File systems answer EUCLEAN or EBADMSG for structures of theirs that are damaged.
 fn subject_of(request: Request, errno: i32) -> Subject {
-    use Request::{Grow, MakeChunkFile, OpenChunkFile, WriteChunkFile};
+    use Request::{Grow, MakeChunkFile, OpenChunkFile, WriteChunkFile, WriteDataFile};
     match (request, errno) {
         (_, ENOMEM | EMFILE | ENFILE | EBADF | EFAULT | ECANCELED) => Subject::Process,
         (OpenChunkFile, EACCES | EPERM) => Subject::Process,
         // ENXIO: a socket, or a special file of no device, is in its place.
         (OpenChunkFile, ENOENT | ENXIO | ELOOP | EISDIR | ENOTDIR) => Subject::ChunkFile,
         (MakeChunkFile, EEXIST | ENXIO) => Subject::ChunkFile,
-        (MakeChunkFile | WriteChunkFile | Grow, ENOSPC | EDQUOT) => Subject::Room,
+        (MakeChunkFile | WriteChunkFile | WriteDataFile | Grow, ENOSPC | EDQUOT) => Subject::Room,
         // No file system and no device of their own says so.
         (OpenChunkFile | MakeChunkFile, ENODEV | ENOMEDIUM) => Subject::Device,
         (_, ENODEV | ENXIO | ENOMEDIUM) => Subject::Gone,
@@ -166,7 +177,7 @@ mod tests {
     #[test]
     fn what_may_be_one_place_is_tried_alone_and_doubted_where_the_device_works() {
         for errno in [EIO, ENODATA, EILSEQ, EREMOTEIO, EUCLEAN, END_OF_FILE] {
-            for request in [Request::Read, Request::Write] {
+            for request in [Request::Read, Request::Write, Request::WriteDataFile] {
                 let judged = |attempt, state| judge(request, errno, attempt, state);
                 assert_eq!(judged(Attempt::First, State::Works), Verdict::RetryAlone);
                 assert_eq!(judged(Attempt::First, State::Falters), Verdict::RetryAlone);
@@ -203,6 +214,7 @@ mod tests {
         for errno in [ENOSPC, EDQUOT] {
             assert_eq!(weight_of(Request::Grow, errno), Weight::Nothing);
             assert_eq!(weight_of(Request::MakeChunkFile, errno), Weight::Nothing);
+            assert_eq!(weight_of(Request::WriteDataFile, errno), Weight::Nothing);
             assert_eq!(weight_of(Request::Write, errno), Weight::Counts);
             assert_eq!(weight_of(Request::Sync, errno), Weight::Counts);
         }

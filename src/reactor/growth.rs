@@ -152,9 +152,19 @@ impl Shared {
         }
     }
 
+    /// Looks which blocks of the files are shared with a copy: those of the index get blocks of their own, as a page of it that
+    /// finds none is lost; the data files live with what there is.
+    pub(super) fn look_at_blocks(&self) {
+        self.index.table().unshare();
+        self.store.look_at_blocks();
+    }
+
     /// Grows until there is room for `needed_bytes`, or for some time. What is in the way of that is the answer to those who
     /// ask for room from here on.
     pub(super) fn grow(&self, needed_bytes: u64) {
+        if self.store.is_look_due(true) {
+            self.look_at_blocks();
+        }
         let table = self.index.table();
         while self.store.is_growth_due(needed_bytes) && self.store.grow(needed_bytes, table).is_ok()
         {

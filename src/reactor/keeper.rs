@@ -150,6 +150,9 @@ fn keep(shared: &Shared) {
         }
         if Instant::now() >= next_look {
             shared.look_for_files();
+            if shared.store.is_look_due(false) || shared.index.table().lacks_blocks() {
+                shared.look_at_blocks();
+            }
             next_look = Instant::now() + LOOK_PAUSE;
         }
         if let (Some(next), Some(pause)) = (next_sweep, pause)

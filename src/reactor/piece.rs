@@ -27,6 +27,7 @@ pub(crate) struct Target {
     pub(crate) file: std::os::fd::RawFd,
     /// Whether the file stays open as long as the store.
     pub(crate) is_lasting: bool,
+    pub(crate) is_device: bool,
     /// Byte of the file where the chunk starts.
     pub(crate) chunk_offset_bytes: u64,
 }
@@ -236,7 +237,8 @@ impl Piece {
     pub(super) fn request(&self) -> Request {
         match self.target.action {
             Action::Read => Request::Read,
-            _ if self.target.is_lasting => Request::Write,
+            _ if self.target.is_device => Request::Write,
+            _ if self.target.is_lasting => Request::WriteDataFile,
             _ => Request::WriteChunkFile,
         }
     }
@@ -269,7 +271,8 @@ mod tests {
         let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
         let (class, length_bytes) = (Class::Get, length as u64);
         let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, is_promoted: false };
-        let target = Target { action, file: 3, is_lasting: true, chunk_offset_bytes: 40960 };
+        let (is_lasting, is_device) = (true, false);
+        let target = Target { action, file: 3, is_lasting, is_device, chunk_offset_bytes: 40960 };
         Piece::new(grant, target, length as u64, Some(buffer), geometry, &mut BouncePool::new())
     }
 

@@ -93,6 +93,9 @@ impl Shared {
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<Place>, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
+        if self.index.table().lacks_blocks() {
+            return Err(self.index.table().why_not_written());
+        }
         let mut held = HeldFreed { store: &*self.store, is_begun: false };
         let quota = self.reserve_quota(request, bytes, || held.begin())?;
         let allocated = self.allocate(bytes, request.digest, &mut held, making);
@@ -112,6 +115,15 @@ impl Shared {
         }
         self.keeper.note_placed(bytes, || self.store.fill());
         outcome
+    }
+
+    /// Takes back the place of a SET that has no record yet.
+    pub(super) fn give_back(&self, place: Place) {
+        if let RecordState::Reserved(record) = place.record {
+            self.index.table().release(record);
+        }
+        self.store.free(place.extent);
+        self.release_quota(place.quota);
     }
 
     fn allocate(

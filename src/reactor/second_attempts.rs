@@ -2,15 +2,17 @@
 //! and fails all of them for one bad sector: apart from each other, those that are intact can be read, or written.
 
 use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::errnos::{Attempt, Verdict, judge};
+use super::errnos::{Attempt, Verdict, judge, lacks_blocks};
 use super::health::{State, Way};
 use super::steps::Failure;
 use super::work::Work;
 use crate::engine::Engine;
-use crate::error::EngineError;
+use crate::error::{EngineError, StoreError};
 
 /// Who has waited so long has no second attempt any more: the device takes seconds to fail, and is to be found out.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -125,7 +127,13 @@ impl Work {
             Attempt::First => State::Fails,
             _ => shared.health.state(request.way()),
         };
-        let failure = Failure::of(request, errno, attempt, state);
+        let failure = match lacks_blocks(request, errno) {
+            true => Failure::NoRoom(StoreError::NoBlocks {
+                path: shared.config.path().to_owned(),
+                source: Arc::new(io::Error::from_raw_os_error(errno)),
+            }),
+            false => Failure::of(request, errno, attempt, state),
+        };
         shared.health.note_failure(request, errno, now);
         self.end_piece(token, Some(failure), now, shared);
     }

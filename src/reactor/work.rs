@@ -134,7 +134,7 @@ pub(super) struct Work {
     pub(super) second_attempts: SecondAttempts,
     pub(super) verification: Verification,
     /// Whether the first SET waits for the store to grow; none goes meanwhile.
-    awaits_growth: bool,
+    pub(super) awaits_growth: bool,
 }
 
 /// Pause before the first retry of a failed write; each further one is twice as long.
@@ -462,12 +462,17 @@ impl Work {
         let target = match &active.own {
             Some(own) => {
                 let file = own.descriptor();
-                Target { action, file, is_lasting: false, chunk_offset_bytes: 0 }
+                let is_device = false;
+                Target { action, file, is_lasting: false, is_device, chunk_offset_bytes: 0 }
             }
             None => match shared.store.locate(extent) {
-                Location::Shared { file, offset_bytes } => {
-                    Target { action, file, is_lasting: true, chunk_offset_bytes: offset_bytes }
-                }
+                Location::Shared { file, offset_bytes, is_device } => Target {
+                    action,
+                    file,
+                    is_lasting: true,
+                    is_device,
+                    chunk_offset_bytes: offset_bytes,
+                },
                 Location::Own { .. } => unreachable!("its file is opened first"),
             },
         };

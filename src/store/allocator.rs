@@ -101,10 +101,16 @@ impl Allocator {
         self.put_back(extent);
     }
 
-    /// Takes what is free within `extent`, and was written once, so that it is not given out; for [`Allocator::put_back`].
+    /// Takes what is free within `extent`, so that it is not given out; for [`Allocator::put_back`]. What lies before its end
+    /// counts as written from here on.
     pub(crate) fn take_free_within(&mut self, extent: Extent) -> Vec<Extent> {
         let Extent { file, first_block, .. } = extent;
-        let end = extent.end_block() as u32;
+        let FileSpace { blocks, frontier } = self.files[file as usize];
+        let end = extent.end_block().min(u64::from(blocks)) as u32;
+        if end > frontier {
+            self.files[file as usize].frontier = end;
+            self.put_back(Extent { file, first_block: frontier, blocks: end - frontier });
+        }
         let before = self.by_place.range(..(file, first_block)).next_back();
         let from =
             before.filter(|((other, _), _)| *other == file).map_or(first_block, |(key, _)| key.1);

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::Geometry;
 use super::device::Device;
+use super::fiemap::find_unreserved;
 use super::files::CHUNKS_NAME;
 use crate::config::BLOCK_BYTES;
 use crate::directory::{Directory, make_private, set_flags};
@@ -154,6 +156,23 @@ impl DataFile {
             Home::File { file, .. } => file.sync_data(),
             Home::Device(device) => device.sync(),
         }
+    }
+
+    /// Tells of the parts of its first `length` bytes for which nothing is reserved; see [`find_unreserved`].
+    pub(super) fn find_unreserved(
+        &self,
+        length: u64,
+        most_extents: &mut usize,
+        found: impl FnMut(Range<u64>, bool),
+    ) -> io::Result<bool> {
+        find_unreserved(self.growing_file()?.as_fd(), length, most_extents, found)
+    }
+
+    /// Reserves what it has no blocks for, and leaves the rest as it is.
+    pub(super) fn fill_holes(&self) -> io::Result<()> {
+        let file = self.growing_file()?;
+        let length = file.metadata()?.len();
+        Ok(fallocate(file, FallocateFlags::empty(), 0, length as i64)?)
     }
 
     /// Descriptor for transfers, and where the block with this number begins.

@@ -20,6 +20,7 @@ use super::growth::{
     longest_chunk_bytes, next_file_bytes, on_disk_bytes,
 };
 use super::set_aside::SetAside;
+use super::unreserved::Unreserved;
 use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, Discard, Layout};
@@ -29,6 +30,9 @@ use crate::index::HEADER_BYTES;
 use crate::key::Digest;
 use crate::lock::Owner;
 use crate::sync::{Mutex, RwLock};
+use look::Looks;
+
+mod look;
 
 const MIB: u64 = 1 << 20;
 
@@ -45,6 +49,9 @@ pub(crate) struct ExtentStore {
     refusal: Mutex<Option<(Instant, StoreError)>>,
     discards: Option<Discards>,
     set_aside: Mutex<SetAside>,
+    /// Its lock is taken after that of the allocator.
+    unreserved: Mutex<Unreserved>,
+    looks: Looks,
     /// A data file is being made: what it takes is reserved, and its blocks are not there yet.
     is_growing: AtomicBool,
 }
@@ -127,6 +134,8 @@ impl ExtentStore {
             refusal: Mutex::new(None),
             discards: None,
             set_aside: Mutex::default(),
+            unreserved: Mutex::default(),
+            looks: Looks::default(),
             is_growing: AtomicBool::new(false),
         })
     }
@@ -160,6 +169,8 @@ impl ExtentStore {
             refusal: Mutex::new(None),
             discards: (discard == Discard::Free).then(|| Discards::new(Arc::clone(device))),
             set_aside: Mutex::default(),
+            unreserved: Mutex::default(),
+            looks: Looks::default(),
             is_growing: AtomicBool::new(false),
         }
     }
@@ -170,6 +181,9 @@ impl ExtentStore {
 
     /// Why there is no place for `needed_bytes`.
     fn why_full(&self, needed_bytes: u64) -> StoreError {
+        if let Some(error) = self.short_of_blocks() {
+            return error;
+        }
         if let Some((again, error)) = &*self.refusal.lock()
             && Instant::now() < *again
         {
@@ -316,6 +330,10 @@ impl FreeSpace for ExtentStore {
     fn free_from(&self, file: u32, block: u32) -> u32 {
         self.allocator.lock().free_from(file, block)
     }
+
+    fn makes_room(&self, extent: Extent) -> bool {
+        self.unreserved.lock().makes_room(extent)
+    }
 }
 
 impl Store for ExtentStore {
@@ -334,11 +352,14 @@ impl Store for ExtentStore {
 
     fn prepare(&self, index: &dyn IndexShare) -> Result<(), StoreError> {
         let Fill { allocated_bytes, total_bytes, .. } = self.fill();
-        match (&self.directory, total_bytes) {
+        let outcome = match (&self.directory, total_bytes) {
             (None, _) => Ok(()),
             (Some(_), 0) => self.grow(0, index),
             (Some(_), _) => index.reserve(index.missing_bytes(total_bytes, allocated_bytes)),
-        }
+        };
+        // The index has its share by now.
+        self.look_for_unreserved();
+        outcome
     }
 
     fn is_growth_due(&self, needed_bytes: u64) -> bool {
@@ -371,10 +392,25 @@ impl Store for ExtentStore {
     }
 
     fn free(&self, extent: Extent) {
-        self.allocator.lock().free(extent);
+        {
+            let mut allocator = self.allocator.lock();
+            self.unreserved.lock().free(&mut allocator, extent);
+        }
         if let Some(discards) = &self.discards {
             discards.note(extent);
         }
+    }
+
+    fn note_no_blocks(&self) {
+        self.note_refused_write();
+    }
+
+    fn is_look_due(&self, is_refused: bool) -> bool {
+        self.is_due(is_refused)
+    }
+
+    fn look_at_blocks(&self) {
+        self.look_for_unreserved();
     }
 
     fn free_unwritable(&self, extent: Extent) {
@@ -398,7 +434,7 @@ impl Store for ExtentStore {
         // Extents are only ever given out in files that exist; a missing one would be a bug, answered by EBADF.
         let file = files.get(extent.file as usize).and_then(Option::as_ref);
         let (file, offset_bytes) = file.map_or((-1, 0), |file| file.locate(extent.first_block));
-        Location::Shared { file, offset_bytes }
+        Location::Shared { file, offset_bytes, is_device: self.directory.is_none() }
     }
 
     /// Data files stay.
@@ -442,10 +478,14 @@ impl Store for ExtentStore {
 
     fn fill(&self) -> Fill {
         let allocator = self.allocator.lock();
+        let unreserved = self.unreserved.lock();
+        let (of_chunks, withheld) = unreserved.lost_blocks();
+        let lost = (of_chunks + withheld).saturating_sub(unreserved.spendable_blocks());
         Fill {
-            allocated_bytes: allocator.allocated() * BLOCK_BYTES,
-            total_bytes: allocator.total() * BLOCK_BYTES,
+            allocated_bytes: allocator.allocated().saturating_sub(of_chunks) * BLOCK_BYTES,
+            total_bytes: allocator.total().saturating_sub(lost) * BLOCK_BYTES,
             can_grow: self.directory.is_some()
+                && !unreserved.is_short()
                 && !self.is_refused()
                 && (self.is_growing.load(Ordering::SeqCst) || next_file_bytes(&self.budget) > 0),
         }
@@ -455,6 +495,7 @@ impl Store for ExtentStore {
         StoreUsage {
             allocated_bytes: self.allocator.lock().allocated() * BLOCK_BYTES,
             data_files: self.files.read().iter().flatten().count() as u64,
+            shared_bytes: self.unreserved.lock().found_blocks() * BLOCK_BYTES,
         }
     }
 

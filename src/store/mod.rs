@@ -1,15 +1,18 @@
 //! Where bytes live. A layout places chunks; it knows nothing of keys.
 
 pub(crate) mod allocator;
+mod block_set;
 pub(crate) mod data_file;
 pub(crate) mod device;
 mod discards;
 pub(crate) mod extents;
+pub(crate) mod fiemap;
 pub(crate) mod files;
 mod found_files;
 mod geometry;
 mod growth;
 mod set_aside;
+mod unreserved;
 
 use std::ffi::CString;
 use std::io;
@@ -59,6 +62,8 @@ pub enum Location {
         file: RawFd,
         /// Where in it the chunk starts.
         offset_bytes: u64,
+        /// It is a block device.
+        is_device: bool,
     },
     /// In a file of its own, from its first byte to its last one.
     Own {
@@ -76,6 +81,8 @@ pub struct StoreUsage {
     pub allocated_bytes: u64,
     /// Files with data in them.
     pub data_files: u64,
+    /// Bytes of them that share their blocks with a copy, or have none, when they were looked at last.
+    pub shared_bytes: u64,
 }
 
 /// How full a store is.
@@ -98,6 +105,11 @@ pub trait FreeSpace {
     fn free_before(&self, file: u32, block: u32) -> u32;
     /// Free blocks from `block` on.
     fn free_from(&self, file: u32, block: u32) -> u32;
+    /// Whether there is room at a place when its chunk goes.
+    fn makes_room(&self, extent: Extent) -> bool {
+        let _ = extent;
+        true
+    }
 }
 
 /// Gives out places for chunks and says where they are.
@@ -146,6 +158,19 @@ pub trait Store: FreeSpace + Send + Sync {
     fn free_unwritable(&self, extent: Extent) {
         self.free(extent);
     }
+
+    /// Notes that a write found no space for its blocks: the data files are to be looked at.
+    fn note_no_blocks(&self) {}
+
+    /// Whether it is time for [`Store::look_at_blocks`]; `is_refused`: after [`Store::note_no_blocks`] only.
+    fn is_look_due(&self, is_refused: bool) -> bool {
+        let _ = is_refused;
+        false
+    }
+
+    /// Looks which blocks of its files are not reserved, and gives out no more places than the file system has space for. It
+    /// waits for the file system.
+    fn look_at_blocks(&self) {}
 
     /// Gives out again what was taken back that way: it was not those places that could not be written.
     fn put_back_set_aside(&self) {}

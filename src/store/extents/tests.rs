@@ -1,10 +1,14 @@
 //! Data files of a directory: how they grow, and what stays of them.
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use nix::fcntl::{FallocateFlags, fallocate};
+
 use super::*;
 use crate::store::data_file::list_data_files;
+use crate::store::fiemap::find_unreserved;
 
 /// It does not matter here.
 const DIGEST: Digest = Digest([0; 2]);
@@ -40,6 +44,28 @@ fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
     let directory = Arc::new(Directory::open(directory).unwrap());
     let found = ExtentStore::look(&directory, || None).unwrap();
     ExtentStore::open(&directory, found, budget, HashMap::new).unwrap()
+}
+
+/// As a copy has them that was made with `cp --sparse`.
+#[test]
+fn holes_are_filled_when_it_is_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    place(&open(directory.path(), 64 * MIB), MIB).unwrap();
+    let path = directory.path().join(data_file_name(0));
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let outcome = fallocate(&file, punch, MIB as i64, 4 * MIB as i64);
+    let can_tell = find_unreserved(file.as_fd(), 1, &mut 1, |_, _| ()).unwrap();
+    if outcome.is_err() || !can_tell {
+        return;
+    }
+    let length = file.metadata().unwrap().len();
+    let on_disk = || file.metadata().unwrap().blocks() * 512;
+    assert!(on_disk() < length);
+    let store = open(directory.path(), 64 * MIB);
+    store.prepare(&Content).unwrap();
+    assert!(on_disk() >= length);
+    assert_eq!(store.usage().shared_bytes, 0);
 }
 
 #[test]

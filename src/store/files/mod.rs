@@ -353,6 +353,7 @@ impl Store for FileStore {
         StoreUsage {
             allocated_bytes: state.account.allocated_blocks * BLOCK_BYTES,
             data_files: state.account.count() as u64,
+            shared_bytes: 0,
         }
     }
 

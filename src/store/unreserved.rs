@@ -1,0 +1,199 @@
+//! Blocks of data files that the file system has not reserved for them: a copy shares them (a reflink), or the file has a hole
+//! there. A write to them takes new blocks. Where there is no space for all of them, places are given out for which there is.
+//!
+//! An unreserved block is *paid* for when it may be written: that takes the space that it needs off what may be spent. A place
+//! of which a block cannot be paid for is not given out, and nothing is evicted for it.
+
+use super::Extent;
+use super::allocator::Allocator;
+use super::block_set::BlockSet;
+
+/// What a file system may refuse to give although it says that it is free: it keeps some for its own maps.
+const MOST_REFUSED_BLOCKS: u64 = 8192;
+
+/// What is known of them. It knows of none where the space suffices for all.
+#[derive(Debug, Default)]
+pub(super) struct Unreserved {
+    /// Those that the last look found.
+    found_blocks: u64,
+    /// Those that are not paid for.
+    unpaid: BlockSet,
+    /// Those of these that are free; the allocator does not have them.
+    withheld: BlockSet,
+    /// Those that are paid for, and were not seen to have blocks of their own since.
+    paid: BlockSet,
+    /// Blocks that may still be paid for.
+    spendable: u64,
+    /// Blocks that the file system had free when it refused a write.
+    refused_blocks: u64,
+}
+
+impl Unreserved {
+    /// Takes note of what a look at the files has found, and of what the file system has free. `is_refused`: although it has
+    /// refused a write since the last look.
+    pub(super) fn note(
+        &mut self,
+        allocator: &mut Allocator,
+        found: BlockSet,
+        free_blocks: u64,
+        is_refused: bool,
+    ) {
+        let withheld = std::mem::take(&mut self.withheld);
+        withheld.runs().for_each(|run| allocator.put_back(run));
+        let paid = std::mem::take(&mut self.paid);
+        let mut refused_blocks = self.refused_blocks;
+        if is_refused {
+            refused_blocks = refused_blocks.max(free_blocks.min(MOST_REFUSED_BLOCKS));
+        }
+        let usable_blocks = free_blocks.saturating_sub(refused_blocks);
+        let found_blocks = found.blocks();
+        if found_blocks <= usable_blocks {
+            *self = Self { found_blocks, ..Self::default() };
+            return;
+        }
+        *self = Self { found_blocks, refused_blocks, ..Self::default() };
+        for run in paid.runs() {
+            found.within(run).into_iter().for_each(|part| self.paid.insert(part));
+        }
+        // What is free is paid for anew.
+        for run in found.runs() {
+            for part in allocator.take_free_within(run) {
+                self.withheld.insert(part);
+                self.paid.remove(part);
+            }
+        }
+        self.unpaid = found;
+        self.paid.runs().for_each(|part| self.unpaid.remove(part));
+        self.spendable = usable_blocks.saturating_sub(self.paid.blocks());
+        let withheld: Vec<Extent> = self.withheld.runs().collect();
+        for run in withheld {
+            let blocks = run.blocks.min(u32::try_from(self.spendable).unwrap_or(u32::MAX));
+            if blocks == 0 {
+                break;
+            }
+            let part = Extent { blocks, ..run };
+            self.pay(part);
+            self.withheld.remove(part);
+            allocator.put_back(part);
+        }
+    }
+
+    /// Takes a place back. What of it cannot be paid for is withheld.
+    pub(super) fn free(&mut self, allocator: &mut Allocator, extent: Extent) {
+        allocator.free(extent);
+        for part in self.unpaid.within(extent) {
+            match u64::from(part.blocks) <= self.spendable {
+                true => self.pay(part),
+                false => {
+                    let free = allocator.take_free_within(part);
+                    free.into_iter().for_each(|part| self.withheld.insert(part));
+                }
+            }
+        }
+    }
+
+    /// Whether there is room where this place is when it is free.
+    pub(super) fn makes_room(&self, extent: Extent) -> bool {
+        let unpaid = self.unpaid.within(extent);
+        unpaid.iter().map(|part| u64::from(part.blocks)).sum::<u64>() <= self.spendable
+    }
+
+    /// Blocks that the last look found.
+    pub(super) fn found_blocks(&self) -> u64 {
+        self.found_blocks
+    }
+
+    /// Blocks that cannot be given out for want of space: those of chunks, and free ones.
+    pub(super) fn lost_blocks(&self) -> (u64, u64) {
+        let withheld = self.withheld.blocks();
+        (self.unpaid.blocks() - withheld, withheld)
+    }
+
+    pub(super) fn spendable_blocks(&self) -> u64 {
+        self.spendable.min(self.unpaid.blocks())
+    }
+
+    /// Whether the space does not suffice for all of them.
+    pub(super) fn is_short(&self) -> bool {
+        self.unpaid.blocks() > self.spendable
+    }
+
+    fn pay(&mut self, part: Extent) {
+        self.unpaid.remove(part);
+        self.paid.insert(part);
+        self.spendable -= u64::from(part.blocks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(first_block: u32, blocks: u32) -> Extent {
+        Extent { file: 0, first_block, blocks }
+    }
+
+    fn set(runs: &[Extent]) -> BlockSet {
+        let mut set = BlockSet::default();
+        runs.iter().for_each(|run| set.insert(*run));
+        set
+    }
+
+    /// A file of 100 blocks, of which the first 40 are given out, ten at a time.
+    fn allocator() -> (Allocator, Vec<Extent>) {
+        let mut allocator = Allocator::default();
+        allocator.add_file(100);
+        let held = (0..4).map(|_| allocator.allocate(10).unwrap()).collect();
+        (allocator, held)
+    }
+
+    /// Free blocks, each given out.
+    fn drain(allocator: &mut Allocator) -> Vec<Extent> {
+        std::iter::from_fn(|| allocator.allocate(1)).collect()
+    }
+
+    #[test]
+    fn where_there_is_space_nothing_is_withheld() {
+        let (mut allocator, held) = allocator();
+        let mut unreserved = Unreserved::default();
+        unreserved.note(&mut allocator, set(&[extent(0, 100)]), 100, false);
+        assert!(!unreserved.is_short() && unreserved.makes_room(held[0]));
+        assert_eq!(unreserved.found_blocks(), 100);
+        assert_eq!(drain(&mut allocator).len(), 60);
+    }
+
+    #[test]
+    fn no_more_is_given_out_than_there_is_space_for() {
+        let (mut allocator, held) = allocator();
+        let mut unreserved = Unreserved::default();
+        unreserved.note(&mut allocator, set(&[extent(0, 90)]), 25, false);
+        assert!(unreserved.is_short());
+        // 25 of the 50 unreserved ones, and ten that are reserved.
+        let given: Vec<Extent> = drain(&mut allocator);
+        assert_eq!(given.len(), 35);
+        assert!(!unreserved.makes_room(held[0]) && unreserved.makes_room(given[0]));
+        unreserved.free(&mut allocator, held[0]);
+        assert_eq!(allocator.allocate(1), None);
+        // Some were written and are reserved now: space was used for them.
+        unreserved.note(&mut allocator, set(&[extent(0, 40), extent(50, 40)]), 15, false);
+        assert_eq!(allocator.allocate(1), None, "the other 15 have to be written yet");
+        // Elsewhere some was freed.
+        unreserved.note(&mut allocator, set(&[extent(0, 40), extent(50, 40)]), 18, false);
+        assert_eq!(drain(&mut allocator).len(), 3);
+        // The copy is gone.
+        unreserved.note(&mut allocator, BlockSet::default(), 0, false);
+        assert_eq!((unreserved.found_blocks(), unreserved.is_short()), (0, false));
+        let rest = drain(&mut allocator).len();
+        assert_eq!(rest + 35 + 3 + 30, 100, "all but what is held and was given out");
+    }
+
+    #[test]
+    fn what_the_file_system_refuses_is_not_there() {
+        let (mut allocator, _) = allocator();
+        let mut unreserved = Unreserved::default();
+        unreserved.note(&mut allocator, set(&[extent(0, 100)]), 20, true);
+        assert_eq!(drain(&mut allocator).len(), 0);
+        unreserved.note(&mut allocator, set(&[extent(0, 100)]), 30, false);
+        assert_eq!(drain(&mut allocator).len(), 10);
+    }
+}
