@@ -78,7 +78,7 @@ impl Namespaces {
         id
     }
 
-    /// The namespace, which is there until as many [`Namespaces::release`]s have followed.
+    /// The namespace, which is there until it was released as often.
     pub(super) fn acquire(&mut self, namespace: &NamespaceOf<'_>) -> NamespaceId {
         let id = match self.by_fingerprint.get(&namespace.fingerprint) {
             Some(id) => *id,
@@ -93,10 +93,10 @@ impl Namespaces {
         self.all[id as usize].references += 1;
     }
 
-    /// Nothing is left of it with the last one.
-    pub(super) fn release(&mut self, id: NamespaceId) {
+    /// Takes back so many of what was acquired. Nothing is left of it with the last one.
+    pub(super) fn release(&mut self, id: NamespaceId, count: u64) {
         let state = &mut self.all[id as usize];
-        state.references -= 1;
+        state.references -= count;
         if state.references == 0 {
             self.by_fingerprint.remove(&state.fingerprint);
             *state = State::default();
@@ -187,7 +187,7 @@ mod tests {
                 let name = NAMES[number];
                 match *id {
                     Some(known) if releases && *count > 0 => {
-                        namespaces.release(known);
+                        namespaces.release(known, 1);
                         *count -= 1;
                         *id = id.filter(|_| *count > 0);
                     }

@@ -293,11 +293,13 @@ impl Residents {
         inner.namespaces.usage_mut(namespace).remembered_keys += 1;
     }
 
-    /// A key is not remembered any more.
-    pub(crate) fn forget(&self, namespace: NamespaceId) {
-        let mut inner = self.inner.lock();
-        inner.namespaces.usage_mut(namespace).remembered_keys -= 1;
-        inner.namespaces.release(namespace);
+    /// So many keys of the namespace are not remembered any more.
+    pub(crate) fn forget(&self, namespace: NamespaceId, keys: u64) {
+        if keys > 0 {
+            let mut inner = self.inner.lock();
+            inner.namespaces.usage_mut(namespace).remembered_keys -= keys;
+            inner.namespaces.release(namespace, keys);
+        }
     }
 
     /// The namespace called `name`, if there is anything of it.
@@ -401,7 +403,7 @@ impl Inner {
         let usage = self.namespaces.usage_mut(namespace);
         usage.keys -= 1;
         usage.allocated_bytes -= node.extent.size_bytes();
-        self.namespaces.release(namespace);
+        self.namespaces.release(namespace, 1);
     }
 
     /// Chunks in an order of eviction.

@@ -400,7 +400,7 @@ impl<G, S> Index<G, S> {
         let mut forgotten = Vec::new();
         let held = shard.lookup.len();
         shard.ghosts.insert(ghost, self.rules.capacity_bytes, held, &mut forgotten);
-        forgotten.iter().for_each(|ghost| self.residents.forget(ghost.namespace));
+        forgotten.iter().for_each(|ghost| self.residents.forget(ghost.namespace, 1));
     }
 
     /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it is

@@ -1,14 +1,23 @@
-//! What goes over all keys, a shard at a time: expiry, listing and purging a namespace, checking that everything fits.
+//! What goes over all keys: expiry, listing and purging a namespace, checking that everything fits.
+//!
+//! A shard is gone over some entries at a time, since others wait for its lock. What is to be read of their records may have to come
+//! from the disk first: that is waited for with no lock held, and then they are looked at again.
 
 use std::collections::{HashMap, HashSet};
 
 use super::leases::Guarded;
 use super::lookup::Found;
 use super::map::{Gone, Index};
-use super::shard::{Shard, Waiting};
+use super::shard::{Entry, Shard, Waiting};
 use crate::evict::{ChunkRef, NamespaceId, NamespaceUsage};
 use crate::key::{Digest, Namespace};
 use crate::store::Extent;
+use crate::sync::MutexGuard;
+
+/// Entries that are looked at while a lock is held.
+const LOOKED_AT: u32 = 64;
+
+type ShardGuard<'index, G, S> = MutexGuard<'index, Shard<G, S>>;
 
 /// What a look for chunks that have expired took out.
 #[derive(Debug, Default)]
@@ -98,20 +107,56 @@ impl<G, S> Index<G, S> {
         if self.rules.ttl_ms.is_none() {
             return Expired::default();
         }
-        let mut shard = self.shards[number].0.lock();
         let now_s = self.now_s();
-        let (end, next) = (shard.entries.end(), from.saturating_add(most));
-        let held = |entry: u32| {
-            let held = &shard.entries[entry];
-            // A number may be nobody's.
-            let same = |found: Found| found.entry == entry;
-            let find = || shard.lookup.find(held.digest.tag(), same);
-            if held.can_go(now_s) && self.is_expired(held, now_ms) { find() } else { None }
+        let has_expired = |entry: &Entry| entry.can_go(now_s) && self.is_expired(entry, now_ms);
+        let (expired, next) = {
+            let shard = self.shards[number].0.lock();
+            look_at_some(&shard, from, most, has_expired)
         };
-        let expired: Vec<Found> = (from..next.min(end)).filter_map(held).collect();
-        let (places, bytes) = self.take_out_all(&mut shard, &expired);
-        let next = (next < end).then_some(next);
-        Expired { places, chunks: expired.len() as u64, bytes, next }
+        let mut outcome = Expired { next, ..Expired::default() };
+        if let Some(mut shard) = self.lock_with_records(number, &expired) {
+            let is_still = |found: &Found| is_there(&shard, *found, has_expired);
+            let expired: Vec<Found> = expired.into_iter().filter(is_still).collect();
+            outcome.chunks = expired.len() as u64;
+            (outcome.places, outcome.bytes) = self.take_out_all(&mut shard, &expired);
+        }
+        outcome
+    }
+
+    /// Waits until the records of these are in memory, and locks their shard, if there are any.
+    fn lock_with_records(&self, number: usize, found: &[Found]) -> Option<ShardGuard<'_, G, S>> {
+        for found in found {
+            std::hint::black_box(self.table.use_word(found.record));
+        }
+        (!found.is_empty()).then(|| self.shards[number].0.lock())
+    }
+
+    /// Calls `act` with the chunks of shard `number` that are in the namespace called `name`, some at a time.
+    fn in_namespace(
+        &self,
+        number: usize,
+        name: &str,
+        mut act: impl FnMut(&mut Shard<G, S>, Vec<Found>),
+    ) {
+        let mut from = Some(0);
+        while let Some(first) = from {
+            // Its number may be another's where nothing is left of it: to be asked for with the shard locked.
+            let is_of_it = || {
+                let namespace = self.residents.namespace_called(name);
+                move |entry: &Entry| Some(entry.namespace) == namespace
+            };
+            let (found, next) = {
+                let shard = self.shards[number].0.lock();
+                look_at_some(&shard, first, LOOKED_AT, is_of_it())
+            };
+            if let Some(mut shard) = self.lock_with_records(number, &found) {
+                let is_meant = is_of_it();
+                let still = |found: &Found| is_there(&shard, *found, is_meant);
+                let found = found.into_iter().filter(still).collect();
+                act(&mut shard, found);
+            }
+            from = next;
+        }
     }
 
     /// Takes out every chunk whose key `stays` denies; nobody may be reading. Returns the places, and how many chunks that were.
@@ -160,7 +205,7 @@ impl<G, S> Index<G, S> {
     }
 
     /// Keys of the namespace called `name` from `cursor` (a shard) on, whole shards until there are at least `limit`. The
-    /// second value is where to go on, if anything is left.
+    /// second value is where to go on, if anything is left. What comes or goes meanwhile may be missing.
     pub(crate) fn keys_of(
         &self,
         name: &str,
@@ -172,21 +217,19 @@ impl<G, S> Index<G, S> {
             if keys.len() >= limit {
                 return (keys, Some(number));
             }
-            let shard = shard.0.lock();
-            let mut writing = HashSet::new();
-            for pending in &shard.pending {
+            // What is stored anew meanwhile may be met again: it is told once.
+            let mut told = HashSet::new();
+            for pending in &shard.0.lock().pending {
                 if Namespace::of(&pending.key).name() == name {
-                    writing.insert(pending.digest);
+                    told.insert(pending.digest);
                     keys.push((pending.key.to_string(), KeyState::Writing));
                 }
             }
-            let Some(namespace) = self.residents.namespace_called(name) else { continue };
-            for found in shard.lookup.iter() {
-                let entry = &shard.entries[found.entry];
-                if entry.namespace == namespace && !writing.contains(&entry.digest) {
-                    keys.extend(self.key_of(found).map(|key| (key, KeyState::Held)));
-                }
-            }
+            self.in_namespace(number, name, |shard, found| {
+                let is_new = |found: &Found| told.insert(shard.entries[found.entry].digest);
+                let new = found.into_iter().filter(is_new);
+                keys.extend(new.filter_map(|found| Some((self.key_of(found)?, KeyState::Held))));
+            });
         }
         (keys, None)
     }
@@ -200,46 +243,81 @@ impl<G, S> Index<G, S> {
     /// afterwards either, unless its key is pinned. Returns the places that are free now too.
     pub(crate) fn purge(&self, name: &str) -> (Purged, Vec<Extent>) {
         let (mut purged, mut places) = (Purged::default(), Vec::new());
-        for shard in &self.shards {
-            let mut shard = shard.0.lock();
-            let shard = &mut *shard;
-            let (lookup, entries) = (&shard.lookup, &shard.entries);
-            let is_pinned = |digest: Digest| {
-                let same = |found: Found| entries[found.entry].digest == digest;
-                lookup.find(digest.tag(), same).is_some_and(|found| entries[found.entry].pinned)
-            };
-            for pending in &mut shard.pending {
-                // What is pinned stays, and so does what is to take its place.
-                if Namespace::of(&pending.key).name() == name && !is_pinned(pending.digest) {
-                    pending.waiting.push_back(Waiting::Delete);
-                    if let Some(slot) = pending.written.take() {
-                        self.table.invalidate(slot);
-                    }
-                }
+        for number in 0..self.shards.len() {
+            self.refuse_pending(number, name);
+            self.in_namespace(number, name, |shard, found| {
+                let (pinned, others): (Vec<Found>, Vec<Found>) =
+                    found.into_iter().partition(|found| shard.entries[found.entry].pinned);
+                purged.pinned.extend(pinned.into_iter().filter_map(|found| self.key_of(found)));
+                let (freed, bytes) = self.take_out_all(shard, &others);
+                places.extend(freed);
+                purged.keys += others.len() as u64;
+                purged.bytes += bytes;
+            });
+            let mut shard = self.shards[number].0.lock();
+            if let Some(namespace) = self.residents.namespace_called(name) {
+                let forgotten = shard.ghosts.forget_namespace(namespace);
+                self.residents.forget(namespace, forgotten as u64);
             }
-            let Some(namespace) = self.residents.namespace_called(name) else { continue };
-            let of_it = |found: &Found| shard.entries[found.entry].namespace == namespace;
-            let (pinned, others): (Vec<Found>, Vec<Found>) = shard
-                .lookup
-                .iter()
-                .filter(of_it)
-                .partition(|found| shard.entries[found.entry].pinned);
-            purged.pinned.extend(pinned.into_iter().filter_map(|found| self.key_of(found)));
-            let (freed, bytes) = self.take_out_all(shard, &others);
-            places.extend(freed);
-            purged.keys += others.len() as u64;
-            purged.bytes += bytes;
-            let forgotten = shard.ghosts.forget_namespace(namespace);
-            (0..forgotten).for_each(|_| self.residents.forget(namespace));
         }
         (purged, places)
     }
 
-    /// Compares everything with everything while nothing changes. `allocated_bytes` tells what the store has given out.
+    /// What is being written of the namespace called `name` is not going to be held, unless it is pinned.
+    fn refuse_pending(&self, number: usize, name: &str) {
+        let mut shard = self.shards[number].0.lock();
+        let shard = &mut *shard;
+        let (lookup, entries) = (&shard.lookup, &shard.entries);
+        let is_pinned = |digest: Digest| {
+            let same = |found: Found| entries[found.entry].digest == digest;
+            lookup.find(digest.tag(), same).is_some_and(|found| entries[found.entry].pinned)
+        };
+        for pending in &mut shard.pending {
+            // What is pinned stays, and so does what is to take its place.
+            if Namespace::of(&pending.key).name() == name && !is_pinned(pending.digest) {
+                pending.waiting.push_back(Waiting::Delete);
+                if let Some(slot) = pending.written.take() {
+                    self.table.invalidate(slot);
+                }
+            }
+        }
+    }
+
+    /// Whether what is known of each chunk fits its record, some chunks at a time.
+    fn check_records(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for number in 0..self.shards.len() {
+            let mut from = Some(0);
+            while let Some(first) = from {
+                let (found, next) = {
+                    let shard = self.shards[number].0.lock();
+                    look_at_some(&shard, first, LOOKED_AT, |_| true)
+                };
+                from = next;
+                let Some(shard) = self.lock_with_records(number, &found) else { continue };
+                for found in found.into_iter().filter(|found| is_there(&shard, *found, |_| true)) {
+                    let entry = &shard.entries[found.entry];
+                    let record = self.table.read(found.record);
+                    let is_lost = record.digest() != entry.digest;
+                    let fits = record.extent() == entry.extent()
+                        && record.length_bytes == u64::from(entry.length_bytes);
+                    if !(is_lost || fits) {
+                        let chunk = ChunkRef { shard: number as u32, entry: found.entry };
+                        problems.push(format!("{chunk:?} does not fit its record"));
+                    }
+                }
+            }
+        }
+        problems
+    }
+
+    /// Compares everything with everything: chunks with their records, and then all that is in memory while nothing changes.
+    /// `allocated_bytes` tells what the store has given out.
     pub(crate) fn check(&self, allocated_bytes: impl FnOnce() -> u64) -> Check {
+        let problems = self.check_records();
         // All of them, in order, so that two checks cannot wait for each other.
         let shards: Vec<_> = self.shards.iter().map(|shard| shard.0.lock()).collect();
-        let mut check = Check::default();
+        let mut check = Check { problems, ..Check::default() };
         let mut chunks = HashMap::new();
         let mut ghosts: HashMap<NamespaceId, u64> = HashMap::new();
         let (mut payload_bytes, mut pinned) = (0, Guarded::default());
@@ -260,12 +338,8 @@ impl<G, S> Index<G, S> {
                     Some(node) => drop(chunks.insert(node, (chunk, extent, entry.namespace))),
                     None => check.problems.push(format!("{chunk:?} has no place in the order")),
                 }
-                let record = self.table.read(found.record);
-                let is_lost = record.digest() != entry.digest;
-                let fits = record.extent() == extent
-                    && record.length_bytes == u64::from(entry.length_bytes);
-                if entry.detached || !seen.insert(entry.digest) || !(is_lost || fits) {
-                    check.problems.push(format!("{chunk:?} does not fit its record, or is twice"));
+                if entry.detached || !seen.insert(entry.digest) {
+                    check.problems.push(format!("{chunk:?} is gone, or there twice"));
                 }
                 if shard.ghosts.get(entry.digest).is_some() {
                     check.problems.push(format!("{chunk:?} is held and remembered as gone"));
@@ -291,3 +365,32 @@ impl<G, S> Index<G, S> {
         check
     }
 }
+
+/// Those of `most` entries from number `from` on that are found by their key and `is_meant`, and where to go on, if there are more.
+fn look_at_some<G, S>(
+    shard: &Shard<G, S>,
+    from: u32,
+    most: u32,
+    is_meant: impl Fn(&Entry) -> bool,
+) -> (Vec<Found>, Option<u32>) {
+    #[cfg(test)]
+    tests::note_hold(most);
+    let (end, next) = (shard.entries.end(), from.saturating_add(most));
+    let find = |number: u32| {
+        let entry = &shard.entries[number];
+        // A number may be nobody's.
+        let find = || shard.lookup.find(entry.digest.tag(), |found| found.entry == number);
+        if !entry.detached && is_meant(entry) { find() } else { None }
+    };
+    ((from..next.min(end)).filter_map(find).collect(), (next < end).then_some(next))
+}
+
+/// Whether a chunk is still there, and meant: its number may be another's by now.
+fn is_there<G, S>(shard: &Shard<G, S>, chunk: Found, is_meant: impl Fn(&Entry) -> bool) -> bool {
+    let entry = &shard.entries[chunk.entry];
+    let is_found = || shard.lookup.find(entry.digest.tag(), |found| found == chunk).is_some();
+    !entry.detached && is_meant(entry) && is_found()
+}
+
+#[cfg(test)]
+mod tests;

@@ -280,7 +280,7 @@ impl<G, S> Index<G, S> {
         if let Some(record) = slot {
             let ghost = shard.ghosts.remove(content.digest);
             let returns = ghost.is_some_and(|ghost| ghost.was_held);
-            ghost.iter().for_each(|ghost| self.residents.forget(ghost.namespace));
+            ghost.iter().for_each(|ghost| self.residents.forget(ghost.namespace, 1));
             let chunk = ChunkRef { shard: shard_number, entry: number };
             let name = || Namespace::of(key).name();
             let namespace = NamespaceOf { fingerprint: content.namespace, name: &name };

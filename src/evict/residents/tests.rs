@@ -197,7 +197,7 @@ impl Model {
             Step::Forget(which) => {
                 if !self.remembered.is_empty() {
                     let place = which.index(self.remembered.len());
-                    self.residents.forget(self.remembered.swap_remove(place));
+                    self.residents.forget(self.remembered.swap_remove(place), 1);
                 }
             }
             Step::Reserve(blocks, name) => {
@@ -319,7 +319,7 @@ proptest! {
         for held in model.held.clone() {
             model.leave(held);
         }
-        model.remembered.drain(..).for_each(|id| model.residents.forget(id));
+        model.remembered.drain(..).for_each(|id| model.residents.forget(id, 1));
         model.reserved.drain(..).for_each(|(_, pool, blocks)| model.residents.release_quota(pool, blocks));
         model.check();
         let names: Vec<String> = model.residents.usage().into_iter().map(|(name, _)| name).collect();

@@ -1,0 +1,103 @@
+//! How much is looked at while a lock is held.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use super::*;
+use crate::budget::Budget;
+use crate::directory::Directory;
+use crate::evict::{Eviction, Quotas};
+use crate::index::backing::IndexPlace;
+use crate::index::found::FoundIndex;
+use crate::index::map::Rules;
+use crate::index::table::{Content, Table};
+use crate::index::writing::{EnteredSet, Publication, RecordState};
+use crate::time::Clock;
+
+thread_local! {
+    /// Most entries that were looked at while a lock was held, and how often some were.
+    static HOLDS: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+}
+
+pub(super) fn note_hold(looked_at: u32) {
+    HOLDS.set((HOLDS.get().0.max(looked_at), HOLDS.get().1 + 1));
+}
+
+const COUNT: u32 = 500;
+const SHARD: u64 = 7;
+
+fn key(number: u32) -> String {
+    format!("{}@0@0@{number}", if number.is_multiple_of(5) { "purged" } else { "model" })
+}
+
+/// All in one shard.
+fn index(ttl_ms: Option<u64>) -> (tempfile::TempDir, Index<u32, u32>) {
+    let directory = tempfile::tempdir().unwrap();
+    let budget = Arc::new(Budget::new(64 << 20));
+    let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
+    let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
+    let rules = Rules {
+        capacity_bytes: 64 << 20,
+        eviction: Eviction::Lru,
+        quotas: Quotas::default(),
+        ttl_ms,
+        boot: 0,
+        lease_s: 10,
+        clock: Clock::default(),
+    };
+    let index = Index::new(table, 1, rules);
+    for number in 0..COUNT {
+        let digest = Digest([u64::from(number) << 32, SHARD]);
+        let key: Arc<str> = key(number).into();
+        assert!(matches!(index.enter_set(digest, &key, 0, 0), EnteredSet::Ready(_)));
+        let content = Content {
+            digest,
+            namespace: Namespace::of(&key).fingerprint(),
+            extent: Extent { file: 0, first_block: number, blocks: 1 },
+            length_bytes: 4096,
+            generation: index.next_generation(),
+            checksum: None,
+            created_ms: 0,
+        };
+        let record = RecordState::Reserved(index.table().reserve_or_grow(key.len()).unwrap());
+        assert!(index.finish_set(digest, Some(Publication { record, content })).is_empty());
+    }
+    (directory, index)
+}
+
+/// What `act` returns, and the most entries it looked at while it held a lock.
+fn most_at_once<R>(act: impl FnOnce() -> R) -> (R, u32) {
+    HOLDS.set((0, 0));
+    let result = act();
+    let (most, holds) = HOLDS.get();
+    assert!(holds >= COUNT / LOOKED_AT, "{holds} holds");
+    (result, most)
+}
+
+#[test]
+fn some_entries_are_looked_at_while_a_lock_is_held() {
+    let (_directory, index) = index(None);
+    let namespace = |number| Namespace::of(&key(number)).name();
+    let ((keys, next), most) = most_at_once(|| index.keys_of(&namespace(0), 0, usize::MAX));
+    assert!((most, keys.len(), next) == (64, COUNT as usize / 5, None), "{most} of {}", keys.len());
+    assert!((0..COUNT).step_by(5).all(|number| keys.contains(&(key(number), KeyState::Held))));
+    let (check, most) = most_at_once(|| index.check(|| u64::from(COUNT) * 4096));
+    assert_eq!((check.problems, most), (Vec::new(), 64));
+    let ((purged, places), most) = most_at_once(|| index.purge(&namespace(0)));
+    assert_eq!((purged.keys, places.len(), most), (100, 100, 64));
+    assert_eq!(index.keys_of(&namespace(1), 0, usize::MAX).0.len(), 400);
+    assert_eq!(index.check(|| 400 * 4096).problems, Vec::<String>::new());
+}
+
+#[test]
+fn some_entries_are_looked_at_for_expiry() {
+    let (_directory, index) = index(Some(1000));
+    let (mut from, mut expired) = (Some(0), 0);
+    let ((), most) = most_at_once(|| {
+        while let Some(first) = from {
+            let some = index.expire(SHARD as usize, first, LOOKED_AT, 2000);
+            (from, expired) = (some.next, expired + some.chunks);
+        }
+    });
+    assert_eq!((expired, most, index.keys()), (u64::from(COUNT), LOOKED_AT, 0));
+}
