@@ -18,6 +18,8 @@ pub(super) struct Pool {
     /// Blocks of its chunks, and of those on their way in.
     pub(super) blocks: u64,
     pub(super) chunks: usize,
+    /// Blocks of its chunks that are in the order of eviction.
+    pub(super) ordered_blocks: u64,
     pub(super) quota: Option<Arc<Quota>>,
     /// Those of its chunks that were found to have to stay, by the second until which. The policy has only the others, so that a
     /// search meets each of them once.
@@ -27,7 +29,8 @@ pub(super) struct Pool {
 impl Pool {
     pub(super) fn new(eviction: Eviction, quota: Option<Arc<Quota>>) -> Self {
         let excluded = BTreeSet::new();
-        Self { policy: eviction.policy(), blocks: 0, chunks: 0, quota, excluded }
+        let policy = eviction.policy();
+        Self { policy, blocks: 0, chunks: 0, ordered_blocks: 0, quota, excluded }
     }
 
     pub(super) fn add_blocks(&mut self, blocks: u32) {
@@ -58,6 +61,7 @@ impl Pool {
             Some(until_s) => {
                 self.excluded.remove(&(until_s, id));
                 nodes[id].include();
+                self.ordered_blocks += u64::from(nodes[id].extent.blocks);
             }
             None => self.policy.remove(nodes, id),
         }
@@ -66,6 +70,7 @@ impl Pool {
     pub(super) fn exclude(&mut self, nodes: &mut Nodes, id: NodeId, until_s: u32) {
         self.remove(nodes, id);
         nodes[id].exclude(until_s);
+        self.ordered_blocks -= u64::from(nodes[id].extent.blocks);
         self.excluded.insert((until_s, id));
     }
 

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
-use super::places::Places;
+use super::places::{Places, STEPS_AT_ONCE};
 use super::pool::{Pool, PoolId};
 use super::quotas::Quotas;
 use super::room_search::{Room, RoomSearch, SEEDS};
@@ -220,18 +220,29 @@ impl Residents {
         if pool.quota.is_some() { pool.blocks } else { 0 }
     }
 
-    /// The coldest chunks of a pool with a quota that have `blocks` together, all that may go if those have less. Also says how many
-    /// blocks they have.
-    pub(crate) fn coldest_of(&self, pool: PoolId, blocks: u64, now_s: u32) -> (Vec<Victim>, u64) {
+    /// Blocks of the chunks of a pool with a quota that may go, as far as is known.
+    pub(crate) fn evictable_blocks_of(&self, pool: PoolId, now_s: u32) -> u64 {
+        loop {
+            let mut inner = self.inner.lock();
+            let inner = &mut *inner;
+            let pool = &mut inner.pools[pool as usize];
+            if !pool.reinsert(&mut inner.nodes, now_s) {
+                return if pool.quota.is_some() { pool.ordered_blocks } else { 0 };
+            }
+        }
+    }
+
+    /// The coldest chunks of a pool with a quota that have `blocks` together, and how many they have. Fewer if those that may go have
+    /// less, or if it would take too long: then there may be more, as the last value says.
+    pub(crate) fn coldest_of(&self, pool: PoolId, blocks: u64) -> (Vec<Victim>, u64, bool) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         let pool = &mut inner.pools[pool as usize];
         if pool.quota.is_none() {
-            return (Vec::new(), 0);
+            return (Vec::new(), 0, false);
         }
         let mut count = *SEEDS.start();
         loop {
-            let came_back = pool.reinsert(&mut inner.nodes, now_s);
             let mut coldest = Vec::new();
             pool.policy.coldest(&mut inner.nodes, count, &mut coldest);
             let mut freed = 0;
@@ -239,15 +250,17 @@ impl Residents {
                 freed += u64::from(inner.nodes[*id].extent.blocks);
                 freed >= blocks
             });
+            let is_all = coldest.len() >= pool.ordered();
             match enough {
                 Some(last) => coldest.truncate(last + 1),
-                None if coldest.len() >= pool.ordered() && !came_back => {}
+                None if is_all || coldest.len() < count || count >= STEPS_AT_ONCE / 2 => {}
                 None => {
                     count *= 2;
                     continue;
                 }
             }
-            return (inner.victims(&coldest), freed);
+            let has_more = enough.is_none() && !is_all;
+            return (inner.victims(&coldest), freed, has_more);
         }
     }
 
@@ -390,6 +403,7 @@ impl Inner {
         let id = self.nodes.insert(ChunkNode::new(chunk.shard, chunk.entry, extent, 0, pool));
         self.pools[pool as usize].add_blocks(extent.blocks);
         self.pools[pool as usize].chunks += 1;
+        self.pools[pool as usize].ordered_blocks += u64::from(extent.blocks);
         self.places.insert(extent, id);
         (id, namespace)
     }
@@ -400,6 +414,7 @@ impl Inner {
         let pool = &mut self.pools[node.pool as usize];
         pool.remove_blocks(node.extent.blocks);
         pool.chunks -= 1;
+        pool.ordered_blocks -= u64::from(node.extent.blocks);
         let usage = self.namespaces.usage_mut(namespace);
         usage.keys -= 1;
         usage.allocated_bytes -= node.extent.size_bytes();

@@ -64,12 +64,12 @@ impl Shared {
         };
         let mut attempts = 0;
         while attempts < ATTEMPTS {
-            let Some(victims) = chosen(&sources, pool, over) else { return false };
+            let Some((victims, has_more)) = chosen(&sources, pool, over) else { return false };
             let evict = |(path, victims): (&&Self, Vec<Victim>)| path.evict_all(&victims);
             // Where none could go, none of them is chosen again.
-            attempts += usize::from(
-                sources.iter().zip(victims).map(evict).fold(false, |some, one| some | one),
-            );
+            let has_evicted =
+                sources.iter().zip(victims).map(evict).fold(false, |some, one| some | one);
+            attempts += usize::from(has_evicted && !has_more);
             match self.index.residents().reserve_quota(pool, blocks) {
                 Ok(()) => return true,
                 Err(still_over) => over = still_over,
@@ -80,8 +80,13 @@ impl Shared {
 }
 
 /// Chunks of the pool with `over` blocks, at each path: more where it takes more for the capacity. None if all that may go
-/// would not do: what goes in vain is lost.
-fn chosen(sources: &[&Shared], pool: PoolId, over: u64) -> Option<Vec<Vec<Victim>>> {
+/// would not do: what goes in vain is lost. The second value says that they are only some, and others are to follow.
+fn chosen(sources: &[&Shared], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victim>>, bool)> {
+    let may_go =
+        |path: &&Shared| path.index.residents().evictable_blocks_of(pool, path.index.now_s());
+    if sources.iter().map(may_go).sum::<u64>() < over {
+        return None;
+    }
     let taken = |path: &&Shared| path.index.residents().blocks_of(pool);
     let all: u64 = sources.iter().map(taken).sum();
     let fullness = |path: &&Shared| taken(path) as f64 / path.config.capacity_bytes() as f64;
@@ -90,6 +95,7 @@ fn chosen(sources: &[&Shared], pool: PoolId, over: u64) -> Option<Vec<Vec<Victim
     // In proportion first. Where that would not do, as much of each as there is.
     for in_proportion in [true, false] {
         let (mut freed, mut victims) = (0, vec![Vec::new(); sources.len()]);
+        let mut has_more = false;
         for (number, _) in &order {
             let path = &sources[*number];
             let missing = over.saturating_sub(freed);
@@ -100,13 +106,13 @@ fn chosen(sources: &[&Shared], pool: PoolId, over: u64) -> Option<Vec<Vec<Victim
             if missing == 0 {
                 break;
             }
-            let (some, blocks) =
-                path.index.residents().coldest_of(pool, wanted, path.index.now_s());
+            let (some, blocks, are_more) = path.index.residents().coldest_of(pool, wanted);
             freed += blocks;
+            has_more |= are_more;
             victims[*number] = some;
         }
-        if freed >= over {
-            return Some(victims);
+        if freed >= over || has_more {
+            return Some((victims, freed < over));
         }
     }
     None

@@ -214,7 +214,9 @@ impl Model {
                     }
                     Err(missing) => {
                         assert!(over > 0 && missing == over);
-                        let (victims, freed) = self.residents.coldest_of(pool, over, self.now_s);
+                        let evictable = self.residents.evictable_blocks_of(pool, self.now_s);
+                        let (victims, freed, has_more) = self.residents.coldest_of(pool, over);
+                        assert!(!has_more, "there are few");
                         self.check_victims(&victims);
                         assert_eq!(self.blocks_of(&victims), freed);
                         let of_it = |victim: &Victim| {
@@ -226,6 +228,7 @@ impl Model {
                         let may_go = |held: &&Held| held.name == *name && !self.stays(held);
                         let all = self.held.iter().filter(may_go);
                         let all: u64 = all.map(|held| u64::from(held.extent.blocks)).sum();
+                        assert_eq!(evictable, all);
                         // Enough of them, and none without need; or all, where all would not do.
                         match victims.split_last() {
                             Some((_, others)) if freed >= over => {
@@ -345,9 +348,10 @@ impl FreeSpace for Anywhere {
 }
 
 /// Chunks that are used: as many as it takes for a look at all of them to be too long.
-fn many_used(eviction: Eviction, count: u32) -> Residents {
-    let residents = Residents::new(eviction, &Quotas::default());
-    let namespace = NamespaceOf { fingerprint: 1, name: &|| "model".to_owned() };
+fn many_used(eviction: Eviction, count: u32, quotas: &Quotas) -> Residents {
+    let residents = Residents::new(eviction, quotas);
+    let fingerprint = Namespace::called("model").fingerprint();
+    let namespace = NamespaceOf { fingerprint, name: &|| "model".to_owned() };
     for number in 0..count {
         let extent = Extent { file: 0, first_block: number, blocks: 1 };
         let chunk = ChunkRef { shard: 0, entry: number };
@@ -362,7 +366,7 @@ fn many_used(eviction: Eviction, count: u32) -> Residents {
 fn much_room_is_found_a_bounded_part_at_a_time() {
     const COUNT: u32 = 20_000;
     for eviction in Eviction::ALL {
-        let residents = many_used(eviction, COUNT);
+        let residents = many_used(eviction, COUNT, &Quotas::default());
         let mut left = u64::from(COUNT);
         let mut turns = 0;
         while left > 0 {
@@ -387,11 +391,32 @@ fn much_room_is_found_a_bounded_part_at_a_time() {
 /// Each chunk has three chances more: one look takes some of them away, and the next goes on.
 #[test]
 fn a_look_at_chunks_with_chances_is_bounded() {
-    let residents = many_used(Eviction::S3Fifo, 20_000);
+    let residents = many_used(Eviction::S3Fifo, 20_000, &Quotas::default());
     let mut search = RoomSearch::new(1);
     let looks = (0..).take_while(|_| {
         matches!(residents.for_room(&mut search, &Anywhere(1), 0), Room::Unfinished)
     });
     assert!((10..100).contains(&looks.count()));
     assert_eq!(residents.coldest(3, 0).len(), 3);
+}
+
+/// So are those of a namespace with a quota.
+#[test]
+fn much_of_a_quota_is_found_a_bounded_part_at_a_time() {
+    const COUNT: u32 = 20_000;
+    let quotas = Quotas::new(&[("model".to_owned(), u64::from(COUNT) * BLOCK_BYTES)]);
+    for eviction in Eviction::ALL {
+        let residents = many_used(eviction, COUNT, &quotas);
+        let (pool, _) = residents.pool_of(Namespace::called("model").fingerprint());
+        let mut left = residents.evictable_blocks_of(pool, 0);
+        assert_eq!(left, u64::from(COUNT));
+        while left > 0 {
+            let (victims, freed, has_more) = residents.coldest_of(pool, left);
+            assert!(victims.len() <= 2048, "{} at once", victims.len());
+            left -= freed;
+            assert_eq!(has_more, left > 0);
+            victims.iter().for_each(|victim| residents.leave(victim.node, 0));
+        }
+        assert_eq!(residents.evictable_blocks_of(pool, 0), 0);
+    }
 }
