@@ -38,8 +38,15 @@ impl BlockSet {
 
     pub(super) fn insert(&mut self, extent: Extent) {
         self.remove(extent);
-        self.runs.insert((extent.file, extent.first_block), extent.blocks);
         self.blocks += u64::from(extent.blocks);
+        let Extent { file, first_block, blocks } = extent;
+        // Extents of a file come in order, and many follow each other.
+        match self.runs.range_mut(..(file, first_block)).next_back() {
+            Some((&(other, first), before)) if other == file && first + *before == first_block => {
+                *before += blocks;
+            }
+            _ => drop(self.runs.insert((file, first_block), blocks)),
+        }
     }
 
     pub(super) fn remove(&mut self, extent: Extent) {

@@ -7,7 +7,7 @@ use nix::sys::statfs::{BTRFS_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs};
 use super::*;
 use crate::store::block_set::BlockSet;
 
-/// Extents of all data files that one look takes: some tens of milliseconds. What lies behind them counts as reserved until a
+/// Extents of all data files that one look takes: some 0.2 s. What lies behind them counts as reserved until a
 /// write there finds no space.
 const MOST_EXTENTS: usize = 1 << 16;
 
