@@ -220,14 +220,13 @@ fn a_sync_given_up_by_close_fails_no_other_reactor() {
     (config.durability, config.io_threads) = (Durability::Persistent, 2);
     let (reactors, living) =
         (Arc::new(AtomicUsize::new(0)), Arc::<Mutex<Vec<Weak<()>>>>::default());
-    let (syncs_records, is_stuck) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+    let (has_synced, is_stuck) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
     let cancels = Arc::<Mutex<Vec<Arc<AtomicBool>>>>::default();
     let make_engine = {
-        let (syncs_records, is_stuck) = (Arc::clone(&syncs_records), Arc::clone(&is_stuck));
+        let (has_synced, is_stuck) = (Arc::clone(&has_synced), Arc::clone(&is_stuck));
         let cancels = Arc::clone(&cancels);
         move |queue_depth, waker| {
-            let reactors = Arc::clone(&reactors);
-            let (syncs_records, stuck) = (Arc::clone(&syncs_records), Arc::clone(&is_stuck));
+            let (reactors, stuck) = (Arc::clone(&reactors), Arc::clone(&is_stuck));
             let awaits_other = Arc::<AtomicBool>::default();
             let (mut syncs, mut role) = (0, None);
             let script = {
@@ -236,10 +235,7 @@ fn a_sync_given_up_by_close_fails_no_other_reactor() {
                     if action == Action::Sync {
                         syncs += 1;
                         match *role.get_or_insert_with(|| reactors.fetch_add(1, Ordering::SeqCst)) {
-                            0 if syncs == 2 => {
-                                awaits_other.store(true, Ordering::SeqCst);
-                                syncs_records.store(true, Ordering::SeqCst);
-                            }
+                            0 if syncs == 2 => awaits_other.store(true, Ordering::SeqCst),
                             // The other one's sync of its data does not come back.
                             1 => stuck.store(true, Ordering::SeqCst),
                             _ => {}
@@ -252,10 +248,11 @@ fn a_sync_given_up_by_close_fails_no_other_reactor() {
             let life = Arc::new(());
             living.lock().unwrap().push(Arc::downgrade(&life));
             // The first reactor learns that its record is synced only after the other one has stopped.
-            let living = Arc::clone(&living);
+            let (living, has_synced) = (Arc::clone(&living), Arc::clone(&has_synced));
             let reaping = move |reaped: &[Reaped]| {
                 let _ = &life;
                 if !reaped.is_empty() && awaits_other.swap(false, Ordering::SeqCst) {
+                    has_synced.store(true, Ordering::SeqCst);
                     let left =
                         || living.lock().unwrap().iter().map(Weak::strong_count).sum::<usize>();
                     eventually("the end of the other reactor", || left() == 1);
@@ -271,7 +268,7 @@ fn a_sync_given_up_by_close_fails_no_other_reactor() {
     let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
     let memory = Memory::patterned(4096, 0, 1);
     client.submit_set(&[key(1)], &[&memory]);
-    eventually("the first reactor", || syncs_records.load(Ordering::SeqCst));
+    eventually("the first reactor", || has_synced.load(Ordering::SeqCst));
     client.submit_set(&[key(2)], &[&memory]);
     eventually("the other reactor", || is_stuck.load(Ordering::SeqCst));
     let shutdown = std::thread::scope(|scope| {
