@@ -260,6 +260,7 @@ fn run(arguments: &Arguments) -> Result<String, (u64, String)> {
         };
         let was_killed = outcome.map_err(|error| (number, format!("{error}; {session:?}")))?;
         was_closed = !was_killed;
+        ledger.end_session(was_killed);
         ledger.count(if was_killed { Tally::Kills } else { Tally::Closes }, 1);
         number += 1;
     }

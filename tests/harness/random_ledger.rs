@@ -11,7 +11,8 @@ use super::plan::KEYS;
 /// Chunks of one key that may be there at a time.
 const POSSIBLE: usize = 6;
 const LAST_USE: usize = POSSIBLE;
-const WORDS_PER_KEY: usize = POSSIBLE + 1;
+const LATEST_USE: usize = POSSIBLE + 1;
+const WORDS_PER_KEY: usize = POSSIBLE + 2;
 const LENGTH_BITS: u32 = 23;
 
 /// A chunk that was handed in: its number, and its length.
@@ -140,10 +141,22 @@ impl Ledger {
     /// It may be used now.
     pub(crate) fn begin_use(&self, key: u32, now_ms: u64) {
         self.word_of(key, LAST_USE).fetch_max(now_ms, Ordering::SeqCst);
+        self.word_of(key, LATEST_USE).fetch_max(now_ms, Ordering::SeqCst);
     }
 
     /// It was used now.
     pub(crate) fn end_use(&self, key: u32, now_ms: u64) {
         self.word_of(key, LAST_USE).store(now_ms, Ordering::SeqCst);
+        self.word_of(key, LATEST_USE).fetch_max(now_ms, Ordering::SeqCst);
+    }
+
+    /// A session has ended. Uses are written behind: after a kill, any since the last close may count as the last one, also one
+    /// from before the clock was set back.
+    pub(crate) fn end_session(&self, was_killed: bool) {
+        let (from, to) = if was_killed { (LATEST_USE, LAST_USE) } else { (LAST_USE, LATEST_USE) };
+        for key in 0..KEYS {
+            let use_ms = self.word_of(key, from).load(Ordering::SeqCst);
+            self.word_of(key, to).store(use_ms, Ordering::SeqCst);
+        }
     }
 }
