@@ -44,6 +44,7 @@ mod key;
 mod lock;
 mod open_stores;
 mod placement;
+mod progress;
 mod reactor;
 mod schedule;
 mod stats;
@@ -74,5 +75,7 @@ pub use index::{
 pub use key::{Digest, MAX_KEY_BYTES, Namespace};
 pub use schedule::{Class, Grant, Limits, Scheduler};
 pub use stats::{Counter, CounterGroup, Counters, PathStats, Stats};
-pub use store::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
+pub use store::{
+    Extent, Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage,
+};
 pub use time::Clock;

@@ -157,8 +157,9 @@ pub struct Config {
     pub clock: Clock,
     /// Which boot of the machine this is; no option, for tests.
     pub boot: u32,
-    /// Whether whoever needs room makes it grow itself, so that the same happens in each run; no option, for tests.
-    pub grows_inline: bool,
+    /// Whether who needs room makes it grow, and who changes a record writes it, so that the same happens in each run; no option,
+    /// for tests.
+    pub works_inline: bool,
     /// What moves the bytes.
     pub engine: EngineChoice,
     /// Payload checksum.
@@ -286,7 +287,7 @@ impl Config {
             layout: Layout::Extents,
             clock: Clock::default(),
             boot: current_boot(),
-            grows_inline: false,
+            works_inline: false,
             engine: EngineChoice::Auto,
             checksum: Checksum::Crc64Nvme,
             durability: Durability::BestEffort,

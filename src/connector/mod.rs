@@ -22,7 +22,7 @@ use volume::Volume;
 use volumes::{Volumes, Watch, alarms};
 
 use crate::backlog::{Amount, Backlog};
-use crate::batch::Batch;
+use crate::batch::{Batch, BatchItem};
 use crate::buffer::CallerBuffer;
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
 use crate::config::Config;
@@ -31,7 +31,7 @@ use crate::error::{EngineError, OpenError, StoreError, SubmitError};
 use crate::index::{EnteredGet, EnteredSet, Recovery};
 use crate::key::{Digest, Fingerprints, MAX_KEY_BYTES};
 use crate::placement::Placement;
-use crate::reactor::{Alarm, GetRequest, Operation, SetRequest, Shared};
+use crate::reactor::{Alarm, Answer, GetRequest, Operation, SetRequest, Shared};
 use crate::schedule::Class;
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 use crate::thread::LONGEST_SYNC;
@@ -278,18 +278,25 @@ impl Connector {
         Ok(self.answer(results, Box::new(())))
     }
 
-    /// Removes keys. Answered from memory; their space is freed behind it, after their last reader. True means "not here
-    /// any more", so a key that was not held is answered true as well: LMCache picks a key that is answered false again
+    /// Removes keys. They are not held any more when this returns, and it is answered when no start will find them either; their
+    /// space is freed after their last reader. True means "not here any more", so a key that was not held is answered true as well: LMCache picks a key that is answered false again
     /// and again, and its accounting never comes down.
     ///
     /// # Errors
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
+        if keys.is_empty() {
+            return Ok(self.answer(Vec::new(), Box::new(())));
+        }
+        let future_id = self.future_id();
         let now = Instant::now();
         let route = self.volumes.route();
         let mut freed = route.spreads(Class::Delete, 0);
-        for key in keys {
+        let mut removed: Vec<Vec<BatchItem>> = Vec::new();
+        removed.resize_with(self.volumes.all().len(), Vec::new);
+        let items = Batch::start(future_id, keys.len(), Box::new(()), &self.completions);
+        for (key, item) in keys.iter().zip(items) {
             let digest = Digest::of(key.as_ref());
             let number = route.number_of(digest);
             let shared = &self.volumes.all()[number].shared;
@@ -300,9 +307,17 @@ impl Connector {
             if let Some(extent) = extent {
                 freed.of(number).add(Operation::Free(extent, now));
             }
+            removed[number].push(item);
         }
         freed.push();
-        Ok(self.answer(vec![true; keys.len()], Box::new(())))
+        for (volume, items) in self.volumes.all().iter().zip(removed) {
+            if !items.is_empty() {
+                volume.shared.answer_when_written(Answer::Removed(items));
+                volume.shared.index.table().announce_changes();
+            }
+        }
+        self.completions.announce();
+        Ok(future_id)
     }
 
     /// Adds all completions there are to `into` and clears the eventfd. Adds none after `close`, and none in a

@@ -1,8 +1,10 @@
 //! What a store is asked and told besides its chunks: prefixes, pins, namespaces, expiry, a check of everything.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::Connector;
+use super::volume::Volume;
 use crate::error::SubmitError;
 use crate::evict::NamespaceUsage;
 use crate::index::{Check, KeyState, Purged};
@@ -101,19 +103,28 @@ impl Connector {
     }
 
     /// Removes everything of a namespace: what is held and not pinned, what is being written (it will not be held), and what
-    /// is remembered. Neither map nor index know it when this returns. A pinned key stays, with the chunk that is being
+    /// is remembered. Neither map nor index know it when this returns: it waits for the file system. A pinned key stays, with the chunk that is being
     /// written for it, if any.
     ///
     /// # Errors
     /// `SubmitError`: closed or forked.
     pub fn purge(&self, namespace: &str) -> Result<Purged, SubmitError> {
-        let _gate = self.enter::<&str>(&[])?;
+        let gate = self.enter::<&str>(&[])?;
         let mut all = Purged::default();
+        let mut waits = Vec::new();
         for shared in self.volumes.live().map(|volume| &volume.shared) {
             let (purged, places) = shared.index.purge(namespace);
             places.into_iter().for_each(|place| shared.store.free(place));
             shared.counters.purged.add(purged.keys);
             all.add(purged);
+            shared.index.table().announce_changes();
+            let progress = shared.index.table().progress();
+            waits.push((Arc::clone(progress), progress.ticket()));
+        }
+        // Not with the gate: close() and other submits would wait as well.
+        drop(gate);
+        for (progress, ticket) in waits {
+            progress.wait(ticket);
         }
         Ok(all)
     }
@@ -124,7 +135,12 @@ impl Connector {
     /// `SubmitError`: closed or forked.
     pub fn expire(&self) -> Result<u64, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
-        Ok(self.volumes.live().map(|volume| volume.shared.expire(false)).sum())
+        let expire = |volume: &Volume| {
+            let count = volume.shared.expire(false);
+            volume.shared.index.table().announce_changes();
+            count
+        };
+        Ok(self.volumes.live().map(expire).sum())
     }
 
     /// Compares map, index, order of eviction, namespaces and allocated space with each other while nothing changes: all

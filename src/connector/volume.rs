@@ -22,7 +22,8 @@ use crate::index::{Index, Recovery, Rules, Sharing, StoreId, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{
-    ChunkIndex, Ending, GrowthThread, KeeperThread, Reactors, Shared, WriteBudget,
+    ChunkIndex, Ending, GrowthThread, KeeperThread, Reactors, RecordWriter, Shared, WriteBudget,
+    WriterEnd,
 };
 use crate::sync::Mutex;
 use crate::thread::join_until;
@@ -90,6 +91,8 @@ impl OpenedVolume {
             })?;
         let table = index.table();
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
+        let progress = Arc::clone(table.progress());
+        store.follow_records(Arc::new(move || progress.wait(progress.ticket())));
         let id = table.store_id().map_err(io_error("read the index of"))?;
         let (completions, write_budget) =
             (Arc::clone(&common.completions), Arc::clone(&common.write_budget));
@@ -132,7 +135,14 @@ impl OpenedVolume {
         }
         shared.fit_capacity();
         warn_of_capacity(shared.config.path(), &budget);
-        let reactors = Reactors::start(&shared, suspects, make_engine)?;
+        let writer = RecordWriter::start(&shared).map_err(io_error("start a thread for"))?;
+        let reactors = match Reactors::start(&shared, suspects, make_engine) {
+            Ok(reactors) => reactors,
+            Err(error) => {
+                writer.end();
+                return Err(error);
+            }
+        };
         let engine = engines::describe(&reactors.engines);
         let threads = begin_session(&shared, recovery.clean_shutdown)
             .map_err(io_error("write the index of"))
@@ -152,6 +162,7 @@ impl OpenedVolume {
             Err(error) => {
                 shared.stop(Duration::ZERO);
                 let _ = reactors.join();
+                writer.end();
                 return Err(error);
             }
         };
@@ -161,6 +172,7 @@ impl OpenedVolume {
             budget,
             recovery,
             engine,
+            writer: Mutex::new(Some(writer)),
             reactors: Mutex::new(Some(reactors)),
             keeper: Mutex::new(Some(keeper)),
             growth: Mutex::new(Some(growth)),
@@ -215,6 +227,7 @@ pub(super) struct Volume {
     pub(super) recovery: Recovery,
     /// What its engines say of themselves.
     pub(super) engine: String,
+    writer: Mutex<Option<RecordWriter>>,
     reactors: Mutex<Option<Reactors>>,
     keeper: Mutex<Option<KeeperThread>>,
     growth: Mutex<Option<GrowthThread>>,
@@ -277,10 +290,15 @@ impl Volume {
         // What was queued may have needed it until now.
         let growth = self.growth.lock().take();
         let have_threads_ended = growth.is_none_or(GrowthThread::end) && have_threads_ended;
+        // Behind all that change records.
+        let writer = self.writer.lock().take();
+        let written = WriterEnd { has_ended: true, is_done: true };
+        let written = writer.map_or(written, RecordWriter::end);
+        let have_threads_ended = have_threads_ended && written.has_ended;
         // A leak means that somebody may still write: the lock stays as long as the volume.
         let may_release = have_ended && have_threads_ended && ending != Ending::Leaked;
         let shared = Arc::clone(&self.shared);
-        let orderly = ending == Ending::Orderly;
+        let orderly = ending == Ending::Orderly && written.is_done;
         let release = move || may_release && release(&shared, orderly);
         // On a thread, which is left behind if the device, or a frozen file system, does not give it back.
         let thread = Builder::new().name("kvring-close".into()).spawn(release);

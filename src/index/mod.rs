@@ -1,6 +1,7 @@
 //! What is held: a map in RAM for every question, a sidecar file of records for the next start.
 
 mod backing;
+mod changes;
 mod entries;
 mod exists;
 mod first_page;

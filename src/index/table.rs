@@ -1,9 +1,10 @@
 //! The memory-mapped sidecar: fixed-size records in one file that the page cache keeps through the death of the process.
 //!
 //! Who may touch a record: a slot that is handed out by `reserve` belongs to its holder; a published one belongs to the
-//! shard of the map that its digest falls into, whose lock is held for every access. The file is grown before a slot
-//! behind its old end is handed out, so no access goes past the end of the file. The first word of a record, its uses, is an atomic
-//! that is written with no lock held.
+//! shard of the map that its digest falls into, whose lock is held for every access. What they change is written behind them
+//! (see [`changes`](super::changes)), and until then read there, so a record in the mapping does not change under who reads it, but for
+//! its first word, its uses, which is an atomic. The file is grown before a slot
+//! behind its old end is handed out, so no access goes past the end of the file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,6 +16,7 @@ use std::time::Instant;
 use bytemuck::Zeroable;
 
 use super::backing::Backing;
+use super::changes::{Change, Changes};
 use super::first_page::{read_session, start_anew};
 use super::found::FoundIndex;
 use super::lookup::prefetch_line;
@@ -76,6 +78,7 @@ pub(crate) struct Table {
     /// The same for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
     pub(super) sync_files: OnceLock<Vec<(GivenUpInForks, File)>>,
     pub(super) mapping: Mapping,
+    pub(super) changes: Changes,
     /// Taken by whoever gives slots back, so never held for long.
     pub(super) free: Mutex<FreeSlots>,
     /// Bytes on disk that are reserved, of which the file is a part; changes only while it is held.
@@ -86,6 +89,8 @@ pub(crate) struct Table {
     pub(super) total: AtomicU32,
     holes_told: AtomicUsize,
     pub(super) lacks_blocks: AtomicBool,
+    /// The last change of a record could not be written.
+    pub(super) refuses_writes: AtomicBool,
     pub(super) budget: Arc<Budget>,
 }
 
@@ -137,11 +142,13 @@ impl Table {
             backing,
             sync_files: OnceLock::new(),
             mapping,
+            changes: Changes::default(),
             free: Mutex::default(),
             reserved: Mutex::new(reserved),
             refusal: Mutex::default(),
             total: AtomicU32::new(total),
             holes_told: AtomicUsize::new(0),
+            refuses_writes: AtomicBool::new(false),
             lacks_blocks: AtomicBool::new(false),
             budget,
         };
@@ -206,15 +213,16 @@ impl Table {
         Ok(Reservation { slots })
     }
 
-    /// Whether the page of `slot` was lost: nothing stored there reaches the disk. It is written to, so that a page which
-    /// cannot be read is found now, and so that the file system's work on a page that becomes dirty is done before the
-    /// record is published, under a lock that others wait for.
+    /// Whether the page of `slot` was lost: nothing stored there reaches the disk. It is read, so that a page which cannot be
+    /// read is found now.
     fn is_lost(&self, slot: u32) -> bool {
-        let record = self.record(slot);
-        // SAFETY: inside the file; the slot is nobody's but the caller's.
-        unsafe { (&raw mut (*record).state).write_volatile(STATE_FREE) };
-        let offset = HEADER_BYTES as usize + slot as usize * RECORD_BYTES;
-        self.mapping.is_hole(offset)
+        std::hint::black_box(self.use_word(slot));
+        self.is_in_hole(slot)
+    }
+
+    /// Whether the page of `slot` is known to be lost.
+    pub(super) fn is_in_hole(&self, slot: u32) -> bool {
+        self.mapping.is_hole(HEADER_BYTES as usize + slot as usize * RECORD_BYTES)
     }
 
     /// Pages of the sidecar that the disk did not return.
@@ -237,7 +245,7 @@ impl Table {
         reservation.slots.into_iter().rev().for_each(|slot| free.give_back(slot));
     }
 
-    /// Writes the record of a chunk. From the last store on, a process that reads the file finds it.
+    /// Writes the record of a chunk. When it is in the file, a process that reads that finds it.
     pub(crate) fn publish(&self, reservation: &Reservation, content: &Content, key: &str) -> u32 {
         let parts: Vec<&[u8]> = key.as_bytes().chunks(KEY_PART_BYTES).collect();
         // The further parts first: a record that can be found is complete.
@@ -275,13 +283,7 @@ impl Table {
         record.next_slot = slots.get(number + 1).copied().unwrap_or(NO_SLOT);
         record.key[..key_part.len()].copy_from_slice(key_part);
         record.checksum = record.computed_checksum();
-        self.last_use(slot).store(record.last_use, Ordering::Relaxed);
-        let rest = &bytemuck::bytes_of(&record)[size_of::<u64>()..];
-        // SAFETY: inside the file (see the module's first lines); behind its first word the slot is this caller's alone.
-        unsafe {
-            let target = self.record(slot).cast::<u8>().add(size_of::<u64>());
-            target.copy_from_nonoverlapping(rest.as_ptr(), rest.len());
-        }
+        self.change(Change::Write(slot, Arc::new(record)));
     }
 
     /// Frees the record in `slot`, and the further parts of its key.
@@ -298,8 +300,8 @@ impl Table {
             if next != slot && !(belongs && record.state == STATE_KEY_PART) {
                 break;
             }
-            // Before it is anybody else's.
-            self.invalidate(next);
+            // Before it is anybody else's, whose changes come behind it.
+            self.change(Change::Invalidate(next));
             self.free.lock().give_back(next);
             next = record.next_slot;
         }
@@ -307,12 +309,10 @@ impl Table {
 
     /// Makes the record in `slot` one that no start will find; its key can still be compared, and the slot stays taken.
     pub(crate) fn invalidate(&self, slot: u32) {
-        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
-        unsafe {
-            let record = self.record(slot);
-            (&raw mut (*record).state).write(STATE_FREE);
-            (&raw mut (*record).checksum).write(0);
-        }
+        let mut record = self.read(slot);
+        (record.state, record.checksum) = (STATE_FREE, 0);
+        // Whole, as it is still read.
+        self.change(Change::Write(slot, Arc::new(record)));
     }
 
     /// Marks the record in `slot` as free without giving the slot out: for recovery, which collects free slots itself.
@@ -336,16 +336,25 @@ impl Table {
 
     /// Digest in the record in `slot`.
     pub(crate) fn digest(&self, slot: u32) -> Digest {
+        if let Some(record) = self.changes.unwritten(slot) {
+            return record.digest();
+        }
         // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
         Digest(unsafe { (&raw const (*self.record(slot)).digest).read() })
     }
 
     /// Whether the record in `slot` has exactly this key.
     pub(crate) fn key_is(&self, slot: u32, key: &str) -> bool {
-        let record = self.record(slot);
-        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, so nobody writes these fields
-        // while the reference lives.
-        let (key_length, first_part) = unsafe { ((*record).key_length, &(*record).key) };
+        let unwritten = self.changes.unwritten(slot);
+        let (key_length, first_part) = match &unwritten {
+            Some(record) => (record.key_length, &record.key),
+            None => {
+                let record = self.record(slot);
+                // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, and nothing of it is
+                // unwritten, so nobody writes these fields while the reference lives.
+                unsafe { ((*record).key_length, &(*record).key) }
+            }
+        };
         let key = key.as_bytes();
         if usize::from(key_length) != key.len() {
             return false;
@@ -409,10 +418,13 @@ impl Table {
 
     /// A copy of the record in `slot`.
     pub(crate) fn read(&self, slot: u32) -> Record {
+        if let Some(record) = self.changes.unwritten(slot) {
+            return *record;
+        }
         let mut record = Record::zeroed();
         let rest = &mut bytemuck::bytes_of_mut(&mut record)[size_of::<u64>()..];
-        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, or runs alone, so that nobody
-        // writes anything of it but its first word.
+        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, or runs alone, and nothing of it
+        // is unwritten, so that nobody writes anything of it but its first word.
         unsafe {
             let source = self.record(slot).cast::<u8>().add(size_of::<u64>());
             source.copy_to_nonoverlapping(rest.as_mut_ptr(), rest.len());
@@ -421,15 +433,9 @@ impl Table {
         record
     }
 
-    /// What the record in `slot` says of the uses of its chunk.
+    /// What the file says of the uses of a chunk, which may have to come from the disk; needs no lock.
     pub(super) fn use_word(&self, slot: u32) -> u64 {
         self.last_use(slot).load(Ordering::Relaxed)
-    }
-
-    /// Writes into the record in `slot` how its chunk was used, if it still says what it said before. One store: a kill leaves the one
-    /// or the other. Needs no lock, but may wait for the file system.
-    pub(super) fn replace_use(&self, slot: u32, from: u64, to: u64) -> bool {
-        self.last_use(slot).compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     fn last_use(&self, slot: u32) -> &AtomicU64 {

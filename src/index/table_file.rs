@@ -1,15 +1,158 @@
-//! The sidecar on disk: syncing, who has it open, giving it up.
+//! The sidecar on disk: changing records, syncing, who has it open, giving it up.
 
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::record::{HEADER_BYTES, RECORD_BYTES, SESSION_OFFSET, Session};
+use super::changes::Change;
+use super::record::{HEADER_BYTES, RECORD_BYTES, Record, SESSION_OFFSET, STATE_FREE, Session};
 use super::table::Table;
 use crate::error::StoreError;
 use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::progress::Progress;
+
+/// What makes a record none that a start would find: its checksum, and its state behind that.
+const INVALID: [u8; 5] = [0, 0, 0, 0, STATE_FREE];
+const _: () = assert!(offset_of!(Record, state) == offset_of!(Record, checksum) + 4);
+
+/// What one write changes at once.
+const PAGE_BYTES: usize = 4096;
+const _: () = assert!(
+    (HEADER_BYTES as usize).is_multiple_of(PAGE_BYTES) && PAGE_BYTES.is_multiple_of(RECORD_BYTES)
+);
+
+/// Where a change goes in the file, and its bytes; none for one that is not of one record.
+fn place_of(change: &Change) -> Option<(u64, &[u8])> {
+    let (slot, offset, bytes): (u32, usize, &[u8]) = match change {
+        Change::Write(slot, record) => (*slot, 0, bytemuck::bytes_of(&**record)),
+        Change::Invalidate(slot) => (*slot, offset_of!(Record, checksum), &INVALID),
+        Change::Use(slot, word) => (*slot, offset_of!(Record, last_use), bytemuck::bytes_of(word)),
+        Change::MarkAll => return None,
+    };
+    Some((HEADER_BYTES + (slot as usize * RECORD_BYTES + offset) as u64, bytes))
+}
 
 impl Table {
+    /// Has a change of a record written, behind all before it.
+    pub(super) fn change(&self, change: Change) {
+        match self.changes.are_deferred() {
+            true => self.changes.push(change),
+            false => self.make(&change),
+        }
+    }
+
+    /// From here on a thread calls [`Table::make_changes`].
+    pub(crate) fn defer_changes(&self) {
+        self.changes.defer(true);
+    }
+
+    /// Makes changes as they come, and calls `done` whenever some are made, until [`Table::end_changes`] and the last of them. May
+    /// wait for the file system.
+    pub(crate) fn make_changes(&self, done: impl Fn()) {
+        let mut changes = Vec::new();
+        while self.changes.take(&mut changes) {
+            self.make_in_order(&changes);
+            self.changes.progress().note_done(changes.len() as u64);
+            changes.clear();
+            done();
+        }
+    }
+
+    /// Has the thread end when it has made what is queued.
+    pub(crate) fn end_changes(&self) {
+        self.changes.end();
+    }
+
+    /// The thread has ended: from here on changes are written by who makes them.
+    pub(crate) fn defer_no_more(&self) {
+        self.changes.defer(false);
+    }
+
+    /// Wakes the thread if something was queued. Whoever makes changes does this afterwards.
+    pub(crate) fn announce_changes(&self) {
+        self.changes.announce();
+    }
+
+    /// How far the changes are.
+    pub(crate) fn progress(&self) -> &Arc<Progress> {
+        self.changes.progress()
+    }
+
+    /// When this ticket is done, no record in the file names a place that is free now.
+    pub(crate) fn freed_ticket(&self) -> u64 {
+        self.changes.freed()
+    }
+
+    /// Whether the record of the chunk with this generation could not be written.
+    pub(crate) fn has_lost(&self, generation: u64) -> bool {
+        self.changes.lost().take(generation)
+    }
+
+    /// Makes changes in their order: those of one page that follow each other by one write, which a kill does not divide.
+    pub(super) fn make_in_order(&self, changes: &[Change]) {
+        let page = |change: &Change| place_of(change).map(|(at, _)| at / PAGE_BYTES as u64);
+        for run in changes.chunk_by(|one, next| page(one).is_some() && page(one) == page(next)) {
+            let are_made = run.len() > 1 && self.make_together(run);
+            match are_made {
+                true => run.iter().for_each(|change| self.note_made(change, &Ok(()))),
+                false => run.iter().for_each(|change| self.make(change)),
+            }
+        }
+    }
+
+    /// Makes changes of one page; says whether it did.
+    fn make_together(&self, changes: &[Change]) -> bool {
+        let Some((first, _)) = changes.first().and_then(place_of) else { return false };
+        let start = first / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let mut page = [0; PAGE_BYTES];
+        // SAFETY: the page has a record, so it is inside the mapping, and what of it is behind the end of the file reads as
+        // zeros. Nobody but this thread changes it.
+        unsafe {
+            let source = self.mapping.as_mut_ptr().add(start as usize);
+            source.copy_to_nonoverlapping(page.as_mut_ptr(), PAGE_BYTES);
+        }
+        if self.mapping.is_hole(start as usize) {
+            return false;
+        }
+        let (mut from, mut to) = (PAGE_BYTES, 0);
+        for (at, bytes) in changes.iter().filter_map(place_of) {
+            let at = (at - start) as usize;
+            page[at..at + bytes.len()].copy_from_slice(bytes);
+            (from, to) = (from.min(at), to.max(at + bytes.len()));
+        }
+        self.backing.write_at(&page[from..to], start + from as u64).is_ok()
+    }
+
+    fn make(&self, change: &Change) {
+        let outcome = match place_of(change) {
+            Some((at, bytes)) => self.backing.write_at(bytes, at),
+            None => {
+                self.write_anew();
+                Ok(())
+            }
+        };
+        self.note_made(change, &outcome);
+    }
+
+    fn note_made(&self, change: &Change, outcome: &io::Result<()>) {
+        if let Change::Write(slot, record) = change
+            && (outcome.is_err() || self.is_in_hole(*slot))
+        {
+            self.changes.lost().add(record.generation);
+        }
+        self.changes.note_made(change);
+        match outcome {
+            Ok(()) => self.refuses_writes.store(false, Ordering::Relaxed),
+            Err(error) if !self.refuses_writes.swap(true, Ordering::Relaxed) => log::error!(
+                "cannot write to {}: {error}; what is stored or deleted now is not noted there",
+                self.backing.path().display()
+            ),
+            Err(_) => {}
+        }
+    }
+
     /// Notes who has the store open, from which generation on, and whether it is closed in order.
     pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
         self.backing.write_at(bytemuck::bytes_of(session), SESSION_OFFSET)
@@ -77,6 +220,11 @@ impl Table {
     pub(crate) fn sync(&self) -> io::Result<()> {
         // The map and the file share the page cache: fdatasync writes what was stored through the map.
         self.backing.file().sync_data()
+    }
+
+    /// As [`Table::write_anew`], behind the changes that are queued: before every sync that waits for a later ticket.
+    pub(crate) fn write_anew_later(&self) {
+        self.change(Change::MarkAll);
     }
 
     /// Has the next sync write all of it again: after a failed one the disk may lack what the kernel takes for written.

@@ -60,6 +60,8 @@ struct Group {
     error: Option<i32>,
     /// Syncs of other reactors that have to come back before the phase is over.
     awaited: Option<SyncsUnderWay>,
+    /// Changes of records that have to be made before its sync of the index begins.
+    awaited_records: Option<u64>,
     /// Places whose records were cleared before the sync of the index began, and the failed syncs at that time.
     cleared: Vec<Extent>,
     failed_syncs: u64,
@@ -79,6 +81,11 @@ impl GroupCommit {
     /// Adds a SET whose data is written.
     pub(super) fn join(&mut self, id: usize) {
         self.waiting.push(id);
+    }
+
+    /// What has to be written before its next sync can begin.
+    pub(super) fn awaited_records(&self) -> Option<u64> {
+        self.group.as_ref().and_then(|group| group.awaited_records)
     }
 
     /// Syncs that the kernel has.
@@ -112,6 +119,7 @@ impl Work {
         if self.commit.group.as_ref().is_some_and(|group| group.awaited.is_some()) {
             self.finish_phase(shared, engine)?;
         }
+        self.sync_index(shared, engine)?;
         if self.commit.group.is_some() {
             return Ok(());
         }
@@ -136,6 +144,7 @@ impl Work {
             outstanding: 0,
             error: None,
             awaited: None,
+            awaited_records: None,
             cleared: Vec::new(),
             failed_syncs: 0,
         });
@@ -257,15 +266,27 @@ impl Work {
             Some(next) if !group.members.is_empty() => {
                 group.phase = next;
                 group.failed_syncs = shared.failed_syncs();
+                // Their records were cleared, in memory: before the ticket.
                 group.cleared = std::mem::take(&mut *shared.cleared.lock());
-                let index = shared.index.table().sync_descriptor(self.number);
-                self.submit_syncs(&[SyncTarget::Lasting(index)], shared, engine)
+                group.awaited_records = Some(shared.index.table().progress().ticket());
+                self.sync_index(shared, engine)
             }
             _ => {
                 self.end_group(shared);
                 Ok(())
             }
         }
+    }
+
+    /// Begins the sync of the index that a group is at, once everything is written there that it is for.
+    fn sync_index(&mut self, shared: &Shared, engine: &mut impl Engine) -> Result<(), EngineError> {
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        if !group.awaited_records.is_some_and(|ticket| shared.is_written(ticket)) {
+            return Ok(());
+        }
+        group.awaited_records = None;
+        let index = shared.index.table().sync_descriptor(self.number);
+        self.submit_syncs(&[SyncTarget::Lasting(index)], shared, engine)
     }
 
     /// Whether a group waits for syncs of other reactors that have come back since `start_group` looked. To be asked once

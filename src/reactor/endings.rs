@@ -400,6 +400,11 @@ impl Work {
         self.settle(u64::MAX, shared);
         self.drop_due_steps(shared);
         self.commit.forget();
+        for grant in std::mem::take(&mut self.placed) {
+            self.active[grant.id].unfinished -= 1;
+            self.active[grant.id].failure.get_or_insert(Failure::Closed);
+            self.scheduler.finish(grant);
+        }
         self.retries.clear();
         self.verification.clear();
         for token in self.second_attempts.drain() {

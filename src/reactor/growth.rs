@@ -132,7 +132,7 @@ impl Shared {
 
     /// Has the store grow until there is room for `needed_bytes`, if it can. False if nobody does that any more.
     pub(super) fn order_growth(&self, needed_bytes: u64) -> bool {
-        if !self.config.grows_inline {
+        if !self.config.works_inline {
             return self.growth.order(needed_bytes);
         }
         self.grow(needed_bytes);

@@ -128,7 +128,10 @@ fn keep(shared: &Shared) {
     let discards = shared.config.discard == Discard::Free;
     let mut next_discard = discards.then(|| Instant::now() + DISCARD_PAUSE);
     let mut next_look = Instant::now() + LOOK_PAUSE;
+    let progress = shared.index.table().progress();
+    let mut uses_ticket = 0;
     loop {
+        shared.index.table().announce_changes();
         let mut orders = shared.keeper.orders.lock();
         while !orders.ends && !orders.is_short {
             let others = [next_sweep, next_discard].into_iter().flatten();
@@ -162,7 +165,11 @@ fn keep(shared: &Shared) {
             next_sweep = Some(Instant::now() + pause);
         }
         if Instant::now() >= next_uses {
-            shared.write_uses();
+            // One round at a time, however long the file system takes.
+            if progress.is_done(uses_ticket) {
+                shared.write_uses();
+                uses_ticket = progress.ticket();
+            }
             next_uses = Instant::now() + uses_pause;
         }
         if next_discard.is_some_and(|next| Instant::now() >= next) {

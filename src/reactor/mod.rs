@@ -26,6 +26,7 @@ mod own_file;
 mod piece;
 mod presence;
 mod quota;
+mod record_writer;
 mod room;
 mod second_attempts;
 mod shared;
@@ -35,7 +36,7 @@ mod work;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,7 @@ pub(crate) use growth::GrowthThread;
 pub(crate) use health::Alarm;
 pub(crate) use keeper::KeeperThread;
 pub(crate) use operation::{ChunkIndex, GetRequest, Operation, SetRequest};
+pub(crate) use record_writer::{Answer, RecordWriter, WriterEnd};
 use shared::Lane;
 pub(crate) use shared::Shared;
 
@@ -74,6 +76,9 @@ const SETTLE_BYTES: u64 = 1 << 20;
 /// asking the kernel once more.
 const FEED_FIRST_BYTES: u64 = 256 << 10;
 
+/// Changes of records wait for the reactor to sleep, or for so many turns: waking the thread that makes them costs more than they do.
+const ANNOUNCED_TURNS: u32 = 4;
+
 /// How a reactor ended, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ending {
@@ -85,9 +90,12 @@ pub(crate) enum Ending {
     Leaked,
 }
 
+/// A thread, and what tells how it ended.
+type ReactorThread = (JoinHandle<()>, Receiver<Ending>);
+
 /// The running reactors of a store.
 pub(crate) struct Reactors {
-    threads: Vec<JoinHandle<Ending>>,
+    threads: Vec<ReactorThread>,
     /// What the engine of each one says of itself.
     pub(crate) engines: Vec<String>,
 }
@@ -123,12 +131,17 @@ impl Reactors {
         Ok(reactors)
     }
 
-    /// Waits for the reactors to end; how the worst of them did. Without a limit: one that stood in a page fault of the index
-    /// would go on with the memory of callers afterwards.
+    /// Waits for the reactors to end; how the worst of them did. Without a limit: until it tells, one may use the memory of
+    /// callers. The thread of one that leaks is left behind: it does not exit before the kernel has given back what its ring has.
     pub(crate) fn join(self) -> Ending {
-        let endings =
-            self.threads.into_iter().map(|thread| thread.join().unwrap_or(Ending::Leaked));
-        endings.max().unwrap_or(Ending::Orderly)
+        let join = |(thread, ending): ReactorThread| {
+            let ending = ending.recv().unwrap_or(Ending::Leaked);
+            match ending {
+                Ending::Leaked => Ending::Leaked,
+                ending => thread.join().map_or(Ending::Leaked, |()| ending),
+            }
+        };
+        self.threads.into_iter().map(join).max().unwrap_or(Ending::Orderly)
     }
 }
 
@@ -137,12 +150,13 @@ fn start<E, M>(
     shared: &Arc<Shared>,
     suspects: Vec<Suspect>,
     make_engine: Arc<Mutex<M>>,
-) -> Result<(JoinHandle<Ending>, String), OpenError>
+) -> Result<(ReactorThread, String), OpenError>
 where
     E: Engine,
     M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
 {
     let (sender, receiver) = mpsc::sync_channel(1);
+    let (tell_ending, ending) = mpsc::sync_channel(1);
     let path = shared.config.path().to_owned();
     let shared = Arc::clone(shared);
     let name = format!("kvring-{number}");
@@ -154,18 +168,17 @@ where
         match engine {
             Ok(engine) => {
                 let _ = sender.send(Ok(engine.description()));
-                Reactor::new(number, shared, suspects, engine).live()
+                let _ = tell_ending.send(Reactor::new(number, shared, suspects, engine).live());
             }
             Err(error) => {
                 let _ = sender.send(Err(error));
-                Ending::Failed
             }
         }
     });
     let thread =
         thread.map_err(|source| OpenError::Io { action: "start a thread for", path, source })?;
     match receiver.recv() {
-        Ok(Ok(description)) => Ok((thread, description)),
+        Ok(Ok(description)) => Ok(((thread, ending), description)),
         Ok(Err(error)) => Err(error.into()),
         Err(_) => Err(EngineError::Failed {
             operation: "starting",
@@ -260,6 +273,7 @@ impl<E: Engine> Reactor<E> {
 
     fn run(&mut self) -> Result<(), EngineError> {
         let mut has_fed = false;
+        let mut turns_unannounced = 0;
         loop {
             self.work.take_up(&self.shared);
             let now = Instant::now();
@@ -270,6 +284,7 @@ impl<E: Engine> Reactor<E> {
             }
             // First, as what it ends may have been waited for.
             self.work.start_group(&self.shared, &mut self.engine)?;
+            self.work.start_placed(&self.shared, &mut self.engine)?;
             let has_more = self.work.start_some(now, &self.shared, &mut self.engine)?;
             self.work.start_steps(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();
@@ -284,6 +299,11 @@ impl<E: Engine> Reactor<E> {
                 true => Some(Duration::ZERO),
                 false => until.map(|until| until.saturating_duration_since(Instant::now())),
             };
+            turns_unannounced += 1;
+            if !is_asked_again || turns_unannounced >= ANNOUNCED_TURNS {
+                self.shared.index.table().announce_changes();
+                turns_unannounced = 0;
+            }
             self.reap_or_sleep(timeout, deadline.is_some())?;
             let came_back = !self.reaped.is_empty();
             self.work.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
@@ -311,6 +331,7 @@ impl<E: Engine> Reactor<E> {
             || !lane.intake.is_empty()
             || self.work.loads_elsewhere_ended(&self.shared)
             || self.work.awaited_syncs_ended(&self.shared)
+            || self.work.awaited_records_are_written(&self.shared)
             || self.work.has_due_steps(&self.shared)
             || self.work.has_grown(&self.shared);
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
@@ -341,6 +362,7 @@ impl<E: Engine> Reactor<E> {
             self.work.drop_queued(&self.shared);
         }
         self.shared.completions.announce();
+        self.shared.index.table().announce_changes();
         true
     }
 }

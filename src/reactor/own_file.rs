@@ -109,6 +109,14 @@ impl Active {
         }
     }
 
+    /// When it may be written to, if it is to be.
+    pub(super) fn free_ticket(&self) -> Option<u64> {
+        match &self.kind {
+            Kind::Set(_, place) => place.as_ref().map(|place| place.free_ticket),
+            _ => None,
+        }
+    }
+
     fn is_written(&self) -> bool {
         matches!(self.kind, Kind::Set(..))
     }

@@ -102,7 +102,10 @@ impl Shared {
         let outcome = allocated.and_then(|extent| {
             let Some(extent) = extent else { return Ok(None) };
             match self.reserve_record(request.key.len(), &mut held) {
-                Ok(record) => Ok(Some(Place { extent, record, stands: false, quota })),
+                Ok(record) => {
+                    let free_ticket = self.index.table().freed_ticket();
+                    Ok(Some(Place { extent, record, stands: false, quota, free_ticket }))
+                }
                 Err(error) => {
                     self.store.free(extent);
                     Err(error)

@@ -14,6 +14,7 @@ use super::keeper::Keeper;
 use super::latency::Latencies;
 use super::operation::{ChunkIndex, Intake};
 use super::presence::Presence;
+use super::record_writer::Answers;
 use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::engine::Waker;
@@ -37,6 +38,7 @@ pub(crate) struct Shared {
     pub(crate) open_store: OpenStore,
     pub(super) keeper: Keeper,
     pub(super) growth: Growth,
+    pub(super) answers: Answers,
     pub(super) write_budget: Arc<WriteBudget>,
     /// All paths of the store; empty if it is the only one.
     pub(super) paths: OnceLock<Vec<Weak<Shared>>>,
@@ -66,6 +68,8 @@ pub(super) struct Lane {
     pub(super) latencies: Mutex<Latencies>,
     pub(super) load: Load,
     pub(super) syncs: SyncCounts,
+    /// It waits for changes of records to be made.
+    pub(super) awaits_records: AtomicBool,
     /// GETs that wait or are in flight here.
     loads: AtomicUsize,
     /// SETs wait here for the loads of others to end.
@@ -88,12 +92,14 @@ impl Shared {
             latencies: Mutex::new(Latencies::new()),
             load: Load::default(),
             syncs: SyncCounts::default(),
+            awaits_records: AtomicBool::new(false),
             loads: AtomicUsize::new(0),
             sets_wait: AtomicBool::new(false),
         };
         Self {
             keeper: Keeper::new(config.low_watermark, config.high_watermark),
             growth: Growth::default(),
+            answers: Answers::default(),
             write_budget,
             paths: OnceLock::new(),
             config,

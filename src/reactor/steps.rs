@@ -10,6 +10,7 @@ use super::errnos::{Attempt, END_OF_FILE, Fate, Request, Verdict, judge};
 use super::health::{State, Way};
 use super::operation::{GetRequest, SetRequest};
 use super::quota::QuotaShare;
+use super::record_writer::Answer;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::config::Checksum;
 use crate::error::StoreError;
@@ -23,6 +24,8 @@ pub(super) struct Place {
     pub(super) extent: Extent,
     pub(super) record: RecordState,
     pub(super) quota: Option<QuotaShare>,
+    /// Done when no record in the file names these blocks any more. Nothing is written there before.
+    pub(super) free_ticket: u64,
     /// The record of the chunk that this one replaces is cleared: whatever happens now, this one stands for its key.
     pub(super) stands: bool,
 }
@@ -268,6 +271,7 @@ pub(super) fn end_set(
     let length_bytes = request.buffer.length_bytes() as u64;
     let quota = place.as_ref().and_then(|place| place.quota);
     let extent = place.as_ref().map(|place| place.extent);
+    let mut generation = None;
     let publication = match (place, &failure) {
         (Some(Place { extent, record, stands, .. }), failure) if stands || failure.is_none() => {
             counters.set_stored.add(1);
@@ -280,6 +284,7 @@ pub(super) fn end_set(
                 RecordState::Written(_, content) => *content,
                 RecordState::Reserved(_) => content_of(&request, extent, checksum, shared),
             };
+            generation = Some(content.generation);
             Some(Publication { record, content })
         }
         (Some(Place { extent, record, .. }), _) => {
@@ -306,12 +311,13 @@ pub(super) fn end_set(
     // Only now: meanwhile it counts twice rather than not at all.
     shared.release_quota(quota);
     let SetRequest { item, share, digest, .. } = request;
-    // Before the answer: who sees that finds the room.
-    drop(share);
     let Some(failure) = failure else {
-        item.succeed();
+        // Also if nothing was written: it may have found what is not in the file yet.
+        shared.answer_when_written(Answer::Stored { item, share, generation });
         return resumed;
     };
+    // Before the answer: who sees that finds the room.
+    drop(share);
     counters.set_failed.add(1);
     let text = || failure_text(&failure, digest, extent, shared);
     match &failure {

@@ -1,6 +1,7 @@
 //! The operations a reactor has in hand: placed, in pieces in the device, finished, answered.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashTable;
@@ -125,6 +126,8 @@ pub(super) struct Work {
     /// What the processor did in this turn instead of feeding the device, in bytes of summing up.
     pub(super) processed_bytes: u64,
     pub(super) commit: GroupCommit,
+    /// Pieces of SETs whose places are still named by records in the file.
+    pub(super) placed: VecDeque<Grant>,
     /// Operations whose file has a step before it.
     pub(super) due_steps: Vec<usize>,
     /// Steps that the kernel has.
@@ -169,6 +172,7 @@ impl Work {
             loads_elsewhere: false,
             processed_bytes: 0,
             commit: GroupCommit::default(),
+            placed: VecDeque::new(),
             due_steps: Vec::new(),
             steps_in_flight: 0,
             retries: Vec::new(),
@@ -427,6 +431,43 @@ impl Work {
         }
         active.failed_syncs.get_or_insert_with(|| shared.failed_syncs());
         active.unfinished += 1;
+        if active.free_ticket().is_some_and(|ticket| !shared.is_written(ticket)) {
+            self.placed.push_back(grant);
+            return Ok(());
+        }
+        self.start_in_place(grant, shared, engine)
+    }
+
+    /// Starts pieces of SETs whose places nobody names any more.
+    pub(super) fn start_placed(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        while let Some(grant) = self.placed.front()
+            && self.active[grant.id].free_ticket().is_none_or(|ticket| shared.is_written(ticket))
+            && let Some(grant) = self.placed.pop_front()
+        {
+            self.start_in_place(grant, shared, engine)?;
+        }
+        Ok(())
+    }
+
+    /// Whether something waits for records, and these have been written since it looked. To be asked once more before sleeping.
+    pub(super) fn awaited_records_are_written(&self, shared: &Shared) -> bool {
+        let placed = self.placed.front().and_then(|grant| self.active[grant.id].free_ticket());
+        let mut tickets = placed.into_iter().chain(self.commit.awaited_records()).peekable();
+        shared.lanes[self.number].awaits_records.store(tickets.peek().is_some(), Ordering::SeqCst);
+        tickets.any(|ticket| shared.is_written(ticket))
+    }
+
+    fn start_in_place(
+        &mut self,
+        grant: Grant,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let active = &mut self.active[grant.id];
         if active.own.is_none()
             && let Some(Location::Own { directory, name }) =
                 active.extent().map(|extent| shared.store.locate(extent))

@@ -4,13 +4,13 @@
 //! discarded, and comes back.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use super::Extent;
 use super::allocator::Allocator;
 use super::data_file::DataFile;
 use super::device::Device;
+use super::{Extent, RecordsAreCleared};
 use crate::config::BLOCK_BYTES;
 use crate::sync::Mutex;
 
@@ -23,6 +23,7 @@ pub(super) struct Discards {
     /// In order, joined, in pieces.
     pieces: Mutex<VecDeque<Extent>>,
     is_refused: AtomicBool,
+    are_cleared: OnceLock<RecordsAreCleared>,
 }
 
 impl Discards {
@@ -32,7 +33,12 @@ impl Discards {
             freed: Mutex::default(),
             pieces: Mutex::default(),
             is_refused: AtomicBool::new(false),
+            are_cleared: OnceLock::new(),
         }
+    }
+
+    pub(super) fn follow_records(&self, are_cleared: RecordsAreCleared) {
+        let _ = self.are_cleared.set(are_cleared);
     }
 
     /// A place was freed.
@@ -51,7 +57,8 @@ impl Discards {
         let Some(piece) = self.next_piece() else { return false };
         let Some(file) = files.get(piece.file as usize) else { return true };
         let runs = allocator.lock().take_free_within(piece);
-        for run in &runs {
+        let are_cleared = self.are_cleared.get().is_none_or(|are_cleared| are_cleared());
+        for run in runs.iter().filter(|_| are_cleared) {
             let (_, offset) = file.locate(run.first_block);
             debug_assert!(offset.is_multiple_of(BLOCK_BYTES));
             if let Err(error) = self.device.discard(offset, run.size_bytes())

@@ -21,7 +21,7 @@ use super::growth::{
 };
 use super::set_aside::SetAside;
 use super::unreserved::Unreserved;
-use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
+use super::{Extent, Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, Discard, Layout};
 use crate::directory::Directory;
@@ -422,6 +422,12 @@ impl Store for ExtentStore {
     fn put_back_set_aside(&self) {
         let mut allocator = self.allocator.lock();
         self.set_aside.lock().put_back(&mut allocator);
+    }
+
+    fn follow_records(&self, are_cleared: RecordsAreCleared) {
+        if let Some(discards) = &self.discards {
+            discards.follow_records(are_cleared);
+        }
     }
 
     fn discard_freed(&self) -> bool {

@@ -17,6 +17,7 @@ mod unreserved;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 pub use geometry::Geometry;
 pub(crate) use growth::{IndexShare, index_share_bytes};
@@ -112,6 +113,9 @@ pub trait FreeSpace {
     }
 }
 
+/// Waits until the records of what was freed are cleared, and says whether they are.
+pub type RecordsAreCleared = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Gives out places for chunks and says where they are.
 pub trait Store: FreeSpace + Send + Sync {
     /// A place for `size_bytes` bytes of the chunk with this digest. It waits for nothing.
@@ -174,6 +178,12 @@ pub trait Store: FreeSpace + Send + Sync {
 
     /// Gives out again what was taken back that way: it was not those places that could not be written.
     fn put_back_set_aside(&self) {}
+
+    /// What to call, at open, before a freed place is discarded or removed: it waits until no record in the file names any, and
+    /// says whether that is so.
+    fn follow_records(&self, are_cleared: RecordsAreCleared) {
+        let _ = are_cleared;
+    }
 
     /// Tells the device of some of the places that were freed, if it is to know; says whether there may be more.
     fn discard_freed(&self) -> bool {

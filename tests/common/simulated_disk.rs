@@ -178,7 +178,7 @@ impl SimulatedDisk {
             let mut state = self.state.lock();
             state.is_open = false;
             config.boot = state.boot;
-            config.grows_inline = true;
+            config.works_inline = true;
             // Whoever opens a file is told of what fails from then on.
             for file in state.files.values_mut() {
                 (file.failures, file.told) = (0, HashMap::new());

@@ -86,6 +86,10 @@ class Client:
             self.collect()
         return self._kept.pop(future_id)
 
+    def has(self, future_id: int) -> bool:
+        """Tell whether the completion of a batch was collected."""
+        return future_id in self._kept
+
     def wait_all(self, future_ids: Iterable[int]) -> list[Completion]:
         """Wait for the completions of several batches, and return them in the order asked for."""
         return [self.wait(future_id) for future_id in future_ids]

@@ -1,4 +1,4 @@
-"""Loads and close() on a frozen file system: they come back, though nothing that writes does."""
+"""A frozen file system: loads, submits and close() come back, though nothing that writes does."""
 
 import fcntl
 import os
@@ -15,7 +15,14 @@ import pytest
 
 import kvring
 from benches.compare.devices import DeviceError, loop_device
-from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_key, pattern
+from tests.python.conftest import (
+    HANG_DEADLINE_S,
+    MIB,
+    Client,
+    bare_loop_device,
+    make_key,
+    pattern,
+)
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -28,6 +35,14 @@ HANG_S = 150.0
 KEEPER_S = 6.0
 # linux/fs.h
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
+
+DEVICE_BYTES = 64 * MIB
+DEVICE_CHUNKS = 64
+LEASE_S = 11.0
+# What is being written makes room in an eighth of the device at a time.
+EVICTED = 4
+# What is changed while it is frozen: longer than it takes to fill the store.
+TTL_S = 5.0
 
 LIVES = [(layout, engine) for layout in ("extents", "files") for engine in ("io_uring", "posix")]
 
@@ -48,6 +63,69 @@ def live(path: str, layout: str, engine: str) -> None:
     print("loaded" if found else "missed", flush=True)
     sys.stdin.readline()
     print("closed in order" if connector.close()["shutdown_clean"] else "closed", flush=True)
+    sys.stdin.readline()
+
+
+def change(path: str, layout: str, engine: str, closes: str) -> None:
+    """Change what is stored when the file system has frozen; load the rest, and close."""
+    options: dict[str, Any] = {"layout": layout, "engine": engine, "drain_timeout_s": 1}
+    connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0, ttl=f"{TTL_S}s", **options)
+    client = Client(connector)
+    kept, deleted, expiring, more = (
+        [make_key(number, salt) for number in range(HELD)]
+        for salt in ("kept", "gone", "old", "more")
+    )
+    client.store({key: pattern(MIB, number) for number, key in enumerate(kept)})
+    assert connector.pin(kept) == [True] * HELD
+    client.store({key: pattern(MIB, 100) for key in deleted})
+    client.store({key: pattern(MIB, 200) for key in expiring})
+    assert connector.pin(deleted) == [True] * len(deleted)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    # More than there is room for.
+    stored = [connector.submit_batch_set([key], [pattern(MIB, 300)]) for key in more]
+    removed = [connector.submit_batch_delete([key]) for key in deleted]
+    time.sleep(TTL_S + 1)
+    connector.expire()
+    gone = client.exists(deleted + expiring) == [False] * (len(deleted) + len(expiring))
+    found = client.exists(kept) == [True] * HELD
+    for number, key in enumerate(kept):
+        found = found and client.load(key, MIB) == pattern(MIB, number)
+    client.collect()
+    is_answered = any(client.has(future_id) for future_id in removed)
+    print(f"gone {gone}, found {found}, answered {is_answered}", flush=True)
+    sys.stdin.readline()
+    if closes == "thawed":
+        results = [client.wait(future_id).results for future_id in removed]
+        client.wait_all(stored)
+        print("deleted" if results == [[True]] * len(removed) else results, flush=True)
+    print("closed in order" if connector.close()["shutdown_clean"] else "closed", flush=True)
+    sys.stdin.readline()
+
+
+def overwrite(path: str, index_path: str) -> None:
+    """Fill a device; store as much again when its index has frozen, and wait to be killed."""
+    options: dict[str, Any] = {"index_path": index_path, "checksum": "off", "discard": "free"}
+    connector = kvring.Connector(path, "all", **options)
+    client = Client(connector)
+    keys = [make_key(number) for number in range(DEVICE_CHUNKS)]
+    for number, key in enumerate(keys):
+        client.store({key: pattern(MIB, number)})
+    held = [number for number, is_held in enumerate(client.exists(keys)) if is_held]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    # The leases of the question have to end.
+    time.sleep(LEASE_S)
+    evicted = client.stat("evicted")
+    stored = [
+        connector.submit_batch_set([make_key(number, "more")], [pattern(MIB, 1000 + number)])
+        for number in range(DEVICE_CHUNKS)
+    ]
+    client.wait_until(lambda: client.stat("evicted") >= evicted + EVICTED)
+    # Time to write, and to discard, what must stay.
+    time.sleep(2)
+    client.collect()
+    print(any(client.has(future_id) for future_id in stored), *held, flush=True)
     sys.stdin.readline()
 
 
@@ -98,6 +176,73 @@ def test_loads_and_close_come_back_from_a_frozen_file_system(
             assert_held(directory / "-".join(life), life)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file_system", ["ext4", "xfs"])
+def test_what_changes_on_a_frozen_file_system_holds_up_nothing_and_is_answered_when_it_has_thawed(
+    tmp_path: Path, start_child: Callable[..., Popen[str]], file_system: str
+) -> None:
+    with ExitStack() as stack:
+        try:
+            device = stack.enter_context(loop_device(tmp_path, file_system, 2 * IMAGE_SIZE_BYTES))
+        except DeviceError as error:
+            pytest.skip(str(error))
+        directory = device.directory
+        children = {}
+        for life in LIVES:
+            for closes in ("frozen", "thawed"):
+                path = str(directory / "-".join((*life, closes)))
+                children[life, closes] = start_child(change, path, *life, closes)
+                # Before the file system is unmounted.
+                stack.callback(end, children[life, closes])
+        with frozen(directory):
+            for child in children.values():
+                tell(child)
+            for which, child in children.items():
+                line = hear(child, HANG_DEADLINE_S + TTL_S)
+                assert line == "gone True, found True, answered False\n", which
+            early = {one: child for one, child in children.items() if one[1] == "frozen"}
+            for child in early.values():
+                tell(child)
+            for which, child in early.items():
+                assert hear(child, HANG_S) == "closed\n", which
+        for which, child in children.items():
+            tell(child)
+            if which[1] == "thawed":
+                assert hear(child, HANG_DEADLINE_S) == "deleted\n", which
+                assert hear(child, HANG_DEADLINE_S) == "closed in order\n", which
+                tell(child)
+            assert child.wait(HANG_DEADLINE_S) == 0, which
+        for life, closes in children:
+            assert_kept(directory / "-".join((*life, closes)), life, closes)
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_written_or_discarded_where_a_record_in_the_file_names_a_chunk(
+    tmp_path: Path, start_child: Callable[..., Popen[str]]
+) -> None:
+    with ExitStack() as stack:
+        try:
+            home = stack.enter_context(loop_device(tmp_path, "ext4", IMAGE_SIZE_BYTES))
+            device = stack.enter_context(bare_loop_device(tmp_path, DEVICE_BYTES, 512))
+        except DeviceError as error:
+            pytest.skip(str(error))
+        child = start_child(overwrite, str(device.path), str(home.directory))
+        stack.callback(end, child)
+        with frozen(home.directory):
+            tell(child)
+            is_answered, *numbers = hear(child, HANG_DEADLINE_S + LEASE_S).split()
+            child.kill()
+        held = [int(number) for number in numbers]
+        assert (is_answered, len(held) > DEVICE_CHUNKS // 2) == ("False", True)
+        child.wait(HANG_DEADLINE_S)
+        options: dict[str, Any] = {"index_path": home.directory, "checksum": "off"}
+        with kvring.Connector(device.path, "all", **options) as connector:
+            client = Client(connector)
+            for number in held:
+                assert client.load(make_key(number), MIB) == pattern(MIB, number), number
+            client.assert_sound()
+
+
 def end(child: Popen[str]) -> None:
     """End a child that is still there."""
     child.kill()
@@ -129,4 +274,19 @@ def assert_held(path: Path, life: tuple[str, str]) -> None:
         client = Client(connector)
         for number in range(HELD):
             assert client.load(make_key(number), MIB) == pattern(MIB, number), (life, number)
+        client.assert_sound()
+
+
+def assert_kept(path: Path, life: tuple[str, str], closes: str) -> None:
+    """Find what nobody deleted, and nothing that was answered as deleted."""
+    layout, engine = life
+    options: dict[str, Any] = {"layout": layout, "engine": engine}
+    with kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options) as connector:
+        client = Client(connector)
+        for number in range(HELD):
+            held = client.load(make_key(number, "kept"), MIB)
+            assert held == pattern(MIB, number), (life, closes, number)
+        if closes == "thawed":
+            gone = [make_key(number, "gone") for number in range(HELD)]
+            assert client.exists(gone) == [False] * HELD, life
         client.assert_sound()

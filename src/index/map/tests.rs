@@ -11,6 +11,8 @@ use crate::index::found::FoundIndex;
 use crate::index::table::Content;
 use crate::index::writing::{EnteredSet, Publication, RecordState};
 
+mod changes;
+
 type TestIndex = Index<u32, u32>;
 
 fn index() -> (tempfile::TempDir, TestIndex) {

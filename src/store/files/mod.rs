@@ -11,7 +11,7 @@ use std::ffi::{CStr, OsStr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -22,7 +22,7 @@ use self::names::{DIRECTORIES, directory_name, directory_of, file_c_name, parse_
 use self::remover::Remover;
 use super::data_file::{list_data_files, make_home_private, probe};
 use super::growth::{index_share_bytes, longest_chunk_bytes};
-use super::{Extent, Fill, FreeSpace, Geometry, Location, Store, StoreUsage};
+use super::{Extent, Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::budget::Budget;
 use crate::config::{BLOCK_BYTES, Layout};
 use crate::directory::Directory;
@@ -66,6 +66,7 @@ struct Files {
     removed: Condvar,
     /// Woken when a file may be made that waited for others to go.
     wakers: Vec<Arc<Waker>>,
+    are_cleared: OnceLock<RecordsAreCleared>,
 }
 
 struct State {
@@ -151,6 +152,7 @@ impl FileStore {
             told: Condvar::new(),
             removed: Condvar::new(),
             wakers,
+            are_cleared: OnceLock::new(),
         });
         let remover = Remover::start(&shared).map_err(directory.error("start a thread for", ""))?;
         Ok(Self { shared, geometry, max_chunk_bytes, remover: Mutex::new(Some(remover)) })
@@ -247,6 +249,10 @@ impl Store for FileStore {
     fn free(&self, extent: Extent) {
         self.shared.state.lock().account.begin_removal(extent);
         self.shared.told.notify_one();
+    }
+
+    fn follow_records(&self, are_cleared: RecordsAreCleared) {
+        let _ = self.shared.are_cleared.set(are_cleared);
     }
 
     fn hold_freed(&self, holds: bool) {

@@ -1,0 +1,186 @@
+//! The thread that changes records in the file of the index, in the order in which they were changed in memory. It alone may
+//! wait for that file system: no reactor and no submit does.
+//!
+//! Who waits for it:
+//!
+//! - A SET is answered when its record is written, a DELETE when its records are cleared: a kill loses nothing that was answered.
+//! - Nothing is written into a place, and the device is not told that it is free, before the record is cleared that named it.
+//! - In `persistent`, a sync of the index begins when the records are written that it is for.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use crate::backlog::QueueShare;
+use crate::batch::BatchItem;
+use crate::sync::Mutex;
+use crate::thread::{LONGEST_RETURN, has_ended};
+
+/// Answers that wait for changes of records, in the order of their tickets.
+#[derive(Default)]
+pub(super) struct Answers(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    answers: VecDeque<(u64, Answer)>,
+    have_ended: bool,
+}
+
+/// What is answered when all changes are made that were queued before it.
+pub(crate) enum Answer {
+    /// Of a SET, whose chunk got a record with this generation, or none.
+    Stored { item: BatchItem, share: Arc<QueueShare>, generation: Option<u64> },
+    /// Of a DELETE.
+    Removed(Vec<BatchItem>),
+}
+
+impl Answer {
+    fn give(self, shared: &Shared) {
+        match self {
+            Self::Removed(items) => items.into_iter().for_each(BatchItem::succeed),
+            Self::Stored { item, share, generation } => {
+                // Before the answer: who sees that finds the room.
+                drop(share);
+                if generation.is_some_and(|generation| shared.index.table().has_lost(generation)) {
+                    shared.counters.set_failed.add(1);
+                    let path = shared.config.path().display();
+                    item.fail(|| {
+                        format!("cannot write the record of a chunk into the index of {path}")
+                    });
+                } else {
+                    item.succeed();
+                }
+            }
+        }
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Self::Removed(items) => items.len(),
+            Self::Stored { .. } => 1,
+        }
+    }
+}
+
+impl Shared {
+    /// Whether all changes of records before this ticket are made.
+    pub(super) fn is_written(&self, ticket: u64) -> bool {
+        self.index.table().progress().is_done(ticket)
+    }
+
+    /// Answers when all changes of records are made that were queued by now. If nobody makes them any more it fails.
+    pub(crate) fn answer_when_written(&self, answer: Answer) {
+        let progress = self.index.table().progress();
+        let mut waiting = self.answers.0.lock();
+        let ticket = progress.ticket();
+        if progress.is_done(ticket) {
+            drop(waiting);
+            answer.give(self);
+        } else if waiting.have_ended {
+            drop(waiting);
+            drop(answer);
+        } else {
+            waiting.answers.push_back((ticket, answer));
+        }
+    }
+
+    /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
+    fn note_changes_made(&self) {
+        let progress = self.index.table().progress();
+        let mut waiting = self.answers.0.lock();
+        let end = waiting.answers.partition_point(|(ticket, _)| progress.is_done(*ticket));
+        let due: Vec<Answer> = waiting.answers.drain(..end).map(|(_, answer)| answer).collect();
+        drop(waiting);
+        if !due.is_empty() {
+            due.into_iter().for_each(|answer| answer.give(self));
+            self.completions.announce();
+        }
+        let waits = |lane: &&super::Lane| lane.awaits_records.load(Ordering::SeqCst);
+        self.lanes.iter().filter(waits).for_each(|lane| lane.waker.wake());
+    }
+
+    /// Nobody makes changes any more: fails what waits for them.
+    fn fail_answers(&self) {
+        self.index.table().progress().end();
+        let mut waiting = self.answers.0.lock();
+        waiting.have_ended = true;
+        let left = std::mem::take(&mut waiting.answers);
+        drop(waiting);
+        let count: usize = left.iter().map(|(_, answer)| answer.count()).sum();
+        self.counters.abandoned.add(count as u64);
+        drop(left);
+        self.completions.announce();
+    }
+}
+
+/// The running thread.
+pub(crate) struct RecordWriter {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriterEnd {
+    /// It is not in the file any more.
+    pub(crate) has_ended: bool,
+    /// Everything is written.
+    pub(crate) is_done: bool,
+}
+
+impl RecordWriter {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<Self> {
+        let shared = Arc::clone(shared);
+        if shared.config.works_inline {
+            return Ok(Self { shared, thread: None });
+        }
+        let thread = Builder::new().name("kvring-records".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let _ending = Ending(&shared);
+                shared.index.table().make_changes(|| shared.note_changes_made());
+            }
+        })?;
+        shared.index.table().defer_changes();
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Ends it when everything is written, if the file system lets it. What it has not come to is not answered.
+    pub(crate) fn end(self) -> WriterEnd {
+        let table = self.shared.index.table();
+        table.end_changes();
+        let lost = "what was stored or deleted last is not in the index";
+        let deadline = Instant::now() + LONGEST_RETURN;
+        let has_ended = self.thread.is_none_or(|thread| has_ended(thread, deadline, lost));
+        let is_done = table.progress().is_done(table.progress().ticket());
+        if has_ended {
+            table.defer_no_more();
+        }
+        self.shared.fail_answers();
+        WriterEnd { has_ended, is_done }
+    }
+}
+
+/// After a panic of the thread nothing is stored or deleted any more.
+struct Ending<'shared>(&'shared Shared);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            log::error!(
+                "the thread that writes records stops after a panic; every operation fails from here on"
+            );
+            self.0.note_failed();
+            self.0.health.fail(|| "the thread that writes its records has stopped".into());
+            self.0.stop(Duration::ZERO);
+            self.0.fail_answers();
+        }
+    }
+}
