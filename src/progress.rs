@@ -1,6 +1,7 @@
 //! How far a queue is that is worked off in order: a ticket tells when all is done that was queued before it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use crate::sync::{Condvar, Mutex};
 
@@ -48,6 +49,17 @@ impl Progress {
         self.is_done(ticket)
     }
 
+    /// Waits until that is done, and says whether it is, but no longer than until `deadline`.
+    pub(crate) fn wait_until(&self, ticket: u64, deadline: Instant) -> bool {
+        let mut has_ended = self.has_ended.lock();
+        let mut is_over = false;
+        while !*has_ended && !is_over && !self.is_done(ticket) {
+            (has_ended, is_over) = self.advanced.wait_until(has_ended, deadline);
+        }
+        drop(has_ended);
+        self.is_done(ticket)
+    }
+
     /// Nobody works any more, or it is not worth waiting for.
     pub(crate) fn end(&self) {
         *self.has_ended.lock() = true;
@@ -73,6 +85,15 @@ mod tests {
         assert!(progress.is_done(first) && !progress.is_done(second));
         progress.note_done(1);
         assert!(progress.wait(progress.ticket()));
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline() {
+        let progress = Progress::default();
+        let ticket = progress.note_queued();
+        assert!(!progress.wait_until(ticket, Instant::now()));
+        progress.note_done(1);
+        assert!(progress.wait_until(ticket, Instant::now()));
     }
 
     #[test]

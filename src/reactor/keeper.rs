@@ -23,6 +23,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Uses are written into the records so often within `ttl`, within these bounds: a kill loses those of that time.
 const LONGEST_BEHIND: Duration = Duration::from_secs(5);
 
+/// A few uses that take so long to be written are written later on: the file system may be frozen.
+const LONGEST_WRITE: Duration = Duration::from_millis(100);
+
 /// Freed places are discarded so often, many at a time.
 const DISCARD_PAUSE: Duration = Duration::from_millis(200);
 
@@ -214,11 +217,19 @@ impl Shared {
         }
     }
 
-    /// Writes into the records how their chunks were used, until there is something more urgent. A fifth of the time.
-    fn write_uses(&self) {
-        let mut slice = Instant::now();
+    /// Has it written into the records how their chunks were used, until there is something more urgent, or the file system takes
+    /// long. A fifth of the time, and a few at a time: answers of SETs and DELETEs wait behind them.
+    pub(super) fn write_uses(&self) {
+        let (table, mut slice) = (self.index.table(), Instant::now());
         for number in 0..self.index.shard_count() {
-            while self.index.write_uses(number) {
+            let mut has_more = true;
+            while has_more {
+                has_more = self.index.write_uses(number);
+                table.announce_changes();
+                let deadline = Instant::now() + LONGEST_WRITE;
+                if !table.progress().wait_until(table.progress().ticket(), deadline) {
+                    return;
+                }
                 let worked = slice.elapsed();
                 if worked >= SLICE {
                     let orders = self.keeper.orders.lock();

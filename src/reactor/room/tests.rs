@@ -335,3 +335,18 @@ fn room_for_a_long_chunk_is_made_in_turns() {
     assert!(still.unfinished_turns >= 4, "{} turns", still.unfinished_turns);
     assert!(still.most_in_a_turn <= 2048, "{} in one", still.most_in_a_turn);
 }
+
+/// Answers of SETs and DELETEs wait behind the uses that are queued: a few, however many there are.
+#[test]
+fn uses_are_written_a_few_at_a_time() {
+    let mut still = Still::new(Eviction::Lru, (1.0, 1.0));
+    (0..3000).for_each(|number| drop(still.put(number, 1)));
+    (0..3000).for_each(|number| still.get(number, 1));
+    let table = still.shared.index.table();
+    // Nobody makes these.
+    table.defer_changes();
+    let before = table.progress().ticket();
+    still.shared.write_uses();
+    let queued = table.progress().ticket() - before;
+    assert!((1..=64).contains(&queued), "{queued} uses");
+}
