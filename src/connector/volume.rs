@@ -128,8 +128,7 @@ impl OpenedVolume {
         let longest_bytes = shared.store.max_chunk_bytes();
         if longest_bytes < MAX_CHUNK_BYTES {
             log::info!(
-                "{}: the longest chunk that fits has {longest_bytes} bytes, an eighth of the capacity at most; longer ones \
-                 are not stored",
+                "{}: the longest chunk that fits has {longest_bytes} bytes; longer ones are not stored",
                 shared.config.path().display()
             );
         }
@@ -184,7 +183,7 @@ impl OpenedVolume {
 fn warn_of_capacity(path: &Path, budget: &Budget) {
     let (used_bytes, capacity_bytes) = (budget.used_bytes(), budget.capacity_bytes());
     let most_bytes = used_bytes.saturating_add(budget.free_above_floor_bytes());
-    if most_bytes < capacity_bytes {
+    if most_bytes < capacity_bytes && budget.floor_above_all().is_none() {
         log::warn!(
             "{}: capacity is {capacity_bytes} bytes, but the file system has only {most_bytes} bytes for the store: \
              {used_bytes} that it takes, and what is free above min_free; it evicts within these; free space there, lower \
