@@ -27,6 +27,11 @@ impl Progress {
         self.advanced.notify_all();
     }
 
+    /// How many are done.
+    pub(crate) fn done(&self) -> u64 {
+        self.done.load(Ordering::SeqCst)
+    }
+
     /// Done when all is done that is queued by now.
     pub(crate) fn ticket(&self) -> u64 {
         self.queued.load(Ordering::SeqCst)

@@ -123,10 +123,10 @@ impl Connector {
         }
         // Not with the gate: close() and other submits would wait as well.
         drop(gate);
-        for (progress, ticket) in waits {
-            progress.wait(ticket);
+        match waits.into_iter().all(|(progress, ticket)| progress.wait(ticket)) {
+            true => Ok(all),
+            false => Err(SubmitError::Closed),
         }
-        Ok(all)
     }
 
     /// Takes out what has expired, now, and says how many chunks that were. It happens by itself as well.

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::time::{Duration, Instant};
 
 use crossbeam_queue::SegQueue;
 use hashbrown::HashTable;
@@ -140,6 +141,21 @@ impl Changes {
     pub(super) fn end(&self) {
         *self.ends.lock() = true;
         self.told.notify_one();
+    }
+
+    /// Whether the thread is to end.
+    pub(super) fn are_to_end(&self) -> bool {
+        *self.ends.lock()
+    }
+
+    /// Waits for so long; false if the thread is to end instead.
+    pub(super) fn pause(&self, pause: Duration) -> bool {
+        let (deadline, mut ends) = (Instant::now() + pause, self.ends.lock());
+        let mut is_over = false;
+        while !*ends && !is_over {
+            (ends, is_over) = self.told.wait_until(ends, deadline);
+        }
+        !*ends
     }
 
     /// It is in the file, or never will be.

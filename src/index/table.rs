@@ -215,7 +215,7 @@ impl Table {
 
     /// Whether the page of `slot` was lost: nothing stored there reaches the disk. It is read, so that a page which cannot be
     /// read is found now.
-    fn is_lost(&self, slot: u32) -> bool {
+    pub(super) fn is_lost(&self, slot: u32) -> bool {
         std::hint::black_box(self.use_word(slot));
         self.is_in_hole(slot)
     }

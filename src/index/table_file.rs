@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::changes::Change;
 use super::record::{HEADER_BYTES, RECORD_BYTES, Record, SESSION_OFFSET, STATE_FREE, Session};
@@ -34,6 +35,18 @@ fn place_of(change: &Change) -> Option<(u64, &[u8])> {
     Some((HEADER_BYTES + (slot as usize * RECORD_BYTES + offset) as u64, bytes))
 }
 
+/// Slot of the record that it changes.
+fn slot_of(change: &Change) -> Option<u32> {
+    match change {
+        Change::Write(slot, _) | Change::Invalidate(slot) | Change::Use(slot, _) => Some(*slot),
+        Change::MarkAll => None,
+    }
+}
+
+/// How long the file may refuse a change before nothing is stored or deleted any more, and how soon it is tried again.
+const LONGEST_REFUSAL: Duration = Duration::from_secs(10);
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
 impl Table {
     /// Has a change of a record written, behind all before it.
     pub(super) fn change(&self, change: Change) {
@@ -49,15 +62,19 @@ impl Table {
     }
 
     /// Makes changes as they come, and calls `done` whenever some are made, until [`Table::end_changes`] and the last of them. May
-    /// wait for the file system.
-    pub(crate) fn make_changes(&self, done: impl Fn()) {
+    /// wait for the file system. What the file refuses is tried again, and nothing behind it is made before; false if that
+    /// lasts too long.
+    pub(crate) fn make_changes(&self, done: impl Fn()) -> bool {
         let mut changes = Vec::new();
         while self.changes.take(&mut changes) {
-            self.make_in_order(&changes);
+            if !self.make_in_order(&changes) {
+                return self.changes.are_to_end();
+            }
             self.changes.progress().note_done(changes.len() as u64);
             changes.clear();
             done();
         }
+        true
     }
 
     /// Has the thread end when it has made what is queued.
@@ -90,14 +107,32 @@ impl Table {
         self.changes.lost().take(generation)
     }
 
-    /// Makes changes in their order: those of one page that follow each other by one write, which a kill does not divide.
-    pub(super) fn make_in_order(&self, changes: &[Change]) {
+    /// Makes changes in their order: those of one page that follow each other by one write, which a kill does not divide. Says
+    /// whether it could.
+    pub(super) fn make_in_order(&self, changes: &[Change]) -> bool {
         let page = |change: &Change| place_of(change).map(|(at, _)| at / PAGE_BYTES as u64);
-        for run in changes.chunk_by(|one, next| page(one).is_some() && page(one) == page(next)) {
-            let are_made = run.len() > 1 && self.make_together(run);
-            match are_made {
-                true => run.iter().for_each(|change| self.note_made(change, &Ok(()))),
-                false => run.iter().for_each(|change| self.make(change)),
+        changes.chunk_by(|one, next| page(one).is_some() && page(one) == page(next)).all(|run| {
+            if run.len() > 1 && self.make_together(run) {
+                run.iter().for_each(|change| self.note_made(change, &Ok(())));
+                return true;
+            }
+            run.iter().all(|change| self.make_at_last(change))
+        })
+    }
+
+    /// Makes a change, again and again if it has to.
+    fn make_at_last(&self, change: &Change) -> bool {
+        let begin = Instant::now();
+        loop {
+            let outcome = self.try_to_make(change);
+            // What a page says that cannot be read is lost, and so is what it should say.
+            if outcome.is_ok() || slot_of(change).is_some_and(|slot| self.is_lost(slot)) {
+                self.note_made(change, &outcome);
+                return true;
+            }
+            self.note_outcome(&outcome);
+            if begin.elapsed() >= LONGEST_REFUSAL || !self.changes.pause(RETRY_PAUSE) {
+                return false;
             }
         }
     }
@@ -126,14 +161,17 @@ impl Table {
     }
 
     fn make(&self, change: &Change) {
-        let outcome = match place_of(change) {
+        self.note_made(change, &self.try_to_make(change));
+    }
+
+    fn try_to_make(&self, change: &Change) -> io::Result<()> {
+        match place_of(change) {
             Some((at, bytes)) => self.backing.write_at(bytes, at),
             None => {
                 self.write_anew();
                 Ok(())
             }
-        };
-        self.note_made(change, &outcome);
+        }
     }
 
     fn note_made(&self, change: &Change, outcome: &io::Result<()>) {
@@ -143,10 +181,14 @@ impl Table {
             self.changes.lost().add(record.generation);
         }
         self.changes.note_made(change);
+        self.note_outcome(outcome);
+    }
+
+    fn note_outcome(&self, outcome: &io::Result<()>) {
         match outcome {
             Ok(()) => self.refuses_writes.store(false, Ordering::Relaxed),
             Err(error) if !self.refuses_writes.swap(true, Ordering::Relaxed) => log::error!(
-                "cannot write to {}: {error}; what is stored or deleted now is not noted there",
+                "cannot write to {}: {error}; nothing is stored or deleted before that is mended",
                 self.backing.path().display()
             ),
             Err(_) => {}

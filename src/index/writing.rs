@@ -143,6 +143,15 @@ impl<G, S> Index<G, S> {
         Some(slot)
     }
 
+    /// Takes back the record of a SET that fails: from here on the slot may be another's.
+    pub(crate) fn withdraw(&self, digest: Digest, slot: u32) {
+        let mut shard = self.shard(digest).1;
+        if let Some(pending) = shard.pending_mut(digest) {
+            pending.written = None;
+        }
+        self.table.clear(slot);
+    }
+
     /// Makes the record of what is held under `digest` invalid for the next start; the entry itself stays as it is.
     pub(crate) fn invalidate(&self, digest: Digest) -> bool {
         let shard = self.shard(digest).1;

@@ -203,6 +203,8 @@ impl Shared {
 
     /// Tells the device of what was freed, until there is something more urgent.
     fn discard_freed(&self) {
+        // It waits for records to be cleared.
+        self.index.table().announce_changes();
         let mut start = Instant::now();
         while self.store.discard_freed() {
             let mut orders = self.keeper.orders.lock();

@@ -116,6 +116,9 @@ impl Shared {
     }
 }
 
+/// How often it is looked at for coming on.
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
+
 /// The running thread.
 pub(crate) struct RecordWriter {
     shared: Arc<Shared>,
@@ -144,8 +147,9 @@ impl RecordWriter {
         let thread = Builder::new().name("kvring-records".into()).spawn({
             let shared = Arc::clone(&shared);
             move || {
-                let _ending = Ending(&shared);
-                shared.index.table().make_changes(|| shared.note_changes_made());
+                let mut ending = Ending { shared: &shared, is_orderly: false };
+                let table = shared.index.table();
+                ending.is_orderly = table.make_changes(|| shared.note_changes_made());
             }
         })?;
         shared.index.table().defer_changes();
@@ -157,10 +161,21 @@ impl RecordWriter {
         let table = self.shared.index.table();
         table.end_changes();
         let lost = "what was stored or deleted last is not in the index";
-        let deadline = Instant::now() + LONGEST_RETURN;
+        let (progress, ticket) = (table.progress(), table.progress().ticket());
+        let (mut done, mut deadline) = (progress.done(), Instant::now() + LONGEST_RETURN);
+        let is_at_work = |thread: &&JoinHandle<()>| !thread.is_finished();
+        while self.thread.as_ref().filter(is_at_work).is_some() && Instant::now() < deadline {
+            if progress.wait_until(ticket, Instant::now() + LOOK_PAUSE) {
+                break;
+            }
+            // As long as it comes on.
+            if progress.done() > done {
+                (done, deadline) = (progress.done(), Instant::now() + LONGEST_RETURN);
+            }
+        }
         let has_ended = self.thread.is_none_or(|thread| has_ended(thread, deadline, lost));
-        let is_done = table.progress().is_done(table.progress().ticket());
-        if has_ended {
+        let is_done = progress.is_done(ticket);
+        if is_done {
             table.defer_no_more();
         }
         self.shared.fail_answers();
@@ -168,19 +183,28 @@ impl RecordWriter {
     }
 }
 
-/// After a panic of the thread nothing is stored or deleted any more.
-struct Ending<'shared>(&'shared Shared);
+/// After a panic of the thread, or if the index cannot be written, nothing is stored or deleted any more.
+struct Ending<'shared> {
+    shared: &'shared Shared,
+    is_orderly: bool,
+}
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            log::error!(
-                "the thread that writes records stops after a panic; every operation fails from here on"
-            );
-            self.0.note_failed();
-            self.0.health.fail(|| "the thread that writes its records has stopped".into());
-            self.0.stop(Duration::ZERO);
-            self.0.fail_answers();
+        if self.is_orderly {
+            return;
         }
+        let reason = match std::thread::panicking() {
+            true => "the thread that writes its records has stopped after a panic",
+            false => "its index cannot be written",
+        };
+        log::error!(
+            "{}: {reason}; every operation fails from here on",
+            self.shared.config.path().display()
+        );
+        self.shared.note_failed();
+        self.shared.health.fail(|| reason.into());
+        self.shared.stop(Duration::ZERO);
+        self.shared.fail_answers();
     }
 }

@@ -290,7 +290,7 @@ pub(super) fn end_set(
         (Some(Place { extent, record, .. }), _) => {
             match (record, &failure) {
                 (RecordState::Written(slot, _), _) => {
-                    shared.index.table().clear(slot);
+                    shared.index.withdraw(request.digest, slot);
                     shared.cleared.lock().push(extent);
                 }
                 (RecordState::Reserved(reservation), failure) => {
