@@ -427,4 +427,4 @@ impl<G, S> Index<G, S> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

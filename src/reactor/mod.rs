@@ -30,6 +30,7 @@ mod record_writer;
 mod room;
 mod second_attempts;
 mod shared;
+mod starting;
 mod steps;
 mod verification;
 mod work;

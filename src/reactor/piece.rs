@@ -20,14 +20,20 @@ const NO_VECTOR: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len:
 /// Times that a piece is given to the device without getting on before it counts as failed.
 pub(crate) const MAX_ATTEMPTS: u32 = 16;
 
+/// What a piece is in. Only the file of a chunk may be closed before the store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TargetKind {
+    Device,
+    DataFile,
+    ChunkFile,
+}
+
 /// Where the piece goes.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) action: Action,
     pub(crate) file: std::os::fd::RawFd,
-    /// Whether the file stays open as long as the store.
-    pub(crate) is_lasting: bool,
-    pub(crate) is_device: bool,
+    pub(crate) kind: TargetKind,
     /// Byte of the file where the chunk starts.
     pub(crate) chunk_offset_bytes: u64,
 }
@@ -148,7 +154,7 @@ impl Piece {
         Transfer {
             action: self.target.action,
             file: self.target.file,
-            is_lasting: self.target.is_lasting,
+            is_lasting: self.target.kind != TargetKind::ChunkFile,
             offset_bytes: self.target.chunk_offset_bytes
                 + self.grant.offset_bytes
                 + self.moved_bytes as u64,
@@ -235,11 +241,11 @@ impl Piece {
 
     /// What the kernel is asked for.
     pub(super) fn request(&self) -> Request {
-        match self.target.action {
-            Action::Read => Request::Read,
-            _ if self.target.is_device => Request::Write,
-            _ if self.target.is_lasting => Request::WriteDataFile,
-            _ => Request::WriteChunkFile,
+        match (self.target.action, self.target.kind) {
+            (Action::Read, _) => Request::Read,
+            (_, TargetKind::Device) => Request::Write,
+            (_, TargetKind::DataFile) => Request::WriteDataFile,
+            (_, TargetKind::ChunkFile) => Request::WriteChunkFile,
         }
     }
 
@@ -271,8 +277,8 @@ mod tests {
         let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
         let (class, length_bytes) = (Class::Get, length as u64);
         let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, is_promoted: false };
-        let (is_lasting, is_device) = (true, false);
-        let target = Target { action, file: 3, is_lasting, is_device, chunk_offset_bytes: 40960 };
+        let kind = TargetKind::DataFile;
+        let target = Target { action, file: 3, kind, chunk_offset_bytes: 40960 };
         Piece::new(grant, target, length as u64, Some(buffer), geometry, &mut BouncePool::new())
     }
 

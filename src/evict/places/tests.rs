@@ -35,6 +35,20 @@ struct Layout {
 }
 
 impl Layout {
+    /// One file of `count` blocks, each of them a chunk.
+    fn full(count: u32) -> (Self, Vec<NodeId>) {
+        let mut layout = Self::new(&[]);
+        layout.allocator = Allocator::default();
+        layout.allocator.add_file(count);
+        let mut chunks = Vec::new();
+        while let Some(extent) = layout.allocator.allocate(1) {
+            let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
+            layout.places.insert(extent, id);
+            chunks.push(id);
+        }
+        (layout, chunks)
+    }
+
     fn new(steps: &[(u32, Index, u8)]) -> Self {
         let mut allocator = Allocator::default();
         for blocks in FILES {
@@ -169,16 +183,7 @@ fn the_chunk_between_two_holes_goes() {
 #[test]
 fn a_search_by_place_looks_at_some_and_goes_on() {
     const CHUNKS: u32 = 10_000;
-    let mut allocator = Allocator::default();
-    allocator.add_file(CHUNKS);
-    let mut layout = Layout::new(&[]);
-    layout.allocator = allocator;
-    let mut chunks = Vec::new();
-    while let Some(extent) = layout.allocator.allocate(1) {
-        let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
-        layout.places.insert(extent, id);
-        chunks.push(id);
-    }
+    let (mut layout, chunks) = Layout::full(CHUNKS);
     // Each other one must stay, but for four near the end.
     let room = 9_000..9_004;
     for (number, id) in chunks.iter().enumerate() {
@@ -216,16 +221,7 @@ fn a_search_by_place_looks_at_some_and_goes_on() {
 #[test]
 fn a_long_run_is_found_a_bounded_part_at_a_time() {
     const CHUNKS: u32 = 20_000;
-    let mut allocator = Allocator::default();
-    allocator.add_file(CHUNKS);
-    let mut layout = Layout::new(&[]);
-    layout.allocator = allocator;
-    let mut chunks = Vec::new();
-    while let Some(extent) = layout.allocator.allocate(1) {
-        let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
-        layout.places.insert(extent, id);
-        chunks.push(id);
-    }
+    let (layout, chunks) = Layout::full(CHUNKS);
     let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
     let search = || Search { places, nodes, free, blocks: u64::from(CHUNKS) / 2, steps: 0 };
     let mut around = search();

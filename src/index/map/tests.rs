@@ -13,9 +13,14 @@ use crate::index::writing::{EnteredSet, Publication, RecordState};
 
 mod changes;
 
-type TestIndex = Index<u32, u32>;
+pub(in crate::index) type TestIndex = Index<u32, u32>;
 
 fn index() -> (tempfile::TempDir, TestIndex) {
+    index_with(None)
+}
+
+/// An empty one.
+pub(in crate::index) fn index_with(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
     let directory = tempfile::tempdir().unwrap();
     let budget = Arc::new(Budget::new(64 << 20));
     let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
@@ -24,7 +29,7 @@ fn index() -> (tempfile::TempDir, TestIndex) {
         capacity_bytes: 64 << 20,
         eviction: Eviction::Lru,
         quotas: Quotas::default(),
-        ttl_ms: None,
+        ttl_ms,
         boot: 0,
         lease_s: 10,
         clock: Clock::default(),

@@ -4,15 +4,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use super::*;
-use crate::budget::Budget;
-use crate::directory::Directory;
-use crate::evict::{Eviction, Quotas};
-use crate::index::backing::IndexPlace;
-use crate::index::found::FoundIndex;
-use crate::index::map::Rules;
-use crate::index::table::{Content, Table};
+use crate::index::map::tests::{TestIndex, index_with};
+use crate::index::table::Content;
 use crate::index::writing::{EnteredSet, Publication, RecordState};
-use crate::time::Clock;
 
 thread_local! {
     /// Most entries that were looked at while a lock was held, and how often some were.
@@ -31,21 +25,8 @@ fn key(number: u32) -> String {
 }
 
 /// All in one shard.
-fn index(ttl_ms: Option<u64>) -> (tempfile::TempDir, Index<u32, u32>) {
-    let directory = tempfile::tempdir().unwrap();
-    let budget = Arc::new(Budget::new(64 << 20));
-    let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
-    let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
-    let rules = Rules {
-        capacity_bytes: 64 << 20,
-        eviction: Eviction::Lru,
-        quotas: Quotas::default(),
-        ttl_ms,
-        boot: 0,
-        lease_s: 10,
-        clock: Clock::default(),
-    };
-    let index = Index::new(table, 1, rules);
+fn index(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
+    let (directory, index) = index_with(ttl_ms);
     for number in 0..COUNT {
         let digest = Digest([u64::from(number) << 32, SHARD]);
         let key: Arc<str> = key(number).into();

@@ -1,0 +1,310 @@
+//! GET, SET, EXISTS and DELETE, as they are submitted: what the index knows at once, and what goes to the reactors.
+
+use std::iter::repeat_n;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Connector;
+use crate::backlog::Amount;
+use crate::batch::{Batch, BatchItem};
+use crate::buffer::CallerBuffer;
+use crate::completion::{Completion, KeepAlive};
+use crate::error::{StoreError, SubmitError};
+use crate::index::{EnteredGet, EnteredSet};
+use crate::key::{Digest, Fingerprints};
+use crate::reactor::{Answer, GetRequest, Operation, SetRequest, Shared};
+use crate::schedule::Class;
+
+impl Connector {
+    /// Loads chunks. A key that is not held, or not in exactly its buffer's length, is answered false and its buffer is
+    /// left as it was. `keep_alive` is dropped with the completion.
+    ///
+    /// # Errors
+    /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, or a key is too long.
+    pub fn submit_get<K: AsRef<str>>(
+        &self,
+        keys: &[K],
+        buffers: &[CallerBuffer],
+        keep_alive: KeepAlive,
+    ) -> Result<u64, SubmitError> {
+        let _gate = self.enter(keys)?;
+        check_counts(keys.len(), buffers.len())?;
+        if keys.is_empty() {
+            return Ok(self.answer(Vec::new(), keep_alive));
+        }
+        let future_id = self.future_id();
+        let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
+        let route = self.volumes.route();
+        let mut spreads = route.spreads(Class::Get, keys.len());
+        let mut awaited = vec![Vec::new(); self.volumes.all().len()];
+        let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
+        let digests: Vec<Digest> = keys.iter().map(|key| Digest::of(key.as_ref())).collect();
+        if let Some(volume) = route.only() {
+            volume.index().prefetch_each(keys, &digests);
+        }
+        for (((item, key), digest), buffer) in items.zip(keys).zip(digests).zip(buffers) {
+            let key = key.as_ref();
+            let request = GetRequest { item, buffer: *buffer, submitted };
+            let length_bytes = buffer.length_bytes() as u64;
+            let number = route.number_of(digest);
+            let shared = &self.volumes.all()[number].shared;
+            match shared.index.enter_get(digest, key, length_bytes, now_ms, request) {
+                EnteredGet::Hit(request, pin) => {
+                    spreads.of(number).add(Operation::Get(request, pin));
+                }
+                EnteredGet::Miss(request) => {
+                    shared.counters.get_misses.add(1);
+                    request.item.miss();
+                }
+                EnteredGet::Waits => awaited[number].push(digest),
+            }
+        }
+        spreads.push();
+        for (volume, awaited) in self.volumes.all().iter().zip(&awaited) {
+            volume.shared.promote(awaited);
+        }
+        self.completions.announce();
+        Ok(future_id)
+    }
+
+    /// Stores chunks. A key that is held, or on its way, with the very same bytes is not written again; with others, it is
+    /// replaced, and readers see the old chunk or the new one, whole. The completion is `ok` if every key was stored. A chunk
+    /// that is longer than the store takes fails alone.
+    ///
+    /// A batch past `set_queue_bytes` or `set_queue_operations` is answered at once: not `ok`, "queue full". Only with
+    /// `backpressure` "block" does this call wait, for `backpressure_timeout_ms` at most.
+    ///
+    /// # Errors
+    /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, a key is too long, or a chunk is empty.
+    pub fn submit_set<K: AsRef<str>>(
+        &self,
+        keys: &[K],
+        buffers: &[CallerBuffer],
+        keep_alive: KeepAlive,
+    ) -> Result<u64, SubmitError> {
+        let mut gate = self.enter(keys)?;
+        check_counts(keys.len(), buffers.len())?;
+        if let Some(position) = buffers.iter().position(|buffer| buffer.length_bytes() == 0) {
+            return Err(SubmitError::EmptyChunk { position });
+        }
+        if keys.is_empty() {
+            return Ok(self.answer(Vec::new(), keep_alive));
+        }
+        let limit_bytes = self.max_chunk_bytes();
+        let lengths = buffers.iter().map(|buffer| buffer.length_bytes() as u64);
+        let wanted = Amount {
+            operations: keys.len() as u64,
+            bytes: lengths.filter(|length_bytes| *length_bytes <= limit_bytes).sum(),
+        };
+        let config = &self.config;
+        let mut admitted = self.backlog.admit(wanted, Duration::ZERO);
+        if admitted.is_none() && config.blocks {
+            // Not with the gate: close() and other submits would wait as well.
+            drop(gate);
+            admitted = self.backlog.admit(wanted, config.backpressure_timeout);
+            gate = self.enter(keys)?;
+        }
+        // The last key takes the share itself, so that none outlives the answers.
+        let Some(shares) = admitted.map(|share| repeat_n(Arc::new(share), keys.len())) else {
+            return Ok(self.reject_full(keys.len(), keep_alive));
+        };
+        let future_id = self.future_id();
+        let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
+        let route = self.volumes.route();
+        let mut spreads = route.spreads(Class::Set, keys.len());
+        let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
+        let mut fingerprints = Fingerprints::default();
+        for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
+            let namespace = fingerprints.of(key.as_ref());
+            let key: Arc<str> = key.as_ref().into();
+            let (digest, buffer) = (Digest::of(&key), *buffer);
+            let request = SetRequest {
+                item,
+                buffer,
+                digest,
+                key: Arc::clone(&key),
+                namespace,
+                submitted,
+                has_waited: false,
+                share,
+            };
+            let number = route.number_of(digest);
+            let shared = &self.volumes.all()[number].shared;
+            if buffer.length_bytes() as u64 > limit_bytes {
+                self.refuse_long(request, limit_bytes, shared);
+                continue;
+            }
+            shared.counters.set_queued.add(1);
+            match shared.index.enter_set(digest, &key, now_ms, request) {
+                EnteredSet::Ready(request) => spreads.of(number).add(Operation::Set(request)),
+                EnteredSet::Collides(request) => {
+                    shared.counters.hash_collision.add(1);
+                    log::warn!("{}", collides(&key));
+                    refuse(request, shared, || collides(&key));
+                }
+                EnteredSet::Quarantined(request) => refuse(request, shared, || collides(&key)),
+                EnteredSet::Waits => {}
+            }
+        }
+        spreads.push();
+        self.completions.announce();
+        drop(gate);
+        Ok(future_id)
+    }
+
+    /// Tells which keys are held, and leases them for `lease_s`: the load that follows finds them. Answered from memory,
+    /// without I/O. False for all keys of a path whose reactors have failed: nobody can load them.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed, forked, or a key is too long.
+    pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
+        let _gate = self.enter(keys)?;
+        let now_ms = self.config.clock.now_ms();
+        let route = self.volumes.route();
+        let results = match route.only() {
+            Some(volume) => volume.contains_each(keys, now_ms),
+            None => route.ask_each(keys, |volume, keys| volume.contains_each(keys, now_ms)),
+        };
+        Ok(self.answer(results, Box::new(())))
+    }
+
+    /// Removes keys. None of them is held when this returns. The answer comes when the index says so too, so that no restart brings
+    /// them back; the space is freed after the last reader. True means "not here any more": a key that was not held is answered
+    /// true as well, since LMCache picks a key that is answered false again and again, and its accounting never comes down.
+    ///
+    /// # Errors
+    /// `SubmitError`: closed, forked, or a key is too long.
+    pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
+        let _gate = self.enter(keys)?;
+        if keys.is_empty() {
+            return Ok(self.answer(Vec::new(), Box::new(())));
+        }
+        let future_id = self.future_id();
+        let now = Instant::now();
+        let route = self.volumes.route();
+        let mut freed = route.spreads(Class::Delete, 0);
+        let mut removed: Vec<Vec<BatchItem>> = Vec::new();
+        removed.resize_with(self.volumes.all().len(), Vec::new);
+        let items = Batch::start(future_id, keys.len(), Box::new(()), &self.completions);
+        for (key, item) in keys.iter().zip(items) {
+            let digest = Digest::of(key.as_ref());
+            let number = route.number_of(digest);
+            let shared = &self.volumes.all()[number].shared;
+            let (found, extent) = shared.index.delete(digest, key.as_ref());
+            let counters = &shared.counters;
+            let counter = if found { &counters.deleted } else { &counters.delete_absent };
+            counter.add(1);
+            if let Some(extent) = extent {
+                freed.of(number).add(Operation::Free(extent, now));
+            }
+            removed[number].push(item);
+        }
+        freed.push();
+        for (volume, items) in self.volumes.all().iter().zip(removed) {
+            if !items.is_empty() {
+                volume.shared.answer_when_written(Answer::Removed(items));
+                volume.shared.index.table().announce_changes();
+            }
+        }
+        self.completions.announce();
+        Ok(future_id)
+    }
+
+    /// Longest chunk that every path in use takes.
+    pub(super) fn max_chunk_bytes(&self) -> u64 {
+        let all = self.volumes.live().map(|volume| volume.shared.store.max_chunk_bytes());
+        all.min().unwrap_or(0)
+    }
+
+    /// Fails one SET whose chunk is too long; the others of its batch are stored.
+    fn refuse_long(&self, request: SetRequest, limit_bytes: u64, shared: &Shared) {
+        let error = StoreError::TooLong {
+            digest: request.digest,
+            length_bytes: request.buffer.length_bytes() as u64,
+            limit_bytes,
+            capacity_bytes: shared.config.capacity_bytes(),
+        };
+        shared.counters.set_too_long.add(1);
+        // Not chunk by chunk: all that a model has are equally long.
+        if !self.told_too_long.swap(true, Ordering::Relaxed) {
+            log::warn!("{}: {error}", shared.config.path().display());
+        }
+        refuse(request, shared, || error.to_string());
+    }
+
+    /// Completes a batch of SETs that there is no room for in the queue.
+    fn reject_full(&self, keys: usize, keep_alive: KeepAlive) -> u64 {
+        // No path's more than another's: the first one counts them.
+        let counters = &self.volumes.all()[0].shared.counters;
+        counters.set_failed.add(keys as u64);
+        counters.set_rejected_queue_full.add(keys as u64);
+        let (queued, config) = (self.backlog.queued(), &self.config);
+        let error = format!(
+            "queue full: {} SETs of {} bytes are under way, the limits are set_queue_operations = {} and \
+             set_queue_bytes = {}; store more slowly or raise them",
+            queued.operations, queued.bytes, config.set_queue_operations, config.set_queue_bytes
+        );
+        self.complete(Completion {
+            future_id: self.future_id(),
+            ok: false,
+            error,
+            results: vec![false; keys],
+            _keep_alive: Some(keep_alive),
+        })
+    }
+}
+
+/// Fails a SET whose key must not be stored.
+fn refuse(request: SetRequest, shared: &Shared, error: impl FnOnce() -> String) {
+    shared.counters.set_failed.add(1);
+    let SetRequest { item, share, .. } = request;
+    drop(share);
+    item.fail(error);
+}
+
+fn collides(key: &str) -> String {
+    format!("key {} has the digest of another key: not stored for an hour", Digest::of(key))
+}
+
+fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {
+    if keys == buffers { Ok(()) } else { Err(SubmitError::CountMismatch { keys, buffers }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::key::Namespace;
+
+    /// The answer to a key that has another one's digest, which nobody can produce.
+    #[test]
+    fn a_refused_set_fails_and_gives_its_room_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_str().unwrap();
+        let connector = Connector::open(Config::new(path, 64 << 20).unwrap()).unwrap();
+        let share = connector.backlog.admit(Amount { operations: 1, bytes: 1 }, Duration::ZERO);
+        let mut byte = 0;
+        let key: Arc<str> = "k".into();
+        let mut items = Batch::start(7, 1, Box::new(()), &connector.completions);
+        let shared = &connector.volumes.all()[0].shared;
+        let request = SetRequest {
+            item: items.next().unwrap(),
+            // SAFETY: a refused chunk is not looked at, and the byte lives longer.
+            buffer: unsafe { CallerBuffer::new(&raw mut byte, 1) },
+            digest: Digest::of(&key),
+            namespace: Namespace::of(&key).fingerprint(),
+            key,
+            has_waited: false,
+            submitted: Instant::now(),
+            share: Arc::new(share.unwrap()),
+        };
+        refuse(request, shared, || collides("k"));
+        let mut completions = Vec::new();
+        connector.drain(&mut completions);
+        assert_eq!((completions[0].future_id, completions[0].ok), (7, false));
+        assert!(completions[0].error.contains("has the digest of another key"));
+        assert_eq!(connector.backlog.queued(), Amount::default());
+        assert_eq!(shared.counters.set_failed.get(), 1);
+    }
+}
