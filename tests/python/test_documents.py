@@ -6,7 +6,6 @@ from pathlib import Path
 
 from tests.python.conftest import REPOSITORY, Client
 
-ARCHITECTURE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 OPERATIONS = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
@@ -94,13 +93,32 @@ def docstring(method: str) -> str:
     raise AssertionError(method)
 
 
-def test_every_source_file_is_in_the_table_where_to_find_what() -> None:
-    table = section(ARCHITECTURE, "## Where to find what")
-    named = set(re.findall(r"`(?:[\w/]*/)?(\w+\.rs)`", table))
-    sources = list((REPOSITORY / "src").rglob("*.rs"))
-    for path in sources:
-        is_test = path.name == "tests.rs" or path.parent.name == "tests"
-        assert is_test or path.name in named, path
-    assert named <= {path.name for path in sources}
-    for name in re.findall(r"`((?:src|load|tests|connector_py)/[\w/]+\.\w+)`", ARCHITECTURE):
-        assert Path(REPOSITORY / name).exists(), name
+def test_every_source_file_says_first_what_it_is() -> None:
+    """There is no table of files: the first line of each is its entry."""
+    sources = [
+        path
+        for package in ("src", "load/src", "connector_py/src")
+        for path in (REPOSITORY / package).rglob("*.rs")
+    ]
+    assert len(sources) > 100
+    first_lines = {path: path.read_text(encoding="utf-8").split("\n", 1)[0] for path in sources}
+    assert [path for path, line in first_lines.items() if not re.match(r"//! [\w`]", line)] == []
+
+
+def test_files_that_the_documents_name_are_there() -> None:
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    assert len(pages) > 5
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(r"`((?:src|load|tests|connector_py|benches)/[\w/]+\.\w+)`", text):
+            assert (REPOSITORY / name).exists(), f"{page.name}: {name}"
+        for link, heading in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", text):
+            target = (page.parent / link).resolve() if link else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not heading or heading in headings(target), f"{page.name}: {link}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """Return the names by which links lead to the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
