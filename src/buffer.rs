@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-use crate::config::BLOCK_BYTES;
+use crate::block::BLOCK_BYTES;
 
 /// A span of the caller's memory: what a SET reads and a GET fills.
 #[derive(Clone, Copy, Debug)]

@@ -22,10 +22,10 @@ use nix::unistd::{Uid, UnlinkatFlags, unlinkat};
 
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
-use crate::lock::{LockRefusal, Owner, describe_holder, lock_exclusively};
+use crate::format::header::Owner;
+use crate::format::names::FILE_MODE;
+use crate::lock::{LockRefusal, describe_holder, lock_exclusively};
 
-/// Permissions of files: the owner's alone, as they hold keys and what is stored under them.
-pub(crate) const FILE_MODE: libc::mode_t = 0o600;
 /// Permissions of directories.
 const DIRECTORY_MODE: libc::mode_t = 0o700;
 const OTHERS: libc::mode_t = 0o077;

@@ -28,6 +28,7 @@ mod batch;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;
+mod block;
 mod budget;
 mod buffer;
 mod checksum;
@@ -39,6 +40,7 @@ mod engine;
 mod error;
 mod evict;
 mod fork;
+mod format;
 mod index;
 mod key;
 mod lock;
@@ -53,12 +55,13 @@ mod sync;
 mod thread;
 mod time;
 
+pub use block::{BLOCK_BYTES, Extent};
 pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
 pub use config::size_bytes;
 pub use config::{
-    Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, Layout,
-    MAX_CHUNK_BYTES, MAX_IO_BYTES, MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
+    Admission, Checksum, Config, Discard, Durability, EngineChoice, Layout, MAX_IO_BYTES,
+    MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
 };
 pub use connector::{Connector, Shutdown};
 pub use engine::posix::PosixEngine;
@@ -67,6 +70,7 @@ pub use engine::uring::UringEngine;
 pub use engine::{Action, Engine, Reaped, Transfer, Waker};
 pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
 pub use evict::{Eviction, NamespaceUsage};
+pub use format::record::MAX_CHUNK_BYTES;
 #[doc(hidden)]
 pub use index::IndexProbe;
 pub use index::{
@@ -75,7 +79,5 @@ pub use index::{
 pub use key::{Digest, MAX_KEY_BYTES, Namespace};
 pub use schedule::{Class, Grant, Limits, Scheduler};
 pub use stats::{Counter, CounterGroup, Counters, PathStats, Stats};
-pub use store::{
-    Extent, Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage,
-};
+pub use store::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 pub use time::Clock;

@@ -13,23 +13,12 @@ use nix::unistd::{Pid, gethostname};
 
 use crate::checksum::crc32c;
 use crate::error::OpenError;
+use crate::format::header::{HOST_BYTES, Owner};
 use crate::open_stores::{Hold, hold_on};
 
 /// How long the last requests of a dead process are waited for.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
-
-/// Longest host name that is recorded, in bytes.
-pub(crate) const HOST_BYTES: usize = 64;
-
-/// Who has a store open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
-    pub(crate) process_id: u32,
-    pub(crate) host: String,
-    /// The id of the store, where it is known.
-    pub(crate) store_id: Option<[u8; 16]>,
-}
 
 impl Owner {
     /// This process.
@@ -77,12 +66,6 @@ fn has_ended(process_id: u32) -> bool {
         let state = stat.rsplit(')').next().unwrap_or_default().trim_start().chars().next();
         matches!(state, Some('Z' | 'X'))
     })
-}
-
-impl std::fmt::Display for Owner {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "process {} on host {}", self.process_id, self.host)
-    }
 }
 
 /// Tells this boot of the machine from others: made of the kernel's random boot id (random(4)); 0 where there is none.

@@ -4,10 +4,8 @@
 //! Every key has a score on every volume, from the two alone, and belongs to the live volume with the best one. So a
 //! volume that goes gives up its own keys and no other moves; one that comes takes its share, from all others alike.
 
+use crate::format::membership::MAX_VOLUMES;
 use crate::key::Digest;
-
-/// Most volumes of a connector: the set of those that are live is a word.
-pub(crate) const MAX_VOLUMES: usize = 30;
 
 /// A set of volumes, a bit for each by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,12 +18,6 @@ use crate::evict::Eviction;
 use crate::lock::current_boot;
 use crate::time::Clock;
 
-/// Unit of place on disk: every chunk starts at a multiple of it and takes a whole number of them.
-pub const BLOCK_BYTES: u64 = 4096;
-
-/// Longest chunk that any store takes; an eighth of the capacity bounds it as well.
-pub const MAX_CHUNK_BYTES: u64 = 2 << 30;
-
 /// Longest single transfer that can be configured.
 pub const MAX_IO_BYTES: u64 = 64 << 20;
 

@@ -7,12 +7,13 @@ use super::values::{
     size_within, sizes_by_name, truth,
 };
 use super::{
-    Admission, BLOCK_BYTES, Checksum, Config, Discard, Durability, EngineChoice, Layout,
-    MAX_IO_BYTES, MIN_CAPACITY_BYTES, MinFree,
+    Admission, Checksum, Config, Discard, Durability, EngineChoice, Layout, MAX_IO_BYTES,
+    MIN_CAPACITY_BYTES, MinFree,
 };
+use crate::block::BLOCK_BYTES;
 use crate::error::ConfigError;
 use crate::evict::Eviction;
-use crate::placement::MAX_VOLUMES;
+use crate::format::membership::MAX_VOLUMES;
 
 /// Description of one option.
 pub struct OptionSpec {

@@ -14,11 +14,13 @@ use super::engines;
 use super::home::Found;
 use crate::budget::Budget;
 use crate::completion::CompletionQueue;
-use crate::config::{Config, Durability, MAX_CHUNK_BYTES};
+use crate::config::{Config, Durability};
 use crate::engine::{Engine, Waker};
 use crate::error::{EngineError, OpenError};
 use crate::evict::Quotas;
-use crate::index::{Index, Recovery, Rules, Sharing, StoreId, Suspect};
+use crate::format::names::StoreId;
+use crate::format::record::MAX_CHUNK_BYTES;
+use crate::index::{Index, Recovery, Rules, Sharing, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{

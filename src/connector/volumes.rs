@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::joining::Absent;
 use super::volume::Volume;
-use crate::index::Membership;
+use crate::format::membership::Membership;
 use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::{Alarm, Spread};

@@ -17,8 +17,8 @@ use nix::sys::time::TimeSpec;
 
 use super::pool::{Done, Perform, Pool};
 use super::{Action, Engine, Reaped, Transfer, Waker};
-use crate::directory::FILE_MODE;
 use crate::error::EngineError;
+use crate::format::names::FILE_MODE;
 
 /// Most threads that read and write. Half of them are for loads: enough to keep a drive busy with transfers of some
 /// 100 KiB, and no more than a container's limit on processes has room for.

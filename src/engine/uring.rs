@@ -14,12 +14,11 @@ use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
 use super::ladder::{self, Flavor};
-use super::posix;
 use super::registered_files::RegisteredFiles;
-use super::{Action, Engine, Reaped, Transfer, Waker};
-use crate::directory::FILE_MODE;
+use super::{Action, Engine, Reaped, Transfer, Waker, posix};
 use crate::error::EngineError;
 use crate::fork::GivenUpInForks;
+use crate::format::names::FILE_MODE;
 
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;

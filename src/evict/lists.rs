@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 
-use crate::store::Extent;
+use crate::block::Extent;
 
 /// Chunks in a piece. Pieces, since adding one to many must not copy them.
 const PIECE: usize = 1024;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::residents::{ChunkRef, Victim};
 use super::{ChunkNode, NodeId, Nodes};
-use crate::store::{Extent, FreeSpace};
+use crate::block::Extent;
+use crate::store::FreeSpace;
 
 /// Neighbours that are looked at while a lock is held, since others wait for it; and for one more chunk those around that.
 pub(super) const STEPS_AT_ONCE: usize = 2048;

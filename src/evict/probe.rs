@@ -2,7 +2,7 @@
 
 use super::s3fifo::S3Fifo;
 use super::{ChunkNode, Eviction, NodeId, Nodes, Policy};
-use crate::store::Extent;
+use crate::block::Extent;
 
 /// Number of a chunk that a policy has.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::config::BLOCK_BYTES;
+use crate::block::BLOCK_BYTES;
 
 /// The quotas of a store, by name of the namespace.
 #[derive(Clone, Debug, Default)]

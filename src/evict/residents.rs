@@ -12,8 +12,8 @@ use super::pool::{Pool, PoolId};
 use super::quotas::Quotas;
 use super::room_search::{Room, RoomSearch, SEEDS};
 use super::{ChunkNode, Eviction, NodeId, Nodes};
-use crate::config::BLOCK_BYTES;
-use crate::store::{Extent, FreeSpace};
+use crate::block::{BLOCK_BYTES, Extent};
+use crate::store::FreeSpace;
 use crate::sync::Mutex;
 
 /// Until which second a chunk must stay that is pinned, or being read: until it is released.

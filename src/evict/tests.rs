@@ -15,7 +15,7 @@ use super::lru::Lru;
 use super::mru::Mru;
 use super::s3fifo::{S3Fifo, SMALL_SHARE};
 use super::*;
-use crate::store::Extent;
+use crate::block::Extent;
 
 fn node(chunk: u32, blocks: u32, uses: u16) -> ChunkNode {
     ChunkNode::new(0, chunk, Extent { file: 0, first_block: 0, blocks }, uses, 0)

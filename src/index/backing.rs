@@ -20,13 +20,15 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::first_page::read_owner;
 use super::mapping::Mapping;
-use super::record::{HEADER_BYTES, LENGTH_OFFSET, Length};
-use super::table::{GROWTH_BYTES, INDEX_NAME};
+use super::table::GROWTH_BYTES;
 use crate::directory::{Directory, make_private};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
-use crate::lock::{Owner, holder_of, lock_for};
-use crate::store::device::{Device, Superblock, id_text, new_store_id};
+use crate::format::header::{HEADER_BYTES, LENGTH_OFFSET, Length, Owner};
+use crate::format::names::{INDEX_NAME, device_index_name};
+use crate::format::superblock::Superblock;
+use crate::lock::{holder_of, lock_for};
+use crate::store::device::{Device, new_store_id};
 use crate::store::fiemap::find_unreserved;
 
 const MAX_MAP_BYTES: u64 = 1 << 40;
@@ -82,11 +84,6 @@ struct Region {
     most_bytes: u64,
 }
 
-/// Name of the sidecar of the store with this id on a block device.
-pub(super) fn name_beside(store_id: [u8; 16]) -> String {
-    format!("index-{}.kvring", id_text(store_id))
-}
-
 /// Who has, or had, the store open that this superblock describes.
 pub(crate) fn owner_on_device(
     device: &File,
@@ -96,7 +93,7 @@ pub(crate) fn owner_on_device(
     match index_path {
         Some(directory) => {
             let directory = Directory::open(directory).ok()?;
-            read_owner(&directory.open_to_read(&name_beside(superblock.store_id)).ok()?, 0)
+            read_owner(&directory.open_to_read(&device_index_name(superblock.store_id)).ok()?, 0)
         }
         None => read_owner(device, superblock.index_offset),
     }
@@ -132,7 +129,7 @@ impl Backing {
                     }
                 };
                 let id = device.superblock().store_id;
-                Self::find_file(&directory, &name_beside(id), device.path(), Some(id))
+                Self::find_file(&directory, &device_index_name(id), device.path(), Some(id))
             }
         }
     }
@@ -175,13 +172,14 @@ impl Backing {
         let directory =
             Directory::open_or_make(path).map_err(io_error("make the directory", path))?;
         let directory = Arc::new(directory);
-        let expected = directory.path_of(&name_beside(device.superblock().store_id));
+        let expected = directory.path_of(&device_index_name(device.superblock().store_id));
         if !device.is_new() {
             // The file may come back, or be in another directory: from here on it is of another store.
             device.renew_id().map_err(io_error("write", device.path()))?;
         }
         let id = device.superblock().store_id;
-        let mut backing = Self::make_file(&directory, &name_beside(id), device.path(), Some(id))?;
+        let mut backing =
+            Self::make_file(&directory, &device_index_name(id), device.path(), Some(id))?;
         backing.missing = (!device.is_new()).then(|| format!("{} was missing", expected.display()));
         Ok(backing)
     }

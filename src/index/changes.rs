@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crossbeam_queue::SegQueue;
 use hashbrown::HashTable;
 
-use super::record::Record;
+use crate::format::record::Record;
 use crate::progress::Progress;
 use crate::sync::{Condvar, Mutex};
 

@@ -70,8 +70,8 @@ impl IndexMut<u32> for Entries {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::Extent;
     use crate::key::Digest;
-    use crate::store::Extent;
 
     fn entry(first_block: u32) -> Entry {
         let extent = Extent { file: 0, first_block, blocks: 1 };

@@ -8,14 +8,14 @@ use std::path::Path;
 use bytemuck::Zeroable;
 
 use super::backing::Backing;
-use super::record::{FORMAT_VERSION, HEADER_BYTES, Header, MAGIC, SESSION_OFFSET, Session};
-use super::table::INDEX_NAME;
-use crate::config::BLOCK_BYTES;
+use crate::block::BLOCK_BYTES;
 use crate::directory::Directory;
 use crate::error::OpenError;
-use crate::lock::Owner;
+use crate::format::header::{
+    FORMAT_VERSION, HEADER_BYTES, Header, MAGIC, Owner, SESSION_OFFSET, Session,
+};
+use crate::format::names::{CHUNKS_NAME, INDEX_NAME};
 use crate::store::data_file::list_data_files;
-use crate::store::files::CHUNKS_NAME;
 
 /// Makes it an empty sidecar.
 pub(super) fn start_anew(backing: &Backing, now_ms: u64) -> io::Result<()> {

@@ -7,10 +7,11 @@ use bytemuck::Zeroable;
 
 use super::backing::{Backing, IndexPlace};
 use super::first_page::{check_header, read_owner, refuse_foreign};
-use super::membership::{Sharing, StoreId};
-use super::record::{HEADER_BYTES, Header, RECORD_BYTES, Record, STATE_CHUNK};
+use super::membership::Sharing;
 use crate::error::OpenError;
-use crate::lock::Owner;
+use crate::format::header::{HEADER_BYTES, Header, Owner};
+use crate::format::names::StoreId;
+use crate::format::record::{RECORD_BYTES, Record, STATE_CHUNK};
 
 /// Records that are looked at together.
 const RECORDS_READ: usize = 4096;

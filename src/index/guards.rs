@@ -7,9 +7,9 @@ use super::ghosts::Ghost;
 use super::leases::Guarded;
 use super::map::{Gone, Index};
 use super::shard::{Entry, Shard};
+use crate::block::Extent;
 use crate::evict::{NamespaceOf, UNTIL_RELEASED_S, Victim};
 use crate::key::{Digest, Keyed, Namespace};
-use crate::store::Extent;
 
 /// Most of the capacity that may be pinned: with what may be leased, a quarter of the store can still go.
 const PINNABLE_PART: u64 = 2;

@@ -8,17 +8,16 @@ use std::thread;
 use std::time::Duration;
 
 use super::reader::{IndexReader, io_error, superblock_of};
-use super::record::{HEADER_BYTES, KEY_PART_BYTES, Record, STATE_FREE, STATE_KEY_PART};
 use super::table::GROWTH_BYTES;
+use crate::block::BLOCK_BYTES;
 use crate::checksum::crc32c;
-use crate::config::BLOCK_BYTES;
 use crate::directory::Directory;
 use crate::error::OpenError;
+use crate::format::header::HEADER_BYTES;
+use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, chunk_path, data_file_name};
+use crate::format::record::{KEY_PART_BYTES, Record, STATE_FREE, STATE_KEY_PART};
 use crate::key::Namespace;
-use crate::store::data_file::data_file_name;
 use crate::store::device::Target;
-use crate::store::extents::PART_BLOCKS;
-use crate::store::files::{CHUNKS_NAME, chunk_path};
 
 /// Records read at a time.
 const READ_RECORDS: usize = 4096;

@@ -6,14 +6,14 @@ use super::ghosts::Ghost;
 use super::leases::{Guarded, Leases};
 use super::lookup::Found;
 use super::quarantine::Quarantine;
-use super::record::use_parts;
 use super::recovery::Suspect;
 use super::shard::{Entry, Shard, Waiting};
 use super::table::Table;
+use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
 use crate::evict::{ChunkRef, Eviction, NamespaceOf, Quotas, Residents};
+use crate::format::record::use_parts;
 use crate::key::{Digest, Namespace};
-use crate::store::Extent;
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::Clock;
 

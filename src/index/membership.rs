@@ -7,69 +7,14 @@
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Zeroable;
 
 use super::backing::Backing;
 use super::found::store_id;
-use super::record::MEMBERSHIP_OFFSET;
 use super::table::Table;
-use crate::checksum::crc32c;
-use crate::placement::MAX_VOLUMES;
-
-/// No epoch reaches it.
-const EPOCHS_END: u64 = 1 << 63;
-
-/// The id of a store.
-pub(crate) type StoreId = [u8; 16];
-
-/// The stores in use. Within one sector, which is written whole or not at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Membership {
-    /// One more than that of the set before.
-    pub(crate) epoch: u64,
-    count: u16,
-    /// Paths that were named beside those of the members, and could not be used.
-    absent: u16,
-    /// CRC-32C of everything else.
-    checksum: u32,
-    members: [StoreId; MAX_VOLUMES],
-}
-
-const _: () = assert!(size_of::<Membership>() <= 512);
-
-impl Membership {
-    /// The set of `members`, which must not be more than there is room for, while so many paths beside theirs are absent.
-    pub(crate) fn new(
-        epoch: u64,
-        absent: usize,
-        members: impl IntoIterator<Item = StoreId>,
-    ) -> Self {
-        let mut membership = Self { epoch, absent: absent as u16, ..Self::zeroed() };
-        for (place, member) in membership.members.iter_mut().zip(members) {
-            *place = member;
-            membership.count += 1;
-        }
-        membership.members[..membership.count as usize].sort_unstable();
-        membership.checksum = membership.computed_checksum();
-        membership
-    }
-
-    /// The stores in use.
-    pub(crate) fn members(&self) -> &[StoreId] {
-        &self.members[..self.count.into()]
-    }
-
-    /// How many paths it tells of beside those of `present`, which may be in the set or not.
-    pub(crate) fn missing(&self, present: &[StoreId]) -> usize {
-        let is_missing = |member: &&StoreId| !present.contains(member);
-        self.members().iter().filter(is_missing).count() + usize::from(self.absent)
-    }
-
-    fn computed_checksum(&self) -> u32 {
-        crc32c(bytemuck::bytes_of(&Self { checksum: 0, ..*self }))
-    }
-}
+use crate::format::header::MEMBERSHIP_OFFSET;
+use crate::format::membership::Membership;
+use crate::format::names::StoreId;
 
 /// What a store knows of sharing keys with others.
 #[expect(clippy::large_enum_variant, reason = "there are a few of them, at open")]
@@ -94,10 +39,7 @@ impl Sharing {
         if membership == Membership::zeroed() {
             return Self::Never;
         }
-        let is_sensible = membership.checksum == membership.computed_checksum()
-            && (1..=MAX_VOLUMES).contains(&membership.count.into())
-            && membership.epoch < EPOCHS_END;
-        if is_sensible { Self::With(membership) } else { Self::Lost }
+        if membership.is_sensible() { Self::With(membership) } else { Self::Lost }
     }
 }
 
@@ -140,13 +82,6 @@ mod tests {
         table.write_membership(&membership).unwrap();
         assert_eq!(Sharing::read(&table.backing), Sharing::With(membership));
         assert_eq!(membership.missing(&[id, [2; 16]]), 3);
-        for (epoch, count) in [(EPOCHS_END, 3), (7, MAX_VOLUMES as u16 + 1), (7, 0)] {
-            let mut made_up = Membership { epoch, count, ..membership };
-            made_up.checksum = made_up.computed_checksum();
-            table.write_membership(&made_up).unwrap();
-            assert_eq!(Sharing::read(&table.backing), Sharing::Lost, "{epoch}, {count}");
-        }
-        table.write_membership(&membership).unwrap();
         table.backing.write_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
         assert_eq!(Sharing::read(&table.backing), Sharing::Lost);
     }

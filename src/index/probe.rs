@@ -9,12 +9,12 @@ use super::found::FoundIndex;
 use super::map::{EnteredGet, Index, Rules};
 use super::table::{Content, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
+use crate::block::Extent;
 use crate::budget::Budget;
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
 use crate::evict::{Eviction, Quotas};
 use crate::key::{Digest, Namespace};
-use crate::store::Extent;
 use crate::time::Clock;
 
 /// Length of every chunk that it says to hold.

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 use bytemuck::Zeroable;
 
-use super::backing::name_beside;
 use super::first_page::judge_header;
-use super::record::{HEADER_BYTES, Header, LENGTH_OFFSET, Length, RECORD_BYTES, Record};
-use super::table::INDEX_NAME;
 use crate::directory::Directory;
 use crate::error::OpenError;
+use crate::format::header::{HEADER_BYTES, Header, LENGTH_OFFSET, Length};
+use crate::format::names::{CHUNKS_NAME, INDEX_NAME, device_index_name};
+use crate::format::record::{RECORD_BYTES, Record};
+use crate::format::superblock::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
 use crate::store::data_file::list_data_files;
-use crate::store::device::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
-use crate::store::files::CHUNKS_NAME;
+use crate::store::device::superblock_copies;
 
 /// Bytes that the disk returns as a whole or not at all.
 const PAGE_BYTES: usize = 4096;
@@ -67,7 +67,7 @@ impl IndexReader {
         let id = superblock.store_id;
         if let Some(index_path) = index_path {
             let directory = Directory::open(index_path).map_err(io_error("open", index_path))?;
-            return Self::open(&directory, &name_beside(id), Some(id));
+            return Self::open(&directory, &device_index_name(id), Some(id));
         }
         if superblock.index_bytes == 0 {
             return Err(unreadable(path, "its index is elsewhere: say where, as index_path"));
@@ -158,7 +158,7 @@ impl IndexReader {
 
 /// The superblock of a device, and whether both of its copies are whole.
 pub(super) fn superblock_of(device: &File, path: &Path) -> Result<(Superblock, bool), OpenError> {
-    let copies = Superblock::copies(device);
+    let copies = superblock_copies(device);
     if let Some(superblock) = copies.into_iter().find_map(SuperblockCopy::intact) {
         let is_whole = copies == [SuperblockCopy::Intact(superblock); 2];
         return Ok((superblock, is_whole));

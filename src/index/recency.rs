@@ -4,8 +4,8 @@
 use super::changes::Change;
 use super::lookup::Found;
 use super::map::Index;
-use super::record::{use_parts, use_word};
 use super::shard::Shard;
+use crate::format::record::{use_parts, use_word};
 
 /// Most chunks of a shard whose uses are collected while its lock is held.
 const MOST_AT_ONCE: usize = 64;

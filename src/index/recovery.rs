@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::found::FoundIndex;
 use super::map::{Index, Rules};
-use super::record::{GENERATIONS_END, Marks, Record, STATE_CHUNK, STATE_FREE, Session, slots_for};
 use super::shard::Entry;
 use super::table::Table;
+use crate::block::Extent;
 use crate::budget::Budget;
 use crate::error::OpenError;
+use crate::format::header::{GENERATIONS_END, Marks, Owner, Session};
+use crate::format::record::{Record, STATE_CHUNK, STATE_FREE, slots_for};
 use crate::key::Digest;
-use crate::lock::Owner;
-use crate::store::{Extent, Store};
+use crate::store::Store;
 
 /// Generations set aside for one session: more than one can write.
 const SESSION_GENERATIONS: u64 = 1 << 32;

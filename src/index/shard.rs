@@ -10,10 +10,10 @@ use super::ghosts::Ghosts;
 use super::leases::Guarded;
 use super::lookup::{Found, Lookup};
 use super::map::Pin;
+use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::evict::{NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::key::Digest;
-use crate::store::Extent;
 
 /// Keys of one shard, behind one lock.
 // In this order: what a lookup needs of it comes with the lock, in one cache line.

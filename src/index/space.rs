@@ -10,10 +10,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::backing::Backing;
-use super::record::{HEADER_BYTES, RECORD_BYTES};
 use super::table::{GROWTH_BYTES, Reservation, Table};
 use crate::budget::Budget;
 use crate::error::StoreError;
+use crate::format::header::HEADER_BYTES;
+use crate::format::record::RECORD_BYTES;
 use crate::store::{IndexShare, index_share_bytes};
 
 /// Pause after the file could not grow: meanwhile records of other chunks go.

@@ -9,9 +9,9 @@ use super::leases::Guarded;
 use super::lookup::Found;
 use super::map::{Gone, Index};
 use super::shard::{Entry, Shard, Waiting};
+use crate::block::Extent;
 use crate::evict::{ChunkRef, NamespaceId, NamespaceUsage};
 use crate::key::{Digest, Namespace};
-use crate::store::Extent;
 use crate::sync::MutexGuard;
 
 /// Entries that are looked at while a lock is held.

@@ -21,25 +21,24 @@ use super::first_page::{read_session, start_anew};
 use super::found::FoundIndex;
 use super::lookup::prefetch_line;
 use super::mapping::Mapping;
-use super::record::{
-    HEADER_BYTES, KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE,
-    STATE_KEY_PART, Session, slots_for, use_word,
-};
 use super::slots::FreeSlots;
 use super::space::take_reserve;
+use crate::block::Extent;
 use crate::budget::Budget;
 use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
 use crate::fork::GivenUpInForks;
+use crate::format::header::{HEADER_BYTES, Session};
+use crate::format::record::{
+    KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE, STATE_KEY_PART,
+    slots_for, use_word,
+};
 use crate::key::Digest;
-use crate::store::{Extent, index_share_bytes};
+use crate::store::index_share_bytes;
 use crate::sync::Mutex;
 
 pub(super) const GROWTH_BYTES: u64 = 1 << 20;
 const CACHE_LINE_BYTES: usize = 64;
-
-/// Name of the sidecar inside the store's directory.
-pub(crate) const INDEX_NAME: &str = "index.kvring";
 
 /// Slots for one chunk's record: one, and one more for each further part of a long key.
 #[derive(Debug)]

@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::changes::Change;
-use super::record::{HEADER_BYTES, RECORD_BYTES, Record, SESSION_OFFSET, STATE_FREE, Session};
 use super::table::Table;
 use crate::error::StoreError;
 use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::format::header::{HEADER_BYTES, SESSION_OFFSET, Session};
+use crate::format::record::{RECORD_BYTES, Record, STATE_FREE};
 use crate::progress::Progress;
 
 /// What makes a record none that a start would find: its checksum, and its state behind that.
@@ -290,9 +291,9 @@ mod tests {
     use super::*;
     use crate::budget::Budget;
     use crate::directory::Directory;
+    use crate::format::names::INDEX_NAME;
     use crate::index::backing::IndexPlace;
     use crate::index::found::FoundIndex;
-    use crate::index::table::INDEX_NAME;
 
     /// Files open in this process by descriptor.
     fn inode(descriptor: RawFd) -> u64 {

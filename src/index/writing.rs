@@ -11,13 +11,13 @@ use std::sync::atomic::Ordering;
 
 use super::lookup::Found;
 use super::map::{Gone, Index, Pin};
-use super::record::{slots_for, use_word};
 use super::shard::{Entry, Pending, Shard, Waiting};
 use super::table::{Content, Reservation};
+use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
 use crate::evict::{ChunkRef, NamespaceOf};
+use crate::format::record::{slots_for, use_word};
 use crate::key::{Digest, Namespace};
-use crate::store::Extent;
 
 /// What became of a SET.
 pub(crate) enum EnteredSet<S> {

@@ -23,10 +23,10 @@ use super::failed_syncs::SyncsUnderWay;
 use super::health::Way;
 use super::steps::Failure;
 use super::work::Work;
+use crate::block::Extent;
 use crate::config::Layout;
 use crate::engine::{Action, Engine, Transfer};
 use crate::error::EngineError;
-use crate::store::Extent;
 
 /// Token of every sync; pieces have small ones.
 pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::presence::LOOK_PAUSE;
+use crate::block::Extent;
 use crate::config::Discard;
-use crate::store::{Extent, Fill};
+use crate::store::Fill;
 use crate::sync::{Condvar, Mutex};
 use crate::thread::{LONGEST_RETURN, has_ended};
 

@@ -7,11 +7,11 @@ use crossbeam_queue::SegQueue;
 
 use crate::backlog::QueueShare;
 use crate::batch::BatchItem;
+use crate::block::Extent;
 use crate::buffer::CallerBuffer;
 use crate::index::{Index, Pin};
 use crate::key::Digest;
 use crate::schedule::Class;
-use crate::store::Extent;
 
 /// One key of a GET batch.
 pub(crate) struct GetRequest {

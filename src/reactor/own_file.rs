@@ -15,13 +15,12 @@ use super::errnos::{Attempt, Fate, Request};
 use super::piece::MAX_ATTEMPTS;
 use super::steps::Failure;
 use super::work::{Active, Kind, Work};
-use crate::config::BLOCK_BYTES;
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::directory::{check_opened, make_private, refusal_of};
 use crate::engine::{Action, Engine, Transfer};
 use crate::error::EngineError;
 use crate::fork::GivenUpInForks;
 use crate::schedule::Grant;
-use crate::store::Extent;
 
 /// Tokens from here on are those of steps; the rest of them is the operation's id.
 pub(super) const STEP_TOKENS: usize = 1 << 62;

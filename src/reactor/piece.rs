@@ -7,9 +7,9 @@
 use std::ptr;
 
 use super::errnos::Request;
+use crate::block::BLOCK_BYTES;
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::checksum::ChecksumKind;
-use crate::config::BLOCK_BYTES;
 use crate::engine::{Action, Transfer};
 use crate::schedule::Grant;
 use crate::store::Geometry;

@@ -5,11 +5,10 @@ use std::sync::{Arc, Weak};
 use super::Shared;
 use super::operation::SetRequest;
 use super::room::ATTEMPTS;
-use crate::config::BLOCK_BYTES;
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::error::StoreError;
 use crate::evict::{PoolId, Victim};
 use crate::key::Namespace;
-use crate::store::Extent;
 
 /// A part of a namespace's quota; given back when its chunk is held, or is not going to be.
 pub(super) type QuotaShare = (PoolId, u32);

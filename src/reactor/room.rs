@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::operation::SetRequest;
 use super::steps::Place;
+use crate::block::Extent;
 use crate::error::StoreError;
 use crate::evict::{Room, RoomSearch, Victim};
 use crate::index::RecordState;
 use crate::key::Digest;
-use crate::store::{Extent, Store};
+use crate::store::Store;
 
 /// Times that chunks go for one. More than one is needed where another thread takes the room.
 pub(super) const ATTEMPTS: usize = 64;

@@ -15,13 +15,14 @@ use super::latency::Latencies;
 use super::operation::{ChunkIndex, Intake};
 use super::presence::Presence;
 use super::record_writer::Answers;
+use crate::block::Extent;
 use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::engine::Waker;
 use crate::key::Digest;
 use crate::open_stores::OpenStore;
 use crate::stats::Counters;
-use crate::store::{Extent, Store};
+use crate::store::Store;
 use crate::sync::Mutex;
 
 /// The store, its counters, and a lane to each reactor.

@@ -11,13 +11,13 @@ use super::health::{State, Way};
 use super::operation::{GetRequest, SetRequest};
 use super::quota::QuotaShare;
 use super::record_writer::Answer;
+use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::config::Checksum;
 use crate::error::StoreError;
 use crate::index::table::Content;
 use crate::index::{Pin, Publication, RecordState, Resumed, Suspect};
 use crate::key::Digest;
-use crate::store::Extent;
 
 /// Where a chunk goes: its blocks, and its record.
 pub(super) struct Place {

@@ -16,6 +16,7 @@ use super::second_attempts::SecondAttempts;
 use super::steps::{Compared, Failure, Place};
 use super::verification::Verification;
 use super::{SETTLE_BYTES, Shared};
+use crate::block::Extent;
 use crate::buffer::BouncePool;
 use crate::checksum::ChecksumKind;
 use crate::config::Checksum;
@@ -24,7 +25,6 @@ use crate::error::EngineError;
 use crate::index::{Pin, Suspect};
 use crate::key::Digest;
 use crate::schedule::{Class, Grant, Limits, Scheduler, Ticket};
-use crate::store::Extent;
 
 /// An operation between its arrival and its answer.
 pub(super) struct Active {

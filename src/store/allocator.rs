@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Extent;
+use crate::block::Extent;
 
 #[derive(Clone, Copy, Debug)]
 struct FileSpace {

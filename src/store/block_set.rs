@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Extent;
+use crate::block::Extent;
 
 /// Blocks, as runs that do not overlap.
 #[derive(Debug, Default)]

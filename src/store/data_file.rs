@@ -15,19 +15,13 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::Geometry;
 use super::device::Device;
 use super::fiemap::find_unreserved;
-use super::files::CHUNKS_NAME;
-use crate::config::BLOCK_BYTES;
+use crate::block::BLOCK_BYTES;
 use crate::directory::{Directory, make_private, set_flags};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
-use crate::index::table::INDEX_NAME;
-use crate::lock::{Owner, lock_for};
-
-/// More than any capacity makes; a file with a higher number is nobody's.
-const MAX_DATA_FILES: u32 = 1 << 20;
-
-/// A file that exists for a moment while a store is opened.
-pub(super) const PROBE_NAME: &str = "geometry-probe.kvring";
+use crate::format::header::Owner;
+use crate::format::names::{CHUNKS_NAME, INDEX_NAME, PROBE_NAME, data_file_number};
+use crate::lock::lock_for;
 
 /// An open data file that is nobody else's.
 #[derive(Debug)]
@@ -42,17 +36,6 @@ pub(crate) struct DataFile {
 enum Home {
     File { _given_up_in_forks: GivenUpInForks, file: File },
     Device(Arc<Device>),
-}
-
-/// Name of data file `number` inside the store's directory.
-pub(crate) fn data_file_name(number: u32) -> String {
-    format!("data-{number:05}.kvring")
-}
-
-/// Number of the data file called `name`, if it is one.
-pub(crate) fn data_file_number(name: &str) -> Option<u32> {
-    let number = name.strip_prefix("data-")?.strip_suffix(".kvring")?.parse().ok()?;
-    (number < MAX_DATA_FILES && data_file_name(number) == name).then_some(number)
 }
 
 impl DataFile {
@@ -244,28 +227,6 @@ fn best_geometry(file: &File) -> io::Result<Geometry> {
         None => {
             set_flags(file.as_fd(), 0)?;
             Geometry::buffered(file)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_round_trip() {
-        for number in [0, 7, 99_999, 100_000] {
-            assert_eq!(data_file_number(&data_file_name(number)), Some(number));
-        }
-        for other in [
-            "data-1.kvring",
-            "data-00001",
-            "index.kvring",
-            "data--0001.kvring",
-            "data-00001.kvring.bak",
-            "data-4294967295.kvring",
-        ] {
-            assert_eq!(data_file_number(other), None, "{other}");
         }
     }
 }

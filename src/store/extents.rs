@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::allocator::Allocator;
-use super::data_file::{DataFile, data_file_name, make_home_private, probe, remove_file};
+use super::data_file::{DataFile, make_home_private, probe, remove_file};
 use super::device::Device;
 use super::discards::Discards;
-use super::files::CHUNKS_NAME;
 pub(crate) use super::found_files::FoundFile;
 use super::found_files::{find_files, fit_files};
 use super::growth::{
@@ -21,14 +20,15 @@ use super::growth::{
 };
 use super::set_aside::SetAside;
 use super::unreserved::Unreserved;
-use super::{Extent, Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
+use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::budget::Budget;
-use crate::config::{BLOCK_BYTES, Discard, Layout};
+use crate::config::{Discard, Layout};
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
-use crate::index::HEADER_BYTES;
+use crate::format::header::{HEADER_BYTES, Owner};
+use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, data_file_name};
 use crate::key::Digest;
-use crate::lock::Owner;
 use crate::sync::{Mutex, RwLock};
 use look::Looks;
 
@@ -56,9 +56,6 @@ pub(crate) struct ExtentStore {
     /// A data file is being made: what it takes is reserved, and its blocks are not there yet.
     is_growing: AtomicBool,
 }
-
-/// Blocks of a part of a device; most devices have one. Its blocks are counted in 32 bits: these are 8 TiB.
-pub(crate) const PART_BLOCKS: u64 = 1 << 31;
 
 /// Data files of others that are passed over when one is made.
 const OTHERS_FILES: usize = 16;

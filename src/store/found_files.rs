@@ -4,14 +4,14 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
 
-use super::data_file::{DataFile, data_file_name, list_data_files, remove_file};
+use super::data_file::{DataFile, list_data_files, remove_file};
 use super::growth::{SMALLEST_FILE_BYTES, file_bytes_within, index_share_bytes, on_disk_bytes};
+use crate::block::BLOCK_BYTES;
 use crate::budget::Budget;
-use crate::config::BLOCK_BYTES;
 use crate::directory::Directory;
 use crate::error::OpenError;
-use crate::index::HEADER_BYTES;
-use crate::lock::Owner;
+use crate::format::header::{HEADER_BYTES, Owner};
+use crate::format::names::data_file_name;
 
 /// Opens and locks the data files in `directory`; nothing of them is changed.
 pub(super) fn find_files(

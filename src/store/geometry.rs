@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 
 use super::device::ioctl;
-use crate::config::BLOCK_BYTES;
+use crate::block::BLOCK_BYTES;
 
 /// Alignment taken where the kernel does not tell: no device in use asks for more.
 const DEFAULT_ALIGNMENT_BYTES: u64 = 4096;

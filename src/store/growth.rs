@@ -1,8 +1,9 @@
 //! How long data files are, what they take on disk, and what they leave to the index.
 
+use crate::block::BLOCK_BYTES;
 use crate::budget::Budget;
-use crate::config::{BLOCK_BYTES, MAX_CHUNK_BYTES};
 use crate::error::StoreError;
+use crate::format::record::MAX_CHUNK_BYTES;
 
 const MIB: u64 = 1 << 20;
 

@@ -22,37 +22,9 @@ use std::sync::Arc;
 pub use geometry::Geometry;
 pub(crate) use growth::{IndexShare, index_share_bytes};
 
-use crate::config::BLOCK_BYTES;
+use crate::block::Extent;
 use crate::error::StoreError;
 use crate::key::Digest;
-
-/// A run of blocks of one file: the place of one chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Extent {
-    /// Number of the file, which is the chunk's own in layout `files`.
-    pub file: u32,
-    /// First block in it.
-    pub first_block: u32,
-    /// Number of blocks.
-    pub blocks: u32,
-}
-
-impl Extent {
-    /// Blocks that `bytes` take.
-    pub fn blocks_for(bytes: u64) -> u32 {
-        bytes.div_ceil(BLOCK_BYTES) as u32
-    }
-
-    /// The block after its last one.
-    pub fn end_block(self) -> u64 {
-        u64::from(self.first_block) + u64::from(self.blocks)
-    }
-
-    /// Bytes it takes.
-    pub fn size_bytes(self) -> u64 {
-        u64::from(self.blocks) * BLOCK_BYTES
-    }
-}
 
 /// Where the bytes of a chunk are.
 #[derive(Debug)]

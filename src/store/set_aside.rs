@@ -4,8 +4,8 @@
 
 use std::collections::VecDeque;
 
-use super::Extent;
 use super::allocator::Allocator;
+use crate::block::Extent;
 
 /// Most of all blocks that may be set aside; past it those come back that were set aside first.
 const SHARE: u64 = 64;

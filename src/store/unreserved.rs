@@ -4,9 +4,9 @@
 //! An unreserved block is *paid* for when it may be written: that takes the space that it needs off what may be spent. A place
 //! of which a block cannot be paid for is not given out, and nothing is evicted for it.
 
-use super::Extent;
 use super::allocator::Allocator;
 use super::block_set::BlockSet;
+use crate::block::Extent;
 
 /// What a file system may refuse to give although it says that it is free: it keeps some for its own maps.
 const MOST_REFUSED_BLOCKS: u64 = 8192;

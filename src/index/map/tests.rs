@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::block::BLOCK_BYTES;
 use crate::budget::Budget;
-use crate::config::BLOCK_BYTES;
 use crate::directory::Directory;
 use crate::index::backing::IndexPlace;
 use crate::index::found::FoundIndex;

@@ -6,11 +6,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::ioctl;
-use super::superblock::{DEVICE_FORMAT_VERSION, MIN_DEVICE_BYTES, TAIL_BYTES};
 use super::survey::{Blocks, Content, Signature, signature};
+use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
-use crate::config::{BLOCK_BYTES, Config};
+use crate::config::Config;
 use crate::error::{ConfigError, OpenError};
+use crate::format::superblock::{DEVICE_FORMAT_VERSION, MIN_DEVICE_BYTES, TAIL_BYTES};
 
 /// Where the part at the end begins that holds zeros.
 pub(super) fn tail_offset(size_bytes: u64) -> u64 {

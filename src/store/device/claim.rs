@@ -9,7 +9,8 @@ use std::path::Path;
 
 use super::super::geometry::sysfs_directory;
 use crate::error::OpenError;
-use crate::lock::{LockRefusal, Owner, describe_holder, wait_for_owner};
+use crate::format::header::Owner;
+use crate::lock::{LockRefusal, describe_holder, wait_for_owner};
 
 /// Opens the device for transfers, and for nobody else. At once refused if a live kvring, or something that is no kvring,
 /// has it; what a dead one left in the kernel is waited for.

@@ -5,30 +5,31 @@
 mod checks;
 mod claim;
 pub(crate) mod ioctl;
-mod superblock;
 mod survey;
 mod target;
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-pub(crate) use superblock::{Copy as SuperblockCopy, DEVICE_FORMAT_VERSION, Superblock, id_text};
+use crate::format::names::id_text;
+use crate::format::superblock::{Superblock, SuperblockCopy};
 pub(crate) use target::Target;
 
 use self::checks::{
     Preparation, check_capacity, check_device, preparation, read_blocks, tail_offset,
 };
-use self::superblock::{COPY_OFFSET, HEAD_BYTES};
 use self::survey::{Content, content};
 use super::Geometry;
+use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
-use crate::config::{BLOCK_BYTES, Config, Discard, MIN_CAPACITY_BYTES};
+use crate::config::{Config, Discard, MIN_CAPACITY_BYTES};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
-use crate::lock::Owner;
+use crate::format::header::Owner;
+use crate::format::superblock::{COPY_OFFSET, HEAD_BYTES};
 use crate::sync::Mutex;
 
 const MIB: u64 = 1 << 20;
@@ -63,7 +64,7 @@ impl Device {
         let probe = File::open(&path).map_err(io_error("open"))?;
         let size_bytes = check_device(&probe, &path)?;
         let number = probe.metadata().map_err(io_error("open"))?.rdev();
-        let owner = || owner(&probe, &Superblock::read(&probe)?);
+        let owner = || owner(&probe, &read_superblock(&probe)?);
         let file = claim::claim(&path, number, owner)?;
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         if file.metadata().map_err(io_error("open"))?.rdev() != number {
@@ -321,6 +322,20 @@ impl Device {
         }
         Ok(())
     }
+}
+
+/// The superblock of a device, as far as it can be read, by whoever asks.
+pub(crate) fn read_superblock(device: &File) -> Option<Superblock> {
+    superblock_copies(device).into_iter().find_map(SuperblockCopy::intact)
+}
+
+/// What is in its two places on a device.
+pub(crate) fn superblock_copies(device: &File) -> [SuperblockCopy; 2] {
+    [0, COPY_OFFSET].map(|offset| {
+        let mut block = vec![0; BLOCK_BYTES as usize];
+        let read = device.read_exact_at(&mut block, offset);
+        SuperblockCopy::of(read.is_ok().then_some(&block))
+    })
 }
 
 /// A random id.

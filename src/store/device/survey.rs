@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use super::superblock::{Copy, HEAD_BYTES, Superblock, is_zero};
-use crate::config::BLOCK_BYTES;
+use crate::block::BLOCK_BYTES;
+use crate::format::superblock::{HEAD_BYTES, Superblock, SuperblockCopy, is_zero};
 
 /// Where blkid(8) is looked for: an ordinary user's PATH lacks the directories of administration.
 const BLKID: [&str; 3] = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"];
@@ -38,14 +38,14 @@ pub(super) fn content(
     let (Some((first, rest)), Some(last)) = (head.split_first(), head.last()) else {
         return Content::Foreign;
     };
-    let copies = [Copy::of(first.as_deref()), Copy::of(last.as_deref())];
+    let copies = [SuperblockCopy::of(first.as_deref()), SuperblockCopy::of(last.as_deref())];
     let between = &rest[..rest.len() - 1];
     let intact = copies.iter().find_map(|copy| match copy {
-        Copy::Intact(superblock) => Some(*superblock),
+        SuperblockCopy::Intact(superblock) => Some(*superblock),
         _ => None,
     });
     let newer = copies.iter().find_map(|copy| match copy {
-        Copy::Newer(version) => Some(*version),
+        SuperblockCopy::Newer(version) => Some(*version),
         _ => None,
     });
     if let (None, Some(version)) = (intact, newer) {
@@ -55,15 +55,15 @@ pub(super) fn content(
     let is_moved = intact.is_some_and(|superblock| superblock.device_bytes != device_bytes);
     let tail = if is_moved { &[] } else { tail };
     let written = |block: &Option<Vec<u8>>| block.as_deref().is_some_and(|block| !is_zero(block));
-    if copies.contains(&Copy::Foreign) || between.iter().chain(tail).any(written) {
+    if copies.contains(&SuperblockCopy::Foreign) || between.iter().chain(tail).any(written) {
         return Content::Foreign;
     }
     match intact {
         Some(superblock) => {
-            let is_whole = copies.iter().all(|copy| *copy == Copy::Intact(superblock));
+            let is_whole = copies.iter().all(|copy| *copy == SuperblockCopy::Intact(superblock));
             Content::Store { superblock, is_whole }
         }
-        None if copies.contains(&Copy::Damaged) => Content::Damaged,
+        None if copies.contains(&SuperblockCopy::Damaged) => Content::Damaged,
         None if head.iter().chain(tail).any(Option::is_none) => Content::Unreadable,
         None => Content::Blank,
     }

@@ -7,11 +7,10 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::names::{DIRECTORIES, directory_of};
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::budget::Budget;
-use crate::config::BLOCK_BYTES;
+use crate::format::names::{DIRECTORIES, directory_of};
 use crate::key::Digest;
-use crate::store::Extent;
 
 /// Entries of a directory of one block, on ext4 and XFS.
 const SMALL_DIRECTORY_FILES: u64 = 40;

@@ -4,7 +4,6 @@
 //! thread of its own. So a file without a record is nobody's; opening removes it.
 
 mod account;
-mod names;
 mod remover;
 
 use std::ffi::{CStr, OsStr};
@@ -18,20 +17,22 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::syncfs;
 
 use self::account::{Account, cost_bytes, directory_bytes};
-use self::names::{DIRECTORIES, directory_name, directory_of, file_c_name, parse_file_name};
 use self::remover::Remover;
 use super::data_file::{list_data_files, make_home_private, probe};
 use super::growth::{index_share_bytes, longest_chunk_bytes};
-use super::{Extent, Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
+use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::budget::Budget;
-use crate::config::{BLOCK_BYTES, Layout};
+use crate::config::Layout;
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::{OpenError, StoreError};
+use crate::format::names::{
+    CHUNKS_NAME, DIRECTORIES, chunk_path, directory_name, directory_of, file_c_name,
+    parse_file_name,
+};
 use crate::key::Digest;
 use crate::sync::{Condvar, Mutex};
-
-pub(crate) use names::{CHUNKS_NAME, chunk_path};
 
 /// Pause after the file system had no space: meanwhile only what chunks leave is given out.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::Files;
-use super::names::file_c_name;
+use crate::format::names::file_c_name;
 use crate::thread::{LONGEST_RETURN, has_ended};
 
 /// The running thread.

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::*;
-use crate::index::record::{HEADER_BYTES, RECORD_BYTES, Record};
-use crate::index::table::INDEX_NAME;
+use crate::format::header::HEADER_BYTES;
+use crate::format::names::INDEX_NAME;
+use crate::format::record::{RECORD_BYTES, Record};
 
 /// Makes all changes that are queued, `some` at a time, and calls `look` after each time.
 fn write_behind(index: &TestIndex, some: usize, mut look: impl FnMut()) {

@@ -1,9 +1,29 @@
-//! Where the file of a chunk is and how it is called: `chunks/xx/DIGEST-NUMBER`, where `xx` is the first byte of the digest.
+//! How the files of a store are called, and who may read them.
+//!
+//! `index.kvring` and `data-NNNNN.kvring` are in the directory of the store; the file of a chunk in layout `files` is
+//! `chunks/xx/DIGEST-NUMBER`, where `xx` is the first byte of the digest.
 
 use std::ffi::{CString, OsStr};
 use std::path::{Path, PathBuf};
 
 use crate::key::Digest;
+
+/// The id of a store.
+pub(crate) type StoreId = [u8; 16];
+
+/// Permissions of files: the owner's alone, as they hold keys and what is stored under them.
+pub(crate) const FILE_MODE: libc::mode_t = 0o600;
+/// Name of the index file inside the store's directory.
+pub(crate) const INDEX_NAME: &str = "index.kvring";
+
+/// More than any capacity makes; a file with a higher number is nobody's.
+const MAX_DATA_FILES: u32 = 1 << 20;
+
+/// A file that exists for a moment while a store is opened.
+pub(crate) const PROBE_NAME: &str = "geometry-probe.kvring";
+
+/// Blocks of a part of a device; most devices have one. Its blocks are counted in 32 bits: these are 8 TiB.
+pub(crate) const PART_BLOCKS: u64 = 1 << 31;
 
 /// Directory of the chunks inside the store's directory.
 pub(crate) const CHUNKS_NAME: &str = "chunks";
@@ -54,6 +74,27 @@ pub(crate) fn parse_file_name(directory: usize, name: &OsStr) -> Option<(Digest,
         .then_some((digest, number))
 }
 
+/// Name of data file `number` inside the store's directory.
+pub(crate) fn data_file_name(number: u32) -> String {
+    format!("data-{number:05}.kvring")
+}
+
+/// Number of the data file called `name`, if it is one.
+pub(crate) fn data_file_number(name: &str) -> Option<u32> {
+    let number = name.strip_prefix("data-")?.strip_suffix(".kvring")?.parse().ok()?;
+    (number < MAX_DATA_FILES && data_file_name(number) == name).then_some(number)
+}
+
+/// The id of a store as it is written in the name of its index.
+pub(crate) fn id_text(store_id: [u8; 16]) -> String {
+    store_id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Name of the index file of the store with this id on a block device.
+pub(crate) fn device_index_name(store_id: [u8; 16]) -> String {
+    format!("index-{}.kvring", id_text(store_id))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +118,22 @@ mod tests {
             assert_eq!(parse_file_name(0xcf, OsStr::new(other)), None, "{other}");
         }
         assert_eq!(parse_file_name(0xce, OsStr::new(&name)), None, "another directory's");
+    }
+
+    #[test]
+    fn names_of_data_files_round_trip() {
+        for number in [0, 7, 99_999, 100_000] {
+            assert_eq!(data_file_number(&data_file_name(number)), Some(number));
+        }
+        for other in [
+            "data-1.kvring",
+            "data-00001",
+            "index.kvring",
+            "data--0001.kvring",
+            "data-00001.kvring.bak",
+            "data-4294967295.kvring",
+        ] {
+            assert_eq!(data_file_number(other), None, "{other}");
+        }
     }
 }

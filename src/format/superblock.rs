@@ -1,12 +1,10 @@
 //! The superblock of a block device: whose it is, and which part of it holds what. docs/format.md draws it byte by byte.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
 use bytemuck::{Pod, Zeroable};
 
+use super::names::StoreId;
+use crate::block::BLOCK_BYTES;
 use crate::checksum::crc32c;
-use crate::config::BLOCK_BYTES;
 
 const MIB: u64 = 1 << 20;
 
@@ -15,13 +13,13 @@ pub(crate) const DEVICE_FORMAT_VERSION: u32 = 1;
 /// First bytes of a device that kvring has formatted.
 const MAGIC: [u8; 8] = *b"KVRINGDV";
 /// The first part of the device: the superblock in its first block, a copy in its last, zeros between them.
-pub(super) const HEAD_BYTES: u64 = MIB;
+pub(crate) const HEAD_BYTES: u64 = MIB;
 /// The last part, all zeros: there are formats that put their mark at the end of a device.
-pub(super) const TAIL_BYTES: u64 = MIB;
+pub(crate) const TAIL_BYTES: u64 = MIB;
 /// Where the copy is.
-pub(super) const COPY_OFFSET: u64 = HEAD_BYTES - BLOCK_BYTES;
+pub(crate) const COPY_OFFSET: u64 = HEAD_BYTES - BLOCK_BYTES;
 /// Smallest device: head, tail, index, and room for the smallest capacity.
-pub(super) const MIN_DEVICE_BYTES: u64 = 32 * MIB;
+pub(crate) const MIN_DEVICE_BYTES: u64 = 32 * MIB;
 /// Share of the device that is set aside for the index: enough for chunks of 16 KiB on average. On small devices it is
 /// more, up to this length, as chunks may be small there too.
 const INDEX_SHARE: u64 = 64;
@@ -35,15 +33,15 @@ pub(crate) struct Superblock {
     magic: [u8; 8],
     version: u32,
     block_bytes: u32,
-    pub(crate) store_id: [u8; 16],
-    pub(super) created_ms: u64,
+    pub(crate) store_id: StoreId,
+    pub(crate) created_ms: u64,
     /// Length of the device when it was formatted.
-    pub(super) device_bytes: u64,
+    pub(crate) device_bytes: u64,
     pub(crate) index_offset: u64,
     /// 0 if the index is a file elsewhere.
     pub(crate) index_bytes: u64,
     pub(crate) data_offset: u64,
-    pub(super) data_bytes: u64,
+    pub(crate) data_bytes: u64,
     reserved: u32,
     /// CRC-32C of everything before it.
     checksum: u32,
@@ -51,7 +49,7 @@ pub(crate) struct Superblock {
 
 /// One of the two places of the superblock, as it was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Copy {
+pub(crate) enum SuperblockCopy {
     Intact(Superblock),
     /// It has the magic, and a version that is not known here.
     Newer(u32),
@@ -64,23 +62,9 @@ pub(crate) enum Copy {
 }
 
 impl Superblock {
-    /// That of a device, as far as it can be read, by whoever asks.
-    pub(crate) fn read(device: &File) -> Option<Self> {
-        Self::copies(device).into_iter().find_map(Copy::intact)
-    }
-
-    /// What is in its two places on a device.
-    pub(crate) fn copies(device: &File) -> [Copy; 2] {
-        [0, COPY_OFFSET].map(|offset| {
-            let mut block = vec![0; BLOCK_BYTES as usize];
-            let read = device.read_exact_at(&mut block, offset);
-            Copy::of(read.is_ok().then_some(&block))
-        })
-    }
-
     /// Of a device of this length. The index takes a part of it, unless it `is_elsewhere`.
-    pub(super) fn new(
-        store_id: [u8; 16],
+    pub(crate) fn new(
+        store_id: StoreId,
         created_ms: u64,
         device_bytes: u64,
         is_elsewhere: bool,
@@ -113,14 +97,14 @@ impl Superblock {
     }
 
     /// The same with another id.
-    pub(super) fn with_id(self, store_id: [u8; 16]) -> Self {
+    pub(crate) fn with_id(self, store_id: StoreId) -> Self {
         let mut superblock = Self { store_id, ..self };
         superblock.checksum = superblock.computed_checksum();
         superblock
     }
 
     /// Where the data ends, and zeros begin.
-    pub(super) fn data_end(&self) -> u64 {
+    pub(crate) fn data_end(&self) -> u64 {
         self.data_offset + self.data_bytes
     }
 
@@ -137,12 +121,7 @@ impl Superblock {
     }
 }
 
-/// The id of a store as it is written in the name of its index.
-pub(crate) fn id_text(store_id: [u8; 16]) -> String {
-    store_id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-impl Copy {
+impl SuperblockCopy {
     /// The superblock, if this one is whole.
     pub(crate) fn intact(self) -> Option<Superblock> {
         match self {
@@ -152,7 +131,7 @@ impl Copy {
     }
 
     /// What a block is that should hold the superblock; `None` is one that cannot be read.
-    pub(super) fn of(block: Option<&[u8]>) -> Self {
+    pub(crate) fn of(block: Option<&[u8]>) -> Self {
         let Some(block) = block else { return Self::Unreadable };
         let (first, rest) = block.split_at(size_of::<Superblock>());
         let superblock: Superblock = bytemuck::pod_read_unaligned(first);
@@ -171,7 +150,7 @@ impl Copy {
     }
 }
 
-pub(super) fn is_zero(bytes: &[u8]) -> bool {
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
@@ -190,7 +169,10 @@ mod tests {
         for device_bytes in [MIN_DEVICE_BYTES, 64 * MIB + 512, 1 << 30, 61 << 40] {
             for is_elsewhere in [false, true] {
                 let superblock = Superblock::new([7; 16], 5, device_bytes, is_elsewhere);
-                assert_eq!(Copy::of(Some(&block(&superblock))), Copy::Intact(superblock));
+                assert_eq!(
+                    SuperblockCopy::of(Some(&block(&superblock))),
+                    SuperblockCopy::Intact(superblock)
+                );
                 assert_eq!(superblock.data_offset, HEAD_BYTES + superblock.index_bytes);
                 assert_eq!(superblock.index_bytes == 0, is_elsewhere);
                 let left = device_bytes - superblock.data_end();
@@ -208,14 +190,14 @@ mod tests {
             let mut damaged = whole.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             let expected = match bit / 8 {
-                0..8 => Copy::Foreign,
-                8..12 if bit != 64 => Copy::Newer(1 | 1 << (bit - 64)),
-                byte if byte < size_of::<Superblock>() => Copy::Damaged,
-                _ => Copy::Foreign,
+                0..8 => SuperblockCopy::Foreign,
+                8..12 if bit != 64 => SuperblockCopy::Newer(1 | 1 << (bit - 64)),
+                byte if byte < size_of::<Superblock>() => SuperblockCopy::Damaged,
+                _ => SuperblockCopy::Foreign,
             };
-            assert_eq!(Copy::of(Some(&damaged)), expected, "bit {bit}");
+            assert_eq!(SuperblockCopy::of(Some(&damaged)), expected, "bit {bit}");
         }
-        assert_eq!(Copy::of(Some(&[0; 4096])), Copy::Zero);
-        assert_eq!(Copy::of(None), Copy::Unreadable);
+        assert_eq!(SuperblockCopy::of(Some(&[0; 4096])), SuperblockCopy::Zero);
+        assert_eq!(SuperblockCopy::of(None), SuperblockCopy::Unreadable);
     }
 }

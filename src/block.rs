@@ -1,0 +1,32 @@
+//! The unit of place on disk, and a run of such units.
+
+/// Unit of place on disk: every chunk starts at a multiple of it and takes a whole number of them.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// A run of blocks of one file: the place of one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extent {
+    /// Number of the file, which is the chunk's own in layout `files`.
+    pub file: u32,
+    /// First block in it.
+    pub first_block: u32,
+    /// Number of blocks.
+    pub blocks: u32,
+}
+
+impl Extent {
+    /// Blocks that `bytes` take.
+    pub fn blocks_for(bytes: u64) -> u32 {
+        bytes.div_ceil(BLOCK_BYTES) as u32
+    }
+
+    /// The block after its last one.
+    pub fn end_block(self) -> u64 {
+        u64::from(self.first_block) + u64::from(self.blocks)
+    }
+
+    /// Bytes it takes.
+    pub fn size_bytes(self) -> u64 {
+        u64::from(self.blocks) * BLOCK_BYTES
+    }
+}

@@ -1,0 +1,196 @@
+//! The first page of the index file: header, session, and the length of an index on a device. docs/format.md draws them byte
+//! by byte.
+
+use std::fmt;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::names::StoreId;
+use super::record::RECORD_BYTES;
+use crate::checksum::crc32c;
+
+/// Version of the format described here.
+pub(crate) const FORMAT_VERSION: u32 = 1;
+/// First bytes of the index file.
+pub(crate) const MAGIC: [u8; 8] = *b"KVRINGIX";
+/// Bytes before the first record; also the place of header and session.
+pub(crate) const HEADER_BYTES: u64 = 4096;
+/// Where the session block starts: a sector of its own.
+pub(crate) const SESSION_OFFSET: u64 = 512;
+/// Where the set of stores that share keys is kept: a sector of its own.
+pub(crate) const MEMBERSHIP_OFFSET: u64 = 2048;
+/// Where the length block starts, also a sector of its own; only on a block device.
+pub(crate) const LENGTH_OFFSET: u64 = 1024;
+/// No generation reaches it: there are 2^31 sessions of 2^32 before.
+pub(crate) const GENERATIONS_END: u64 = 1 << 63;
+
+/// Longest host name that is recorded, in bytes.
+pub(crate) const HOST_BYTES: usize = 64;
+
+/// Who has a store open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) process_id: u32,
+    pub(crate) host: String,
+    /// The id of the store, where it is known.
+    pub(crate) store_id: Option<StoreId>,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "process {} on host {}", self.process_id, self.host)
+    }
+}
+
+/// What never changes after the store is made.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Header {
+    pub(crate) magic: [u8; 8],
+    pub(crate) version: u32,
+    pub(crate) record_bytes: u32,
+    pub(crate) store_id: [u8; 16],
+    pub(crate) created_ms: u64,
+    pub(crate) block_bytes: u32,
+    /// CRC-32C of everything before it.
+    pub(crate) checksum: u32,
+}
+
+impl Header {
+    pub(crate) fn new(store_id: [u8; 16], created_ms: u64, block_bytes: u32) -> Self {
+        let mut header = Self {
+            magic: MAGIC,
+            version: FORMAT_VERSION,
+            record_bytes: RECORD_BYTES as u32,
+            store_id,
+            created_ms,
+            block_bytes,
+            checksum: 0,
+        };
+        header.checksum = header.computed_checksum();
+        header
+    }
+
+    pub(crate) fn computed_checksum(&self) -> u32 {
+        let bytes = bytemuck::bytes_of(self);
+        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+    }
+}
+
+/// How much of its part of a block device the index uses.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Length {
+    pub(crate) bytes: u64,
+    reserved: u32,
+    /// CRC-32C of everything before it.
+    checksum: u32,
+}
+
+impl Length {
+    pub(crate) fn new(bytes: u64) -> Self {
+        let mut length = Self { bytes, reserved: 0, checksum: 0 };
+        length.checksum = length.computed_checksum();
+        length
+    }
+
+    pub(crate) fn is_intact(&self) -> bool {
+        self.checksum == self.computed_checksum()
+    }
+
+    fn computed_checksum(&self) -> u32 {
+        let bytes = bytemuck::bytes_of(self);
+        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+    }
+}
+
+/// Who has the store open, and whether it was closed in order.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Session {
+    /// 1 after close(), 0 while the store is open.
+    pub(crate) clean: u32,
+    pub(crate) process_id: u32,
+    pub(crate) opened_ms: u64,
+    /// Generations below it have been given out.
+    pub(crate) generation: u64,
+    /// Chunks from this generation on are still to be verified after a crash; none if it is 2^64-1.
+    pub(crate) verify_from: u64,
+    /// Chunks below this generation were there when the machine went down: until they are read, nothing tells whether they
+    /// are what their records say. 0 for none.
+    pub(crate) distrust_below: u64,
+    pub(crate) host: [u8; HOST_BYTES],
+    /// Which boot of the machine the owner runs in.
+    pub(crate) boot: u32,
+    /// CRC-32C of everything before it.
+    pub(crate) checksum: u32,
+}
+
+/// Generations that mean something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Marks {
+    pub(crate) generation: u64,
+    pub(crate) verify_from: u64,
+    pub(crate) distrust_below: u64,
+}
+
+impl Session {
+    pub(crate) fn new(
+        owner: &Owner,
+        opened_ms: u64,
+        boot: u32,
+        marks: &Marks,
+        clean: bool,
+    ) -> Self {
+        let Marks { generation, verify_from, distrust_below } = *marks;
+        let mut host = [0; HOST_BYTES];
+        host[..owner.host.len()].copy_from_slice(owner.host.as_bytes());
+        let process_id = owner.process_id;
+        let mut session = Self {
+            clean: clean.into(),
+            process_id,
+            opened_ms,
+            generation,
+            verify_from,
+            distrust_below,
+            host,
+            boot,
+            checksum: 0,
+        };
+        session.checksum = session.computed_checksum();
+        session
+    }
+
+    /// Whether it is whole, and what it says can be.
+    pub(crate) fn is_sensible(&self) -> bool {
+        self.checksum == self.computed_checksum() && self.generation < GENERATIONS_END
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        let length = self.host.iter().position(|byte| *byte == 0).unwrap_or(HOST_BYTES);
+        Owner {
+            process_id: self.process_id,
+            host: String::from_utf8_lossy(&self.host[..length]).into_owned(),
+            store_id: None,
+        }
+    }
+
+    fn computed_checksum(&self) -> u32 {
+        let bytes = bytemuck::bytes_of(self);
+        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn session_keeps_its_owner() {
+        let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES), store_id: None };
+        let marks = Marks { generation: 2, verify_from: 3, distrust_below: 4 };
+        let session = Session::new(&owner, 1, 5, &marks, false);
+        assert!(session.is_sensible());
+        assert_eq!(session.owner(), owner);
+    }
+}
