@@ -109,7 +109,7 @@ impl Volumes {
         }
         self.live.store(rest.0, Ordering::SeqCst);
         for volume in failed.into_iter().map(|number| &self.all[number]) {
-            volume.index().residents().leave_quotas();
+            volume.index().eviction_index().leave_quotas();
             log::error!(
                 "{} has failed and is out of use: {}; its keys are missed, and the other paths take new ones; mend or \
                  replace it and open the store again",

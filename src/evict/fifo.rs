@@ -30,7 +30,7 @@ impl Policy for Fifo {
         found.extend(self.by_arrival.coldest_first(nodes).take(count));
     }
 
-    fn heat(&self, nodes: &Nodes, id: NodeId) -> u8 {
+    fn rank(&self, nodes: &Nodes, id: NodeId) -> u8 {
         self.by_arrival.position(nodes, id)
     }
 }

@@ -71,7 +71,7 @@ impl Policy for Lfu {
         found.extend(self.coldest_first().flat_map(|list| list.coldest_first(nodes)).take(count));
     }
 
-    fn heat(&self, nodes: &Nodes, id: NodeId) -> u8 {
+    fn rank(&self, nodes: &Nodes, id: NodeId) -> u8 {
         let list = &self.by_priority[usize::from(nodes[id].list())];
         let above = self.above_age(nodes, id) as usize;
         let colder: usize = self.coldest_first().take(above).map(List::len).sum();

@@ -32,7 +32,7 @@ impl Policy for Lru {
         found.extend(self.by_use.coldest_first(nodes).take(count));
     }
 
-    fn heat(&self, nodes: &Nodes, id: NodeId) -> u8 {
+    fn rank(&self, nodes: &Nodes, id: NodeId) -> u8 {
         self.by_use.position(nodes, id)
     }
 }

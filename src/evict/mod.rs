@@ -2,27 +2,27 @@
 //!
 //! Pure data structures: no I/O, no clock, no locks. A policy knows chunks by the number that [`Nodes`] gave them.
 
+mod eviction_index;
+mod extent_map;
 mod fifo;
 mod lfu;
 mod lists;
 mod lru;
 mod mru;
 mod namespaces;
-mod places;
 mod pool;
 #[cfg(feature = "bench")]
 pub(crate) mod probe;
 mod quotas;
-mod residents;
 mod room_search;
 mod s3fifo;
 
+pub(crate) use eviction_index::{ChunkRef, EvictionIndex, NamespaceOf, UNTIL_RELEASED_S, Victim};
 pub(crate) use lists::{ChunkNode, NodeId, Nodes};
 pub(crate) use namespaces::NamespaceId;
 pub use namespaces::NamespaceUsage;
 pub(crate) use pool::PoolId;
 pub(crate) use quotas::Quotas;
-pub(crate) use residents::{ChunkRef, NamespaceOf, Residents, UNTIL_RELEASED_S, Victim};
 pub(crate) use room_search::{Room, RoomSearch};
 
 /// Which order chunks are evicted in.
@@ -89,7 +89,7 @@ pub(crate) trait Policy: Send {
     fn coldest(&mut self, nodes: &mut Nodes, count: usize, found: &mut Vec<NodeId>);
 
     /// How far a chunk is from going: 0 goes first, 255 last. An estimate, from what is at hand.
-    fn heat(&self, nodes: &Nodes, id: NodeId) -> u8;
+    fn rank(&self, nodes: &Nodes, id: NodeId) -> u8;
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::eviction_index::NamespaceOf;
 use super::pool::PoolId;
-use super::residents::NamespaceOf;
 use crate::key::Namespace;
 
 /// Number of a namespace, valid while there is anything of it.

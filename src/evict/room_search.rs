@@ -1,8 +1,8 @@
 //! Which chunks have to go so that there is room for one of so many blocks, as cheaply as it can be found.
 
 use super::NodeId;
-use super::places::{STEPS_AT_ONCE, Search, Way, victim};
-use super::residents::{Inner, Victim};
+use super::eviction_index::{Inner, Victim};
+use super::extent_map::{STEPS_AT_ONCE, Search, Way, victim};
 use crate::store::FreeSpace;
 
 /// Chunks of the cold end among which those are chosen that make room at the lowest price: a part of all, within bounds.
@@ -73,13 +73,13 @@ impl Inner {
             search.seeds = Some(seeds.into_iter());
         }
         let (nodes, pools) = (&self.nodes, &self.pools);
-        let heat = |id: NodeId| pools[nodes[id].pool as usize].policy.heat(nodes, id);
+        let rank = |id: NodeId| pools[nodes[id].pool as usize].policy.rank(nodes, id);
         let blocks = u64::from(search.blocks);
-        let mut look = Search { places: &self.places, nodes, free, blocks, steps: 0 };
+        let mut look = Search { extents: &self.extents, nodes, free, blocks, steps: 0 };
         for seed in search.seeds.iter_mut().flatten() {
             // It may be another chunk's number by now, which is as good.
             if nodes.may_go(seed)
-                && let Some(window) = look.around(seed, &heat)
+                && let Some(window) = look.around(seed, &rank)
                 && search.best.as_ref().is_none_or(|(cost, _)| window.cost < *cost)
             {
                 search.best = Some((window.cost, self.victims(&window.chunks)));

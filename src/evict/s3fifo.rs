@@ -121,7 +121,7 @@ impl Policy for S3Fifo {
         }
     }
 
-    fn heat(&self, nodes: &Nodes, id: NodeId) -> u8 {
+    fn rank(&self, nodes: &Nodes, id: NodeId) -> u8 {
         let node = &nodes[id];
         let (queue, unused) = if node.list() == SMALL { (&self.small, 0) } else { (&self.main, 1) };
         let quarter = match node.chances {

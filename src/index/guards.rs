@@ -47,7 +47,7 @@ impl<G, S> Index<G, S> {
     pub(super) fn exclude(&self, entry: &mut Entry) {
         if let Some(node) = entry.node {
             entry.excluded = true;
-            self.residents.exclude(node, entry.stays_until_s());
+            self.eviction_index.exclude(node, entry.stays_until_s());
         }
     }
 
@@ -56,7 +56,7 @@ impl<G, S> Index<G, S> {
         let until_s = entry.stays_until_s();
         if let Some(node) = entry.node.filter(|_| entry.excluded && until_s < UNTIL_RELEASED_S) {
             entry.excluded = false;
-            self.residents.release(node, until_s);
+            self.eviction_index.release(node, until_s);
         }
     }
 
@@ -129,7 +129,8 @@ impl<G, S> Index<G, S> {
             None => {
                 let name = || Namespace::of(key).name();
                 let fingerprint = Namespace::of(key).fingerprint();
-                let namespace = self.residents.remember(&NamespaceOf { fingerprint, name: &name });
+                let namespace =
+                    self.eviction_index.remember(&NamespaceOf { fingerprint, name: &name });
                 Ghost { digest, namespace, since_bytes, refused_sets: 0, was_held: false }
             }
         };

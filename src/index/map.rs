@@ -11,7 +11,7 @@ use super::shard::{Entry, Shard, Waiting};
 use super::table::Table;
 use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
-use crate::evict::{ChunkRef, Eviction, NamespaceOf, Quotas, Residents};
+use crate::evict::{ChunkRef, Eviction, EvictionIndex, NamespaceOf, Quotas};
 use crate::format::record::use_parts;
 use crate::key::{Digest, Namespace};
 use crate::sync::{Mutex, MutexGuard};
@@ -38,7 +38,7 @@ pub(crate) struct Index<G, S> {
     /// Chunks below this generation vouch for nothing until they are read; see [`super::record::Session`].
     pub(super) distrust_below: AtomicU64,
     pub(super) rules: Rules,
-    pub(super) residents: Residents,
+    pub(super) eviction_index: EvictionIndex,
     pub(super) leases: Mutex<Leases>,
     /// What pinned chunks take.
     pub(super) pinned: Mutex<Guarded>,
@@ -110,7 +110,7 @@ pub(crate) enum EnteredGet<G> {
 impl<G, S> Index<G, S> {
     pub(super) fn new(table: Table, generation: u64, rules: Rules) -> Self {
         Self {
-            residents: Residents::new(rules.eviction, &rules.quotas),
+            eviction_index: EvictionIndex::new(rules.eviction, &rules.quotas),
             leases: Mutex::new(Leases::new(rules.lease_s)),
             pinned: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
@@ -135,8 +135,8 @@ impl<G, S> Index<G, S> {
     }
 
     /// The order of eviction.
-    pub(crate) fn residents(&self) -> &Residents {
-        &self.residents
+    pub(crate) fn eviction_index(&self) -> &EvictionIndex {
+        &self.eviction_index
     }
 
     /// Keys asked for that are not held and would be in a larger store: one and a half times as large, and twice.
@@ -300,7 +300,7 @@ impl<G, S> Index<G, S> {
             shard.unlink(other.entry);
             let held = shard.entries.remove(other.entry);
             if let Some(node) = held.node {
-                self.residents.forget_restored(node, held.namespace);
+                self.eviction_index.forget_restored(node, held.namespace);
             }
             displaced = Some((other.record, held.extent()));
             self.count(-1, -i64::from(held.length_bytes));
@@ -317,7 +317,7 @@ impl<G, S> Index<G, S> {
             Eviction::Fifo => head.generation,
             _ => head.last_used_ms(),
         };
-        let (node, namespace) = self.residents.restore(
+        let (node, namespace) = self.eviction_index.restore(
             ChunkRef { shard: shard_number, entry: number },
             entry.extent(),
             &namespace,
@@ -345,7 +345,7 @@ impl<G, S> Index<G, S> {
             if gone == Gone::Evicted {
                 let size_bytes = entry.extent().size_bytes();
                 let before = self.evicted_bytes.fetch_add(size_bytes, Ordering::Relaxed);
-                self.residents.remember_leaving(entry.namespace);
+                self.eviction_index.remember_leaving(entry.namespace);
                 let ghost = Ghost {
                     digest: entry.digest,
                     namespace: entry.namespace,
@@ -356,7 +356,7 @@ impl<G, S> Index<G, S> {
                 self.remember(shard, ghost);
             }
             if let Some(node) = entry.node {
-                self.residents.leave(node, entry.namespace);
+                self.eviction_index.leave(node, entry.namespace);
             }
             if entry.pinned {
                 *self.pinned.lock() -= entry.guarded();
@@ -400,7 +400,7 @@ impl<G, S> Index<G, S> {
         let mut forgotten = Vec::new();
         let held = shard.lookup.len();
         shard.ghosts.insert(ghost, self.rules.capacity_bytes, held, &mut forgotten);
-        forgotten.iter().for_each(|ghost| self.residents.forget(ghost.namespace, 1));
+        forgotten.iter().for_each(|ghost| self.eviction_index.forget(ghost.namespace, 1));
     }
 
     /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it is

@@ -20,7 +20,7 @@ impl<G, S> Index<G, S> {
             shard.used.push(found.entry);
         }
         if let Some(node) = entry.node {
-            self.residents.touch(node);
+            self.eviction_index.touch(node);
         }
     }
 

@@ -219,7 +219,7 @@ impl<G, S> Index<G, S> {
             }
         }
         held.retain(|extent| extent.blocks > 0);
-        index.residents.all_restored();
+        index.eviction_index.all_restored();
         recovery.kept = held.len() as u64;
         if !older_slots.is_empty() {
             // The older chunk may be durable and the younger not yet: it must not go first.

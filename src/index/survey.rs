@@ -142,7 +142,7 @@ impl<G, S> Index<G, S> {
         while let Some(first) = from {
             // Its number may be another's where nothing is left of it: to be asked for with the shard locked.
             let is_of_it = || {
-                let namespace = self.residents.namespace_called(name);
+                let namespace = self.eviction_index.namespace_called(name);
                 move |entry: &Entry| Some(entry.namespace) == namespace
             };
             let (found, next) = {
@@ -193,7 +193,7 @@ impl<G, S> Index<G, S> {
                 *writing.entry(Namespace::of(&pending.key).name()).or_default() += 1;
             }
         }
-        let mut usage = self.residents.usage();
+        let mut usage = self.eviction_index.usage();
         for (name, usage) in &mut usage {
             usage.writing_keys = writing.remove(name).unwrap_or_default();
         }
@@ -255,9 +255,9 @@ impl<G, S> Index<G, S> {
                 purged.bytes += bytes;
             });
             let mut shard = self.shards[number].0.lock();
-            if let Some(namespace) = self.residents.namespace_called(name) {
+            if let Some(namespace) = self.eviction_index.namespace_called(name) {
                 let forgotten = shard.ghosts.forget_namespace(namespace);
-                self.residents.forget(namespace, forgotten as u64);
+                self.eviction_index.forget(namespace, forgotten as u64);
             }
         }
         (purged, places)
@@ -356,8 +356,8 @@ impl<G, S> Index<G, S> {
                 (check.keys, payload_bytes, pinned)
             ));
         }
-        check.problems.extend(self.residents.check(&chunks, &ghosts));
-        check.reserved_bytes = self.residents.reserved_bytes();
+        check.problems.extend(self.eviction_index.check(&chunks, &ghosts));
+        check.reserved_bytes = self.eviction_index.reserved_bytes();
         match allocated_bytes().checked_sub(check.held_bytes) {
             Some(moving_bytes) => check.moving_bytes = moving_bytes,
             None => check.problems.push("chunks are held where no place was given out".into()),

@@ -289,13 +289,13 @@ impl<G, S> Index<G, S> {
         if let Some(record) = slot {
             let ghost = shard.ghosts.remove(content.digest);
             let returns = ghost.is_some_and(|ghost| ghost.was_held);
-            ghost.iter().for_each(|ghost| self.residents.forget(ghost.namespace, 1));
+            ghost.iter().for_each(|ghost| self.eviction_index.forget(ghost.namespace, 1));
             let chunk = ChunkRef { shard: shard_number, entry: number };
             let name = || Namespace::of(key).name();
             let namespace = NamespaceOf { fingerprint: content.namespace, name: &name };
             let held = &mut shard.entries[number];
             let (node, namespace) =
-                self.residents.enter(chunk, content.extent, &namespace, returns);
+                self.eviction_index.enter(chunk, content.extent, &namespace, returns);
             (held.node, held.namespace) = (Some(node), namespace);
             if held.pinned {
                 self.exclude(held);

@@ -29,12 +29,12 @@ impl Shared {
         if self.config.quotas.is_empty() {
             return Ok(None);
         }
-        let residents = self.index.residents();
-        let (pool, Some(quota_bytes)) = residents.pool_of(request.namespace) else {
+        let eviction_index = self.index.eviction_index();
+        let (pool, Some(quota_bytes)) = eviction_index.pool_of(request.namespace) else {
             return Ok(None);
         };
         let blocks = Extent::blocks_for(bytes);
-        let Err(over) = residents.reserve_quota(pool, blocks) else {
+        let Err(over) = eviction_index.reserve_quota(pool, blocks) else {
             return Ok(Some((pool, blocks)));
         };
         begin();
@@ -49,7 +49,7 @@ impl Shared {
 
     pub(super) fn release_quota(&self, share: Option<QuotaShare>) {
         if let Some((pool, blocks)) = share {
-            self.index.residents().release_quota(pool, blocks);
+            self.index.eviction_index().release_quota(pool, blocks);
         }
     }
 
@@ -69,7 +69,7 @@ impl Shared {
             let has_evicted =
                 sources.iter().zip(victims).map(evict).fold(false, |some, one| some | one);
             attempts += usize::from(has_evicted && !has_more);
-            match self.index.residents().reserve_quota(pool, blocks) {
+            match self.index.eviction_index().reserve_quota(pool, blocks) {
                 Ok(()) => return true,
                 Err(still_over) => over = still_over,
             }
@@ -82,11 +82,11 @@ impl Shared {
 /// would not do: what goes in vain is lost. The second value says that they are only some, and others are to follow.
 fn chosen(sources: &[&Shared], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victim>>, bool)> {
     let may_go =
-        |path: &&Shared| path.index.residents().evictable_blocks_of(pool, path.index.now_s());
+        |path: &&Shared| path.index.eviction_index().evictable_blocks_of(pool, path.index.now_s());
     if sources.iter().map(may_go).sum::<u64>() < over {
         return None;
     }
-    let taken = |path: &&Shared| path.index.residents().blocks_of(pool);
+    let taken = |path: &&Shared| path.index.eviction_index().blocks_of(pool);
     let all: u64 = sources.iter().map(taken).sum();
     let fullness = |path: &&Shared| taken(path) as f64 / path.config.capacity_bytes() as f64;
     let mut order: Vec<(usize, f64)> = sources.iter().map(fullness).enumerate().collect();
@@ -105,7 +105,7 @@ fn chosen(sources: &[&Shared], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victi
             if missing == 0 {
                 break;
             }
-            let (some, blocks, are_more) = path.index.residents().coldest_of(pool, wanted);
+            let (some, blocks, are_more) = path.index.eviction_index().coldest_of(pool, wanted);
             freed += blocks;
             has_more |= are_more;
             victims[*number] = some;

@@ -180,7 +180,7 @@ impl Shared {
         }
         // One at a time: the record of one chunk is room for that of another, if its key is no longer.
         while is_final(&outcome) && attempts < ATTEMPTS {
-            let victims = self.index.residents().coldest(1, self.index.now_s());
+            let victims = self.index.eviction_index().coldest(1, self.index.now_s());
             if victims.is_empty() {
                 break;
             }
@@ -220,7 +220,7 @@ impl Shared {
             return;
         }
         while is_over() {
-            let victims = self.index.residents().coldest(LOOKED_AT, self.index.now_s());
+            let victims = self.index.eviction_index().coldest(LOOKED_AT, self.index.now_s());
             if victims.is_empty() {
                 break;
             }
@@ -246,9 +246,9 @@ impl Shared {
     /// One step of it; `None` until it is known. It ends: each round goes on, takes a chunk that must stay out of the order of eviction,
     /// or another thread has evicted one.
     fn go_on_making_room(&self, room: &mut RoomMaking) -> Option<bool> {
-        let residents = self.index.residents();
+        let eviction_index = self.index.eviction_index();
         if room.victims.is_empty() {
-            match residents.for_room(&mut room.search, &*self.store, self.index.now_s()) {
+            match eviction_index.for_room(&mut room.search, &*self.store, self.index.now_s()) {
                 Room::Found(victims) => room.begin_with(victims),
                 Room::Unfinished => return None,
                 Room::Nowhere => return Some(false),
@@ -280,7 +280,7 @@ impl Shared {
             return is_enough.then_some(true);
         }
         // Where one must stay, more may have to.
-        self.count_staying(&residents.coldest(LOOKED_AT, self.index.now_s()));
+        self.count_staying(&eviction_index.coldest(LOOKED_AT, self.index.now_s()));
         None
     }
 

@@ -63,16 +63,16 @@ impl Cache {
         self.held.insert(chunk, id);
     }
 
-    /// All chunks, the coldest first, each with its heat.
+    /// All chunks, the coldest first, each with its rank.
     fn order(&mut self) -> Vec<(u32, u8)> {
         let mut found = Vec::new();
         self.policy.coldest(&mut self.nodes, usize::MAX, &mut found);
-        let told = |id: NodeId| (self.nodes[id].entry, self.policy.heat(&self.nodes, id));
+        let told = |id: NodeId| (self.nodes[id].entry, self.policy.rank(&self.nodes, id));
         found.into_iter().map(told).collect()
     }
 
-    fn heat(&self, chunk: u32) -> u8 {
-        self.policy.heat(&self.nodes, self.held[&chunk])
+    fn rank(&self, chunk: u32) -> u8 {
+        self.policy.rank(&self.nodes, self.held[&chunk])
     }
 }
 
@@ -202,7 +202,7 @@ fn s3fifo_restores_a_tenth_of_the_unused_into_the_small_queue() {
     let mut cache = Cache::new(Eviction::S3Fifo, 100);
     (0..40).for_each(|chunk| cache.restore(chunk, 2));
     (40..100).for_each(|chunk| cache.restore(chunk, 0));
-    assert_eq!([39, 89, 90].map(|chunk| cache.heat(chunk) / 64), [3, 1, 0]);
+    assert_eq!([39, 89, 90].map(|chunk| cache.rank(chunk) / 64), [3, 1, 0]);
     // The small queue has no more than its share yet, so that the main one goes first.
     cache.using(1000..1500);
     assert_eq!(cache.of(0..90), [(0..40).collect::<Vec<_>>(), (41..90).collect()].concat());
@@ -223,29 +223,29 @@ fn restored_chunks_go_in_the_order_of_before() {
 }
 
 #[test]
-fn heat_rises_from_who_goes_first_to_who_goes_last() {
+fn rank_rises_from_who_goes_first_to_who_goes_last() {
     for kind in [Eviction::Lru, Eviction::Lfu, Eviction::Fifo, Eviction::Mru] {
         let mut cache = Cache::new(kind, 1000);
         cache.using((0..5000).map(|number| number * number % 1009));
-        let heats: Vec<u8> = cache.order().into_iter().map(|(_, heat)| heat).collect();
-        assert!(heats.is_sorted(), "{}: {heats:?}", kind.name());
-        assert_eq!(heats[0], 0, "{}", kind.name());
-        assert!(heats[heats.len() - 1] >= 250, "{}: {heats:?}", kind.name());
-        let middle = heats[heats.len() / 2];
-        assert!((64..192).contains(&middle), "{}: {heats:?}", kind.name());
+        let ranks: Vec<u8> = cache.order().into_iter().map(|(_, rank)| rank).collect();
+        assert!(ranks.is_sorted(), "{}: {ranks:?}", kind.name());
+        assert_eq!(ranks[0], 0, "{}", kind.name());
+        assert!(ranks[ranks.len() - 1] >= 250, "{}: {ranks:?}", kind.name());
+        let middle = ranks[ranks.len() / 2];
+        assert!((64..192).contains(&middle), "{}: {ranks:?}", kind.name());
     }
 }
 
 #[test]
-fn heat_in_s3fifo_rises_with_the_queue_and_with_uses() {
+fn rank_in_s3fifo_rises_with_the_queue_and_with_uses() {
     let mut cache = Cache::new(Eviction::S3Fifo, 20);
     (0..8).for_each(|chunk| cache.store(chunk, true));
     (8..16).for_each(|chunk| cache.store(chunk, false));
     cache.using([7, 6, 6, 15]);
     let order = [8, 14, 0, 5, 15, 7, 6];
-    let heats = order.map(|chunk| cache.heat(chunk));
-    assert!(heats.is_sorted(), "{heats:?}");
-    assert_eq!(heats.map(|heat| heat / 64), [0, 0, 1, 1, 2, 2, 3]);
+    let ranks = order.map(|chunk| cache.rank(chunk));
+    assert!(ranks.is_sorted(), "{ranks:?}");
+    assert_eq!(ranks.map(|rank| rank / 64), [0, 0, 1, 1, 2, 2, 3]);
 }
 
 #[test]
@@ -255,14 +255,14 @@ fn s3fifo_begins_anew_with_a_chunk_that_was_out() {
     let id = cache.held[&0];
     cache.policy.remove(&mut cache.nodes, id);
     cache.policy.insert(&mut cache.nodes, id, false);
-    assert_eq!([0, 1].map(|chunk| cache.heat(chunk) / 64), [0, 0]);
+    assert_eq!([0, 1].map(|chunk| cache.rank(chunk) / 64), [0, 0]);
 }
 
 #[test]
-fn heat_of_a_chunk_that_is_alone() {
+fn rank_of_a_chunk_that_is_alone() {
     for kind in Eviction::ALL {
         let mut cache = Cache::new(kind, 1);
         cache.store(0, false);
-        assert_eq!(cache.heat(0), 0, "{}", kind.name());
+        assert_eq!(cache.rank(0), 0, "{}", kind.name());
     }
 }

@@ -81,7 +81,7 @@ struct Held {
 }
 
 struct Model {
-    residents: Residents,
+    eviction_index: EvictionIndex,
     held: Vec<Held>,
     remembered: Vec<NamespaceId>,
     reserved: Vec<(usize, PoolId, u32)>,
@@ -95,7 +95,7 @@ impl Model {
     fn new(policy: Eviction) -> Self {
         let quotas = QUOTAS.map(|(name, blocks)| (name.to_owned(), blocks * BLOCK_BYTES));
         Self {
-            residents: Residents::new(policy, &Quotas::new(&quotas)),
+            eviction_index: EvictionIndex::new(policy, &Quotas::new(&quotas)),
             held: Vec::new(),
             remembered: Vec::new(),
             reserved: Vec::new(),
@@ -110,7 +110,7 @@ impl Model {
     }
 
     fn leave(&mut self, held: Held) {
-        self.residents.leave(held.node, held.namespace);
+        self.eviction_index.leave(held.node, held.namespace);
         self.held.retain(|other| other.node != held.node);
     }
 
@@ -161,24 +161,25 @@ impl Model {
                 self.next_entry += 1;
                 let fingerprint = Namespace::called(NAMES[*name]).fingerprint();
                 let namespace = NamespaceOf { fingerprint, name: &|| NAMES[*name].to_owned() };
-                let (node, namespace) = self.residents.enter(chunk, extent, &namespace, *returns);
+                let (node, namespace) =
+                    self.eviction_index.enter(chunk, extent, &namespace, *returns);
                 let name = *name;
                 self.held.push(Held { node, chunk, extent, namespace, name, stays_until_s: 0 });
             }
             Step::Touch(which) => {
                 let node = self.one(which).map(|held| held.node);
-                node.iter().for_each(|node| self.residents.touch(*node));
+                node.iter().for_each(|node| self.eviction_index.touch(*node));
             }
             Step::Exclude(which, until_s) => {
                 if let Some(held) = self.one(which) {
                     let until_s = until_s.map_or(UNTIL_RELEASED_S, |seconds| self.now_s + seconds);
-                    self.residents.exclude(held.node, until_s);
+                    self.eviction_index.exclude(held.node, until_s);
                     self.set_stay(held.node, until_s);
                 }
             }
             Step::Release(which, seconds) => {
                 if let Some(held) = self.one(which).filter(|held| self.stays(held)) {
-                    self.residents.release(held.node, self.now_s + seconds);
+                    self.eviction_index.release(held.node, self.now_s + seconds);
                     self.set_stay(held.node, self.now_s + seconds);
                 }
             }
@@ -189,7 +190,7 @@ impl Model {
             }
             Step::Evict(which) => {
                 if let Some(held) = self.one(which) {
-                    self.residents.remember_leaving(held.namespace);
+                    self.eviction_index.remember_leaving(held.namespace);
                     self.remembered.push(held.namespace);
                     self.leave(held);
                 }
@@ -197,25 +198,25 @@ impl Model {
             Step::Forget(which) => {
                 if !self.remembered.is_empty() {
                     let place = which.index(self.remembered.len());
-                    self.residents.forget(self.remembered.swap_remove(place), 1);
+                    self.eviction_index.forget(self.remembered.swap_remove(place), 1);
                 }
             }
             Step::Reserve(blocks, name) => {
                 let fingerprint = Namespace::called(NAMES[*name]).fingerprint();
-                let (pool, quota_bytes) = self.residents.pool_of(fingerprint);
+                let (pool, quota_bytes) = self.eviction_index.pool_of(fingerprint);
                 let quota = QUOTAS[*name - 2].1;
                 assert_eq!(quota_bytes, Some(quota * BLOCK_BYTES));
                 let over = (self.quota_used(*name) + u64::from(*blocks)).saturating_sub(quota);
-                assert_eq!(self.residents.blocks_of(pool), self.quota_used(*name));
-                match self.residents.reserve_quota(pool, *blocks) {
+                assert_eq!(self.eviction_index.blocks_of(pool), self.quota_used(*name));
+                match self.eviction_index.reserve_quota(pool, *blocks) {
                     Ok(()) => {
                         assert_eq!(over, 0);
                         self.reserved.push((*name, pool, *blocks));
                     }
                     Err(missing) => {
                         assert!(over > 0 && missing == over);
-                        let evictable = self.residents.evictable_blocks_of(pool, self.now_s);
-                        let (victims, freed, has_more) = self.residents.coldest_of(pool, over);
+                        let evictable = self.eviction_index.evictable_blocks_of(pool, self.now_s);
+                        let (victims, freed, has_more) = self.eviction_index.coldest_of(pool, over);
                         assert!(!has_more, "there are few");
                         self.check_victims(&victims);
                         assert_eq!(self.blocks_of(&victims), freed);
@@ -243,13 +244,13 @@ impl Model {
                 if !self.reserved.is_empty() {
                     let place = which.index(self.reserved.len());
                     let (_, pool, blocks) = self.reserved.swap_remove(place);
-                    self.residents.release_quota(pool, blocks);
+                    self.eviction_index.release_quota(pool, blocks);
                 }
             }
             Step::ForRoom(blocks) => {
                 let mut search = RoomSearch::new(*blocks);
                 let victims = loop {
-                    match self.residents.for_room(&mut search, &NothingFree, self.now_s) {
+                    match self.eviction_index.for_room(&mut search, &NothingFree, self.now_s) {
                         Room::Found(victims) => break victims,
                         Room::Unfinished => {}
                         Room::Nowhere => break Vec::new(),
@@ -263,7 +264,7 @@ impl Model {
                 }
             }
             Step::Coldest(count) => {
-                let victims = self.residents.coldest(*count, self.now_s);
+                let victims = self.eviction_index.coldest(*count, self.now_s);
                 self.check_victims(&victims);
                 assert!(victims.len() <= *count);
                 let can_any = self.held.iter().any(|held| !self.stays(held));
@@ -292,9 +293,9 @@ impl Model {
             self.held.iter().map(|held| (held.node, (held.chunk, held.extent, held.namespace)));
         let mut remembered: HashMap<NamespaceId, u64> = HashMap::new();
         self.remembered.iter().for_each(|id| *remembered.entry(*id).or_default() += 1);
-        let problems = self.residents.check(&chunks.collect(), &remembered);
+        let problems = self.eviction_index.check(&chunks.collect(), &remembered);
         assert_eq!(problems, Vec::<String>::new());
-        let usage = self.residents.usage();
+        let usage = self.eviction_index.usage();
         for (number, name) in NAMES.iter().enumerate() {
             let of_it = || self.held.iter().filter(|held| held.name == number);
             let usage = usage.iter().find(|(other, _)| other == name).map(|(_, usage)| *usage);
@@ -304,7 +305,7 @@ impl Model {
             assert_eq!((usage.keys, usage.allocated_bytes), (of_it().count() as u64, bytes));
         }
         let reserved: u64 = self.reserved.iter().map(|(_, _, blocks)| u64::from(*blocks)).sum();
-        assert_eq!(self.residents.reserved_bytes(), reserved * BLOCK_BYTES);
+        assert_eq!(self.eviction_index.reserved_bytes(), reserved * BLOCK_BYTES);
     }
 }
 
@@ -322,10 +323,10 @@ proptest! {
         for held in model.held.clone() {
             model.leave(held);
         }
-        model.remembered.drain(..).for_each(|id| model.residents.forget(id, 1));
-        model.reserved.drain(..).for_each(|(_, pool, blocks)| model.residents.release_quota(pool, blocks));
+        model.remembered.drain(..).for_each(|id| model.eviction_index.forget(id, 1));
+        model.reserved.drain(..).for_each(|(_, pool, blocks)| model.eviction_index.release_quota(pool, blocks));
         model.check();
-        let names: Vec<String> = model.residents.usage().into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> = model.eviction_index.usage().into_iter().map(|(name, _)| name).collect();
         prop_assert_eq!(names, QUOTAS.map(|(name, _)| name.to_owned()));
     }
 }
@@ -348,17 +349,17 @@ impl FreeSpace for Anywhere {
 }
 
 /// Chunks that are used: as many as it takes for a look at all of them to be too long.
-fn many_used(eviction: Eviction, count: u32, quotas: &Quotas) -> Residents {
-    let residents = Residents::new(eviction, quotas);
+fn many_used(eviction: Eviction, count: u32, quotas: &Quotas) -> EvictionIndex {
+    let eviction_index = EvictionIndex::new(eviction, quotas);
     let fingerprint = Namespace::called("model").fingerprint();
     let namespace = NamespaceOf { fingerprint, name: &|| "model".to_owned() };
     for number in 0..count {
         let extent = Extent { file: 0, first_block: number, blocks: 1 };
         let chunk = ChunkRef { shard: 0, entry: number };
-        let (node, _) = residents.enter(chunk, extent, &namespace, false);
-        (0..3).for_each(|_| residents.touch(node));
+        let (node, _) = eviction_index.enter(chunk, extent, &namespace, false);
+        (0..3).for_each(|_| eviction_index.touch(node));
     }
-    residents
+    eviction_index
 }
 
 /// Chunks for a very long one are told in parts, and all of them in the end.
@@ -366,24 +367,24 @@ fn many_used(eviction: Eviction, count: u32, quotas: &Quotas) -> Residents {
 fn much_room_is_found_a_bounded_part_at_a_time() {
     const COUNT: u32 = 20_000;
     for eviction in Eviction::ALL {
-        let residents = many_used(eviction, COUNT, &Quotas::default());
+        let eviction_index = many_used(eviction, COUNT, &Quotas::default());
         let mut left = u64::from(COUNT);
         let mut turns = 0;
         while left > 0 {
             turns += 1;
             let mut search = RoomSearch::new(COUNT);
-            match residents.for_room(&mut search, &Anywhere(left), 0) {
+            match eviction_index.for_room(&mut search, &Anywhere(left), 0) {
                 Room::Found(victims) => {
                     assert!(victims.len() <= 2048, "{} at once", victims.len());
                     left -= victims.len() as u64;
-                    victims.iter().for_each(|victim| residents.leave(victim.node, 0));
+                    victims.iter().for_each(|victim| eviction_index.leave(victim.node, 0));
                 }
                 Room::Unfinished => assert_eq!(eviction, Eviction::S3Fifo),
                 Room::Nowhere => panic!("{left} are left"),
             }
         }
         assert!(turns >= COUNT / 2048, "{turns} turns");
-        let nowhere = residents.for_room(&mut RoomSearch::new(1), &Anywhere(1), 0);
+        let nowhere = eviction_index.for_room(&mut RoomSearch::new(1), &Anywhere(1), 0);
         assert!(matches!(nowhere, Room::Nowhere));
     }
 }
@@ -391,13 +392,13 @@ fn much_room_is_found_a_bounded_part_at_a_time() {
 /// Each chunk has three chances more: one look takes some of them away, and the next goes on.
 #[test]
 fn a_look_at_chunks_with_chances_is_bounded() {
-    let residents = many_used(Eviction::S3Fifo, 20_000, &Quotas::default());
+    let eviction_index = many_used(Eviction::S3Fifo, 20_000, &Quotas::default());
     let mut search = RoomSearch::new(1);
     let looks = (0..).take_while(|_| {
-        matches!(residents.for_room(&mut search, &Anywhere(1), 0), Room::Unfinished)
+        matches!(eviction_index.for_room(&mut search, &Anywhere(1), 0), Room::Unfinished)
     });
     assert!((10..100).contains(&looks.count()));
-    assert_eq!(residents.coldest(3, 0).len(), 3);
+    assert_eq!(eviction_index.coldest(3, 0).len(), 3);
 }
 
 /// So are those of a namespace with a quota.
@@ -406,17 +407,17 @@ fn much_of_a_quota_is_found_a_bounded_part_at_a_time() {
     const COUNT: u32 = 20_000;
     let quotas = Quotas::new(&[("model".to_owned(), u64::from(COUNT) * BLOCK_BYTES)]);
     for eviction in Eviction::ALL {
-        let residents = many_used(eviction, COUNT, &quotas);
-        let (pool, _) = residents.pool_of(Namespace::called("model").fingerprint());
-        let mut left = residents.evictable_blocks_of(pool, 0);
+        let eviction_index = many_used(eviction, COUNT, &quotas);
+        let (pool, _) = eviction_index.pool_of(Namespace::called("model").fingerprint());
+        let mut left = eviction_index.evictable_blocks_of(pool, 0);
         assert_eq!(left, u64::from(COUNT));
         while left > 0 {
-            let (victims, freed, has_more) = residents.coldest_of(pool, left);
+            let (victims, freed, has_more) = eviction_index.coldest_of(pool, left);
             assert!(victims.len() <= 2048, "{} at once", victims.len());
             left -= freed;
             assert_eq!(has_more, left > 0);
-            victims.iter().for_each(|victim| residents.leave(victim.node, 0));
+            victims.iter().for_each(|victim| eviction_index.leave(victim.node, 0));
         }
-        assert_eq!(residents.evictable_blocks_of(pool, 0), 0);
+        assert_eq!(eviction_index.evictable_blocks_of(pool, 0), 0);
     }
 }

@@ -28,10 +28,10 @@ impl FreeSpace for Allocator {
 /// Chunks and free space between them, as they come about by storing and freeing.
 struct Layout {
     allocator: Allocator,
-    places: Places,
+    extents: ExtentMap,
     nodes: Nodes,
     held: Vec<NodeId>,
-    heat: Vec<(NodeId, u8)>,
+    rank: Vec<(NodeId, u8)>,
 }
 
 impl Layout {
@@ -43,7 +43,7 @@ impl Layout {
         let mut chunks = Vec::new();
         while let Some(extent) = layout.allocator.allocate(1) {
             let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
-            layout.places.insert(extent, id);
+            layout.extents.insert(extent, id);
             chunks.push(id);
         }
         (layout, chunks)
@@ -54,16 +54,16 @@ impl Layout {
         for blocks in FILES {
             allocator.add_file(blocks);
         }
-        let (places, nodes) = (Places::default(), Nodes::default());
-        let mut layout = Self { allocator, places, nodes, held: Vec::new(), heat: Vec::new() };
-        for (blocks, which, heat) in steps {
+        let (extents, nodes) = (ExtentMap::default(), Nodes::default());
+        let mut layout = Self { allocator, extents, nodes, held: Vec::new(), rank: Vec::new() };
+        for (blocks, which, rank) in steps {
             if *blocks > 24 && !layout.held.is_empty() {
                 layout.free(layout.held[which.index(layout.held.len())]);
             } else if let Some(extent) = layout.allocator.allocate(blocks % 24 + 1) {
                 let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
-                layout.places.insert(extent, id);
+                layout.extents.insert(extent, id);
                 layout.held.push(id);
-                layout.heat.push((id, *heat));
+                layout.rank.push((id, *rank));
             }
         }
         layout
@@ -71,18 +71,18 @@ impl Layout {
 
     fn free(&mut self, id: NodeId) {
         self.held.retain(|other| *other != id);
-        self.heat.retain(|(other, _)| *other != id);
+        self.rank.retain(|(other, _)| *other != id);
         let node = self.nodes.remove(id);
-        self.places.remove(node.extent);
+        self.extents.remove(node.extent);
         self.allocator.free(node.extent);
     }
 
-    fn heat(&self, id: NodeId) -> u8 {
-        self.heat.iter().find(|(other, _)| *other == id).unwrap().1
+    fn rank(&self, id: NodeId) -> u8 {
+        self.rank.iter().find(|(other, _)| *other == id).unwrap().1
     }
 
     fn cost(&self, id: NodeId) -> u64 {
-        u64::from(self.nodes[id].extent.blocks) * (255 + 3 * u64::from(self.heat(id)))
+        u64::from(self.nodes[id].extent.blocks) * (255 + 3 * u64::from(self.rank(id)))
     }
 
     /// What it costs to free a run of `blocks` around a chunk, at the lowest price; none if what is kept is in the way.
@@ -115,8 +115,8 @@ impl Layout {
 }
 
 fn layouts() -> impl Strategy<Value = Vec<(u32, Index, u8)>> {
-    let heat = prop_oneof![Just(0_u8), any::<u8>()];
-    prop::collection::vec((0_u32..40, any::<Index>(), heat), 1..150)
+    let rank = prop_oneof![Just(0_u8), any::<u8>()];
+    prop::collection::vec((0_u32..40, any::<Index>(), rank), 1..150)
 }
 
 proptest! {
@@ -135,9 +135,9 @@ proptest! {
         let kept: HashSet<NodeId> = kept.iter().map(one).collect();
         let seeds: Vec<NodeId> = seeds.iter().map(one).filter(|id| !kept.contains(id)).collect();
         kept.iter().for_each(|id| layout.nodes[*id].exclude(1));
-        let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
-        let mut search = Search { places, nodes, free, blocks, steps: 0 };
-        let around = |seed: &NodeId| search.around(*seed, &|id| layout.heat(id));
+        let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
+        let mut search = Search { extents, nodes, free, blocks, steps: 0 };
+        let around = |seed: &NodeId| search.around(*seed, &|id| layout.rank(id));
         let found = seeds.iter().filter_map(around).min_by_key(|window| window.cost);
         let expected = seeds.iter().filter_map(|seed| layout.cheapest(*seed, blocks, &kept)).min();
         prop_assert_eq!(found.as_ref().map(|window| window.cost), expected);
@@ -166,14 +166,14 @@ fn the_chunk_between_two_holes_goes() {
     for _ in 0..30 {
         let extent = layout.allocator.allocate(4).unwrap();
         let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
-        layout.places.insert(extent, id);
+        layout.extents.insert(extent, id);
         layout.held.push(id);
-        layout.heat.push((id, 0));
+        layout.rank.push((id, 0));
         chunks.push(id);
     }
     [9, 11, 20].into_iter().for_each(|number| layout.free(chunks[number]));
-    let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
-    let mut search = Search { places, nodes, free, blocks: 12, steps: 0 };
+    let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
+    let mut search = Search { extents, nodes, free, blocks: 12, steps: 0 };
     let around = |seed: usize| search.around(chunks[seed], &|_| 0);
     let window = [3, 10, 21].into_iter().filter_map(around).min_by_key(|window| window.cost);
     assert_eq!(window.unwrap().chunks, [chunks[10]]);
@@ -196,8 +196,8 @@ fn a_search_by_place_looks_at_some_and_goes_on() {
         let mut way = Way::from(layout.nodes[chunks[first]].extent);
         let mut turns = 0;
         let found = loop {
-            let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
-            let mut search = Search { places, nodes, free, blocks: 4, steps: 0 };
+            let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
+            let mut search = Search { extents, nodes, free, blocks: 4, steps: 0 };
             let found = search.go_along(&mut way);
             assert!(search.steps <= STEPS_AT_ONCE, "{} steps", search.steps);
             turns += 1;
@@ -211,8 +211,8 @@ fn a_search_by_place_looks_at_some_and_goes_on() {
     chunks[9_000..9_004].iter().step_by(2).for_each(|id| layout.nodes[*id].exclude(1));
     let mut way = Way::from(layout.nodes[chunks[5_000]].extent);
     let ends = |layout: &Layout, way: &mut Way| {
-        let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
-        Search { places, nodes, free, blocks: 4, steps: 0 }.go_along(way)
+        let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
+        Search { extents, nodes, free, blocks: 4, steps: 0 }.go_along(way)
     };
     assert_eq!((0..20).find_map(|_| ends(&layout, &mut way)), Some(false));
 }
@@ -222,8 +222,8 @@ fn a_search_by_place_looks_at_some_and_goes_on() {
 fn a_long_run_is_found_a_bounded_part_at_a_time() {
     const CHUNKS: u32 = 20_000;
     let (layout, chunks) = Layout::full(CHUNKS);
-    let (places, nodes, free) = (&layout.places, &layout.nodes, &layout.allocator);
-    let search = || Search { places, nodes, free, blocks: u64::from(CHUNKS) / 2, steps: 0 };
+    let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
+    let search = || Search { extents, nodes, free, blocks: u64::from(CHUNKS) / 2, steps: 0 };
     let mut around = search();
     assert!(around.around(chunks[10_000], &|_| 0).is_none());
     assert!(around.steps <= STEPS_AT_ONCE, "{} steps for one chunk", around.steps);

@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::extent_map::{ExtentMap, STEPS_AT_ONCE};
 use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
-use super::places::{Places, STEPS_AT_ONCE};
 use super::pool::{Pool, PoolId};
 use super::quotas::Quotas;
 use super::room_search::{Room, RoomSearch, SEEDS};
@@ -34,14 +34,14 @@ pub(crate) struct Victim {
 }
 
 /// What is known of the chunks held.
-pub(crate) struct Residents {
+pub(crate) struct EvictionIndex {
     inner: Mutex<Inner>,
 }
 
 pub(super) struct Inner {
     pub(super) nodes: Nodes,
     pub(super) pools: Vec<Pool>,
-    pub(super) places: Places,
+    pub(super) extents: ExtentMap,
     namespaces: Namespaces,
     /// When the chunks that an earlier owner stored were used (or stored, if that is what the order goes by).
     restored: Vec<Option<u64>>,
@@ -54,7 +54,7 @@ pub(crate) struct NamespaceOf<'key> {
     pub(crate) name: &'key dyn Fn() -> String,
 }
 
-impl Residents {
+impl EvictionIndex {
     /// None held.
     pub(crate) fn new(policy: Eviction, quotas: &Quotas) -> Self {
         let mut namespaces = Namespaces::default();
@@ -66,7 +66,7 @@ impl Residents {
         let inner = Inner {
             nodes: Nodes::default(),
             pools,
-            places: Places::default(),
+            extents: ExtentMap::default(),
             namespaces,
             restored: Vec::new(),
         };
@@ -89,7 +89,7 @@ impl Residents {
         (id, namespace)
     }
 
-    /// As `enter`, for a chunk that an earlier owner stored, with the moment by which it is in order and its uses; [`Residents::all_restored`] follows the last one.
+    /// As `enter`, for a chunk that an earlier owner stored, with the moment by which it is in order and its uses; [`EvictionIndex::all_restored`] follows the last one.
     pub(crate) fn restore(
         &self,
         chunk: ChunkRef,
@@ -209,7 +209,7 @@ impl Residents {
         Ok(())
     }
 
-    /// Gives back what [`Residents::reserve_quota`] took.
+    /// Gives back what [`EvictionIndex::reserve_quota`] took.
     pub(crate) fn release_quota(&self, pool: PoolId, blocks: u32) {
         self.inner.lock().pools[pool as usize].remove_blocks(blocks);
     }
@@ -277,7 +277,7 @@ impl Residents {
     pub(crate) fn reserved_bytes(&self) -> u64 {
         let inner = self.inner.lock();
         let mut held = vec![0_u64; inner.pools.len()];
-        inner.places.nodes().map(|id| &inner.nodes[id]).for_each(|node| {
+        inner.extents.nodes().map(|id| &inner.nodes[id]).for_each(|node| {
             held[node.pool as usize] += u64::from(node.extent.blocks);
         });
         let reserved = inner.pools.iter().zip(held).map(|(pool, held)| pool.blocks - held);
@@ -336,12 +336,12 @@ impl Residents {
         let inner = &mut *inner;
         let mut problems = Vec::new();
         let mut say = |problem: String| problems.push(problem);
-        if inner.nodes.len() != chunks.len() || inner.places.len() != chunks.len() {
+        if inner.nodes.len() != chunks.len() || inner.extents.len() != chunks.len() {
             say(format!(
                 "{} chunks are held, {} are in the order of eviction, {} have a place",
                 chunks.len(),
                 inner.nodes.len(),
-                inner.places.len()
+                inner.extents.len()
             ));
         }
         let mut listed = HashSet::new();
@@ -369,7 +369,7 @@ impl Residents {
             }
             let node = &inner.nodes[*id];
             if (node.shard, node.entry, node.extent) != (chunk.shard, chunk.entry, *extent)
-                || inner.places.at(*extent) != Some(*id)
+                || inner.extents.at(*extent) != Some(*id)
             {
                 say(format!("{chunk:?} at {extent:?} is known as something else"));
             }
@@ -404,13 +404,13 @@ impl Inner {
         self.pools[pool as usize].add_blocks(extent.blocks);
         self.pools[pool as usize].chunks += 1;
         self.pools[pool as usize].ordered_blocks += u64::from(extent.blocks);
-        self.places.insert(extent, id);
+        self.extents.insert(extent, id);
         (id, namespace)
     }
 
     fn drop_node(&mut self, id: NodeId, namespace: NamespaceId) {
         let node = self.nodes.remove(id);
-        self.places.remove(node.extent);
+        self.extents.remove(node.extent);
         let pool = &mut self.pools[node.pool as usize];
         pool.remove_blocks(node.extent.blocks);
         pool.chunks -= 1;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::residents::{ChunkRef, Victim};
+use super::eviction_index::{ChunkRef, Victim};
 use super::{ChunkNode, NodeId, Nodes};
 use crate::block::Extent;
 use crate::store::FreeSpace;
@@ -14,11 +14,11 @@ pub(super) const STEPS_AT_ONCE: usize = 2048;
 const MOST_BESIDE: usize = 1024;
 
 /// What a chunk that is far from going weighs, besides its blocks, compared with one that goes first.
-const HEAT_WEIGHT: u64 = 3;
+const RANK_WEIGHT: u64 = 3;
 
 /// The chunks by place.
 #[derive(Default)]
-pub(super) struct Places {
+pub(super) struct ExtentMap {
     held: BTreeMap<(u32, u32), NodeId>,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn victim(nodes: &Nodes, node: NodeId) -> Victim {
     Victim { node, chunk: ChunkRef { shard, entry } }
 }
 
-impl Places {
+impl ExtentMap {
     pub(super) fn insert(&mut self, extent: Extent, id: NodeId) {
         self.held.insert((extent.file, extent.first_block), id);
     }
@@ -98,7 +98,7 @@ impl Places {
 
 /// A search for the chunks that are cheapest to give up for a run of `blocks`.
 pub(super) struct Search<'data, F: ?Sized> {
-    pub(super) places: &'data Places,
+    pub(super) extents: &'data ExtentMap,
     pub(super) nodes: &'data Nodes,
     pub(super) free: &'data F,
     pub(super) blocks: u64,
@@ -121,7 +121,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
             let (file, block) = way.end;
             // What lies before the first chunk is free, or no part of the run.
             let free = if way.run.is_empty() { 0 } else { self.free.free_from(file, block) };
-            let next = self.places.held.get(&way.end).copied();
+            let next = self.extents.held.get(&way.end).copied();
             let next = next.filter(|id| !self.must_stay(*id));
             if free > 0 {
                 way.blocks += u64::from(free);
@@ -146,7 +146,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
     fn go_past_obstacle(&self, way: &mut Way) -> bool {
         (way.blocks, way.run) = (0, Vec::new());
         let behind = |place: (u32, u32)| {
-            let (&(file, block), &id) = self.places.held.range(place..).next()?;
+            let (&(file, block), &id) = self.extents.held.range(place..).next()?;
             let stays = self.must_stay(id);
             let blocks = if stays { self.nodes[id].extent.blocks } else { 0 };
             Some((file, block + blocks))
@@ -163,13 +163,13 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         true
     }
 
-    /// The cheapest window that contains `seed`. `heat` tells how far a chunk is from going.
-    pub(super) fn around(&mut self, seed: NodeId, heat: &impl Fn(NodeId) -> u8) -> Option<Window> {
+    /// The cheapest window that contains `seed`. `rank` tells how far a chunk is from going.
+    pub(super) fn around(&mut self, seed: NodeId, rank: &impl Fn(NodeId) -> u8) -> Option<Window> {
         let extent = self.nodes[seed].extent;
-        let own = self.segment(seed, heat);
+        let own = self.segment(seed, rank);
         let missing = self.blocks.saturating_sub(own.blocks);
-        let before = self.beside(extent, missing, heat, true);
-        let after = self.beside(extent, missing, heat, false);
+        let before = self.beside(extent, missing, rank, true);
+        let after = self.beside(extent, missing, rank, false);
         let blocks = |side: &[Segment]| side.iter().map(|segment| segment.blocks).sum::<u64>();
         let cost = |side: &[Segment]| side.iter().map(|segment| segment.cost).sum::<u64>();
         // From all of one side on: as many as needed of the other, while the first gives way.
@@ -204,7 +204,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         &mut self,
         extent: Extent,
         missing: u64,
-        heat: &impl Fn(NodeId) -> u8,
+        rank: &impl Fn(NodeId) -> u8,
         before: bool,
     ) -> Vec<Segment> {
         let mut segments = Vec::new();
@@ -223,11 +223,11 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
                 Segment { blocks: u64::from(free), cost: 0, chunk: None }
             } else {
                 let neighbour = match before {
-                    true => self.places.ending_at(self.nodes, file, block),
-                    false => self.places.held.get(&(file, block)).copied(),
+                    true => self.extents.ending_at(self.nodes, file, block),
+                    false => self.extents.held.get(&(file, block)).copied(),
                 };
                 match neighbour.filter(|id| !self.must_stay(*id)) {
-                    Some(id) => self.segment(id, heat),
+                    Some(id) => self.segment(id, rank),
                     None => break,
                 }
             };
@@ -245,9 +245,9 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         self.nodes[id].excluded_until_s().is_some() || !self.free.makes_room(self.nodes[id].extent)
     }
 
-    fn segment(&self, id: NodeId, heat: &impl Fn(NodeId) -> u8) -> Segment {
+    fn segment(&self, id: NodeId, rank: &impl Fn(NodeId) -> u8) -> Segment {
         let blocks = u64::from(self.nodes[id].extent.blocks);
-        let weight = 255 + HEAT_WEIGHT * u64::from(heat(id));
+        let weight = 255 + RANK_WEIGHT * u64::from(rank(id));
         Segment { blocks, cost: blocks * weight, chunk: Some(id) }
     }
 }
