@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 use thiserror::Error;
 
-use crate::engine::refusal::Refusal;
+use crate::engine::EngineError;
 use crate::key::{Digest, MAX_KEY_BYTES};
 
 /// A wrong option, found before anything is touched.
@@ -76,32 +76,6 @@ fn in_brackets(unit: &str) -> String {
 
 fn quoted(names: &[&str]) -> String {
     names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
-}
-
-/// Failures of the I/O engine as a whole; a failed transfer is reported with its completion instead.
-#[derive(Debug, Error)]
-pub enum EngineError {
-    /// io_uring cannot be had.
-    #[error("io_uring is not available: {0}; or let engine be 'auto' or 'posix'")]
-    Unavailable(Refusal),
-    /// The engine stopped working after it had started.
-    #[error("the I/O engine failed in {operation}: {source}")]
-    Failed {
-        /// The system call.
-        operation: &'static str,
-        /// What it said.
-        source: io::Error,
-    },
-}
-
-impl EngineError {
-    /// What the system said, where it refused something that every engine needs.
-    pub fn errno(&self) -> Option<i32> {
-        match self {
-            Self::Unavailable(_) => None,
-            Self::Failed { source, .. } => source.raw_os_error(),
-        }
-    }
 }
 
 /// Failures to find a place for a chunk.

@@ -16,7 +16,16 @@
 //!          index: what is held (map in RAM, sidecar file of records)
 //! ```
 //!
-//! A module knows only those below it: connector > reactor > {schedule, store, index} > engine > {buffer, key, error}.
+//! A module knows only those before it in this list:
+//!
+//! - `block`, `time`, `sync`, `thread`, `fork`, `checksum`, `key`, `buffer`, `progress`, `completion`, `batch`, `backlog`: tools
+//! - `format`: what is on disk
+//! - `engine`: what moves bytes
+//! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `budget`: what a store is opened with
+//! - `store`: where bytes live
+//! - `evict`, `index`: what is stored, and what goes
+//! - `stats`, `schedule`, `reactor`, `connector`: what is asked, and answered
+//! - `bench`: what benchmarks see
 
 #[cfg(not(target_endian = "little"))]
 compile_error!(
@@ -60,16 +69,15 @@ pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
 pub use config::size_bytes;
 pub use config::{
-    Admission, Checksum, Config, Discard, Durability, EngineChoice, Layout, MAX_IO_BYTES,
+    Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout, MAX_IO_BYTES,
     MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
 };
 pub use connector::{Connector, Shutdown};
 pub use engine::posix::PosixEngine;
-pub use engine::refusal::Refusal;
 pub use engine::uring::UringEngine;
-pub use engine::{Action, Engine, Reaped, Transfer, Waker};
-pub use error::{ConfigError, EngineError, OpenError, StoreError, SubmitError};
-pub use evict::{Eviction, NamespaceUsage};
+pub use engine::{Action, Engine, EngineError, Reaped, Refusal, Transfer, Waker};
+pub use error::{ConfigError, OpenError, StoreError, SubmitError};
+pub use evict::NamespaceUsage;
 pub use format::record::MAX_CHUNK_BYTES;
 #[doc(hidden)]
 pub use index::IndexProbe;

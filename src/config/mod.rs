@@ -1,5 +1,6 @@
 //! What can be set when a store is opened.
 
+mod eviction;
 mod nearest;
 mod options;
 mod values;
@@ -7,6 +8,7 @@ mod values;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use eviction::Eviction;
 pub use options::{OPTIONS, OptionSpec};
 pub use values::{OptionValue, size_bytes};
 
@@ -14,7 +16,6 @@ use nearest::nearest;
 
 use crate::checksum::ChecksumKind;
 use crate::error::ConfigError;
-use crate::evict::Eviction;
 use crate::lock::current_boot;
 use crate::time::Clock;
 

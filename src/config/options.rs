@@ -7,12 +7,11 @@ use super::values::{
     size_within, sizes_by_name, truth,
 };
 use super::{
-    Admission, Checksum, Config, Discard, Durability, EngineChoice, Layout, MAX_IO_BYTES,
+    Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout, MAX_IO_BYTES,
     MIN_CAPACITY_BYTES, MinFree,
 };
 use crate::block::BLOCK_BYTES;
 use crate::error::ConfigError;
-use crate::evict::Eviction;
 use crate::format::membership::MAX_VOLUMES;
 
 /// Description of one option.

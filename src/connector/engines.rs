@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::config::{Config, EngineChoice};
 use crate::engine::posix::PosixEngine;
 use crate::engine::uring::UringEngine;
-use crate::engine::{Engine, Waker};
-use crate::error::{EngineError, OpenError};
+use crate::engine::{Engine, EngineError, Waker};
+use crate::error::OpenError;
 
 /// Most threads that read and write, of all reactors together: a container's limit on processes has room for them.
 const MOST_THREADS: usize = 128;

@@ -1,9 +1,10 @@
 //! Submitting and reaping transfers. The trait is the seam for other engines and for faults in tests.
 
+mod error;
 mod ladder;
 mod pool;
 pub(crate) mod posix;
-pub(crate) mod refusal;
+mod refusal;
 mod registered_files;
 pub(crate) mod uring;
 
@@ -15,7 +16,8 @@ use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::error::EngineError;
+pub use error::EngineError;
+pub use refusal::Refusal;
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use nix::sys::time::TimeSpec;
 
 use super::pool::{Done, Perform, Pool};
 use super::{Action, Engine, Reaped, Transfer, Waker};
-use crate::error::EngineError;
+use crate::engine::EngineError;
 use crate::format::names::FILE_MODE;
 
 /// Most threads that read and write. Half of them are for loads: enough to keep a drive busy with transfers of some

@@ -16,7 +16,7 @@ use io_uring::{IoUring, Probe, opcode, squeue};
 use super::ladder::{self, Flavor};
 use super::registered_files::RegisteredFiles;
 use super::{Action, Engine, Reaped, Transfer, Waker, posix};
-use crate::error::EngineError;
+use crate::engine::EngineError;
 use crate::fork::GivenUpInForks;
 use crate::format::names::FILE_MODE;
 

@@ -6,32 +6,19 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::extent_map::{ExtentMap, STEPS_AT_ONCE};
-use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
+use super::extent_map::{ChunkRef, ExtentMap, STEPS_AT_ONCE, Victim};
+use super::namespaces::{NamespaceId, NamespaceOf, NamespaceUsage, Namespaces};
 use super::pool::{Pool, PoolId};
 use super::quotas::Quotas;
 use super::room_search::{Room, RoomSearch, SEEDS};
-use super::{ChunkNode, Eviction, NodeId, Nodes};
+use super::{ChunkNode, NodeId, Nodes};
 use crate::block::{BLOCK_BYTES, Extent};
+use crate::config::Eviction;
 use crate::store::FreeSpace;
 use crate::sync::Mutex;
 
 /// Until which second a chunk must stay that is pinned, or being read: until it is released.
 pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
-
-/// Where a chunk is found in the map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChunkRef {
-    pub(crate) shard: u32,
-    pub(crate) entry: u32,
-}
-
-/// A chunk that may have to go.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Victim {
-    pub(crate) node: NodeId,
-    pub(crate) chunk: ChunkRef,
-}
 
 /// What is known of the chunks held.
 pub(crate) struct EvictionIndex {
@@ -45,13 +32,6 @@ pub(super) struct Inner {
     namespaces: Namespaces,
     /// When the chunks that an earlier owner stored were used (or stored, if that is what the order goes by).
     restored: Vec<Option<u64>>,
-}
-
-/// A namespace, as a chunk's key names it.
-pub(crate) struct NamespaceOf<'key> {
-    pub(crate) fingerprint: u64,
-    /// Its name, looked at when the fingerprint is new.
-    pub(crate) name: &'key dyn Fn() -> String,
 }
 
 impl EvictionIndex {

@@ -2,10 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use super::eviction_index::{ChunkRef, Victim};
 use super::{ChunkNode, NodeId, Nodes};
 use crate::block::Extent;
 use crate::store::FreeSpace;
+
+/// Where a chunk is found in the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkRef {
+    pub(crate) shard: u32,
+    pub(crate) entry: u32,
+}
+
+/// A chunk that may have to go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Victim {
+    pub(crate) node: NodeId,
+    pub(crate) chunk: ChunkRef,
+}
 
 /// Neighbours that are looked at while a lock is held, since others wait for it; and for one more chunk those around that.
 pub(super) const STEPS_AT_ONCE: usize = 2048;

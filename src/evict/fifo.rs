@@ -1,7 +1,7 @@
 //! First in, first out.
 
-use super::Policy;
 use super::lists::{List, NodeId, Nodes};
+use super::policy::Policy;
 
 /// Who was stored first goes first, used or not.
 #[derive(Default)]

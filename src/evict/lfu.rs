@@ -4,8 +4,8 @@
 //! those the one that was not used for the longest time. The age is the priority of the last chunk that went as the coldest
 //! there was, whoever took it out: so uses of long ago count less and less.
 
-use super::Policy;
 use super::lists::{List, NodeId, Nodes};
+use super::policy::Policy;
 
 /// Lists, one for each priority there can be at a time.
 const LISTS: u64 = 128;

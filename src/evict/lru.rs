@@ -1,7 +1,7 @@
 //! Least recently used.
 
-use super::Policy;
 use super::lists::{List, NodeId, Nodes};
+use super::policy::Policy;
 
 /// Who was not used for the longest time goes first.
 #[derive(Default)]

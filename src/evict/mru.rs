@@ -1,7 +1,7 @@
 //! Most recently used: of what is gone through again and again, and is larger than the cache, a part stays.
 
-use super::Policy;
 use super::lists::{List, NodeId, Nodes};
+use super::policy::Policy;
 
 /// Who was used last goes first.
 #[derive(Default)]

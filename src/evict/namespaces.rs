@@ -2,9 +2,15 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::eviction_index::NamespaceOf;
 use super::pool::PoolId;
 use crate::key::Namespace;
+
+/// A namespace, as a chunk's key names it.
+pub(crate) struct NamespaceOf<'key> {
+    pub(crate) fingerprint: u64,
+    /// Its name, looked at when the fingerprint is new.
+    pub(crate) name: &'key dyn Fn() -> String,
+}
 
 /// Number of a namespace, valid while there is anything of it.
 pub(crate) type NamespaceId = u32;

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::policy::Policy;
 use super::quotas::Quota;
-use super::{Eviction, NodeId, Nodes, Policy};
+use super::{NodeId, Nodes};
+use crate::config::Eviction;
 
 /// Most chunks of a pool that come back into its order at a time.
 const REINSERTED: usize = 64;

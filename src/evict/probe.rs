@@ -1,8 +1,10 @@
 //! A policy and its chunks, without a store: for the simulator of hit ratios, no part of the API.
 
+use super::policy::Policy;
 use super::s3fifo::S3Fifo;
-use super::{ChunkNode, Eviction, NodeId, Nodes, Policy};
+use super::{ChunkNode, NodeId, Nodes};
 use crate::block::Extent;
+use crate::config::Eviction;
 
 /// Number of a chunk that a policy has.
 #[derive(Clone, Copy, Debug)]

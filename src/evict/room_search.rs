@@ -1,8 +1,8 @@
 //! Which chunks have to go so that there is room for one of so many blocks, as cheaply as it can be found.
 
 use super::NodeId;
-use super::eviction_index::{Inner, Victim};
-use super::extent_map::{STEPS_AT_ONCE, Search, Way, victim};
+use super::eviction_index::Inner;
+use super::extent_map::{STEPS_AT_ONCE, Search, Victim, Way, victim};
 use crate::store::FreeSpace;
 
 /// Chunks of the cold end among which those are chosen that make room at the lowest price: a part of all, within bounds.

@@ -1,8 +1,8 @@
 //! S3-FIFO: a small queue that what is not used soon leaves again, and a main queue for the rest. Chunks that were not long
 //! gone (the third queue, which remembers keys only, is the owner's) go to the main queue at once.
 
-use super::Policy;
 use super::lists::{List, NodeId, Nodes};
+use super::policy::Policy;
 
 const SMALL: u8 = 0;
 const MAIN: u8 = 1;

@@ -6,7 +6,7 @@ use std::fmt;
 use bytemuck::{Pod, Zeroable};
 
 use super::names::StoreId;
-use super::record::RECORD_BYTES;
+use super::record::{GENERATIONS_END, RECORD_BYTES};
 use crate::checksum::crc32c;
 
 /// Version of the format described here.
@@ -21,9 +21,6 @@ pub(crate) const SESSION_OFFSET: u64 = 512;
 pub(crate) const MEMBERSHIP_OFFSET: u64 = 2048;
 /// Where the length block starts, also a sector of its own; only on a block device.
 pub(crate) const LENGTH_OFFSET: u64 = 1024;
-/// No generation reaches it: there are 2^31 sessions of 2^32 before.
-pub(crate) const GENERATIONS_END: u64 = 1 << 63;
-
 /// Longest host name that is recorded, in bytes.
 pub(crate) const HOST_BYTES: usize = 64;
 

@@ -2,7 +2,6 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::header::GENERATIONS_END;
 use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum, crc32c};
 use crate::key::{Digest, MAX_KEY_BYTES};
@@ -16,6 +15,9 @@ pub(crate) const RECORD_BYTES: usize = 256;
 pub(crate) const KEY_PART_BYTES: usize = 168;
 /// `next_slot` of a record that has no continuation.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// No generation reaches it: there are 2^31 sessions of 2^32 before.
+pub(crate) const GENERATIONS_END: u64 = 1 << 63;
 
 /// State of a free record.
 pub(crate) const STATE_FREE: u8 = 0;

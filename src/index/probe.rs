@@ -11,9 +11,10 @@ use super::table::{Content, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::block::Extent;
 use crate::budget::Budget;
+use crate::config::Eviction;
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
-use crate::evict::{Eviction, Quotas};
+use crate::evict::Quotas;
 use crate::key::{Digest, Namespace};
 use crate::time::Clock;
 

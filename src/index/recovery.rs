@@ -11,8 +11,8 @@ use super::table::Table;
 use crate::block::Extent;
 use crate::budget::Budget;
 use crate::error::OpenError;
-use crate::format::header::{GENERATIONS_END, Marks, Owner, Session};
-use crate::format::record::{Record, STATE_CHUNK, STATE_FREE, slots_for};
+use crate::format::header::{Marks, Owner, Session};
+use crate::format::record::{GENERATIONS_END, Record, STATE_CHUNK, STATE_FREE, slots_for};
 use crate::key::Digest;
 use crate::store::Store;
 

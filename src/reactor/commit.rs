@@ -25,8 +25,7 @@ use super::steps::Failure;
 use super::work::Work;
 use crate::block::Extent;
 use crate::config::Layout;
-use crate::engine::{Action, Engine, Transfer};
-use crate::error::EngineError;
+use crate::engine::{Action, Engine, EngineError, Transfer};
 
 /// Token of every sync; pieces have small ones.
 pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;

@@ -15,8 +15,8 @@ use super::steps::{
 };
 use super::work::{Active, FIRST_RETRY_PAUSE, Kind, LONGEST_RETRY_PAUSE, Work};
 use crate::config::Durability;
-use crate::engine::{Engine, Reaped};
-use crate::error::{EngineError, StoreError};
+use crate::engine::{Engine, EngineError, Reaped};
+use crate::error::StoreError;
 use crate::index::Resumed;
 use crate::schedule::{Class, Grant};
 use crate::store::Location;

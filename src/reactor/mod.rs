@@ -55,8 +55,8 @@ pub(crate) use shared::Shared;
 pub(crate) use latency::Latencies;
 
 use crate::config::Config;
-use crate::engine::{Engine, Reaped, Waker};
-use crate::error::{EngineError, OpenError};
+use crate::engine::{Engine, EngineError, Reaped, Waker};
+use crate::error::OpenError;
 use crate::index::Suspect;
 use crate::schedule::Limits;
 use crate::sync::Mutex;

@@ -17,8 +17,7 @@ use super::steps::Failure;
 use super::work::{Active, Kind, Work};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::directory::{check_opened, make_private, refusal_of};
-use crate::engine::{Action, Engine, Transfer};
-use crate::error::EngineError;
+use crate::engine::{Action, Engine, EngineError, Transfer};
 use crate::fork::GivenUpInForks;
 use crate::schedule::Grant;
 

@@ -11,8 +11,8 @@ use super::errnos::{Attempt, Verdict, judge, lacks_blocks};
 use super::health::{State, Way};
 use super::steps::Failure;
 use super::work::Work;
-use crate::engine::Engine;
-use crate::error::{EngineError, StoreError};
+use crate::engine::{Engine, EngineError};
+use crate::error::StoreError;
 
 /// Who has waited so long has no second attempt any more: the device takes seconds to fail, and is to be found out.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);

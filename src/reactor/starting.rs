@@ -9,8 +9,8 @@ use super::steps::{Comparison, Failure, compare_with_held};
 use super::work::{Kind, Work};
 use super::{SETTLE_BYTES, Shared};
 use crate::config::Checksum;
-use crate::engine::{Action, Engine};
-use crate::error::{EngineError, StoreError};
+use crate::engine::{Action, Engine, EngineError};
+use crate::error::StoreError;
 use crate::schedule::Grant;
 use crate::store::Location;
 
