@@ -5,6 +5,7 @@ mod engines;
 mod home;
 mod joining;
 mod path_names;
+mod shutdown;
 mod status;
 mod submits;
 mod upkeep;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-pub use closing::Shutdown;
 use joining::{Absent, Joined, leave_out, open_all};
+pub use shutdown::Shutdown;
 use volume::Volume;
 use volumes::{Volumes, Watch, alarms};
 

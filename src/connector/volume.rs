@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 
-use super::closing::Shutdown;
 use super::engines;
 use super::home::Found;
+use super::shutdown::Shutdown;
 use crate::budget::Budget;
 use crate::completion::CompletionQueue;
 use crate::config::{Config, Durability};

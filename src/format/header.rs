@@ -15,6 +15,8 @@ pub(crate) const FORMAT_VERSION: u32 = 1;
 pub(crate) const MAGIC: [u8; 8] = *b"KVRINGIX";
 /// Bytes before the first record; also the place of header and session.
 pub(crate) const HEADER_BYTES: u64 = 4096;
+/// Behind the header the index grows by whole multiples of this.
+pub(crate) const GROWTH_BYTES: u64 = 1 << 20;
 /// Where the session block starts: a sector of its own.
 pub(crate) const SESSION_OFFSET: u64 = 512;
 /// Where the set of stores that share keys is kept: a sector of its own.

@@ -18,13 +18,12 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
-use super::first_page::read_owner;
 use super::mapping::Mapping;
-use super::table::GROWTH_BYTES;
+use super::session::read_owner;
 use crate::directory::{Directory, make_private};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
-use crate::format::header::{HEADER_BYTES, LENGTH_OFFSET, Length, Owner};
+use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, LENGTH_OFFSET, Length, Owner};
 use crate::format::names::{INDEX_NAME, device_index_name};
 use crate::format::superblock::Superblock;
 use crate::lock::{holder_of, lock_for};

@@ -1,6 +1,5 @@
 //! The first page of the sidecar: the header that never changes, and who has the store open.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -8,12 +7,11 @@ use std::path::Path;
 use bytemuck::Zeroable;
 
 use super::backing::Backing;
+use super::session::read_session;
 use crate::block::BLOCK_BYTES;
 use crate::directory::Directory;
 use crate::error::OpenError;
-use crate::format::header::{
-    FORMAT_VERSION, HEADER_BYTES, Header, MAGIC, Owner, SESSION_OFFSET, Session,
-};
+use crate::format::header::{FORMAT_VERSION, HEADER_BYTES, Header, MAGIC};
 use crate::format::names::{CHUNKS_NAME, INDEX_NAME};
 use crate::store::data_file::list_data_files;
 
@@ -109,19 +107,4 @@ pub(super) fn judge_header(
     let expected = Header::new(header.store_id, header.created_ms, BLOCK_BYTES as u32);
     let is_whole = bytemuck::bytes_of(header) == bytemuck::bytes_of(&expected);
     Ok((!is_whole).then_some("its header is damaged"))
-}
-
-/// Who has the store open as far as the sidecar at `offset` tells. One who closed it is not who holds its lock now.
-pub(super) fn read_owner(file: &File, offset: u64) -> Option<Owner> {
-    let session = read_session(file, offset).filter(|session| session.clean == 0)?;
-    let mut header = Header::zeroed();
-    let read = file.read_exact_at(bytemuck::bytes_of_mut(&mut header), offset);
-    Some(Owner { store_id: read.ok().map(|()| header.store_id), ..session.owner() })
-}
-
-/// The session block, if it is whole.
-pub(super) fn read_session(file: &File, offset: u64) -> Option<Session> {
-    let mut session = Session::zeroed();
-    file.read_exact_at(bytemuck::bytes_of_mut(&mut session), offset + SESSION_OFFSET).ok()?;
-    session.is_sensible().then_some(session)
 }

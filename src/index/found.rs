@@ -6,8 +6,9 @@ use std::io;
 use bytemuck::Zeroable;
 
 use super::backing::{Backing, IndexPlace};
-use super::first_page::{check_header, read_owner, refuse_foreign};
+use super::first_page::{check_header, refuse_foreign};
 use super::membership::Sharing;
+use super::session::read_owner;
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Header, Owner};
 use crate::format::names::StoreId;

@@ -8,12 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use super::reader::{IndexReader, io_error, superblock_of};
-use super::table::GROWTH_BYTES;
 use crate::block::BLOCK_BYTES;
 use crate::checksum::crc32c;
 use crate::directory::Directory;
 use crate::error::OpenError;
-use crate::format::header::HEADER_BYTES;
+use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
 use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, chunk_path, data_file_name};
 use crate::format::record::{KEY_PART_BYTES, Record, STATE_FREE, STATE_KEY_PART};
 use crate::key::Namespace;

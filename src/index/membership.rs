@@ -4,17 +4,11 @@
 //! before the set that it tells of is used. So the block with the highest epoch tells which stores have seen everything: what
 //! another one holds may have been replaced or deleted meanwhile.
 
-use std::io;
-use std::os::unix::fs::FileExt;
-
 use bytemuck::Zeroable;
 
 use super::backing::Backing;
-use super::found::store_id;
-use super::table::Table;
 use crate::format::header::MEMBERSHIP_OFFSET;
 use crate::format::membership::Membership;
-use crate::format::names::StoreId;
 
 /// What a store knows of sharing keys with others.
 #[expect(clippy::large_enum_variant, reason = "there are a few of them, at open")]
@@ -43,23 +37,6 @@ impl Sharing {
     }
 }
 
-impl Table {
-    /// Id of the store, which it has had since it was made.
-    pub(crate) fn store_id(&self) -> io::Result<StoreId> {
-        store_id(&self.backing)
-    }
-
-    /// Notes the set, durably.
-    pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
-        // Through a file of its own: the kernel tells an error of writing back once to each, and those of the files that
-        // reactors sync through are theirs.
-        let file = self.backing.open_again()?;
-        let offset = self.backing.offset() + MEMBERSHIP_OFFSET;
-        file.write_all_at(bytemuck::bytes_of(membership), offset)?;
-        file.sync_data()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -67,6 +44,7 @@ mod tests {
     use super::*;
     use crate::budget::Budget;
     use crate::directory::Directory;
+    use crate::index::table::Table;
     use crate::index::{FoundIndex, IndexPlace};
 
     #[test]

@@ -19,6 +19,7 @@ mod quarantine;
 mod reader;
 mod recency;
 mod recovery;
+mod session;
 mod shard;
 mod sigbus;
 mod slots;

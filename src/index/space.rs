@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::backing::Backing;
-use super::table::{GROWTH_BYTES, Reservation, Table};
+use super::table::{Reservation, Table};
 use crate::budget::Budget;
 use crate::error::StoreError;
-use crate::format::header::HEADER_BYTES;
+use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
 use crate::format::record::RECORD_BYTES;
 use crate::store::{IndexShare, index_share_bytes};
 

@@ -17,10 +17,11 @@ use bytemuck::Zeroable;
 
 use super::backing::Backing;
 use super::changes::{Change, Changes};
-use super::first_page::{read_session, start_anew};
+use super::first_page::start_anew;
 use super::found::FoundIndex;
 use super::lookup::prefetch_line;
 use super::mapping::Mapping;
+use super::session::read_session;
 use super::slots::FreeSlots;
 use super::space::take_reserve;
 use crate::block::Extent;
@@ -28,7 +29,7 @@ use crate::budget::Budget;
 use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
 use crate::fork::GivenUpInForks;
-use crate::format::header::{HEADER_BYTES, Session};
+use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Session};
 use crate::format::record::{
     KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE, STATE_KEY_PART,
     slots_for, use_word,
@@ -37,7 +38,6 @@ use crate::key::Digest;
 use crate::store::index_share_bytes;
 use crate::sync::Mutex;
 
-pub(super) const GROWTH_BYTES: u64 = 1 << 20;
 const CACHE_LINE_BYTES: usize = 64;
 
 /// Slots for one chunk's record: one, and one more for each further part of a long key.

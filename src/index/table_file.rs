@@ -3,15 +3,19 @@
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::changes::Change;
+use super::found::store_id;
 use super::table::Table;
 use crate::error::StoreError;
 use crate::fork::{GivenUpInForks, close_file_behind};
-use crate::format::header::{HEADER_BYTES, SESSION_OFFSET, Session};
+use crate::format::header::{HEADER_BYTES, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
+use crate::format::membership::Membership;
+use crate::format::names::StoreId;
 use crate::format::record::{RECORD_BYTES, Record, STATE_FREE};
 use crate::progress::Progress;
 
@@ -194,6 +198,21 @@ impl Table {
             ),
             Err(_) => {}
         }
+    }
+
+    /// Id of the store, which it has had since it was made.
+    pub(crate) fn store_id(&self) -> io::Result<StoreId> {
+        store_id(&self.backing)
+    }
+
+    /// Notes the set, durably.
+    pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
+        // Through a file of its own: the kernel tells an error of writing back once to each, and those of the files that
+        // reactors sync through are theirs.
+        let file = self.backing.open_again()?;
+        let offset = self.backing.offset() + MEMBERSHIP_OFFSET;
+        file.write_all_at(bytemuck::bytes_of(membership), offset)?;
+        file.sync_data()
     }
 
     /// Notes who has the store open, from which generation on, and whether it is closed in order.
