@@ -134,6 +134,24 @@ def test_files_that_the_documents_name_are_there() -> None:
             assert not heading or heading in headings(target), f"{page.name}: {link}#{heading}"
 
 
+def test_every_dependency_has_its_reason() -> None:
+    """Each crate in a table of dependencies of ours is in that of the document, and no other."""
+    used: set[str] = set()
+    for manifest in ("Cargo.toml", "load/Cargo.toml", "connector_py/Cargo.toml"):
+        text = (REPOSITORY / manifest).read_text(encoding="utf-8")
+        for table in re.findall(r"^\[(?:dev-)?dependencies\]\n(.*?)(?=^\[|\Z)", text, re.M | re.S):
+            used |= set(re.findall(r"^([\w-]+)(?:\.workspace)? = ", table, re.M))
+    decisions = (REPOSITORY / "docs" / "decisions.md").read_text(encoding="utf-8")
+    rows = section(decisions, "## Dependencies").splitlines()
+    listed = {
+        crate
+        for row in rows
+        if row.startswith("| ") and "(Python)" not in row.split("|")[1]
+        for crate in re.sub(r"\(.*\)", "", row.split("|")[1]).replace(",", " ").split()
+    }
+    assert listed - {"crate"} == used - {"kvring", "kvring-load"}
+
+
 def headings(page: Path) -> set[str]:
     """Return the names by which links lead to the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
