@@ -1,26 +1,26 @@
-//! The chunks held: in the order in which they would go, by place, and by namespace.
+//! The eviction index: the stored chunks in their order of eviction, by extent, and by namespace.
 //!
-//! One lock for all three, which the holder of a shard's lock takes last; only the allocator's comes after it. So a victim
-//! is chosen here, and taken out by who has let go of this lock again: by then it may be pinned, or gone.
+//! One lock guards all three. Holders of a shard's lock take it last; only the allocator's comes after it. So a victim is chosen
+//! under this lock and evicted after its release: by then the chunk may be in use, or gone.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::extent_map::{ChunkRef, ExtentMap, STEPS_AT_ONCE, Victim};
+use super::extent_map::{ChunkRef, ExtentMap, Victim};
 use super::namespaces::{NamespaceId, NamespaceOf, NamespaceUsage, Namespaces};
-use super::pool::{Pool, PoolId};
+use super::pool::{Pool, PoolId, coldest_with};
 use super::quotas::Quotas;
-use super::room_search::{Room, RoomSearch, SEEDS};
+use super::room_search::{Room, RoomSearch};
 use super::{ChunkNode, NodeId, Nodes};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::config::Eviction;
 use crate::store::FreeSpace;
 use crate::sync::Mutex;
 
-/// Until which second a chunk must stay that is pinned, or being read: until it is released.
+/// Until which second a chunk is excluded that is pinned or being read: until its release.
 pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
 
-/// What is known of the chunks held.
+/// The stored chunks, as eviction knows them.
 pub(crate) struct EvictionIndex {
     inner: Mutex<Inner>,
 }
@@ -30,12 +30,13 @@ pub(super) struct Inner {
     pub(super) pools: Vec<Pool>,
     pub(super) extents: ExtentMap,
     namespaces: Namespaces,
-    /// When the chunks that an earlier owner stored were used (or stored, if that is what the order goes by).
+    /// By number of the chunk, for those that an earlier owner stored: when it was used, or stored where the order is that of
+    /// arrival.
     restored: Vec<Option<u64>>,
 }
 
 impl EvictionIndex {
-    /// None held.
+    /// Without chunks.
     pub(crate) fn new(policy: Eviction, quotas: &Quotas) -> Self {
         let mut namespaces = Namespaces::default();
         let mut pools = vec![Pool::new(policy, None)];
@@ -43,17 +44,11 @@ impl EvictionIndex {
             namespaces.add_with_pool(name, pools.len() as PoolId);
             pools.push(Pool::new(policy, Some(Arc::clone(quota))));
         }
-        let inner = Inner {
-            nodes: Nodes::default(),
-            pools,
-            extents: ExtentMap::default(),
-            namespaces,
-            restored: Vec::new(),
-        };
-        Self { inner: Mutex::new(inner) }
+        let (nodes, extents, restored) = (Nodes::default(), ExtentMap::default(), Vec::new());
+        Self { inner: Mutex::new(Inner { nodes, pools, extents, namespaces, restored }) }
     }
 
-    /// A chunk is held from now on. `returns`: it was evicted not long ago.
+    /// A chunk is stored. `returns`: it was evicted not long ago.
     pub(crate) fn enter(
         &self,
         chunk: ChunkRef,
@@ -62,14 +57,14 @@ impl EvictionIndex {
         returns: bool,
     ) -> (NodeId, NamespaceId) {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
         let (id, namespace) = inner.add(chunk, extent, namespace);
-        let pool = inner.nodes[id].pool as usize;
-        inner.pools[pool].policy.insert(&mut inner.nodes, id, returns);
+        let (pool, nodes) = inner.pool_of(id);
+        pool.policy.insert(nodes, id, returns);
         (id, namespace)
     }
 
-    /// As `enter`, for a chunk that an earlier owner stored, with the moment by which it is in order and its uses; [`EvictionIndex::all_restored`] follows the last one.
+    /// A chunk that an earlier owner stored, with the moment that orders it and its uses. [`EvictionIndex::all_restored`]
+    /// follows the last one.
     pub(crate) fn restore(
         &self,
         chunk: ChunkRef,
@@ -80,72 +75,66 @@ impl EvictionIndex {
         let mut inner = self.inner.lock();
         let (id, namespace) = inner.add(chunk, extent, namespace);
         inner.nodes[id].uses = uses;
-        let place = id.place();
-        if place >= inner.restored.len() {
-            inner.restored.resize(place + 1, None);
+        if id.index() >= inner.restored.len() {
+            inner.restored.resize(id.index() + 1, None);
         }
-        inner.restored[place] = Some(moment);
+        inner.restored[id.index()] = Some(moment);
         (id, namespace)
     }
 
-    /// Takes back the chunk that was restored as `id`.
+    /// Removes a chunk again that was restored.
     pub(crate) fn forget_restored(&self, id: NodeId, namespace: NamespaceId) {
         let mut inner = self.inner.lock();
-        inner.restored[id.place()] = None;
+        inner.restored[id.index()] = None;
         inner.drop_node(id, namespace);
     }
 
-    /// Puts what was restored into order.
+    /// Puts all chunks that were restored into order.
     pub(crate) fn all_restored(&self) {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
         let moments = std::mem::take(&mut inner.restored).into_iter().enumerate();
         let mut restored: Vec<(u64, NodeId)> =
-            moments.filter_map(|(place, moment)| Some((moment?, NodeId::at(place)))).collect();
+            moments.filter_map(|(index, moment)| Some((moment?, NodeId::at(index)))).collect();
         restored.sort_unstable();
         for (_, id) in restored {
-            let pool = inner.nodes[id].pool as usize;
-            inner.pools[pool].policy.restore(&mut inner.nodes, id);
+            let (pool, nodes) = inner.pool_of(id);
+            pool.policy.restore(nodes, id);
         }
     }
 
     /// A chunk was used.
     pub(crate) fn touch(&self, id: NodeId) {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        let pool = inner.nodes[id].pool as usize;
-        inner.pools[pool].touch(&mut inner.nodes, id);
+        let (pool, nodes) = inner.pool_of(id);
+        pool.touch(nodes, id);
     }
 
-    /// A chunk must stay until the second `until_s`: no search meets it before.
+    /// Excludes a chunk from eviction until the second `until_s`.
     pub(crate) fn exclude(&self, id: NodeId, until_s: u32) {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        let pool = inner.nodes[id].pool as usize;
-        inner.pools[pool].exclude(&mut inner.nodes, id, until_s);
+        let (pool, nodes) = inner.pool_of(id);
+        pool.exclude(nodes, id, until_s);
     }
 
-    /// A chunk that had to stay need not any longer than until `until_s`, which may have passed.
+    /// A chunk that is excluded is so until `until_s` only, which may have passed.
     pub(crate) fn release(&self, id: NodeId, until_s: u32) {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        if inner.nodes[id].excluded_until_s().is_some() {
-            let pool = inner.nodes[id].pool as usize;
-            inner.pools[pool].exclude(&mut inner.nodes, id, until_s);
+        let (pool, nodes) = inner.pool_of(id);
+        if nodes[id].excluded_until_s().is_some() {
+            pool.exclude(nodes, id, until_s);
         }
     }
 
-    /// A chunk is not held any more.
+    /// A chunk is stored no longer.
     pub(crate) fn leave(&self, id: NodeId, namespace: NamespaceId) {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        let pool = inner.nodes[id].pool as usize;
-        inner.pools[pool].remove(&mut inner.nodes, id);
+        let (pool, nodes) = inner.pool_of(id);
+        pool.remove(nodes, id);
         inner.drop_node(id, namespace);
     }
 
-    /// Goes on looking for chunks whose going makes room, at the lowest price: those of a run, or, where room is room wherever it is,
-    /// the coldest. Looks at some only while it holds the lock.
+    /// Goes on with a search for chunks whose eviction makes room at the lowest cost: a run of neighbours, or the coldest where
+    /// space need not be contiguous. One call looks at a bounded number of chunks.
     pub(crate) fn for_room(
         &self,
         search: &mut RoomSearch,
@@ -155,7 +144,7 @@ impl EvictionIndex {
         let mut inner = self.inner.lock();
         let came_back = inner.reinsert(now_s);
         match inner.for_room(search, free, now_s) {
-            // Those are looked at as well.
+            // The search has not seen those.
             Room::Nowhere if came_back => {
                 *search = RoomSearch::new(search.blocks);
                 Room::Unfinished
@@ -164,7 +153,7 @@ impl EvictionIndex {
         }
     }
 
-    /// Up to `count` chunks that go first, wherever they are.
+    /// Up to `count` chunks that go first.
     pub(crate) fn coldest(&self, count: usize, now_s: u32) -> Vec<Victim> {
         loop {
             let mut inner = self.inner.lock();
@@ -177,13 +166,13 @@ impl EvictionIndex {
         }
     }
 
-    /// Takes `blocks` of the quota of a pool, if it has one.
+    /// Takes `blocks` from the quota of a pool, if it has one.
     ///
     /// # Errors
-    /// How many blocks of its chunks have to go first, at this path or others.
+    /// How many blocks of its chunks have to be evicted first, at this path or others.
     pub(crate) fn reserve_quota(&self, pool: PoolId, blocks: u32) -> Result<(), u64> {
         let mut inner = self.inner.lock();
-        let pool = &mut inner.pools[pool as usize];
+        let pool = &mut inner.pools[usize::from(pool)];
         pool.quota.as_ref().map_or(Ok(()), |quota| quota.take(u64::from(blocks)))?;
         pool.blocks += u64::from(blocks);
         Ok(())
@@ -191,60 +180,41 @@ impl EvictionIndex {
 
     /// Gives back what [`EvictionIndex::reserve_quota`] took.
     pub(crate) fn release_quota(&self, pool: PoolId, blocks: u32) {
-        self.inner.lock().pools[pool as usize].remove_blocks(blocks);
+        self.inner.lock().pools[usize::from(pool)].remove_blocks(blocks);
     }
 
-    /// Blocks that the chunks of a pool take of its quota, those on their way in included.
+    /// Blocks that a pool takes of its quota, with those being written.
     pub(crate) fn blocks_of(&self, pool: PoolId) -> u64 {
-        let pool = &self.inner.lock().pools[pool as usize];
+        let pool = &self.inner.lock().pools[usize::from(pool)];
         if pool.quota.is_some() { pool.blocks } else { 0 }
     }
 
-    /// Blocks of the chunks of a pool with a quota that may go, as far as is known.
+    /// Blocks of a pool with a quota that can be evicted, as far as is known.
     pub(crate) fn evictable_blocks_of(&self, pool: PoolId, now_s: u32) -> u64 {
         loop {
-            let mut inner = self.inner.lock();
-            let inner = &mut *inner;
-            let pool = &mut inner.pools[pool as usize];
-            if !pool.reinsert(&mut inner.nodes, now_s) {
+            let Inner { nodes, pools, .. } = &mut *self.inner.lock();
+            let pool = &mut pools[usize::from(pool)];
+            if !pool.reinsert(nodes, now_s) {
                 return if pool.quota.is_some() { pool.ordered_blocks } else { 0 };
             }
         }
     }
 
-    /// The coldest chunks of a pool with a quota that have `blocks` together, and how many they have. Fewer if those that may go have
-    /// less, or if it would take too long: then there may be more, as the last value says.
+    /// The coldest chunks of a pool with a quota that have `blocks` together, and how many they have. There are fewer if the pool has
+    /// no more that can be evicted, or if the search would take too long; the last value is true if there may be more.
     pub(crate) fn coldest_of(&self, pool: PoolId, blocks: u64) -> (Vec<Victim>, u64, bool) {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        let pool = &mut inner.pools[pool as usize];
+        let Inner { nodes, pools, .. } = &mut *inner;
+        let pool = &mut pools[usize::from(pool)];
         if pool.quota.is_none() {
             return (Vec::new(), 0, false);
         }
-        let mut count = *SEEDS.start();
-        loop {
-            let mut coldest = Vec::new();
-            pool.policy.coldest(&mut inner.nodes, count, &mut coldest);
-            let mut freed = 0;
-            let enough = coldest.iter().position(|id| {
-                freed += u64::from(inner.nodes[*id].extent.blocks);
-                freed >= blocks
-            });
-            let is_all = coldest.len() >= pool.ordered();
-            match enough {
-                Some(last) => coldest.truncate(last + 1),
-                None if is_all || coldest.len() < count || count >= STEPS_AT_ONCE / 2 => {}
-                None => {
-                    count *= 2;
-                    continue;
-                }
-            }
-            let has_more = enough.is_none() && !is_all;
-            return (inner.victims(&coldest), freed, has_more);
-        }
+        let (coldest, freed) = coldest_with(std::slice::from_mut(pool), nodes, blocks);
+        let has_more = freed < blocks && coldest.len() < pool.ordered();
+        (inner.victims(&coldest), freed, has_more)
     }
 
-    /// What is held here does not count towards quotas any more: this path is out of use.
+    /// Gives up this path's share of all quotas: the path is out of use.
     pub(crate) fn leave_quotas(&self) {
         for pool in &mut self.inner.lock().pools {
             if let Some(quota) = pool.quota.take() {
@@ -253,15 +223,12 @@ impl EvictionIndex {
         }
     }
 
-    /// Bytes of quotas that are taken for chunks on their way in, of all namespaces.
+    /// Bytes of all quotas that are taken for chunks being written.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         let inner = self.inner.lock();
-        let mut held = vec![0_u64; inner.pools.len()];
-        inner.extents.nodes().map(|id| &inner.nodes[id]).for_each(|node| {
-            held[node.pool as usize] += u64::from(node.extent.blocks);
-        });
-        let reserved = inner.pools.iter().zip(held).map(|(pool, held)| pool.blocks - held);
-        reserved.sum::<u64>() * BLOCK_BYTES
+        let stored = inner.extents.nodes().map(|id| u64::from(inner.nodes[id].extent.blocks));
+        let taken = inner.pools.iter().map(|pool| pool.blocks);
+        (taken.sum::<u64>() - stored.sum::<u64>()) * BLOCK_BYTES
     }
 
     /// The pool of the namespace with this fingerprint, and its quota in bytes.
@@ -271,7 +238,7 @@ impl EvictionIndex {
         (pool, inner.quota_bytes(pool))
     }
 
-    /// Notes that a key of the namespace is remembered.
+    /// A key of the namespace is remembered.
     pub(crate) fn remember(&self, namespace: &NamespaceOf<'_>) -> NamespaceId {
         let mut inner = self.inner.lock();
         let id = inner.namespaces.acquire(namespace);
@@ -279,14 +246,14 @@ impl EvictionIndex {
         id
     }
 
-    /// The key of a chunk that goes is remembered: `leave` follows.
+    /// The key of a chunk is remembered for which `leave` follows.
     pub(crate) fn remember_leaving(&self, namespace: NamespaceId) {
         let mut inner = self.inner.lock();
         inner.namespaces.acquire_again(namespace);
         inner.namespaces.usage_mut(namespace).remembered_keys += 1;
     }
 
-    /// So many keys of the namespace are not remembered any more.
+    /// `keys` keys of the namespace are remembered no longer.
     pub(crate) fn forget(&self, namespace: NamespaceId, keys: u64) {
         if keys > 0 {
             let mut inner = self.inner.lock();
@@ -295,78 +262,70 @@ impl EvictionIndex {
         }
     }
 
-    /// The namespace called `name`, if there is anything of it.
+    /// The namespace called `name`, if it is known.
     pub(crate) fn namespace_called(&self, name: &str) -> Option<NamespaceId> {
         self.inner.lock().namespaces.called(name)
     }
 
-    /// What there is of each namespace, by name.
+    /// Usage of each namespace, by name.
     pub(crate) fn usage(&self) -> Vec<(String, NamespaceUsage)> {
         let inner = self.inner.lock();
         inner.namespaces.all(|pool| inner.quota_bytes(pool))
     }
 
-    /// What does not fit `chunks`, which are held, and the numbers of keys that are remembered.
+    /// What differs from `chunks`, all that are stored, and from the numbers of remembered keys.
     pub(crate) fn check(
         &self,
         chunks: &HashMap<NodeId, (ChunkRef, Extent, NamespaceId)>,
         remembered: &HashMap<NamespaceId, u64>,
     ) -> Vec<String> {
-        let mut inner = self.inner.lock();
-        let inner = &mut *inner;
+        let Inner { nodes, pools, extents, namespaces, .. } = &mut *self.inner.lock();
         let mut problems = Vec::new();
-        let mut say = |problem: String| problems.push(problem);
-        if inner.nodes.len() != chunks.len() || inner.extents.len() != chunks.len() {
-            say(format!(
-                "{} chunks are held, {} are in the order of eviction, {} have a place",
+        if nodes.len() != chunks.len() || extents.len() != chunks.len() {
+            problems.push(format!(
+                "{} chunks are stored, {} are in the order of eviction, {} have an extent",
                 chunks.len(),
-                inner.nodes.len(),
-                inner.extents.len()
+                nodes.len(),
+                extents.len()
             ));
         }
         let mut listed = HashSet::new();
-        for pool in 0..inner.pools.len() {
-            let mut found = Vec::new();
-            let count = inner.pools[pool].chunks;
-            // Where it passes many, it goes on with the next call.
-            for _ in 0..=count {
-                found.clear();
-                inner.pools[pool].policy.coldest(&mut inner.nodes, count + 1, &mut found);
-                if found.len() >= inner.pools[pool].ordered() {
-                    break;
-                }
+        for (number, pool) in pools.iter_mut().enumerate() {
+            let (count, all) = (pool.chunks, pool.all(nodes));
+            if all.len() != count {
+                problems.push(format!("pool {number} has {count} chunks and lists {}", all.len()));
             }
-            found.extend(inner.pools[pool].excluded.iter().map(|(_, id)| *id));
-            if found.len() != count {
-                say(format!("pool {pool} has {count} chunks and lists {}", found.len()));
-            }
-            listed.extend(found);
+            listed.extend(all);
         }
-        for (id, (chunk, extent, _)) in chunks {
+        let mut usage: HashMap<NamespaceId, (u64, u64)> = HashMap::new();
+        for (id, (chunk, extent, namespace)) in chunks {
+            let (keys, bytes) = usage.entry(*namespace).or_default();
+            (*keys, *bytes) = (*keys + 1, *bytes + extent.size_bytes());
             if !listed.contains(id) {
-                say(format!("{chunk:?} is in no order of eviction"));
+                problems.push(format!("{chunk:?} is in no order of eviction"));
                 continue;
             }
-            let node = &inner.nodes[*id];
-            if (node.shard, node.entry, node.extent) != (chunk.shard, chunk.entry, *extent)
-                || inner.extents.at(*extent) != Some(*id)
+            let ChunkNode { shard, entry, extent: known, .. } = nodes[*id];
+            if (ChunkRef { shard, entry }, known) != (*chunk, *extent)
+                || extents.at(*extent) != Some(*id)
             {
-                say(format!("{chunk:?} at {extent:?} is known as something else"));
+                problems.push(format!("{chunk:?} at {extent:?} is known as something else"));
             }
         }
-        let mut sums: HashMap<NamespaceId, (u64, u64)> = HashMap::new();
-        for (_, extent, namespace) in chunks.values() {
-            let sum = sums.entry(*namespace).or_default();
-            *sum = (sum.0 + 1, sum.1 + extent.size_bytes());
-        }
-        problems.extend(inner.namespaces.check(&sums, remembered));
+        problems.extend(namespaces.check(&usage, remembered));
         problems
     }
 }
 
 impl Inner {
+    /// The pool of a chunk, and the nodes.
+    pub(super) fn pool_of(&mut self, id: NodeId) -> (&mut Pool, &mut Nodes) {
+        let pool = usize::from(self.nodes[id].pool);
+        (&mut self.pools[pool], &mut self.nodes)
+    }
+
     fn quota_bytes(&self, pool: PoolId) -> Option<u64> {
-        self.pools[pool as usize].quota.as_ref().map(|quota| quota.limit_bytes())
+        self.pools[usize::from(pool)].quota.as_ref().map(|quota| quota.limit_bytes())
     }
 
     fn add(
@@ -381,9 +340,7 @@ impl Inner {
         usage.allocated_bytes += extent.size_bytes();
         let pool = self.namespaces.pool(namespace);
         let id = self.nodes.insert(ChunkNode::new(chunk.shard, chunk.entry, extent, 0, pool));
-        self.pools[pool as usize].add_blocks(extent.blocks);
-        self.pools[pool as usize].chunks += 1;
-        self.pools[pool as usize].ordered_blocks += u64::from(extent.blocks);
+        self.pools[usize::from(pool)].count_chunk(extent.blocks);
         self.extents.insert(extent, id);
         (id, namespace)
     }
@@ -391,26 +348,16 @@ impl Inner {
     fn drop_node(&mut self, id: NodeId, namespace: NamespaceId) {
         let node = self.nodes.remove(id);
         self.extents.remove(node.extent);
-        let pool = &mut self.pools[node.pool as usize];
-        pool.remove_blocks(node.extent.blocks);
-        pool.chunks -= 1;
-        pool.ordered_blocks -= u64::from(node.extent.blocks);
+        self.pools[usize::from(node.pool)].discount_chunk(node.extent.blocks);
         let usage = self.namespaces.usage_mut(namespace);
         usage.keys -= 1;
         usage.allocated_bytes -= node.extent.size_bytes();
         self.namespaces.release(namespace, 1);
     }
 
-    /// Chunks in an order of eviction.
-    pub(super) fn ordered(&self) -> usize {
-        self.pools.iter().map(Pool::ordered).sum()
-    }
-
     fn reinsert(&mut self, now_s: u32) -> bool {
-        let nodes = &mut self.nodes;
-        let back =
-            self.pools.iter_mut().filter_map(|pool| pool.reinsert(nodes, now_s).then_some(()));
-        back.count() > 0
+        let Self { nodes, pools, .. } = self;
+        pools.iter_mut().fold(false, |any, pool| pool.reinsert(nodes, now_s) | any)
     }
 }
 

@@ -1,6 +1,7 @@
-//! Which chunk lies where, and which neighbours have to go so that there is room for a long one.
+//! The extent map: which chunk has which extent, and which neighbours to evict so that there is room for a long one.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::{ChunkNode, NodeId, Nodes};
 use crate::block::Extent;
@@ -13,29 +14,29 @@ pub(crate) struct ChunkRef {
     pub(crate) entry: u32,
 }
 
-/// A chunk that may have to go.
+/// A chunk chosen for eviction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
     pub(crate) node: NodeId,
     pub(crate) chunk: ChunkRef,
 }
 
-/// Neighbours that are looked at while a lock is held, since others wait for it; and for one more chunk those around that.
+/// Neighbours that are looked at while the lock is held, as others wait for it; the last seed may add some.
 pub(super) const STEPS_AT_ONCE: usize = 2048;
 
-/// Neighbours on each side of a chunk among which the cheapest run is looked for. A longer one is found by place.
+/// Neighbours on each side of a chunk among which the cheapest run is looked for. Longer runs are found by a scan.
 const MOST_BESIDE: usize = 1024;
 
-/// What a chunk that is far from going weighs, besides its blocks, compared with one that goes first.
+/// How much more a block of the chunk that goes last costs than one of the chunk that goes first.
 const RANK_WEIGHT: u64 = 3;
 
-/// The chunks by place.
+/// The chunks by file and first block.
 #[derive(Default)]
 pub(super) struct ExtentMap {
-    held: BTreeMap<(u32, u32), NodeId>,
+    chunks: BTreeMap<(u32, u32), NodeId>,
 }
 
-/// A run of free blocks, or a chunk, beside the ones before it.
+/// A run of free blocks, or a chunk.
 #[derive(Clone, Copy)]
 struct Segment {
     blocks: u64,
@@ -43,16 +44,16 @@ struct Segment {
     chunk: Option<NodeId>,
 }
 
-/// Chunks that make room together.
+/// Neighbours whose eviction makes room.
 pub(super) struct Window {
     pub(super) chunks: Vec<NodeId>,
     pub(super) cost: u64,
 }
 
-/// A search by place from `first` on, around the end and back to there, which goes on where it was. What changed meanwhile is seen
-/// when the chunks of its run are to go.
+/// A search through all extents in their order, from `first` to the end and from the start to `first`. It can be left off and
+/// gone on with; what changes in between is noticed when its run is evicted.
 #[derive(Debug, Default)]
-pub(super) struct Way {
+pub(super) struct Scan {
     first: (u32, u32),
     has_wrapped: bool,
     /// The run so far: where its first chunk is, and where it ends.
@@ -63,20 +64,20 @@ pub(super) struct Way {
     blocks: u64,
 }
 
-impl Way {
+impl Scan {
     pub(super) fn from(extent: Extent) -> Self {
         let first = (extent.file, extent.first_block);
         Self { first, start: first, end: first, ..Self::default() }
     }
 
-    /// Its run. If something of that must stay it is to be looked at again.
+    /// The run that was found. The scan would find it again, as a chunk of it may turn out to be in use.
     pub(super) fn take_run(&mut self) -> Vec<Victim> {
         (self.end, self.blocks) = (self.start, 0);
         std::mem::take(&mut self.run)
     }
 }
 
-/// A chunk as one that may have to go.
+/// A chunk as a victim.
 pub(super) fn victim(nodes: &Nodes, node: NodeId) -> Victim {
     let ChunkNode { shard, entry, .. } = nodes[node];
     Victim { node, chunk: ChunkRef { shard, entry } }
@@ -84,32 +85,32 @@ pub(super) fn victim(nodes: &Nodes, node: NodeId) -> Victim {
 
 impl ExtentMap {
     pub(super) fn insert(&mut self, extent: Extent, id: NodeId) {
-        self.held.insert((extent.file, extent.first_block), id);
+        self.chunks.insert((extent.file, extent.first_block), id);
     }
 
     pub(super) fn remove(&mut self, extent: Extent) {
-        self.held.remove(&(extent.file, extent.first_block));
+        self.chunks.remove(&(extent.file, extent.first_block));
     }
 
     pub(super) fn len(&self) -> usize {
-        self.held.len()
+        self.chunks.len()
     }
 
     pub(super) fn at(&self, extent: Extent) -> Option<NodeId> {
-        self.held.get(&(extent.file, extent.first_block)).copied()
+        self.chunks.get(&(extent.file, extent.first_block)).copied()
     }
 
     pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> {
-        self.held.values().copied()
+        self.chunks.values().copied()
     }
 
     fn ending_at(&self, nodes: &Nodes, file: u32, block: u32) -> Option<NodeId> {
-        let (_, &id) = self.held.range((file, 0)..(file, block)).next_back()?;
+        let (_, &id) = self.chunks.range((file, 0)..(file, block)).next_back()?;
         (nodes[id].extent.end_block() == u64::from(block)).then_some(id)
     }
 }
 
-/// A search for the chunks that are cheapest to give up for a run of `blocks`.
+/// A search for the chunks that are cheapest to evict for a run of `blocks`.
 pub(super) struct Search<'data, F: ?Sized> {
     pub(super) extents: &'data ExtentMap,
     pub(super) nodes: &'data Nodes,
@@ -119,100 +120,96 @@ pub(super) struct Search<'data, F: ?Sized> {
 }
 
 impl<F: FreeSpace + ?Sized> Search<'_, F> {
-    /// Whether it is time to let go of the lock.
+    /// Whether to let go of the lock.
     pub(super) fn is_over(&self) -> bool {
         self.steps >= STEPS_AT_ONCE
     }
 
-    /// Goes on along `way`, up to a run that is long enough. Says whether it found one; `None` if that is not known yet.
-    pub(super) fn go_along(&mut self, way: &mut Way) -> Option<bool> {
-        while way.blocks < self.blocks {
+    /// Goes on with a scan, up to a run that is long enough. Returns whether there is one; `None` if that is not known yet.
+    pub(super) fn scan(&mut self, scan: &mut Scan) -> Option<bool> {
+        while scan.blocks < self.blocks {
             if self.is_over() {
                 return None;
             }
             self.steps += 1;
-            let (file, block) = way.end;
-            // What lies before the first chunk is free, or no part of the run.
-            let free = if way.run.is_empty() { 0 } else { self.free.free_from(file, block) };
-            let next = self.extents.held.get(&way.end).copied();
-            let next = next.filter(|id| !self.must_stay(*id));
+            let (file, block) = scan.end;
+            // Free blocks before the first chunk are counted when that comes.
+            let free = if scan.run.is_empty() { 0 } else { self.free.free_from(file, block) };
+            let next = self.extents.chunks.get(&scan.end).copied();
+            let next = next.filter(|id| !self.is_obstacle(*id));
             if free > 0 {
-                way.blocks += u64::from(free);
-                way.end.1 += free;
+                scan.blocks += u64::from(free);
+                scan.end.1 += free;
             } else if let Some(id) = next {
-                if way.run.is_empty() {
-                    way.blocks = self.free.free_before(file, block).into();
-                    way.start = way.end;
+                if scan.run.is_empty() {
+                    scan.blocks = self.free.free_before(file, block).into();
+                    scan.start = scan.end;
                 }
                 let blocks = self.nodes[id].extent.blocks;
-                way.blocks += u64::from(blocks);
-                way.run.push(victim(self.nodes, id));
-                way.end.1 += blocks;
-            } else if !self.go_past_obstacle(way) {
+                scan.blocks += u64::from(blocks);
+                scan.run.push(victim(self.nodes, id));
+                scan.end.1 += blocks;
+            } else if !self.go_past_obstacle(scan) {
                 return Some(false);
             }
         }
         Some(true)
     }
 
-    /// Begins a new run behind what ended the last one; says whether there is anything.
-    fn go_past_obstacle(&self, way: &mut Way) -> bool {
-        (way.blocks, way.run) = (0, Vec::new());
-        let behind = |place: (u32, u32)| {
-            let (&(file, block), &id) = self.extents.held.range(place..).next()?;
-            let stays = self.must_stay(id);
-            let blocks = if stays { self.nodes[id].extent.blocks } else { 0 };
+    /// Begins a new run behind what ended the last one. Returns whether there is anything.
+    fn go_past_obstacle(&self, scan: &mut Scan) -> bool {
+        (scan.blocks, scan.run) = (0, Vec::new());
+        let behind = |start: (u32, u32)| {
+            let (&(file, block), &id) = self.extents.chunks.range(start..).next()?;
+            let blocks = if self.is_obstacle(id) { self.nodes[id].extent.blocks } else { 0 };
             Some((file, block + blocks))
         };
-        let mut next = behind(way.end);
-        if next.is_none() && !way.has_wrapped {
-            way.has_wrapped = true;
+        let mut next = behind(scan.end);
+        if next.is_none() && !scan.has_wrapped {
+            scan.has_wrapped = true;
             next = behind((0, 0));
         }
-        let Some(next) = next.filter(|next| !way.has_wrapped || *next < way.first) else {
+        let Some(next) = next.filter(|next| !scan.has_wrapped || *next < scan.first) else {
             return false;
         };
-        way.end = next;
+        scan.end = next;
         true
     }
 
-    /// The cheapest window that contains `seed`. `rank` tells how far a chunk is from going.
+    /// The cheapest window that contains `seed`.
     pub(super) fn around(&mut self, seed: NodeId, rank: &impl Fn(NodeId) -> u8) -> Option<Window> {
         let extent = self.nodes[seed].extent;
         let own = self.segment(seed, rank);
         let missing = self.blocks.saturating_sub(own.blocks);
-        let before = self.beside(extent, missing, rank, true);
-        let after = self.beside(extent, missing, rank, false);
-        let blocks = |side: &[Segment]| side.iter().map(|segment| segment.blocks).sum::<u64>();
-        let cost = |side: &[Segment]| side.iter().map(|segment| segment.cost).sum::<u64>();
-        // From all of one side on: as many as needed of the other, while the first gives way.
-        let (mut left, mut right) = (before.len(), 0);
-        let (mut have, mut price) = (own.blocks + blocks(&before), own.cost + cost(&before));
-        let mut best: Option<(u64, usize, usize)> = None;
-        loop {
-            while have < self.blocks && right < after.len() {
-                have += after[right].blocks;
-                price += after[right].cost;
-                right += 1;
+        let mut row = self.beside(extent, missing, rank, true);
+        row.reverse();
+        let seed_at = row.len();
+        row.push(own);
+        row.extend(self.beside(extent, missing, rank, false));
+        // For each segment to begin with, the shortest window that has the seed.
+        let (mut end, mut blocks, mut cost) = (0, 0, 0);
+        let mut best: Option<(u64, Range<usize>)> = None;
+        for start in 0..=seed_at {
+            while end < row.len() && (blocks < self.blocks || end <= seed_at) {
+                blocks += row[end].blocks;
+                cost += row[end].cost;
+                end += 1;
             }
-            if have < self.blocks {
+            if blocks < self.blocks {
                 break;
             }
-            if best.is_none_or(|(cost, ..)| price < cost) {
-                best = Some((price, left, right));
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                best = Some((cost, start..end));
             }
-            let Some(outermost) = left.checked_sub(1) else { break };
-            left = outermost;
-            have -= before[left].blocks;
-            price -= before[left].cost;
+            blocks -= row[start].blocks;
+            cost -= row[start].cost;
         }
-        let (cost, left, right) = best?;
-        let beside = before[..left].iter().chain(&after[..right]);
-        let chunks = std::iter::once(seed).chain(beside.filter_map(|segment| segment.chunk));
-        Some(Window { chunks: chunks.collect(), cost })
+        let (cost, window) = best?;
+        let chunks = row[window].iter().filter_map(|segment| segment.chunk).collect();
+        Some(Window { chunks, cost })
     }
 
-    /// What lies before or after a place, nearest first, until it is `missing` blocks, too many, or something that must stay.
+    /// What lies before or after an extent, the nearest first: `missing` blocks, or less at an obstacle or where it is too many.
     fn beside(
         &mut self,
         extent: Extent,
@@ -237,9 +234,9 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
             } else {
                 let neighbour = match before {
                     true => self.extents.ending_at(self.nodes, file, block),
-                    false => self.extents.held.get(&(file, block)).copied(),
+                    false => self.extents.chunks.get(&(file, block)).copied(),
                 };
-                match neighbour.filter(|id| !self.must_stay(*id)) {
+                match neighbour.filter(|id| !self.is_obstacle(*id)) {
                     Some(id) => self.segment(id, rank),
                     None => break,
                 }
@@ -254,7 +251,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         segments
     }
 
-    fn must_stay(&self, id: NodeId) -> bool {
+    fn is_obstacle(&self, id: NodeId) -> bool {
         self.nodes[id].excluded_until_s().is_some() || !self.free.makes_room(self.nodes[id].extent)
     }
 

@@ -1,8 +1,8 @@
 //! Least frequently used, with ageing (as LFUDA).
 //!
-//! A chunk's priority is the policy's age at its last use, and one more, and its uses. Who has the lowest goes first, and of
-//! those the one that was not used for the longest time. The age is the priority of the last chunk that went as the coldest
-//! there was, whoever took it out: so uses of long ago count less and less.
+//! The priority of a chunk is the policy's age at its last use, plus one, plus its uses. The chunk with the lowest priority
+//! goes first; of several, the least recently used. The age is the priority of the last chunk that was the coldest when it
+//! was removed. So uses of long ago count less and less.
 
 use super::lists::{List, NodeId, Nodes};
 use super::policy::Policy;
@@ -12,7 +12,6 @@ const LISTS: u64 = 128;
 /// More uses than these do not count: no priority is `LISTS` above the age.
 const MOST_USES: u64 = LISTS - 2;
 
-/// Who was used least often goes first.
 pub(super) struct Lfu {
     /// No chunk has a lower priority.
     age: u64,
@@ -22,7 +21,7 @@ pub(super) struct Lfu {
 
 impl Lfu {
     pub(super) fn new() -> Self {
-        Self { age: 0, by_priority: (0..LISTS).map(|place| List::new(place as u8)).collect() }
+        Self { age: 0, by_priority: (0..LISTS).map(|number| List::new(number as u8)).collect() }
     }
 
     /// All lists, the coldest first.
@@ -32,7 +31,7 @@ impl Lfu {
 
     /// How far the priority of a chunk is above the age.
     fn above_age(&self, nodes: &Nodes, id: NodeId) -> u64 {
-        (u64::from(nodes[id].list()) + LISTS - self.age % LISTS) % LISTS
+        (u64::from(nodes[id].list) + LISTS - self.age % LISTS) % LISTS
     }
 
     fn push(&mut self, nodes: &mut Nodes, id: NodeId) {
@@ -41,16 +40,12 @@ impl Lfu {
     }
 
     fn take_out(&mut self, nodes: &mut Nodes, id: NodeId) {
-        self.by_priority[usize::from(nodes[id].list())].remove(nodes, id);
+        self.by_priority[usize::from(nodes[id].list)].remove(nodes, id);
     }
 }
 
 impl Policy for Lfu {
     fn insert(&mut self, nodes: &mut Nodes, id: NodeId, _returns: bool) {
-        self.push(nodes, id);
-    }
-
-    fn restore(&mut self, nodes: &mut Nodes, id: NodeId) {
         self.push(nodes, id);
     }
 
@@ -62,7 +57,7 @@ impl Policy for Lfu {
 
     fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
         let above = self.above_age(nodes, id);
-        let is_coldest = self.coldest_first().take(above as usize).all(|list| list.len() == 0);
+        let is_coldest = self.coldest_first().take(above as usize).all(|list| list.len == 0);
         self.take_out(nodes, id);
         self.age += if is_coldest { above } else { 0 };
     }
@@ -72,11 +67,11 @@ impl Policy for Lfu {
     }
 
     fn rank(&self, nodes: &Nodes, id: NodeId) -> u8 {
-        let list = &self.by_priority[usize::from(nodes[id].list())];
+        let list = &self.by_priority[usize::from(nodes[id].list)];
         let above = self.above_age(nodes, id) as usize;
-        let colder: usize = self.coldest_first().take(above).map(List::len).sum();
-        let colder_in_list = usize::from(list.position(nodes, id)) * list.len() / 256;
-        let others = self.by_priority.iter().map(List::len).sum::<usize>().max(2) - 1;
+        let colder: usize = self.coldest_first().take(above).map(|list| list.len).sum();
+        let colder_in_list = usize::from(list.position(nodes, id)) * list.len / 256;
+        let others = self.by_priority.iter().map(|list| list.len).sum::<usize>().max(2) - 1;
         ((colder + colder_in_list) * 255 / others).min(255) as u8
     }
 }

@@ -5,14 +5,14 @@ use std::ops::{Index, IndexMut};
 
 use crate::block::Extent;
 
-/// Chunks in a piece. Pieces, since adding one to many must not copy them.
+/// Chunks in a piece. With one vector for all, adding a chunk would at times copy all of them.
 const PIECE: usize = 1024;
 
 /// Instead of a list: in none.
 const NO_LIST: u8 = u8::MAX;
-/// Instead of a list: no chunk, but a number to be given out again.
+/// Instead of a list: a number to be given out again.
 const FREE: u8 = u8::MAX - 1;
-/// Instead of a list: it must stay, so it is in no order.
+/// Instead of a list: excluded from eviction for a while.
 const EXCLUDED: u8 = u8::MAX - 2;
 
 /// Number of a chunk in [`Nodes`]. An `Option` of it takes no more room.
@@ -20,11 +20,11 @@ const EXCLUDED: u8 = u8::MAX - 2;
 pub(crate) struct NodeId(NonZeroU32);
 
 impl NodeId {
-    pub(super) fn at(place: usize) -> Self {
-        Self(NonZeroU32::MIN.saturating_add(place as u32))
+    pub(super) fn at(index: usize) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(index as u32))
     }
 
-    pub(super) fn place(self) -> usize {
+    pub(super) fn index(self) -> usize {
         self.0.get() as usize - 1
     }
 }
@@ -36,18 +36,19 @@ pub(crate) struct ChunkNode {
     pub(crate) shard: u32,
     /// Which entry of the map it is.
     pub(crate) entry: u32,
-    /// Its place. Must not change while a policy has the chunk.
+    /// Must not change while a policy has the chunk.
     pub(crate) extent: Extent,
     /// How often it was used, as far as that can be counted.
     pub(crate) uses: u16,
     /// Which policy has it.
     pub(crate) pool: u16,
-    /// The clock of its list when it came in; of one that must stay the second until which.
+    /// The clock of its list when it came in; the second until which it is excluded.
     stamp: u32,
     colder: Option<NodeId>,
     hotter: Option<NodeId>,
-    list: u8,
-    /// For the policy alone: times that it is passed over before it goes.
+    /// The list that it is in, as named in [`List::new`].
+    pub(super) list: u8,
+    /// For S3-FIFO: times that it is passed over before it goes.
     pub(super) chances: u8,
 }
 
@@ -61,24 +62,19 @@ impl ChunkNode {
         Self { shard, entry, extent, uses, pool, stamp, colder, hotter, list, chances }
     }
 
-    /// The list that it is in, as named in [`List::new`].
-    pub(super) fn list(&self) -> u8 {
-        self.list
-    }
-
-    /// Notes that it must stay until `until_s`; no policy has it.
+    /// Excludes it, which is in no list, from eviction until `until_s`.
     pub(super) fn exclude(&mut self, until_s: u32) {
         debug_assert_eq!(self.list, NO_LIST);
         (self.list, self.stamp) = (EXCLUDED, until_s);
     }
 
-    /// Notes that a policy may have it again.
+    /// Lets a policy have it again.
     pub(super) fn include(&mut self) {
         debug_assert_eq!(self.list, EXCLUDED);
         self.list = NO_LIST;
     }
 
-    /// Until which second it must stay; `None` if it may go.
+    /// Until which second it is excluded from eviction, if it is.
     pub(super) fn excluded_until_s(&self) -> Option<u32> {
         (self.list == EXCLUDED).then_some(self.stamp)
     }
@@ -129,8 +125,8 @@ impl Nodes {
         node
     }
 
-    /// Whether this is the number of a chunk that need not stay.
-    pub(crate) fn may_go(&self, id: NodeId) -> bool {
+    /// Whether this is the number of a chunk in an order of eviction.
+    pub(super) fn is_ordered(&self, id: NodeId) -> bool {
         !matches!(self[id].list, FREE | EXCLUDED | NO_LIST)
     }
 
@@ -144,13 +140,13 @@ impl Index<NodeId> for Nodes {
     type Output = ChunkNode;
 
     fn index(&self, id: NodeId) -> &ChunkNode {
-        &self.pieces[id.place() / PIECE][id.place() % PIECE]
+        &self.pieces[id.index() / PIECE][id.index() % PIECE]
     }
 }
 
 impl IndexMut<NodeId> for Nodes {
     fn index_mut(&mut self, id: NodeId) -> &mut ChunkNode {
-        &mut self.pieces[id.place() / PIECE][id.place() % PIECE]
+        &mut self.pieces[id.index() / PIECE][id.index() % PIECE]
     }
 }
 
@@ -160,10 +156,12 @@ pub(super) struct List {
     name: u8,
     /// Chunks that came in so far.
     clock: u32,
-    coldest: Option<NodeId>,
+    /// The end that goes first.
+    pub(super) coldest: Option<NodeId>,
     hottest: Option<NodeId>,
-    len: usize,
-    blocks: u64,
+    pub(super) len: usize,
+    /// Blocks that its chunks take.
+    pub(super) blocks: u64,
 }
 
 impl List {
@@ -171,21 +169,6 @@ impl List {
     pub(super) fn new(name: u8) -> Self {
         debug_assert!(name < EXCLUDED);
         Self { name, ..Self::default() }
-    }
-
-    /// Chunks in it.
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Blocks that they take.
-    pub(super) fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
-    /// The end that goes first.
-    pub(super) fn coldest(&self) -> Option<NodeId> {
-        self.coldest
     }
 
     /// The chunk that goes after `id`.
@@ -250,8 +233,8 @@ impl List {
         }
     }
 
-    /// Where a chunk of this list is in it: 0 is the coldest, 255 the hottest. Told from when it came in, as if others had come
-    /// evenly; wrong for what lies still while 2^31 of them come.
+    /// Where a chunk is in its list: 0 is the coldest, 255 the hottest. Estimated from when it came in, as if others came
+    /// evenly; wrong for a chunk that lies still while 2^31 others come.
     pub(super) fn position(&self, nodes: &Nodes, id: NodeId) -> u8 {
         let Some((coldest, hottest)) = self.coldest.zip(self.hottest) else { return 0 };
         let from_coldest = |id: NodeId| {

@@ -1,15 +1,13 @@
-//! Who goes when room is needed: an order over the chunks held, kept by a policy.
+//! Eviction: which chunks go when room is needed. A policy keeps the stored chunks in an order.
 //!
-//! Pure data structures: no I/O, no clock, no locks. A policy knows chunks by the number that [`Nodes`] gave them.
+//! Policies are pure data structures, without I/O, clock or locks. They know a chunk by the number that [`Nodes`] gave it.
 
 mod eviction_index;
 mod extent_map;
-mod fifo;
 mod lfu;
 mod lists;
-mod lru;
-mod mru;
 mod namespaces;
+mod ordered;
 mod policy;
 mod pool;
 #[cfg(feature = "bench")]
@@ -29,15 +27,16 @@ pub(crate) use quotas::Quotas;
 pub(crate) use room_search::{Room, RoomSearch};
 
 use crate::config::Eviction;
+use ordered::{Ordered, Rule};
 
 impl Eviction {
     /// A policy of this kind, without chunks.
     pub(crate) fn policy(self) -> Box<dyn Policy> {
         match self {
-            Self::Lru => Box::new(lru::Lru::default()),
+            Self::Lru => Box::new(Ordered::new(Rule::Lru)),
             Self::Lfu => Box::new(lfu::Lfu::new()),
-            Self::Fifo => Box::new(fifo::Fifo::default()),
-            Self::Mru => Box::new(mru::Mru::default()),
+            Self::Fifo => Box::new(Ordered::new(Rule::Fifo)),
+            Self::Mru => Box::new(Ordered::new(Rule::Mru)),
             Self::S3Fifo => Box::new(s3fifo::S3Fifo::new(s3fifo::SMALL_SHARE)),
         }
     }

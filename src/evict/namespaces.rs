@@ -1,6 +1,8 @@
 //! Namespaces: what the keys of one model and salt take together.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+
+use slab::Slab;
 
 use super::pool::PoolId;
 use crate::key::Namespace;
@@ -8,17 +10,17 @@ use crate::key::Namespace;
 /// A namespace, as a chunk's key names it.
 pub(crate) struct NamespaceOf<'key> {
     pub(crate) fingerprint: u64,
-    /// Its name, looked at when the fingerprint is new.
+    /// Its name, asked for when the fingerprint is new.
     pub(crate) name: &'key dyn Fn() -> String,
 }
 
-/// Number of a namespace, valid while there is anything of it.
+/// Number of a namespace, valid while something refers to it.
 pub(crate) type NamespaceId = u32;
 
 /// What a namespace takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceUsage {
-    /// Keys held.
+    /// Keys stored.
     pub keys: u64,
     /// Bytes of the data files that their chunks take, rounding to blocks included.
     pub allocated_bytes: u64,
@@ -41,12 +43,11 @@ impl NamespaceUsage {
     }
 }
 
-/// All namespaces that there is anything of, or that have a quota.
+/// All namespaces that have chunks, remembered keys or a quota.
 #[derive(Default)]
 pub(super) struct Namespaces {
     by_fingerprint: HashMap<u64, NamespaceId>,
-    all: Vec<State>,
-    free: Vec<NamespaceId>,
+    all: Slab<State>,
 }
 
 #[derive(Default)]
@@ -54,13 +55,13 @@ struct State {
     fingerprint: u64,
     name: String,
     pool: PoolId,
-    /// Chunks held and keys remembered, and one more if it has a quota.
+    /// Chunks stored and keys remembered, and one more if it has a quota.
     references: u64,
     usage: NamespaceUsage,
 }
 
 impl Namespaces {
-    /// Adds a namespace that stays, with a pool of its own.
+    /// Adds a namespace with a quota: it stays, and has a pool of its own.
     pub(super) fn add_with_pool(&mut self, name: &str, pool: PoolId) {
         let fingerprint = Namespace::called(name).fingerprint();
         let id = self.add(fingerprint, name.to_owned());
@@ -69,22 +70,12 @@ impl Namespaces {
     }
 
     fn add(&mut self, fingerprint: u64, name: String) -> NamespaceId {
-        let state = State { fingerprint, name, ..State::default() };
-        let id = match self.free.pop() {
-            Some(id) => {
-                self.all[id as usize] = state;
-                id
-            }
-            None => {
-                self.all.push(state);
-                self.all.len() as NamespaceId - 1
-            }
-        };
+        let id = self.all.insert(State { fingerprint, name, ..State::default() }) as NamespaceId;
         self.by_fingerprint.insert(fingerprint, id);
         id
     }
 
-    /// The namespace, which is there until it was released as often.
+    /// Takes a reference to the namespace, which is added if it is new.
     pub(super) fn acquire(&mut self, namespace: &NamespaceOf<'_>) -> NamespaceId {
         let id = match self.by_fingerprint.get(&namespace.fingerprint) {
             Some(id) => *id,
@@ -94,19 +85,18 @@ impl Namespaces {
         id
     }
 
-    /// As `acquire`, for one that is there.
+    /// Takes one more reference.
     pub(super) fn acquire_again(&mut self, id: NamespaceId) {
         self.all[id as usize].references += 1;
     }
 
-    /// Takes back so many of what was acquired. Nothing is left of it with the last one.
+    /// Gives back `count` references; the namespace is gone with the last one.
     pub(super) fn release(&mut self, id: NamespaceId, count: u64) {
         let state = &mut self.all[id as usize];
         state.references -= count;
         if state.references == 0 {
             self.by_fingerprint.remove(&state.fingerprint);
-            *state = State::default();
-            self.free.push(id);
+            self.all.remove(id as usize);
         }
     }
 
@@ -131,27 +121,26 @@ impl Namespaces {
         &self,
         quota_bytes: impl Fn(PoolId) -> Option<u64>,
     ) -> Vec<(String, NamespaceUsage)> {
-        let usage = |id: &NamespaceId| {
-            let state = &self.all[*id as usize];
+        let usage = |(_, state): (usize, &State)| {
             let quota_bytes = quota_bytes(state.pool);
             (state.name.clone(), NamespaceUsage { quota_bytes, ..state.usage })
         };
-        let mut all: Vec<_> = self.by_fingerprint.values().map(usage).collect();
+        let mut all: Vec<_> = self.all.iter().map(usage).collect();
         all.sort_by(|left, right| left.0.cmp(&right.0));
         all
     }
 
-    /// What does not fit `held` (keys and bytes of each namespace, counted) and `remembered`.
+    /// What differs from `stored` (keys and bytes of each namespace) and `remembered`, which were counted.
     pub(super) fn check(
         &self,
-        held: &HashMap<NamespaceId, (u64, u64)>,
+        stored: &HashMap<NamespaceId, (u64, u64)>,
         remembered: &HashMap<NamespaceId, u64>,
     ) -> Vec<String> {
         let mut problems = Vec::new();
-        for id in self.by_fingerprint.values() {
-            let State { name, usage, .. } = &self.all[*id as usize];
-            let (keys, bytes) = held.get(id).copied().unwrap_or_default();
-            let counted = (keys, bytes, remembered.get(id).copied().unwrap_or_default());
+        for (id, State { name, usage, .. }) in &self.all {
+            let id = id as NamespaceId;
+            let (keys, bytes) = stored.get(&id).copied().unwrap_or_default();
+            let counted = (keys, bytes, remembered.get(&id).copied().unwrap_or_default());
             let kept = (usage.keys, usage.allocated_bytes, usage.remembered_keys);
             if kept != counted {
                 problems.push(format!(
@@ -159,8 +148,8 @@ impl Namespaces {
                 ));
             }
         }
-        let there: HashSet<&NamespaceId> = self.by_fingerprint.values().collect();
-        for id in held.keys().chain(remembered.keys()).filter(|id| !there.contains(id)) {
+        let gone = |id: &&NamespaceId| !self.all.contains(**id as usize);
+        for id in stored.keys().chain(remembered.keys()).filter(gone) {
             problems.push(format!("there is something of namespace {id}, which is not there"));
         }
         problems
@@ -169,6 +158,8 @@ impl Namespaces {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use proptest::prelude::*;
 
     use super::*;

@@ -1,4 +1,4 @@
-//! A group of chunks with an order of eviction of their own, and those of them that must stay.
+//! A pool: chunks with an order of eviction of their own, and those of them that are excluded from it for a while.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,33 +11,46 @@ use crate::config::Eviction;
 /// Most chunks of a pool that come back into its order at a time.
 const REINSERTED: usize = 64;
 
-/// Number of a group of chunks with an order of eviction of their own: 0 for all whose namespace has no quota.
+/// Chunks that a search for blocks looks at first, and at most: others wait for the lock.
+const FIRST_COLDEST: usize = 8;
+const MOST_COLDEST: usize = 1024;
+
+/// Number of a pool: 0 has the chunks of all namespaces without a quota.
 pub(crate) type PoolId = u16;
 
-/// Chunks of the namespaces of one quota, or of all that have none.
+/// The chunks of one namespace with a quota, or of all namespaces without.
 pub(super) struct Pool {
     pub(super) policy: Box<dyn Policy>,
-    /// Blocks of its chunks, and of those on their way in.
+    /// Blocks of its chunks, and of those being written.
     pub(super) blocks: u64,
     pub(super) chunks: usize,
     /// Blocks of its chunks that are in the order of eviction.
     pub(super) ordered_blocks: u64,
     pub(super) quota: Option<Arc<Quota>>,
-    /// Those of its chunks that were found to have to stay, by the second until which. The policy has only the others, so that a
-    /// search meets each of them once.
+    /// Chunks that were found in use, by the second until which they are excluded. The policy has only the others, so that
+    /// searches do not meet these again and again.
     pub(super) excluded: BTreeSet<(u32, NodeId)>,
 }
 
 impl Pool {
     pub(super) fn new(eviction: Eviction, quota: Option<Arc<Quota>>) -> Self {
-        let excluded = BTreeSet::new();
-        let policy = eviction.policy();
+        let (policy, excluded) = (eviction.policy(), BTreeSet::new());
         Self { policy, blocks: 0, chunks: 0, ordered_blocks: 0, quota, excluded }
     }
 
-    pub(super) fn add_blocks(&mut self, blocks: u32) {
+    /// Counts a chunk that comes into the order of eviction.
+    pub(super) fn count_chunk(&mut self, blocks: u32) {
+        self.chunks += 1;
         self.blocks += u64::from(blocks);
+        self.ordered_blocks += u64::from(blocks);
         self.quota.iter().for_each(|quota| quota.add(u64::from(blocks)));
+    }
+
+    /// Takes a chunk off the counts that was removed.
+    pub(super) fn discount_chunk(&mut self, blocks: u32) {
+        self.chunks -= 1;
+        self.ordered_blocks -= u64::from(blocks);
+        self.remove_blocks(blocks);
     }
 
     pub(super) fn remove_blocks(&mut self, blocks: u32) {
@@ -57,7 +70,7 @@ impl Pool {
         }
     }
 
-    /// Takes a chunk out of the order, or of those that must stay.
+    /// Removes a chunk from the order, or from those excluded.
     pub(super) fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
         match nodes[id].excluded_until_s() {
             Some(until_s) => {
@@ -69,6 +82,7 @@ impl Pool {
         }
     }
 
+    /// Excludes a chunk from eviction until `until_s`.
     pub(super) fn exclude(&mut self, nodes: &mut Nodes, id: NodeId, until_s: u32) {
         self.remove(nodes, id);
         nodes[id].exclude(until_s);
@@ -76,7 +90,7 @@ impl Pool {
         self.excluded.insert((until_s, id));
     }
 
-    /// Puts chunks that need not stay any more back into the order, where new ones are. Says whether there were any.
+    /// Puts chunks that are not excluded any more back into the order, as new ones. Returns whether there were any.
     pub(super) fn reinsert(&mut self, nodes: &mut Nodes, now_s: u32) -> bool {
         let mut count = 0;
         while count < REINSERTED
@@ -88,5 +102,54 @@ impl Pool {
             count += 1;
         }
         count > 0
+    }
+
+    /// All its chunks, for a check.
+    pub(super) fn all(&mut self, nodes: &mut Nodes) -> Vec<NodeId> {
+        let mut found = Vec::new();
+        // A policy may stop early, and goes on with the next call.
+        for _ in 0..=self.chunks {
+            found.clear();
+            self.policy.coldest(nodes, self.chunks + 1, &mut found);
+            if found.len() >= self.ordered() {
+                break;
+            }
+        }
+        found.extend(self.excluded.iter().map(|(_, id)| *id));
+        found
+    }
+}
+
+/// `count` chunks of the pools that go first, or a few more: of each pool in proportion to its chunks.
+pub(super) fn coldest(pools: &mut [Pool], nodes: &mut Nodes, count: usize) -> Vec<NodeId> {
+    let all: usize = pools.iter().map(Pool::ordered).sum();
+    let mut found = Vec::with_capacity(count.min(all));
+    for pool in pools.iter_mut().filter(|pool| pool.ordered() > 0) {
+        let share = (count * pool.ordered()).div_ceil(all);
+        pool.policy.coldest(nodes, share, &mut found);
+    }
+    found
+}
+
+/// The chunks of the pools that go first and have `blocks` together, and how many they have. They have fewer if there are no more
+/// such chunks, or more than one search may look for.
+pub(super) fn coldest_with(
+    pools: &mut [Pool],
+    nodes: &mut Nodes,
+    blocks: u64,
+) -> (Vec<NodeId>, u64) {
+    let mut count = FIRST_COLDEST;
+    loop {
+        let mut chunks = coldest(pools, nodes, count);
+        let mut freed = 0;
+        let last = chunks.iter().position(|id| {
+            freed += u64::from(nodes[*id].extent.blocks);
+            freed >= blocks
+        });
+        if last.is_some() || chunks.len() < count || count >= MOST_COLDEST {
+            chunks.truncate(last.map_or(chunks.len(), |last| last + 1));
+            return (chunks, freed);
+        }
+        count *= 2;
     }
 }

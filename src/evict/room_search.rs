@@ -1,36 +1,35 @@
-//! Which chunks have to go so that there is room for one of so many blocks, as cheaply as it can be found.
+//! The search for room: which chunks to evict for a chunk of so many blocks, at the lowest cost that can be found.
 
 use super::NodeId;
 use super::eviction_index::Inner;
-use super::extent_map::{STEPS_AT_ONCE, Search, Victim, Way, victim};
+use super::extent_map::{Scan, Search, Victim, victim};
+use super::pool::{Pool, coldest, coldest_with};
 use crate::store::FreeSpace;
 
-/// Chunks of the cold end among which those are chosen that make room at the lowest price: a part of all, within bounds.
-pub(super) const SEEDS: std::ops::RangeInclusive<usize> = 8..=64;
+/// Chunks that would go first, around each of which the cheapest run is looked for: a part of all, within bounds.
+const SEEDS: std::ops::RangeInclusive<usize> = 8..=64;
 const SEED_PART: usize = 16;
-/// Neighbours that are looked at for the cheapest run, where there is a choice.
+/// Neighbours that are looked at for a cheaper run once there is one.
 const MOST_STEPS: usize = 16_384;
 
-/// A chunk whose going makes no room is not looked at for so long.
+/// A chunk whose eviction makes no room is excluded for so long.
 const USELESS_FOR_S: u32 = 10;
 
-/// A search for room, which goes on where it was when the lock was let go of.
+/// A search for room. It can be left off, to let go of the lock, and gone on with.
 #[derive(Debug)]
 pub(crate) struct RoomSearch {
     pub(super) blocks: u32,
-    /// Chunks that go first, to look around; none of them yet, at first.
-    seeds: Option<std::vec::IntoIter<NodeId>>,
+    /// The seeds that are left, and the scan that follows if there is no room around any of them.
+    started: Option<(std::vec::IntoIter<NodeId>, Scan)>,
     steps: usize,
-    /// The cheapest run so far: what it costs, and its chunks.
+    /// The cheapest run so far: its cost and its chunks.
     best: Option<(u64, Vec<Victim>)>,
-    /// Where it goes on by place, when the seeds had no room around them: from the first of them on.
-    way: Option<Way>,
 }
 
-/// What a search for room has come to.
+/// How far a search for room has come.
 #[derive(Debug)]
 pub(crate) enum Room {
-    /// When these go there is room, if nothing else has happened meanwhile.
+    /// There is room once these are evicted, if nothing else changes before.
     Found(Vec<Victim>),
     /// It is to go on.
     Unfinished,
@@ -41,7 +40,7 @@ pub(crate) enum Room {
 impl RoomSearch {
     /// For a chunk of `blocks`.
     pub(crate) fn new(blocks: u32) -> Self {
-        Self { blocks, seeds: None, steps: 0, best: None, way: None }
+        Self { blocks, started: None, steps: 0, best: None }
     }
 }
 
@@ -53,32 +52,29 @@ impl Inner {
         now_s: u32,
     ) -> Room {
         if let Some(missing) = free.missing_blocks(search.blocks) {
-            let enough = self.enough(missing.max(1));
+            let (enough, _) = coldest_with(&mut self.pools, &mut self.nodes, missing.max(1));
             return match enough.is_empty() {
-                true if self.ordered() > 0 => Room::Unfinished,
-                true => Room::Nowhere,
+                true => self.none_found(),
                 false => Room::Found(self.victims(&enough)),
             };
         }
-        if search.seeds.is_none() {
+        if search.started.is_none() {
             let wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
             let seeds = self.coldest(wanted);
             if self.exclude_useless(&seeds, free, now_s) {
                 return Room::Unfinished;
             }
-            let Some(&first) = seeds.first() else {
-                return if self.ordered() > 0 { Room::Unfinished } else { Room::Nowhere };
-            };
-            search.way = Some(Way::from(self.nodes[first].extent));
-            search.seeds = Some(seeds.into_iter());
+            let Some(&first) = seeds.first() else { return self.none_found() };
+            search.started = Some((seeds.into_iter(), Scan::from(self.nodes[first].extent)));
         }
+        let Some((seeds, scan)) = &mut search.started else { return Room::Unfinished };
         let (nodes, pools) = (&self.nodes, &self.pools);
-        let rank = |id: NodeId| pools[nodes[id].pool as usize].policy.rank(nodes, id);
+        let rank = |id: NodeId| pools[usize::from(nodes[id].pool)].policy.rank(nodes, id);
         let blocks = u64::from(search.blocks);
         let mut look = Search { extents: &self.extents, nodes, free, blocks, steps: 0 };
-        for seed in search.seeds.iter_mut().flatten() {
-            // It may be another chunk's number by now, which is as good.
-            if nodes.may_go(seed)
+        for seed in seeds {
+            // Its number may be another chunk's by now, which is a seed as good.
+            if nodes.is_ordered(seed)
                 && let Some(window) = look.around(seed, &rank)
                 && search.best.as_ref().is_none_or(|(cost, _)| window.cost < *cost)
             {
@@ -95,15 +91,19 @@ impl Inner {
         if let Some((_, victims)) = search.best.take() {
             return Room::Found(victims);
         }
-        let Some(way) = &mut search.way else { return Room::Nowhere };
-        match look.go_along(way) {
-            Some(true) => Room::Found(way.take_run()),
+        match look.scan(scan) {
+            Some(true) => Room::Found(scan.take_run()),
             Some(false) => Room::Nowhere,
             None => Room::Unfinished,
         }
     }
 
-    /// Takes those of `chunks` out of the order of eviction, for a while, whose going makes no room. Says whether there were any.
+    /// A policy may find no chunk yet although it has some.
+    fn none_found(&self) -> Room {
+        if self.ordered() > 0 { Room::Unfinished } else { Room::Nowhere }
+    }
+
+    /// Excludes those of `chunks` whose eviction makes no room. Returns whether there were any.
     fn exclude_useless(
         &mut self,
         chunks: &[NodeId],
@@ -113,44 +113,21 @@ impl Inner {
         let before = self.ordered();
         for id in chunks {
             if !free.makes_room(self.nodes[*id].extent) {
-                let pool = self.nodes[*id].pool as usize;
-                self.pools[pool].exclude(&mut self.nodes, *id, now_s + USELESS_FOR_S);
+                let (pool, nodes) = self.pool_of(*id);
+                pool.exclude(nodes, *id, now_s + USELESS_FOR_S);
             }
         }
         self.ordered() < before
     }
 
-    /// Up to `count` chunks that go first, and a few more, of each pool as many as its share of all.
+    /// About `count` chunks that go first.
     pub(super) fn coldest(&mut self, count: usize) -> Vec<NodeId> {
-        let all = self.ordered();
-        let mut found = Vec::with_capacity(count.min(all));
-        for pool in self.pools.iter_mut().filter(|pool| pool.ordered() > 0) {
-            let share = (count * pool.ordered()).div_ceil(all);
-            pool.policy.coldest(&mut self.nodes, share, &mut found);
-        }
-        found
+        coldest(&mut self.pools, &mut self.nodes, count)
     }
 
-    /// The coldest chunks that have `blocks` together; those found so far if there are not so many, or it would take too long.
-    fn enough(&mut self, blocks: u64) -> Vec<NodeId> {
-        let mut wanted = *SEEDS.start();
-        loop {
-            let mut coldest = self.coldest(wanted);
-            let mut freed = 0;
-            let last = coldest.iter().position(|id| {
-                freed += u64::from(self.nodes[*id].extent.blocks);
-                freed >= blocks
-            });
-            let is_all = coldest.len() < wanted || coldest.len() >= self.ordered();
-            match last {
-                Some(last) => {
-                    coldest.truncate(last + 1);
-                    return coldest;
-                }
-                None if is_all || wanted >= STEPS_AT_ONCE / 2 => return coldest,
-                None => wanted *= 2,
-            }
-        }
+    /// Chunks in an order of eviction.
+    pub(super) fn ordered(&self) -> usize {
+        self.pools.iter().map(Pool::ordered).sum()
     }
 
     pub(super) fn victims(&self, chosen: &[NodeId]) -> Vec<Victim> {

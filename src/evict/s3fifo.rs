@@ -1,5 +1,5 @@
-//! S3-FIFO: a small queue that what is not used soon leaves again, and a main queue for the rest. Chunks that were not long
-//! gone (the third queue, which remembers keys only, is the owner's) go to the main queue at once.
+//! S3-FIFO: a small queue for new chunks, from which those that are not used soon are evicted, and a main queue for the others.
+//! A chunk that returns goes to the main queue at once; its key was remembered by the index (the ghost queue).
 
 use super::lists::{List, NodeId, Nodes};
 use super::policy::Policy;
@@ -14,7 +14,6 @@ const MOST_CHANCES: u8 = 3;
 /// Chunks that get another chance at a time: others wait for the lock.
 const MOST_PASSED: usize = 1024;
 
-/// Who was not used goes first, sooner while it is new.
 pub(super) struct S3Fifo {
     pub(super) small: List,
     pub(super) main: List,
@@ -29,7 +28,7 @@ struct Rest {
 
 impl Rest {
     fn of(queue: &List) -> Self {
-        Self { next: queue.coldest(), blocks: queue.blocks() }
+        Self { next: queue.coldest, blocks: queue.blocks }
     }
 
     fn go_past(&mut self, nodes: &Nodes, id: NodeId) {
@@ -68,9 +67,9 @@ impl Policy for S3Fifo {
         let queue = if uses > 0 { &mut self.main } else { &mut self.small };
         queue.push_hot(nodes, id);
         // The latest of those that were not used are the small queue. The older ones go when the main queue comes to them.
-        while let Some(coldest) = self.small.coldest()
-            && self.small.len() > 1
-            && self.is_over_share(self.small.blocks(), self.main.blocks())
+        while let Some(coldest) = self.small.coldest
+            && self.small.len > 1
+            && self.is_over_share(self.small.blocks, self.main.blocks)
         {
             self.promote(nodes, coldest);
         }
@@ -83,7 +82,7 @@ impl Policy for S3Fifo {
     }
 
     fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
-        let queue = if nodes[id].list() == SMALL { &mut self.small } else { &mut self.main };
+        let queue = if nodes[id].list == SMALL { &mut self.small } else { &mut self.main };
         queue.remove(nodes, id);
     }
 
@@ -123,7 +122,7 @@ impl Policy for S3Fifo {
 
     fn rank(&self, nodes: &Nodes, id: NodeId) -> u8 {
         let node = &nodes[id];
-        let (queue, unused) = if node.list() == SMALL { (&self.small, 0) } else { (&self.main, 1) };
+        let (queue, unused) = if node.list == SMALL { (&self.small, 0) } else { (&self.main, 1) };
         let quarter = match node.chances {
             0 => unused,
             1 => 2,

@@ -8,11 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use self::models::{Aged, Model, OneOrder, Queues};
-use super::fifo::Fifo;
 use super::lfu::Lfu;
 use super::lists::List;
-use super::lru::Lru;
-use super::mru::Mru;
 use super::s3fifo::{S3Fifo, SMALL_SHARE};
 use super::*;
 use crate::block::Extent;
@@ -178,19 +175,19 @@ proptest! {
     #[test]
     fn lru_is_like_its_model(steps in steps()) {
         let mut model = OneOrder::new(true, false);
-        compare(Lru::default(), |lru| vec![&lru.by_use], &mut model, &steps);
+        compare(Ordered::new(Rule::Lru), |lru| vec![&lru.list], &mut model, &steps);
     }
 
     #[test]
     fn fifo_is_like_its_model(steps in steps()) {
         let mut model = OneOrder::new(false, false);
-        compare(Fifo::default(), |fifo| vec![&fifo.by_arrival], &mut model, &steps);
+        compare(Ordered::new(Rule::Fifo), |fifo| vec![&fifo.list], &mut model, &steps);
     }
 
     #[test]
     fn mru_is_like_its_model(steps in steps()) {
         let mut model = OneOrder::new(true, true);
-        compare(Mru::default(), |mru| vec![&mru.by_use], &mut model, &steps);
+        compare(Ordered::new(Rule::Mru), |mru| vec![&mru.list], &mut model, &steps);
     }
 
     #[test]

@@ -8,14 +8,14 @@ impl List {
     /// Its chunks, the coldest first, after a look at every link and sum.
     pub(in super::super) fn checked(&self, nodes: &Nodes) -> Vec<NodeId> {
         let ids: Vec<NodeId> = self.coldest_first(nodes).take(nodes.len() + 1).collect();
-        assert_eq!(ids.len(), self.len());
+        assert_eq!(ids.len(), self.len);
         assert_eq!((ids.first(), ids.last()), (self.coldest.as_ref(), self.hottest.as_ref()));
         assert!(ids.iter().all(|id| nodes[*id].list == self.name));
         let back: Vec<Option<NodeId>> = ids.iter().map(|id| nodes[*id].colder).collect();
         let expected = std::iter::once(None).chain(ids.iter().copied().map(Some)).take(ids.len());
         assert!(back.iter().copied().eq(expected));
         let blocks = ids.iter().map(|id| u64::from(nodes[*id].extent.blocks)).sum::<u64>();
-        assert_eq!(blocks, self.blocks());
+        assert_eq!(blocks, self.blocks);
         ids
     }
 }
@@ -33,7 +33,7 @@ fn numbers_are_used_again_and_the_others_stay() {
     assert_eq!(nodes.len(), count as usize);
     let removed: Vec<NodeId> = ids.iter().copied().step_by(3).collect();
     for id in &removed {
-        let (removed, number) = (nodes.remove(*id), id.place() as u32);
+        let (removed, number) = (nodes.remove(*id), id.index() as u32);
         assert_eq!((removed.entry, removed.shard), (number, number % 5));
         assert_eq!((u32::from(removed.uses), u32::from(removed.pool)), (number, number % 3));
     }
@@ -41,7 +41,7 @@ fn numbers_are_used_again_and_the_others_stay() {
     let mut again: Vec<NodeId> = removed.iter().map(|_| nodes.insert(node(count))).collect();
     again.sort_unstable();
     assert_eq!(again, removed);
-    assert_eq!(nodes.insert(node(count)).place(), count as usize);
+    assert_eq!(nodes.insert(node(count)).index(), count as usize);
     for (number, id) in ids.iter().enumerate() {
         let expected = if number % 3 == 0 { count } else { number as u32 };
         assert_eq!(nodes[*id].entry, expected);

@@ -1,0 +1,60 @@
+//! LRU, FIFO and MRU: one list of chunks. They differ in whether a use moves a chunk, and in the end that it moves to.
+
+use super::lists::{List, NodeId, Nodes};
+use super::policy::Policy;
+
+/// What a use does to a chunk's place in the list.
+#[derive(Clone, Copy)]
+pub(super) enum Rule {
+    /// It goes last.
+    Lru,
+    /// Nothing: the order is that of arrival.
+    Fifo,
+    /// It goes first. So a part of what is used in turn, and is larger than the cache, stays.
+    Mru,
+}
+
+/// A policy that keeps one list.
+pub(super) struct Ordered {
+    rule: Rule,
+    pub(super) list: List,
+}
+
+impl Ordered {
+    pub(super) fn new(rule: Rule) -> Self {
+        Self { rule, list: List::default() }
+    }
+
+    fn push(&mut self, nodes: &mut Nodes, id: NodeId) {
+        match self.rule {
+            Rule::Lru | Rule::Fifo => self.list.push_hot(nodes, id),
+            Rule::Mru => self.list.push_cold(nodes, id),
+        }
+    }
+}
+
+impl Policy for Ordered {
+    fn insert(&mut self, nodes: &mut Nodes, id: NodeId, _returns: bool) {
+        self.push(nodes, id);
+    }
+
+    fn touch(&mut self, nodes: &mut Nodes, id: NodeId) {
+        nodes[id].count_use();
+        if !matches!(self.rule, Rule::Fifo) {
+            self.list.remove(nodes, id);
+            self.push(nodes, id);
+        }
+    }
+
+    fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
+        self.list.remove(nodes, id);
+    }
+
+    fn coldest(&mut self, nodes: &mut Nodes, count: usize, found: &mut Vec<NodeId>) {
+        found.extend(self.list.coldest_first(nodes).take(count));
+    }
+
+    fn rank(&self, nodes: &Nodes, id: NodeId) -> u8 {
+        self.list.position(nodes, id)
+    }
+}
