@@ -330,7 +330,7 @@ impl Directory {
     }
 
     /// Closes it, and gives up its lock: nothing in it can be reached any more.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn release(&self) {
         // Explicitly: it would stay with a descriptor that somebody else has of it.
         if let Err(error) = self.file.unlock() {
             log::debug!("{}: {error}", self.path.display());

@@ -67,8 +67,8 @@ fn stand_in() -> Option<RawFd> {
         return Some(opened);
     }
     let own = std::fs::File::open("/dev/null").ok()?;
-    // SAFETY: `give_up` does in the child only what is safe there: atomic loads and dup3(2). Twice does no harm.
-    if unsafe { libc::pthread_atfork(None, None, Some(give_up)) } != 0 {
+    // SAFETY: `close_in_child` does in the child only what is safe there: atomic loads and dup3(2). Twice does no harm.
+    if unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) } != 0 {
         return None;
     }
     match STAND_IN.compare_exchange(NONE, own.as_raw_fd(), Ordering::SeqCst, Ordering::SeqCst) {
@@ -78,7 +78,7 @@ fn stand_in() -> Option<RawFd> {
     }
 }
 
-extern "C" fn give_up() {
+extern "C" fn close_in_child() {
     let stand_in = STAND_IN.load(Ordering::SeqCst);
     if stand_in == NONE {
         return;

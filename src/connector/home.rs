@@ -16,9 +16,9 @@ use crate::engine::Waker;
 use crate::error::OpenError;
 use crate::index::{FoundIndex, IndexPlace, owner_in_directory, owner_on_device};
 use crate::store::Store;
+use crate::store::chunk_files::FileStore;
+use crate::store::data_files::{ExtentStore, FoundFile};
 use crate::store::device::{Device, Target};
-use crate::store::extents::{ExtentStore, FoundFile};
-use crate::store::files::FileStore;
 
 /// Where a store lives.
 pub(super) enum Home {

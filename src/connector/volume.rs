@@ -352,7 +352,7 @@ fn release(shared: &Shared, orderly: bool) -> bool {
             }
         }
     }
-    match store.give_up().and_then(|()| index.table().give_up()) {
+    match store.release().and_then(|()| index.table().release_file()) {
         Ok(()) => shared.open_store.note_closed(),
         Err(error) => log::error!("{path} stays locked until this process ends: {error}"),
     }

@@ -435,13 +435,13 @@ impl Backing {
     }
 
     /// Gives up the file, and the lock with it; then the directory that it is in.
-    pub(super) fn give_up(&self) -> io::Result<()> {
+    pub(super) fn release(&self) -> io::Result<()> {
         if self.region.is_none() {
             self.file.unlock()?;
         }
         close_file_behind(self.descriptor());
         if let Some((directory, _)) = &self.home {
-            directory.give_up();
+            directory.release();
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{FORMAT_VERSION, HEADER_BYTES, Header, MAGIC};
 use crate::format::names::{CHUNKS_NAME, INDEX_NAME};
-use crate::store::data_file::list_data_files;
+use crate::store::data_files::list_data_files;
 
 /// Makes it an empty sidecar.
 pub(super) fn start_anew(backing: &Backing, now_ms: u64) -> io::Result<()> {

@@ -130,7 +130,7 @@ impl Mapping {
     }
 
     /// Puts ordinary memory in the place of the file, which is not held open by this any more.
-    pub(super) fn give_up(&self) {
+    pub(super) fn release(&self) {
         // SAFETY: exactly the range of the mapping, which stays ours until it is dropped; Rust has no references into
         // it. If it fails nothing has changed.
         unsafe {

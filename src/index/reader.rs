@@ -14,7 +14,7 @@ use crate::format::header::{HEADER_BYTES, Header, LENGTH_OFFSET, Length};
 use crate::format::names::{CHUNKS_NAME, INDEX_NAME, device_index_name};
 use crate::format::record::{RECORD_BYTES, Record};
 use crate::format::superblock::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
-use crate::store::data_file::list_data_files;
+use crate::store::data_files::list_data_files;
 use crate::store::device::superblock_copies;
 
 /// Bytes that the disk returns as a whole or not at all.

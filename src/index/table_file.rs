@@ -222,9 +222,9 @@ impl Table {
 
     /// Gives up the file, and the lock with it: another process may own the store from here on. Every record is free as
     /// far as this one can see.
-    pub(crate) fn give_up(&self) -> io::Result<()> {
-        self.backing.give_up()?;
-        self.mapping.give_up();
+    pub(crate) fn release_file(&self) -> io::Result<()> {
+        self.backing.release()?;
+        self.mapping.release();
         for (_, file) in self.sync_files.get().into_iter().flatten() {
             close_file_behind(file.as_raw_fd());
         }
@@ -332,7 +332,7 @@ mod tests {
         let index = std::fs::metadata(directory.path().join(INDEX_NAME)).unwrap().ino();
         assert!(descriptors.iter().all(|descriptor| inode(*descriptor) == index));
         // Nothing keeps the file, and so its file system, after that.
-        table.give_up().unwrap();
+        table.release_file().unwrap();
         assert!(descriptors.iter().all(|descriptor| inode(*descriptor) != index));
     }
 }

@@ -55,7 +55,7 @@ impl Work {
                     let way = self.pieces[token].request().way();
                     if shared.health.note_success(way) && way == Way::Write {
                         // It was the device, and not they.
-                        shared.store.put_back_set_aside();
+                        shared.store.retry_bad_extents();
                     }
                     self.end_piece(token, None, now, shared);
                 }

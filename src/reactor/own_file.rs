@@ -148,7 +148,7 @@ impl Work {
             let is_clear = || {
                 active
                     .extent()
-                    .is_none_or(|extent| !matches!(shared.store.is_clear(extent), Ok(false)))
+                    .is_none_or(|extent| !matches!(shared.store.space_ready(extent), Ok(false)))
             };
             !waits || is_clear()
         })
@@ -167,7 +167,7 @@ impl Work {
         if own.step == Step::AwaitRoom {
             match extent
                 .filter(|_| is_written)
-                .map_or(Ok(true), |extent| shared.store.is_clear(extent))
+                .map_or(Ok(true), |extent| shared.store.space_ready(extent))
             {
                 Ok(true) => own.step = Step::Open,
                 Ok(false) => {
@@ -270,7 +270,7 @@ impl Work {
             }
         }
         let made =
-            |outcome| extent.map_or(Ok(()), |extent| shared.store.note_made(extent, outcome));
+            |outcome| extent.map_or(Ok(()), |extent| shared.store.creation_done(extent, outcome));
         match (own.step, -result) {
             (_, libc::EINTR | libc::EAGAIN) if own.attempts < MAX_ATTEMPTS => {
                 return self.due_steps.push(id);

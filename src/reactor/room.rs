@@ -63,24 +63,24 @@ impl RoomMaking {
 }
 
 /// Once begun, and as long as it lives, what is freed is there for who makes room.
-struct HeldFreed<'store> {
+struct DeferredReclaim<'store> {
     store: &'store dyn Store,
     is_begun: bool,
 }
 
-impl HeldFreed<'_> {
+impl DeferredReclaim<'_> {
     /// Before the first eviction: most chunks need none.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.is_begun, true) {
-            self.store.hold_freed(true);
+            self.store.defer_reclaim(true);
         }
     }
 }
 
-impl Drop for HeldFreed<'_> {
+impl Drop for DeferredReclaim<'_> {
     fn drop(&mut self) {
         if self.is_begun {
-            self.store.hold_freed(false);
+            self.store.defer_reclaim(false);
         }
     }
 }
@@ -97,7 +97,7 @@ impl Shared {
         if self.index.table().lacks_blocks() {
             return Err(self.index.table().why_not_written());
         }
-        let mut held = HeldFreed { store: &*self.store, is_begun: false };
+        let mut held = DeferredReclaim { store: &*self.store, is_begun: false };
         let quota = self.reserve_quota(request, bytes, || held.begin())?;
         let allocated = self.allocate(bytes, request.digest, &mut held, making);
         let outcome = allocated.and_then(|extent| {
@@ -134,7 +134,7 @@ impl Shared {
         &self,
         bytes: u64,
         digest: Digest,
-        held: &mut HeldFreed<'_>,
+        held: &mut DeferredReclaim<'_>,
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<Extent>, StoreError> {
         let mut outcome = self.store.allocate(bytes, digest);
@@ -171,7 +171,7 @@ impl Shared {
     fn reserve_record(
         &self,
         key_bytes: usize,
-        held: &mut HeldFreed<'_>,
+        held: &mut DeferredReclaim<'_>,
     ) -> Result<RecordState, StoreError> {
         let mut outcome = self.index.table().reserve(key_bytes);
         let mut attempts = 0;
@@ -230,7 +230,7 @@ impl Shared {
                 }
             }
         }
-        self.store.settle();
+        self.store.drain_removals();
     }
 
     /// Evicts chunks so that there is a run of `blocks` free, as cheaply as it can; says whether it did.

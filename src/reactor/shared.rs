@@ -125,8 +125,8 @@ impl Shared {
     }
 
     /// Which chunk it is and where it lies, for messages.
-    pub(super) fn place_text(&self, digest: Digest, extent: Extent) -> String {
-        let (place, path) = (self.store.place_text(extent, digest), self.config.path().display());
+    pub(super) fn extent_text(&self, digest: Digest, extent: Extent) -> String {
+        let (place, path) = (self.store.extent_text(extent, digest), self.config.path().display());
         format!("digest {digest}, {place} of {path}")
     }
 

@@ -197,7 +197,7 @@ fn end_read(pin: Pin, checksum: u64, failure: Option<Failure>, shared: &Shared) 
         }
         None => {
             shared.counters.checksum_mismatch.add(1);
-            let place = shared.place_text(shared.index.digest_of(&pin), pin.extent);
+            let place = shared.extent_text(shared.index.digest_of(&pin), pin.extent);
             shared.index.discard(&pin);
             log::error!("a chunk ({place}) does not match its checksum: dropped");
             Shown::Dropped
@@ -229,7 +229,7 @@ fn end_failed_read(pin: &Pin, error: &io::Error, fate: Fate, shared: &Shared) ->
     let tell = || {
         // Once it is the device, that is said, and not chunk by chunk.
         if health.may_tell(Way::Read, shared.config.path()) {
-            let place = shared.place_text(shared.index.digest_of(pin), pin.extent);
+            let place = shared.extent_text(shared.index.digest_of(pin), pin.extent);
             log::error!("cannot read a chunk ({place}): {error}; it is {what}");
         }
     };
@@ -254,7 +254,7 @@ pub(super) fn failure_text(
     shared: &Shared,
 ) -> String {
     failure.text(|| match extent {
-        Some(extent) => format!("a chunk ({})", shared.place_text(digest, extent)),
+        Some(extent) => format!("a chunk ({})", shared.extent_text(digest, extent)),
         None => format!("a chunk (digest {digest})"),
     })
 }

@@ -3,6 +3,8 @@
 //! Each file has a frontier: blocks below it were written once, blocks above it never were. Written places are given out
 //! first, since the first write of a preallocated block costs the file system an extent conversion.
 
+pub(super) mod bad_extents;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::block::Extent;

@@ -1,18 +1,12 @@
-//! Where bytes live. A layout places chunks; it knows nothing of keys.
+//! Stores: where the bytes of chunks are. A store gives out extents; it knows nothing of keys.
 
 pub(crate) mod allocator;
-mod block_set;
-pub(crate) mod data_file;
+pub(crate) mod chunk_files;
+pub(crate) mod data_files;
 pub(crate) mod device;
-mod discards;
-pub(crate) mod extents;
 pub(crate) mod fiemap;
-pub(crate) mod files;
-mod found_files;
 mod geometry;
-mod growth;
-mod set_aside;
-mod unreserved;
+mod sizes;
 
 use std::ffi::CString;
 use std::io;
@@ -20,7 +14,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 pub use geometry::Geometry;
-pub(crate) use growth::{IndexShare, index_share_bytes};
+pub(crate) use sizes::{IndexShare, index_share_bytes};
 
 use crate::block::Extent;
 use crate::error::StoreError;
@@ -69,7 +63,7 @@ pub struct Fill {
     pub can_grow: bool,
 }
 
-/// Free space: beside a place, or anywhere.
+/// Free space: beside an extent, or anywhere.
 pub trait FreeSpace {
     /// Blocks that have to go, wherever they are, so that a chunk of `blocks` can be placed; `None` where they have to be
     /// neighbours.
@@ -78,7 +72,7 @@ pub trait FreeSpace {
     fn free_before(&self, file: u32, block: u32) -> u32;
     /// Free blocks from `block` on.
     fn free_from(&self, file: u32, block: u32) -> u32;
-    /// Whether there is room at a place when its chunk goes.
+    /// Whether the eviction of its chunk makes room at an extent.
     fn makes_room(&self, extent: Extent) -> bool {
         let _ = extent;
         true
@@ -88,9 +82,9 @@ pub trait FreeSpace {
 /// Waits until the records of what was freed are cleared, and says whether they are.
 pub type RecordsAreCleared = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Gives out places for chunks and says where they are.
+/// Gives out extents for chunks and says where they are.
 pub trait Store: FreeSpace + Send + Sync {
-    /// A place for `size_bytes` bytes of the chunk with this digest. It waits for nothing.
+    /// An extent for `size_bytes` bytes of the chunk with this digest. It waits for nothing.
     ///
     /// # Errors
     /// `StoreError` when there is none: [`StoreError::Growing`] where [`Store::grow`] may make one.
@@ -112,7 +106,7 @@ pub trait Store: FreeSpace + Send + Sync {
     }
 
     /// Grows by one step, in which there is room for `needed_bytes`, after the index has got its share. It waits for the
-    /// file system; places are given out and located meanwhile.
+    /// file system; extents are given out and located meanwhile.
     ///
     /// # Errors
     /// `StoreError` when the capacity or the file system is in the way.
@@ -121,16 +115,16 @@ pub trait Store: FreeSpace + Send + Sync {
         Ok(())
     }
 
-    /// Takes a place back. Nothing may be under way there.
+    /// Takes an extent back, on which no transfer may be under way.
     fn free(&self, extent: Extent);
 
-    /// While it `holds`, what is freed stays for who frees it to make room: removing it would let the file system have it
-    /// meanwhile. To be ended as often as begun.
-    fn hold_freed(&self, holds: bool) {
-        let _ = holds;
+    /// Begins or ends a time in which freed files are not removed: their space is for the chunk that they were evicted for, and
+    /// removal would give it to the file system. To be ended as often as begun.
+    fn defer_reclaim(&self, defers: bool) {
+        let _ = defers;
     }
 
-    /// Takes a place back that could not be written.
+    /// Takes an extent back that could not be written, and notes it as bad.
     fn free_unwritable(&self, extent: Extent) {
         self.free(extent);
     }
@@ -144,52 +138,55 @@ pub trait Store: FreeSpace + Send + Sync {
         false
     }
 
-    /// Looks which blocks of its files are not reserved, and gives out no more places than the file system has space for. It
-    /// waits for the file system.
+    /// Looks which blocks of its files are shared with a copy or missing, and gives out no more than the file system has space
+    /// for. It waits for the file system.
     fn look_at_blocks(&self) {}
 
-    /// Gives out again what was taken back that way: it was not those places that could not be written.
-    fn put_back_set_aside(&self) {}
+    /// Gives out bad extents again: the device can be written.
+    fn retry_bad_extents(&self) {}
 
-    /// What to call, at open, before a freed place is discarded or removed: it waits until no record in the file names any, and
-    /// says whether that is so.
+    /// Sets, at open, what to call before a freed extent is discarded or a freed file removed: it waits until no record names any,
+    /// and returns whether that is so.
     fn follow_records(&self, are_cleared: RecordsAreCleared) {
         let _ = are_cleared;
     }
 
-    /// Tells the device of some of the places that were freed, if it is to know; says whether there may be more.
+    /// Discards some of the extents that were freed, if that is configured. Returns whether there may be more.
     fn discard_freed(&self) -> bool {
         false
     }
 
-    /// Where a place given out is.
+    /// Where an extent is.
     fn locate(&self, extent: Extent) -> Location;
 
-    /// Where a place of the chunk with this digest is, in words.
-    fn place_text(&self, extent: Extent, digest: Digest) -> String;
+    /// Where an extent of the chunk with this digest is, for messages.
+    fn extent_text(&self, extent: Extent, digest: Digest) -> String;
 
-    /// Waits until what was taken back is off the disk.
-    fn settle(&self);
+    /// Waits until freed files are removed.
+    fn drain_removals(&self);
 
-    /// Whether the space of a place given out is there yet: what made room for it may still be on its way out. Who waits
-    /// for it is woken.
+    /// Whether the space of an extent is there: files that made room for it may not be removed yet. The reactors are woken when
+    /// they are.
     ///
     /// # Errors
-    /// `StoreError` when it will not come; the place is to be freed.
-    fn is_clear(&self, extent: Extent) -> Result<bool, StoreError>;
+    /// `StoreError` when it will not come; the extent is to be freed.
+    fn space_ready(&self, extent: Extent) -> Result<bool, StoreError>;
 
-    /// The file of a chunk's own was made with all of its space, or the file system refused; then the error to answer with.
-    fn note_made(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError>;
+    /// The chunk's own file was made with all of its space, or the file system refused that.
+    ///
+    /// # Errors
+    /// What to answer when it refused.
+    fn creation_done(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError>;
 
-    /// Whether the place is there and can be that of the chunk with this digest: as opening asks for each record.
+    /// Whether the extent exists and can be that of the chunk with this digest. Recovery asks for each record.
     fn contains(&self, extent: Extent, digest: Digest) -> bool;
 
-    /// Makes `held` (sorted by place, free of overlaps, each contained) the only places given out. Returns how many files
-    /// were removed because no chunk is theirs.
+    /// Makes `stored` (sorted, without overlaps, each contained) the only extents given out. Returns how many files without a
+    /// chunk were removed.
     ///
     /// # Errors
     /// What the file system says.
-    fn rebuild(&self, held: &[Extent]) -> io::Result<u64>;
+    fn rebuild(&self, stored: &[Extent]) -> io::Result<u64>;
 
     /// What the target asks of a transfer.
     fn geometry(&self) -> Geometry;
@@ -208,11 +205,11 @@ pub trait Store: FreeSpace + Send + Sync {
         None
     }
 
-    /// Gives up the files, and their locks with them: another process may own them from here on.
+    /// Releases the files and their locks: another process may own them from here on.
     ///
     /// # Errors
     /// What flock(2) says.
-    fn give_up(&self) -> io::Result<()>;
+    fn release(&self) -> io::Result<()>;
 
     /// Makes everything written so far durable.
     ///

@@ -23,7 +23,7 @@ use crate::open_stores::OpenStore;
 use crate::reactor::steps::end_set;
 use crate::reactor::{GetRequest, SetRequest};
 use crate::store::Store;
-use crate::store::extents::ExtentStore;
+use crate::store::data_files::ExtentStore;
 use crate::time::Clock;
 use std::sync::Arc;
 

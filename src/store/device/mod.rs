@@ -208,7 +208,7 @@ impl Device {
     }
 
     /// Gives up the claim. Nothing may be under way on it.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn release(&self) {
         close_file_behind(self.descriptor());
     }
 

@@ -12,9 +12,6 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
-use super::Geometry;
-use super::device::Device;
-use super::fiemap::find_unreserved;
 use crate::block::BLOCK_BYTES;
 use crate::directory::{Directory, make_private, set_flags};
 use crate::error::OpenError;
@@ -22,6 +19,9 @@ use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::format::header::Owner;
 use crate::format::names::{CHUNKS_NAME, INDEX_NAME, PROBE_NAME, data_file_number};
 use crate::lock::lock_for;
+use crate::store::Geometry;
+use crate::store::device::Device;
+use crate::store::fiemap::find_unreserved;
 
 /// An open data file that is nobody else's.
 #[derive(Debug)]
@@ -123,13 +123,13 @@ impl DataFile {
     }
 
     /// Gives up the file, and the lock with it. Nothing may be under way on it.
-    pub(crate) fn give_up(&self) -> io::Result<()> {
+    pub(crate) fn release(&self) -> io::Result<()> {
         match &self.home {
             Home::File { file, .. } => {
                 file.unlock()?;
                 close_file_behind(file.as_raw_fd());
             }
-            Home::Device(device) => device.give_up(),
+            Home::Device(device) => device.release(),
         }
         Ok(())
     }
@@ -183,7 +183,7 @@ fn is_own_name(name: &str) -> bool {
 }
 
 /// Takes the permissions of others from the directory of a store, if it is the store's alone.
-pub(super) fn make_home_private(directory: &Directory) -> Result<(), OpenError> {
+pub(crate) fn make_home_private(directory: &Directory) -> Result<(), OpenError> {
     directory.make_private(is_own_name).map_err(directory.error("look into", ""))
 }
 
@@ -194,7 +194,7 @@ pub(super) fn remove_file(directory: &Directory, name: &str) -> io::Result<()> {
 
 /// What transfers on new files in `directory` must look like, and how many bytes the file system gives out at least for a
 /// file with one byte: a block, or several; a block where it does not tell.
-pub(super) fn probe(directory: &Directory) -> Result<(Geometry, u64), OpenError> {
+pub(crate) fn probe(directory: &Directory) -> Result<(Geometry, u64), OpenError> {
     // One that somebody was killed with.
     let _ = remove_file(directory, PROBE_NAME);
     let made = directory.create(PROBE_NAME).and_then(|file| {

@@ -182,12 +182,12 @@ impl Account {
     }
 
     /// Whether what was promised to the file is there.
-    pub(super) fn is_clear(&self, number: u32) -> bool {
+    pub(super) fn space_ready(&self, number: u32) -> bool {
         self.unmade.get(&number).is_none_or(|(awaited, _)| *awaited <= self.arrived_bytes)
     }
 
     /// The file is made, or will not be.
-    pub(super) fn note_made(&mut self, number: u32) {
+    pub(super) fn creation_done(&mut self, number: u32) {
         if let Some((_, cost)) = self.unmade.remove(&number) {
             self.unmade_bytes -= cost;
         }
@@ -210,7 +210,7 @@ impl Account {
 
     /// The file is to be removed.
     pub(super) fn begin_removal(&mut self, extent: Extent) {
-        self.note_made(extent.file);
+        self.creation_done(extent.file);
         let cost = cost_bytes(extent.blocks, self.unit_bytes);
         self.live_bytes -= cost;
         self.leaving_bytes += cost;
@@ -294,9 +294,9 @@ mod tests {
                     }
                     1 => {
                         unmade.retain(|extent| {
-                            let clear = account.is_clear(extent.file);
+                            let clear = account.space_ready(extent.file);
                             if clear {
-                                account.note_made(extent.file);
+                                account.creation_done(extent.file);
                                 on_disk += cost(extent);
                                 existing.push(extent.file);
                                 made.push(*extent);
@@ -306,7 +306,7 @@ mod tests {
                     }
                     2 if !unmade.is_empty() && blocks % 3 == 0 => {
                         let extent = unmade.swap_remove(which.index(unmade.len()));
-                        account.note_made(extent.file);
+                        account.creation_done(extent.file);
                         account.note_refused(extent.file);
                         account.begin_removal(extent);
                     }
@@ -341,9 +341,9 @@ mod tests {
         let old = account.give_out(blocks, digest, 0);
         account.begin_removal(old);
         let new = account.give_out(blocks, digest, needed);
-        assert!(!account.is_clear(new.file) && budget.used_bytes() == CAPACITY);
+        assert!(!account.space_ready(new.file) && budget.used_bytes() == CAPACITY);
         account.end_removal(old, false, &budget);
-        assert!(account.is_clear(new.file) && budget.used_bytes() == CAPACITY + needed);
+        assert!(account.space_ready(new.file) && budget.used_bytes() == CAPACITY + needed);
         account.begin_removal(new);
         account.end_removal(new, true, &budget);
         assert_eq!(budget.used_bytes(), CAPACITY);

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::statfs::{BTRFS_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs};
 
+use super::unreserved::BlockSet;
 use super::*;
-use crate::store::block_set::BlockSet;
 
 /// Extents of all data files that one look takes: some 0.2 s. What lies behind them counts as reserved until a
 /// write there finds no space.

@@ -5,13 +5,15 @@ use std::collections::HashMap;
 use std::io;
 
 use super::data_file::{DataFile, list_data_files, remove_file};
-use super::growth::{SMALLEST_FILE_BYTES, file_bytes_within, index_share_bytes, on_disk_bytes};
 use crate::block::BLOCK_BYTES;
 use crate::budget::Budget;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Owner};
 use crate::format::names::data_file_name;
+use crate::store::sizes::{
+    SMALLEST_FILE_BYTES, file_bytes_within, index_share_bytes, on_disk_bytes,
+};
 
 /// Opens and locks the data files in `directory`; nothing of them is changed.
 pub(super) fn find_files(

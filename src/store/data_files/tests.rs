@@ -7,7 +7,6 @@ use std::path::Path;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::*;
-use crate::store::data_file::list_data_files;
 use crate::store::fiemap::find_unreserved;
 
 /// It does not matter here.

@@ -7,11 +7,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::RecordsAreCleared;
-use super::allocator::Allocator;
 use super::data_file::DataFile;
-use super::device::Device;
 use crate::block::{BLOCK_BYTES, Extent};
+use crate::store::RecordsAreCleared;
+use crate::store::allocator::Allocator;
+use crate::store::device::Device;
 use crate::sync::Mutex;
 
 /// Most that is out of the free space at a time: 16 MiB.

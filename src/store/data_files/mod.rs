@@ -9,17 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::allocator::Allocator;
-use super::data_file::{DataFile, make_home_private, probe, remove_file};
+use super::allocator::bad_extents::BadExtents;
 use super::device::Device;
-use super::discards::Discards;
-pub(crate) use super::found_files::FoundFile;
-use super::found_files::{find_files, fit_files};
-use super::growth::{
+use super::sizes::{
     IndexShare, SMALLEST_FILE_BYTES, assured_file_bytes, file_bytes_within, index_share_bytes,
     longest_chunk_bytes, next_file_bytes, on_disk_bytes,
 };
-use super::set_aside::SetAside;
-use super::unreserved::Unreserved;
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::budget::Budget;
@@ -30,10 +25,22 @@ use crate::format::header::{HEADER_BYTES, Owner};
 use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, data_file_name};
 use crate::key::Digest;
 use crate::sync::{Mutex, RwLock};
-use look::Looks;
 
-mod growing;
+mod data_file;
+mod discards;
+mod found_files;
+mod growth;
 mod look;
+mod unreserved;
+
+pub(crate) use data_file::{list_data_files, make_home_private, probe};
+pub(crate) use found_files::FoundFile;
+
+use data_file::{DataFile, remove_file};
+use discards::Discards;
+use found_files::{find_files, fit_files};
+use look::Looks;
+use unreserved::Unreserved;
 
 const MIB: u64 = 1 << 20;
 
@@ -49,7 +56,7 @@ pub(crate) struct ExtentStore {
     /// After the file system has refused to grow: when to ask it again, and what it said.
     refusal: Mutex<Option<(Instant, StoreError)>>,
     discards: Option<Discards>,
-    set_aside: Mutex<SetAside>,
+    bad_extents: Mutex<BadExtents>,
     /// Its lock is taken after that of the allocator.
     unreserved: Mutex<Unreserved>,
     looks: Looks,
@@ -131,7 +138,7 @@ impl ExtentStore {
             allocator: Mutex::new(allocator),
             refusal: Mutex::new(None),
             discards: None,
-            set_aside: Mutex::default(),
+            bad_extents: Mutex::default(),
             unreserved: Mutex::default(),
             looks: Looks::default(),
             is_growing: AtomicBool::new(false),
@@ -166,7 +173,7 @@ impl ExtentStore {
             allocator: Mutex::new(allocator),
             refusal: Mutex::new(None),
             discards: (discard == Discard::Free).then(|| Discards::new(Arc::clone(device))),
-            set_aside: Mutex::default(),
+            bad_extents: Mutex::default(),
             unreserved: Mutex::default(),
             looks: Looks::default(),
             is_growing: AtomicBool::new(false),
@@ -277,12 +284,12 @@ impl Store for ExtentStore {
     fn free_unwritable(&self, extent: Extent) {
         let mut allocator = self.allocator.lock();
         allocator.free(extent);
-        self.set_aside.lock().add(&mut allocator, extent);
+        self.bad_extents.lock().add(&mut allocator, extent);
     }
 
-    fn put_back_set_aside(&self) {
+    fn retry_bad_extents(&self) {
         let mut allocator = self.allocator.lock();
-        self.set_aside.lock().put_back(&mut allocator);
+        self.bad_extents.lock().retry(&mut allocator);
     }
 
     fn follow_records(&self, are_cleared: RecordsAreCleared) {
@@ -305,7 +312,7 @@ impl Store for ExtentStore {
     }
 
     /// Data files stay.
-    fn place_text(&self, extent: Extent, _digest: Digest) -> String {
+    fn extent_text(&self, extent: Extent, _digest: Digest) -> String {
         let offset_bytes = match self.locate(extent) {
             Location::Shared { offset_bytes, .. } => offset_bytes,
             Location::Own { .. } => 0,
@@ -316,13 +323,13 @@ impl Store for ExtentStore {
         }
     }
 
-    fn settle(&self) {}
+    fn drain_removals(&self) {}
 
-    fn is_clear(&self, _extent: Extent) -> Result<bool, StoreError> {
+    fn space_ready(&self, _extent: Extent) -> Result<bool, StoreError> {
         Ok(true)
     }
 
-    fn note_made(&self, _extent: Extent, _outcome: io::Result<()>) -> Result<(), StoreError> {
+    fn creation_done(&self, _extent: Extent, _outcome: io::Result<()>) -> Result<(), StoreError> {
         Ok(())
     }
 
@@ -380,8 +387,8 @@ impl Store for ExtentStore {
         })
     }
 
-    fn give_up(&self) -> io::Result<()> {
-        self.all_files().iter().try_for_each(|file| file.give_up())
+    fn release(&self) -> io::Result<()> {
+        self.all_files().iter().try_for_each(|file| file.release())
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -18,8 +18,8 @@ use nix::unistd::syncfs;
 
 use self::account::{Account, cost_bytes, directory_bytes};
 use self::remover::Remover;
-use super::data_file::{list_data_files, make_home_private, probe};
-use super::growth::{index_share_bytes, longest_chunk_bytes};
+use super::data_files::{list_data_files, make_home_private, probe};
+use super::sizes::{index_share_bytes, longest_chunk_bytes};
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::budget::Budget;
@@ -40,7 +40,7 @@ const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 /// Open files that the process should be allowed: those of chunks under way, the directories, and what else it has.
 const WANTED_OPEN_FILES: u64 = 16_384;
 
-/// How long `give_up` waits for files to be removed; the rest is left to the next open.
+/// How long `release` waits for files to be removed; the rest is left to the next open.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The files of one directory, and who owns them.
@@ -256,7 +256,7 @@ impl Store for FileStore {
         let _ = self.shared.are_cleared.set(are_cleared);
     }
 
-    fn hold_freed(&self, holds: bool) {
+    fn defer_reclaim(&self, holds: bool) {
         let mut state = self.shared.state.lock();
         match holds {
             true => state.holders += 1,
@@ -275,20 +275,20 @@ impl Store for FileStore {
         Location::Own { directory: directory.as_raw_fd(), name: file_c_name(digest, extent.file) }
     }
 
-    fn place_text(&self, extent: Extent, digest: Digest) -> String {
+    fn extent_text(&self, extent: Extent, digest: Digest) -> String {
         format!("file {}", chunk_path(digest, extent.file).display())
     }
 
-    fn settle(&self) {
+    fn drain_removals(&self) {
         let mut state = self.shared.state.lock();
         while state.account.is_leaving() {
             state = self.shared.removed.wait(state);
         }
     }
 
-    fn is_clear(&self, extent: Extent) -> Result<bool, StoreError> {
+    fn space_ready(&self, extent: Extent) -> Result<bool, StoreError> {
         let state = self.shared.state.lock();
-        if !state.account.is_clear(extent.file) {
+        if !state.account.space_ready(extent.file) {
             return Ok(false);
         }
         let (used_bytes, capacity_bytes) =
@@ -299,9 +299,9 @@ impl Store for FileStore {
         }
     }
 
-    fn note_made(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError> {
+    fn creation_done(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError> {
         let mut state = self.shared.state.lock();
-        state.account.note_made(extent.file);
+        state.account.creation_done(extent.file);
         let Err(source) = outcome else { return Ok(()) };
         state.account.note_refused(extent.file);
         let digest = state.account.digest_of(extent.file);
@@ -372,13 +372,13 @@ impl Store for FileStore {
         })
     }
 
-    fn give_up(&self) -> io::Result<()> {
+    fn release(&self) -> io::Result<()> {
         let remover = self.remover.lock().take();
         if !remover.is_none_or(|remover| remover.end(&self.shared, REMOVAL_TIMEOUT)) {
             return Err(io::Error::other("a removal is still under way"));
         }
-        self.shared.chunks.give_up();
-        self.shared.directories.iter().for_each(Directory::give_up);
+        self.shared.chunks.release();
+        self.shared.directories.iter().for_each(Directory::release);
         Ok(())
     }
 
