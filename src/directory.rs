@@ -10,16 +10,18 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl, openat};
+use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{
     FchmodatFlags, FileStat, Mode, SFlag, fchmodat, fstat, fstatat, mkdirat, stat,
 };
 use nix::sys::statvfs::{Statvfs, fstatvfs};
-use nix::unistd::{Uid, UnlinkatFlags, unlinkat};
+use nix::unistd::Uid;
 
+use crate::engine::{FileOperations, SystemFiles};
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::format::header::Owner;
@@ -36,6 +38,7 @@ pub(crate) struct Directory {
     // Before the descriptor is closed.
     _given_up_in_forks: GivenUpInForks,
     file: File,
+    files: Arc<dyn FileOperations>,
     path: PathBuf,
     /// The same wherever the process works.
     full_path: PathBuf,
@@ -87,9 +90,9 @@ impl Directory {
             Err(errno) => return Err(errno.into()),
         };
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = openat(&self.file, name, flags, Mode::empty())?;
+        let file = self.open_at(name, flags)?;
         let directory = Self::of(file.into(), self.path.join(name));
-        Ok((directory, made))
+        Ok((directory.with_files(&self.files), made))
     }
 
     /// Whether what is called `name` in it, if there is anything, is a directory itself.
@@ -98,15 +101,30 @@ impl Directory {
     /// It is not, or cannot be opened.
     pub(crate) fn check_directory(&self, name: &str) -> io::Result<()> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        match openat(&self.file, name, flags, Mode::empty()) {
-            Ok(_) | Err(Errno::ENOENT) => Ok(()),
-            Err(errno) => Err(errno.into()),
+        match self.open_at(name, flags) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
     }
 
     fn of(file: File, path: PathBuf) -> Self {
         let full_path = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
-        Self { _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()), file, path, full_path }
+        let _given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
+        Self { _given_up_in_forks, file, files: Arc::new(SystemFiles), path, full_path }
+    }
+
+    /// The same with calls on its files as `files` does them.
+    pub(crate) fn with_files(self, files: &Arc<dyn FileOperations>) -> Self {
+        Self { files: Arc::clone(files), ..self }
+    }
+
+    /// What calls the system on its files.
+    pub(crate) fn files(&self) -> &Arc<dyn FileOperations> {
+        &self.files
+    }
+
+    fn open_at(&self, name: &str, flags: OFlag) -> io::Result<OwnedFd> {
+        self.files.open(&self.file, &CString::new(name)?, flags.bits())
     }
 
     /// Why its path does not lead to it, if so.
@@ -190,7 +208,7 @@ impl Directory {
     /// Takes the permissions of a file in it from others. One that cannot be opened stays as it is.
     pub(crate) fn make_file_private(&self, name: &CStr) {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        match openat(&self.file, name, flags, Mode::empty()) {
+        match self.files.open(&self.file, name, flags.bits()) {
             Ok(file) => make_private(file.as_fd()),
             Err(errno) => log::debug!("{}: cannot look at a file: {errno}", self.path.display()),
         }
@@ -217,8 +235,7 @@ impl Directory {
     /// EEXIST where there is something of that name, whatever it is.
     pub(crate) fn create(&self, name: &str) -> io::Result<File> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
-        let mode = Mode::from_bits_truncate(FILE_MODE);
-        let file = File::from(openat(&self.file, name, flags | OFlag::O_NOFOLLOW, mode)?);
+        let file = File::from(self.open_at(name, flags | OFlag::O_NOFOLLOW)?);
         // A umask may have taken bits of the owner, too.
         make_private(file.as_fd());
         Ok(file)
@@ -246,8 +263,7 @@ impl Directory {
 
     fn open_existing(&self, name: &str, access: OFlag) -> io::Result<OwnedFd> {
         let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        openat(&self.file, name, flags, Mode::empty())
-            .map_err(|errno| refusal_of(self.file.as_fd(), name, errno.into()))
+        self.open_at(name, flags).map_err(|error| refusal_of(self.file.as_fd(), name, error))
     }
 
     /// Whether there is something of that name.
@@ -261,7 +277,7 @@ impl Directory {
 
     /// Removes a name that is no directory's.
     pub(crate) fn remove(&self, name: &CStr) -> io::Result<()> {
-        Ok(unlinkat(&self.file, name, UnlinkatFlags::NoRemoveDir)?)
+        self.files.remove(&self.file, name)
     }
 
     /// What is in it.
@@ -288,7 +304,7 @@ impl Directory {
 
     /// Makes durable which names are in it.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.file.sync_all()
+        self.files.sync_all(&self.file)
     }
 
     /// Bytes that it takes on disk itself.

@@ -75,7 +75,9 @@ pub use config::{
 pub use connector::{Connector, Shutdown};
 pub use engine::posix::PosixEngine;
 pub use engine::uring::UringEngine;
-pub use engine::{Action, Engine, EngineError, Reaped, Refusal, Transfer, Waker};
+pub use engine::{
+    Action, Engine, EngineError, FileOperations, Reaped, Refusal, SystemFiles, Transfer, Waker,
+};
 pub use error::{ConfigError, OpenError, StoreError, SubmitError};
 pub use evict::NamespaceUsage;
 pub use format::record::MAX_CHUNK_BYTES;

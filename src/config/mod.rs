@@ -6,6 +6,7 @@ mod options;
 mod values;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use eviction::Eviction;
@@ -15,6 +16,7 @@ pub use values::{OptionValue, size_bytes};
 use nearest::nearest;
 
 use crate::checksum::ChecksumKind;
+use crate::engine::{FileOperations, SystemFiles};
 use crate::error::ConfigError;
 use crate::lock::current_boot;
 use crate::time::Clock;
@@ -148,6 +150,9 @@ pub struct Config {
     pub write_budget_bytes: Option<u64>,
     /// How chunks lie on disk.
     pub layout: Layout,
+    /// What calls the system on files, beside the engine; no option, for tests.
+    #[doc(hidden)]
+    pub files: Arc<dyn FileOperations>,
     /// What tells the time; no option, for tests.
     pub clock: Clock,
     /// Which boot of the machine this is; no option, for tests.
@@ -280,6 +285,7 @@ impl Config {
             admit_after: 0,
             write_budget_bytes: None,
             layout: Layout::Extents,
+            files: Arc::new(SystemFiles),
             clock: Clock::default(),
             boot: current_boot(),
             works_inline: false,

@@ -50,7 +50,7 @@ impl Found {
             Target::Directory => {
                 config.check_for_directory()?;
                 match Directory::open(config.path()) {
-                    Ok(directory) => Self::in_directory(Arc::new(directory), config),
+                    Ok(directory) => Self::in_directory(directory, config),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {
                         check_can_be_made(config.path())?;
                         Ok(Self::Nothing)
@@ -78,7 +78,8 @@ impl Found {
         }
     }
 
-    fn in_directory(directory: Arc<Directory>, config: &Config) -> Result<Self, OpenError> {
+    fn in_directory(directory: Directory, config: &Config) -> Result<Self, OpenError> {
+        let directory = Arc::new(directory.with_files(&config.files));
         directory.lock(|| owner_in_directory(&directory))?;
         let index = FoundIndex::look(IndexPlace::Directory(Arc::clone(&directory)))?;
         if !index.is_there() {
@@ -121,7 +122,7 @@ impl Found {
             Self::Nothing => {
                 let error = |error| io_error("make the directory", config.path(), error);
                 let directory = Directory::open_or_make(config.path()).map_err(error)?;
-                Self::in_directory(Arc::new(directory), config)?
+                Self::in_directory(directory, config)?
             }
             found => found,
         };

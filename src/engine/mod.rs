@@ -1,6 +1,7 @@
 //! Submitting and reaping transfers. The trait is the seam for other engines and for faults in tests.
 
 mod error;
+mod files;
 mod ladder;
 mod pool;
 pub(crate) mod posix;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 pub use error::EngineError;
+pub use files::{FileOperations, SystemFiles};
 pub use refusal::Refusal;
 
 /// What a transfer does.

@@ -11,16 +11,15 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bytemuck::Zeroable;
-use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::mapping::Mapping;
 use super::session::read_owner;
 use crate::directory::{Directory, make_private};
+use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, LENGTH_OFFSET, Length, Owner};
@@ -67,6 +66,7 @@ pub(super) struct Backing {
     home: Option<(Arc<Directory>, String)>,
     _given_up_in_forks: GivenUpInForks,
     file: File,
+    files: Arc<dyn FileOperations>,
     region: Option<Region>,
     /// The file system has no fallocate: nothing is reserved that is not written.
     cannot_reserve: AtomicBool,
@@ -120,7 +120,7 @@ impl Backing {
             IndexPlace::Device(device) => Self::of_device(device).map(Some),
             IndexPlace::Beside(path, device) => {
                 let directory = match Directory::open(path) {
-                    Ok(directory) => Arc::new(directory),
+                    Ok(directory) => Arc::new(directory.with_files(device.files())),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                     Err(source) => {
                         let path = path.clone();
@@ -156,6 +156,7 @@ impl Backing {
             home: None,
             _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()),
             file,
+            files: Arc::clone(device.files()),
             region: Some(Region { device: Arc::clone(device), offset, most_bytes }),
             cannot_reserve: AtomicBool::new(false),
             store_id: Some(superblock.store_id),
@@ -170,7 +171,7 @@ impl Backing {
         };
         let directory =
             Directory::open_or_make(path).map_err(io_error("make the directory", path))?;
-        let directory = Arc::new(directory);
+        let directory = Arc::new(directory.with_files(device.files()));
         let expected = directory.path_of(&device_index_name(device.superblock().store_id));
         if !device.is_new() {
             // The file may come back, or be in another directory: from here on it is of another store.
@@ -220,6 +221,7 @@ impl Backing {
             home: Some((Arc::clone(directory), name.to_owned())),
             _given_up_in_forks: given_up_in_forks,
             file,
+            files: Arc::clone(directory.files()),
             region: None,
             cannot_reserve: AtomicBool::new(false),
             store_id,
@@ -253,6 +255,11 @@ impl Backing {
         &self.file
     }
 
+    /// What calls the system on it.
+    pub(super) fn files(&self) -> &dyn FileOperations {
+        &*self.files
+    }
+
     pub(super) fn descriptor(&self) -> RawFd {
         self.file.as_raw_fd()
     }
@@ -273,23 +280,37 @@ impl Backing {
     }
 
     pub(super) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, self.offset() + at)
+        self.files.write_at(&self.file, bytes, self.offset() + at)
+    }
+
+    /// Has the next sync write what is mapped at `at` again.
+    pub(super) fn mark_changed(&self, at: u64, mapped: &[AtomicU8]) -> io::Result<()> {
+        self.files.mark_changed(&self.file, self.offset() + at, mapped)
+    }
+
+    pub(super) fn truncate(&self, length: u64) -> io::Result<()> {
+        self.files.truncate(&self.file, length)
+    }
+
+    /// Makes durable what was written to it.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.files.sync_data(&self.file)
     }
 
     /// Makes it one with this first page and nothing else, durably.
     pub(super) fn start_anew(&self, page: &mut [u8; HEADER_BYTES as usize]) -> io::Result<()> {
         if let Some((directory, _)) = &self.home {
-            self.file.set_len(0)?;
+            self.truncate(0)?;
             self.write_at(page, 0)?;
             // With its name: nothing that is synced later is worth anything without it.
-            self.file.sync_all()?;
+            self.files.sync_all(&self.file)?;
             return directory.sync();
         }
         let length = Length::new(HEADER_BYTES);
         page[LENGTH_OFFSET as usize..][..size_of::<Length>()]
             .copy_from_slice(bytemuck::bytes_of(&length));
         self.write_at(page, 0)?;
-        self.file.sync_data()
+        self.sync()
     }
 
     /// An id for a header that is written anew.
@@ -347,23 +368,22 @@ impl Backing {
             return Ok(());
         }
         let preallocate = |from: u64, bytes: u64| {
-            let flags = FallocateFlags::FALLOC_FL_KEEP_SIZE;
-            fallocate(&self.file, flags, from as i64, bytes as i64)
+            self.files.preallocate(&self.file, from..from + bytes, libc::FALLOC_FL_KEEP_SIZE)
         };
         match preallocate(end, bytes) {
             Ok(()) => Ok(()),
-            Err(Errno::EOPNOTSUPP) => {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 self.cannot_reserve.store(true, Ordering::Relaxed);
                 Ok(())
             }
-            Err(errno) => {
+            Err(error) => {
                 // A part of it may have been granted. It goes back with all that lies behind the last byte, which is asked
                 // for again.
                 let before = end - length;
-                let kept = self.file.set_len(length).is_ok()
+                let kept = self.truncate(length).is_ok()
                     && before > 0
                     && preallocate(length, before).is_ok();
-                Err((errno.into(), if kept { before } else { 0 }))
+                Err((error, if kept { before } else { 0 }))
             }
         }
     }
@@ -380,10 +400,10 @@ impl Backing {
         // full, although the blocks are there.
         let grown = match self.cannot_reserve.load(Ordering::Relaxed) {
             true => self.write_at(&vec![0; added as usize], length),
-            false => self.file.set_len(length + added),
+            false => self.truncate(length + added),
         };
         grown.inspect_err(|_| {
-            let _ = self.file.set_len(length);
+            let _ = self.truncate(length);
         })
     }
 
@@ -418,9 +438,9 @@ impl Backing {
             // In steps: whoever faults on a page waits for one.
             for start in part.clone().step_by(UNSHARED_AT_ONCE_BYTES) {
                 let bytes = (part.end - start).min(UNSHARED_AT_ONCE_BYTES as u64);
-                let unshare = |flags| fallocate(&self.file, flags, start as i64, bytes as i64);
-                match unshare(FallocateFlags::FALLOC_FL_UNSHARE_RANGE) {
-                    Err(Errno::EOPNOTSUPP) => return Ok(()),
+                let part = start..start + bytes;
+                match self.files.preallocate(&self.file, part, libc::FALLOC_FL_UNSHARE_RANGE) {
+                    Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(()),
                     outcome => outcome?,
                 }
             }

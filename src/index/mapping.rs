@@ -96,37 +96,28 @@ impl Mapping {
     }
 
     /// Makes the first `length_bytes` count as changed, so that a sync writes them; they stay as they are.
-    pub(super) fn mark_changed(&self, length_bytes: usize) -> io::Result<()> {
-        let start = self.map.as_mut_ptr();
+    pub(super) fn mark_changed(
+        &self,
+        length_bytes: usize,
+        mark: impl Fn(u64, &[AtomicU8]) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut outcome = Ok(());
         for offset in (0..length_bytes).step_by(READ_BYTES) {
             let length = READ_BYTES.min(length_bytes - offset);
-            // SAFETY: inside the mapping and its file. It only raises the page faults of writes, without a write.
-            let failed = unsafe {
-                libc::madvise(start.add(offset).cast(), length, libc::MADV_POPULATE_WRITE) != 0
+            // SAFETY: inside the mapping and its file; a record's own users store to it atomically or under its lock.
+            let part = unsafe {
+                let start = self.map.as_mut_ptr().add(offset).cast::<AtomicU8>();
+                std::slice::from_raw_parts(start, length)
             };
-            if !failed {
-                continue;
-            }
-            match io::Error::last_os_error() {
+            match mark(offset as u64, part) {
+                Ok(()) => {}
                 // Before Linux 5.14.
-                error if error.raw_os_error() == Some(libc::EINVAL) => {
-                    self.touch(offset, length);
-                }
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => touch(part),
                 // Not the end: a page that cannot be read fails those beside it only.
-                error => outcome = Err(error),
+                Err(error) => outcome = Err(error),
             }
         }
         outcome
-    }
-
-    /// Writes to each page what is there.
-    fn touch(&self, offset: usize, length: usize) {
-        for page in (offset..offset + length).step_by(page_bytes()) {
-            // SAFETY: inside the mapping; a record's own users store to it atomically or under its lock, and this changes no bit.
-            let byte = unsafe { &*self.map.as_mut_ptr().add(page).cast::<AtomicU8>() };
-            byte.fetch_or(0, Ordering::Relaxed);
-        }
     }
 
     /// Puts ordinary memory in the place of the file, which is not held open by this any more.
@@ -163,6 +154,13 @@ impl Mapping {
                     .any(|hole| hole & !STATE_BITS == page && hole & STATE_BITS != FAILED)
             }
         }
+    }
+}
+
+/// Writes to each page what is there.
+fn touch(pages: &[AtomicU8]) {
+    for byte in pages.iter().step_by(page_bytes()) {
+        byte.fetch_or(0, Ordering::Relaxed);
     }
 }
 

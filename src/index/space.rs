@@ -167,7 +167,7 @@ pub(super) fn take_reserve(backing: &Backing, length: u64, budget: &Budget) -> i
     let on_disk_bytes = backing.file().metadata()?.blocks() * 512;
     let reserve = on_disk_bytes.saturating_sub(length) / GROWTH_BYTES * GROWTH_BYTES;
     if reserve > 0 && !budget.reserve(reserve, budget.capacity_bytes() / 2) {
-        backing.file().set_len(length)?;
+        backing.truncate(length)?;
         return Ok(0);
     }
     Ok(reserve)

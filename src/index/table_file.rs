@@ -3,7 +3,6 @@
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -209,10 +208,10 @@ impl Table {
     pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
         // Through a file of its own: the kernel tells an error of writing back once to each, and those of the files that
         // reactors sync through are theirs.
-        let file = self.backing.open_again()?;
+        let (file, files) = (self.backing.open_again()?, self.backing.files());
         let offset = self.backing.offset() + MEMBERSHIP_OFFSET;
-        file.write_all_at(bytemuck::bytes_of(membership), offset)?;
-        file.sync_data()
+        files.write_at(&file, bytemuck::bytes_of(membership), offset)?;
+        files.sync_data(&file)
     }
 
     /// Notes who has the store open, from which generation on, and whether it is closed in order.
@@ -281,7 +280,7 @@ impl Table {
     /// Makes all records written so far durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         // The map and the file share the page cache: fdatasync writes what was stored through the map.
-        self.backing.file().sync_data()
+        self.backing.sync()
     }
 
     /// As [`Table::write_anew`], behind the changes that are queued: before every sync that waits for a later ticket.
@@ -292,7 +291,9 @@ impl Table {
     /// Has the next sync write all of it again: after a failed one the disk may lack what the kernel takes for written.
     pub(crate) fn write_anew(&self) {
         let bytes = HEADER_BYTES as usize + self.slot_count() as usize * RECORD_BYTES;
-        if let Err(error) = self.mapping.mark_changed(bytes) {
+        if let Err(error) =
+            self.mapping.mark_changed(bytes, |at, part| self.backing.mark_changed(at, part))
+        {
             log::warn!(
                 "{}: after a failed sync a deleted chunk may be back after power loss: {error}",
                 self.backing.path().display()

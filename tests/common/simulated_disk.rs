@@ -15,14 +15,14 @@ use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use kvring::{Config, Connector, OpenError};
 use parking_lot::{Condvar, Mutex};
 
 use crate::common::random::Random;
-use crate::simulated_engine::SimulatedEngine;
+use crate::simulated_engine::{SimulatedEngine, SimulatedFiles};
 use crate::turns::Turns;
 
 pub(crate) const SECTOR_BYTES: usize = 512;
@@ -103,9 +103,6 @@ pub(crate) struct SimulatedDisk {
     crashed: AtomicBool,
 }
 
-/// All disks there are, for syncs that come without an engine.
-static DISKS: Mutex<Vec<(PathBuf, Weak<SimulatedDisk>)>> = Mutex::new(Vec::new());
-
 impl SimulatedDisk {
     /// A disk for the store in `directory`; what is in there is durable. It does not crash by itself before `arm`.
     pub(crate) fn new(directory: &Path, random: Random) -> Arc<Self> {
@@ -132,23 +129,18 @@ impl SimulatedDisk {
             failing_syncs: 0,
             failing_call: 0,
         };
-        let disk = Arc::new(Self {
+        Arc::new(Self {
             directory: directory.to_owned(),
             state: Mutex::new(state),
             changed: Condvar::new(),
             turns: Turns::new(),
             crashed: AtomicBool::new(false),
-        });
-        DISKS.lock().push((directory.to_owned(), Arc::downgrade(&disk)));
-        disk
+        })
     }
 
-    /// The disk of a file, and the file's name; none if it is on a real one.
-    pub(crate) fn of(path: &Path) -> Option<(Arc<Self>, String)> {
-        let disks = DISKS.lock();
-        let (directory, disk) = disks.iter().find(|(directory, _)| path.starts_with(directory))?;
-        let name = path.strip_prefix(directory).ok()?.to_str()?.to_owned();
-        Some((disk.upgrade()?, name))
+    /// Name of a file of the store; empty for its directory.
+    pub(crate) fn name_of(&self, path: &Path) -> String {
+        path.strip_prefix(&self.directory).unwrap().to_str().unwrap().to_owned()
     }
 
     /// From now on one in so many syncs of the reactors fails; none with 0.
@@ -179,6 +171,7 @@ impl SimulatedDisk {
             state.is_open = false;
             config.boot = state.boot;
             config.works_inline = true;
+            config.files = Arc::new(SimulatedFiles(Arc::clone(self)));
             // Whoever opens a file is told of what fails from then on.
             for file in state.files.values_mut() {
                 (file.failures, file.told) = (0, HashMap::new());
@@ -397,9 +390,9 @@ impl SimulatedDisk {
     }
 }
 
-impl Drop for SimulatedDisk {
-    fn drop(&mut self) {
-        DISKS.lock().retain(|(directory, _)| *directory != self.directory);
+impl std::fmt::Debug for SimulatedDisk {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "SimulatedDisk at {}", self.directory.display())
     }
 }
 

@@ -1,14 +1,16 @@
 //! The engine over a [`SimulatedDisk`], and the syncs that the core does without an engine, when it opens and closes.
 
 use std::fs::File;
+use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
-use kvring::{Action, Engine, EngineError, Reaped, Transfer, Waker};
+use kvring::{Action, Engine, EngineError, FileOperations, Reaped, SystemFiles, Transfer, Waker};
 
 use crate::common::random::Random;
 use crate::simulated_disk::SimulatedDisk;
@@ -124,61 +126,31 @@ fn path_of(file: RawFd) -> PathBuf {
     std::fs::read_link(format!("/proc/self/fd/{file}")).unwrap_or_default()
 }
 
-// --- syncs without an engine ---
+/// The files of a store on a simulated disk, which does its syncs.
+#[derive(Debug)]
+pub(crate) struct SimulatedFiles(pub(crate) Arc<SimulatedDisk>);
 
-// The core syncs through the C library, whose functions these take the place of in this program: a sync on a simulated
-// disk is simulated, every other one is done.
-
-/// fdatasync(2).
-// SAFETY: the name is the C library's, and so are signature, meaning and errno.
-#[unsafe(no_mangle)]
-extern "C" fn fdatasync(file: RawFd) -> libc::c_int {
-    simulated_or(libc::SYS_fdatasync, file)
-}
-
-/// fsync(2).
-// SAFETY: the name is the C library's, and so are signature, meaning and errno.
-#[unsafe(no_mangle)]
-extern "C" fn fsync(file: RawFd) -> libc::c_int {
-    simulated_or(libc::SYS_fsync, file)
-}
-
-fn simulated_or(call: libc::c_long, file: RawFd) -> libc::c_int {
-    match SimulatedDisk::of(&path_of(file)) {
-        Some((disk, name)) if disk.sync(&name) => {
-            nix::errno::Errno::set_raw(libc::EIO);
-            -1
+impl SimulatedFiles {
+    fn sync(&self, file: &File) -> io::Result<()> {
+        match self.0.sync(&self.0.name_of(&path_of(file.as_raw_fd()))) {
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => Ok(()),
         }
-        Some(_) => 0,
-        // SAFETY: a system call that takes a descriptor and touches no memory.
-        None => unsafe { libc::syscall(call, file) as libc::c_int },
     }
 }
 
-/// madvise(2), by which the core has pages of the index written again.
-// SAFETY: the name is the C library's, and so are signature, meaning and errno.
-#[unsafe(no_mangle)]
-extern "C" fn madvise(start: *mut libc::c_void, length: usize, advice: libc::c_int) -> libc::c_int {
-    if advice == libc::MADV_POPULATE_WRITE
-        && let Some((path, offset)) = mapped_at(start.addr())
-        && let Some((disk, name)) = SimulatedDisk::of(&path)
-    {
-        disk.write_anew(&name, offset, offset + length);
+impl FileOperations for SimulatedFiles {
+    fn mark_changed(&self, file: &File, offset: u64, mapped: &[AtomicU8]) -> io::Result<()> {
+        let (name, begin) = (self.0.name_of(&path_of(file.as_raw_fd())), offset as usize);
+        self.0.write_anew(&name, begin, begin + mapped.len());
+        SystemFiles.mark_changed(file, offset, mapped)
     }
-    // SAFETY: as the caller vouches.
-    unsafe { libc::syscall(libc::SYS_madvise, start, length, advice) as libc::c_int }
-}
 
-/// The file that is mapped at an address, and the offset in it.
-fn mapped_at(address: usize) -> Option<(PathBuf, usize)> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let hexadecimal = |text: &str| usize::from_str_radix(text, 16).ok();
-    maps.lines().find_map(|line| {
-        let (range, rest) = line.split_once(' ')?;
-        let (start, end) = range.split_once('-')?;
-        let (start, end) = (hexadecimal(start)?, hexadecimal(end)?);
-        let offset = hexadecimal(rest.split_whitespace().nth(1)?)?;
-        let path = PathBuf::from(rest.get(rest.find('/')?..)?);
-        (start..end).contains(&address).then_some((path, offset + address - start))
-    })
+    fn sync_data(&self, file: &File) -> io::Result<()> {
+        self.sync(file)
+    }
+
+    fn sync_all(&self, file: &File) -> io::Result<()> {
+        self.sync(file)
+    }
 }

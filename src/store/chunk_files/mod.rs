@@ -14,7 +14,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::syncfs;
 
 use self::account::{Account, cost_bytes, directory_bytes};
 use self::remover::Remover;
@@ -385,7 +384,7 @@ impl Store for FileStore {
     /// The whole file system: it is the one call that covers files which are closed.
     fn sync(&self) -> io::Result<()> {
         match self.shared.directories.first() {
-            Some(directory) => Ok(syncfs(directory)?),
+            Some(directory) => directory.files().sync_file_system(directory.file()),
             None => Ok(()),
         }
     }

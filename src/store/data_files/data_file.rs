@@ -9,11 +9,9 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, fallocate};
-
 use crate::block::BLOCK_BYTES;
 use crate::directory::{Directory, make_private, set_flags};
+use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::format::header::Owner;
@@ -34,7 +32,7 @@ pub(crate) struct DataFile {
 
 #[derive(Debug)]
 enum Home {
-    File { _given_up_in_forks: GivenUpInForks, file: File },
+    File { _given_up_in_forks: GivenUpInForks, file: File, files: Arc<dyn FileOperations> },
     Device(Arc<Device>),
 }
 
@@ -66,11 +64,9 @@ impl DataFile {
         let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
         lock_for(&file, directory.path(), owner, directory.error("lock", name))?;
         let geometry = best_geometry(&file).map_err(directory.error("open", name))?;
-        Ok(Self {
-            home: Home::File { _given_up_in_forks: given_up_in_forks, file },
-            geometry,
-            offset: 0,
-        })
+        let files = Arc::clone(directory.files());
+        let home = Home::File { _given_up_in_forks: given_up_in_forks, file, files };
+        Ok(Self { home, geometry, offset: 0 })
     }
 
     /// Takes the permissions of others from a file.
@@ -87,33 +83,33 @@ impl DataFile {
 
     /// Reserves `size_bytes` on the file system, so that no later write can run out of space.
     pub(crate) fn preallocate(&self, size_bytes: u64) -> io::Result<()> {
-        let file = self.growing_file()?;
-        match fallocate(file, FallocateFlags::empty(), 0, size_bytes as i64) {
-            Err(Errno::EOPNOTSUPP) => {
+        let (file, files) = self.growing_file()?;
+        match files.preallocate(file, 0..size_bytes, 0) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 log::warn!("the file system cannot preallocate: writes may find it full later");
-                file.set_len(size_bytes)
+                files.truncate(file, size_bytes)
             }
-            other => Ok(other?),
+            outcome => outcome,
         }
     }
 
     /// Gives back what lies behind `size_bytes`, durably: a later owner must not count on it.
     pub(crate) fn shorten(&self, size_bytes: u64) -> io::Result<()> {
-        let file = self.growing_file()?;
-        file.set_len(size_bytes)?;
-        file.sync_all()
+        let (file, files) = self.growing_file()?;
+        files.truncate(file, size_bytes)?;
+        files.sync_all(file)
     }
 
     /// Whole blocks in it.
     pub(crate) fn blocks(&self) -> io::Result<u32> {
-        let length = self.growing_file()?.metadata()?.len();
+        let length = self.growing_file()?.0.metadata()?.len();
         Ok(u32::try_from(length / BLOCK_BYTES).unwrap_or(u32::MAX))
     }
 
     /// The length of a part of a device never changes.
-    fn growing_file(&self) -> io::Result<&File> {
+    fn growing_file(&self) -> io::Result<(&File, &dyn FileOperations)> {
         match &self.home {
-            Home::File { file, .. } => Ok(file),
+            Home::File { file, files, .. } => Ok((file, &**files)),
             Home::Device(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
@@ -136,7 +132,7 @@ impl DataFile {
 
     pub(crate) fn sync(&self) -> io::Result<()> {
         match &self.home {
-            Home::File { file, .. } => file.sync_data(),
+            Home::File { file, files, .. } => files.sync_data(file),
             Home::Device(device) => device.sync(),
         }
     }
@@ -148,14 +144,13 @@ impl DataFile {
         most_extents: &mut usize,
         found: impl FnMut(Range<u64>, bool),
     ) -> io::Result<bool> {
-        find_unreserved(self.growing_file()?.as_fd(), length, most_extents, found)
+        find_unreserved(self.growing_file()?.0.as_fd(), length, most_extents, found)
     }
 
     /// Reserves what it has no blocks for, and leaves the rest as it is.
     pub(super) fn fill_holes(&self) -> io::Result<()> {
-        let file = self.growing_file()?;
-        let length = file.metadata()?.len();
-        Ok(fallocate(file, FallocateFlags::empty(), 0, length as i64)?)
+        let (file, files) = self.growing_file()?;
+        files.preallocate(file, 0..file.metadata()?.len(), 0)
     }
 
     /// Descriptor for transfers, and where the block with this number begins.
@@ -198,9 +193,8 @@ pub(crate) fn probe(directory: &Directory) -> Result<(Geometry, u64), OpenError>
     // One that somebody was killed with.
     let _ = remove_file(directory, PROBE_NAME);
     let made = directory.create(PROBE_NAME).and_then(|file| {
-        let taken_bytes = fallocate(&file, FallocateFlags::empty(), 0, 1)
-            .map_err(io::Error::from)
-            .and_then(|()| Ok(file.metadata()?.blocks() * 512));
+        let preallocated = directory.files().preallocate(&file, 0..1, 0);
+        let taken_bytes = preallocated.and_then(|()| Ok(file.metadata()?.blocks() * 512));
         Ok((best_geometry(&file)?, taken_bytes.unwrap_or(0)))
     });
     let _ = remove_file(directory, PROBE_NAME);

@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::format::names::id_text;
 use crate::format::superblock::{Superblock, SuperblockCopy};
@@ -26,6 +27,7 @@ use super::Geometry;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
 use crate::config::{Config, Discard, MIN_CAPACITY_BYTES};
+use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::fork::{GivenUpInForks, close_file_behind};
 use crate::format::header::Owner;
@@ -40,6 +42,7 @@ pub(crate) struct Device {
     _given_up_in_forks: GivenUpInForks,
     /// It has the claim.
     file: File,
+    files: Arc<dyn FileOperations>,
     path: PathBuf,
     number: u64,
     geometry: Geometry,
@@ -93,6 +96,7 @@ impl Device {
         let device = Self {
             _given_up_in_forks: given_up_in_forks,
             file,
+            files: Arc::clone(&config.files),
             path: path.clone(),
             number,
             geometry,
@@ -158,6 +162,11 @@ impl Device {
         self.geometry
     }
 
+    /// What calls the system on its files.
+    pub(crate) fn files(&self) -> &Arc<dyn FileOperations> {
+        &self.files
+    }
+
     /// Descriptor for transfers.
     pub(crate) fn descriptor(&self) -> RawFd {
         self.file.as_raw_fd()
@@ -204,7 +213,7 @@ impl Device {
     }
 
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.files.sync_data(&self.file)
     }
 
     /// Gives up the claim. Nothing may be under way on it.
