@@ -24,7 +24,8 @@
 //! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `budget`: what a store is opened with
 //! - `store`: where bytes live
 //! - `evict`, `index`: what is stored, and what goes
-//! - `stats`, `schedule`, `reactor`, `connector`: what is asked, and answered
+//! - `stats`, `cache`: what a chunk goes through
+//! - `schedule`, `reactor`, `connector`: what is asked, and answered
 //! - `bench`: what benchmarks see
 
 #[cfg(not(target_endian = "little"))]
@@ -40,6 +41,7 @@ pub mod bench;
 mod block;
 mod budget;
 mod buffer;
+mod cache;
 mod checksum;
 mod completion;
 mod config;

@@ -292,7 +292,7 @@ fn agree(
     were_away: &[bool],
     absent: usize,
 ) -> Result<(Placement, u64), OpenError> {
-    let weight = |volume: &OpenedVolume| (volume.id, volume.shared.config.capacity_bytes());
+    let weight = |volume: &OpenedVolume| (volume.id, volume.shared.cache.config.capacity_bytes());
     let placement = Placement::new(opened.iter().map(weight));
     let newest = newest_of(opened.iter().map(|volume| volume.sharing));
     if opened.len() == 1 && newest.is_none() {
@@ -304,7 +304,7 @@ fn agree(
         if *was_away {
             log::warn!(
                 "{} was away while the other paths went on: what it holds may be stale, so it starts empty",
-                volume.shared.config.path().display()
+                volume.shared.cache.config.path().display()
             );
         }
         volume.drop_foreign(*was_away, |digest| placement.volume_of(digest, live) == number);
@@ -316,15 +316,15 @@ fn agree(
     }
     let set = Membership::new(epoch + 1, absent, ids);
     let io_error = |volume: &OpenedVolume| {
-        let path = volume.shared.config.path().to_owned();
+        let path = volume.shared.cache.config.path().to_owned();
         move |source: io::Error| OpenError::Io { action: "write the index of", path, source }
     };
     // What was dropped is not to come back once the set is noted.
     for volume in opened.iter() {
-        volume.shared.index.table().sync().map_err(io_error(volume))?;
+        volume.shared.cache.index.table().sync().map_err(io_error(volume))?;
     }
     for volume in opened.iter() {
-        volume.shared.index.table().write_membership(&set).map_err(io_error(volume))?;
+        volume.shared.cache.index.table().write_membership(&set).map_err(io_error(volume))?;
     }
     Ok((placement, epoch + 1))
 }

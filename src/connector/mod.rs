@@ -98,7 +98,7 @@ impl Connector {
         let watch = Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"));
         let watch = watch.inspect_err(|_| abandon(volumes.all()))?;
         // Last: an open that fails leaves no data file behind.
-        volumes.all().iter().for_each(|volume| volume.shared.prepare_growth());
+        volumes.all().iter().for_each(|volume| volume.shared.cache.prepare_growth());
         let backlog = Backlog::new(Amount {
             operations: config.set_queue_operations,
             bytes: config.set_queue_bytes,
@@ -189,9 +189,9 @@ where
     M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
 {
     let Joined { config, opened, absent, placement, epoch } = joined;
-    let shared: Vec<_> = opened.iter().map(|volume| Arc::clone(&volume.shared)).collect();
-    if let [_, _, ..] = &shared[..] {
-        shared.iter().for_each(|one| one.set_paths(&shared));
+    let caches: Vec<_> = opened.iter().map(|volume| Arc::clone(&volume.shared.cache)).collect();
+    if let [_, _, ..] = &caches[..] {
+        caches.iter().for_each(|cache| cache.set_paths(&caches));
     }
     let mut all: Vec<Volume> = Vec::new();
     for (number, volume) in opened.into_iter().enumerate() {

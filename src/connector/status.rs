@@ -40,7 +40,7 @@ impl Connector {
             if is_owner {
                 volume.shared.add_latencies(&mut latencies);
             }
-            let own = volume.shared.counters.snapshot();
+            let own = volume.shared.cache.counters.snapshot();
             match counters.is_empty() {
                 true => counters = own,
                 false => {
@@ -70,15 +70,15 @@ impl Connector {
 
     fn path_stats(&self, volume: &Volume, is_live: bool, is_owner: bool) -> PathStats {
         let shared = &volume.shared;
-        let (index, geometry) = (&shared.index, shared.store.geometry());
-        let usage = if is_owner { shared.store.usage() } else { StoreUsage::default() };
+        let (index, geometry) = (&shared.cache.index, shared.cache.store.geometry());
+        let usage = if is_owner { shared.cache.store.usage() } else { StoreUsage::default() };
         let (leased_bytes, pinned_bytes) = match is_owner {
             true => index.guarded_bytes(),
             false => (0, 0),
         };
         let (would_hit_at_1_5x, would_hit_at_2x) = index.would_hit();
         let reason = match is_owner {
-            true => shared.presence.reason().map(|reason| reason.to_string()),
+            true => shared.cache.presence.reason().map(|reason| reason.to_string()),
             false => None,
         };
         let reason = reason.or_else(|| if is_owner { shared.health.reason() } else { None });

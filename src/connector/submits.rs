@@ -9,11 +9,12 @@ use super::Connector;
 use crate::backlog::Amount;
 use crate::batch::{Batch, BatchItem};
 use crate::buffer::CallerBuffer;
+use crate::cache::{Claim, GetRequest, Opened, SetRequest};
 use crate::completion::{Completion, KeepAlive};
 use crate::error::{StoreError, SubmitError};
-use crate::index::{EnteredGet, EnteredSet};
+use crate::index::EnteredSet;
 use crate::key::{Digest, Fingerprints};
-use crate::reactor::{Answer, GetRequest, Operation, SetRequest, Shared};
+use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
 
 impl Connector {
@@ -46,18 +47,17 @@ impl Connector {
         for (((item, key), digest), buffer) in items.zip(keys).zip(digests).zip(buffers) {
             let key = key.as_ref();
             let request = GetRequest { item, buffer: *buffer, submitted };
-            let length_bytes = buffer.length_bytes() as u64;
             let number = route.number_of(digest);
             let shared = &self.volumes.all()[number].shared;
-            match shared.index.enter_get(digest, key, length_bytes, now_ms, request) {
-                EnteredGet::Hit(request, pin) => {
-                    spreads.of(number).add(Operation::Get(request, pin));
+            match shared.cache.open(digest, key, now_ms, request) {
+                Opened::Hit(request, read) => {
+                    spreads.of(number).add(Operation::Get(request, read));
                 }
-                EnteredGet::Miss(request) => {
-                    shared.counters.get_misses.add(1);
+                Opened::Miss(request) => {
+                    shared.cache.counters.get_misses.add(1);
                     request.item.miss();
                 }
-                EnteredGet::Waits => awaited[number].push(digest),
+                Opened::Waits => awaited[number].push(digest),
             }
         }
         spreads.push();
@@ -135,11 +135,13 @@ impl Connector {
                 self.refuse_long(request, limit_bytes, shared);
                 continue;
             }
-            shared.counters.set_queued.add(1);
-            match shared.index.enter_set(digest, &key, now_ms, request) {
-                EnteredSet::Ready(request) => spreads.of(number).add(Operation::Set(request)),
+            shared.cache.counters.set_queued.add(1);
+            match shared.cache.claim(now_ms, request) {
+                EnteredSet::Ready(request) => {
+                    spreads.of(number).add(Operation::set(Claim::new(request)));
+                }
                 EnteredSet::Collides(request) => {
-                    shared.counters.hash_collision.add(1);
+                    shared.cache.counters.hash_collision.add(1);
                     log::warn!("{}", collides(&key));
                     refuse(request, shared, || collides(&key));
                 }
@@ -160,11 +162,10 @@ impl Connector {
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let now_ms = self.config.clock.now_ms();
         let route = self.volumes.route();
         let results = match route.only() {
-            Some(volume) => volume.contains_each(keys, now_ms),
-            None => route.ask_each(keys, |volume, keys| volume.contains_each(keys, now_ms)),
+            Some(volume) => volume.contains_each(keys),
+            None => route.ask_each(keys, |volume, keys| volume.contains_each(keys)),
         };
         Ok(self.answer(results, Box::new(())))
     }
@@ -181,30 +182,21 @@ impl Connector {
             return Ok(self.answer(Vec::new(), Box::new(())));
         }
         let future_id = self.future_id();
-        let now = Instant::now();
         let route = self.volumes.route();
-        let mut freed = route.spreads(Class::Delete, 0);
         let mut removed: Vec<Vec<BatchItem>> = Vec::new();
         removed.resize_with(self.volumes.all().len(), Vec::new);
         let items = Batch::start(future_id, keys.len(), Box::new(()), &self.completions);
         for (key, item) in keys.iter().zip(items) {
             let digest = Digest::of(key.as_ref());
             let number = route.number_of(digest);
-            let shared = &self.volumes.all()[number].shared;
-            let (found, extent) = shared.index.delete(digest, key.as_ref());
-            let counters = &shared.counters;
-            let counter = if found { &counters.deleted } else { &counters.delete_absent };
-            counter.add(1);
-            if let Some(extent) = extent {
-                freed.of(number).add(Operation::Free(extent, now));
-            }
+            self.volumes.all()[number].shared.cache.delete(digest, key.as_ref());
             removed[number].push(item);
         }
-        freed.push();
         for (volume, items) in self.volumes.all().iter().zip(removed) {
             if !items.is_empty() {
+                volume.shared.reclaim_deleted();
                 volume.shared.answer_when_written(Answer::Removed(items));
-                volume.shared.index.table().announce_changes();
+                volume.shared.cache.records().announce_changes();
             }
         }
         self.completions.announce();
@@ -213,7 +205,7 @@ impl Connector {
 
     /// Longest chunk that every path in use takes.
     pub(super) fn max_chunk_bytes(&self) -> u64 {
-        let all = self.volumes.live().map(|volume| volume.shared.store.max_chunk_bytes());
+        let all = self.volumes.live().map(|volume| volume.shared.cache.store.max_chunk_bytes());
         all.min().unwrap_or(0)
     }
 
@@ -223,12 +215,12 @@ impl Connector {
             digest: request.digest,
             length_bytes: request.buffer.length_bytes() as u64,
             limit_bytes,
-            capacity_bytes: shared.config.capacity_bytes(),
+            capacity_bytes: shared.cache.config.capacity_bytes(),
         };
-        shared.counters.set_too_long.add(1);
+        shared.cache.counters.set_too_long.add(1);
         // Not chunk by chunk: all that a model has are equally long.
         if !self.told_too_long.swap(true, Ordering::Relaxed) {
-            log::warn!("{}: {error}", shared.config.path().display());
+            log::warn!("{}: {error}", shared.cache.config.path().display());
         }
         refuse(request, shared, || error.to_string());
     }
@@ -236,7 +228,7 @@ impl Connector {
     /// Completes a batch of SETs that there is no room for in the queue.
     fn reject_full(&self, keys: usize, keep_alive: KeepAlive) -> u64 {
         // No path's more than another's: the first one counts them.
-        let counters = &self.volumes.all()[0].shared.counters;
+        let counters = &self.volumes.all()[0].shared.cache.counters;
         counters.set_failed.add(keys as u64);
         counters.set_rejected_queue_full.add(keys as u64);
         let (queued, config) = (self.backlog.queued(), &self.config);
@@ -257,7 +249,7 @@ impl Connector {
 
 /// Fails a SET whose key must not be stored.
 fn refuse(request: SetRequest, shared: &Shared, error: impl FnOnce() -> String) {
-    shared.counters.set_failed.add(1);
+    shared.cache.counters.set_failed.add(1);
     let SetRequest { item, share, .. } = request;
     drop(share);
     item.fail(error);
@@ -305,6 +297,6 @@ mod tests {
         assert_eq!((completions[0].future_id, completions[0].ok), (7, false));
         assert!(completions[0].error.contains("has the digest of another key"));
         assert_eq!(connector.backlog.queued(), Amount::default());
-        assert_eq!(shared.counters.set_failed.get(), 1);
+        assert_eq!(shared.cache.counters.set_failed.get(), 1);
     }
 }

@@ -18,14 +18,12 @@ impl Connector {
     /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_prefix<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let now_ms = self.config.clock.now_ms();
         let route = self.volumes.route();
         let count = match route.only() {
-            Some(volume) => volume.count_prefix(keys, now_ms),
+            Some(volume) => volume.count_prefix(keys),
             None => {
-                let is_held = |key: &Hashed<'_>| {
-                    route.volume_of(key.digest).contains_each(&[*key], now_ms) == [true]
-                };
+                let is_held =
+                    |key: &Hashed<'_>| route.volume_of(key.digest).contains_each(&[*key]) == [true];
                 // One by one: those behind the first miss must not be looked at.
                 keys.iter().map(|key| Hashed::of(key.as_ref())).take_while(is_held).count()
             }
@@ -113,12 +111,9 @@ impl Connector {
         let mut all = Purged::default();
         let mut waits = Vec::new();
         for shared in self.volumes.live().map(|volume| &volume.shared) {
-            let (purged, places) = shared.index.purge(namespace);
-            places.into_iter().for_each(|place| shared.store.free(place));
-            shared.counters.purged.add(purged.keys);
-            all.add(purged);
-            shared.index.table().announce_changes();
-            let progress = shared.index.table().progress();
+            all.add(shared.cache.purge(namespace));
+            shared.cache.index.table().announce_changes();
+            let progress = shared.cache.index.table().progress();
             waits.push((Arc::clone(progress), progress.ticket()));
         }
         // Not with the gate: close() and other submits would wait as well.
@@ -136,8 +131,8 @@ impl Connector {
     pub fn expire(&self) -> Result<u64, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
         let expire = |volume: &Volume| {
-            let count = volume.shared.expire(false);
-            volume.shared.index.table().announce_changes();
+            let count = volume.shared.cache.expire(false);
+            volume.shared.cache.index.table().announce_changes();
             count
         };
         Ok(self.volumes.live().map(expire).sum())
@@ -152,7 +147,7 @@ impl Connector {
         let _gate = self.enter::<&str>(&[])?;
         let mut all = Check::default();
         for (path, shared) in self.volumes.live().map(|volume| (volume.path(), &volume.shared)) {
-            let check = shared.index.check(|| shared.store.usage().allocated_bytes);
+            let check = shared.cache.index.check(|| shared.cache.store.usage().allocated_bytes);
             all.add(check, |problem| format!("{}: {problem}", path.display()));
         }
         Ok(all)

@@ -1,4 +1,4 @@
-//! One path of a store: its files and its index, the reactors that move its bytes, the keeper. A connector has one of them
+//! One path of a store: its files and its index, the reactors that move its bytes, the maintenance thread. A connector has one of them
 //! or several.
 
 use std::io;
@@ -13,6 +13,7 @@ use super::engines;
 use super::home::Found;
 use super::shutdown::Shutdown;
 use crate::budget::Budget;
+use crate::cache::{Cache, ChunkIndex, GrowthThread, MaintenanceThread, WriteBudget};
 use crate::completion::CompletionQueue;
 use crate::config::{Config, Durability};
 use crate::engine::{Engine, EngineError, Waker};
@@ -23,10 +24,7 @@ use crate::format::record::MAX_CHUNK_BYTES;
 use crate::index::{Index, Recovery, Rules, Sharing, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::open_stores::OpenStore;
-use crate::reactor::{
-    ChunkIndex, Ending, GrowthThread, KeeperThread, Reactors, RecordWriter, Shared, WriteBudget,
-    WriterEnd,
-};
+use crate::reactor::{Ending, Reactors, RecordWriter, Shared, WriterEnd};
 use crate::sync::Mutex;
 use crate::thread::join_until;
 
@@ -98,16 +96,16 @@ impl OpenedVolume {
         let id = table.store_id().map_err(io_error("read the index of"))?;
         let (completions, write_budget) =
             (Arc::clone(&common.completions), Arc::clone(&common.write_budget));
+        let reactors = wakers.iter().map(Arc::clone).collect();
         let open_store = OpenStore::new(id);
-        let shared =
-            Shared::new(config, index, store, completions, write_budget, wakers, open_store);
+        let cache = Cache::new(config, index, store, write_budget, reactors, open_store);
+        let shared = Shared::new(Arc::new(cache), completions, wakers);
         Ok(Self { shared: Arc::new(shared), id, sharing, budget, recovery, suspects })
     }
 
     /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
     pub(super) fn drop_foreign(&mut self, is_stale: bool, stays: impl Fn(Digest) -> bool) {
-        let (places, count) = self.shared.index.retain(|digest| !is_stale && stays(digest));
-        places.into_iter().for_each(|place| self.shared.store.free(place));
+        let count = self.shared.cache.retain(|digest| !is_stale && stays(digest));
         self.recovery.kept -= count.min(self.recovery.kept);
         match is_stale {
             true => self.recovery.stale += count,
@@ -123,19 +121,19 @@ impl OpenedVolume {
     {
         let Self { shared, id, sharing: _, budget, recovery, suspects } = self;
         let io_error = |action| {
-            let path = shared.config.path().to_owned();
+            let path = shared.cache.config.path().to_owned();
             move |source| OpenError::Io { action, path, source }
         };
-        log::info!("{}: {recovery}", shared.config.path().display());
-        let longest_bytes = shared.store.max_chunk_bytes();
+        log::info!("{}: {recovery}", shared.cache.config.path().display());
+        let longest_bytes = shared.cache.store.max_chunk_bytes();
         if longest_bytes < MAX_CHUNK_BYTES {
             log::info!(
                 "{}: the longest chunk that fits has {longest_bytes} bytes; longer ones are not stored",
-                shared.config.path().display()
+                shared.cache.config.path().display()
             );
         }
-        shared.fit_capacity();
-        warn_of_capacity(shared.config.path(), &budget);
+        shared.cache.fit_capacity();
+        warn_of_capacity(shared.cache.config.path(), &budget);
         let writer = RecordWriter::start(&shared).map_err(io_error("start a thread for"))?;
         let reactors = match Reactors::start(&shared, suspects, make_engine) {
             Ok(reactors) => reactors,
@@ -149,16 +147,18 @@ impl OpenedVolume {
             .map_err(io_error("write the index of"))
             .and_then(|()| {
                 let growth =
-                    GrowthThread::start(&shared).map_err(io_error("start a thread for"))?;
-                match KeeperThread::start(&shared) {
-                    Ok(keeper) => Ok((keeper, growth)),
+                    GrowthThread::start(&shared.cache).map_err(io_error("start a thread for"))?;
+                let health = Arc::clone(&shared);
+                let tell_lost = move |reason: String| health.health.fail(|| reason);
+                match MaintenanceThread::start(&shared.cache, tell_lost) {
+                    Ok(maintenance) => Ok((maintenance, growth)),
                     Err(error) => {
                         growth.end();
                         Err(io_error("start a thread for")(error))
                     }
                 }
             });
-        let (keeper, growth) = match threads {
+        let (maintenance, growth) = match threads {
             Ok(threads) => threads,
             Err(error) => {
                 shared.stop(Duration::ZERO);
@@ -175,7 +175,7 @@ impl OpenedVolume {
             engine,
             writer: Mutex::new(Some(writer)),
             reactors: Mutex::new(Some(reactors)),
-            keeper: Mutex::new(Some(keeper)),
+            maintenance: Mutex::new(Some(maintenance)),
             growth: Mutex::new(Some(growth)),
         })
     }
@@ -198,24 +198,24 @@ fn warn_of_capacity(path: &Path, budget: &Budget) {
 /// Notes durably that the store is open. In `persistent`, what an earlier owner left counts as durable from here on, so
 /// that is made durable first.
 fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
-    if shared.config.durability == Durability::Persistent && !was_closed {
+    if shared.cache.config.durability == Durability::Persistent && !was_closed {
         // A sync may have failed, and its owner been killed before it saw that.
-        shared.index.table().write_anew();
+        shared.cache.index.table().write_anew();
     }
     let note = || {
-        if shared.config.durability == Durability::Persistent {
-            shared.store.sync()?;
+        if shared.cache.config.durability == Durability::Persistent {
+            shared.cache.store.sync()?;
         }
-        shared.index.write_session(shared.config.clock.now_ms(), false)?;
-        shared.index.table().sync()
+        shared.cache.index.write_session(shared.cache.config.clock.now_ms(), false)?;
+        shared.cache.index.table().sync()
     };
     note().or_else(|error| {
-        let path = shared.config.path().display();
+        let path = shared.cache.config.path().display();
         log::error!("{path}: cannot make durable what an earlier owner left: {error}");
         // It may be the error of an earlier owner's writes, which the kernel tells the next one.
-        shared.index.distrust_all();
+        shared.cache.index.distrust_all();
         // The same of the data, while it is known whose errors these are: close() would take them for its own.
-        let _ = shared.store.sync();
+        let _ = shared.cache.store.sync();
         note()
     })
 }
@@ -230,40 +230,23 @@ pub(super) struct Volume {
     pub(super) engine: String,
     writer: Mutex<Option<RecordWriter>>,
     reactors: Mutex<Option<Reactors>>,
-    keeper: Mutex<Option<KeeperThread>>,
+    maintenance: Mutex<Option<MaintenanceThread>>,
     growth: Mutex<Option<GrowthThread>>,
 }
 
 impl Volume {
     pub(super) fn index(&self) -> &ChunkIndex {
-        &self.shared.index
+        &self.shared.cache.index
     }
 
     /// Which of `keys`, which are all this volume's, are held and can be loaded; leases them.
-    pub(super) fn contains_each<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
-        let (results, refused) = match self.shared.has_failed() {
-            true => (vec![false; keys.len()], 0),
-            false => self.index().contains_each(keys, now_ms),
-        };
-        let hits = results.iter().filter(|hit| **hit).count() as u64;
-        let counters = &self.shared.counters;
-        counters.leases_refused.add(refused);
-        counters.exists_hits.add(hits);
-        counters.exists_misses.add(results.len() as u64 - hits);
-        results
+    pub(super) fn contains_each<K: Keyed>(&self, keys: &[K]) -> Vec<bool> {
+        self.shared.cache.contains_each(keys, !self.shared.has_failed())
     }
 
     /// How many leading `keys`, which are all this volume's, are held and can be loaded; leases them.
-    pub(super) fn count_prefix<K: Keyed>(&self, keys: &[K], now_ms: u64) -> usize {
-        let (count, refused) = match self.shared.has_failed() {
-            true => (0, 0),
-            false => self.index().contains_prefix(keys, now_ms),
-        };
-        let counters = &self.shared.counters;
-        counters.leases_refused.add(refused);
-        counters.exists_hits.add(count as u64);
-        counters.exists_misses.add(u64::from(count < keys.len()));
-        count
+    pub(super) fn count_prefix<K: Keyed>(&self, keys: &[K]) -> usize {
+        self.shared.cache.count_prefix(keys, !self.shared.has_failed())
     }
 
     /// Pins which of `keys`, which are all this volume's, are held and can be loaded.
@@ -275,17 +258,17 @@ impl Volume {
     }
 
     pub(super) fn path(&self) -> &Path {
-        self.shared.config.path()
+        self.shared.cache.config.path()
     }
 
     /// Works on what is queued for at most `drain_timeout`, waits for what is in the kernel, and begins to note the clean
     /// shutdown and to give up the files. To be asked to stop beforehand, so that all volumes do so at once. The files are
     /// kept if others that write to them `have_ended` not.
     pub(super) fn begin_close(&self, have_ended: bool) -> Closing {
-        self.shared.open_store.note_closing();
+        self.shared.cache.open_store.note_closing();
         // It frees places: not behind the back of who gives up the files.
-        let keeper = self.keeper.lock().take();
-        let have_threads_ended = keeper.is_none_or(KeeperThread::end);
+        let maintenance = self.maintenance.lock().take();
+        let have_threads_ended = maintenance.is_none_or(MaintenanceThread::end);
         let reactors = self.reactors.lock().take();
         let ending = reactors.map_or(Ending::Leaked, Reactors::join);
         // What was queued may have needed it until now.
@@ -319,41 +302,41 @@ impl Closing {
     pub(super) fn end(self, deadline: Instant) -> Shutdown {
         let released = self.thread.and_then(|thread| join_until(thread, deadline));
         let clean = released.is_some_and(|released| released.unwrap_or(false));
-        let abandoned = self.shared.counters.abandoned.get();
+        let abandoned = self.shared.cache.counters.abandoned.get();
         let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
-        log::info!("{}: {done}", self.shared.config.path().display());
+        log::info!("{}: {done}", self.shared.cache.config.path().display());
         done
     }
 }
 
 /// Notes the clean shutdown if it was one, and gives up the locks. Says whether it is noted.
 fn release(shared: &Shared, orderly: bool) -> bool {
-    let (store, index) = (&shared.store, &shared.index);
-    let path = shared.config.path().display();
+    let (store, index) = (&shared.cache.store, &shared.cache.index);
+    let path = shared.cache.config.path().display();
     let note = || {
-        if let Some(reason) = shared.missed_files() {
+        if let Some(reason) = shared.cache.missed_files() {
             return Err(io::Error::other(reason));
         }
         index.write_all_uses();
         // The data first: a clean flag must not be on disk before what it vouches for.
         store.sync()?;
         index.table().sync()?;
-        index.write_session(shared.config.clock.now_ms(), true)?;
+        index.write_session(shared.cache.config.clock.now_ms(), true)?;
         index.table().sync()
     };
     let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
     if let Err(error) = &noted {
         log::error!("{path} is not marked as closed in order: {error}");
-        if orderly && shared.missed_files().is_none() {
+        if orderly && shared.cache.missed_files().is_none() {
             // A later sync that succeeds says nothing of what this one dropped.
             index.distrust_all();
-            if let Err(error) = index.write_session(shared.config.clock.now_ms(), false) {
+            if let Err(error) = index.write_session(shared.cache.config.clock.now_ms(), false) {
                 log::error!("{path}: cannot note that: {error}");
             }
         }
     }
     match store.release().and_then(|()| index.table().release_file()) {
-        Ok(()) => shared.open_store.note_closed(),
+        Ok(()) => shared.cache.open_store.note_closed(),
         Err(error) => log::error!("{path} stays locked until this process ends: {error}"),
     }
     noted.is_ok()

@@ -191,7 +191,7 @@ impl<'volumes> Route<'volumes> {
     /// What a batch of `expected` operations is spread over, for each volume.
     pub(super) fn spreads(self, class: Class, expected: usize) -> Spreads<'volumes> {
         let expected = if self.only().is_some() { expected } else { 0 };
-        let spread = |volume: &Volume| Spread::new(&volume.shared, class, expected);
+        let spread = |volume: &Volume| volume.shared.spread(class, expected);
         Spreads { volumes: self.volumes, spreads: self.volumes.all.iter().map(spread).collect() }
     }
 }

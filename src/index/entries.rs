@@ -2,8 +2,12 @@
 
 use std::ops::{Index, IndexMut};
 
+use super::leases::Guarded;
 use super::lookup::prefetch_line;
-use super::shard::Entry;
+use crate::block::Extent;
+use crate::checksum::{ChecksumKind, PayloadChecksum};
+use crate::evict::{NamespaceId, NodeId, UNTIL_RELEASED_S};
+use crate::key::Digest;
 
 /// Entries in a piece. Pieces, since adding one to many must neither copy them nor leave a hole of their size behind.
 const PIECE: usize = 64;
@@ -64,6 +68,95 @@ impl Index<u32> for Entries {
 impl IndexMut<u32> for Entries {
     fn index_mut(&mut self, number: u32) -> &mut Entry {
         &mut self.pieces[number as usize / PIECE][number as usize % PIECE]
+    }
+}
+
+/// One stored chunk. Detached: no longer found by its key, kept for its readers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) digest: Digest,
+    pub(super) data_file: u32,
+    pub(super) first_block: u32,
+    checksum: u64,
+    pub(super) length_bytes: u32,
+    pub(super) readers: u32,
+    /// Its number in the order of eviction, and its namespace; meaningless once it is detached.
+    pub(super) node: Option<NodeId>,
+    pub(super) namespace: NamespaceId,
+    /// Until which second it is not evicted; see [`super::map::Index::now_s`].
+    pub(super) leased_until_s: u32,
+    checksum_kind: Option<ChecksumKind>,
+    pub(super) detached: bool,
+    /// Neither evicted nor expired.
+    pub(super) pinned: bool,
+    /// It was read and matched its checksum, since the store was opened.
+    pub(super) was_read: bool,
+    /// When it was used last, and how often; see [`super::record::use_word`].
+    pub(super) last_use: u64,
+    /// Its record does not know of its last use.
+    pub(super) is_behind: bool,
+    /// Slots of the sidecar that its record takes.
+    pub(super) slots: u8,
+    /// It had to stay and left the order of eviction, to be released when it is neither pinned nor read.
+    pub(super) excluded: bool,
+}
+
+impl Entry {
+    /// A chunk that nobody uses yet; it has no place in the order of eviction.
+    pub(super) fn new(
+        digest: Digest,
+        extent: Extent,
+        length_bytes: u64,
+        checksum: Option<PayloadChecksum>,
+    ) -> Self {
+        Self {
+            digest,
+            data_file: extent.file,
+            first_block: extent.first_block,
+            checksum: checksum.map_or(0, |checksum| checksum.value),
+            length_bytes: length_bytes as u32,
+            readers: 0,
+            node: None,
+            namespace: 0,
+            leased_until_s: 0,
+            checksum_kind: checksum.map(|checksum| checksum.kind),
+            detached: false,
+            pinned: false,
+            was_read: false,
+            last_use: 0,
+            is_behind: false,
+            slots: 1,
+            excluded: false,
+        }
+    }
+
+    /// Place of the chunk.
+    pub(super) fn extent(&self) -> Extent {
+        Extent {
+            file: self.data_file,
+            first_block: self.first_block,
+            blocks: Extent::blocks_for(u64::from(self.length_bytes)),
+        }
+    }
+
+    /// Whether it may be given up now: found by its key, and nobody relies on it.
+    pub(super) fn can_go(&self, now_s: u32) -> bool {
+        !self.detached && self.stays_until_s() <= now_s
+    }
+
+    /// What it takes from others as long as it must stay.
+    pub(super) fn guarded(&self) -> Guarded {
+        Guarded { bytes: self.extent().size_bytes(), slots: self.slots.into() }
+    }
+
+    /// Until which second it must stay.
+    pub(super) fn stays_until_s(&self) -> u32 {
+        if self.pinned || self.readers > 0 { UNTIL_RELEASED_S } else { self.leased_until_s }
+    }
+
+    /// Checksum of the payload, if one was kept.
+    pub(super) fn checksum(&self) -> Option<PayloadChecksum> {
+        self.checksum_kind.map(|kind| PayloadChecksum { kind, value: self.checksum })
     }
 }
 

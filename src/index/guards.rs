@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::entries::Entry;
 use super::ghosts::Ghost;
 use super::leases::Guarded;
 use super::map::{Gone, Index};
-use super::shard::{Entry, Shard};
+use super::shard::Shard;
 use crate::block::Extent;
 use crate::evict::{NamespaceOf, UNTIL_RELEASED_S, Victim};
 use crate::key::{Digest, Keyed, Namespace};

@@ -2,15 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::entries::Entry;
 use super::ghosts::Ghost;
 use super::leases::{Guarded, Leases};
 use super::lookup::Found;
 use super::quarantine::Quarantine;
-use super::recovery::Suspect;
-use super::shard::{Entry, Shard, Waiting};
+use super::shard::{Pin, Shard, Suspect, Waiting};
 use super::table::Table;
 use crate::block::Extent;
-use crate::checksum::PayloadChecksum;
 use crate::config::Eviction;
 use crate::evict::{ChunkRef, EvictionIndex, NamespaceOf, Quotas};
 use crate::format::record::use_parts;
@@ -86,17 +85,6 @@ pub(super) enum Gone {
 /// A shard and its lock, which share a cache line with no other's.
 #[repr(align(64))]
 pub(super) struct LockedShard<G, S>(pub(super) Mutex<Shard<G, S>>);
-
-/// The right to read a chunk; its place is not given away before it is returned by [`Index::unpin`].
-#[derive(Debug)]
-pub(crate) struct Pin {
-    pub(super) shard: u32,
-    pub(super) entry: u32,
-    pub(crate) extent: Extent,
-    pub(crate) length_bytes: u64,
-    /// Checksum of the payload, if one was kept.
-    pub(crate) checksum: Option<PayloadChecksum>,
-}
 
 /// What became of a GET.
 pub(crate) enum EnteredGet<G> {
@@ -262,7 +250,7 @@ impl<G, S> Index<G, S> {
 
     /// Returns a pin; `matched` tells whether the chunk was read and matched its checksum. Says which place is free now, if
     /// this was the last reader of a chunk that is gone.
-    pub(crate) fn unpin(&self, pin: Pin, matched: bool) -> Option<Extent> {
+    pub(crate) fn unpin(&self, pin: &Pin, matched: bool) -> Option<Extent> {
         let mut shard = self.shards[pin.shard as usize].0.lock();
         let entry = &mut shard.entries[pin.entry];
         entry.was_read |= matched;

@@ -99,7 +99,7 @@ impl IndexProbe {
         let entered =
             self.0.enter_get(Digest::of(key), key, LENGTH_BYTES, Clock::default().now_ms(), ());
         let EnteredGet::Hit((), pin) = entered else { return false };
-        self.0.unpin(pin, false);
+        self.0.unpin(&pin, false);
         true
     }
 

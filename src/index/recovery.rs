@@ -4,16 +4,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::entries::Entry;
 use super::found::FoundIndex;
 use super::map::{Index, Rules};
-use super::shard::Entry;
+use super::shard::Suspect;
 use super::table::Table;
 use crate::block::Extent;
 use crate::budget::Budget;
 use crate::error::OpenError;
 use crate::format::header::{Marks, Owner, Session};
 use crate::format::record::{GENERATIONS_END, Record, STATE_CHUNK, STATE_FREE, slots_for};
-use crate::key::Digest;
 use crate::store::Store;
 
 /// Generations set aside for one session: more than one can write.
@@ -257,13 +257,6 @@ impl<G, S> Index<G, S> {
         let session = Session::new(&Owner::current(), now_ms, self.rules.boot, &marks, clean);
         self.table.write_session(&session)
     }
-}
-
-/// A chunk whose record is whole and whose data may not be: an owner who did not close wrote it, or it could not be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Suspect {
-    pub(crate) digest: Digest,
-    pub(crate) generation: u64,
 }
 
 /// A chunk that may be held.

@@ -5,10 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::entries::Entry;
 use super::leases::Guarded;
 use super::lookup::Found;
 use super::map::{Gone, Index};
-use super::shard::{Entry, Shard, Waiting};
+use super::shard::{Shard, Waiting};
 use crate::block::Extent;
 use crate::evict::{ChunkRef, NamespaceId, NamespaceUsage};
 use crate::key::{Digest, Namespace};

@@ -9,9 +9,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::entries::Entry;
 use super::lookup::Found;
-use super::map::{Gone, Index, Pin};
-use super::shard::{Entry, Pending, Shard, Waiting};
+use super::map::{Gone, Index};
+use super::shard::Pin;
+use super::shard::{Pending, Shard, Waiting};
 use super::table::{Content, Reservation};
 use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
@@ -48,7 +50,7 @@ pub(crate) enum RecordState {
     /// It has slots.
     Reserved(Reservation),
     /// It is in the sidecar; nobody finds it by its key yet.
-    Written(u32, Content),
+    Written(u32),
 }
 
 /// A written chunk on its way into the index.
@@ -257,14 +259,14 @@ impl<G, S> Index<G, S> {
                 self.table.release(reservation);
                 None
             }
-            RecordState::Written(slot, _) if deleted => {
+            RecordState::Written(slot) if deleted => {
                 self.table.clear(slot);
                 None
             }
             RecordState::Reserved(reservation) => {
                 Some(self.table.publish(&reservation, &content, key))
             }
-            RecordState::Written(slot, _) => Some(slot),
+            RecordState::Written(slot) => Some(slot),
         };
         let Content { digest, extent, length_bytes, checksum, .. } = content;
         let mut entry = Entry::new(digest, extent, length_bytes, checksum);

@@ -13,19 +13,24 @@
 //! ([`failed_syncs`](super::failed_syncs)): a SET whose write had begun before the failure was seen is written once more, or
 //! fails with it if its record is on its way already.
 
-use std::collections::HashSet;
-use std::io;
+use std::collections::{HashSet, VecDeque};
 use std::os::fd::RawFd;
 use std::time::Instant;
+use std::{io, mem};
 
 use super::Shared;
 use super::failed_syncs::SyncsUnderWay;
+use super::failure::Failure;
 use super::health::Way;
-use super::steps::Failure;
-use super::work::Work;
+use super::operation::{Active, Operation, Stage};
+use slab::Slab;
+
 use crate::block::Extent;
+use crate::cache::Superseded;
 use crate::config::Layout;
-use crate::engine::{Action, Engine, EngineError, Transfer};
+use crate::engine::EngineError;
+use crate::engine::{Action, Engine, Transfer};
+use crate::store::Location;
 
 /// Token of every sync; pieces have small ones.
 pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
@@ -35,10 +40,21 @@ pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
 const MOST_OPEN_FILES: usize = 256;
 
 /// SETs on their way to durability.
-#[derive(Default)]
 pub(super) struct GroupCommit {
+    /// Number of the reactor.
+    number: usize,
     waiting: Vec<usize>,
     group: Option<Group>,
+    /// Members that are through, to be taken by [`GroupCommit::next_ended`].
+    ended: VecDeque<(usize, MemberEnd)>,
+}
+
+/// What becomes of a member of a group.
+pub(super) enum MemberEnd {
+    Durable,
+    /// What it has written may be lost, and it has no record yet: it is written once more.
+    WriteAgain,
+    Failed(Failure),
 }
 
 /// What one sync is for.
@@ -46,8 +62,8 @@ pub(super) struct GroupCommit {
 pub(super) enum SyncTarget {
     /// A file that stays open as long as the store.
     Lasting(RawFd),
-    /// A chunk's own file, open until its SET is answered.
-    Own(RawFd),
+    /// The file of a chunk, open until its SET is answered.
+    ChunkFile(RawFd),
     /// The names in a directory.
     Names(RawFd),
 }
@@ -61,8 +77,8 @@ struct Group {
     awaited: Option<SyncsUnderWay>,
     /// Changes of records that have to be made before its sync of the index begins.
     awaited_records: Option<u64>,
-    /// Places whose records were cleared before the sync of the index began, and the failed syncs at that time.
-    cleared: Vec<Extent>,
+    /// Extents whose records were cleared before the sync of the index began, and the failed syncs at that time.
+    withdrawn: Vec<Extent>,
     failed_syncs: u64,
 }
 
@@ -77,14 +93,25 @@ enum Phase {
 }
 
 impl GroupCommit {
+    pub(super) fn new(number: usize) -> Self {
+        Self { number, waiting: Vec::new(), group: None, ended: VecDeque::new() }
+    }
+
     /// Adds a SET whose data is written.
     pub(super) fn join(&mut self, id: usize) {
         self.waiting.push(id);
     }
 
-    /// What has to be written before its next sync can begin.
-    pub(super) fn awaited_records(&self) -> Option<u64> {
-        self.group.as_ref().and_then(|group| group.awaited_records)
+    /// Whether its next sync waits for records to be written.
+    pub(super) fn awaits_records(&self) -> bool {
+        self.group.as_ref().is_some_and(|group| group.awaited_records.is_some())
+    }
+
+    /// Whether records, or syncs of reactors other than `number`, that the group waits for are done.
+    pub(super) fn can_go_on(&self, number: usize, shared: &Shared) -> bool {
+        let Some(group) = &self.group else { return false };
+        group.awaited_records.is_some_and(|ticket| shared.cache.is_recorded(ticket))
+            || group.awaited.as_ref().is_some_and(|awaited| shared.have_ended(number, awaited))
     }
 
     /// Syncs that the kernel has.
@@ -101,31 +128,76 @@ impl GroupCommit {
     }
 }
 
-impl Work {
+impl Active {
+    /// What has to be synced so that the data of a SET is durable.
+    fn written_files(&self, shared: &Shared) -> Vec<SyncTarget> {
+        if let Some(file) = &self.chunk_file {
+            // Its name too: without it a sync of the file is worth nothing after power loss.
+            return vec![
+                SyncTarget::ChunkFile(file.descriptor()),
+                SyncTarget::Names(file.directory()),
+            ];
+        }
+        match self.operation.extent().map(|extent| shared.cache.store.locate(extent)) {
+            Some(Location::Shared { file, .. }) => vec![SyncTarget::Lasting(file)],
+            Some(Location::Own { .. }) | None => Vec::new(),
+        }
+    }
+
+    /// Writes the record of a SET whose data is durable.
+    fn record(&mut self) {
+        let checksum = self.checksum;
+        let Operation::Set(set) = &mut self.operation else { return };
+        set.stage = match mem::replace(&mut set.stage, Stage::Claimed) {
+            Stage::Writing(write) => Stage::Recorded(write.record(&set.claim.request, checksum)),
+            stage => stage,
+        };
+    }
+
+    /// Clears the record of what a SET replaces, while its entry still serves. Says whether there was one.
+    fn supersede(&mut self) -> bool {
+        let Operation::Set(set) = &mut self.operation else { return false };
+        set.stage = match mem::replace(&mut set.stage, Stage::Claimed) {
+            Stage::Recorded(write) => match write.supersede() {
+                Superseded::Older(write) => Stage::Superseding(write),
+                Superseded::Nothing(write) => Stage::Recorded(write),
+            },
+            stage => stage,
+        };
+        matches!(set.stage, Stage::Superseding(_))
+    }
+
+    /// Whether no sync of the store has failed since its write began.
+    fn is_untouched(&self, shared: &Shared) -> bool {
+        self.failed_syncs == Some(shared.failed_syncs())
+    }
+}
+
+impl GroupCommit {
     /// Whether SETs that wait for durability have so many files open, in layout `files`, that no further one should.
-    pub(super) fn has_too_many_files(&self, shared: &Shared) -> bool {
-        let members = self.commit.group.as_ref().map_or(0, |group| group.members.len());
-        shared.config.layout == Layout::Files
-            && self.commit.waiting.len() + members >= MOST_OPEN_FILES
+    pub(super) fn has_too_many_files(&self, layout: Layout) -> bool {
+        let members = self.group.as_ref().map_or(0, |group| group.members.len());
+        layout == Layout::Files && self.waiting.len() + members >= MOST_OPEN_FILES
     }
 
     /// Starts a group if SETs wait for one and none is under way; goes on with one that waited for other reactors.
-    pub(super) fn start_group(
+    pub(super) fn start(
         &mut self,
+        active: &mut Slab<Active>,
         shared: &Shared,
         engine: &mut impl Engine,
     ) -> Result<(), EngineError> {
-        if self.commit.group.as_ref().is_some_and(|group| group.awaited.is_some()) {
-            self.finish_phase(shared, engine)?;
+        if self.group.as_ref().is_some_and(|group| group.awaited.is_some()) {
+            self.finish_phase(active, shared, engine)?;
         }
         self.sync_index(shared, engine)?;
-        if self.commit.group.is_some() {
+        if self.group.is_some() {
             return Ok(());
         }
-        let waiting = std::mem::take(&mut self.commit.waiting);
+        let waiting = std::mem::take(&mut self.waiting);
         let (members, touched): (Vec<usize>, Vec<usize>) =
-            waiting.into_iter().partition(|id| self.is_untouched(*id, shared));
-        touched.into_iter().for_each(|id| self.write_anew(id, shared));
+            waiting.into_iter().partition(|id| active[*id].is_untouched(shared));
+        self.end_all(touched, || MemberEnd::WriteAgain);
         if members.is_empty() {
             return Ok(());
         }
@@ -134,17 +206,17 @@ impl Work {
         let mut seen = HashSet::new();
         let targets: Vec<SyncTarget> = members
             .iter()
-            .flat_map(|id| self.written_files(*id, shared))
+            .flat_map(|id| active[*id].written_files(shared))
             .filter(|target| seen.insert(*target))
             .collect();
-        self.commit.group = Some(Group {
+        self.group = Some(Group {
             members,
             phase: Phase::Data,
             outstanding: 0,
             error: None,
             awaited: None,
             awaited_records: None,
-            cleared: Vec::new(),
+            withdrawn: Vec::new(),
             failed_syncs: 0,
         });
         self.submit_syncs(&targets, shared, engine)
@@ -156,26 +228,26 @@ impl Work {
         shared: &Shared,
         engine: &mut impl Engine,
     ) -> Result<(), EngineError> {
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        let Some(group) = &mut self.group else { return Ok(()) };
         let mut outcome = Ok(());
         for &target in targets {
             let (action, file, is_lasting) = match target {
                 SyncTarget::Lasting(file) => (Action::Sync, file, true),
-                SyncTarget::Own(file) => (Action::Sync, file, false),
+                SyncTarget::ChunkFile(file) => (Action::Sync, file, false),
                 SyncTarget::Names(directory) => (Action::SyncNames, directory, true),
             };
             let transfer =
                 Transfer { is_lasting, ..Transfer::without_memory(action, file, SYNC_TOKEN) };
             shared.note_sync_begun(self.number);
             // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which the reactor holds, and a
-            // chunk's own file until its SET is answered, after the group's last sync is reaped.
+            // file of a chunk until its SET is answered, after the group's last sync is reaped.
             outcome = unsafe { engine.submit(transfer) };
             if outcome.is_err() {
                 shared.note_sync_ended(self.number, 0, false);
                 group.error = Some(libc::EIO);
                 break;
             }
-            shared.counters.syncs.add(1);
+            shared.cache.counters.syncs.add(1);
             group.outstanding += 1;
         }
         if group.outstanding == 0 {
@@ -187,11 +259,12 @@ impl Work {
     /// Takes the result of a sync; with the last one of a phase the group goes on.
     pub(super) fn finish_sync(
         &mut self,
+        active: &mut Slab<Active>,
         result: i32,
         shared: &Shared,
         engine: Option<&mut impl Engine>,
     ) -> Result<(), EngineError> {
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        let Some(group) = &mut self.group else { return Ok(()) };
         group.outstanding -= 1;
         // Given up by the reactor as it stops: it was not begun, so it has dropped nothing, and other reactors go on.
         let is_cancelled = engine.is_none() && result == -libc::ECANCELED;
@@ -208,7 +281,7 @@ impl Work {
             return Ok(());
         }
         match engine {
-            Some(engine) if group.error.is_none() => self.finish_phase(shared, engine),
+            Some(engine) if group.error.is_none() => self.finish_phase(active, shared, engine),
             // Without an engine nothing may be submitted any more; `drop_queued` has ended the members.
             _ => {
                 self.end_group(shared);
@@ -221,53 +294,49 @@ impl Work {
     /// reactors first.
     fn finish_phase(
         &mut self,
+        active: &mut Slab<Active>,
         shared: &Shared,
         engine: &mut impl Engine,
     ) -> Result<(), EngineError> {
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        let Some(group) = &mut self.group else { return Ok(()) };
         let (phase, number) = (group.phase, self.number);
         let awaited = group.awaited.get_or_insert_with(|| shared.syncs_under_way(number));
         if !shared.have_ended(number, awaited) {
             return Ok(());
         }
         group.awaited = None;
-        let cleared = std::mem::take(&mut group.cleared);
-        if group.failed_syncs == shared.failed_syncs() {
-            cleared.into_iter().for_each(|place| shared.store.free(place));
-        } else {
-            shared.cleared.lock().extend(cleared);
-        }
+        let withdrawn = std::mem::take(&mut group.withdrawn);
+        shared.cache.end_withdrawn(withdrawn, group.failed_syncs == shared.failed_syncs());
         let all = std::mem::take(&mut group.members);
         let (members, touched): (Vec<usize>, Vec<usize>) =
-            all.into_iter().partition(|id| self.is_untouched(*id, shared));
+            all.into_iter().partition(|id| active[*id].is_untouched(shared));
         match phase {
-            Phase::Data => touched.into_iter().for_each(|id| self.write_anew(id, shared)),
+            Phase::Data => self.end_all(touched, || MemberEnd::WriteAgain),
             Phase::Index | Phase::Replaced => {
                 self.fail_members(touched, &|| shared.sync_failure(), shared);
             }
         }
         let next = match phase {
             Phase::Data => {
-                members.iter().for_each(|id| self.write_record(*id, shared));
+                members.iter().for_each(|id| active[*id].record());
                 Some(Phase::Index)
             }
             Phase::Index => {
                 // Every one of them, not only up to the first.
-                let replaced =
-                    members.iter().filter(|id| self.clear_replaced(**id, shared)).count();
+                let replaced = members.iter().filter(|id| active[**id].supersede()).count();
                 (replaced > 0).then_some(Phase::Replaced)
             }
             Phase::Replaced => None,
         };
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        let Some(group) = &mut self.group else { return Ok(()) };
         group.members = members;
         match next {
             Some(next) if !group.members.is_empty() => {
                 group.phase = next;
                 group.failed_syncs = shared.failed_syncs();
                 // Their records were cleared, in memory: before the ticket.
-                group.cleared = std::mem::take(&mut *shared.cleared.lock());
-                group.awaited_records = Some(shared.index.table().progress().ticket());
+                group.withdrawn = shared.cache.take_withdrawn();
+                group.awaited_records = Some(shared.cache.records().progress().ticket());
                 self.sync_index(shared, engine)
             }
             _ => {
@@ -279,33 +348,37 @@ impl Work {
 
     /// Begins the sync of the index that a group is at, once everything is written there that it is for.
     fn sync_index(&mut self, shared: &Shared, engine: &mut impl Engine) -> Result<(), EngineError> {
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
-        if !group.awaited_records.is_some_and(|ticket| shared.is_written(ticket)) {
+        let Some(group) = &mut self.group else { return Ok(()) };
+        if !group.awaited_records.is_some_and(|ticket| shared.cache.is_recorded(ticket)) {
             return Ok(());
         }
         group.awaited_records = None;
-        let index = shared.index.table().sync_descriptor(self.number);
+        let index = shared.cache.records().sync_descriptor(self.number);
         self.submit_syncs(&[SyncTarget::Lasting(index)], shared, engine)
     }
 
-    /// Whether a group waits for syncs of other reactors that have come back since `start_group` looked. To be asked once
-    /// more before sleeping.
-    pub(super) fn awaited_syncs_ended(&self, shared: &Shared) -> bool {
-        let awaited = self.commit.group.as_ref().and_then(|group| group.awaited.as_ref());
-        awaited.is_some_and(|awaited| shared.have_ended(self.number, awaited))
-    }
-
     fn end_group(&mut self, shared: &Shared) {
-        let Some(Group { members, error, cleared, .. }) = self.commit.group.take() else { return };
-        shared.cleared.lock().extend(cleared);
+        let Some(Group { members, error, withdrawn, .. }) = self.group.take() else {
+            return;
+        };
+        shared.cache.end_withdrawn(withdrawn, false);
         match error {
             Some(errno) => {
-                shared.counters.sync_errors.add(1);
+                shared.cache.counters.sync_errors.add(1);
                 let failure = || Failure::Sync(io::Error::from_raw_os_error(errno));
                 self.fail_members(members, &failure, shared);
             }
-            None => members.into_iter().for_each(|id| self.end_grouped(id, None, shared)),
+            None => self.end_all(members, || MemberEnd::Durable),
         }
+    }
+
+    fn end_all(&mut self, members: Vec<usize>, end: impl Fn() -> MemberEnd) {
+        self.ended.extend(members.into_iter().map(|id| (id, end())));
+    }
+
+    /// The next member that is through.
+    pub(super) fn next_ended(&mut self) -> Option<(usize, MemberEnd)> {
+        self.ended.pop_front()
     }
 
     fn fail_members(
@@ -315,10 +388,10 @@ impl Work {
         shared: &Shared,
     ) {
         if !members.is_empty() {
-            let path = shared.config.path().display();
+            let path = shared.cache.config.path().display();
             let text = failure().text(|| format!("{} chunks in {path}", members.len()));
             log::error!("{text}; they are not stored");
         }
-        members.into_iter().for_each(|id| self.end_grouped(id, Some(failure()), shared));
+        self.end_all(members, || MemberEnd::Failed(failure()));
     }
 }

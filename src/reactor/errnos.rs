@@ -1,9 +1,9 @@
 //! What the errno of a failed transfer says, and what follows from it. This is the one place where errnos are judged.
 
 use libc::{
-    EACCES, EBADE, EBADF, EBADMSG, ECANCELED, EDQUOT, EEXIST, EFAULT, EILSEQ, EIO, EISDIR, ELOOP,
-    EMFILE, ENFILE, ENODATA, ENODEV, ENOENT, ENOLINK, ENOMEDIUM, ENOMEM, ENOSPC, ENOTDIR, ENXIO,
-    EPERM, EREMOTEIO, EROFS, ETIMEDOUT, EUCLEAN,
+    EACCES, EAGAIN, EBADE, EBADF, EBADMSG, ECANCELED, EDQUOT, EEXIST, EFAULT, EILSEQ, EINTR, EIO,
+    EISDIR, ELOOP, EMFILE, ENFILE, ENODATA, ENODEV, ENOENT, ENOLINK, ENOMEDIUM, ENOMEM, ENOSPC,
+    ENOTDIR, ENXIO, EOPNOTSUPP, EPERM, EREMOTEIO, EROFS, ETIMEDOUT, EUCLEAN,
 };
 
 use super::health::{State, Way};
@@ -123,9 +123,19 @@ pub(super) fn judge(request: Request, errno: i32, attempt: Attempt, state: State
     }
 }
 
-/// Whether a failure says that a data file lacks blocks.
-pub(super) fn lacks_blocks(request: Request, errno: i32) -> bool {
-    request == Request::WriteDataFile && subject_of(request, errno) == Subject::Room
+/// Whether a failure says that the file system has no space.
+pub(super) fn is_no_space(request: Request, errno: i32) -> bool {
+    subject_of(request, errno) == Subject::Room
+}
+
+/// Whether a request was interrupted and is to be made once more, as it is.
+pub(super) fn is_interruption(errno: i32) -> bool {
+    matches!(errno, EINTR | EAGAIN)
+}
+
+/// Whether the file system does not know a request.
+pub(super) fn is_unsupported(errno: i32) -> bool {
+    errno == EOPNOTSUPP
 }
 
 /// What a failure says of the path, whatever becomes of its operation.

@@ -6,19 +6,10 @@
 //! have come back that were under way when that last one did.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::Shared;
-use super::steps::Failure;
-
-/// The syncs of one reactor. All that it has under way come back before it begins further ones.
-#[derive(Default)]
-pub(super) struct SyncCounts {
-    begun: AtomicU64,
-    ended: AtomicU64,
-    /// It waits for syncs of others.
-    awaits_others: AtomicBool,
-}
+use super::failure::Failure;
 
 /// For each reactor, how many of its syncs have to have come back.
 pub(super) struct SyncsUnderWay(Vec<u64>);
@@ -45,7 +36,7 @@ impl Shared {
             self.sync_errno.store(errno, Ordering::SeqCst);
             // Records that others cleared were dropped as well, and nobody else writes those again.
             if is_first {
-                self.index.table().write_anew_later();
+                self.cache.records().write_anew_later();
             }
             self.failed_syncs.fetch_add(1, Ordering::SeqCst);
         }
@@ -60,7 +51,7 @@ impl Shared {
     /// [`Shared::have_ended`].
     pub(super) fn syncs_under_way(&self, number: usize) -> SyncsUnderWay {
         self.lanes[number].syncs.awaits_others.store(true, Ordering::SeqCst);
-        let begun = |(other, lane): (usize, &super::Lane)| match other == number {
+        let begun = |(other, lane): (usize, &super::lanes::Lane)| match other == number {
             true => 0,
             false => lane.syncs.begun.load(Ordering::SeqCst),
         };

@@ -10,30 +10,25 @@
 //!
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
-mod admission;
-mod balance;
+mod answers;
+mod chunk_file;
 mod commit;
-mod doubts;
-mod endings;
+mod device;
 mod errnos;
 mod failed_syncs;
-mod growth;
+mod failure;
+mod get;
 mod health;
-mod keeper;
+mod lanes;
 mod latency;
 mod operation;
-mod own_file;
+mod operations;
 mod piece;
-mod presence;
-mod quota;
 mod record_writer;
-mod room;
-mod second_attempts;
+mod set;
 mod shared;
-mod starting;
-mod steps;
-mod verification;
-mod work;
+mod transfers;
+mod verify;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -41,18 +36,14 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub(crate) use admission::WriteBudget;
-pub(crate) use balance::Spread;
+pub(crate) use answers::Answer;
 pub(crate) use errnos::is_gone;
-pub(crate) use growth::GrowthThread;
 pub(crate) use health::Alarm;
-pub(crate) use keeper::KeeperThread;
-pub(crate) use operation::{ChunkIndex, GetRequest, Operation, SetRequest};
-pub(crate) use record_writer::{Answer, RecordWriter, WriterEnd};
-use shared::Lane;
-pub(crate) use shared::Shared;
-
+pub(crate) use lanes::Spread;
 pub(crate) use latency::Latencies;
+pub(crate) use operation::Operation;
+pub(crate) use record_writer::{RecordWriter, WriterEnd};
+pub(crate) use shared::Shared;
 
 use crate::config::Config;
 use crate::engine::{Engine, EngineError, Reaped, Waker};
@@ -60,7 +51,8 @@ use crate::error::OpenError;
 use crate::index::Suspect;
 use crate::schedule::Limits;
 use crate::sync::Mutex;
-use work::Work;
+use lanes::Lane;
+use operations::{CHECKSUM_TURN_BYTES, Operations};
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,10 +60,6 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes in the device at a time, of loads and of stores: a bound on bounce memory. Drives need less; virtual disks that
 /// answer all that they have at once go up to it (48 MiB gave 2 to 4 % more than 32 MiB, 64 MiB nothing beyond).
 const MAX_IN_FLIGHT_BYTES: u64 = 48 << 20;
-
-/// Bytes that are summed up between two looks at the device: a tenth of a millisecond at most, in which a device has enough
-/// with what it was given before.
-const SETTLE_BYTES: u64 = 1 << 20;
 
 /// From so many bytes to be summed up on, what comes back is followed by the next transfers first: fewer cost less time than
 /// asking the kernel once more.
@@ -158,7 +146,7 @@ where
 {
     let (sender, receiver) = mpsc::sync_channel(1);
     let (tell_ending, ending) = mpsc::sync_channel(1);
-    let path = shared.config.path().to_owned();
+    let path = shared.cache.config.path().to_owned();
     let shared = Arc::clone(shared);
     let name = format!("kvring-{number}");
     let thread = Builder::new().name(name).spawn(move || {
@@ -195,7 +183,7 @@ const SET_PART: u64 = 8;
 
 /// Most transfers that one reactor has in the device: loads, and as many stores.
 fn transfers_of(shared: &Shared) -> usize {
-    2 * limits_of(&shared.config, shared.lanes.len()).queue_depth
+    2 * limits_of(&shared.cache.config, shared.lanes.len()).queue_depth
 }
 
 /// What one of `reactors` gets of the bounds that hold for all of them.
@@ -219,17 +207,17 @@ struct Reactor<E: Engine> {
     number: usize,
     shared: Arc<Shared>,
     engine: E,
-    work: Work,
+    operations: Operations,
     reaped: Vec<Reaped>,
 }
 
 impl<E: Engine> Reactor<E> {
     fn new(number: usize, shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
-        let mut limits = limits_of(&shared.config, shared.lanes.len());
+        let mut limits = limits_of(&shared.cache.config, shared.lanes.len());
         // Half for loads, half for stores.
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
-        let work = Work::new(number, limits, transfers_of(&shared), suspects);
-        Self { number, shared, engine, work, reaped: Vec::new() }
+        let operations = Operations::new(number, limits, transfers_of(&shared), suspects);
+        Self { number, shared, engine, operations, reaped: Vec::new() }
     }
 
     /// Runs until it is stopped, or dies; answers everything in either case.
@@ -258,9 +246,9 @@ impl<E: Engine> Reactor<E> {
         if !quiet {
             log::error!(
                 "the kernel still holds memory of {} transfers: it is leaked",
-                self.work.in_flight()
+                self.operations.in_flight()
             );
-            self.work.abandon();
+            self.operations.abandon();
         }
         let shared = Arc::clone(&self.shared);
         if quiet {
@@ -276,47 +264,49 @@ impl<E: Engine> Reactor<E> {
         let mut has_fed = false;
         let mut turns_unannounced = 0;
         loop {
-            self.work.take_up(&self.shared);
+            self.operations.take_up(&self.shared);
             let now = Instant::now();
-            self.work.start_due(now);
+            self.operations.start_due(now);
             let deadline = *self.shared.deadline.lock();
             if deadline.is_none() {
-                self.work.verify_if_idle(now, &self.shared);
+                self.operations.verify_if_idle(now, &self.shared);
             }
             // First, as what it ends may have been waited for.
-            self.work.start_group(&self.shared, &mut self.engine)?;
-            self.work.start_placed(&self.shared, &mut self.engine)?;
-            let has_more = self.work.start_some(now, &self.shared, &mut self.engine)?;
-            self.work.start_steps(&self.shared, &mut self.engine)?;
+            self.operations.start_group(&self.shared, &mut self.engine)?;
+            self.operations.start_freed(&self.shared, &mut self.engine)?;
+            let has_more = self.operations.start_some(now, &self.shared, &mut self.engine)?;
+            self.operations.start_chunk_files(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();
 
-            let idle = self.work.is_idle() && self.lane().intake.is_empty();
+            let idle = self.operations.is_idle() && self.lane().intake.is_empty();
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }
-            let until = [deadline, self.work.next_due(now)].into_iter().flatten().min();
-            let is_asked_again = has_more || self.work.has_ended_some || self.work.is_unsettled();
+            let until = [deadline, self.operations.next_due(now)].into_iter().flatten().min();
+            let is_asked_again = has_more
+                || self.operations.has_changed
+                || self.operations.device.has_checksums_to_do();
             let timeout = match is_asked_again {
                 true => Some(Duration::ZERO),
                 false => until.map(|until| until.saturating_duration_since(Instant::now())),
             };
             turns_unannounced += 1;
             if !is_asked_again || turns_unannounced >= ANNOUNCED_TURNS {
-                self.shared.index.table().announce_changes();
+                self.shared.cache.records().announce_changes();
                 turns_unannounced = 0;
             }
             self.reap_or_sleep(timeout, deadline.is_some())?;
             let came_back = !self.reaped.is_empty();
-            self.work.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
-            self.work.start_steps(&self.shared, &mut self.engine)?;
+            self.operations.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
+            self.operations.start_chunk_files(&self.shared, &mut self.engine)?;
             // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
-            if came_back && !has_fed && self.work.finished_bytes >= FEED_FIRST_BYTES {
+            if came_back && !has_fed && self.operations.device.moved_bytes() >= FEED_FIRST_BYTES {
                 has_fed = true;
                 continue;
             }
             let turns = 1 + u64::from(std::mem::take(&mut has_fed));
-            self.work.settle(turns * SETTLE_BYTES, &self.shared);
-            self.work.sum_ahead(SETTLE_BYTES, &self.shared);
+            self.operations.checksum_moved(turns * CHECKSUM_TURN_BYTES, &self.shared);
+            self.operations.device.precompute_checksums(CHECKSUM_TURN_BYTES);
         }
     }
 
@@ -330,15 +320,12 @@ impl<E: Engine> Reactor<E> {
         let stop_came = !stopping && self.shared.deadline.lock().is_some();
         let work_came = stop_came
             || !lane.intake.is_empty()
-            || self.work.loads_elsewhere_ended(&self.shared)
-            || self.work.awaited_syncs_ended(&self.shared)
-            || self.work.awaited_records_are_written(&self.shared)
-            || self.work.has_due_steps(&self.shared)
-            || self.work.has_grown(&self.shared);
+            || self.shared.reclaims_deleted(self.number)
+            || self.operations.can_go_on(&self.shared);
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.engine.reap(timeout, &mut self.reaped);
         lane.waker.awake();
-        self.shared.counters.reactor_turns.add(1);
+        self.shared.cache.counters.reactor_turns.add(1);
         outcome
     }
 
@@ -348,22 +335,22 @@ impl<E: Engine> Reactor<E> {
 
     /// Drops what is queued and waits for what is in the kernel. Says whether the kernel is done.
     fn quiesce(&mut self) -> bool {
-        self.work.drop_queued(&self.shared);
-        if self.work.in_flight() > 0 {
+        self.operations.drop_queued(&self.shared);
+        if self.operations.in_flight() > 0 {
             self.engine.cancel_all();
         }
         let deadline = Instant::now() + CANCEL_TIMEOUT;
-        while self.work.in_flight() > 0 {
+        while self.operations.in_flight() > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.engine.reap(Some(left), &mut self.reaped).is_err() {
                 return false;
             }
-            self.work.finish_stopped::<E>(&self.shared, &mut self.reaped);
+            self.operations.finish_stopped::<E>(&self.shared, &mut self.reaped);
             // What waited behind a SET that ended now will not start any more either.
-            self.work.drop_queued(&self.shared);
+            self.operations.drop_queued(&self.shared);
         }
         self.shared.completions.announce();
-        self.shared.index.table().announce_changes();
+        self.shared.cache.records().announce_changes();
         true
     }
 }

@@ -1,63 +1,39 @@
-//! What submitting threads hand to a reactor.
+//! One operation: what it is for, and how far it is.
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use crossbeam_queue::SegQueue;
-
-use crate::backlog::QueueShare;
-use crate::batch::BatchItem;
+use super::chunk_file::{ChunkFile, ChunkOfFile};
+use super::failure::Failure;
+use super::latency::Timeline;
 use crate::block::Extent;
-use crate::buffer::CallerBuffer;
-use crate::index::{Index, Pin};
-use crate::key::Digest;
-use crate::schedule::Class;
-
-/// One key of a GET batch.
-pub(crate) struct GetRequest {
-    pub(crate) item: BatchItem,
-    pub(crate) buffer: CallerBuffer,
-    pub(crate) submitted: Instant,
-}
-
-/// One key of a SET batch.
-pub(crate) struct SetRequest {
-    pub(crate) item: BatchItem,
-    pub(crate) buffer: CallerBuffer,
-    pub(crate) digest: Digest,
-    pub(crate) key: Arc<str>,
-    /// Fingerprint of the key's namespace.
-    pub(crate) namespace: u64,
-    pub(crate) submitted: Instant,
-    /// Whether it waited for another SET of its key.
-    pub(crate) has_waited: bool,
-    /// Its batch's share of the SETs that are not answered yet.
-    pub(crate) share: Arc<QueueShare>,
-}
-
-/// The index, with the requests that wait in it.
-pub(crate) type ChunkIndex = Index<GetRequest, SetRequest>;
+use crate::cache::{Claim, GetRequest, ReadHandle, RecordedWrite, SupersedingWrite, WriteHandle};
+use crate::checksum::ChecksumKind;
+use crate::config::Checksum;
+use crate::schedule::{Class, Ticket};
 
 /// What an operation costs beside its bytes, in bytes that could be moved meanwhile.
 pub(super) const OPERATION_COSTS_BYTES: u64 = 4096;
 
 /// Work for a reactor.
 pub(crate) enum Operation {
-    /// Read the pinned chunk into caller memory.
-    Get(GetRequest, Pin),
-    /// Write a chunk; its key is claimed in the index.
-    Set(SetRequest),
-    /// Give a place back; since when it can be.
-    Free(Extent, Instant),
+    /// Reads a chunk into caller memory.
+    Get(GetRequest, ReadHandle),
+    Set(Box<SetOperation>),
+    /// Gives the extent of a deleted chunk back.
+    Reclaim(Extent),
+    /// Reads a chunk that may be damaged, piece by piece, for its checksum.
+    Verify(ReadHandle),
 }
 
 impl Operation {
+    pub(crate) fn set(claim: Claim) -> Self {
+        Self::Set(Box::new(SetOperation { claim, stage: Stage::Claimed }))
+    }
+
     /// Bytes to transfer.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
-            Self::Get(_, pin) => pin.length_bytes,
-            Self::Set(request) => request.buffer.length_bytes() as u64,
-            Self::Free(..) => 0,
+            Self::Get(_, read) | Self::Verify(read) => read.length_bytes(),
+            Self::Set(set) => set.claim.length_bytes(),
+            Self::Reclaim(_) => 0,
         }
     }
 
@@ -66,50 +42,111 @@ impl Operation {
         OPERATION_COSTS_BYTES + self.bytes()
     }
 
-    pub(crate) fn submitted(&self) -> Instant {
-        match self {
-            Self::Get(request, _) => request.submitted,
-            Self::Set(request) => request.submitted,
-            Self::Free(_, since) => *since,
-        }
-    }
-
     pub(crate) fn class(&self) -> Class {
         match self {
             Self::Get(..) => Class::Get,
-            Self::Set(_) => Class::Set,
-            Self::Free(..) => Class::Delete,
+            Self::Reclaim(_) => Class::Delete,
+            Self::Set(_) | Self::Verify(_) => Class::Set,
+        }
+    }
+
+    /// Where its chunk is, or is being written.
+    pub(super) fn extent(&self) -> Option<Extent> {
+        match self {
+            Self::Get(_, read) | Self::Verify(read) => Some(read.extent()),
+            Self::Set(set) => set.extent(),
+            Self::Reclaim(_) => None,
+        }
+    }
+
+    /// What its bytes are summed up to, in a store that keeps `checksum`.
+    pub(super) fn checksum_kind(&self, checksum: Checksum) -> Option<ChecksumKind> {
+        let kept = checksum.kind()?;
+        match self {
+            Self::Get(_, read) | Self::Verify(read) => {
+                read.checksum().map(|checksum| checksum.kind)
+            }
+            Self::Set(_) => Some(kept),
+            Self::Reclaim(_) => None,
         }
     }
 }
 
-/// Submitted batches on their way to a reactor: a queue per class, an element per batch.
-#[derive(Default)]
-pub(crate) struct Intake {
-    queues: [SegQueue<Vec<Operation>>; 3],
-    /// Keys whose SETs are to be promoted.
-    awaited: SegQueue<Digest>,
+/// One key of a SET batch on its way.
+pub(crate) struct SetOperation {
+    pub(super) claim: Claim,
+    pub(super) stage: Stage,
 }
 
-impl Intake {
-    pub(crate) fn push(&self, class: Class, operations: Vec<Operation>) {
-        self.queues[class as usize].push(operations);
+impl SetOperation {
+    /// Where its chunk is being written.
+    pub(super) fn extent(&self) -> Option<Extent> {
+        match &self.stage {
+            Stage::Writing(write) => Some(write.extent()),
+            Stage::Recorded(write) => Some(write.extent()),
+            Stage::Superseding(write) => write.extent(),
+            Stage::Claimed => None,
+        }
+    }
+}
+
+/// How far a SET is.
+pub(super) enum Stage {
+    /// It has no extent.
+    Claimed,
+    Writing(WriteHandle),
+    Recorded(RecordedWrite),
+    Superseding(SupersedingWrite),
+}
+
+/// An operation between its arrival and its answer.
+pub(super) struct Active {
+    pub(super) operation: Operation,
+    pub(super) timeline: Timeline,
+    /// Bytes not granted yet.
+    pub(super) waiting_bytes: u64,
+    /// Pieces granted and not through (held back, in the kernel, or waiting for their checksum), and requests for its file.
+    pub(super) unfinished: usize,
+    /// XOR of the combinable checksums of its pieces.
+    pub(super) checksum: u64,
+    pub(super) failure: Option<Failure>,
+    /// Where it waits, or waited, in the scheduler.
+    pub(super) ticket: Ticket,
+    /// Loads wait for this SET.
+    pub(super) is_awaited: bool,
+    /// Syncs of the store that had failed when its write began.
+    pub(super) failed_syncs: Option<u64>,
+    /// Times it was written again.
+    pub(super) retries: u32,
+    /// In layout `files`.
+    pub(super) chunk_file: Option<Box<ChunkFile>>,
+}
+
+impl Active {
+    pub(super) fn is_written(&self) -> bool {
+        matches!(self.operation, Operation::Set(_))
     }
 
-    pub(crate) fn pop(&self) -> Option<Vec<Operation>> {
-        self.queues.iter().find_map(SegQueue::pop)
+    /// The file of its chunk, if that is in one of its own.
+    pub(super) fn chunk_file(&mut self) -> Option<(&mut ChunkFile, ChunkOfFile)> {
+        let chunk = self.chunk_of_file()?;
+        Some((self.chunk_file.as_mut()?, chunk))
     }
 
-    /// GETs wait for what is being written for this key.
-    pub(crate) fn push_awaited(&self, digest: Digest) {
-        self.awaited.push(digest);
+    /// The chunk, as its file knows it.
+    pub(super) fn chunk_of_file(&self) -> Option<ChunkOfFile> {
+        let (extent, length_bytes) = (self.operation.extent()?, self.operation.bytes());
+        Some(ChunkOfFile { extent, length_bytes, is_written: self.is_written() })
     }
 
-    pub(crate) fn pop_awaited(&self) -> Option<Digest> {
-        self.awaited.pop()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queues.iter().all(SegQueue::is_empty) && self.awaited.is_empty()
+    /// Whether it has to wait before it writes: a record in the file still names its extent.
+    pub(super) fn awaits_extent(&self) -> bool {
+        match &self.operation {
+            Operation::Set(set) => match &set.stage {
+                Stage::Writing(write) => !write.is_extent_free(),
+                _ => false,
+            },
+            _ => false,
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! One piece of a chunk on its way between caller memory and disk.
 //!
-//! With O_direct(), whole blocks at an aligned address go in place; an unaligned tail goes through one bounce block in the
-//! same vectored transfer; an unaligned address goes through bounce memory altogether. Without O_direct() everything goes
+//! With O_DIRECT, whole blocks at an aligned address go in place; an unaligned tail goes through one bounce block in the
+//! same vectored transfer; an unaligned address goes through bounce memory altogether. Without O_DIRECT everything goes
 //! in place.
 
 use std::ptr;
 
-use super::errnos::Request;
+use super::errnos::{Request, is_interruption};
 use crate::block::BLOCK_BYTES;
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::checksum::ChecksumKind;
@@ -56,7 +56,9 @@ pub(crate) struct Piece {
     missing_bytes: usize,
     moved_bytes: usize,
     attempts: u32,
-    /// Its placed checksum, once computed.
+    /// What its bytes are summed up to, if they are.
+    checksum_kind: Option<ChecksumKind>,
+    /// Its combinable CRC, once computed.
     checksum: Option<u64>,
 }
 
@@ -77,7 +79,7 @@ impl Piece {
     pub(crate) fn new(
         grant: Grant,
         target: Target,
-        chunk_bytes: u64,
+        (chunk_bytes, checksum_kind): (u64, Option<ChecksumKind>),
         buffer: Option<CallerBuffer>,
         geometry: Geometry,
         pool: &mut BouncePool,
@@ -104,6 +106,7 @@ impl Piece {
             missing_bytes: length,
             moved_bytes: 0,
             attempts: 0,
+            checksum_kind,
             checksum: None,
         };
         if let Some(buffer) = buffer
@@ -188,7 +191,7 @@ impl Piece {
                 Progress::Again
             }
             Err(_) => match -result {
-                libc::EINTR | libc::EAGAIN if self.attempts < MAX_ATTEMPTS => Progress::Again,
+                errno if is_interruption(errno) && self.attempts < MAX_ATTEMPTS => Progress::Again,
                 errno => Progress::Failed(errno),
             },
         }
@@ -213,18 +216,21 @@ impl Piece {
         }
     }
 
-    /// CRC of the piece's bytes, moved to its place in that of the whole chunk: the XOR of this over all pieces is the CRC of
-    /// the chunk, in whatever order they come. Computed once, so always to be asked for by the same kind.
-    pub(crate) fn placed_checksum(&mut self, kind: ChecksumKind) -> u64 {
-        match self.checksum {
-            Some(checksum) => checksum,
-            None => *self.checksum.insert(kind.placed(kind.of(self.bytes()), self.behind_bytes)),
+    /// CRC of the piece's bytes, moved to where it is in that of the whole chunk: the XOR of this over all pieces is the CRC of
+    /// the chunk, in whatever order they come. None where chunks have no checksum.
+    pub(crate) fn checksum(&mut self) -> Option<u64> {
+        let kind = self.checksum_kind?;
+        if self.checksum.is_none() {
+            self.checksum = Some(kind.placed(kind.of(self.bytes()), self.behind_bytes));
         }
+        self.checksum
     }
 
     /// Whether its checksum can be computed already, and is not: what is written does not change meanwhile.
     pub(crate) fn can_be_summed_early(&self) -> bool {
-        self.target.action == Action::Write && self.checksum.is_none()
+        self.target.action == Action::Write
+            && self.checksum_kind.is_some()
+            && self.checksum.is_none()
     }
 
     /// What it holds: to be looked at after a read, or for a write.
@@ -279,7 +285,14 @@ mod tests {
         let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, is_promoted: false };
         let kind = TargetKind::DataFile;
         let target = Target { action, file: 3, kind, chunk_offset_bytes: 40960 };
-        Piece::new(grant, target, length as u64, Some(buffer), geometry, &mut BouncePool::new())
+        Piece::new(
+            grant,
+            target,
+            (length as u64, None),
+            Some(buffer),
+            geometry,
+            &mut BouncePool::new(),
+        )
     }
 
     fn lengths(piece: &Piece) -> Vec<usize> {
@@ -309,7 +322,7 @@ mod tests {
         assert_eq!(
             of(1, BLOCK + 5, buffered),
             (vec![BLOCK + 5], 0),
-            "without O_direct() everything in place"
+            "without O_DIRECT everything in place"
         );
     }
 
@@ -373,10 +386,11 @@ mod tests {
             for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
                 let (offset_bytes, length_bytes) = (offset as u64, length as u64);
                 let grant = Grant { offset_bytes, length_bytes, ..whole.grant };
-                let (bytes, mut pool) = (whole.grant.length_bytes, BouncePool::new());
-                combined ^=
-                    Piece::new(grant, whole.target, bytes, whole.buffer, direct(), &mut pool)
-                        .placed_checksum(kind);
+                let chunk = (whole.grant.length_bytes, Some(kind));
+                let mut pool = BouncePool::new();
+                let mut piece =
+                    Piece::new(grant, whole.target, chunk, whole.buffer, direct(), &mut pool);
+                combined ^= piece.checksum().unwrap();
             }
             assert_eq!(combined, kind.of(bytes), "{kind:?}");
         }
@@ -391,7 +405,8 @@ mod tests {
         unsafe { dirty.as_ptr().write_bytes(0xee, BLOCK) };
         pool.give_back(dirty);
         let whole = piece(&memory, 0, 10, Action::Write, direct());
-        let again = Piece::new(whole.grant, whole.target, 10, whole.buffer, direct(), &mut pool);
+        let again =
+            Piece::new(whole.grant, whole.target, (10, None), whole.buffer, direct(), &mut pool);
         let bounce = again.bounce.as_ref().unwrap();
         // SAFETY: one block, ours alone, initialised.
         let bytes = unsafe { std::slice::from_raw_parts(bounce.as_ptr(), BLOCK) };

@@ -7,78 +7,24 @@
 //! - Nothing is written into a place, and the device is not told that it is free, before the record is cleared that named it.
 //! - In `persistent`, a sync of the index begins when the records are written that it is for.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use crate::backlog::QueueShare;
-use crate::batch::BatchItem;
-use crate::sync::Mutex;
+use super::answers::Answer;
 use crate::thread::{LONGEST_RETURN, has_ended};
 
-/// Answers that wait for changes of records, in the order of their tickets.
-#[derive(Default)]
-pub(super) struct Answers(Mutex<Waiting>);
-
-#[derive(Default)]
-struct Waiting {
-    answers: VecDeque<(u64, Answer)>,
-    have_ended: bool,
-}
-
-/// What is answered when all changes are made that were queued before it.
-pub(crate) enum Answer {
-    /// Of a SET, whose chunk got a record with this generation, or none.
-    Stored { item: BatchItem, share: Arc<QueueShare>, generation: Option<u64> },
-    /// Of a DELETE.
-    Removed(Vec<BatchItem>),
-}
-
-impl Answer {
-    fn give(self, shared: &Shared) {
-        match self {
-            Self::Removed(items) => items.into_iter().for_each(BatchItem::succeed),
-            Self::Stored { item, share, generation } => {
-                // Before the answer: who sees that finds the room.
-                drop(share);
-                if generation.is_some_and(|generation| shared.index.table().has_lost(generation)) {
-                    shared.counters.set_failed.add(1);
-                    let path = shared.config.path().display();
-                    item.fail(|| {
-                        format!("cannot write the record of a chunk into the index of {path}")
-                    });
-                } else {
-                    item.succeed();
-                }
-            }
-        }
-    }
-
-    fn count(&self) -> usize {
-        match self {
-            Self::Removed(items) => items.len(),
-            Self::Stored { .. } => 1,
-        }
-    }
-}
-
 impl Shared {
-    /// Whether all changes of records before this ticket are made.
-    pub(super) fn is_written(&self, ticket: u64) -> bool {
-        self.index.table().progress().is_done(ticket)
-    }
-
     /// Answers when all changes of records are made that were queued by now. If nobody makes them any more it fails.
     pub(crate) fn answer_when_written(&self, answer: Answer) {
-        let progress = self.index.table().progress();
+        let progress = self.cache.records().progress();
         let mut waiting = self.answers.0.lock();
         let ticket = progress.ticket();
         if progress.is_done(ticket) {
             drop(waiting);
-            answer.give(self);
+            answer.give(&self.cache);
         } else if waiting.have_ended {
             drop(waiting);
             drop(answer);
@@ -89,28 +35,28 @@ impl Shared {
 
     /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
     fn note_changes_made(&self) {
-        let progress = self.index.table().progress();
+        let progress = self.cache.records().progress();
         let mut waiting = self.answers.0.lock();
         let end = waiting.answers.partition_point(|(ticket, _)| progress.is_done(*ticket));
         let due: Vec<Answer> = waiting.answers.drain(..end).map(|(_, answer)| answer).collect();
         drop(waiting);
         if !due.is_empty() {
-            due.into_iter().for_each(|answer| answer.give(self));
+            due.into_iter().for_each(|answer| answer.give(&self.cache));
             self.completions.announce();
         }
-        let waits = |lane: &&super::Lane| lane.awaits_records.load(Ordering::SeqCst);
+        let waits = |lane: &&super::lanes::Lane| lane.awaits_records.load(Ordering::SeqCst);
         self.lanes.iter().filter(waits).for_each(|lane| lane.waker.wake());
     }
 
     /// Nobody makes changes any more: fails what waits for them.
     fn fail_answers(&self) {
-        self.index.table().progress().end();
+        self.cache.records().progress().end();
         let mut waiting = self.answers.0.lock();
         waiting.have_ended = true;
         let left = std::mem::take(&mut waiting.answers);
         drop(waiting);
         let count: usize = left.iter().map(|(_, answer)| answer.count()).sum();
-        self.counters.abandoned.add(count as u64);
+        self.cache.counters.abandoned.add(count as u64);
         drop(left);
         self.completions.announce();
     }
@@ -141,24 +87,24 @@ impl RecordWriter {
     /// The system refuses a thread.
     pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<Self> {
         let shared = Arc::clone(shared);
-        if shared.config.works_inline {
+        if shared.cache.config.works_inline {
             return Ok(Self { shared, thread: None });
         }
         let thread = Builder::new().name("kvring-records".into()).spawn({
             let shared = Arc::clone(&shared);
             move || {
                 let mut ending = Ending { shared: &shared, is_orderly: false };
-                let table = shared.index.table();
+                let table = shared.cache.records();
                 ending.is_orderly = table.make_changes(|| shared.note_changes_made());
             }
         })?;
-        shared.index.table().defer_changes();
+        shared.cache.records().defer_changes();
         Ok(Self { shared, thread: Some(thread) })
     }
 
     /// Ends it when everything is written, if the file system lets it. What it has not come to is not answered.
     pub(crate) fn end(self) -> WriterEnd {
-        let table = self.shared.index.table();
+        let table = self.shared.cache.records();
         table.end_changes();
         let lost = "what was stored or deleted last is not in the index";
         let (progress, ticket) = (table.progress(), table.progress().ticket());
@@ -200,7 +146,7 @@ impl Drop for Ending<'_> {
         };
         log::error!(
             "{}: {reason}; every operation fails from here on",
-            self.shared.config.path().display()
+            self.shared.cache.config.path().display()
         );
         self.shared.note_failed();
         self.shared.health.fail(|| reason.into());

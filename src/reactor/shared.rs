@@ -1,57 +1,30 @@
 //! What submitting threads and reactors have in common.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use super::admission::WriteBudget;
-use super::balance::{Load, Spread};
-use super::doubts::Doubts;
-use super::failed_syncs::SyncCounts;
-use super::growth::Growth;
+use super::answers::Answers;
 use super::health::Health;
-use super::keeper::Keeper;
+use super::lanes::{Lane, Spread};
 use super::latency::Latencies;
-use super::operation::{ChunkIndex, Intake};
-use super::presence::Presence;
-use super::record_writer::Answers;
-use crate::block::Extent;
+use crate::cache::Cache;
 use crate::completion::CompletionQueue;
-use crate::config::Config;
 use crate::engine::Waker;
 use crate::key::Digest;
-use crate::open_stores::OpenStore;
-use crate::stats::Counters;
-use crate::store::Store;
+use crate::schedule::Class;
 use crate::sync::Mutex;
 
-/// The store, its counters, and a lane to each reactor.
+/// The cache of one path, and a lane to each of its reactors.
 pub(crate) struct Shared {
-    pub(crate) config: Config,
-    pub(crate) index: ChunkIndex,
-    pub(crate) store: Box<dyn Store>,
-    pub(crate) counters: Counters,
+    pub(crate) cache: Arc<Cache>,
     pub(crate) completions: Arc<CompletionQueue>,
     pub(crate) health: Health,
-    pub(super) doubts: Doubts,
-    pub(crate) presence: Presence,
-    /// Dropped after the files that it speaks of.
-    pub(crate) open_store: OpenStore,
-    pub(super) keeper: Keeper,
-    pub(super) growth: Growth,
     pub(super) answers: Answers,
-    pub(super) write_budget: Arc<WriteBudget>,
-    /// All paths of the store; empty if it is the only one.
-    pub(super) paths: OnceLock<Vec<Weak<Shared>>>,
     pub(super) lanes: Box<[Lane]>,
     /// Syncs that failed; see [`super::failed_syncs`].
     pub(super) failed_syncs: AtomicU64,
     pub(super) sync_errno: AtomicI32,
-    /// Places of chunks that got a record and were not stored: until it is durable that the record is cleared, power loss
-    /// could bring it back, and it would win over an older one of its key.
-    pub(super) cleared: Mutex<Vec<Extent>>,
-    /// When a chunk had to go last because the index was full.
-    pub(super) index_full_at: Mutex<Option<Instant>>,
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
     /// Reactors that take work.
@@ -62,72 +35,31 @@ pub(crate) struct Shared {
     has_failed: AtomicBool,
 }
 
-/// The way to one reactor, and what the others need to know of it.
-pub(super) struct Lane {
-    pub(super) intake: Intake,
-    pub(super) waker: Arc<Waker>,
-    pub(super) latencies: Mutex<Latencies>,
-    pub(super) load: Load,
-    pub(super) syncs: SyncCounts,
-    /// It waits for changes of records to be made.
-    pub(super) awaits_records: AtomicBool,
-    /// GETs that wait or are in flight here.
-    loads: AtomicUsize,
-    /// SETs wait here for the loads of others to end.
-    sets_wait: AtomicBool,
-}
-
 impl Shared {
+    /// A lane for each of `wakers`.
     pub(crate) fn new(
-        config: Config,
-        index: ChunkIndex,
-        store: Box<dyn Store>,
+        cache: Arc<Cache>,
         completions: Arc<CompletionQueue>,
-        write_budget: Arc<WriteBudget>,
         wakers: Vec<Arc<Waker>>,
-        open_store: OpenStore,
     ) -> Self {
-        let lane = |waker| Lane {
-            intake: Intake::default(),
-            waker,
-            latencies: Mutex::new(Latencies::new()),
-            load: Load::default(),
-            syncs: SyncCounts::default(),
-            awaits_records: AtomicBool::new(false),
-            loads: AtomicUsize::new(0),
-            sets_wait: AtomicBool::new(false),
-        };
         Self {
-            keeper: Keeper::new(config.low_watermark, config.high_watermark),
-            growth: Growth::default(),
-            answers: Answers::default(),
-            write_budget,
-            paths: OnceLock::new(),
-            config,
-            index,
-            store,
-            counters: Counters::default(),
+            cache,
             completions,
             health: Health::default(),
-            doubts: Doubts::default(),
-            presence: Presence::default(),
-            open_store,
+            answers: Answers::default(),
             live: AtomicUsize::new(wakers.len()),
-            lanes: wakers.into_iter().map(lane).collect(),
+            lanes: wakers.into_iter().map(Lane::new).collect(),
             failed_syncs: AtomicU64::new(0),
             sync_errno: AtomicI32::new(0),
-            cleared: Mutex::default(),
-            index_full_at: Mutex::new(None),
             deadline: Mutex::new(None),
             stopped: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
         }
     }
 
-    /// Which chunk it is and where it lies, for messages.
-    pub(super) fn extent_text(&self, digest: Digest, extent: Extent) -> String {
-        let (place, path) = (self.store.extent_text(extent, digest), self.config.path().display());
-        format!("digest {digest}, {place} of {path}")
+    /// Spreads a batch of `expected` operations of `class` over the reactors.
+    pub(crate) fn spread(&self, class: Class, expected: usize) -> Spread {
+        Spread::new(&self.lanes, class, expected)
     }
 
     /// Hands a batch's operations to the reactors.
@@ -142,6 +74,18 @@ impl Shared {
         if self.stopped.load(Ordering::SeqCst) {
             self.reject_all();
         }
+    }
+
+    /// Keys were deleted: the reactor that gives extents back does so when it is their turn.
+    pub(crate) fn reclaim_deleted(&self) {
+        if self.cache.has_deleted() {
+            self.lanes.iter().take(1).for_each(|lane| lane.waker.wake());
+        }
+    }
+
+    /// Whether it is reactor `number` that gives the extents of deleted chunks back, and there are some.
+    pub(super) fn reclaims_deleted(&self, number: usize) -> bool {
+        number == 0 && self.cache.has_deleted()
     }
 
     /// GETs wait for what is being written for these keys: whichever reactor has such a SET promotes it.
@@ -183,11 +127,11 @@ impl Shared {
     fn reject_all(&self) {
         for lane in &self.lanes {
             while let Some(operations) = lane.intake.pop() {
-                self.counters.abandoned.add(operations.len() as u64);
+                self.cache.counters.abandoned.add(operations.len() as u64);
             }
         }
-        let (gets, sets) = self.index.abandon_waiting();
-        self.counters.abandoned.add((gets.len() + sets.len()) as u64);
+        let (gets, sets) = self.cache.index.abandon_waiting();
+        self.cache.counters.abandoned.add((gets.len() + sets.len()) as u64);
         drop((gets, sets));
         self.completions.announce();
     }
@@ -196,7 +140,7 @@ impl Shared {
     pub(super) fn note_work(
         &self,
         number: usize,
-        in_hand_bytes: &[u64; 3],
+        in_flight_bytes: &[u64; 3],
         loads: usize,
         sets_wait: bool,
     ) {
@@ -204,7 +148,7 @@ impl Shared {
             return;
         }
         let lane = &self.lanes[number];
-        lane.load.set_in_hand(in_hand_bytes);
+        lane.load.set_in_flight(in_flight_bytes);
         // Before the loads of others are looked at: who ends the last one sees it, or this one sees none.
         lane.sets_wait.store(sets_wait, Ordering::SeqCst);
         if lane.loads.swap(loads, Ordering::SeqCst) > 0 && loads == 0 {

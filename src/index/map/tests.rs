@@ -137,7 +137,7 @@ fn digests_with_one_tag_are_different_keys() {
     assert!(index.delete(digests[3], &keys[3]).0);
     for (number, (digest, key)) in digests.iter().zip(&keys).enumerate() {
         let hit = match index.enter_get(*digest, key, 100, 0, 1) {
-            EnteredGet::Hit(_, pin) => index.unpin(pin, false).is_none(),
+            EnteredGet::Hit(_, pin) => index.unpin(&pin, false).is_none(),
             _ => false,
         };
         assert_eq!(hit, number != 3, "{number}");

@@ -47,7 +47,7 @@ fn replace(index: &TestIndex, key: &Arc<str>, length_bytes: u64) {
 
 fn is_held(index: &TestIndex, key: &str, length_bytes: u64) -> bool {
     let held = match index.enter_get(Digest::of(key), key, length_bytes, 0, 0) {
-        EnteredGet::Hit(_, pin) => index.unpin(pin, false).is_none(),
+        EnteredGet::Hit(_, pin) => index.unpin(&pin, false).is_none(),
         _ => false,
     };
     assert_eq!(index.contains_each(&[key], 0).0, [held]);

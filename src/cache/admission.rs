@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use super::Shared;
-use super::operation::SetRequest;
+use super::Cache;
+use super::requests::SetRequest;
 use crate::config::{Admission, Config};
 use crate::sync::Mutex;
 
@@ -57,7 +57,7 @@ impl WriteBudget {
     }
 }
 
-impl Shared {
+impl Cache {
     /// Whether a SET whose bytes are not held is to write them. If not, its key is not held afterwards: what is held of it
     /// is not what it was to be.
     pub(super) fn admits(&self, request: &SetRequest, now: Instant) -> bool {
@@ -66,13 +66,12 @@ impl Shared {
             && let Err(outdated) = self.index.admits(request.digest, &request.key, admit_after)
         {
             self.counters.set_not_admitted.add(1);
-            outdated.into_iter().for_each(|extent| self.store.free(extent));
+            self.reclaim_all(outdated);
             return false;
         }
         if !self.write_budget.take(request.buffer.length_bytes() as u64, now) {
             self.counters.set_over_write_budget.add(1);
-            let outdated = self.index.drop_outdated(request.digest);
-            outdated.into_iter().for_each(|extent| self.store.free(extent));
+            self.reclaim_all(self.index.drop_outdated(request.digest));
             return false;
         }
         true

@@ -4,16 +4,14 @@
 //! It works in slices and rests between them, so that what users wait for goes on beside it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::Cache;
 use super::presence::LOOK_PAUSE;
-use crate::block::Extent;
+use super::signals::is_above;
 use crate::config::Discard;
-use crate::store::Fill;
-use crate::sync::{Condvar, Mutex};
 use crate::thread::{LONGEST_RETURN, has_ended};
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
@@ -39,108 +37,57 @@ const SLICE: Duration = Duration::from_micros(200);
 /// How much longer than it has worked it rests.
 const RESTS: u32 = 4;
 
-/// By how much of itself the length to make room for falls with each chunk that is shorter.
-const FORGETS: u32 = 64;
-
-/// What the keeper is told.
-pub(super) struct Keeper {
-    /// Above this share of the space it evicts, down to the other one.
-    high_watermark: f64,
-    low_watermark: f64,
-    /// Blocks of about the longest chunk of late.
-    typical_blocks: AtomicU32,
-    is_short: AtomicBool,
-    orders: Mutex<Orders>,
-    told: Condvar,
-}
-
-#[derive(Default)]
-struct Orders {
-    ends: bool,
-    is_short: bool,
-}
-
-impl Keeper {
-    pub(super) fn new(low_watermark: f64, high_watermark: f64) -> Self {
-        Self {
-            high_watermark,
-            low_watermark,
-            typical_blocks: AtomicU32::new(1),
-            is_short: AtomicBool::new(false),
-            orders: Mutex::default(),
-            told: Condvar::new(),
-        }
-    }
-
-    /// A chunk of `bytes` has been placed, or not; wakes the keeper if space is short now.
-    pub(super) fn note_placed(&self, bytes: u64, fill: impl FnOnce() -> Fill) {
-        let blocks = Extent::blocks_for(bytes);
-        let before = self.typical_blocks.load(Ordering::Relaxed);
-        self.typical_blocks.store(blocks.max(before - before / FORGETS), Ordering::Relaxed);
-        if !self.is_short.load(Ordering::Relaxed) && is_above(fill(), self.high_watermark) {
-            self.is_short.store(true, Ordering::Relaxed);
-            self.orders.lock().is_short = true;
-            self.told.notify_all();
-        }
-    }
-
-    fn end(&self) {
-        self.orders.lock().ends = true;
-        self.told.notify_all();
-    }
-}
-
-fn is_above(fill: Fill, share: f64) -> bool {
-    !fill.can_grow && fill.allocated_bytes as f64 > fill.total_bytes as f64 * share
-}
-
 /// The running thread.
-pub(crate) struct KeeperThread {
-    shared: Arc<Shared>,
+pub(crate) struct MaintenanceThread {
+    cache: Arc<Cache>,
     thread: JoinHandle<()>,
 }
 
-impl KeeperThread {
-    /// Starts it.
+impl MaintenanceThread {
+    /// Starts it. `tell_lost` is called with the reason when the files of the store are not found any more and other paths can
+    /// take its keys.
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<Self> {
-        let shared = Arc::clone(shared);
+    pub(crate) fn start(
+        cache: &Arc<Cache>,
+        tell_lost: impl Fn(String) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let cache = Arc::clone(cache);
         let thread = Builder::new().name("kvring-keeper".into()).spawn({
-            let shared = Arc::clone(&shared);
-            move || keep(&shared)
+            let cache = Arc::clone(&cache);
+            move || keep(&cache, &tell_lost)
         })?;
-        Ok(Self { shared, thread })
+        Ok(Self { cache, thread })
     }
 
     /// Ends it, at the next slice, and says whether it did: a device may take a discard and not give it back. Not by dropping
     /// it: that must do nothing in a fork, where the thread is not.
     pub(crate) fn end(self) -> bool {
-        self.shared.keeper.end();
+        self.cache.maintenance.end();
         let lost = "nothing expired or was evicted early";
         has_ended(self.thread, Instant::now() + LONGEST_RETURN, lost)
     }
 }
 
-fn keep(shared: &Shared) {
+fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
     let pause =
-        shared.config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
+        cache.config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
     let uses_pause = pause.map_or(LONGEST_BEHIND, |pause| pause.min(LONGEST_BEHIND));
     let mut next_uses = Instant::now() + uses_pause;
     let mut next_sweep = pause.map(|pause| Instant::now() + pause);
-    let discards = shared.config.discard == Discard::Free;
+    let discards = cache.config.discard == Discard::Free;
     let mut next_discard = discards.then(|| Instant::now() + DISCARD_PAUSE);
     let mut next_look = Instant::now() + LOOK_PAUSE;
-    let progress = shared.index.table().progress();
+    let progress = cache.index.table().progress();
     let mut uses_ticket = 0;
     loop {
-        shared.index.table().announce_changes();
-        let mut orders = shared.keeper.orders.lock();
+        cache.index.table().announce_changes();
+        let mut orders = cache.maintenance.orders.lock();
         while !orders.ends && !orders.is_short {
             let others = [next_sweep, next_discard].into_iter().flatten();
             let next = others.fold(next_look.min(next_uses), Instant::min);
-            let (again, is_due) = shared.keeper.told.wait_until(orders, next);
+            let (again, is_due) = cache.maintenance.told.wait_until(orders, next);
             orders = again;
             if is_due {
                 break;
@@ -153,53 +100,58 @@ fn keep(shared: &Shared) {
             return;
         }
         if is_short {
-            shared.evict_ahead(|_, _| ());
+            cache.evict_ahead(|_, _| ());
         }
         if Instant::now() >= next_look {
-            shared.look_for_files();
-            if shared.store.is_look_due(false) || shared.index.table().lacks_blocks() {
-                shared.look_at_blocks();
+            let (missed, has_others) = (cache.missed_files(), cache.paths.get().is_some());
+            // The others take its keys, and say so.
+            let lost = cache.presence.note(missed, cache.config.path(), has_others);
+            lost.into_iter().for_each(tell_lost);
+            if cache.store.is_look_due(false) || cache.index.table().lacks_blocks() {
+                cache.look_at_blocks();
             }
             next_look = Instant::now() + LOOK_PAUSE;
         }
         if let (Some(next), Some(pause)) = (next_sweep, pause)
             && Instant::now() >= next
         {
-            shared.expire(true);
+            cache.expire(true);
             next_sweep = Some(Instant::now() + pause);
         }
         if Instant::now() >= next_uses {
             // One round at a time, however long the file system takes.
             if progress.is_done(uses_ticket) {
-                shared.write_uses();
+                cache.write_uses();
                 uses_ticket = progress.ticket();
             }
             next_uses = Instant::now() + uses_pause;
         }
         if next_discard.is_some_and(|next| Instant::now() >= next) {
-            shared.discard_freed();
+            cache.discard_freed();
             next_discard = Some(Instant::now() + DISCARD_PAUSE);
         }
     }
 }
 
-impl Shared {
+impl Cache {
     /// Evicts down to the low watermark, if the high one was passed. Tells of each run of blocks that it made room for, and
     /// how many bytes it evicted for it.
     pub(super) fn evict_ahead(&self, mut told: impl FnMut(u32, u64)) {
-        let keeper = &self.keeper;
-        if !keeper.is_short.load(Ordering::Relaxed) {
+        let maintenance = &self.maintenance;
+        if !maintenance.is_short.load(Ordering::Relaxed) {
             return;
         }
-        while is_above(self.store.fill(), keeper.low_watermark) && !keeper.orders.lock().ends {
+        while is_above(self.store.fill(), maintenance.low_watermark)
+            && !maintenance.orders.lock().ends
+        {
             let before = self.counters.evicted_bytes.get();
-            let blocks = keeper.typical_blocks.load(Ordering::Relaxed);
+            let blocks = maintenance.typical_blocks.load(Ordering::Relaxed);
             if !self.make_room(blocks) {
                 break;
             }
             told(blocks, self.counters.evicted_bytes.get() - before);
         }
-        keeper.is_short.store(false, Ordering::Relaxed);
+        maintenance.is_short.store(false, Ordering::Relaxed);
     }
 
     /// Tells the device of what was freed, until there is something more urgent.
@@ -208,10 +160,10 @@ impl Shared {
         self.index.table().announce_changes();
         let mut start = Instant::now();
         while self.store.discard_freed() {
-            let mut orders = self.keeper.orders.lock();
+            let mut orders = self.maintenance.orders.lock();
             if !orders.ends && !orders.is_short {
                 let rested = Instant::now() + start.elapsed() * RESTS;
-                (orders, _) = self.keeper.told.wait_until(orders, rested);
+                (orders, _) = self.maintenance.told.wait_until(orders, rested);
             }
             if orders.ends || orders.is_short {
                 return;
@@ -235,18 +187,18 @@ impl Shared {
                 }
                 let worked = slice.elapsed();
                 if worked >= SLICE {
-                    let orders = self.keeper.orders.lock();
+                    let orders = self.maintenance.orders.lock();
                     if orders.ends || orders.is_short {
                         return;
                     }
-                    drop(self.keeper.told.wait_until(orders, Instant::now() + worked * RESTS));
+                    drop(self.maintenance.told.wait_until(orders, Instant::now() + worked * RESTS));
                     slice = Instant::now();
                 }
             }
         }
     }
 
-    /// Takes out what has expired and gives its space back. With `pauses`, it stops when the keeper is to end, and works a
+    /// Takes out what has expired and gives its space back. With `pauses`, it stops when the maintenance is to end, and works a
     /// fifth of the time. Returns the number of chunks.
     pub(crate) fn expire(&self, pauses: bool) -> u64 {
         let before = self.counters.expired.get();
@@ -259,14 +211,14 @@ impl Shared {
                 from = expired.next;
                 self.counters.expired.add(expired.chunks);
                 self.counters.expired_bytes.add(expired.bytes);
-                expired.places.into_iter().for_each(|place| self.store.free(place));
+                self.reclaim_all(expired.places);
                 let worked = slice.elapsed();
                 if pauses && worked >= SLICE {
-                    let orders = self.keeper.orders.lock();
+                    let orders = self.maintenance.orders.lock();
                     if orders.ends {
                         return self.counters.expired.get() - before;
                     }
-                    drop(self.keeper.told.wait_until(orders, Instant::now() + worked * RESTS));
+                    drop(self.maintenance.told.wait_until(orders, Instant::now() + worked * RESTS));
                     slice = Instant::now();
                 }
             }

@@ -12,16 +12,16 @@ use crate::batch::Batch;
 use crate::block::BLOCK_BYTES;
 use crate::budget::Budget;
 use crate::buffer::CallerBuffer;
+use crate::cache::{Begun, Claim, GetRequest, Opened};
 use crate::completion::CompletionQueue;
 use crate::config::{Checksum, Config, Eviction};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::evict::Quotas;
-use crate::index::{EnteredGet, EnteredSet, FoundIndex, Index, IndexPlace, Rules};
+use crate::index::{EnteredSet, Index, Rules};
+use crate::index::{FoundIndex, IndexPlace};
 use crate::key::Namespace;
 use crate::open_stores::OpenStore;
-use crate::reactor::steps::end_set;
-use crate::reactor::{GetRequest, SetRequest};
 use crate::store::Store;
 use crate::store::data_files::ExtentStore;
 use crate::time::Clock;
@@ -46,7 +46,8 @@ impl Random {
 
 /// A store without threads.
 struct Still {
-    shared: Shared,
+    cache: Arc<Cache>,
+    completions: Arc<CompletionQueue>,
     backlog: Arc<Backlog>,
     _directory: TempDir,
     memory: Box<[u8]>,
@@ -67,6 +68,7 @@ impl Still {
         let directory = tempfile::tempdir().unwrap();
         let mut config = Config::new(directory.path().to_str().unwrap(), CAPACITY).unwrap();
         (config.low_watermark, config.high_watermark) = watermarks;
+        config.works_inline = true;
         (config.eviction, config.checksum, config.ttl) = (eviction, Checksum::Off, None);
         let budget = Arc::new(Budget::new(CAPACITY));
         let rules = Rules {
@@ -88,19 +90,13 @@ impl Still {
         })
         .unwrap();
         let completions = Arc::new(CompletionQueue::new().unwrap());
-        let wakers = vec![Waker::new().unwrap()];
-        let shared = Shared::new(
-            config,
-            index,
-            store,
-            completions,
-            Arc::default(),
-            wakers,
-            OpenStore::new([3; 16]),
-        );
+        let reactors = Box::new([Waker::new().unwrap()]);
+        let open_store = OpenStore::new([3; 16]);
+        let cache = Cache::new(config, index, store, Arc::default(), reactors, open_store);
         let backlog = Backlog::new(Amount { operations: 1, bytes: u64::MAX });
         Self {
-            shared,
+            cache: Arc::new(cache),
+            completions,
             backlog,
             _directory: directory,
             memory: vec![0; 8].into(),
@@ -116,7 +112,7 @@ impl Still {
         let length = (blocks * BLOCK_BYTES) as usize;
         // SAFETY: without a checksum and without transfers nobody looks at the memory.
         let buffer = unsafe { CallerBuffer::new(self.memory.as_mut_ptr(), length) };
-        let mut items = Batch::start(1, 1, Box::new(()), &self.shared.completions);
+        let mut items = Batch::start(1, 1, Box::new(()), &self.completions);
         let amount = Amount { operations: 1, bytes: 1 };
         let share = self.backlog.admit(amount, std::time::Duration::ZERO).unwrap();
         let request = SetRequest {
@@ -129,55 +125,49 @@ impl Still {
             has_waited: false,
             share: Arc::new(share),
         };
-        let EnteredSet::Ready(request) = self.shared.index.enter_set(digest, &key, 1, request)
-        else {
+        let EnteredSet::Ready(request) = self.cache.claim(1, request) else {
             panic!("nobody else writes");
         };
-        let before = self.shared.counters.evicted_bytes.get();
-        let (mut making, mut last) = (None, self.shared.counters.evicted.get());
-        let place = loop {
-            match self.shared.find_place(&request, &mut making) {
-                Err(StoreError::Growing { needed_bytes }) => self.shared.grow(needed_bytes),
-                place => {
-                    let now = self.shared.counters.evicted.get();
-                    self.most_in_a_turn = self.most_in_a_turn.max(now - last);
-                    last = now;
-                    if let Some(place) = place.unwrap() {
-                        break place;
-                    }
-                    self.unfinished_turns += 1;
-                }
+        let counters = &self.cache.counters;
+        let before = counters.evicted_bytes.get();
+        let (mut claim, mut last) = (Claim::new(request), counters.evicted.get());
+        let write = loop {
+            let begun = claim.begin(&self.cache, usize::MAX, Instant::now());
+            let now = counters.evicted.get();
+            self.most_in_a_turn = self.most_in_a_turn.max(now - last);
+            last = now;
+            match begun {
+                Begun::Write(write) => break write,
+                Begun::MakingRoom => self.unfinished_turns += 1,
+                Begun::Growing => {}
+                _ => panic!("it is new, and there is room"),
             }
         };
-        end_set(request, Some(place), 0, None, &self.shared);
-        self.shared.completions.drain(&mut Vec::new());
-        let evicted = (self.shared.counters.evicted_bytes.get() - before) / BLOCK_BYTES;
+        assert!(write.commit(&claim.request, 0).waiting.is_empty());
+        drop(claim);
+        self.completions.drain(&mut Vec::new());
+        let evicted = (self.cache.counters.evicted_bytes.get() - before) / BLOCK_BYTES;
         Thrown { wanted: blocks, evicted }
     }
 
     fn get(&mut self, number: u64, blocks: u64) {
         let key = number.to_string();
-        let mut items = Batch::start(1, 1, Box::new(()), &self.shared.completions);
+        let mut items = Batch::start(1, 1, Box::new(()), &self.completions);
         let length = (blocks * BLOCK_BYTES) as usize;
         // SAFETY: as above.
         let buffer = unsafe { CallerBuffer::new(self.memory.as_mut_ptr(), length) };
         let item = items.next().unwrap();
         let request = GetRequest { item, buffer, submitted: Instant::now() };
-        let length_bytes = blocks * BLOCK_BYTES;
-        let index = &self.shared.index;
-        match index.enter_get(Digest::of(&key), &key, length_bytes, 1, request) {
-            EnteredGet::Hit(request, pin) => {
-                request.item.succeed();
-                assert!(index.unpin(pin, false).is_none());
-            }
-            EnteredGet::Miss(request) => request.item.miss(),
-            EnteredGet::Waits => panic!("nobody writes"),
+        match self.cache.open(Digest::of(&key), &key, 1, request) {
+            Opened::Hit(request, _) => request.item.succeed(),
+            Opened::Miss(request) => request.item.miss(),
+            Opened::Waits => panic!("nobody writes"),
         }
-        self.shared.completions.drain(&mut Vec::new());
+        self.completions.drain(&mut Vec::new());
     }
 
     fn allocated(&self) -> f64 {
-        self.shared.store.usage().allocated_bytes as f64 / CAPACITY as f64
+        self.cache.store.usage().allocated_bytes as f64 / CAPACITY as f64
     }
 }
 
@@ -264,7 +254,7 @@ fn run(
         }
         let is_warm = stored > WARM_UP * capacity;
         let mut ahead = Vec::new();
-        still.shared.evict_ahead(|wanted, evicted| {
+        still.cache.evict_ahead(|wanted, evicted| {
             ahead.push(Thrown { wanted: wanted.into(), evicted: evicted / BLOCK_BYTES });
         });
         if is_warm {
@@ -273,11 +263,11 @@ fn run(
             outcome.in_the_way.extend(Some(thrown).filter(|thrown| thrown.evicted > 0));
             outcome.stored += blocks;
         } else {
-            evicted_before = still.shared.counters.evicted_bytes.get();
+            evicted_before = still.cache.counters.evicted_bytes.get();
         }
     }
-    outcome.evicted = (still.shared.counters.evicted_bytes.get() - evicted_before) / BLOCK_BYTES;
-    let check = still.shared.index.check(|| still.shared.store.usage().allocated_bytes);
+    outcome.evicted = (still.cache.counters.evicted_bytes.get() - evicted_before) / BLOCK_BYTES;
+    let check = still.cache.index.check(|| still.cache.store.usage().allocated_bytes);
     assert_eq!((check.problems, check.moving_bytes, check.reserved_bytes), (Vec::new(), 0, 0));
     outcome
 }
@@ -344,11 +334,11 @@ fn uses_are_written_a_few_at_a_time() {
         still.put(number, 1);
         still.get(number, 1);
     }
-    let table = still.shared.index.table();
+    let table = still.cache.index.table();
     // Nobody makes these.
     table.defer_changes();
     let before = table.progress().ticket();
-    still.shared.write_uses();
+    still.cache.write_uses();
     let queued = table.progress().ticket() - before;
     assert!((1..=64).contains(&queued), "{queued} uses");
 }

@@ -1,14 +1,15 @@
 //! Room for chunks: places within the capacity, made by evicting others.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
-use super::operation::SetRequest;
-use super::steps::Place;
+use super::Cache;
+use super::requests::SetRequest;
+use super::write::WriteHandle;
 use crate::block::Extent;
 use crate::error::StoreError;
 use crate::evict::{Room, RoomSearch, Victim};
-use crate::index::RecordState;
+use crate::index::table::Reservation;
 use crate::key::Digest;
 use crate::store::Store;
 
@@ -85,49 +86,33 @@ impl Drop for DeferredReclaim<'_> {
     }
 }
 
-impl Shared {
-    /// Room for the chunk and its record, or neither. Nothing goes for it where the store can grow instead.
+impl Cache {
+    /// Takes room for the chunk, its record and its quota, or none of them. Nothing goes for it where the store can grow instead.
     /// `None`: there may be once this was called again, with the same `making`; others may go first.
-    pub(super) fn find_place(
-        &self,
+    pub(super) fn find_room(
+        self: &Arc<Self>,
         request: &SetRequest,
         making: &mut Option<Box<RoomMaking>>,
-    ) -> Result<Option<Place>, StoreError> {
-        let bytes = request.buffer.length_bytes() as u64;
-        if self.index.table().lacks_blocks() {
-            return Err(self.index.table().why_not_written());
+    ) -> Result<Option<WriteHandle>, StoreError> {
+        let (bytes, digest) = (request.buffer.length_bytes() as u64, request.digest);
+        if self.records().lacks_blocks() {
+            return Err(self.records().why_not_written());
         }
         let mut held = DeferredReclaim { store: &*self.store, is_begun: false };
         let quota = self.reserve_quota(request, bytes, || held.begin())?;
-        let allocated = self.allocate(bytes, request.digest, &mut held, making);
+        let allocated = self.allocate(bytes, digest, &mut held, making);
         let outcome = allocated.and_then(|extent| {
             let Some(extent) = extent else { return Ok(None) };
-            match self.reserve_record(request.key.len(), &mut held) {
-                Ok(record) => {
-                    let free_ticket = self.index.table().freed_ticket();
-                    Ok(Some(Place { extent, record, stands: false, quota, free_ticket }))
-                }
-                Err(error) => {
-                    self.store.free(extent);
-                    Err(error)
-                }
-            }
+            let record = self.reserve_record(request.key.len(), &mut held);
+            let record = record.inspect_err(|_| self.reclaim(extent))?;
+            Ok(Some(WriteHandle::new(self, digest, extent, record, quota)))
         });
         match outcome {
             Ok(Some(_)) => self.grow_ahead(),
             Ok(None) | Err(_) => self.release_quota(quota),
         }
-        self.keeper.note_placed(bytes, || self.store.fill());
+        self.maintenance.note_placed(bytes, || self.store.fill());
         outcome
-    }
-
-    /// Takes back the place of a SET that has no record yet.
-    pub(super) fn give_back(&self, place: Place) {
-        if let RecordState::Reserved(record) = place.record {
-            self.index.table().release(record);
-        }
-        self.store.free(place.extent);
-        self.release_quota(place.quota);
     }
 
     fn allocate(
@@ -172,7 +157,7 @@ impl Shared {
         &self,
         key_bytes: usize,
         held: &mut DeferredReclaim<'_>,
-    ) -> Result<RecordState, StoreError> {
+    ) -> Result<Reservation, StoreError> {
         let mut outcome = self.index.table().reserve(key_bytes);
         let mut attempts = 0;
         if let (true, Err(error)) = (is_final(&outcome), &outcome) {
@@ -190,7 +175,7 @@ impl Shared {
                 outcome = self.index.table().reserve(key_bytes);
             }
         }
-        outcome.map(RecordState::Reserved)
+        outcome
     }
 
     /// Counts a SET for whose record another chunk goes; tells the first of a streak of them.
@@ -295,7 +280,7 @@ impl Shared {
         places.fold(false, |_, extent| {
             self.counters.evicted.add(1);
             self.counters.evicted_bytes.add(extent.size_bytes());
-            self.store.free(extent);
+            self.reclaim(extent);
             true
         })
     }

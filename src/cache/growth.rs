@@ -4,78 +4,15 @@
 //! behind it do; it fails, or others go for it, only when the store can grow no more.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
-use super::Shared;
-use crate::sync::{Condvar, Mutex};
+use super::Cache;
 use crate::thread::{LONGEST_RETURN, has_ended};
-
-/// What the thread is told.
-#[derive(Default)]
-pub(super) struct Growth {
-    orders: Mutex<Orders>,
-    told: Condvar,
-    /// From an order until all is done that was ordered.
-    is_under_way: AtomicBool,
-}
-
-#[derive(Default)]
-struct Orders {
-    ends: bool,
-    /// Bytes for which there is to be room.
-    needed_bytes: Option<u64>,
-}
-
-impl Growth {
-    /// Has the store grow until there is room for `needed_bytes`, if it can. False if nobody does that any more.
-    pub(super) fn order(&self, needed_bytes: u64) -> bool {
-        let mut orders = self.orders.lock();
-        if orders.ends {
-            return false;
-        }
-        orders.needed_bytes = orders.needed_bytes.max(Some(needed_bytes));
-        self.is_under_way.store(true, Ordering::SeqCst);
-        self.told.notify_one();
-        true
-    }
-
-    /// Whether SETs that found no room are to wait. The reactors are woken when it ends.
-    pub(super) fn is_under_way(&self) -> bool {
-        self.is_under_way.load(Ordering::SeqCst)
-    }
-
-    fn next_order(&self) -> Option<u64> {
-        let mut orders = self.orders.lock();
-        loop {
-            if orders.ends {
-                return None;
-            }
-            if let Some(needed_bytes) = orders.needed_bytes.take() {
-                return Some(needed_bytes);
-            }
-            orders = self.told.wait(orders);
-        }
-    }
-
-    fn note_done(&self) {
-        let orders = self.orders.lock();
-        if orders.needed_bytes.is_none() {
-            self.is_under_way.store(false, Ordering::SeqCst);
-        }
-    }
-
-    /// From here on nobody grows the store.
-    fn end(&self) {
-        self.orders.lock().ends = true;
-        self.told.notify_one();
-    }
-}
 
 /// The running thread.
 pub(crate) struct GrowthThread {
-    shared: Arc<Shared>,
+    cache: Arc<Cache>,
     thread: JoinHandle<()>,
 }
 
@@ -84,44 +21,52 @@ impl GrowthThread {
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<Self> {
-        let shared = Arc::clone(shared);
+    pub(crate) fn start(cache: &Arc<Cache>) -> std::io::Result<Self> {
+        let cache = Arc::clone(cache);
         let thread = Builder::new().name("kvring-growth".into()).spawn({
-            let shared = Arc::clone(&shared);
-            move || keep_growing(&Ending(&shared))
+            let cache = Arc::clone(&cache);
+            move || keep_growing(&Ending(&cache))
         })?;
-        Ok(Self { shared, thread })
+        Ok(Self { cache, thread })
     }
 
     /// Ends it after what it is doing, and says whether it did: the file system may not give it back. Not by dropping it, as
-    /// the keeper's.
+    /// the maintenance's.
     pub(crate) fn end(self) -> bool {
-        self.shared.growth.end();
+        self.cache.growth.end();
         has_ended(self.thread, Instant::now() + LONGEST_RETURN, "the store did not grow any more")
     }
 }
 
 /// Ends the waiting of SETs with the thread, also if that is a panic.
-struct Ending<'shared>(&'shared Shared);
+struct Ending<'cache>(&'cache Cache);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.0.growth.end();
-        self.0.growth.is_under_way.store(false, Ordering::SeqCst);
-        self.0.lanes.iter().for_each(|lane| lane.waker.wake());
+        self.0.growth.give_up();
+        self.0.wake_reactors();
     }
 }
 
 fn keep_growing(ending: &Ending<'_>) {
-    let shared = ending.0;
-    while let Some(needed_bytes) = shared.growth.next_order() {
-        shared.grow(needed_bytes);
-        shared.growth.note_done();
-        shared.lanes.iter().for_each(|lane| lane.waker.wake());
+    let cache = ending.0;
+    while let Some(needed_bytes) = cache.growth.next_order() {
+        cache.grow(needed_bytes);
+        cache.growth.note_done();
+        cache.wake_reactors();
     }
 }
 
-impl Shared {
+impl Cache {
+    /// Whether SETs that found no room are to wait. The reactors are woken when it ends.
+    pub(crate) fn is_growing(&self) -> bool {
+        self.growth.is_under_way()
+    }
+
+    fn wake_reactors(&self) {
+        self.reactors.iter().for_each(|reactor| reactor.wake());
+    }
+
     /// Has the store grow if it soon has to.
     pub(super) fn grow_ahead(&self) {
         let is_due = || self.store.is_growth_due(0) || self.index.table().is_growth_due();
@@ -131,12 +76,12 @@ impl Shared {
     }
 
     /// Has the store grow until there is room for `needed_bytes`, if it can. False if nobody does that any more.
-    pub(super) fn order_growth(&self, needed_bytes: u64) -> bool {
+    pub(crate) fn order_growth(&self, needed_bytes: u64) -> bool {
         if !self.config.works_inline {
             return self.growth.order(needed_bytes);
         }
         self.grow(needed_bytes);
-        self.lanes.iter().for_each(|lane| lane.waker.wake());
+        self.wake_reactors();
         true
     }
 
@@ -152,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// Looks which blocks of the files are shared with a copy: those of the index get blocks of their own, as a page of it that
+    /// Looks which blocks of the files are cache with a copy: those of the index get blocks of their own, as a page of it that
     /// finds none is lost; the data files live with what there is.
     pub(super) fn look_at_blocks(&self) {
         self.index.table().unshare();

@@ -29,7 +29,7 @@ struct Doubt {
 
 /// What became of a chunk that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Finding {
+pub(crate) enum Finding {
     /// It is in doubt from now on.
     New,
     /// It was, and still is.
@@ -40,14 +40,14 @@ pub(super) enum Finding {
 
 /// Chunks in doubt, of one store.
 #[derive(Default)]
-pub(super) struct Doubts {
+pub(crate) struct Doubts {
     count: AtomicUsize,
     chunks: Mutex<HashMap<Digest, Doubt>>,
 }
 
 impl Doubts {
     /// A chunk could not be read now. `successes` is the number of reads that succeeded until now.
-    pub(super) fn add(
+    pub(crate) fn add(
         &self,
         suspect: Suspect,
         may_be_its_place: bool,
@@ -81,17 +81,17 @@ impl Doubts {
     }
 
     /// Whether there is any. Without a lock, as hardly ever there is.
-    pub(super) fn are_there(&self) -> bool {
+    pub(crate) fn are_there(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
     /// Whether the chunk of this digest is in doubt: then it does not vouch for the bytes of a SET.
-    pub(super) fn hold(&self, digest: Digest) -> bool {
+    pub(crate) fn hold(&self, digest: Digest) -> bool {
         self.are_there() && self.chunks.lock().contains_key(&digest)
     }
 
     /// The chunk of this digest could be read, or is gone.
-    pub(super) fn remove(&self, digest: Digest) {
+    pub(crate) fn remove(&self, digest: Digest) {
         let mut chunks = self.chunks.lock();
         chunks.remove(&digest);
         self.count.store(chunks.len(), Ordering::Relaxed);

@@ -1,11 +1,11 @@
 //! Whether the files of a store are still where the next open looks for them. Through its open descriptors a store works on when
 //! its directory is renamed or its files are removed, and all that it stores from then on would be lost at its end.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::Shared;
 use crate::sync::Mutex;
 
 /// How often the maintenance thread looks.
@@ -35,45 +35,39 @@ impl Presence {
             false => None,
         }
     }
-}
 
-impl Shared {
-    /// Why the next open would not find the files of this store, if so, as the file system says now.
-    pub(crate) fn missed_files(&self) -> Option<String> {
-        self.index.table().missed().or_else(|| self.store.missed())
-    }
-
-    /// Looks for the files, and takes note.
-    pub(super) fn look_for_files(&self) {
-        let missed = self.missed_files();
-        let presence = &self.presence;
-        let mut state = presence.state.lock();
-        let path = self.config.path().display();
+    /// The files of the store at `path` are `missed` for this reason, if so. Returns it once it is known, where other paths can
+    /// take their keys.
+    pub(super) fn note(
+        &self,
+        missed: Option<String>,
+        path: &Path,
+        has_others: bool,
+    ) -> Option<String> {
+        let mut state = self.state.lock();
+        let path = path.display();
         let Some(reason) = missed else {
             state.misses = 0;
             if state.reason.take().is_some() {
-                presence.is_missed.store(false, Ordering::Relaxed);
+                self.is_missed.store(false, Ordering::Relaxed);
                 log::warn!(
                     "{path}: its files are where they belong again, so it stores chunks again"
                 );
             }
-            return;
+            return None;
         };
         state.misses += 1;
         if state.misses < MISSES || state.reason.is_some() {
-            return;
+            return None;
         }
         state.reason = Some(reason.as_str().into());
-        presence.is_missed.store(true, Ordering::Relaxed);
-        drop(state);
-        if self.paths.get().is_some() {
-            // The others take its keys, and say so.
-            self.health.fail(|| reason);
-        } else {
-            log::error!(
-                "{path}: {reason}; nothing is stored until it is put back, or the store is opened again; what is held is still \
-                 loaded"
-            );
+        self.is_missed.store(true, Ordering::Relaxed);
+        if has_others {
+            return Some(reason);
         }
+        log::error!(
+            "{path}: {reason}; nothing is stored until it is put back, or the store is opened again; what is held is still loaded"
+        );
+        None
     }
 }

@@ -2,23 +2,17 @@
 
 use std::sync::{Arc, Weak};
 
-use super::Shared;
-use super::operation::SetRequest;
+use super::Cache;
+use super::requests::SetRequest;
 use super::room::ATTEMPTS;
-use crate::block::{BLOCK_BYTES, Extent};
+use super::write::QuotaShare;
+use crate::block::BLOCK_BYTES;
+use crate::block::Extent;
 use crate::error::StoreError;
 use crate::evict::{PoolId, Victim};
 use crate::key::Namespace;
 
-/// A part of a namespace's quota; given back when its chunk is held, or is not going to be.
-pub(super) type QuotaShare = (PoolId, u32);
-
-impl Shared {
-    /// Tells it of all paths of the store, itself among them.
-    pub(crate) fn set_paths(&self, all: &[Arc<Self>]) {
-        let _ = self.paths.set(all.iter().map(Arc::downgrade).collect());
-    }
-
+impl Cache {
     /// Room for `bytes` in the quota of the namespace, if it has one. `begin` is called before chunks go.
     pub(super) fn reserve_quota(
         &self,
@@ -80,15 +74,15 @@ impl Shared {
 
 /// Chunks of the pool with `over` blocks, at each path: more where it takes more for the capacity. None if all that may go
 /// would not do: what goes in vain is lost. The second value says that they are only some, and others are to follow.
-fn chosen(sources: &[&Shared], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victim>>, bool)> {
+fn chosen(sources: &[&Cache], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victim>>, bool)> {
     let may_go =
-        |path: &&Shared| path.index.eviction_index().evictable_blocks_of(pool, path.index.now_s());
+        |path: &&Cache| path.index.eviction_index().evictable_blocks_of(pool, path.index.now_s());
     if sources.iter().map(may_go).sum::<u64>() < over {
         return None;
     }
-    let taken = |path: &&Shared| path.index.eviction_index().blocks_of(pool);
+    let taken = |path: &&Cache| path.index.eviction_index().blocks_of(pool);
     let all: u64 = sources.iter().map(taken).sum();
-    let fullness = |path: &&Shared| taken(path) as f64 / path.config.capacity_bytes() as f64;
+    let fullness = |path: &&Cache| taken(path) as f64 / path.config.capacity_bytes() as f64;
     let mut order: Vec<(usize, f64)> = sources.iter().map(fullness).enumerate().collect();
     order.sort_by(|left, right| right.1.total_cmp(&left.1));
     // In proportion first. Where that would not do, as much of each as there is.

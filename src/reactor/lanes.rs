@@ -1,14 +1,73 @@
-//! Which reactor gets an operation: the one with the least to do before it.
+//! The way to each reactor: what is handed to it, and which one gets an operation: the one with the least to do before it.
 //!
-//! Any reactor may get any operation. A SET has claimed its key in the index, where later operations on the key wait until
-//! it is done, a GET has pinned its chunk, and a place that is to be freed is nobody's.
+//! Any reactor may get any operation. A SET has claimed its key, where later operations on the key wait until it is done, and a
+//! GET has opened its chunk.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crossbeam_queue::SegQueue;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use super::latency::Latencies;
 use super::operation::Operation;
-use super::shared::{Lane, Shared};
-use super::work::Work;
+use crate::engine::Waker;
+use crate::key::Digest;
 use crate::schedule::Class;
+use crate::sync::Mutex;
+
+/// The way to one reactor, and what the others need to know of it.
+pub(super) struct Lane {
+    pub(super) intake: Intake,
+    pub(super) waker: Arc<Waker>,
+    pub(super) latencies: Mutex<Latencies>,
+    pub(super) load: Load,
+    pub(super) syncs: SyncCounts,
+    /// It waits for changes of records to be made.
+    pub(super) awaits_records: AtomicBool,
+    /// GETs that wait or are in flight here.
+    pub(super) loads: AtomicUsize,
+    /// SETs wait here for the loads of others to end.
+    pub(super) sets_wait: AtomicBool,
+}
+
+/// The syncs of one reactor. All that it has under way come back before it begins further ones.
+#[derive(Default)]
+pub(super) struct SyncCounts {
+    pub(super) begun: AtomicU64,
+    pub(super) ended: AtomicU64,
+    /// It waits for syncs of others.
+    pub(super) awaits_others: AtomicBool,
+}
+
+/// Submitted batches on their way to a reactor: a queue per class, an element per batch.
+#[derive(Default)]
+pub(crate) struct Intake {
+    queues: [SegQueue<Vec<Operation>>; 3],
+    /// Keys whose SETs are to be promoted.
+    awaited: SegQueue<Digest>,
+}
+
+impl Intake {
+    pub(crate) fn push(&self, class: Class, operations: Vec<Operation>) {
+        self.queues[class as usize].push(operations);
+    }
+
+    pub(crate) fn pop(&self) -> Option<Vec<Operation>> {
+        self.queues.iter().find_map(SegQueue::pop)
+    }
+
+    /// GETs wait for what is being written for this key.
+    pub(crate) fn push_awaited(&self, digest: Digest) {
+        self.awaited.push(digest);
+    }
+
+    pub(crate) fn pop_awaited(&self) -> Option<Digest> {
+        self.awaited.pop()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queues.iter().all(SegQueue::is_empty) && self.awaited.is_empty()
+    }
+}
 
 /// A batch stays with a reactor until that has so much more to do than the least busy one: small chunks cost less where
 /// few reactors are woken for them, and count down one batch in turns.
@@ -20,7 +79,7 @@ pub(super) struct Load {
     /// Pushed, and not taken up yet.
     queued: [AtomicU64; 3],
     /// Taken up, and not answered yet.
-    in_hand: [AtomicU64; 3],
+    in_flight: [AtomicU64; 3],
 }
 
 impl Load {
@@ -28,9 +87,9 @@ impl Load {
         self.queued[class as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn set_in_hand(&self, bytes: &[u64; 3]) {
-        for (in_hand, bytes) in self.in_hand.iter().zip(bytes) {
-            in_hand.store(*bytes, Ordering::Relaxed);
+    pub(super) fn set_in_flight(&self, bytes: &[u64; 3]) {
+        for (in_flight, bytes) in self.in_flight.iter().zip(bytes) {
+            in_flight.store(*bytes, Ordering::Relaxed);
         }
     }
 
@@ -45,8 +104,8 @@ impl Load {
     /// as those behind it take processor time too.
     fn before(&self, class: Class) -> (u64, u64) {
         let of = |class: usize| {
-            let (queued, in_hand) = (&self.queued[class], &self.in_hand[class]);
-            queued.load(Ordering::Relaxed) + in_hand.load(Ordering::Relaxed)
+            let (queued, in_flight) = (&self.queued[class], &self.in_flight[class]);
+            queued.load(Ordering::Relaxed) + in_flight.load(Ordering::Relaxed)
         };
         let all: [u64; 3] = std::array::from_fn(of);
         (all[..=class as usize].iter().sum(), all.iter().sum())
@@ -69,16 +128,31 @@ pub(super) struct Part {
     pub(super) operations: Vec<Operation>,
 }
 
+impl Lane {
+    pub(super) fn new(waker: Arc<Waker>) -> Self {
+        Self {
+            intake: Intake::default(),
+            waker,
+            latencies: Mutex::new(Latencies::new()),
+            load: Load::default(),
+            syncs: SyncCounts::default(),
+            awaits_records: AtomicBool::new(false),
+            loads: AtomicUsize::new(0),
+            sets_wait: AtomicBool::new(false),
+        }
+    }
+}
+
 impl Spread {
     /// Nothing yet, of a batch of `expected` operations of `class`.
-    pub(crate) fn new(shared: &Shared, class: Class, expected: usize) -> Self {
-        let share = if shared.lanes.len() == 1 { expected } else { 0 };
+    pub(super) fn new(lanes: &[Lane], class: Class, expected: usize) -> Self {
+        let share = if lanes.len() == 1 { expected } else { 0 };
         let part = |lane: &Lane| Part {
             before: lane.load.before(class),
             bytes: 0,
             operations: Vec::with_capacity(share),
         };
-        let mut spread = Self { class, parts: shared.lanes.iter().map(part).collect(), current: 0 };
+        let mut spread = Self { class, parts: lanes.iter().map(part).collect(), current: 0 };
         spread.current = spread.least_busy();
         spread
     }
@@ -103,37 +177,15 @@ impl Spread {
     }
 }
 
-impl Work {
-    /// Takes up what was pushed.
-    pub(super) fn take_up(&mut self, shared: &Shared) {
-        let lane = &shared.lanes[self.number];
-        let mut taken_bytes = [0; 3];
-        while let Some(operations) = lane.intake.pop() {
-            for operation in operations {
-                taken_bytes[operation.class() as usize] += operation.cost_bytes();
-                self.accept(operation, shared);
-            }
-        }
-        // After the SETs: what comes later than its SET is found.
-        while let Some(digest) = lane.intake.pop_awaited() {
-            if let Some(id) = self.set_of(digest) {
-                self.promote(id);
-            }
-        }
-        lane.load.set_in_hand(&self.in_hand_bytes);
-        lane.load.remove_queued(&taken_bytes);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_is_served_later_only_breaks_ties() {
-        let [idle, loading, storing] = [[0; 3], [10, 0, 0], [0, 0, 1000]].map(|in_hand| {
+        let [idle, loading, storing] = [[0; 3], [10, 0, 0], [0, 0, 1000]].map(|in_flight| {
             let load = Load::default();
-            load.set_in_hand(&in_hand);
+            load.set_in_flight(&in_flight);
             load
         });
         storing.add_queued(Class::Set, 24);

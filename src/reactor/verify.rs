@@ -5,10 +5,10 @@
 //! the device may be out for a while.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
-use super::work::{Kind, Work};
+use crate::cache::{Cache, ReadHandle};
 use crate::index::Suspect;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -25,7 +25,7 @@ struct Unverified {
 /// All of them that one reactor has.
 pub(super) struct Verification {
     waiting: VecDeque<Unverified>,
-    under_way: Option<Unverified>,
+    in_flight: Option<Unverified>,
     /// How many are left of an owner who did not close; none once that is noted.
     left_after_crash: Option<usize>,
     /// When to read the next one, and the pause that this is the end of.
@@ -37,7 +37,7 @@ impl Verification {
         let left_after_crash = Some(suspects.len()).filter(|left| *left > 0);
         let of_crash = |suspect| Unverified { suspect, is_after_crash: true };
         let waiting = suspects.into_iter().rev().map(of_crash).collect();
-        Self { waiting, under_way: None, left_after_crash, pause: None }
+        Self { waiting, in_flight: None, left_after_crash, pause: None }
     }
 
     /// Forgets those that wait.
@@ -69,46 +69,45 @@ impl Verification {
             *left -= 1;
         }
     }
-}
 
-impl Work {
-    /// Takes up the next chunk to be verified if there is nothing else to do.
-    pub(super) fn verify_if_idle(&mut self, now: Instant, shared: &Shared) {
-        while self.active.is_empty() {
-            let verification = &mut self.verification;
-            if verification.left_after_crash == Some(0) {
-                shared.index.all_verified();
-                verification.left_after_crash = None;
+    /// The next chunk to be verified, when there is nothing else to do.
+    pub(super) fn next(&mut self, now: Instant, cache: &Arc<Cache>) -> Option<ReadHandle> {
+        loop {
+            if self.left_after_crash == Some(0) {
+                cache.all_verified();
+                self.left_after_crash = None;
             }
-            if verification.pause.is_some_and(|(due, _)| now < due) {
-                return;
+            if self.pause.is_some_and(|(due, _)| now < due) {
+                return None;
             }
-            let Some(next) = verification.waiting.pop_front() else {
-                verification.pause = None;
-                return;
+            let Some(next) = self.waiting.pop_front() else {
+                self.pause = None;
+                return None;
             };
-            let Some(pin) = shared.index.pin_suspect(next.suspect) else {
-                shared.doubts.remove(next.suspect.digest);
-                verification.note_done(next);
-                continue;
-            };
-            verification.under_way = Some(next);
-            self.enqueue(Kind::Verify(pin), now);
+            match cache.open_suspect(next.suspect) {
+                Some(read) => {
+                    self.in_flight = Some(next);
+                    return Some(read);
+                }
+                None => {
+                    cache.doubts.remove(next.suspect.digest);
+                    self.note_done(next);
+                }
+            }
         }
     }
 
-    /// The chunk under way was read, or could not be: then it `stays` in the list.
-    pub(super) fn end_verification(&mut self, stays: bool, shared: &Shared) {
-        let verification = &mut self.verification;
-        let Some(done) = verification.under_way.take() else { return };
+    /// The chunk in flight was read, or could not be: then it `stays` in the list.
+    pub(super) fn end(&mut self, stays: bool, cache: &Cache) {
+        let Some(done) = self.in_flight.take() else { return };
         if stays {
-            verification.waiting.push_back(done);
-            return verification.rest(Instant::now());
+            self.waiting.push_back(done);
+            return self.rest(Instant::now());
         }
-        verification.pause = None;
-        verification.note_done(done);
+        self.pause = None;
+        self.note_done(done);
         if done.is_after_crash {
-            shared.counters.verified_after_crash.add(1);
+            cache.counters.verified_after_crash.add(1);
         }
     }
 }

@@ -1,0 +1,216 @@
+//! What a chunk goes through between a key and its bytes on disk: claimed, placed, written, held, read, evicted.
+//!
+//! Two handles own a chunk on its way. A [`WriteHandle`] has an extent, a record and a share of the quota; a [`ReadHandle`] has a
+//! reader's hold on a chunk that is stored. Dropping one gives everything back. Extents are given back to the store in one place,
+//! [`Cache::reclaim`].
+
+mod admission;
+mod doubts;
+mod growth;
+mod maintenance;
+mod presence;
+mod quota;
+mod read;
+mod requests;
+mod room;
+mod signals;
+mod write;
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
+
+use crossbeam_queue::SegQueue;
+
+pub(crate) use admission::WriteBudget;
+pub(crate) use doubts::{Doubts, Finding};
+pub(crate) use growth::GrowthThread;
+pub(crate) use maintenance::MaintenanceThread;
+pub(crate) use read::{Opened, ReadHandle};
+pub(crate) use requests::{ChunkIndex, GetRequest, SetRequest};
+pub(crate) use write::{
+    Begun, Claim, Next, RecordedWrite, Superseded, SupersedingWrite, WriteHandle,
+};
+
+use presence::Presence;
+use signals::{Growth, Maintenance};
+
+use crate::block::Extent;
+use crate::config::Config;
+use crate::engine::Waker;
+use crate::index::table::Table;
+use crate::key::{Digest, Keyed};
+use crate::open_stores::OpenStore;
+use crate::stats::Counters;
+use crate::store::Store;
+use crate::sync::Mutex;
+
+/// The chunks of one path: index, extents, counters, and what is decided about them.
+pub(crate) struct Cache {
+    pub(crate) config: Config,
+    pub(crate) index: ChunkIndex,
+    pub(crate) store: Box<dyn Store>,
+    pub(crate) counters: Counters,
+    pub(crate) doubts: Doubts,
+    pub(crate) presence: Presence,
+    /// Dropped after the files that it speaks of.
+    pub(crate) open_store: OpenStore,
+    maintenance: Maintenance,
+    growth: Growth,
+    write_budget: Arc<WriteBudget>,
+    /// The caches of all paths of the store; empty if it is the only one.
+    paths: OnceLock<Vec<Weak<Self>>>,
+    /// Woken when the store has grown.
+    reactors: Box<[Arc<Waker>]>,
+    /// Extents of deleted chunks, and since when they wait to be given back.
+    deleted: SegQueue<(Extent, Instant)>,
+    /// Extents of chunks that got a record and were not stored. Until it is durable that the record is cleared, power loss
+    /// could bring it back, and it would win over an older one of its key.
+    withdrawn: Mutex<Vec<Extent>>,
+    /// When a chunk had to go last because the index was full.
+    index_full_at: Mutex<Option<Instant>>,
+}
+
+impl Cache {
+    pub(crate) fn new(
+        config: Config,
+        index: ChunkIndex,
+        store: Box<dyn Store>,
+        write_budget: Arc<WriteBudget>,
+        reactors: Box<[Arc<Waker>]>,
+        open_store: OpenStore,
+    ) -> Self {
+        Self {
+            maintenance: Maintenance::new(config.low_watermark, config.high_watermark),
+            growth: Growth::default(),
+            write_budget,
+            paths: OnceLock::new(),
+            config,
+            index,
+            store,
+            counters: Counters::default(),
+            doubts: Doubts::default(),
+            presence: Presence::default(),
+            open_store,
+            reactors,
+            deleted: SegQueue::new(),
+            withdrawn: Mutex::default(),
+            index_full_at: Mutex::new(None),
+        }
+    }
+
+    /// Tells it of the caches of all paths of the store, itself among them.
+    pub(crate) fn set_paths(&self, all: &[Arc<Self>]) {
+        let _ = self.paths.set(all.iter().map(Arc::downgrade).collect());
+    }
+
+    /// Which of `keys` are stored; leases them. The caller says whether anything `can_be_loaded`.
+    pub(crate) fn contains_each<K: Keyed>(&self, keys: &[K], can_be_loaded: bool) -> Vec<bool> {
+        let (results, refused) = match can_be_loaded {
+            false => (vec![false; keys.len()], 0),
+            true => self.index.contains_each(keys, self.config.clock.now_ms()),
+        };
+        let hits = results.iter().filter(|hit| **hit).count();
+        self.count_exists(hits, results.len() - hits, refused);
+        results
+    }
+
+    /// How many leading `keys` are stored; leases them.
+    pub(crate) fn count_prefix<K: Keyed>(&self, keys: &[K], can_be_loaded: bool) -> usize {
+        let (count, refused) = match can_be_loaded {
+            false => (0, 0),
+            true => self.index.contains_prefix(keys, self.config.clock.now_ms()),
+        };
+        self.count_exists(count, usize::from(count < keys.len()), refused);
+        count
+    }
+
+    fn count_exists(&self, hits: usize, misses: usize, leases_refused: u64) {
+        self.counters.leases_refused.add(leases_refused);
+        self.counters.exists_hits.add(hits as u64);
+        self.counters.exists_misses.add(misses as u64);
+    }
+
+    /// Removes a key from the index. Its extent is given back by [`Cache::next_deleted`], or by its last reader.
+    pub(crate) fn delete(&self, digest: Digest, key: &str) {
+        let (found, extent) = self.index.delete(digest, key);
+        let counters = &self.counters;
+        let counter = if found { &counters.deleted } else { &counters.delete_absent };
+        counter.add(1);
+        if let Some(extent) = extent {
+            self.deleted.push((extent, Instant::now()));
+        }
+    }
+
+    /// The next extent of a deleted chunk, to be given to [`Cache::reclaim`], and since when it waits for that.
+    pub(crate) fn next_deleted(&self) -> Option<(Extent, Instant)> {
+        self.deleted.pop()
+    }
+
+    /// Whether extents of deleted chunks wait.
+    pub(crate) fn has_deleted(&self) -> bool {
+        !self.deleted.is_empty()
+    }
+
+    /// Gives an extent back to the store. No record names it and nothing is under way there.
+    pub(crate) fn reclaim(&self, extent: Extent) {
+        self.store.free(extent);
+    }
+
+    fn reclaim_all(&self, extents: impl IntoIterator<Item = Extent>) {
+        extents.into_iter().for_each(|extent| self.reclaim(extent));
+    }
+
+    /// Takes the extents whose records were cleared and not synced yet.
+    pub(crate) fn take_withdrawn(&self) -> Vec<Extent> {
+        std::mem::take(&mut *self.withdrawn.lock())
+    }
+
+    /// The records of these extents are cleared, and that is durable if it `is_synced`.
+    pub(crate) fn end_withdrawn(&self, extents: Vec<Extent>, is_synced: bool) {
+        match is_synced {
+            true => self.reclaim_all(extents),
+            false => self.withdrawn.lock().extend(extents),
+        }
+    }
+
+    /// Drops every chunk whose key `stays` denies, while nobody reads. Returns how many that were.
+    pub(crate) fn retain(&self, stays: impl Fn(Digest) -> bool) -> u64 {
+        let (extents, count) = self.index.retain(stays);
+        self.reclaim_all(extents);
+        count
+    }
+
+    /// Removes a namespace; see [`Connector::purge`](crate::Connector::purge).
+    pub(crate) fn purge(&self, namespace: &str) -> crate::index::Purged {
+        let (purged, extents) = self.index.purge(namespace);
+        self.reclaim_all(extents);
+        self.counters.purged.add(purged.keys);
+        purged
+    }
+
+    /// The records of chunks.
+    pub(crate) fn records(&self) -> &Table {
+        self.index.table()
+    }
+
+    /// Every chunk that had to be verified was.
+    pub(crate) fn all_verified(&self) {
+        self.index.all_verified();
+    }
+
+    /// Whether all changes of records before this ticket are in the file.
+    pub(crate) fn is_recorded(&self, ticket: u64) -> bool {
+        self.records().progress().is_done(ticket)
+    }
+
+    /// Why the next open would not find the files of this store, if so, as the file system says now.
+    pub(crate) fn missed_files(&self) -> Option<String> {
+        self.records().missed().or_else(|| self.store.missed())
+    }
+
+    /// Which chunk it is and where it lies, for messages.
+    pub(crate) fn extent_text(&self, digest: Digest, extent: Extent) -> String {
+        let (place, path) = (self.store.extent_text(extent, digest), self.config.path().display());
+        format!("digest {digest}, {place} of {path}")
+    }
+}

@@ -1,0 +1,112 @@
+//! Reading a chunk: a handle that keeps its extent from being given away.
+
+use std::sync::Arc;
+
+use super::Cache;
+use super::requests::GetRequest;
+use crate::block::Extent;
+use crate::checksum::PayloadChecksum;
+use crate::config::Checksum;
+use crate::index::{EnteredGet, Pin, Suspect};
+use crate::key::Digest;
+
+/// A reader's hold on a stored chunk. Dropped, it lets go of the chunk; the last reader of one that is gone gives its extent back.
+pub(crate) struct ReadHandle {
+    cache: Arc<Cache>,
+    pin: Pin,
+    /// The chunk was read, and its checksum fitted.
+    has_matched: bool,
+}
+
+/// What became of a GET.
+pub(crate) enum Opened {
+    Hit(GetRequest, ReadHandle),
+    /// It is not stored in this length.
+    Miss(GetRequest),
+    /// It waits for the SET that writes its key, which is to be promoted.
+    Waits,
+}
+
+impl Cache {
+    /// GET: opens the chunk of `key` if it is stored in exactly the length of the request's buffer.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        digest: Digest,
+        key: &str,
+        now_ms: u64,
+        request: GetRequest,
+    ) -> Opened {
+        let length_bytes = request.buffer.length_bytes() as u64;
+        match self.index.enter_get(digest, key, length_bytes, now_ms, request) {
+            EnteredGet::Hit(request, pin) => Opened::Hit(request, ReadHandle::new(self, pin)),
+            EnteredGet::Miss(request) => Opened::Miss(request),
+            EnteredGet::Waits => Opened::Waits,
+        }
+    }
+
+    /// Opens a chunk to verify it, if it is still the one that was suspected.
+    pub(crate) fn open_suspect(self: &Arc<Self>, suspect: Suspect) -> Option<ReadHandle> {
+        self.index.pin_suspect(suspect).map(|pin| ReadHandle::new(self, pin))
+    }
+}
+
+impl ReadHandle {
+    pub(super) fn new(cache: &Arc<Cache>, pin: Pin) -> Self {
+        Self { cache: Arc::clone(cache), pin, has_matched: false }
+    }
+
+    pub(crate) fn extent(&self) -> Extent {
+        self.pin.extent
+    }
+
+    pub(crate) fn length_bytes(&self) -> u64 {
+        self.pin.length_bytes
+    }
+
+    /// Checksum of the payload, if one was kept.
+    pub(crate) fn checksum(&self) -> Option<PayloadChecksum> {
+        self.pin.checksum
+    }
+
+    /// What names the chunk for later; none if it is gone already.
+    pub(crate) fn suspect(&self) -> Option<Suspect> {
+        self.cache.index.suspect_of(&self.pin)
+    }
+
+    /// Which chunk it is and where it lies, for messages.
+    pub(crate) fn extent_text(&self) -> String {
+        self.cache.extent_text(self.cache.index.digest_of(&self.pin), self.pin.extent)
+    }
+
+    /// All of it was read. Says whether `checksum` is that of what was stored; a chunk that is damaged is dropped.
+    pub(crate) fn finish(mut self, checksum: u64) -> bool {
+        let is_verified = self.cache.config.checksum != Checksum::Off;
+        let expected = self.pin.checksum.filter(|_| is_verified);
+        if expected.is_some_and(|expected| expected.value != checksum) {
+            self.cache.counters.checksum_mismatch.add(1);
+            log::error!("a chunk ({}) does not match its checksum: dropped", self.extent_text());
+            self.discard();
+            return false;
+        }
+        if self.cache.doubts.are_there()
+            && let Some(suspect) = self.suspect()
+        {
+            self.cache.doubts.remove(suspect.digest);
+        }
+        self.has_matched = expected.is_some();
+        true
+    }
+
+    /// Drops the chunk: its key is not stored any more.
+    pub(crate) fn discard(self) {
+        self.cache.index.discard(&self.pin);
+    }
+}
+
+impl Drop for ReadHandle {
+    fn drop(&mut self) {
+        if let Some(extent) = self.cache.index.unpin(&self.pin, self.has_matched) {
+            self.cache.reclaim(extent);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The file of an operation's chunk in layout `files`: opened before its first piece goes down, closed with the operation.
+//!
+//! A SET waits until the space that was made for it is there, makes its file, preallocates it, writes, and truncates the
+//! padding of the last block. A GET opens its file and looks at its length. Pieces that are granted before the file is
+//! ready are held back.
+
+use std::ffi::CString;
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+use super::errnos::{Attempt, Fate, Request, is_interruption, is_no_space, is_unsupported};
+use super::failure::Failure;
+use super::health::Health;
+use super::piece::MAX_ATTEMPTS;
+use crate::block::Extent;
+use crate::cache::Cache;
+use crate::directory::{check_opened, make_private, refusal_of};
+use crate::engine::{Action, Transfer};
+use crate::error::StoreError;
+use crate::fork::GivenUpInForks;
+use crate::schedule::Grant;
+use crate::store::Store;
+
+/// Tokens from here on are those of requests for chunk files; the rest of them is the operation's id.
+pub(super) const CHUNK_FILE_TOKENS: usize = 1 << 62;
+
+/// What is to be done with the file next, or is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileStage {
+    /// The files of chunks that were evicted for it have to be gone.
+    AwaitSpace,
+    Open,
+    Preallocate,
+    /// Pieces go down.
+    Transfer,
+    Truncate,
+}
+
+/// The file of a chunk.
+pub(super) struct ChunkFile {
+    directory: RawFd,
+    /// Where it is stays the same while the kernel looks at it.
+    name: CString,
+    stage: FileStage,
+    open: Option<OpenFile>,
+    /// Pieces that wait for the file to be ready.
+    held_back: Vec<Grant>,
+    attempts: u32,
+}
+
+/// The chunk of a file.
+#[derive(Clone, Copy)]
+pub(super) struct ChunkOfFile {
+    pub(super) extent: Extent,
+    pub(super) length_bytes: u64,
+    pub(super) is_written: bool,
+}
+
+/// What comes next for a file.
+pub(super) enum NextRequest {
+    /// Its space is not there yet.
+    Wait,
+    Submit(Transfer),
+    /// It is ready for these pieces.
+    Pieces(Vec<Grant>),
+    /// Its space will not come.
+    Fail(StoreError),
+}
+
+struct OpenFile {
+    // Before the file is closed.
+    _given_up_in_forks: GivenUpInForks,
+    file: OwnedFd,
+}
+
+impl ChunkFile {
+    pub(super) fn new(directory: RawFd, name: CString) -> Self {
+        Self {
+            directory,
+            name,
+            stage: FileStage::AwaitSpace,
+            open: None,
+            held_back: Vec::new(),
+            attempts: 0,
+        }
+    }
+
+    /// Whether pieces may go down.
+    pub(super) fn is_ready(&self) -> bool {
+        self.stage == FileStage::Transfer
+    }
+
+    /// Keeps a piece until the file is ready. Says whether it is the first one.
+    pub(super) fn hold_back(&mut self, grant: Grant) -> bool {
+        self.held_back.push(grant);
+        self.held_back.len() == 1
+    }
+
+    /// An open file is written to once more.
+    pub(super) fn begin_again(&mut self) {
+        if self.stage == FileStage::Truncate {
+            self.stage = FileStage::Transfer;
+        }
+    }
+
+    /// Its descriptor; one that nothing has while it is not open.
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.open.as_ref().map_or(-1, |open| open.file.as_raw_fd())
+    }
+
+    /// Descriptor of the directory that it is in.
+    pub(super) fn directory(&self) -> RawFd {
+        self.directory
+    }
+
+    /// Looks at what was opened to be read, which has to be a file with this length.
+    fn check(&self, length_bytes: u64, flags: i32) -> io::Result<()> {
+        let open = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        // SAFETY: the directory is open as long as the store.
+        let directory = unsafe { BorrowedFd::borrow_raw(self.directory) };
+        match check_opened(&open.file, directory, flags)? {
+            found_bytes if found_bytes == length_bytes => Ok(()),
+            found_bytes => Err(io::Error::other(format!(
+                "its file has {found_bytes} bytes, not {length_bytes}"
+            ))),
+        }
+    }
+
+    /// Why it could not be opened: an error without an errno if what has its name is no file.
+    fn refusal(&self, errno: i32) -> io::Error {
+        // SAFETY: the directory is open as long as the store.
+        let directory = unsafe { BorrowedFd::borrow_raw(self.directory) };
+        refusal_of(directory, &*self.name, io::Error::from_raw_os_error(errno))
+    }
+
+    /// What comes next for it, in an operation with this chunk that `is_written`, or read. `store` has the space for it.
+    pub(super) fn next(
+        &mut self,
+        chunk: ChunkOfFile,
+        token: usize,
+        store: &dyn Store,
+    ) -> NextRequest {
+        if self.stage == FileStage::AwaitSpace {
+            let is_ready = match chunk.is_written {
+                true => store.space_ready(chunk.extent),
+                false => Ok(true),
+            };
+            match is_ready {
+                Ok(true) => self.stage = FileStage::Open,
+                Ok(false) => return NextRequest::Wait,
+                Err(error) => return NextRequest::Fail(error),
+            }
+        }
+        let (action, descriptor, offset_bytes) = match self.stage {
+            FileStage::AwaitSpace => return NextRequest::Wait,
+            FileStage::Transfer => return NextRequest::Pieces(mem::take(&mut self.held_back)),
+            FileStage::Open => {
+                let purpose = match chunk.is_written {
+                    true => libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL,
+                    // What has its name may be something that waits for others when it is opened.
+                    false => libc::O_RDONLY | libc::O_NONBLOCK,
+                };
+                let flags = purpose | direct_flag(store) | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+                (Action::Open(flags), self.directory, 0)
+            }
+            FileStage::Preallocate => (Action::Reserve, self.descriptor(), chunk.length_bytes),
+            FileStage::Truncate => (Action::Cut, self.descriptor(), chunk.length_bytes),
+        };
+        self.attempts += 1;
+        NextRequest::Submit(Transfer {
+            offset_bytes,
+            name: self.name.as_ptr(),
+            ..Transfer::without_memory(action, descriptor, CHUNK_FILE_TOKENS | token)
+        })
+    }
+
+    /// Whether it waits for space that is there by now, or for nothing.
+    pub(super) fn can_go_on(&self, chunk: ChunkOfFile, store: &dyn Store) -> bool {
+        self.stage != FileStage::AwaitSpace || !matches!(store.space_ready(chunk.extent), Ok(false))
+    }
+
+    /// Takes the file that was opened, so that it is closed whatever follows.
+    pub(super) fn take_opened(&mut self, chunk: ChunkOfFile, result: i32) {
+        if self.stage != FileStage::Open || result < 0 {
+            return;
+        }
+        // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+        let file = unsafe { OwnedFd::from_raw_fd(result) };
+        let _given_up_in_forks = GivenUpInForks::new(result);
+        if chunk.is_written {
+            make_private(file.as_fd());
+        }
+        self.open = Some(OpenFile { _given_up_in_forks, file });
+    }
+
+    /// Takes the result of a request into account. Says whether the operation has nothing more to do with the file.
+    ///
+    /// # Errors
+    /// Why the operation fails.
+    pub(super) fn finish(
+        &mut self,
+        chunk: ChunkOfFile,
+        result: i32,
+        cache: &Cache,
+        health: &Health,
+    ) -> Result<bool, Failure> {
+        let (stage, store) = (self.stage, &*cache.store);
+        let is_opened_to_read = stage == FileStage::Open && !chunk.is_written;
+        let request = match is_opened_to_read {
+            true => Request::OpenChunkFile,
+            false => Request::MakeChunkFile,
+        };
+        let failure_of = |error: io::Error| match error.raw_os_error() {
+            Some(errno) => {
+                let state = health.state(request.way());
+                health.note_failure(request, errno, Instant::now());
+                let path = cache.config.path();
+                Failure::of(request, errno, Attempt::First, state, path)
+            }
+            // It is not the file of the chunk.
+            None => Failure::Transfer(error, Fate::Drop),
+        };
+        let is_making = chunk.is_written && stage != FileStage::Truncate;
+        match result.min(0).abs() {
+            0 => {}
+            errno if is_interruption(errno) && self.attempts < MAX_ATTEMPTS => return Ok(false),
+            errno if is_opened_to_read => return Err(failure_of(self.refusal(errno))),
+            errno if is_making && is_no_space(request, errno) => {
+                let error = || io::Error::from_raw_os_error(errno);
+                return Err(match store.creation_done(chunk.extent, Err(error())) {
+                    Err(error) => Failure::NoRoom(error),
+                    Ok(()) => failure_of(error()),
+                });
+            }
+            // Writes may find the file system full.
+            errno if stage == FileStage::Preallocate && is_unsupported(errno) => {}
+            errno => return Err(failure_of(io::Error::from_raw_os_error(errno))),
+        }
+        self.attempts = 0;
+        self.stage = match stage {
+            FileStage::Open if chunk.is_written => FileStage::Preallocate,
+            FileStage::Open => {
+                self.check(chunk.length_bytes, direct_flag(store)).map_err(failure_of)?;
+                FileStage::Transfer
+            }
+            FileStage::Preallocate => {
+                // It cannot refuse what went well.
+                let _ = store.creation_done(chunk.extent, Ok(()));
+                FileStage::Transfer
+            }
+            FileStage::Truncate => return Ok(true),
+            stage => stage,
+        };
+        Ok(false)
+    }
+
+    /// All pieces are written. Says whether the padding behind the chunk has to be truncated.
+    pub(super) fn begin_truncate(&mut self) -> bool {
+        let is_due = self.stage == FileStage::Transfer;
+        if is_due {
+            self.stage = FileStage::Truncate;
+        }
+        is_due
+    }
+
+    /// Takes the pieces that wait for the file.
+    pub(super) fn take_held_back(&mut self) -> Vec<Grant> {
+        mem::take(&mut self.held_back)
+    }
+}
+
+fn direct_flag(store: &dyn Store) -> i32 {
+    if store.geometry().direct { libc::O_DIRECT } else { 0 }
+}

@@ -1,0 +1,343 @@
+//! The bytes of one reactor: pieces in the kernel, bounce memory, second attempts, checksums.
+//!
+//! What may be the fault of one sector is tried again alone, one read and one write at a time: the kernel joins requests for
+//! neighbours and fails all of them for one bad sector. Apart from each other, those that are intact can be read, or written.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+
+use super::Shared;
+use super::errnos::{Attempt, Verdict, judge};
+use super::failure::Failure;
+use super::health::{State, Way};
+use super::piece::{Piece, Progress};
+use crate::buffer::BouncePool;
+use crate::engine::Engine;
+use crate::engine::EngineError;
+use crate::schedule::Grant;
+
+/// What has waited so long has no second attempt any more: the device takes seconds to fail, and is to be found out.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// The directions that pieces go in.
+const WAYS: [Way; 2] = [Way::Read, Way::Write];
+
+/// A piece that has failed once.
+#[derive(Clone, Copy)]
+struct FailedOnce {
+    token: usize,
+    errno: i32,
+    since: Instant,
+    /// Transfers that had succeeded in that direction until then.
+    successes: u64,
+}
+
+/// Second attempts in one direction, so that no load waits for stores.
+#[derive(Default)]
+struct IsolatedRetries {
+    waiting: VecDeque<FailedOnce>,
+    /// The one that the kernel has.
+    in_flight: Option<FailedOnce>,
+}
+
+/// What became of a piece.
+pub(super) enum Outcome {
+    /// The kernel has it, or will again.
+    InFlight,
+    /// It is moved. Its memory is still to be looked at: see [`Device::next_checksummed`].
+    Moved,
+    Failed(Grant, Failure),
+}
+
+/// A piece that was moved, and whose bytes were looked at.
+pub(super) struct Checksummed {
+    pub(super) grant: Grant,
+    /// To be combined with those of the other pieces by XOR; 0 without one.
+    pub(super) checksum: u64,
+    /// Bytes that the processor went through for it.
+    pub(super) processed_bytes: u64,
+}
+
+/// Pieces sit in a fixed array: the kernel holds their addresses.
+pub(super) struct Device {
+    pieces: Slab<Piece>,
+    pub(super) pool: BouncePool,
+    isolated: [IsolatedRetries; WAYS.len()],
+    /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
+    moved: [VecDeque<Piece>; 2],
+    moved_bytes: u64,
+    /// Most bytes that may wait there, as loads hold bounce memory until then.
+    most_moved_bytes: u64,
+    /// Writes in the kernel whose checksum may be computed meanwhile; some may be done by now.
+    unsummed: VecDeque<usize>,
+}
+
+impl Device {
+    /// A device that takes this many transfers at a time, as the scheduler must make sure.
+    pub(super) fn new(most_transfers: usize, most_moved_bytes: u64) -> Self {
+        Self {
+            pieces: Slab::with_capacity(most_transfers),
+            pool: BouncePool::new(),
+            isolated: Default::default(),
+            moved: Default::default(),
+            moved_bytes: 0,
+            most_moved_bytes,
+            unsummed: VecDeque::new(),
+        }
+    }
+
+    /// Transfers that the kernel has.
+    pub(super) fn in_flight(&self) -> usize {
+        let waiting: usize = self.isolated.iter().map(|line| line.waiting.len()).sum();
+        self.pieces.len() - waiting
+    }
+
+    /// Gives the kernel a piece. If it is refused, nothing of it is in flight.
+    pub(super) fn start(
+        &mut self,
+        piece: Piece,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        // Never over the capacity it was made with, so that no piece ever moves.
+        assert!(
+            self.pieces.len() < self.pieces.capacity(),
+            "the scheduler granted more than there is room for"
+        );
+        let can_be_summed_early = piece.can_be_summed_early();
+        let token = self.pieces.insert(piece);
+        if can_be_summed_early {
+            self.unsummed.push_back(token);
+        }
+        self.submit(token, shared, engine).inspect_err(|_| self.release(token))
+    }
+
+    fn submit(
+        &mut self,
+        token: usize,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        shared.cache.counters.transfers.add(1);
+        let transfer = self.pieces[token].transfer(token);
+        // SAFETY: the piece stays where it is in `pieces` until it is reaped (or everything is leaked); it owns vectors
+        // and bounce memory; the caller's memory lives until the answer, which comes after the reaping; the store keeps
+        // its files open as long as `shared` lives, which the reactor holds, and the file of a chunk is closed with the answer.
+        unsafe { engine.submit(transfer) }
+    }
+
+    fn release(&mut self, token: usize) {
+        self.pieces.remove(token).release(&mut self.pool);
+    }
+
+    fn fail(&mut self, token: usize, failure: Failure) -> Outcome {
+        let grant = self.pieces[token].grant;
+        self.release(token);
+        Outcome::Failed(grant, failure)
+    }
+
+    /// What piece `token` was granted as.
+    pub(super) fn grant(&self, token: usize) -> Grant {
+        self.pieces[token].grant
+    }
+
+    /// Takes a result. `is_wanted`: the operation of the piece has not failed; `is_load`: somebody waits for its bytes.
+    pub(super) fn complete(
+        &mut self,
+        (token, result): (usize, i32),
+        (is_wanted, is_load): (bool, bool),
+        now: Instant,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> (Outcome, Result<(), EngineError>) {
+        let isolated = self.end_isolated(token);
+        let piece = &mut self.pieces[token];
+        let outcome = match piece.advance(result) {
+            Progress::Again => {
+                shared.cache.counters.transfers_resumed.add(1);
+                return match self.submit(token, shared, engine) {
+                    Ok(()) => (Outcome::InFlight, Ok(())),
+                    Err(error) => (self.fail(token, Failure::Closed), Err(error)),
+                };
+            }
+            Progress::Done => {
+                let way = piece.request().way();
+                if shared.health.note_success(way) && way == Way::Write {
+                    // It was the device, and not they.
+                    shared.cache.store.retry_bad_extents();
+                }
+                self.note_moved(token, is_load)
+            }
+            Progress::Failed(errno) => {
+                self.retry_or_fail((token, errno), isolated, is_wanted, now, shared)
+            }
+        };
+        (outcome, Ok(()))
+    }
+
+    /// As [`Device::complete`], when nothing may be submitted any more.
+    pub(super) fn complete_stopped(&mut self, token: usize, result: i32) -> Outcome {
+        self.end_isolated(token);
+        match self.pieces[token].advance(result) {
+            Progress::Done => self.note_moved(token, false),
+            // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
+            Progress::Again | Progress::Failed(_) => self.fail(token, Failure::Closed),
+        }
+    }
+
+    fn note_moved(&mut self, token: usize, is_load: bool) -> Outcome {
+        let piece = self.pieces.remove(token);
+        self.moved_bytes += piece.grant.length_bytes;
+        self.moved[usize::from(!is_load)].push_back(piece);
+        Outcome::Moved
+    }
+
+    /// Takes note that the kernel is done with a piece; says, if that was its second attempt, how many transfers had succeeded
+    /// in its direction until the first one failed.
+    fn end_isolated(&mut self, token: usize) -> Option<u64> {
+        let take = |line: &mut IsolatedRetries| line.in_flight.take_if(|own| own.token == token);
+        self.isolated.iter_mut().find_map(take).map(|own| own.successes)
+    }
+
+    fn retry_or_fail(
+        &mut self,
+        (token, errno): (usize, i32),
+        isolated: Option<u64>,
+        is_wanted: bool,
+        now: Instant,
+        shared: &Shared,
+    ) -> Outcome {
+        let way = self.pieces[token].request().way();
+        let attempt = match isolated {
+            None => Attempt::First,
+            Some(before) if shared.health.successes(way) > before => Attempt::AmongSuccesses,
+            Some(_) => Attempt::Alone,
+        };
+        if is_wanted && self.merits_retry(token, errno, attempt, shared) {
+            let successes = shared.health.successes(way);
+            let failed = FailedOnce { token, errno, since: now, successes };
+            self.isolated[way as usize].waiting.push_back(failed);
+            return Outcome::InFlight;
+        }
+        self.end_failed(token, errno, attempt, now, shared)
+    }
+
+    /// Whether a piece that has failed may go through by itself.
+    fn merits_retry(&self, token: usize, errno: i32, attempt: Attempt, shared: &Shared) -> bool {
+        let request = self.pieces[token].request();
+        judge(request, errno, attempt, shared.health.state(request.way())) == Verdict::RetryAlone
+    }
+
+    /// A piece has failed for good.
+    fn end_failed(
+        &mut self,
+        token: usize,
+        errno: i32,
+        attempt: Attempt,
+        now: Instant,
+        shared: &Shared,
+    ) -> Outcome {
+        let request = self.pieces[token].request();
+        // One that merits no second attempt any more says nothing of its extent.
+        let state = match attempt {
+            Attempt::First => State::Fails,
+            _ => shared.health.state(request.way()),
+        };
+        let failure = Failure::of(request, errno, attempt, state, shared.cache.config.path());
+        shared.health.note_failure(request, errno, now);
+        self.fail(token, failure)
+    }
+
+    /// Gives the kernel the next second attempts, one in each direction. Returns those that fail without one: what is not
+    /// wanted any more, by the id of its operation, and what has waited too long.
+    pub(super) fn start_isolated(
+        &mut self,
+        is_wanted: impl Fn(usize) -> bool,
+        now: Instant,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> (Vec<Outcome>, Result<(), EngineError>) {
+        let mut failed = Vec::new();
+        for way in WAYS {
+            while self.isolated[way as usize].in_flight.is_none()
+                && let Some(next) = self.isolated[way as usize].waiting.pop_front()
+            {
+                let FailedOnce { token, errno, since, .. } = next;
+                let is_late = now.saturating_duration_since(since) > LONGEST_WAIT;
+                if is_late
+                    || !is_wanted(self.pieces[token].grant.id)
+                    || !self.merits_retry(token, errno, Attempt::First, shared)
+                {
+                    failed.push(self.end_failed(token, errno, Attempt::First, now, shared));
+                    continue;
+                }
+                shared.cache.counters.transfers_resumed.add(1);
+                if let Err(error) = self.submit(token, shared, engine) {
+                    failed.push(self.fail(token, Failure::Closed));
+                    return (failed, Err(error));
+                }
+                self.isolated[way as usize].in_flight = Some(next);
+            }
+        }
+        (failed, Ok(()))
+    }
+
+    /// Gives up the second attempts that wait.
+    pub(super) fn drop_isolated(&mut self) -> Vec<Outcome> {
+        let waiting = self.isolated.iter_mut().flat_map(|line| line.waiting.drain(..));
+        let tokens: Vec<usize> = waiting.map(|failed| failed.token).collect();
+        tokens.into_iter().map(|token| self.fail(token, Failure::Closed)).collect()
+    }
+
+    /// Bytes of pieces that the kernel is done with and the processor is not.
+    pub(super) fn moved_bytes(&self) -> u64 {
+        self.moved_bytes
+    }
+
+    /// Whether so much waits for the processor that it comes before the device.
+    pub(super) fn lags(&self) -> bool {
+        self.moved_bytes > self.most_moved_bytes
+    }
+
+    /// Whether the processor has work with pieces.
+    pub(super) fn has_checksums_to_do(&self) -> bool {
+        self.has_moved() || !self.unsummed.is_empty()
+    }
+
+    fn has_moved(&self) -> bool {
+        self.moved.iter().any(|pieces| !pieces.is_empty())
+    }
+
+    /// Copies the next piece that the kernel is done with to where its bytes belong, and computes its checksum, loads first.
+    pub(super) fn next_checksummed(&mut self) -> Option<Checksummed> {
+        let mut piece = self.moved.iter_mut().find_map(VecDeque::pop_front)?;
+        let grant = piece.grant;
+        self.moved_bytes -= grant.length_bytes;
+        piece.deliver();
+        let checksum = piece.checksum();
+        let summed_bytes = if checksum.is_some() { grant.length_bytes } else { 0 };
+        let processed_bytes = piece.bounced_bytes as u64 + summed_bytes;
+        piece.release(&mut self.pool);
+        Some(Checksummed { grant, checksum: checksum.unwrap_or(0), processed_bytes })
+    }
+
+    /// Computes checksums of writes that are still in the kernel, when there is nothing better to do: then they can be answered
+    /// as soon as it is done.
+    pub(super) fn precompute_checksums(&mut self, limit_bytes: u64) {
+        let mut summed_bytes = 0;
+        while summed_bytes < limit_bytes
+            && !self.has_moved()
+            && let Some(token) = self.unsummed.pop_front()
+        {
+            // It may be done, and its token another piece's.
+            if let Some(piece) = self.pieces.get_mut(token)
+                && piece.can_be_summed_early()
+            {
+                piece.checksum();
+                summed_bytes += piece.grant.length_bytes;
+            }
+        }
+    }
+}

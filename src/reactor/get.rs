@@ -1,0 +1,93 @@
+//! The end of a GET, and of a read that only verifies: the chunk is intact, dropped, or left as it is.
+
+use std::io;
+use std::time::Instant;
+
+use super::Shared;
+use super::errnos::Fate;
+use super::failure::Failure;
+use super::health::{State, Way};
+use crate::cache::{Finding, GetRequest, ReadHandle};
+use crate::index::Suspect;
+
+/// What a read has shown of a chunk.
+pub(super) enum Shown {
+    /// It is what was stored.
+    Intact,
+    /// It is not, and is dropped.
+    Dropped,
+    /// Nothing: it is stored as before. It has come into doubt if it is named here.
+    Nothing(Option<Suspect>),
+}
+
+/// Verifies the chunk and answers. Returns it if it has come into doubt.
+pub(super) fn end_get(
+    request: GetRequest,
+    read: ReadHandle,
+    checksum: u64,
+    failure: Option<Failure>,
+    shared: &Shared,
+) -> Option<Suspect> {
+    let counters = &shared.cache.counters;
+    let length_bytes = read.length_bytes();
+    if matches!(failure, Some(Failure::Transfer(..))) {
+        counters.read_errors.add(1);
+    }
+    let shown = end_read(read, checksum, failure, shared);
+    if matches!(shown, Shown::Intact) {
+        counters.get_hits.add(1);
+        counters.read_bytes.add(length_bytes);
+        request.item.succeed();
+    } else {
+        counters.get_misses.add(1);
+        request.item.miss();
+    }
+    match shown {
+        Shown::Nothing(suspect) => suspect,
+        _ => None,
+    }
+}
+
+/// Closes a chunk that was read, and drops it if it is not what was stored.
+pub(super) fn end_read(
+    read: ReadHandle,
+    checksum: u64,
+    failure: Option<Failure>,
+    shared: &Shared,
+) -> Shown {
+    match failure {
+        None => match read.finish(checksum) {
+            true => Shown::Intact,
+            false => Shown::Dropped,
+        },
+        Some(Failure::Transfer(error, fate)) => end_failed_read(read, &error, fate, shared),
+        Some(_) => Shown::Nothing(None),
+    }
+}
+
+/// A chunk could not be read: it is dropped if that is its own fault.
+fn end_failed_read(read: ReadHandle, error: &io::Error, fate: Fate, shared: &Shared) -> Shown {
+    let (health, cache) = (&shared.health, &shared.cache);
+    let suspect = read.suspect();
+    // While the device fails, that says all there is to say.
+    let finding = suspect.filter(|_| fate != Fate::Drop && health.state(Way::Read) != State::Fails);
+    let finding = finding.map(|suspect| {
+        let successes = health.successes(Way::Read);
+        cache.doubts.add(suspect, fate == Fate::Doubt, successes, Instant::now())
+    });
+    let is_dropped = fate == Fate::Drop || finding == Some(Finding::Unreadable);
+    // Once it is the device, that is said, and not chunk by chunk.
+    if health.may_tell(Way::Read, cache.config.path()) {
+        let what = if is_dropped { "dropped" } else { "a miss, and kept" };
+        log::error!("cannot read a chunk ({}): {error}; it is {what}", read.extent_text());
+    }
+    if !is_dropped {
+        return Shown::Nothing(suspect.filter(|_| finding == Some(Finding::New)));
+    }
+    if let Some(suspect) = suspect {
+        cache.doubts.remove(suspect.digest);
+    }
+    read.discard();
+    cache.counters.read_dropped.add(1);
+    Shown::Dropped
+}

@@ -1,0 +1,387 @@
+//! The operations of one reactor: queued, started piece by piece, through, answered.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use hashbrown::HashTable;
+use slab::Slab;
+
+use super::Shared;
+use super::commit::GroupCommit;
+use super::device::Device;
+use super::failure::Failure;
+use super::get::{Shown, end_get, end_read};
+use super::latency::Timeline;
+use super::operation::{Active, Operation};
+use super::verify::Verification;
+use crate::engine::Engine;
+use crate::engine::EngineError;
+use crate::index::Suspect;
+use crate::key::Digest;
+use crate::schedule::{Class, Grant, Limits, Scheduler};
+
+/// Bytes that are summed up between two looks at the device: a tenth of a millisecond at most, in which a device has enough
+/// with what it was given before.
+pub(super) const CHECKSUM_TURN_BYTES: u64 = 1 << 20;
+
+/// All operations of one reactor.
+pub(super) struct Operations {
+    /// Number of the reactor.
+    pub(super) number: usize,
+    pub(super) scheduler: Scheduler,
+    pub(super) device: Device,
+    pub(super) active: Slab<Active>,
+    pub(super) commit: GroupCommit,
+    pub(super) verification: Verification,
+    /// The SETs, by digest: one at a time writes a key.
+    sets: HashTable<(Digest, usize)>,
+    /// Those that loads wait for.
+    awaited: usize,
+    /// Since the scheduler was asked last, something ended or came: it may have more to start.
+    pub(super) has_changed: bool,
+    /// What the operations cost, by class.
+    in_flight_bytes: [u64; 3],
+    /// Whether other reactors had loads when this turn began.
+    loads_elsewhere: bool,
+    /// What the processor did in this turn instead of feeding the device, in bytes of summing up.
+    pub(super) processed_bytes: u64,
+    /// Pieces of SETs whose extents are still named by records in the file.
+    pub(super) awaiting_extents: VecDeque<Grant>,
+    /// Operations with a request for their chunk file to be made.
+    pub(super) due_chunk_files: Vec<usize>,
+    /// Requests for chunk files that the kernel has.
+    pub(super) chunk_files_in_flight: usize,
+    /// Failed writes, and when to try them again.
+    pub(super) retries: Vec<(Instant, usize)>,
+    /// Whether the first SET waits for the store to grow; none goes meanwhile.
+    pub(super) awaits_growth: bool,
+}
+
+impl Operations {
+    /// For a device that takes this many transfers at a time.
+    pub(super) fn new(
+        number: usize,
+        limits: Limits,
+        most_transfers: usize,
+        suspects: Vec<Suspect>,
+    ) -> Self {
+        Self {
+            number,
+            scheduler: Scheduler::new(limits),
+            device: Device::new(most_transfers, limits.max_in_flight_bytes),
+            active: Slab::new(),
+            commit: GroupCommit::new(number),
+            verification: Verification::of(suspects),
+            sets: HashTable::new(),
+            awaited: 0,
+            has_changed: false,
+            in_flight_bytes: [0; 3],
+            loads_elsewhere: false,
+            processed_bytes: 0,
+            awaiting_extents: VecDeque::new(),
+            due_chunk_files: Vec::new(),
+            chunk_files_in_flight: 0,
+            retries: Vec::new(),
+            awaits_growth: false,
+        }
+    }
+
+    /// Whether there is nothing to do and nothing to wait for.
+    pub(super) fn is_idle(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    /// Transfers, requests and syncs that the kernel has.
+    pub(super) fn in_flight(&self) -> usize {
+        self.device.in_flight() + self.chunk_files_in_flight + self.commit.in_flight()
+    }
+
+    /// When to look again although nothing has come: a failed write is to be tried again, a SET that waits for loads, however
+    /// long these take, is due, or a chunk in doubt is to be read again. `now` is when the last pieces were started: what was
+    /// due then waits for others to end.
+    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
+        let set_is_due = self.scheduler.next_due(now);
+        let verify_is_due = self.verification.next_due().filter(|_| self.active.is_empty());
+        let retries = self.retries.iter().map(|(due, _)| *due);
+        retries.chain(set_is_due).chain(verify_is_due).min()
+    }
+
+    /// Queues the failed writes whose pause is over.
+    pub(super) fn start_due(&mut self, now: Instant) {
+        let (scheduler, active) = (&mut self.scheduler, &mut self.active);
+        self.retries.retain(|(due, id)| {
+            if *due <= now {
+                let retried = &mut active[*id];
+                retried.ticket = scheduler.push(Class::Set, *id, retried.waiting_bytes, now);
+                if retried.is_awaited {
+                    scheduler.promote(retried.ticket);
+                }
+            }
+            *due > now
+        });
+    }
+
+    /// Takes up what was submitted.
+    pub(super) fn take_up(&mut self, shared: &Shared) {
+        let lane = &shared.lanes[self.number];
+        let mut taken_bytes = [0; 3];
+        while let Some(operations) = lane.intake.pop() {
+            for operation in operations {
+                taken_bytes[operation.class() as usize] += operation.cost_bytes();
+                self.accept(operation, shared);
+            }
+        }
+        if shared.reclaims_deleted(self.number) {
+            while let Some((extent, since)) = shared.cache.next_deleted() {
+                self.enqueue(Operation::Reclaim(extent), since);
+            }
+        }
+        // After the SETs: what comes later than its SET is found.
+        while let Some(digest) = lane.intake.pop_awaited() {
+            if let Some(id) = self.set_of(digest) {
+                self.promote(id);
+            }
+        }
+        lane.load.set_in_flight(&self.in_flight_bytes);
+        lane.load.remove_queued(&taken_bytes);
+    }
+
+    /// Queues a GET or a SET.
+    pub(super) fn accept(&mut self, operation: Operation, shared: &Shared) {
+        let (submitted, digest) = match &operation {
+            Operation::Get(request, _) => (request.submitted, None),
+            Operation::Set(set) => (set.claim.request.submitted, Some(set.claim.request.digest)),
+            Operation::Reclaim(_) | Operation::Verify(_) => (Instant::now(), None),
+        };
+        let id = self.enqueue(operation, submitted);
+        if let Some(digest) = digest {
+            let hash = |(other, _): &(Digest, usize)| other.table_hash();
+            self.sets.insert_unique(digest.table_hash(), (digest, id), hash);
+            if shared.cache.is_awaited(digest) {
+                self.promote(id);
+            }
+        }
+    }
+
+    /// The SET that writes the key with this digest, if it is here.
+    fn set_of(&self, digest: Digest) -> Option<usize> {
+        let found = self.sets.find(digest.table_hash(), |(other, _)| *other == digest);
+        found.map(|(_, id)| *id)
+    }
+
+    /// Loads wait for SET `id`: it is served as they are, and counts as one of them until it is answered.
+    fn promote(&mut self, id: usize) {
+        let active = &mut self.active[id];
+        if !mem::replace(&mut active.is_awaited, true) {
+            self.awaited += 1;
+            self.scheduler.promote(active.ticket);
+        }
+    }
+
+    pub(super) fn enqueue(&mut self, operation: Operation, submitted: Instant) -> usize {
+        self.has_changed = true;
+        let (class, bytes) = (operation.class(), operation.bytes());
+        self.in_flight_bytes[class as usize] += operation.cost_bytes();
+        let entry = self.active.vacant_entry();
+        let id = entry.key();
+        let ticket = self.scheduler.push(class, id, bytes, submitted);
+        entry.insert(Active {
+            operation,
+            ticket,
+            is_awaited: false,
+            timeline: Timeline { submitted, started: None, moved: None },
+            waiting_bytes: bytes,
+            unfinished: 0,
+            checksum: 0,
+            failure: None,
+            failed_syncs: None,
+            retries: 0,
+            chunk_file: None,
+        });
+        id
+    }
+
+    /// Takes up the next chunk to be verified if there is nothing else to do.
+    pub(super) fn verify_if_idle(&mut self, now: Instant, shared: &Shared) {
+        if self.active.is_empty()
+            && let Some(read) = self.verification.next(now, &shared.cache)
+        {
+            self.enqueue(Operation::Verify(read), now);
+        }
+    }
+
+    /// Starts a group of SETs that wait for durability, or goes on with the one under way.
+    pub(super) fn start_group(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let outcome = self.commit.start(&mut self.active, shared, engine);
+        self.end_grouped(shared);
+        outcome
+    }
+
+    /// Starts what the scheduler allows now. Says whether it stopped before the end, because what needs the processor
+    /// alone (giving extents back, comparing) would have kept the device waiting.
+    pub(super) fn start_some(
+        &mut self,
+        now: Instant,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<bool, EngineError> {
+        self.has_changed = false;
+        self.note_work(shared);
+        self.loads_elsewhere = shared.loads_elsewhere(self.number);
+        self.processed_bytes = 0;
+        self.awaits_growth &= shared.cache.is_growing();
+        self.scheduler.hold_sets(
+            self.awaits_growth || self.commit.has_too_many_files(shared.cache.config.layout),
+        );
+        let mut outcome = Ok(false);
+        while let Some(grant) =
+            self.scheduler.next_grant(now, self.loads_elsewhere || self.awaited > 0)
+        {
+            if let Err(error) = self.start(grant, now, shared, engine) {
+                outcome = Err(error);
+                break;
+            }
+            if self.processed_bytes >= CHECKSUM_TURN_BYTES {
+                outcome = Ok(true);
+                break;
+            }
+        }
+        self.note_work(shared);
+        outcome
+    }
+
+    fn note_work(&self, shared: &Shared) {
+        let loads = self.scheduler.loads() + self.awaited;
+        let sets_wait = self.scheduler.has_waiting_sets();
+        shared.note_work(self.number, &self.in_flight_bytes, loads, sets_wait);
+    }
+
+    /// Whether something that it waits for has come since `start_some` looked. To be asked once more before sleeping: others
+    /// wake only a reactor that sleeps.
+    pub(super) fn can_go_on(&self, shared: &Shared) -> bool {
+        let loads_ended = self.loads_elsewhere
+            && self.scheduler.has_waiting_sets()
+            && !shared.loads_elsewhere(self.number);
+        let has_grown = self.awaits_growth && !shared.cache.is_growing();
+        let is_extent_free = |grant: &Grant| !self.active[grant.id].awaits_extent();
+        let awaits_records = !self.awaiting_extents.is_empty() || self.commit.awaits_records();
+        shared.lanes[self.number].awaits_records.store(awaits_records, Ordering::SeqCst);
+        let can_go_on = |id: &usize| {
+            let active = &self.active[*id];
+            let file = active.chunk_file.as_ref().zip(active.chunk_of_file());
+            file.is_none_or(|(file, chunk)| file.can_go_on(chunk, &*shared.cache.store))
+        };
+        loads_ended
+            || has_grown
+            || self.awaiting_extents.front().is_some_and(is_extent_free)
+            || self.commit.can_go_on(self.number, shared)
+            || self.due_chunk_files.iter().any(can_go_on)
+    }
+
+    /// An operation is through with its transfers: it is answered, tried again, or waits for its group.
+    pub(super) fn end(&mut self, id: usize, shared: &Shared) {
+        if self.is_set_done(id, shared) {
+            self.answer(id, shared);
+        }
+    }
+
+    pub(super) fn answer(&mut self, id: usize, shared: &Shared) {
+        let active = self.active.remove(id);
+        let Active { operation, checksum, failure, timeline, chunk_file, is_awaited, .. } = active;
+        self.has_changed = true;
+        // Before anybody can remove the file.
+        drop(chunk_file);
+        self.in_flight_bytes[operation.class() as usize] -= operation.cost_bytes();
+        let is_closed = matches!(failure, Some(Failure::Closed));
+        if !is_closed && !matches!(operation, Operation::Verify(_)) {
+            let mut latencies = shared.lanes[self.number].latencies.lock();
+            latencies.record(operation.class(), timeline, Instant::now());
+        }
+        if is_closed && matches!(operation, Operation::Get(..) | Operation::Set(_)) {
+            shared.cache.counters.abandoned.add(1);
+        }
+        match operation {
+            Operation::Reclaim(extent) => shared.cache.reclaim(extent),
+            Operation::Get(request, read) => {
+                if let Some(suspect) = end_get(request, read, checksum, failure, shared) {
+                    self.verification.add(suspect, Instant::now());
+                }
+            }
+            Operation::Verify(read) => {
+                let shown = end_read(read, checksum, failure, shared);
+                self.verification.end(matches!(shown, Shown::Nothing(_)), &shared.cache);
+            }
+            Operation::Set(set) => {
+                let digest = set.claim.request.digest;
+                let found =
+                    self.sets.find_entry(digest.table_hash(), |(other, _)| *other == digest);
+                if let Ok(found) = found {
+                    found.remove();
+                }
+                self.awaited -= usize::from(is_awaited);
+                self.end_set(*set, checksum, failure, shared);
+            }
+        }
+    }
+
+    /// Drops what is queued; what has pieces in flight ends with the last of them.
+    pub(super) fn drop_queued(&mut self, shared: &Shared) {
+        self.checksum_moved(u64::MAX, shared);
+        self.drop_due_chunk_files(shared);
+        self.commit.forget();
+        for grant in mem::take(&mut self.awaiting_extents) {
+            self.active[grant.id].unfinished -= 1;
+            self.active[grant.id].failure.get_or_insert(Failure::Closed);
+            self.scheduler.finish(grant);
+        }
+        self.retries.clear();
+        self.verification.clear();
+        let dropped = self.device.drop_isolated();
+        self.end_failed_pieces(dropped, Instant::now(), shared);
+        // Ending a SET may resume others behind it: until nothing is left.
+        loop {
+            self.scheduler.clear();
+            self.drop_due_chunk_files(shared);
+            let ids: Vec<usize> = self.active.iter().map(|(id, _)| id).collect();
+            let mut ended = 0;
+            for id in ids {
+                let active = &mut self.active[id];
+                let unfinished = active.waiting_bytes > 0 || active.unfinished == 0;
+                active.waiting_bytes = 0;
+                if unfinished {
+                    active.failure.get_or_insert(Failure::Closed);
+                }
+                if active.unfinished == 0 {
+                    self.answer(id, shared);
+                    ended += 1;
+                }
+            }
+            if ended == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Answers everything that the kernel does not give back; the memory is leaked.
+    pub(super) fn abandon(&mut self) {
+        for active in self.active.drain() {
+            // The kernel may still use the file and its name, and write to the extent.
+            mem::forget(active.chunk_file);
+            match active.operation {
+                Operation::Get(request, read) => {
+                    mem::forget(read);
+                    request.item.abandon();
+                }
+                Operation::Set(set) => set.abandon(),
+                Operation::Verify(read) => mem::forget(read),
+                Operation::Reclaim(_) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The stages of a SET that are no transfers: it begins, its record is written, it is stored or fails, and others go on.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::answers::Answer;
+use super::commit::MemberEnd;
+use super::errnos::{Fate, Request};
+use super::failure::Failure;
+use super::health::{Way, errno_of};
+use super::operation::{Operation, SetOperation, Stage};
+use super::operations::{CHECKSUM_TURN_BYTES, Operations};
+use crate::cache::Begun;
+use crate::cache::Next;
+use crate::config::Durability;
+use crate::error::StoreError;
+use crate::schedule::Grant;
+
+/// Extents that a SET tries which finds that they have no blocks.
+const MOST_EXTENTS: u32 = 4;
+
+/// Pause before the first retry of a failed write; each further one is twice as long.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+impl SetOperation {
+    /// The kernel does not give its memory back: that is leaked, and so is the extent.
+    pub(super) fn abandon(self) {
+        mem::forget(self.stage);
+        self.claim.request.item.abandon();
+    }
+
+    fn failure_text(&self, failure: &Failure, shared: &Shared) -> String {
+        let digest = self.claim.request.digest;
+        failure.text(|| match self.extent() {
+            Some(extent) => format!("a chunk ({})", shared.cache.extent_text(digest, extent)),
+            None => format!("a chunk (digest {digest})"),
+        })
+    }
+
+    /// Commits or gives everything back, and answers. Returns what waited behind it.
+    fn end(self, checksum: u64, failure: Option<Failure>, shared: &Shared) -> Vec<Next> {
+        let cache = &shared.cache;
+        let text = failure.as_ref().map(|failure| self.failure_text(failure, shared));
+        let Self { claim, stage } = self;
+        let (request, length_bytes) = (&claim.request, claim.length_bytes());
+        let committed = match (stage, &failure) {
+            (Stage::Superseding(write), _) => write.commit(),
+            (Stage::Recorded(write), None) => Some(write.commit()),
+            (Stage::Writing(write), None) => Some(write.commit(request, checksum)),
+            (Stage::Writing(write), Some(Failure::Transfer(_, Fate::Doubt))) => {
+                write.abort_unwritable();
+                None
+            }
+            (stage, _) => {
+                drop(stage);
+                None
+            }
+        };
+        let (generation, waiting) = match committed {
+            Some(committed) => (Some(committed.generation), committed.waiting),
+            None => (None, cache.end_claim(request.digest)),
+        };
+        let (item, share) = (claim.request.item, claim.request.share);
+        let Some(failure) = failure else {
+            // Also if nothing was written: it may have found what is not in the file yet.
+            shared.answer_when_written(Answer::Stored { item, share, generation });
+            return waiting;
+        };
+        // Before the answer: whoever sees that finds the room.
+        drop(share);
+        let text = text.unwrap_or_default();
+        cache.counters.set_failed.add(1);
+        match &failure {
+            Failure::NoRoom(_) => cache.counters.store_full.add(1),
+            Failure::Transfer(..) => {
+                cache.counters.write_errors.add(1);
+                if shared.health.may_tell(Way::Write, cache.config.path()) {
+                    log::error!("{text} ({length_bytes} bytes)");
+                }
+            }
+            Failure::Missed(_) | Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
+        }
+        item.fail(|| text);
+        waiting
+    }
+}
+
+impl Operations {
+    /// A SET that has no extent was granted its first piece. Says whether it has one now and is to be written; if not, it is
+    /// back in the queue, or ended.
+    pub(super) fn begin_set(&mut self, grant: Grant, now: Instant, shared: &Shared) -> bool {
+        let active = &mut self.active[grant.id];
+        // A long one in turns, so that loads go between.
+        let has_more = active.waiting_bytes > 0;
+        let limit_bytes = if has_more { CHECKSUM_TURN_BYTES as usize } else { usize::MAX };
+        let Operation::Set(set) = &mut active.operation else { return true };
+        if !matches!(set.stage, Stage::Claimed) {
+            return true;
+        }
+        if let Some(reason) = shared.cache.presence.reason() {
+            self.end_unwritten(grant, Some(Failure::Missed(reason)), shared);
+            return false;
+        }
+        let before = set.claim.compared_bytes();
+        let begun = set.claim.begin(&shared.cache, limit_bytes, now);
+        self.processed_bytes += set.claim.compared_bytes() - before;
+        match begun {
+            Begun::Write(write) => {
+                set.stage = Stage::Writing(write);
+                return true;
+            }
+            Begun::Comparing => {
+                let bytes = active.waiting_bytes + grant.length_bytes;
+                active.waiting_bytes = bytes;
+                // Not all of it was granted: it is where it was.
+                let ticket = self.scheduler.take_back(grant, bytes, active.timeline.submitted);
+                debug_assert!(ticket.is_none());
+            }
+            Begun::MakingRoom => {
+                self.processed_bytes += CHECKSUM_TURN_BYTES;
+                self.put_back(grant);
+            }
+            Begun::Growing => {
+                self.put_back(grant);
+                self.scheduler.hold_sets(true);
+                self.awaits_growth = true;
+            }
+            Begun::Unchanged | Begun::NotAdmitted => self.end_unwritten(grant, None, shared),
+            Begun::Refused(error) => {
+                if let StoreError::Grow { source, .. } = &error {
+                    shared.health.note_failure(Request::Grow, errno_of(source), Instant::now());
+                }
+                self.end_unwritten(grant, Some(Failure::NoRoom(error)), shared);
+            }
+        }
+        false
+    }
+
+    /// Puts a SET that has no room yet back to where it was.
+    fn put_back(&mut self, grant: Grant) {
+        let active = &mut self.active[grant.id];
+        active.waiting_bytes = active.operation.bytes();
+        let since = active.timeline.submitted;
+        if let Some(ticket) = self.scheduler.take_back(grant, active.waiting_bytes, since) {
+            active.ticket = ticket;
+            if active.is_awaited {
+                self.scheduler.promote(ticket);
+            }
+        }
+    }
+
+    /// Ends a SET that was granted but will not be written.
+    fn end_unwritten(&mut self, grant: Grant, failure: Option<Failure>, shared: &Shared) {
+        self.scheduler.finish(grant);
+        if self.active[grant.id].waiting_bytes > 0 {
+            self.scheduler.cancel_rest(grant.class, grant.id);
+        }
+        self.active[grant.id].failure = failure;
+        self.end(grant.id, shared);
+    }
+
+    /// A SET is through with its transfers. Says whether it is to be answered; if not, it is written again, or waits for its
+    /// group.
+    pub(super) fn is_set_done(&mut self, id: usize, shared: &Shared) -> bool {
+        let cache = &shared.cache;
+        let is_persistent = cache.config.durability == Durability::Persistent;
+        let most_retries = cache.config.persistent_max_retries;
+        let active = &mut self.active[id];
+        let retries = active.retries;
+        let Operation::Set(set) = &mut active.operation else { return true };
+        match &active.failure {
+            // Its extent has no blocks, and another one may.
+            Some(Failure::NoRoom(StoreError::NoBlocks { .. })) if retries < MOST_EXTENTS => {
+                set.stage = Stage::Claimed;
+                cache.store.note_no_blocks();
+                self.awaits_growth |= cache.order_growth(0);
+                self.write_again(id, Duration::ZERO, shared);
+                false
+            }
+            _ if !is_persistent || matches!(set.stage, Stage::Claimed) => true,
+            None => {
+                self.commit.join(id);
+                false
+            }
+            Some(failure @ Failure::Transfer(..)) if retries < most_retries => {
+                let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(retries.min(16)))
+                    .min(LONGEST_RETRY_PAUSE);
+                if shared.health.may_tell(Way::Write, cache.config.path()) {
+                    let text = set.failure_text(failure, shared);
+                    log::warn!("{text}; trying again in {pause:?}");
+                }
+                self.write_again(id, pause, shared);
+                false
+            }
+            Some(Failure::Transfer(..)) if retries > 0 => {
+                cache.counters.write_retries_exhausted.add(1);
+                true
+            }
+            _ => true,
+        }
+    }
+
+    /// Queues a SET that was written once more, after a pause.
+    fn write_again(&mut self, id: usize, pause: Duration, shared: &Shared) {
+        shared.cache.counters.write_retries.add(1);
+        let active = &mut self.active[id];
+        active.retries += 1;
+        active.failed_syncs = None;
+        active.failure = None;
+        active.checksum = 0;
+        active.waiting_bytes = active.operation.bytes();
+        if let Some(file) = &mut active.chunk_file {
+            file.begin_again();
+        }
+        self.retries.push((Instant::now() + pause, id));
+    }
+
+    /// Goes on with members of the group that are through with it.
+    pub(super) fn end_grouped(&mut self, shared: &Shared) {
+        let most_retries = shared.cache.config.persistent_max_retries;
+        while let Some((id, end)) = self.commit.next_ended() {
+            self.active[id].failure = match end {
+                MemberEnd::WriteAgain if self.active[id].retries < most_retries => {
+                    self.write_again(id, Duration::ZERO, shared);
+                    continue;
+                }
+                MemberEnd::WriteAgain => Some(shared.sync_failure()),
+                MemberEnd::Durable => None,
+                MemberEnd::Failed(failure) => Some(failure),
+            };
+            self.answer(id, shared);
+        }
+    }
+
+    /// Ends a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its way with this one: it
+    /// shares its failure.
+    pub(super) fn end_set(
+        &mut self,
+        set: SetOperation,
+        checksum: u64,
+        failure: Option<Failure>,
+        shared: &Shared,
+    ) {
+        let (digest, length_bytes) = (set.claim.request.digest, set.claim.length_bytes());
+        // Now: the memory is the caller's again with the answer.
+        let shared_failure = failure
+            .as_ref()
+            // What close() drops is dropped, and counted, one by one.
+            .filter(|failure| !matches!(failure, Failure::Closed))
+            .filter(|_| shared.cache.has_waiting_set(digest))
+            .map(|failure| (set.failure_text(failure, shared), set.claim.checksum()));
+        let mut waiting = VecDeque::from(set.end(checksum, failure, shared));
+        while let Some(next) = waiting.pop_front() {
+            match next {
+                Next::Read(request, read) => self.accept(Operation::Get(request, read), shared),
+                Next::Miss(request) => {
+                    shared.cache.counters.get_misses.add(1);
+                    request.item.miss();
+                }
+                Next::Write(claim) => match &shared_failure {
+                    Some((message, checksum))
+                        if claim.length_bytes() == length_bytes
+                            && claim.checksum() == *checksum =>
+                    {
+                        let failure = Some(Failure::Joined(message.clone()));
+                        waiting.extend(
+                            SetOperation { claim, stage: Stage::Claimed }.end(0, failure, shared),
+                        );
+                    }
+                    _ => self.accept(Operation::set(claim), shared),
+                },
+            }
+        }
+    }
+}

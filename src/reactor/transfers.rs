@@ -1,0 +1,367 @@
+//! Between operations and the device: what the scheduler grants becomes pieces, and what comes back ends them.
+
+use std::mem;
+use std::time::Instant;
+
+use super::Shared;
+use super::chunk_file::{CHUNK_FILE_TOKENS, ChunkFile, NextRequest};
+use super::commit::SYNC_TOKEN;
+use super::device::Outcome;
+use super::failure::Failure;
+use super::operation::Operation;
+use super::operations::Operations;
+use super::piece::{Piece, Target, TargetKind};
+use crate::block::BLOCK_BYTES;
+use crate::engine::EngineError;
+use crate::engine::{Action, Engine, Reaped};
+use crate::schedule::{Class, Grant};
+use crate::store::Location;
+
+/// Bytes that could be summed up in the time that giving an extent back takes.
+const RECLAIM_COSTS_BYTES: u64 = 4096;
+
+impl Operations {
+    pub(super) fn start(
+        &mut self,
+        grant: Grant,
+        now: Instant,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let active = &mut self.active[grant.id];
+        active.waiting_bytes -= grant.length_bytes;
+        active.timeline.started.get_or_insert(now);
+        if matches!(active.operation, Operation::Reclaim(_)) {
+            self.processed_bytes += RECLAIM_COSTS_BYTES;
+            self.scheduler.finish(grant);
+            self.answer(grant.id, shared);
+            return Ok(());
+        }
+        if !self.begin_set(grant, now, shared) {
+            return Ok(());
+        }
+        let active = &mut self.active[grant.id];
+        active.failed_syncs.get_or_insert_with(|| shared.failed_syncs());
+        active.unfinished += 1;
+        if active.awaits_extent() {
+            self.awaiting_extents.push_back(grant);
+            return Ok(());
+        }
+        self.start_in_extent(grant, shared, engine)
+    }
+
+    /// Starts pieces of SETs whose extents no record names any more.
+    pub(super) fn start_freed(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        while let Some(grant) = self.awaiting_extents.front()
+            && !self.active[grant.id].awaits_extent()
+            && let Some(grant) = self.awaiting_extents.pop_front()
+        {
+            self.start_in_extent(grant, shared, engine)?;
+        }
+        Ok(())
+    }
+
+    fn start_in_extent(
+        &mut self,
+        grant: Grant,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let active = &mut self.active[grant.id];
+        if active.chunk_file.is_none()
+            && let Some(Location::Own { directory, name }) =
+                active.operation.extent().map(|extent| shared.cache.store.locate(extent))
+        {
+            active.chunk_file = Some(Box::new(ChunkFile::new(directory, name)));
+        }
+        match &mut active.chunk_file {
+            Some(file) if !file.is_ready() => {
+                if file.hold_back(grant) {
+                    self.due_chunk_files.push(grant.id);
+                }
+                Ok(())
+            }
+            _ => self.start_piece(grant, shared, engine),
+        }
+    }
+
+    /// Gives the device a piece; the file that it is in is open.
+    pub(super) fn start_piece(
+        &mut self,
+        grant: Grant,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let active = &self.active[grant.id];
+        let (buffer, action) = match &active.operation {
+            Operation::Get(request, _) => (Some(request.buffer), Action::Read),
+            Operation::Verify(_) => (None, Action::Read),
+            Operation::Set(set) => (Some(set.claim.request.buffer), Action::Write),
+            Operation::Reclaim(_) => unreachable!("it has no pieces"),
+        };
+        let store = &shared.cache.store;
+        let location = || active.operation.extent().map(|extent| store.locate(extent));
+        let (file, kind, chunk_offset_bytes) = match &active.chunk_file {
+            Some(file) => (file.descriptor(), TargetKind::ChunkFile, 0),
+            None => match location() {
+                Some(Location::Shared { file, offset_bytes, is_device: true }) => {
+                    (file, TargetKind::Device, offset_bytes)
+                }
+                Some(Location::Shared { file, offset_bytes, is_device: false }) => {
+                    (file, TargetKind::DataFile, offset_bytes)
+                }
+                Some(Location::Own { .. }) | None => unreachable!("its file is opened first"),
+            },
+        };
+        let target = Target { action, file, kind, chunk_offset_bytes };
+        let operation = &active.operation;
+        let checksum_kind = operation.checksum_kind(shared.cache.config.checksum);
+        let chunk = (operation.bytes(), checksum_kind);
+        let piece =
+            Piece::new(grant, target, chunk, buffer, store.geometry(), &mut self.device.pool);
+        shared.cache.counters.bounced_bytes.add(piece.bounced_bytes as u64);
+        let started = self.device.start(piece, shared, engine);
+        if started.is_err() {
+            // Not in flight: nothing to wait for.
+            self.end_failed_piece(grant, Failure::Closed, Instant::now(), shared);
+        }
+        started
+    }
+
+    /// Takes the results of requests; answers the operations that are done. One at a time off the list, so that a panic
+    /// loses none.
+    pub(super) fn finish_reaped(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        let mut outcome = Ok(());
+        let now = Instant::now();
+        reaped.reverse();
+        while let Some(Reaped { token, result }) = reaped.pop() {
+            if token == SYNC_TOKEN {
+                let (active, engine) = (&mut self.active, Some(&mut *engine));
+                outcome = outcome.and(self.commit.finish_sync(active, result, shared, engine));
+                self.end_grouped(shared);
+                continue;
+            }
+            if token >= CHUNK_FILE_TOKENS {
+                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, false, shared);
+                continue;
+            }
+            let grant = self.device.grant(token);
+            let active = &self.active[grant.id];
+            let is_load = grant.class == Class::Get || active.is_awaited;
+            let wanted = (active.failure.is_none(), is_load);
+            let (ended, submitted) =
+                self.device.complete((token, result), wanted, now, shared, engine);
+            outcome = outcome.and(submitted);
+            self.end_transfer(grant, ended, now, shared);
+        }
+        let active = &self.active;
+        let is_wanted = |id: usize| active[id].failure.is_none();
+        let (failed, submitted) = self.device.start_isolated(is_wanted, now, shared, engine);
+        self.end_failed_pieces(failed, now, shared);
+        outcome.and(submitted)
+    }
+
+    /// Like `finish_reaped` when nothing may be submitted any more.
+    pub(super) fn finish_stopped<E: Engine>(&mut self, shared: &Shared, reaped: &mut Vec<Reaped>) {
+        while let Some(Reaped { token, result }) = reaped.pop() {
+            if token == SYNC_TOKEN {
+                // Without an engine it submits nothing, and so cannot fail.
+                let _ = self.commit.finish_sync(&mut self.active, result, shared, None::<&mut E>);
+                self.end_grouped(shared);
+            } else if token >= CHUNK_FILE_TOKENS {
+                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, true, shared);
+                self.drop_due_chunk_files(shared);
+            } else {
+                let grant = self.device.grant(token);
+                let ended = self.device.complete_stopped(token, result);
+                self.end_transfer(grant, ended, Instant::now(), shared);
+            }
+        }
+    }
+
+    fn end_transfer(&mut self, grant: Grant, ended: Outcome, now: Instant, shared: &Shared) {
+        match ended {
+            Outcome::InFlight => {}
+            Outcome::Moved => {
+                self.scheduler.finish(grant);
+                self.active[grant.id].timeline.moved = Some(now);
+            }
+            Outcome::Failed(grant, failure) => self.end_failed_piece(grant, failure, now, shared),
+        }
+    }
+
+    pub(super) fn end_failed_pieces(
+        &mut self,
+        failed: Vec<Outcome>,
+        now: Instant,
+        shared: &Shared,
+    ) {
+        for ended in failed {
+            if let Outcome::Failed(grant, failure) = ended {
+                self.end_failed_piece(grant, failure, now, shared);
+            }
+        }
+    }
+
+    fn end_failed_piece(&mut self, grant: Grant, failure: Failure, now: Instant, shared: &Shared) {
+        self.scheduler.finish(grant);
+        let active = &mut self.active[grant.id];
+        active.timeline.moved = Some(now);
+        active.failure.get_or_insert(failure);
+        if active.waiting_bytes > 0 {
+            active.waiting_bytes = 0;
+            self.scheduler.cancel_rest(grant.class, grant.id);
+        }
+        self.end_piece(grant.id, shared);
+    }
+
+    /// Copies and sums up pieces that the kernel is done with, and answers what is through with them. At least one piece, and
+    /// about `limit_bytes` in all, or more where it lags behind: then it is time to look at the device again.
+    pub(super) fn checksum_moved(&mut self, limit_bytes: u64, shared: &Shared) {
+        let mut processed_bytes = 0;
+        while (processed_bytes < limit_bytes || self.device.lags())
+            && let Some(piece) = self.device.next_checksummed()
+        {
+            processed_bytes += piece.processed_bytes;
+            self.active[piece.grant.id].checksum ^= piece.checksum;
+            self.end_piece(piece.grant.id, shared);
+        }
+    }
+
+    fn end_piece(&mut self, id: usize, shared: &Shared) {
+        let active = &mut self.active[id];
+        active.unfinished -= 1;
+        if active.waiting_bytes == 0
+            && active.unfinished == 0
+            && !self.has_to_be_truncated(id, shared)
+        {
+            self.end(id, shared);
+        }
+    }
+
+    /// Makes the next request for each chunk file that is due.
+    pub(super) fn start_chunk_files(
+        &mut self,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let mut outcome = Ok(());
+        for id in mem::take(&mut self.due_chunk_files) {
+            if outcome.is_err() {
+                // It ends with everything else.
+                self.due_chunk_files.push(id);
+                continue;
+            }
+            outcome = self.start_chunk_file(id, shared, engine);
+        }
+        outcome
+    }
+
+    fn start_chunk_file(
+        &mut self,
+        id: usize,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
+        let active = &mut self.active[id];
+        let Some((file, chunk)) = active.chunk_file() else { return Ok(()) };
+        match file.next(chunk, id, &*shared.cache.store) {
+            NextRequest::Wait => self.due_chunk_files.push(id),
+            NextRequest::Fail(error) => self.fail_chunk_file(id, Failure::NoRoom(error), shared),
+            NextRequest::Pieces(pieces) => {
+                let mut outcome = Ok(());
+                for grant in pieces {
+                    // A piece that could not be started is ended by `start_piece`.
+                    match outcome {
+                        Ok(()) => outcome = self.start_piece(grant, shared, engine),
+                        Err(_) => self.finish_held_back(grant),
+                    }
+                }
+                return outcome;
+            }
+            NextRequest::Submit(transfer) => {
+                // SAFETY: the request names no memory but the name, which does not move with its owner; that stays in `active`,
+                // with the file, until the request is reaped (or is leaked): an operation with one in flight is not ended. The
+                // directory is open as long as `shared` lives.
+                if let Err(error) = unsafe { engine.submit(transfer) } {
+                    self.fail_chunk_file(id, Failure::Closed, shared);
+                    return Err(error);
+                }
+                active.unfinished += 1;
+                self.chunk_files_in_flight += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the result of a request for a chunk file. `stopped`: no further one may be made.
+    fn finish_chunk_file(&mut self, id: usize, result: i32, stopped: bool, shared: &Shared) {
+        self.chunk_files_in_flight -= 1;
+        let active = &mut self.active[id];
+        active.unfinished -= 1;
+        // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
+        let is_abandoned = active.failure.is_some() || stopped && result < 0;
+        let Some((file, chunk)) = active.chunk_file() else { return };
+        file.take_opened(chunk, result);
+        if is_abandoned {
+            return self.fail_chunk_file(id, Failure::Closed, shared);
+        }
+        match file.finish(chunk, result, &shared.cache, &shared.health) {
+            Ok(true) => self.end(id, shared),
+            Ok(false) => self.due_chunk_files.push(id),
+            Err(failure) => self.fail_chunk_file(id, failure, shared),
+        }
+    }
+
+    /// The file will not be ready, or not whole: the operation ends when nothing of it is in flight.
+    fn fail_chunk_file(&mut self, id: usize, failure: Failure, shared: &Shared) {
+        let active = &mut self.active[id];
+        active.failure.get_or_insert(failure);
+        let class = active.operation.class();
+        let held_back = active.chunk_file.as_mut().map_or(Vec::new(), |file| file.take_held_back());
+        if active.waiting_bytes > 0 {
+            active.waiting_bytes = 0;
+            self.scheduler.cancel_rest(class, id);
+        }
+        held_back.into_iter().for_each(|grant| self.finish_held_back(grant));
+        if self.active[id].unfinished == 0 {
+            self.end(id, shared);
+        }
+    }
+
+    fn finish_held_back(&mut self, grant: Grant) {
+        self.active[grant.id].unfinished -= 1;
+        self.scheduler.finish(grant);
+    }
+
+    /// All pieces of an operation are through. Says whether the padding behind the chunk has to be truncated before it ends.
+    fn has_to_be_truncated(&mut self, id: usize, shared: &Shared) -> bool {
+        let active = &mut self.active[id];
+        let is_padded = shared.cache.store.geometry().direct
+            && active.is_written()
+            && active.failure.is_none()
+            && !active.operation.bytes().is_multiple_of(BLOCK_BYTES);
+        let is_due =
+            is_padded && active.chunk_file.as_mut().is_some_and(|file| file.begin_truncate());
+        if is_due {
+            self.due_chunk_files.push(id);
+        }
+        is_due
+    }
+
+    /// Ends what waits for its next request, when no request may be made any more.
+    pub(super) fn drop_due_chunk_files(&mut self, shared: &Shared) {
+        for id in mem::take(&mut self.due_chunk_files) {
+            self.fail_chunk_file(id, Failure::Closed, shared);
+        }
+    }
+}
