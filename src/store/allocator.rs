@@ -1,11 +1,11 @@
-//! Free space of the data files: by place, to join neighbours, and by size, to find the tightest fit.
+//! The allocator: free extents of the data files, by offset to join neighbours, and by size to find the tightest fit.
 //!
-//! Each file has a frontier: blocks below it were written once, blocks above it never were. Written places are given out
+//! Each file has a frontier: blocks below it were written once, blocks above it never were. Written extents are given out
 //! first, since the first write of a preallocated block costs the file system an extent conversion.
 
-pub(super) mod bad_extents;
+mod bad_extents;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::block::Extent;
 
@@ -15,26 +15,27 @@ struct FileSpace {
     frontier: u32,
 }
 
-/// Who owns which block. All numbers are blocks.
+/// Which blocks are free. All numbers are blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Allocator {
     files: Vec<FileSpace>,
-    by_place: BTreeMap<(u32, u32), u32>,
+    by_offset: BTreeMap<(u32, u32), u32>,
     by_size: BTreeSet<(u32, u32, u32)>,
     allocated: u64,
+    /// Free extents that could not be written, the oldest first, and their blocks.
+    bad: VecDeque<Extent>,
+    bad_blocks: u64,
 }
 
 impl Allocator {
-    /// Adds the next data file, all of it free and unwritten. Returns its number.
-    pub(crate) fn add_file(&mut self, blocks: u32) -> u32 {
-        self.files.push(FileSpace { blocks, frontier: 0 });
-        self.files.len() as u32 - 1
-    }
-
-    /// Gives file `number`, which has no blocks, so many.
-    pub(crate) fn extend_file(&mut self, number: u32, blocks: u32) {
-        debug_assert_eq!(self.files[number as usize].blocks, 0);
-        self.files[number as usize] = FileSpace { blocks, frontier: 0 };
+    /// Adds file `number`, all of it free and unwritten.
+    pub(crate) fn add_file(&mut self, number: u32, blocks: u32) {
+        let number = number as usize;
+        if number >= self.files.len() {
+            self.files.resize(number + 1, FileSpace { blocks: 0, frontier: 0 });
+        }
+        debug_assert_eq!(self.files[number].blocks, 0);
+        self.files[number] = FileSpace { blocks, frontier: 0 };
     }
 
     /// Free blocks that end where `block` begins.
@@ -44,7 +45,7 @@ impl Allocator {
 
     /// Free blocks from `block` on, unwritten ones as well.
     pub(crate) fn free_from(&self, file: u32, block: u32) -> u32 {
-        let written = self.by_place.get(&(file, block)).copied().unwrap_or(0);
+        let written = self.by_offset.get(&(file, block)).copied().unwrap_or(0);
         let FileSpace { blocks, frontier } = self.files[file as usize];
         let unwritten = if block + written == frontier { blocks - frontier } else { 0 };
         written + unwritten
@@ -71,29 +72,28 @@ impl Allocator {
 
     /// Whether there is a run of `blocks` blocks.
     pub(crate) fn has_room(&self, blocks: u32) -> bool {
-        self.by_size.range((blocks, 0, 0)..).next().is_some()
-            || (0..self.files.len() as u32).any(|file| {
-                let FileSpace { blocks: end, frontier } = self.files[file as usize];
-                let below = self.free_run_ending_at(file, frontier);
-                end - below.map_or(frontier, |(first, _)| first) >= blocks
-            })
+        self.by_size.range((blocks, 0, 0)..).next().is_some() || self.at_frontier(blocks).is_some()
+    }
+
+    /// Space for `blocks` blocks at the frontier of a file, with the written space just before it.
+    fn at_frontier(&self, blocks: u32) -> Option<Extent> {
+        (0_u32..).zip(&self.files).find_map(|(file, space)| {
+            let below = self.free_run_ending_at(file, space.frontier);
+            let first_block = below.map_or(space.frontier, |(first, _)| first);
+            (space.blocks - first_block >= blocks).then_some(Extent { file, first_block, blocks })
+        })
     }
 
     fn allocate_at_frontier(&mut self, blocks: u32) -> Option<Extent> {
-        for file in 0..self.files.len() as u32 {
-            let FileSpace { blocks: end, frontier } = self.files[file as usize];
-            let below = self.free_run_ending_at(file, frontier);
-            let first = below.map_or(frontier, |(first, _)| first);
-            if end - first < blocks {
-                continue;
-            }
-            if let Some((first, size)) = below {
-                self.remove_free(file, first, size);
-            }
-            self.files[file as usize].frontier = first + blocks;
-            return Some(Extent { file, first_block: first, blocks });
+        let extent = self.at_frontier(blocks)?;
+        let Extent { file, first_block, .. } = extent;
+        let frontier = &mut self.files[file as usize].frontier;
+        let written = *frontier - first_block;
+        *frontier = first_block + blocks;
+        if written > 0 {
+            self.remove_free(file, first_block, written);
         }
-        None
+        Some(extent)
     }
 
     /// Takes `extent` back and joins it with free neighbours.
@@ -103,8 +103,8 @@ impl Allocator {
         self.put_back(extent);
     }
 
-    /// Takes what is free within `extent`, so that it is not given out; for [`Allocator::put_back`]. What lies before its end
-    /// counts as written from here on.
+    /// Takes the free parts of `extent`, which are not given out before [`Allocator::put_back`]. All before its end counts as
+    /// written from here on.
     pub(crate) fn take_free_within(&mut self, extent: Extent) -> Vec<Extent> {
         let Extent { file, first_block, .. } = extent;
         let FileSpace { blocks, frontier } = self.files[file as usize];
@@ -113,20 +113,12 @@ impl Allocator {
             self.files[file as usize].frontier = end;
             self.put_back(Extent { file, first_block: frontier, blocks: end - frontier });
         }
-        let before = self.by_place.range(..(file, first_block)).next_back();
-        let from =
-            before.filter(|((other, _), _)| *other == file).map_or(first_block, |(key, _)| key.1);
-        let runs: Vec<(u32, u32)> = self
-            .by_place
-            .range((file, from)..(file, end))
-            .map(|(key, size)| (key.1, *size))
-            .collect();
-        let mut taken = Vec::new();
-        for (first, size) in runs {
-            let (start, stop) = (first.max(first_block), (first + size).min(end));
-            if start >= stop {
-                continue;
-            }
+        let taken = parts_within(
+            &self.by_offset,
+            Extent { file, first_block, blocks: end.saturating_sub(first_block) },
+        );
+        for &(first, size, part) in &taken {
+            let (start, stop) = (part.first_block, part.first_block + part.blocks);
             self.remove_free(file, first, size);
             if first < start {
                 self.insert_free(file, first, start - first);
@@ -134,12 +126,11 @@ impl Allocator {
             if stop < first + size {
                 self.insert_free(file, stop, first + size - stop);
             }
-            taken.push(Extent { file, first_block: start, blocks: stop - start });
         }
-        taken
+        taken.into_iter().map(|(.., part)| part).collect()
     }
 
-    /// Makes a place free that is not, and joins it with free neighbours.
+    /// Makes an extent free that is not, and joins it with free neighbours.
     pub(crate) fn put_back(&mut self, extent: Extent) {
         let Extent { file, mut first_block, mut blocks } = extent;
         if let Some((first, size)) = self.free_run_ending_at(file, first_block) {
@@ -148,21 +139,21 @@ impl Allocator {
             blocks += size;
         }
         let next = first_block + blocks;
-        if let Some(&size) = self.by_place.get(&(file, next)) {
+        if let Some(&size) = self.by_offset.get(&(file, next)) {
             self.remove_free(file, next, size);
             blocks += size;
         }
         self.insert_free(file, first_block, blocks);
     }
 
-    /// Makes `held` (sorted, without overlaps, inside the files) the only space given out. What lies between counts as
-    /// written, what lies behind the last one as unwritten.
-    pub(crate) fn rebuild(&mut self, held: &[Extent]) {
-        self.by_place.clear();
+    /// Makes `stored` (sorted, without overlaps, inside the files) the only extents given out. Space between them counts as
+    /// written, space behind the last one as unwritten.
+    pub(crate) fn rebuild(&mut self, stored: &[Extent]) {
+        self.by_offset.clear();
         self.by_size.clear();
         self.allocated = 0;
         self.files.iter_mut().for_each(|file| file.frontier = 0);
-        for extent in held {
+        for extent in stored {
             let frontier = self.files[extent.file as usize].frontier;
             if extent.first_block > frontier {
                 self.insert_free(extent.file, frontier, extent.first_block - frontier);
@@ -188,19 +179,38 @@ impl Allocator {
     }
 
     fn free_run_ending_at(&self, file: u32, end: u32) -> Option<(u32, u32)> {
-        let (&(_, first), &size) = self.by_place.range((file, 0)..(file, end)).next_back()?;
+        let (&(_, first), &size) = self.by_offset.range((file, 0)..(file, end)).next_back()?;
         (first + size == end).then_some((first, size))
     }
 
     fn insert_free(&mut self, file: u32, first: u32, size: u32) {
-        self.by_place.insert((file, first), size);
+        self.by_offset.insert((file, first), size);
         self.by_size.insert((size, file, first));
     }
 
     fn remove_free(&mut self, file: u32, first: u32, size: u32) {
-        self.by_place.remove(&(file, first));
+        self.by_offset.remove(&(file, first));
         self.by_size.remove(&(size, file, first));
     }
+}
+
+/// The runs (by file and first block, with their blocks) that overlap `extent`, in order: first block and blocks of each, and its
+/// part within.
+pub(super) fn parts_within(
+    runs: &BTreeMap<(u32, u32), u32>,
+    extent: Extent,
+) -> Vec<(u32, u32, Extent)> {
+    let Extent { file, first_block, .. } = extent;
+    let end = extent.end_block().min(u64::from(u32::MAX)) as u32;
+    // A run that begins before it may reach into it.
+    let before = runs.range(..(file, first_block)).next_back();
+    let from = before.filter(|(key, _)| key.0 == file).map_or(first_block, |(key, _)| key.1);
+    let part = |(&(_, first), &blocks): (&(u32, u32), &u32)| {
+        let (start, stop) = (first.max(first_block), (first + blocks).min(end));
+        let part = || Extent { file, first_block: start, blocks: stop - start };
+        (start < stop).then(|| (first, blocks, part()))
+    };
+    runs.range((file, from)..(file, end)).filter_map(part).collect()
 }
 
 #[cfg(test)]
@@ -215,18 +225,16 @@ mod tests {
 
     fn with_files(sizes: &[u32]) -> Allocator {
         let mut allocator = Allocator::default();
-        for &size in sizes {
-            allocator.add_file(size);
-        }
+        (0..).zip(sizes).for_each(|(number, size)| allocator.add_file(number, *size));
         allocator
     }
 
     /// What [`check_covered`] checks, and neighbours are joined.
     fn check(allocator: &Allocator, held: &[Extent]) {
         check_covered(allocator, held);
-        for (&(file, first), &size) in &allocator.by_place {
+        for (&(file, first), &size) in &allocator.by_offset {
             assert!(
-                !allocator.by_place.contains_key(&(file, first + size)),
+                !allocator.by_offset.contains_key(&(file, first + size)),
                 "neighbours were not joined"
             );
         }
@@ -236,7 +244,7 @@ mod tests {
     fn check_covered(allocator: &Allocator, held: &[Extent]) {
         let mut runs: Vec<Extent> = held.to_vec();
         runs.extend(
-            allocator.by_place.iter().map(|(&(file, first), &size)| extent(file, first, size)),
+            allocator.by_offset.iter().map(|(&(file, first), &size)| extent(file, first, size)),
         );
         runs.sort();
         let mut covered = vec![0_u64; allocator.files.len()];
@@ -252,10 +260,10 @@ mod tests {
             assert_eq!(covered[file], u64::from(space.frontier));
             assert!(space.frontier <= space.blocks);
         }
-        for (&(file, first), &size) in &allocator.by_place {
+        for (&(file, first), &size) in &allocator.by_offset {
             assert!(allocator.by_size.contains(&(size, file, first)));
         }
-        assert_eq!(allocator.by_place.len(), allocator.by_size.len());
+        assert_eq!(allocator.by_offset.len(), allocator.by_size.len());
         assert_eq!(
             allocator.allocated(),
             held.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>()
@@ -263,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn written_places_first_and_tightest() {
+    fn written_extents_first_and_tightest() {
         let mut allocator = with_files(&[100]);
         let runs: Vec<_> =
             [10, 1, 4, 1, 20].map(|blocks| allocator.allocate(blocks).unwrap()).into();
@@ -299,7 +307,7 @@ mod tests {
     proptest! {
         /// What is taken is exactly what is free there, and nothing is lost when it is back.
         #[test]
-        fn free_places_can_be_taken_and_put_back(frees in prop::collection::vec(any::<bool>(), 12), first in 0_u32..60, blocks in 1_u32..40) {
+        fn free_extents_can_be_taken_and_put_back(frees in prop::collection::vec(any::<bool>(), 12), first in 0_u32..60, blocks in 1_u32..40) {
             let mut allocator = with_files(&[60, 60]);
             let all: Vec<Extent> = (0..12).map(|_| allocator.allocate(5).unwrap()).collect();
             let (gone, held): (Vec<_>, Vec<_>) = all.into_iter().zip(frees).partition(|(_, gone)| *gone);

@@ -39,7 +39,7 @@ impl Layout {
     fn full(count: u32) -> (Self, Vec<NodeId>) {
         let mut layout = Self::new(&[]);
         layout.allocator = Allocator::default();
-        layout.allocator.add_file(count);
+        layout.allocator.add_file(0, count);
         let mut chunks = Vec::new();
         while let Some(extent) = layout.allocator.allocate(1) {
             let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
@@ -51,9 +51,7 @@ impl Layout {
 
     fn new(steps: &[(u32, Index, u8)]) -> Self {
         let mut allocator = Allocator::default();
-        for blocks in FILES {
-            allocator.add_file(blocks);
-        }
+        (0..).zip(FILES).for_each(|(number, blocks)| allocator.add_file(number, blocks));
         let (extents, nodes) = (ExtentMap::default(), Nodes::default());
         let mut layout = Self { allocator, extents, nodes, held: Vec::new(), rank: Vec::new() };
         for (blocks, which, rank) in steps {

@@ -17,7 +17,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use self::account::{Account, cost_bytes, directory_bytes};
 use self::remover::Remover;
-use super::data_files::{list_data_files, make_home_private, probe};
+use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffered};
 use super::sizes::{index_share_bytes, longest_chunk_bytes};
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::block::{BLOCK_BYTES, Extent};
@@ -105,12 +105,7 @@ impl FileStore {
     ) -> Result<Self, OpenError> {
         make_home_private(directory)?;
         let (geometry, unit_bytes) = probe(directory)?;
-        if !geometry.direct {
-            log::warn!(
-                "{} has no O_DIRECT: transfers go through the page cache",
-                directory.path().display()
-            );
-        }
+        warn_if_buffered(geometry, directory);
         raise_open_files();
         let (chunks, mut is_new) = directory
             .open_or_make_in(CHUNKS_NAME)

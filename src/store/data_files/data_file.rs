@@ -207,6 +207,14 @@ pub(crate) fn probe(directory: &Directory) -> Result<(Geometry, u64), OpenError>
     Ok((geometry, unit_bytes.max(BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)))
 }
 
+/// Warns where transfers are not direct.
+pub(crate) fn warn_if_buffered(geometry: Geometry, directory: &Directory) {
+    if !geometry.direct {
+        let path = directory.path().display();
+        log::warn!("{path} has no O_DIRECT: transfers go through the page cache");
+    }
+}
+
 /// What transfers on a file must look like: past the page cache, if its file system can.
 fn best_geometry(file: &File) -> io::Result<Geometry> {
     match set_flags(file.as_fd(), libc::O_DIRECT) {

@@ -93,12 +93,8 @@ impl ExtentStore {
             Ok((number, file)) => {
                 let mut files = self.files.write();
                 let mut allocator = self.allocator.lock();
-                while files.len() <= number {
-                    files.push(None);
-                    allocator.add_file(0);
-                }
-                files[number] = Some(Arc::new(file));
-                allocator.extend_file(number as u32, (size_bytes / BLOCK_BYTES) as u32);
+                set_file(&mut files, number as u32, file);
+                allocator.add_file(number as u32, (size_bytes / BLOCK_BYTES) as u32);
                 Ok(())
             }
             Err((name, source)) => {

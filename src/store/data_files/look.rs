@@ -23,6 +23,13 @@ pub(super) struct Looks {
     state: Mutex<LookState>,
 }
 
+impl Looks {
+    /// A write found no space for its blocks.
+    pub(super) fn note_refused(&self) {
+        self.is_refused.store(true, Ordering::SeqCst);
+    }
+}
+
 #[derive(Debug, Default)]
 struct LookState {
     next: Option<Instant>,
@@ -30,10 +37,6 @@ struct LookState {
 }
 
 impl ExtentStore {
-    pub(super) fn note_refused_write(&self) {
-        self.looks.is_refused.store(true, Ordering::SeqCst);
-    }
-
     /// Whether to look again: after a refusal; and while something is shared, or may come to be, for which there is no space.
     pub(super) fn is_due(&self, is_refused: bool) -> bool {
         let Some(directory) = &self.directory else { return false };

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::allocator::Allocator;
-use super::allocator::bad_extents::BadExtents;
 use super::device::Device;
 use super::sizes::{
     IndexShare, SMALLEST_FILE_BYTES, assured_file_bytes, file_bytes_within, index_share_bytes,
@@ -33,7 +32,7 @@ mod growth;
 mod look;
 mod unreserved;
 
-pub(crate) use data_file::{list_data_files, make_home_private, probe};
+pub(crate) use data_file::{list_data_files, make_home_private, probe, warn_if_buffered};
 pub(crate) use found_files::FoundFile;
 
 use data_file::{DataFile, remove_file};
@@ -56,7 +55,6 @@ pub(crate) struct ExtentStore {
     /// After the file system has refused to grow: when to ask it again, and what it said.
     refusal: Mutex<Option<(Instant, StoreError)>>,
     discards: Option<Discards>,
-    bad_extents: Mutex<BadExtents>,
     /// Its lock is taken after that of the allocator.
     unreserved: Mutex<Unreserved>,
     looks: Looks,
@@ -108,41 +106,21 @@ impl ExtentStore {
         let mut allocator = Allocator::default();
         let mut longest = 0;
         for found in fit_files(found, directory, &budget, mean_use_by_file)? {
-            while files.len() <= found.number as usize {
-                files.push(None);
-                allocator.add_file(0);
-            }
             longest = longest.max(u64::from(found.blocks) * BLOCK_BYTES);
-            allocator.extend_file(found.number, found.blocks);
-            files[found.number as usize] = Some(Arc::new(found.file));
+            allocator.add_file(found.number, found.blocks);
+            set_file(&mut files, found.number, found.file);
         }
         let geometry = match files.iter().flatten().next() {
             Some(file) => file.geometry(),
             None => probe(directory)?.0,
         };
-        if !geometry.direct {
-            log::warn!(
-                "{} has no O_DIRECT: transfers go through the page cache",
-                directory.path().display()
-            );
-        }
+        warn_if_buffered(geometry, directory);
         let max_chunk_bytes = longest
             .max(assured_file_bytes(&budget))
             .min(longest_chunk_bytes(budget.capacity_bytes()));
-        Ok(Self {
-            directory: Some(Arc::clone(directory)),
-            budget,
-            geometry,
-            max_chunk_bytes,
-            files: RwLock::new(files),
-            allocator: Mutex::new(allocator),
-            refusal: Mutex::new(None),
-            discards: None,
-            bad_extents: Mutex::default(),
-            unreserved: Mutex::default(),
-            looks: Looks::default(),
-            is_growing: AtomicBool::new(false),
-        })
+        let mut store = Self::new(budget, geometry, max_chunk_bytes, files, allocator);
+        store.directory = Some(Arc::clone(directory));
+        Ok(store)
     }
 
     /// The data part of a device, as much of it as `budget` allows. All of it is unwritten until [`Store::rebuild`].
@@ -157,23 +135,35 @@ impl ExtentStore {
         let mut allocator = Allocator::default();
         let mut files = Vec::new();
         let mut longest = 0;
-        for (offset, blocks) in parts(data_bytes / BLOCK_BYTES) {
+        for (number, (offset, blocks)) in (0..).zip(parts(data_bytes / BLOCK_BYTES)) {
             let fits = budget.reserve(u64::from(blocks) * BLOCK_BYTES, 0);
             debug_assert!(fits, "it is no more than was left");
             longest = longest.max(u64::from(blocks) * BLOCK_BYTES);
-            allocator.add_file(blocks);
+            allocator.add_file(number, blocks);
             files.push(Some(Arc::new(DataFile::of_device(device, device.data_offset() + offset))));
         }
+        let max_chunk_bytes = longest.min(longest_chunk_bytes(capacity_bytes));
+        let mut store = Self::new(budget, device.geometry(), max_chunk_bytes, files, allocator);
+        store.discards = (discard == Discard::Free).then(|| Discards::new(Arc::clone(device)));
+        store
+    }
+
+    fn new(
+        budget: Arc<Budget>,
+        geometry: Geometry,
+        max_chunk_bytes: u64,
+        files: Vec<Option<Arc<DataFile>>>,
+        allocator: Allocator,
+    ) -> Self {
         Self {
             directory: None,
             budget,
-            geometry: device.geometry(),
-            max_chunk_bytes: longest.min(longest_chunk_bytes(capacity_bytes)),
+            geometry,
+            max_chunk_bytes,
             files: RwLock::new(files),
             allocator: Mutex::new(allocator),
-            refusal: Mutex::new(None),
-            discards: (discard == Discard::Free).then(|| Discards::new(Arc::clone(device))),
-            bad_extents: Mutex::default(),
+            refusal: Mutex::default(),
+            discards: None,
             unreserved: Mutex::default(),
             looks: Looks::default(),
             is_growing: AtomicBool::new(false),
@@ -270,7 +260,7 @@ impl Store for ExtentStore {
     }
 
     fn note_no_blocks(&self) {
-        self.note_refused_write();
+        self.looks.note_refused();
     }
 
     fn is_look_due(&self, is_refused: bool) -> bool {
@@ -282,14 +272,11 @@ impl Store for ExtentStore {
     }
 
     fn free_unwritable(&self, extent: Extent) {
-        let mut allocator = self.allocator.lock();
-        allocator.free(extent);
-        self.bad_extents.lock().add(&mut allocator, extent);
+        self.allocator.lock().free_bad(extent);
     }
 
     fn retry_bad_extents(&self) {
-        let mut allocator = self.allocator.lock();
-        self.bad_extents.lock().retry(&mut allocator);
+        self.allocator.lock().retry_bad();
     }
 
     fn follow_records(&self, are_cleared: RecordsAreCleared) {
@@ -311,7 +298,6 @@ impl Store for ExtentStore {
         Location::Shared { file, offset_bytes, is_device: self.directory.is_none() }
     }
 
-    /// Data files stay.
     fn extent_text(&self, extent: Extent, _digest: Digest) -> String {
         let offset_bytes = match self.locate(extent) {
             Location::Shared { offset_bytes, .. } => offset_bytes,
@@ -321,16 +307,6 @@ impl Store for ExtentStore {
             Some(_) => format!("byte {offset_bytes} of {}", data_file_name(extent.file)),
             None => format!("byte {offset_bytes}"),
         }
-    }
-
-    fn drain_removals(&self) {}
-
-    fn space_ready(&self, _extent: Extent) -> Result<bool, StoreError> {
-        Ok(true)
-    }
-
-    fn creation_done(&self, _extent: Extent, _outcome: io::Result<()>) -> Result<(), StoreError> {
-        Ok(())
     }
 
     fn contains(&self, extent: Extent, _digest: Digest) -> bool {
@@ -394,6 +370,13 @@ impl Store for ExtentStore {
     fn sync(&self) -> io::Result<()> {
         self.all_files().iter().try_for_each(|file| file.sync())
     }
+}
+
+/// Puts a data file at its number.
+fn set_file(files: &mut Vec<Option<Arc<DataFile>>>, number: u32, file: DataFile) {
+    let number = number as usize;
+    files.resize_with(files.len().max(number + 1), || None);
+    files[number] = Some(Arc::new(file));
 }
 
 /// Where each part of so many blocks begins, in bytes, and how many it has.

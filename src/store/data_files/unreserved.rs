@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::block::Extent;
-use crate::store::allocator::Allocator;
+use crate::store::allocator::{Allocator, parts_within};
 
 /// What a file system may refuse to give although it says that it is free: it keeps some for its own maps.
 const MOST_REFUSED_BLOCKS: u64 = 8192;
@@ -146,16 +146,7 @@ impl BlockSet {
 
     /// Those of its blocks that are in `extent`, in order.
     pub(super) fn within(&self, extent: Extent) -> Vec<Extent> {
-        let Extent { file, first_block, .. } = extent;
-        let end = extent.end_block().min(u64::from(u32::MAX)) as u32;
-        // A run that begins before it may reach into it.
-        let before = self.runs.range(..(file, first_block)).next_back();
-        let from = before.filter(|(key, _)| key.0 == file).map_or(first_block, |(key, _)| key.1);
-        let cut = |(&(_, first), &blocks): (&(u32, u32), &u32)| {
-            let (start, stop) = (first.max(first_block), (first + blocks).min(end));
-            (start < stop).then(|| Extent { file, first_block: start, blocks: stop - start })
-        };
-        self.runs.range((file, from)..(file, end)).filter_map(cut).collect()
+        parts_within(&self.runs, extent).into_iter().map(|(.., part)| part).collect()
     }
 
     pub(super) fn insert(&mut self, extent: Extent) {
@@ -173,12 +164,7 @@ impl BlockSet {
 
     pub(super) fn remove(&mut self, extent: Extent) {
         let Extent { file, .. } = extent;
-        for part in self.within(extent) {
-            let (&(_, first), &blocks) = self
-                .runs
-                .range(..=(file, part.first_block))
-                .next_back()
-                .expect("the part is one of a run");
+        for (first, blocks, part) in parts_within(&self.runs, extent) {
             self.runs.remove(&(file, first));
             let (end, part_end) = (first + blocks, part.first_block + part.blocks);
             if first < part.first_block {
@@ -213,7 +199,7 @@ mod tests {
     /// A file of 100 blocks, of which the first 40 are given out, ten at a time.
     fn allocator() -> (Allocator, Vec<Extent>) {
         let mut allocator = Allocator::default();
-        allocator.add_file(100);
+        allocator.add_file(0, 100);
         let held = (0..4).map(|_| allocator.allocate(10).unwrap()).collect();
         (allocator, held)
     }
