@@ -15,10 +15,10 @@ const BURST_SECONDS: f64 = 3_600.0;
 /// Bytes that may be written at all paths of a store, filled up as time goes by. Without a limit by default.
 #[derive(Default)]
 pub(crate) struct WriteBudget {
-    bucket: Option<Mutex<Bucket>>,
+    bucket: Option<Mutex<TokenBucket>>,
 }
 
-struct Bucket {
+struct TokenBucket {
     bytes_per_second: f64,
     burst_bytes: f64,
     left_bytes: f64,
@@ -30,7 +30,7 @@ impl WriteBudget {
         let bucket = |bytes_per_day: u64| {
             let bytes_per_second = bytes_per_day as f64 / SECONDS_PER_DAY;
             let burst_bytes = bytes_per_second * BURST_SECONDS;
-            Mutex::new(Bucket {
+            Mutex::new(TokenBucket {
                 bytes_per_second,
                 burst_bytes,
                 left_bytes: burst_bytes,
@@ -58,7 +58,7 @@ impl WriteBudget {
 }
 
 impl Cache {
-    /// Whether a SET whose bytes are not held is to write them. If not, its key is not held afterwards: what is held of it
+    /// Whether a SET whose bytes are not stored is to write them. If not, its key is not stored afterwards: what is stored of it
     /// is not what it was to be.
     pub(super) fn admits(&self, request: &SetRequest, now: Instant) -> bool {
         let Config { admission, admit_after, .. } = self.config;

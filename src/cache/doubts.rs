@@ -69,7 +69,7 @@ impl Doubts {
             let doubt = Doubt { suspect, since: now, successes, may_be_its_place };
             chunks.insert(digest, doubt);
         } else {
-            // One that is not held here is not to be looked at in idle moments either: that list would have no bound.
+            // One that is not listed here is not to be looked at in idle moments either: that list would have no bound.
             return Finding::Known;
         }
         self.count.store(chunks.len(), Ordering::Relaxed);

@@ -25,7 +25,7 @@ impl GrowthThread {
         let cache = Arc::clone(cache);
         let thread = Builder::new().name("kvring-growth".into()).spawn({
             let cache = Arc::clone(&cache);
-            move || keep_growing(&Ending(&cache))
+            move || keep_growing(&GiveUpOnDrop(&cache))
         })?;
         Ok(Self { cache, thread })
     }
@@ -39,16 +39,16 @@ impl GrowthThread {
 }
 
 /// Ends the waiting of SETs with the thread, also if that is a panic.
-struct Ending<'cache>(&'cache Cache);
+struct GiveUpOnDrop<'cache>(&'cache Cache);
 
-impl Drop for Ending<'_> {
+impl Drop for GiveUpOnDrop<'_> {
     fn drop(&mut self) {
         self.0.growth.give_up();
         self.0.wake_reactors();
     }
 }
 
-fn keep_growing(ending: &Ending<'_>) {
+fn keep_growing(ending: &GiveUpOnDrop<'_>) {
     let cache = ending.0;
     while let Some(needed_bytes) = cache.growth.next_order() {
         cache.grow(needed_bytes);

@@ -1,4 +1,4 @@
-//! What a chunk goes through between a key and its bytes on disk: claimed, placed, written, held, read, evicted.
+//! What a chunk goes through between a key and its bytes on disk: claimed, placed, written, stored, read, evicted.
 //!
 //! Two handles own a chunk on its way. A [`WriteHandle`] has an extent, a record and a share of the quota; a [`ReadHandle`] has a
 //! reader's hold on a chunk that is stored. Dropping one gives everything back. Extents are given back to the store in one place,

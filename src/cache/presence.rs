@@ -18,11 +18,11 @@ const MISSES: u32 = 2;
 #[derive(Default)]
 pub(crate) struct Presence {
     is_missed: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<PresenceState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PresenceState {
     misses: u32,
     reason: Option<Arc<str>>,
 }
@@ -66,7 +66,7 @@ impl Presence {
             return Some(reason);
         }
         log::error!(
-            "{path}: {reason}; nothing is stored until it is put back, or the store is opened again; what is held is still loaded"
+            "{path}: {reason}; nothing is stored until it is put back, or the store is opened again; what is stored is still loaded"
         );
         None
     }

@@ -98,12 +98,12 @@ impl Cache {
         if self.records().lacks_blocks() {
             return Err(self.records().why_not_written());
         }
-        let mut held = DeferredReclaim { store: &*self.store, is_begun: false };
-        let quota = self.reserve_quota(request, bytes, || held.begin())?;
-        let allocated = self.allocate(bytes, digest, &mut held, making);
+        let mut deferred = DeferredReclaim { store: &*self.store, is_begun: false };
+        let quota = self.reserve_quota(request, bytes, || deferred.begin())?;
+        let allocated = self.allocate(bytes, digest, &mut deferred, making);
         let outcome = allocated.and_then(|extent| {
             let Some(extent) = extent else { return Ok(None) };
-            let record = self.reserve_record(request.key.len(), &mut held);
+            let record = self.reserve_record(request.key.len(), &mut deferred);
             let record = record.inspect_err(|_| self.reclaim(extent))?;
             Ok(Some(WriteHandle::new(self, digest, extent, record, quota)))
         });
@@ -119,7 +119,7 @@ impl Cache {
         &self,
         bytes: u64,
         digest: Digest,
-        held: &mut DeferredReclaim<'_>,
+        deferred: &mut DeferredReclaim<'_>,
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<Extent>, StoreError> {
         let mut outcome = self.store.allocate(bytes, digest);
@@ -129,7 +129,7 @@ impl Cache {
                 return Ok(None);
             }
             steps += 1;
-            held.begin();
+            deferred.begin();
             let room =
                 making.get_or_insert_with(|| Box::new(RoomMaking::new(Extent::blocks_for(bytes))));
             match self.go_on_making_room(room) {
@@ -156,7 +156,7 @@ impl Cache {
     fn reserve_record(
         &self,
         key_bytes: usize,
-        held: &mut DeferredReclaim<'_>,
+        deferred: &mut DeferredReclaim<'_>,
     ) -> Result<Reservation, StoreError> {
         let mut outcome = self.index.table().reserve(key_bytes);
         let mut attempts = 0;
@@ -169,7 +169,7 @@ impl Cache {
             if victims.is_empty() {
                 break;
             }
-            held.begin();
+            deferred.begin();
             if self.evict_all(&victims) {
                 attempts += 1;
                 outcome = self.index.table().reserve(key_bytes);

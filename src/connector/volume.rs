@@ -24,7 +24,7 @@ use crate::format::record::MAX_CHUNK_BYTES;
 use crate::index::{Index, Recovery, Rules, Sharing, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::open_stores::OpenStore;
-use crate::reactor::{Ending, Reactors, RecordWriter, Shared, WriterEnd};
+use crate::reactor::{ReactorEnd, Reactors, RecordWriter, Shared, WriterEnd};
 use crate::sync::Mutex;
 use crate::thread::join_until;
 
@@ -270,7 +270,7 @@ impl Volume {
         let maintenance = self.maintenance.lock().take();
         let have_threads_ended = maintenance.is_none_or(MaintenanceThread::end);
         let reactors = self.reactors.lock().take();
-        let ending = reactors.map_or(Ending::Leaked, Reactors::join);
+        let ending = reactors.map_or(ReactorEnd::Leaked, Reactors::join);
         // What was queued may have needed it until now.
         let growth = self.growth.lock().take();
         let have_threads_ended = growth.is_none_or(GrowthThread::end) && have_threads_ended;
@@ -280,9 +280,9 @@ impl Volume {
         let written = writer.map_or(written, RecordWriter::end);
         let have_threads_ended = have_threads_ended && written.has_ended;
         // A leak means that somebody may still write: the lock stays as long as the volume.
-        let may_release = have_ended && have_threads_ended && ending != Ending::Leaked;
+        let may_release = have_ended && have_threads_ended && ending != ReactorEnd::Leaked;
         let shared = Arc::clone(&self.shared);
-        let orderly = ending == Ending::Orderly && written.is_done;
+        let orderly = ending == ReactorEnd::Orderly && written.is_done;
         let release = move || may_release && release(&shared, orderly);
         // On a thread, which is left behind if the device, or a frozen file system, does not give it back.
         let thread = Builder::new().name("kvring-close".into()).spawn(release);

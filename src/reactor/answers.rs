@@ -10,10 +10,10 @@ use crate::sync::Mutex;
 
 /// Answers that wait for changes of records, in the order of their tickets.
 #[derive(Default)]
-pub(super) struct Answers(pub(super) Mutex<Waiting>);
+pub(super) struct Answers(pub(super) Mutex<WaitingAnswers>);
 
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitingAnswers {
     pub(super) answers: VecDeque<(u64, Answer)>,
     pub(super) have_ended: bool,
 }

@@ -214,7 +214,7 @@ impl ChunkFile {
         };
         let failure_of = |error: io::Error| match error.raw_os_error() {
             Some(errno) => {
-                let state = health.state(request.way());
+                let state = health.state(request.direction());
                 health.note_failure(request, errno, Instant::now());
                 let path = cache.config.path();
                 Failure::of(request, errno, Attempt::First, state, path)

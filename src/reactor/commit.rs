@@ -11,7 +11,7 @@
 //! A failed sync fails its group and is not tried again: the kernel may have dropped what it could not write, and a second
 //! sync would report success for it. So would the sync of the next group, and those of other reactors
 //! ([`failed_syncs`](super::failed_syncs)): a SET whose write had begun before the failure was seen is written once more, or
-//! fails with it if its record is on its way already.
+//! fails with it if its record is on its direction already.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::RawFd;
@@ -21,7 +21,7 @@ use std::{io, mem};
 use super::Shared;
 use super::failed_syncs::SyncsUnderWay;
 use super::failure::Failure;
-use super::health::Way;
+use super::health::Direction;
 use super::operation::{Active, Operation, Stage};
 use slab::Slab;
 
@@ -39,7 +39,7 @@ pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
 /// have.
 const MOST_OPEN_FILES: usize = 256;
 
-/// SETs on their way to durability.
+/// SETs on their direction to durability.
 pub(super) struct GroupCommit {
     /// Number of the reactor.
     number: usize,
@@ -119,7 +119,7 @@ impl GroupCommit {
         self.group.as_ref().map_or(0, |group| group.outstanding)
     }
 
-    /// Forgets all members; syncs under way are still to be reaped.
+    /// Forgets all members; syncs under direction are still to be reaped.
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
         if let Some(group) = &mut self.group {
@@ -180,7 +180,7 @@ impl GroupCommit {
         layout == Layout::Files && self.waiting.len() + members >= MOST_OPEN_FILES
     }
 
-    /// Starts a group if SETs wait for one and none is under way; goes on with one that waited for other reactors.
+    /// Starts a group if SETs wait for one and none is under direction; goes on with one that waited for other reactors.
     pub(super) fn start(
         &mut self,
         active: &mut Slab<Active>,
@@ -271,10 +271,10 @@ impl GroupCommit {
         let errno = if is_cancelled { 0 } else { result.min(0).abs() };
         let is_first_error = errno != 0 && group.error.is_none();
         if errno != 0 {
-            shared.health.note_error(Way::Sync, errno, Instant::now());
+            shared.health.note_error(Direction::Sync, errno, Instant::now());
             group.error.get_or_insert(errno);
         } else if !is_cancelled {
-            shared.health.note_success(Way::Sync);
+            shared.health.note_success(Direction::Sync);
         }
         shared.note_sync_ended(self.number, errno, is_first_error);
         if group.outstanding > 0 {

@@ -11,8 +11,8 @@ use slab::Slab;
 use super::Shared;
 use super::errnos::{Attempt, Verdict, judge};
 use super::failure::Failure;
-use super::health::{State, Way};
-use super::piece::{Piece, Progress};
+use super::health::{DeviceState, Direction};
+use super::piece::{Piece, PieceProgress};
 use crate::buffer::BouncePool;
 use crate::engine::Engine;
 use crate::engine::EngineError;
@@ -22,7 +22,7 @@ use crate::schedule::Grant;
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The directions that pieces go in.
-const WAYS: [Way; 2] = [Way::Read, Way::Write];
+const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
 
 /// A piece that has failed once.
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ pub(super) struct Checksummed {
 pub(super) struct Device {
     pieces: Slab<Piece>,
     pub(super) pool: BouncePool,
-    isolated: [IsolatedRetries; WAYS.len()],
+    isolated: [IsolatedRetries; DIRECTIONS.len()],
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
     moved: [VecDeque<Piece>; 2],
     moved_bytes: u64,
@@ -155,22 +155,22 @@ impl Device {
         let isolated = self.end_isolated(token);
         let piece = &mut self.pieces[token];
         let outcome = match piece.advance(result) {
-            Progress::Again => {
+            PieceProgress::Again => {
                 shared.cache.counters.transfers_resumed.add(1);
                 return match self.submit(token, shared, engine) {
                     Ok(()) => (Outcome::InFlight, Ok(())),
                     Err(error) => (self.fail(token, Failure::Closed), Err(error)),
                 };
             }
-            Progress::Done => {
-                let way = piece.request().way();
-                if shared.health.note_success(way) && way == Way::Write {
+            PieceProgress::Done => {
+                let direction = piece.request().direction();
+                if shared.health.note_success(direction) && direction == Direction::Write {
                     // It was the device, and not they.
                     shared.cache.store.retry_bad_extents();
                 }
                 self.note_moved(token, is_load)
             }
-            Progress::Failed(errno) => {
+            PieceProgress::Failed(errno) => {
                 self.retry_or_fail((token, errno), isolated, is_wanted, now, shared)
             }
         };
@@ -181,9 +181,9 @@ impl Device {
     pub(super) fn complete_stopped(&mut self, token: usize, result: i32) -> Outcome {
         self.end_isolated(token);
         match self.pieces[token].advance(result) {
-            Progress::Done => self.note_moved(token, false),
+            PieceProgress::Done => self.note_moved(token, false),
             // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
-            Progress::Again | Progress::Failed(_) => self.fail(token, Failure::Closed),
+            PieceProgress::Again | PieceProgress::Failed(_) => self.fail(token, Failure::Closed),
         }
     }
 
@@ -209,16 +209,16 @@ impl Device {
         now: Instant,
         shared: &Shared,
     ) -> Outcome {
-        let way = self.pieces[token].request().way();
+        let direction = self.pieces[token].request().direction();
         let attempt = match isolated {
             None => Attempt::First,
-            Some(before) if shared.health.successes(way) > before => Attempt::AmongSuccesses,
+            Some(before) if shared.health.successes(direction) > before => Attempt::AmongSuccesses,
             Some(_) => Attempt::Alone,
         };
         if is_wanted && self.merits_retry(token, errno, attempt, shared) {
-            let successes = shared.health.successes(way);
+            let successes = shared.health.successes(direction);
             let failed = FailedOnce { token, errno, since: now, successes };
-            self.isolated[way as usize].waiting.push_back(failed);
+            self.isolated[direction as usize].waiting.push_back(failed);
             return Outcome::InFlight;
         }
         self.end_failed(token, errno, attempt, now, shared)
@@ -227,7 +227,8 @@ impl Device {
     /// Whether a piece that has failed may go through by itself.
     fn merits_retry(&self, token: usize, errno: i32, attempt: Attempt, shared: &Shared) -> bool {
         let request = self.pieces[token].request();
-        judge(request, errno, attempt, shared.health.state(request.way())) == Verdict::RetryAlone
+        judge(request, errno, attempt, shared.health.state(request.direction()))
+            == Verdict::RetryAlone
     }
 
     /// A piece has failed for good.
@@ -242,8 +243,8 @@ impl Device {
         let request = self.pieces[token].request();
         // One that merits no second attempt any more says nothing of its extent.
         let state = match attempt {
-            Attempt::First => State::Fails,
-            _ => shared.health.state(request.way()),
+            Attempt::First => DeviceState::Fails,
+            _ => shared.health.state(request.direction()),
         };
         let failure = Failure::of(request, errno, attempt, state, shared.cache.config.path());
         shared.health.note_failure(request, errno, now);
@@ -260,9 +261,9 @@ impl Device {
         engine: &mut impl Engine,
     ) -> (Vec<Outcome>, Result<(), EngineError>) {
         let mut failed = Vec::new();
-        for way in WAYS {
-            while self.isolated[way as usize].in_flight.is_none()
-                && let Some(next) = self.isolated[way as usize].waiting.pop_front()
+        for direction in DIRECTIONS {
+            while self.isolated[direction as usize].in_flight.is_none()
+                && let Some(next) = self.isolated[direction as usize].waiting.pop_front()
             {
                 let FailedOnce { token, errno, since, .. } = next;
                 let is_late = now.saturating_duration_since(since) > LONGEST_WAIT;
@@ -278,7 +279,7 @@ impl Device {
                     failed.push(self.fail(token, Failure::Closed));
                     return (failed, Err(error));
                 }
-                self.isolated[way as usize].in_flight = Some(next);
+                self.isolated[direction as usize].in_flight = Some(next);
             }
         }
         (failed, Ok(()))

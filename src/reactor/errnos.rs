@@ -6,7 +6,7 @@ use libc::{
     ENOTDIR, ENXIO, EOPNOTSUPP, EPERM, EREMOTEIO, EROFS, ETIMEDOUT, EUCLEAN,
 };
 
-use super::health::{State, Way};
+use super::health::{DeviceState, Direction};
 
 /// What stands for an errno where a file, or a device, ends before the chunk does.
 pub(super) const END_OF_FILE: i32 = 0;
@@ -31,16 +31,16 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// Which way bytes go, or would.
-    pub(super) fn way(self) -> Way {
+    /// Which direction bytes go, or would.
+    pub(super) fn direction(self) -> Direction {
         match self {
-            Self::Read | Self::OpenChunkFile => Way::Read,
+            Self::Read | Self::OpenChunkFile => Direction::Read,
             Self::Write
             | Self::WriteDataFile
             | Self::WriteChunkFile
             | Self::MakeChunkFile
-            | Self::Grow => Way::Write,
-            Self::Sync => Way::Sync,
+            | Self::Grow => Direction::Write,
+            Self::Sync => Direction::Sync,
         }
     }
 
@@ -107,12 +107,13 @@ pub(super) enum Verdict {
 }
 
 /// Judges the failure of a `request` with `errno`. `state` is that of the device, in the direction of the request.
-pub(super) fn judge(request: Request, errno: i32, attempt: Attempt, state: State) -> Verdict {
+pub(super) fn judge(request: Request, errno: i32, attempt: Attempt, state: DeviceState) -> Verdict {
     let subject = subject_of(request, errno);
-    let can_retry = request.is_transfer() && attempt == Attempt::First && state != State::Fails;
+    let can_retry =
+        request.is_transfer() && attempt == Attempt::First && state != DeviceState::Fails;
     match subject {
         Subject::Place if can_retry => Verdict::RetryAlone,
-        Subject::Place if state == State::Works => {
+        Subject::Place if state == DeviceState::Works => {
             let is_unreadable = request == Request::Read && attempt == Attempt::AmongSuccesses;
             Verdict::Fail(if is_unreadable { Fate::Drop } else { Fate::Doubt }, Weight::Counts)
         }
@@ -140,7 +141,7 @@ pub(super) fn is_unsupported(errno: i32) -> bool {
 
 /// What a failure says of the path, whatever becomes of its operation.
 pub(super) fn weight_of(request: Request, errno: i32) -> Weight {
-    match judge(request, errno, Attempt::Alone, State::Fails) {
+    match judge(request, errno, Attempt::Alone, DeviceState::Fails) {
         Verdict::Fail(_, weight) => weight,
         Verdict::RetryAlone => Weight::Nothing,
     }
@@ -189,23 +190,23 @@ mod tests {
         for errno in [EIO, ENODATA, EILSEQ, EREMOTEIO, EUCLEAN, END_OF_FILE] {
             for request in [Request::Read, Request::Write, Request::WriteDataFile] {
                 let judged = |attempt, state| judge(request, errno, attempt, state);
-                assert_eq!(judged(Attempt::First, State::Works), Verdict::RetryAlone);
-                assert_eq!(judged(Attempt::First, State::Falters), Verdict::RetryAlone);
-                assert_eq!(judged(Attempt::First, State::Fails), KEPT);
-                assert_eq!(judged(Attempt::Alone, State::Works), DOUBTED);
-                assert_eq!(judged(Attempt::Alone, State::Falters), KEPT);
-                assert_eq!(judged(Attempt::AmongSuccesses, State::Falters), KEPT);
+                assert_eq!(judged(Attempt::First, DeviceState::Works), Verdict::RetryAlone);
+                assert_eq!(judged(Attempt::First, DeviceState::Falters), Verdict::RetryAlone);
+                assert_eq!(judged(Attempt::First, DeviceState::Fails), KEPT);
+                assert_eq!(judged(Attempt::Alone, DeviceState::Works), DOUBTED);
+                assert_eq!(judged(Attempt::Alone, DeviceState::Falters), KEPT);
+                assert_eq!(judged(Attempt::AmongSuccesses, DeviceState::Falters), KEPT);
             }
         }
-        let among = |request| judge(request, EIO, Attempt::AmongSuccesses, State::Works);
+        let among = |request| judge(request, EIO, Attempt::AmongSuccesses, DeviceState::Works);
         assert_eq!(among(Request::Read), Verdict::Fail(Fate::Drop, Weight::Counts));
         assert_eq!(among(Request::Write), DOUBTED);
-        assert_eq!(judge(Request::Sync, EIO, Attempt::First, State::Fails), KEPT);
+        assert_eq!(judge(Request::Sync, EIO, Attempt::First, DeviceState::Fails), KEPT);
     }
 
     #[test]
     fn only_what_speaks_of_the_chunk_drops_it() {
-        let first = |request, errno| judge(request, errno, Attempt::First, State::Works);
+        let first = |request, errno| judge(request, errno, Attempt::First, DeviceState::Works);
         for errno in [ETIMEDOUT, ENOLINK, EROFS, EBADE] {
             assert_eq!(first(Request::Read, errno), KEPT);
             assert_eq!(first(Request::Write, errno), KEPT);

@@ -3,7 +3,7 @@
 //! A sync that fails may have dropped whatever was written before it ended, in other files too where it was the device
 //! that could not flush; the next sync, by whichever reactor, reports success for it. So a chunk is durable only if no
 //! sync of the store failed between the start of its write and its own last sync, and that is known only when all those
-//! have come back that were under way when that last one did.
+//! have come back that were under direction when that last one did.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -47,7 +47,7 @@ impl Shared {
             .for_each(|lane| lane.waker.wake());
     }
 
-    /// What reactors other than `number` have under way. `number` is woken whenever some of it comes back, until
+    /// What reactors other than `number` have under direction. `number` is woken whenever some of it comes back, until
     /// [`Shared::have_ended`].
     pub(super) fn syncs_under_way(&self, number: usize) -> SyncsUnderWay {
         self.lanes[number].syncs.awaits_others.store(true, Ordering::SeqCst);

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::errnos::{Attempt, END_OF_FILE, Fate, Request, Verdict, is_no_space, judge};
-use super::health::State;
+use super::health::DeviceState;
 use crate::error::StoreError;
 
 pub(super) enum Failure {
@@ -28,7 +28,7 @@ impl Failure {
         request: Request,
         errno: i32,
         attempt: Attempt,
-        state: State,
+        state: DeviceState,
         path: &std::path::Path,
     ) -> Self {
         if request == Request::WriteDataFile && is_no_space(request, errno) {
@@ -53,7 +53,7 @@ impl Failure {
         match self {
             Self::NoRoom(error) => error.to_string(),
             Self::Missed(reason) => format!(
-                "nothing is stored any more: {reason}; put it back, or open the store again (what is held is still loaded)"
+                "nothing is stored any more: {reason}; put it back, or open the store again (what is stored is still loaded)"
             ),
             Self::Transfer(error, _) => format!("cannot write {}: {error}", what()),
             Self::Sync(error) => format!("cannot make {} durable: {error}", what()),

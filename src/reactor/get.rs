@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Shared;
 use super::errnos::Fate;
 use super::failure::Failure;
-use super::health::{State, Way};
+use super::health::{DeviceState, Direction};
 use crate::cache::{Finding, GetRequest, ReadHandle};
 use crate::index::Suspect;
 
@@ -70,14 +70,15 @@ fn end_failed_read(read: ReadHandle, error: &io::Error, fate: Fate, shared: &Sha
     let (health, cache) = (&shared.health, &shared.cache);
     let suspect = read.suspect();
     // While the device fails, that says all there is to say.
-    let finding = suspect.filter(|_| fate != Fate::Drop && health.state(Way::Read) != State::Fails);
+    let finding = suspect
+        .filter(|_| fate != Fate::Drop && health.state(Direction::Read) != DeviceState::Fails);
     let finding = finding.map(|suspect| {
-        let successes = health.successes(Way::Read);
+        let successes = health.successes(Direction::Read);
         cache.doubts.add(suspect, fate == Fate::Doubt, successes, Instant::now())
     });
     let is_dropped = fate == Fate::Drop || finding == Some(Finding::Unreadable);
     // Once it is the device, that is said, and not chunk by chunk.
-    if health.may_tell(Way::Read, cache.config.path()) {
+    if health.may_log(Direction::Read, cache.config.path()) {
         let what = if is_dropped { "dropped" } else { "a miss, and kept" };
         log::error!("cannot read a chunk ({}): {error}; it is {what}", read.extent_text());
     }

@@ -10,10 +10,10 @@ use crate::sync::Mutex;
 
 use super::errnos::{Request, Weight, weight_of};
 
-/// Errors of the device in a row, with nothing moved that way in between, and the time they go on for, from which on it
+/// Errors of the device in a row, with nothing moved that direction in between, and the time they go on for, from which on it
 /// counts as failed. Some bad sectors do not reach it: what fails a second time fails its operation only.
-const MOST_ERRORS_IN_A_ROW: u32 = 16;
-const SHORTEST_ROW: Duration = Duration::from_millis(500);
+const LONGEST_ERROR_STREAK: u32 = 16;
+const SHORTEST_STREAK: Duration = Duration::from_millis(500);
 
 /// Errors among the last 64 from which on the device falters, and to which they must fall for that to be over.
 const MOST_OF_64: u32 = 24;
@@ -22,20 +22,20 @@ const FEW_OF_64: u32 = 16;
 const LONGEST_FALTERING: Duration = Duration::from_secs(10);
 
 /// Failed operations in a row that the log tells of one by one.
-const MOST_TOLD_IN_A_ROW: u32 = 16;
+const MOST_LOGGED_IN_A_STREAK: u32 = 16;
 
 /// Tells of a store, by its number, that has failed.
 pub(crate) type Alarm = Sender<usize>;
 
-/// Which way bytes go.
+/// Which direction bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     Read,
     Write,
     Sync,
 }
 
-impl Way {
+impl Direction {
     fn name(self) -> &'static str {
         match self {
             Self::Read => "reads",
@@ -56,7 +56,7 @@ impl Way {
 /// How the device does in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub(super) enum State {
+pub(super) enum DeviceState {
     /// What fails may be the fault of one place.
     #[default]
     Works,
@@ -68,20 +68,20 @@ pub(super) enum State {
 
 /// What is known of one direction.
 #[derive(Default)]
-struct Direction {
+struct DirectionHealth {
     /// Something has failed not long ago. While nothing has, nothing is counted.
     is_watched: AtomicBool,
-    /// [`State`] as a number.
+    /// [`DeviceState`] as a number.
     state: AtomicU8,
     history: Mutex<History>,
 }
 
 #[derive(Default)]
 struct History {
-    errors_in_a_row: u32,
+    error_streak: u32,
     /// Lines that the log has of them.
-    told: u32,
-    row_since: Option<Instant>,
+    logged: u32,
+    streak_since: Option<Instant>,
     /// The last 64 results, the youngest in the lowest bit, which is set for an error.
     recent: u64,
     faltering_since: Option<Instant>,
@@ -89,16 +89,16 @@ struct History {
     successes: u64,
 }
 
-impl Direction {
-    fn state(&self) -> State {
+impl DirectionHealth {
+    fn state(&self) -> DeviceState {
         match self.state.load(Ordering::Relaxed) {
-            0 => State::Works,
-            1 => State::Falters,
-            _ => State::Fails,
+            0 => DeviceState::Works,
+            1 => DeviceState::Falters,
+            _ => DeviceState::Fails,
         }
     }
 
-    fn set_state(&self, state: State) {
+    fn set_state(&self, state: DeviceState) {
         self.state.store(state as u8, Ordering::Relaxed);
     }
 
@@ -109,47 +109,50 @@ impl Direction {
         }
         let mut history = self.history.lock();
         history.successes += 1;
-        (history.errors_in_a_row, history.told, history.row_since) = (0, 0, None);
+        (history.error_streak, history.logged, history.streak_since) = (0, 0, None);
         history.recent <<= 1;
         if history.recent == 0 {
             self.is_watched.store(false, Ordering::Relaxed);
         }
         let before = self.state();
-        if before == State::Works {
+        if before == DeviceState::Works {
             return false;
         }
         let falters = history.recent.count_ones() >= FEW_OF_64;
         if !falters {
             history.faltering_since = None;
         }
-        self.set_state(if falters { State::Falters } else { State::Works });
+        self.set_state(if falters { DeviceState::Falters } else { DeviceState::Works });
         !falters
     }
 
     /// Says in what words the device has failed, if it has.
-    fn fail(&self, way: Way, now: Instant) -> Option<String> {
+    fn fail(&self, direction: Direction, now: Instant) -> Option<String> {
         self.is_watched.store(true, Ordering::Relaxed);
         let mut history = self.history.lock();
-        history.errors_in_a_row += 1;
+        history.error_streak += 1;
         history.recent = history.recent << 1 | 1;
-        let (in_a_row, of_64) = (history.errors_in_a_row, history.recent.count_ones());
-        let row_lasted = now.saturating_duration_since(*history.row_since.get_or_insert(now));
+        let (in_a_row, of_64) = (history.error_streak, history.recent.count_ones());
+        let streak_lasted = now.saturating_duration_since(*history.streak_since.get_or_insert(now));
         if of_64 >= MOST_OF_64 {
             history.faltering_since.get_or_insert(now);
         }
         let falters_since = history.faltering_since;
         let faltered = falters_since.map(|since| now.saturating_duration_since(since));
-        if in_a_row >= MOST_ERRORS_IN_A_ROW {
-            self.set_state(State::Fails);
+        if in_a_row >= LONGEST_ERROR_STREAK {
+            self.set_state(DeviceState::Fails);
         } else if faltered.is_some() {
-            self.set_state(self.state().max(State::Falters));
+            self.set_state(self.state().max(DeviceState::Falters));
         }
-        if in_a_row >= MOST_ERRORS_IN_A_ROW && row_lasted >= SHORTEST_ROW {
-            return Some(format!("{in_a_row} {} in a row failed", way.name()));
+        if in_a_row >= LONGEST_ERROR_STREAK && streak_lasted >= SHORTEST_STREAK {
+            return Some(format!("{in_a_row} {} in a row failed", direction.name()));
         }
         let too_long = faltered.filter(|lasted| *lasted >= LONGEST_FALTERING)?;
         let seconds = too_long.as_secs();
-        Some(format!("for {seconds} s many {} have failed, {of_64} of the last 64", way.name()))
+        Some(format!(
+            "for {seconds} s many {} have failed, {of_64} of the last 64",
+            direction.name()
+        ))
     }
 }
 
@@ -157,7 +160,7 @@ impl Direction {
 #[derive(Default)]
 pub(crate) struct Health {
     /// A device that has become read-only still reads, and one that cannot flush still takes writes.
-    directions: [Direction; 3],
+    directions: [DirectionHealth; 3],
     has_failed: AtomicBool,
     /// It stays in use whatever happens, for want of another.
     stays_in_use: AtomicBool,
@@ -166,19 +169,19 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Who is to be told when it fails, and as which number.
+    /// Who is to be logged when it fails, and as which number.
     pub(crate) fn set_alarm(&self, number: usize, alarm: Option<Alarm>) {
         *self.alarm.lock() = alarm.map(|alarm| (number, alarm));
     }
 
     /// Something was read, written, or made durable. Says whether the device works again since then.
-    pub(super) fn note_success(&self, way: Way) -> bool {
-        let direction = &self.directions[way as usize];
+    pub(super) fn note_success(&self, direction: Direction) -> bool {
+        let direction = &self.directions[direction as usize];
         if !direction.is_watched.load(Ordering::Relaxed) {
             return false;
         }
         let works_again = direction.succeed();
-        let all_work = || self.directions.iter().all(|one| one.state() == State::Works);
+        let all_work = || self.directions.iter().all(|one| one.state() == DeviceState::Works);
         if self.stays_in_use.load(Ordering::Relaxed) && all_work() {
             *self.reason.lock() = None;
         }
@@ -186,8 +189,8 @@ impl Health {
     }
 
     /// A transfer failed with `errno` now.
-    pub(super) fn note_error(&self, way: Way, errno: i32, now: Instant) {
-        self.note_failure(way.request(), errno, now);
+    pub(super) fn note_error(&self, direction: Direction, errno: i32, now: Instant) {
+        self.note_failure(direction.request(), errno, now);
     }
 
     /// A request failed with `errno` now.
@@ -196,12 +199,12 @@ impl Health {
             super::errnos::END_OF_FILE => "the device ends before the chunk does".into(),
             errno => io::Error::from_raw_os_error(errno).to_string(),
         };
-        let way = request.way();
+        let direction = request.direction();
         let weight = weight_of(request, errno);
         if weight == Weight::Nothing {
             return;
         }
-        let failed = self.directions[way as usize].fail(way, now);
+        let failed = self.directions[direction as usize].fail(direction, now);
         match (weight, failed) {
             (Weight::Gone, _) => self.fail(|| format!("it is gone: {}", error())),
             (_, Some(how)) => self.fail(|| format!("{how}, the last one with: {}", error())),
@@ -210,35 +213,35 @@ impl Health {
     }
 
     /// How the device does in one direction.
-    pub(super) fn state(&self, way: Way) -> State {
+    pub(super) fn state(&self, direction: Direction) -> DeviceState {
         match self.has_failed() {
-            true => State::Fails,
-            false => self.directions[way as usize].state(),
+            true => DeviceState::Fails,
+            false => self.directions[direction as usize].state(),
         }
     }
 
     /// A number that grows with the successes from now on.
-    pub(super) fn successes(&self, way: Way) -> u64 {
-        let direction = &self.directions[way as usize];
+    pub(super) fn successes(&self, direction: Direction) -> u64 {
+        let direction = &self.directions[direction as usize];
         direction.is_watched.store(true, Ordering::Relaxed);
         direction.history.lock().successes
     }
 
     /// Whether one more failed operation of the store at `path` is worth a line in the log: the first ones of a row are.
-    pub(super) fn may_tell(&self, way: Way, path: &Path) -> bool {
+    pub(super) fn may_log(&self, direction: Direction, path: &Path) -> bool {
         if self.has_failed() {
             return false;
         }
-        let mut history = self.directions[way as usize].history.lock();
-        let told = history.told;
-        history.told = told.saturating_add(1);
-        if told == MOST_TOLD_IN_A_ROW {
-            let (path, way) = (path.display(), way.name());
+        let mut history = self.directions[direction as usize].history.lock();
+        let logged = history.logged;
+        history.logged = logged.saturating_add(1);
+        if logged == MOST_LOGGED_IN_A_STREAK {
+            let (path, direction) = (path.display(), direction.name());
             log::warn!(
-                "{path}: further {way} in a row that fail are counted, and not told one by one"
+                "{path}: further {direction} in a row that fail are counted, and not logged one by one"
             );
         }
-        told < MOST_TOLD_IN_A_ROW
+        logged < MOST_LOGGED_IN_A_STREAK
     }
 
     /// It has failed, whatever for. Only the first reason counts.
@@ -293,42 +296,43 @@ mod tests {
     }
 
     #[test]
-    fn errors_in_a_row_are_a_failure_and_others_are_not() {
+    fn error_streak_are_a_failure_and_others_are_not() {
         let (health, alarms) = watched();
         let begin = Instant::now();
-        let end = begin + SHORTEST_ROW;
+        let end = begin + SHORTEST_STREAK;
         for _ in 0..10 {
-            health.note_error(Way::Read, libc::EIO, begin);
-            (2..MOST_ERRORS_IN_A_ROW).for_each(|_| health.note_error(Way::Read, libc::EIO, end));
-            health.note_success(Way::Read);
+            health.note_error(Direction::Read, libc::EIO, begin);
+            (2..LONGEST_ERROR_STREAK)
+                .for_each(|_| health.note_error(Direction::Read, libc::EIO, end));
+            health.note_success(Direction::Read);
         }
         // Many at once, as where a batch meets a bad spot.
-        (0..1000).for_each(|_| health.note_error(Way::Read, libc::EIO, begin));
+        (0..1000).for_each(|_| health.note_error(Direction::Read, libc::EIO, begin));
         assert_eq!(
-            (health.state(Way::Read), health.state(Way::Write)),
-            (State::Fails, State::Works)
+            (health.state(Direction::Read), health.state(Direction::Write)),
+            (DeviceState::Fails, DeviceState::Works)
         );
-        health.note_success(Way::Read);
-        assert_eq!(health.state(Way::Read), State::Falters);
-        (0..100).for_each(|_| health.note_error(Way::Write, libc::ENOMEM, end));
+        health.note_success(Direction::Read);
+        assert_eq!(health.state(Direction::Read), DeviceState::Falters);
+        (0..100).for_each(|_| health.note_error(Direction::Write, libc::ENOMEM, end));
         assert!(!health.has_failed() && alarms.try_recv().is_err());
-        health.note_error(Way::Write, libc::EIO, begin);
-        for _ in 1..MOST_ERRORS_IN_A_ROW {
-            health.note_success(Way::Read);
+        health.note_error(Direction::Write, libc::EIO, begin);
+        for _ in 1..LONGEST_ERROR_STREAK {
+            health.note_success(Direction::Read);
             // Whatever they are.
-            health.note_error(Way::Write, libc::ENOSPC, end);
+            health.note_error(Direction::Write, libc::ENOSPC, end);
         }
         assert!(health.has_failed(), "that it still reads does not help");
         assert!(health.reason().unwrap().starts_with("16 writes in a row failed"));
-        health.note_success(Way::Write);
-        health.note_error(Way::Read, libc::ENODEV, end);
-        assert_eq!(alarms.try_iter().collect::<Vec<_>>(), [3], "told once");
+        health.note_success(Direction::Write);
+        health.note_error(Direction::Read, libc::ENODEV, end);
+        assert_eq!(alarms.try_iter().collect::<Vec<_>>(), [3], "logged once");
     }
 
     #[test]
     fn a_device_that_is_gone_fails_at_once() {
         let (health, alarms) = watched();
-        health.note_error(Way::Read, libc::ENXIO, Instant::now());
+        health.note_error(Direction::Read, libc::ENXIO, Instant::now());
         assert!(health.reason().unwrap().starts_with("it is gone"));
         assert_eq!(alarms.try_iter().count(), 1);
     }
@@ -341,8 +345,8 @@ mod tests {
             for number in 0..1000 {
                 let now = begin + Duration::from_millis(seconds * u64::from(number));
                 match number % one_in {
-                    0 => health.note_error(Way::Write, libc::EIO, now),
-                    _ => drop(health.note_success(Way::Write)),
+                    0 => health.note_error(Direction::Write, libc::EIO, now),
+                    _ => drop(health.note_success(Direction::Write)),
                 }
             }
             health.reason()
@@ -357,15 +361,15 @@ mod tests {
     fn the_last_path_has_a_reason_until_it_works_again() {
         let (health, alarms) = watched();
         let begin = Instant::now();
-        let fail = |now| (0..100).for_each(|_| health.note_error(Way::Write, libc::EIO, now));
+        let fail = |now| (0..100).for_each(|_| health.note_error(Direction::Write, libc::EIO, now));
         for outage in 1..3 {
             fail(begin);
-            fail(begin + SHORTEST_ROW);
+            fail(begin + SHORTEST_STREAK);
             health.stay_in_use();
-            fail(begin + SHORTEST_ROW);
+            fail(begin + SHORTEST_STREAK);
             assert!(!health.has_failed() && health.reason().is_some());
-            assert_eq!(alarms.try_iter().count(), 1, "told once in outage {outage}");
-            let works_again = (0..64).filter(|_| health.note_success(Way::Write)).count();
+            assert_eq!(alarms.try_iter().count(), 1, "logged once in outage {outage}");
+            let works_again = (0..64).filter(|_| health.note_success(Direction::Write)).count();
             assert_eq!((works_again, health.reason()), (1, None));
         }
     }

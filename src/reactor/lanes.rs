@@ -1,4 +1,4 @@
-//! The way to each reactor: what is handed to it, and which one gets an operation: the one with the least to do before it.
+//! The direction to each reactor: what is handed to it, and which one gets an operation: the one with the least to do before it.
 //!
 //! Any reactor may get any operation. A SET has claimed its key, where later operations on the key wait until it is done, and a
 //! GET has opened its chunk.
@@ -14,7 +14,7 @@ use crate::key::Digest;
 use crate::schedule::Class;
 use crate::sync::Mutex;
 
-/// The way to one reactor, and what the others need to know of it.
+/// The direction to one reactor, and what the others need to know of it.
 pub(super) struct Lane {
     pub(super) intake: Intake,
     pub(super) waker: Arc<Waker>,
@@ -29,7 +29,7 @@ pub(super) struct Lane {
     pub(super) sets_wait: AtomicBool,
 }
 
-/// The syncs of one reactor. All that it has under way come back before it begins further ones.
+/// The syncs of one reactor. All that it has under direction come back before it begins further ones.
 #[derive(Default)]
 pub(super) struct SyncCounts {
     pub(super) begun: AtomicU64,
@@ -38,7 +38,7 @@ pub(super) struct SyncCounts {
     pub(super) awaits_others: AtomicBool,
 }
 
-/// Submitted batches on their way to a reactor: a queue per class, an element per batch.
+/// Submitted batches on their direction to a reactor: a queue per class, an element per batch.
 #[derive(Default)]
 pub(crate) struct Intake {
     queues: [SegQueue<Vec<Operation>>; 3],
@@ -115,13 +115,13 @@ impl Load {
 /// Operations of one batch, spread over the reactors.
 pub(crate) struct Spread {
     pub(super) class: Class,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<LanePart>,
     /// Who got the last operation.
     current: usize,
 }
 
 /// What one reactor gets.
-pub(super) struct Part {
+pub(super) struct LanePart {
     /// What it has to do before the next operation.
     before: (u64, u64),
     pub(super) bytes: u64,
@@ -147,7 +147,7 @@ impl Spread {
     /// Nothing yet, of a batch of `expected` operations of `class`.
     pub(super) fn new(lanes: &[Lane], class: Class, expected: usize) -> Self {
         let share = if lanes.len() == 1 { expected } else { 0 };
-        let part = |lane: &Lane| Part {
+        let part = |lane: &Lane| LanePart {
             before: lane.load.before(class),
             bytes: 0,
             operations: Vec::with_capacity(share),

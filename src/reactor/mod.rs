@@ -70,7 +70,7 @@ const ANNOUNCED_TURNS: u32 = 4;
 
 /// How a reactor ended, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Ending {
+pub(crate) enum ReactorEnd {
     /// It was asked to, and the kernel holds nothing any more.
     Orderly,
     /// It failed; the kernel holds nothing any more.
@@ -80,7 +80,7 @@ pub(crate) enum Ending {
 }
 
 /// A thread, and what tells how it ended.
-type ReactorThread = (JoinHandle<()>, Receiver<Ending>);
+type ReactorThread = (JoinHandle<()>, Receiver<ReactorEnd>);
 
 /// The running reactors of a store.
 pub(crate) struct Reactors {
@@ -122,15 +122,15 @@ impl Reactors {
 
     /// Waits for the reactors to end; how the worst of them did. Without a limit: until it tells, one may use the memory of
     /// callers. The thread of one that leaks is left behind: it does not exit before the kernel has given back what its ring has.
-    pub(crate) fn join(self) -> Ending {
+    pub(crate) fn join(self) -> ReactorEnd {
         let join = |(thread, ending): ReactorThread| {
-            let ending = ending.recv().unwrap_or(Ending::Leaked);
+            let ending = ending.recv().unwrap_or(ReactorEnd::Leaked);
             match ending {
-                Ending::Leaked => Ending::Leaked,
-                ending => thread.join().map_or(Ending::Leaked, |()| ending),
+                ReactorEnd::Leaked => ReactorEnd::Leaked,
+                ending => thread.join().map_or(ReactorEnd::Leaked, |()| ending),
             }
         };
-        self.threads.into_iter().map(join).max().unwrap_or(Ending::Orderly)
+        self.threads.into_iter().map(join).max().unwrap_or(ReactorEnd::Orderly)
     }
 }
 
@@ -221,24 +221,24 @@ impl<E: Engine> Reactor<E> {
     }
 
     /// Runs until it is stopped, or dies; answers everything in either case.
-    fn live(mut self) -> Ending {
+    fn live(mut self) -> ReactorEnd {
         let ending = match catch_unwind(AssertUnwindSafe(|| self.run())) {
-            Ok(Ok(())) => Ending::Orderly,
+            Ok(Ok(())) => ReactorEnd::Orderly,
             Ok(Err(error)) => {
                 log::error!("the reactor stops: {error}; every operation fails from here on");
-                Ending::Failed
+                ReactorEnd::Failed
             }
             Err(_) => {
                 log::error!("the reactor stops after a panic; every operation fails from here on");
-                Ending::Failed
+                ReactorEnd::Failed
             }
         };
-        if ending == Ending::Failed {
+        if ending == ReactorEnd::Failed {
             // Before the first answer that tells of it.
             self.shared.note_failed();
         }
         let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
-        if ending == Ending::Failed {
+        if ending == ReactorEnd::Failed {
             self.shared.health.fail(|| "a thread that moves its bytes has stopped".into());
             // Without this one the others would leave keys without an answer.
             self.shared.stop(Duration::ZERO);
@@ -257,7 +257,7 @@ impl<E: Engine> Reactor<E> {
             std::mem::forget(self);
         }
         shared.note_stopped();
-        if quiet { ending } else { Ending::Leaked }
+        if quiet { ending } else { ReactorEnd::Leaked }
     }
 
     fn run(&mut self) -> Result<(), EngineError> {

@@ -1,4 +1,4 @@
-//! One piece of a chunk on its way between caller memory and disk.
+//! One piece of a chunk on its direction between caller memory and disk.
 //!
 //! With O_DIRECT, whole blocks at an aligned address go in place; an unaligned tail goes through one bounce block in the
 //! same vectored transfer; an unaligned address goes through bounce memory altogether. Without O_DIRECT everything goes
@@ -30,7 +30,7 @@ pub(crate) enum TargetKind {
 
 /// Where the piece goes.
 #[derive(Clone, Copy)]
-pub(crate) struct Target {
+pub(crate) struct PieceTarget {
     pub(crate) action: Action,
     pub(crate) file: std::os::fd::RawFd,
     pub(crate) kind: TargetKind,
@@ -38,10 +38,10 @@ pub(crate) struct Target {
     pub(crate) chunk_offset_bytes: u64,
 }
 
-/// A piece under way. Owns its vectors and bounce memory until it is reaped; lives at a stable address meanwhile.
+/// A piece under direction. Owns its vectors and bounce memory until it is reaped; lives at a stable address meanwhile.
 pub(crate) struct Piece {
     pub(crate) grant: Grant,
-    target: Target,
+    target: PieceTarget,
     /// The chunk's memory; none for a chunk that is only looked at, which goes through bounce memory.
     buffer: Option<CallerBuffer>,
     /// Bytes of the chunk behind this piece.
@@ -64,7 +64,7 @@ pub(crate) struct Piece {
 
 /// What a result means for a piece.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum PieceProgress {
     /// All of it is moved.
     Done,
     /// The rest is to be submitted.
@@ -78,7 +78,7 @@ impl Piece {
     /// for its checksum alone.
     pub(crate) fn new(
         grant: Grant,
-        target: Target,
+        target: PieceTarget,
         (chunk_bytes, checksum_kind): (u64, Option<ChecksumKind>),
         buffer: Option<CallerBuffer>,
         geometry: Geometry,
@@ -169,14 +169,14 @@ impl Piece {
     }
 
     /// Takes the result of a transfer into account.
-    pub(crate) fn advance(&mut self, result: i32) -> Progress {
+    pub(crate) fn advance(&mut self, result: i32) -> PieceProgress {
         match usize::try_from(result) {
-            Ok(0) => Progress::Failed(0),
+            Ok(0) => PieceProgress::Failed(0),
             Ok(moved) => {
                 self.moved_bytes += moved;
                 self.missing_bytes = self.missing_bytes.saturating_sub(moved);
                 if self.missing_bytes == 0 {
-                    return Progress::Done;
+                    return PieceProgress::Done;
                 }
                 // It got on: a short transfer is no failed attempt.
                 self.attempts = 0;
@@ -188,11 +188,13 @@ impl Piece {
                     vector.iov_len -= taken;
                     rest -= taken;
                 }
-                Progress::Again
+                PieceProgress::Again
             }
             Err(_) => match -result {
-                errno if is_interruption(errno) && self.attempts < MAX_ATTEMPTS => Progress::Again,
-                errno => Progress::Failed(errno),
+                errno if is_interruption(errno) && self.attempts < MAX_ATTEMPTS => {
+                    PieceProgress::Again
+                }
+                errno => PieceProgress::Failed(errno),
             },
         }
     }
@@ -237,7 +239,7 @@ impl Piece {
     fn bytes(&self) -> &[u8] {
         let (offset, length) = (self.grant.offset_bytes as usize, self.grant.length_bytes as usize);
         match (&self.buffer, &self.bounce) {
-            // SAFETY: no transfer into this part is under way: it is done, or a write, which only reads it.
+            // SAFETY: no transfer into this part is under direction: it is done, or a write, which only reads it.
             (Some(buffer), _) => unsafe { buffer.bytes(offset, length) },
             // SAFETY: it has as many bytes and more, all initialised, and the kernel is done with it.
             (None, Some(bounce)) => unsafe { std::slice::from_raw_parts(bounce.as_ptr(), length) },
@@ -264,152 +266,4 @@ impl Piece {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::schedule::Class;
-
-    fn direct() -> Geometry {
-        Geometry { direct: true, memory_alignment_bytes: 512, ..Geometry::default() }
-    }
-
-    fn piece(
-        memory: &AlignedBlock,
-        shift: usize,
-        length: usize,
-        action: Action,
-        geometry: Geometry,
-    ) -> Piece {
-        // SAFETY: the tests keep `memory` alive and alone.
-        let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
-        let (class, length_bytes) = (Class::Get, length as u64);
-        let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, is_promoted: false };
-        let kind = TargetKind::DataFile;
-        let target = Target { action, file: 3, kind, chunk_offset_bytes: 40960 };
-        Piece::new(
-            grant,
-            target,
-            (length as u64, None),
-            Some(buffer),
-            geometry,
-            &mut BouncePool::new(),
-        )
-    }
-
-    fn lengths(piece: &Piece) -> Vec<usize> {
-        piece.vectors[..piece.vector_count].iter().map(|vector| vector.iov_len).collect()
-    }
-
-    #[test]
-    fn layout_of_every_kind() {
-        let memory = AlignedBlock::zeroed(4 * BLOCK);
-        let of = |shift, length, geometry| {
-            let piece = piece(&memory, shift, length, Action::Read, geometry);
-            (lengths(&piece), piece.bounced_bytes)
-        };
-        assert_eq!(of(0, 2 * BLOCK, direct()), (vec![2 * BLOCK], 0), "whole blocks in place");
-        assert_eq!(
-            of(512, 2 * BLOCK + 5, direct()),
-            (vec![2 * BLOCK, BLOCK], 5),
-            "the tail through one block"
-        );
-        assert_eq!(of(0, 5, direct()), (vec![BLOCK], 5));
-        assert_eq!(
-            of(1, BLOCK + 5, direct()),
-            (vec![2 * BLOCK], BLOCK + 5),
-            "an unaligned address through the pool"
-        );
-        let buffered = Geometry { memory_alignment_bytes: 1, ..Geometry::default() };
-        assert_eq!(
-            of(1, BLOCK + 5, buffered),
-            (vec![BLOCK + 5], 0),
-            "without O_DIRECT everything in place"
-        );
-    }
-
-    #[test]
-    fn short_transfers_go_on_where_they_stopped() {
-        let memory = AlignedBlock::zeroed(2 * BLOCK);
-        let mut piece = piece(&memory, 0, BLOCK + 5, Action::Write, direct());
-        assert_eq!(piece.transfer(9).offset_bytes, 40960);
-        assert_eq!(piece.advance(512), Progress::Again);
-        let transfer = piece.transfer(9);
-        assert_eq!(
-            (transfer.offset_bytes, transfer.vector_count, lengths(&piece)),
-            (41472, 2, vec![BLOCK - 512, BLOCK])
-        );
-        assert_eq!(piece.advance((BLOCK - 512 + 1024) as i32), Progress::Again);
-        let transfer = piece.transfer(9);
-        assert_eq!((transfer.vector_count, lengths(&piece)), (1, vec![0, BLOCK - 1024]));
-        assert_eq!(piece.advance((BLOCK - 1024) as i32), Progress::Done);
-    }
-
-    /// A chunk's own file has no padding behind it.
-    #[test]
-    fn reads_are_done_where_the_chunk_ends() {
-        let memory = AlignedBlock::zeroed(2 * BLOCK);
-        for (moved, progress) in
-            [(BLOCK + 5, Progress::Done), (2 * BLOCK, Progress::Done), (BLOCK + 4, Progress::Again)]
-        {
-            let mut piece = piece(&memory, 0, BLOCK + 5, Action::Read, direct());
-            piece.transfer(9);
-            assert_eq!(piece.advance(moved as i32), progress, "{moved}");
-        }
-    }
-
-    #[test]
-    fn interruptions_are_tried_again_with_a_bound_and_errors_are_not() {
-        let memory = AlignedBlock::zeroed(BLOCK);
-        let mut piece = piece(&memory, 0, BLOCK, Action::Write, direct());
-        for _ in 1..MAX_ATTEMPTS {
-            piece.transfer(0);
-            assert_eq!(piece.advance(-libc::EAGAIN), Progress::Again);
-        }
-        piece.transfer(0);
-        assert_eq!(piece.advance(-libc::EAGAIN), Progress::Failed(libc::EAGAIN));
-        assert_eq!(piece.advance(-libc::EIO), Progress::Failed(libc::EIO));
-        assert_eq!(piece.advance(0), Progress::Failed(0));
-    }
-
-    #[test]
-    fn checksums_of_pieces_make_the_checksum_of_the_chunk_in_any_order() {
-        let memory = AlignedBlock::zeroed(3 * BLOCK);
-        let length = 2 * BLOCK + 77;
-        // SAFETY: the allocation has three blocks, nobody else uses it.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), length) };
-        bytes
-            .iter_mut()
-            .enumerate()
-            .for_each(|(position, byte)| *byte = (position * 31 % 251) as u8);
-        let whole = piece(&memory, 0, length, Action::Read, direct());
-        for kind in [ChecksumKind::Crc32c, ChecksumKind::Crc64Nvme] {
-            let mut combined = 0;
-            for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
-                let (offset_bytes, length_bytes) = (offset as u64, length as u64);
-                let grant = Grant { offset_bytes, length_bytes, ..whole.grant };
-                let chunk = (whole.grant.length_bytes, Some(kind));
-                let mut pool = BouncePool::new();
-                let mut piece =
-                    Piece::new(grant, whole.target, chunk, whole.buffer, direct(), &mut pool);
-                combined ^= piece.checksum().unwrap();
-            }
-            assert_eq!(combined, kind.of(bytes), "{kind:?}");
-        }
-    }
-
-    #[test]
-    fn padding_is_zeroed_before_it_is_written() {
-        let memory = AlignedBlock::zeroed(BLOCK);
-        let mut pool = BouncePool::new();
-        let dirty = pool.take(BLOCK);
-        // SAFETY: one block, ours alone.
-        unsafe { dirty.as_ptr().write_bytes(0xee, BLOCK) };
-        pool.give_back(dirty);
-        let whole = piece(&memory, 0, 10, Action::Write, direct());
-        let again =
-            Piece::new(whole.grant, whole.target, (10, None), whole.buffer, direct(), &mut pool);
-        let bounce = again.bounce.as_ref().unwrap();
-        // SAFETY: one block, ours alone, initialised.
-        let bytes = unsafe { std::slice::from_raw_parts(bounce.as_ptr(), BLOCK) };
-        assert!(bytes.iter().all(|byte| *byte == 0));
-    }
-}
+mod tests;

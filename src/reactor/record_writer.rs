@@ -93,7 +93,7 @@ impl RecordWriter {
         let thread = Builder::new().name("kvring-records".into()).spawn({
             let shared = Arc::clone(&shared);
             move || {
-                let mut ending = Ending { shared: &shared, is_orderly: false };
+                let mut ending = FailAnswersOnDrop { shared: &shared, is_orderly: false };
                 let table = shared.cache.records();
                 ending.is_orderly = table.make_changes(|| shared.note_changes_made());
             }
@@ -130,12 +130,12 @@ impl RecordWriter {
 }
 
 /// After a panic of the thread, or if the index cannot be written, nothing is stored or deleted any more.
-struct Ending<'shared> {
+struct FailAnswersOnDrop<'shared> {
     shared: &'shared Shared,
     is_orderly: bool,
 }
 
-impl Drop for Ending<'_> {
+impl Drop for FailAnswersOnDrop<'_> {
     fn drop(&mut self) {
         if self.is_orderly {
             return;

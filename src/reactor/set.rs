@@ -9,7 +9,7 @@ use super::answers::Answer;
 use super::commit::MemberEnd;
 use super::errnos::{Fate, Request};
 use super::failure::Failure;
-use super::health::{Way, errno_of};
+use super::health::{Direction, errno_of};
 use super::operation::{Operation, SetOperation, Stage};
 use super::operations::{CHECKSUM_TURN_BYTES, Operations};
 use crate::cache::Begun;
@@ -77,7 +77,7 @@ impl SetOperation {
             Failure::NoRoom(_) => cache.counters.store_full.add(1),
             Failure::Transfer(..) => {
                 cache.counters.write_errors.add(1);
-                if shared.health.may_tell(Way::Write, cache.config.path()) {
+                if shared.health.may_log(Direction::Write, cache.config.path()) {
                     log::error!("{text} ({length_bytes} bytes)");
                 }
             }
@@ -188,7 +188,7 @@ impl Operations {
             Some(failure @ Failure::Transfer(..)) if retries < most_retries => {
                 let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(retries.min(16)))
                     .min(LONGEST_RETRY_PAUSE);
-                if shared.health.may_tell(Way::Write, cache.config.path()) {
+                if shared.health.may_log(Direction::Write, cache.config.path()) {
                     let text = set.failure_text(failure, shared);
                     log::warn!("{text}; trying again in {pause:?}");
                 }
@@ -235,7 +235,7 @@ impl Operations {
         }
     }
 
-    /// Ends a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its way with this one: it
+    /// Ends a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its direction with this one: it
     /// shares its failure.
     pub(super) fn end_set(
         &mut self,

@@ -10,7 +10,7 @@ use super::device::Outcome;
 use super::failure::Failure;
 use super::operation::Operation;
 use super::operations::Operations;
-use super::piece::{Piece, Target, TargetKind};
+use super::piece::{Piece, PieceTarget, TargetKind};
 use crate::block::BLOCK_BYTES;
 use crate::engine::EngineError;
 use crate::engine::{Action, Engine, Reaped};
@@ -117,7 +117,7 @@ impl Operations {
                 Some(Location::Own { .. }) | None => unreachable!("its file is opened first"),
             },
         };
-        let target = Target { action, file, kind, chunk_offset_bytes };
+        let target = PieceTarget { action, file, kind, chunk_offset_bytes };
         let operation = &active.operation;
         let checksum_kind = operation.checksum_kind(shared.cache.config.checksum);
         let chunk = (operation.bytes(), checksum_kind);

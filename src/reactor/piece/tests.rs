@@ -1,0 +1,141 @@
+//! How pieces are laid out, go on, and are summed up.
+
+use super::*;
+use crate::schedule::Class;
+
+fn direct() -> Geometry {
+    Geometry { direct: true, memory_alignment_bytes: 512, ..Geometry::default() }
+}
+
+fn piece(
+    memory: &AlignedBlock,
+    shift: usize,
+    length: usize,
+    action: Action,
+    geometry: Geometry,
+) -> Piece {
+    // SAFETY: the tests keep `memory` alive and alone.
+    let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
+    let (class, length_bytes) = (Class::Get, length as u64);
+    let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, is_promoted: false };
+    let kind = TargetKind::DataFile;
+    let target = PieceTarget { action, file: 3, kind, chunk_offset_bytes: 40960 };
+    Piece::new(grant, target, (length as u64, None), Some(buffer), geometry, &mut BouncePool::new())
+}
+
+fn lengths(piece: &Piece) -> Vec<usize> {
+    piece.vectors[..piece.vector_count].iter().map(|vector| vector.iov_len).collect()
+}
+
+#[test]
+fn layout_of_every_kind() {
+    let memory = AlignedBlock::zeroed(4 * BLOCK);
+    let of = |shift, length, geometry| {
+        let piece = piece(&memory, shift, length, Action::Read, geometry);
+        (lengths(&piece), piece.bounced_bytes)
+    };
+    assert_eq!(of(0, 2 * BLOCK, direct()), (vec![2 * BLOCK], 0), "whole blocks in place");
+    assert_eq!(
+        of(512, 2 * BLOCK + 5, direct()),
+        (vec![2 * BLOCK, BLOCK], 5),
+        "the tail through one block"
+    );
+    assert_eq!(of(0, 5, direct()), (vec![BLOCK], 5));
+    assert_eq!(
+        of(1, BLOCK + 5, direct()),
+        (vec![2 * BLOCK], BLOCK + 5),
+        "an unaligned address through the pool"
+    );
+    let buffered = Geometry { memory_alignment_bytes: 1, ..Geometry::default() };
+    assert_eq!(
+        of(1, BLOCK + 5, buffered),
+        (vec![BLOCK + 5], 0),
+        "without O_DIRECT everything in place"
+    );
+}
+
+#[test]
+fn short_transfers_go_on_where_they_stopped() {
+    let memory = AlignedBlock::zeroed(2 * BLOCK);
+    let mut piece = piece(&memory, 0, BLOCK + 5, Action::Write, direct());
+    assert_eq!(piece.transfer(9).offset_bytes, 40960);
+    assert_eq!(piece.advance(512), PieceProgress::Again);
+    let transfer = piece.transfer(9);
+    assert_eq!(
+        (transfer.offset_bytes, transfer.vector_count, lengths(&piece)),
+        (41472, 2, vec![BLOCK - 512, BLOCK])
+    );
+    assert_eq!(piece.advance((BLOCK - 512 + 1024) as i32), PieceProgress::Again);
+    let transfer = piece.transfer(9);
+    assert_eq!((transfer.vector_count, lengths(&piece)), (1, vec![0, BLOCK - 1024]));
+    assert_eq!(piece.advance((BLOCK - 1024) as i32), PieceProgress::Done);
+}
+
+/// A chunk's own file has no padding behind it.
+#[test]
+fn reads_are_done_where_the_chunk_ends() {
+    let memory = AlignedBlock::zeroed(2 * BLOCK);
+    for (moved, progress) in [
+        (BLOCK + 5, PieceProgress::Done),
+        (2 * BLOCK, PieceProgress::Done),
+        (BLOCK + 4, PieceProgress::Again),
+    ] {
+        let mut piece = piece(&memory, 0, BLOCK + 5, Action::Read, direct());
+        piece.transfer(9);
+        assert_eq!(piece.advance(moved as i32), progress, "{moved}");
+    }
+}
+
+#[test]
+fn interruptions_are_tried_again_with_a_bound_and_errors_are_not() {
+    let memory = AlignedBlock::zeroed(BLOCK);
+    let mut piece = piece(&memory, 0, BLOCK, Action::Write, direct());
+    for _ in 1..MAX_ATTEMPTS {
+        piece.transfer(0);
+        assert_eq!(piece.advance(-libc::EAGAIN), PieceProgress::Again);
+    }
+    piece.transfer(0);
+    assert_eq!(piece.advance(-libc::EAGAIN), PieceProgress::Failed(libc::EAGAIN));
+    assert_eq!(piece.advance(-libc::EIO), PieceProgress::Failed(libc::EIO));
+    assert_eq!(piece.advance(0), PieceProgress::Failed(0));
+}
+
+#[test]
+fn checksums_of_pieces_make_the_checksum_of_the_chunk_in_any_order() {
+    let memory = AlignedBlock::zeroed(3 * BLOCK);
+    let length = 2 * BLOCK + 77;
+    // SAFETY: the allocation has three blocks, nobody else uses it.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), length) };
+    bytes.iter_mut().enumerate().for_each(|(position, byte)| *byte = (position * 31 % 251) as u8);
+    let whole = piece(&memory, 0, length, Action::Read, direct());
+    for kind in [ChecksumKind::Crc32c, ChecksumKind::Crc64Nvme] {
+        let mut combined = 0;
+        for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
+            let (offset_bytes, length_bytes) = (offset as u64, length as u64);
+            let grant = Grant { offset_bytes, length_bytes, ..whole.grant };
+            let chunk = (whole.grant.length_bytes, Some(kind));
+            let mut pool = BouncePool::new();
+            let mut piece =
+                Piece::new(grant, whole.target, chunk, whole.buffer, direct(), &mut pool);
+            combined ^= piece.checksum().unwrap();
+        }
+        assert_eq!(combined, kind.of(bytes), "{kind:?}");
+    }
+}
+
+#[test]
+fn padding_is_zeroed_before_it_is_written() {
+    let memory = AlignedBlock::zeroed(BLOCK);
+    let mut pool = BouncePool::new();
+    let dirty = pool.take(BLOCK);
+    // SAFETY: one block, ours alone.
+    unsafe { dirty.as_ptr().write_bytes(0xee, BLOCK) };
+    pool.give_back(dirty);
+    let whole = piece(&memory, 0, 10, Action::Write, direct());
+    let again =
+        Piece::new(whole.grant, whole.target, (10, None), whole.buffer, direct(), &mut pool);
+    let bounce = again.bounce.as_ref().unwrap();
+    // SAFETY: one block, ours alone, initialised.
+    let bytes = unsafe { std::slice::from_raw_parts(bounce.as_ptr(), BLOCK) };
+    assert!(bytes.iter().all(|byte| *byte == 0));
+}
