@@ -134,6 +134,20 @@ def test_files_that_the_documents_name_are_there() -> None:
             assert not heading or heading in headings(target), f"{page.name}: {link}#{heading}"
 
 
+def test_names_in_the_architecture_are_those_of_the_code() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 180
+    code = "\n".join(
+        path.read_text(encoding="utf-8") for path in (REPOSITORY / "src").rglob("*.rs")
+    )
+    named = re.findall(r"`(?:([A-Z]\w+)|([A-Z]\w+)::(\w+))`", text)
+    assert len(named) > 30
+    for alone, owner, function in named:
+        name = alone or owner
+        assert re.search(rf"\b(?:struct|enum|trait|type) {name}\b", code), name
+        assert not function or re.search(rf"\bfn {function}\b", code), f"{owner}::{function}"
+
+
 def test_every_dependency_has_its_reason() -> None:
     """Each crate in a table of dependencies of ours is in that of the document, and no other."""
     used: set[str] = set()
