@@ -23,7 +23,7 @@ use nix::unistd::Uid;
 
 use crate::engine::{FileOperations, SystemFiles};
 use crate::error::OpenError;
-use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::fork::{ClosedOnFork, close_file_behind};
 use crate::format::header::Owner;
 use crate::format::names::FILE_MODE;
 use crate::lock::{LockRefusal, describe_holder, lock_exclusively};
@@ -36,7 +36,7 @@ const OTHERS: libc::mode_t = 0o077;
 #[derive(Debug)]
 pub(crate) struct Directory {
     // Before the descriptor is closed.
-    _given_up_in_forks: GivenUpInForks,
+    _closed_on_fork: ClosedOnFork,
     file: File,
     files: Arc<dyn FileOperations>,
     path: PathBuf,
@@ -109,8 +109,8 @@ impl Directory {
 
     fn of(file: File, path: PathBuf) -> Self {
         let full_path = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
-        let _given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
-        Self { _given_up_in_forks, file, files: Arc::new(SystemFiles), path, full_path }
+        let _closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
+        Self { _closed_on_fork, file, files: Arc::new(SystemFiles), path, full_path }
     }
 
     /// The same with calls on its files as `files` does them.

@@ -16,14 +16,14 @@ static LISTED: [AtomicI32; MAX_LISTED] = [const { AtomicI32::new(NONE) }; MAX_LI
 /// signal handler may. No lock goes with it: a thread that had it would be missing in a fork.
 static STAND_IN: AtomicI32 = AtomicI32::new(NONE);
 
-/// While it lives, forks give the descriptor up. Drop it before the descriptor is closed.
+/// While it lives, forks close the descriptor. Drop it before the descriptor is closed.
 #[derive(Debug)]
-pub(crate) struct GivenUpInForks {
+pub(crate) struct ClosedOnFork {
     descriptor: RawFd,
     position: Option<usize>,
 }
 
-impl GivenUpInForks {
+impl ClosedOnFork {
     /// Lists an open descriptor.
     pub(crate) fn new(descriptor: RawFd) -> Self {
         stand_in();
@@ -38,10 +38,10 @@ impl GivenUpInForks {
     }
 }
 
-impl Drop for GivenUpInForks {
+impl Drop for ClosedOnFork {
     fn drop(&mut self) {
         if let Some(position) = self.position {
-            // In a fork the place may be another's by now.
+            // In a fork the position may be another's by now.
             let _ = LISTED[position].compare_exchange(
                 self.descriptor,
                 NONE,
@@ -52,7 +52,7 @@ impl Drop for GivenUpInForks {
     }
 }
 
-/// Closes the file behind a descriptor of ours that has to stay valid until its owner closes it. Says whether it did.
+/// Closes the file behind a descriptor of ours that has to stay valid until its owner closes it. Returns whether it did.
 pub(crate) fn close_file_behind(descriptor: RawFd) -> bool {
     let Some(stand_in) = stand_in() else { return false };
     // SAFETY: no pointers; both are open descriptors of this process, and the place keeps a valid one.

@@ -17,7 +17,7 @@ use super::ladder::{self, Flavor};
 use super::registered_files::RegisteredFiles;
 use super::{Action, Engine, Reaped, Transfer, Waker, posix};
 use crate::engine::EngineError;
-use crate::fork::GivenUpInForks;
+use crate::fork::ClosedOnFork;
 use crate::format::names::FILE_MODE;
 
 const WAKE: u64 = u64::MAX;
@@ -29,7 +29,7 @@ static WAKE_COUNT: AtomicU64 = AtomicU64::new(0);
 /// io_uring behind the [`Engine`] trait.
 pub struct UringEngine {
     // The ring keeps the files of its transfers open, and so their locks.
-    _given_up_in_forks: GivenUpInForks,
+    _closed_on_fork: ClosedOnFork,
     ring: IoUring,
     flavor: Flavor,
     pub(super) files: RegisteredFiles,
@@ -66,9 +66,9 @@ impl UringEngine {
         // Beside the transfers: the armed wake-up and a cancel.
         let entries = (queue_depth + 2).next_power_of_two() as u32;
         let (ring, flavor) = ladder::climb(entries, set_up).map_err(EngineError::Unavailable)?;
-        let given_up_in_forks = GivenUpInForks::new(ring.as_raw_fd());
+        let closed_on_fork = ClosedOnFork::new(ring.as_raw_fd());
         Ok(Self {
-            _given_up_in_forks: given_up_in_forks,
+            _closed_on_fork: closed_on_fork,
             files: RegisteredFiles::new(&ring),
             can_cut: supports(&ring, opcode::Ftruncate::CODE),
             ring,

@@ -21,7 +21,7 @@ use super::session::read_owner;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
-use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::fork::{ClosedOnFork, close_file_behind};
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, LENGTH_OFFSET, Length, Owner};
 use crate::format::names::{INDEX_NAME, device_index_name};
 use crate::format::superblock::Superblock;
@@ -64,7 +64,7 @@ pub(super) struct Backing {
     path: PathBuf,
     /// Where it is a file: its directory, and its name there.
     home: Option<(Arc<Directory>, String)>,
-    _given_up_in_forks: GivenUpInForks,
+    _closed_on_fork: ClosedOnFork,
     file: File,
     files: Arc<dyn FileOperations>,
     region: Option<Region>,
@@ -154,7 +154,7 @@ impl Backing {
         Ok(Self {
             path,
             home: None,
-            _given_up_in_forks: GivenUpInForks::new(file.as_raw_fd()),
+            _closed_on_fork: ClosedOnFork::new(file.as_raw_fd()),
             file,
             files: Arc::clone(device.files()),
             region: Some(Region { device: Arc::clone(device), offset, most_bytes }),
@@ -214,12 +214,12 @@ impl Backing {
         store: &Path,
         store_id: Option<[u8; 16]>,
     ) -> Result<Self, OpenError> {
-        let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
+        let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
         lock_for(&file, store, || read_owner(&file, 0), directory.error("lock", name))?;
         Ok(Self {
             path: directory.path_of(name),
             home: Some((Arc::clone(directory), name.to_owned())),
-            _given_up_in_forks: given_up_in_forks,
+            _closed_on_fork: closed_on_fork,
             file,
             files: Arc::clone(directory.files()),
             region: None,
@@ -356,9 +356,9 @@ impl Backing {
         if self.region.is_some() { LONGEST_ZEROED_BYTES } else { LONGEST_STEP_BYTES }
     }
 
-    /// Reserves `bytes` for it on the file system from `end` on, behind its last byte, which is that of `length`. After an
-    /// error as much is reserved as this says, or nothing. A part of a device has its space.
-    pub(super) fn reserve(
+    /// Preallocates `bytes` from `end` on, behind the last byte, which is that of `length`. An error says how much is
+    /// preallocated nevertheless. A part of a device has its space.
+    pub(super) fn preallocate(
         &self,
         length: u64,
         end: u64,

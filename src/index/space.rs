@@ -118,7 +118,7 @@ impl Table {
             return Err(self.full(*reserved));
         }
         let length = self.length_bytes();
-        if let Err((source, kept)) = self.backing.reserve(length, *reserved, bytes) {
+        if let Err((source, kept)) = self.backing.preallocate(length, *reserved, bytes) {
             self.budget.release(*reserved + bytes - (length + kept));
             *reserved = length + kept;
             return Err(self.refused(bytes, source));
@@ -153,7 +153,7 @@ impl IndexShare for Table {
         (HEADER_BYTES + share_bytes).saturating_sub(*self.reserved.lock())
     }
 
-    fn reserve(&self, bytes: u64) -> Result<(), StoreError> {
+    fn preallocate(&self, bytes: u64) -> Result<(), StoreError> {
         self.reserve_behind(&mut self.reserved.lock(), bytes)
     }
 }

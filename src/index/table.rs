@@ -28,7 +28,7 @@ use crate::block::Extent;
 use crate::budget::Budget;
 use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
-use crate::fork::GivenUpInForks;
+use crate::fork::ClosedOnFork;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Session};
 use crate::format::record::{
     KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE, STATE_KEY_PART,
@@ -75,7 +75,7 @@ pub(crate) struct Found {
 pub(crate) struct Table {
     pub(super) backing: Backing,
     /// The same for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
-    pub(super) sync_files: OnceLock<Vec<(GivenUpInForks, File)>>,
+    pub(super) sync_files: OnceLock<Vec<(ClosedOnFork, File)>>,
     pub(super) mapping: Mapping,
     pub(super) changes: Changes,
     /// Taken by whoever gives slots back, so never held for long.

@@ -11,7 +11,7 @@ use super::changes::Change;
 use super::found::store_id;
 use super::table::Table;
 use crate::error::StoreError;
-use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::fork::{ClosedOnFork, close_file_behind};
 use crate::format::header::{HEADER_BYTES, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
@@ -235,7 +235,7 @@ impl Table {
     pub(crate) fn prepare_syncs(&self, reactors: usize) -> io::Result<()> {
         let open = |_| {
             let file = self.backing.open_again()?;
-            Ok((GivenUpInForks::new(file.as_raw_fd()), file))
+            Ok((ClosedOnFork::new(file.as_raw_fd()), file))
         };
         let files = (1..reactors).map(open).collect::<io::Result<Vec<_>>>()?;
         self.sync_files.get_or_init(|| files);

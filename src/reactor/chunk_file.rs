@@ -19,7 +19,7 @@ use crate::cache::Cache;
 use crate::directory::{check_opened, make_private, refusal_of};
 use crate::engine::{Action, Transfer};
 use crate::error::StoreError;
-use crate::fork::GivenUpInForks;
+use crate::fork::ClosedOnFork;
 use crate::schedule::Grant;
 use crate::store::Store;
 
@@ -71,7 +71,7 @@ pub(super) enum NextRequest {
 
 struct OpenFile {
     // Before the file is closed.
-    _given_up_in_forks: GivenUpInForks,
+    _closed_on_fork: ClosedOnFork,
     file: OwnedFd,
 }
 
@@ -188,11 +188,11 @@ impl ChunkFile {
         }
         // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
         let file = unsafe { OwnedFd::from_raw_fd(result) };
-        let _given_up_in_forks = GivenUpInForks::new(result);
+        let _closed_on_fork = ClosedOnFork::new(result);
         if chunk.is_written {
             make_private(file.as_fd());
         }
-        self.open = Some(OpenFile { _given_up_in_forks, file });
+        self.open = Some(OpenFile { _closed_on_fork, file });
     }
 
     /// Takes the result of a request into account. Says whether the operation has nothing more to do with the file.

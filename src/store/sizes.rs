@@ -13,23 +13,22 @@ pub(super) const SMALLEST_FILE_BYTES: u64 = 16 * MIB;
 /// The index gets at least this part of what the data gets.
 const INDEX_PART: u64 = 64;
 
-/// Longest chunk within a capacity: an eighth of it, so that no chunk costs most of the others their place; 64 MiB where that
-/// is less.
+/// Longest chunk within a capacity: an eighth of it, so that no chunk evicts most others; 64 MiB where that is less.
 pub(super) fn longest_chunk_bytes(capacity_bytes: u64) -> u64 {
     (capacity_bytes / 8).next_multiple_of(MIB).clamp(64 * MIB, MAX_CHUNK_BYTES)
 }
 
-/// The index, as far as data files have to leave it its share.
+/// The index, whose share data files must leave to it.
 pub trait IndexShare {
     /// Bytes that it needs on disk beyond what it has, where data files have `data_bytes`, of which chunks take
     /// `allocated_bytes` now.
     fn missing_bytes(&self, data_bytes: u64, allocated_bytes: u64) -> u64;
 
-    /// Reserves so many bytes for it on the file system. Whether that has them above its floor is left to the caller.
+    /// Preallocates `bytes` for it. The caller knows that the file system has them above its floor.
     ///
     /// # Errors
     /// `StoreError` when the capacity or the file system is in the way.
-    fn reserve(&self, bytes: u64) -> Result<(), StoreError>;
+    fn preallocate(&self, bytes: u64) -> Result<(), StoreError>;
 }
 
 /// Bytes that a chunk may have which fits the next data file in any case, if the file system has them.

@@ -13,7 +13,7 @@ use crate::block::BLOCK_BYTES;
 use crate::directory::{Directory, make_private, set_flags};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
-use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::fork::{ClosedOnFork, close_file_behind};
 use crate::format::header::Owner;
 use crate::format::names::{CHUNKS_NAME, INDEX_NAME, PROBE_NAME, data_file_number};
 use crate::lock::lock_for;
@@ -32,7 +32,7 @@ pub(crate) struct DataFile {
 
 #[derive(Debug)]
 enum Home {
-    File { _given_up_in_forks: GivenUpInForks, file: File, files: Arc<dyn FileOperations> },
+    File { _closed_on_fork: ClosedOnFork, file: File, files: Arc<dyn FileOperations> },
     Device(Arc<Device>),
 }
 
@@ -61,11 +61,11 @@ impl DataFile {
         file: File,
         owner: impl Fn() -> Option<Owner>,
     ) -> Result<Self, OpenError> {
-        let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
+        let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
         lock_for(&file, directory.path(), owner, directory.error("lock", name))?;
         let geometry = best_geometry(&file).map_err(directory.error("open", name))?;
         let files = Arc::clone(directory.files());
-        let home = Home::File { _given_up_in_forks: given_up_in_forks, file, files };
+        let home = Home::File { _closed_on_fork: closed_on_fork, file, files };
         Ok(Self { home, geometry, offset: 0 })
     }
 
@@ -94,7 +94,7 @@ impl DataFile {
     }
 
     /// Gives back what lies behind `size_bytes`, durably: a later owner must not count on it.
-    pub(crate) fn shorten(&self, size_bytes: u64) -> io::Result<()> {
+    pub(crate) fn truncate(&self, size_bytes: u64) -> io::Result<()> {
         let (file, files) = self.growing_file()?;
         files.truncate(file, size_bytes)?;
         files.sync_all(file)

@@ -1,7 +1,7 @@
-//! Places that were freed and of which the device does not know yet.
+//! Discards: freed extents of which the device is told later.
 //!
-//! A freed place can be given out again at once. What of it is still free when its turn comes leaves the free space, is
-//! discarded, and comes back.
+//! A freed extent can be given out again at once. When its turn comes, what is still free of it is taken from the allocator,
+//! discarded, and put back.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +14,13 @@ use crate::store::allocator::Allocator;
 use crate::store::device::Device;
 use crate::sync::Mutex;
 
-/// Most that is out of the free space at a time: 16 MiB.
+/// Most that is taken from the allocator at a time: 16 MiB.
 const PIECE_BLOCKS: u32 = 4096;
 
 pub(super) struct Discards {
     device: Arc<Device>,
     freed: Mutex<Vec<Extent>>,
-    /// In order, joined, in pieces.
+    /// Freed extents in order, joined, in pieces.
     pieces: Mutex<VecDeque<Extent>>,
     is_refused: AtomicBool,
     are_cleared: OnceLock<RecordsAreCleared>,
@@ -41,14 +41,14 @@ impl Discards {
         let _ = self.are_cleared.set(are_cleared);
     }
 
-    /// A place was freed.
+    /// An extent was freed.
     pub(super) fn note(&self, extent: Extent) {
         if !self.is_refused.load(Ordering::Relaxed) {
             self.freed.lock().push(extent);
         }
     }
 
-    /// Discards the next piece, and says whether there was one.
+    /// Discards the next piece. Returns whether there was one.
     pub(super) fn discard_next(
         &self,
         allocator: &Mutex<Allocator>,
@@ -83,24 +83,24 @@ impl Discards {
     }
 }
 
-/// The places in order, neighbours joined, in pieces.
-fn joined(mut places: Vec<Extent>) -> VecDeque<Extent> {
-    places.sort_unstable();
+/// The extents in order, neighbours joined, in pieces.
+fn joined(mut extents: Vec<Extent>) -> VecDeque<Extent> {
+    extents.sort_unstable();
     let mut pieces: VecDeque<Extent> = VecDeque::new();
-    for place in places {
+    for extent in extents {
         if let Some(last) = pieces.back_mut()
-            && last.file == place.file
-            && last.end_block() >= u64::from(place.first_block)
+            && last.file == extent.file
+            && last.end_block() >= u64::from(extent.first_block)
         {
             // One that was freed twice was given out between.
-            let end = last.end_block().max(place.end_block());
+            let end = last.end_block().max(extent.end_block());
             let blocks = (end - u64::from(last.first_block)) as u32;
             if blocks <= PIECE_BLOCKS {
                 last.blocks = blocks;
                 continue;
             }
         }
-        pieces.push_back(place);
+        pieces.push_back(extent);
     }
     pieces
 }
@@ -112,14 +112,14 @@ mod tests {
     #[test]
     fn neighbours_go_together_up_to_a_piece() {
         let extent = |file, first_block, blocks| Extent { file, first_block, blocks };
-        let places = vec![
+        let extents = vec![
             extent(0, 8, 4),
             extent(1, 0, 2),
             extent(0, 0, 8),
             extent(0, 4, 4),
             extent(0, 20, 1),
         ];
-        assert_eq!(joined(places), [extent(0, 0, 12), extent(0, 20, 1), extent(1, 0, 2)]);
+        assert_eq!(joined(extents), [extent(0, 0, 12), extent(0, 20, 1), extent(1, 0, 2)]);
         let many = (0..10).map(|number| extent(0, number * 1000, 1000)).collect();
         let lengths: Vec<u32> = joined(many).iter().map(|piece| piece.blocks).collect();
         assert_eq!(lengths, [4000, 4000, 2000]);

@@ -30,8 +30,8 @@ pub(super) fn find_files(
     numbers.into_iter().map(open).collect()
 }
 
-/// Takes data files into the budget. Where they no longer fit the capacity, those go whose chunks were used the longest time
-/// ago, by `mean_use_by_file`.
+/// Takes data files into the budget. Where they no longer fit the capacity, the least recently used are removed, by
+/// `mean_use_by_file`.
 pub(super) fn fit_files(
     mut found: Vec<FoundFile>,
     directory: &Directory,
@@ -87,7 +87,7 @@ impl FoundFile {
             log::warn!(
                 "only {fitting_bytes} bytes of {path} still fit {reason}: the rest is evicted"
             );
-            self.file.shorten(fitting_bytes)?;
+            self.file.truncate(fitting_bytes)?;
             self.blocks = (fitting_bytes / BLOCK_BYTES) as u32;
         }
         room.bytes -= self.on_disk_bytes();

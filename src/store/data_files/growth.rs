@@ -1,4 +1,4 @@
-//! Growing by data files, and why the store does not.
+//! Growth by data files, and why the store does not grow.
 
 use super::*;
 
@@ -7,7 +7,7 @@ impl ExtentStore {
         self.refusal.lock().as_ref().is_some_and(|(again, _)| Instant::now() < *again)
     }
 
-    /// Why there is no place for `needed_bytes`.
+    /// Why there is no extent for `needed_bytes`.
     pub(super) fn why_full(&self, needed_bytes: u64) -> StoreError {
         if let Some(error) = self.short_of_blocks() {
             return error;
@@ -69,7 +69,7 @@ impl ExtentStore {
         loop {
             let (size_bytes, index_bytes) = self.plan_file(needed_bytes, most_bytes, index)?;
             // First: what data files have, the index never gets.
-            index.reserve(index_bytes)?;
+            index.preallocate(index_bytes)?;
             match self.add_file(size_bytes) {
                 Err(StoreError::Grow { .. })
                     if size_bytes / 2 >= needed_bytes.max(SMALLEST_FILE_BYTES) =>
@@ -81,7 +81,7 @@ impl ExtentStore {
         }
     }
 
-    /// Makes a data file; only when it is there for good does anybody wait for its publication, for a moment.
+    /// Makes a data file. The locks are taken only once it is there for good.
     fn add_file(&self, size_bytes: u64) -> Result<(), StoreError> {
         let Some(directory) = &self.directory else {
             let capacity_bytes = self.budget.capacity_bytes();

@@ -1,5 +1,5 @@
-//! Layout `extents`: chunks as raw bytes at block-aligned places in preallocated data files, grown one file at a time; or in
-//! the data part of a block device, which does not grow.
+//! Layout `extents`: chunks as raw bytes in extents of preallocated data files, which grow in number; or of the data part of a
+//! block device, which does not grow.
 
 use std::collections::HashMap;
 use std::io;
@@ -43,7 +43,7 @@ use unreserved::Unreserved;
 
 const MIB: u64 = 1 << 20;
 
-/// Data files of one directory, or parts of one device, and who owns which of their blocks.
+/// The data files of a directory, or the parts of a device, and which of their blocks are free.
 pub(crate) struct ExtentStore {
     /// Where more data files can be made; none on a device.
     directory: Option<Arc<Directory>>,
@@ -52,23 +52,23 @@ pub(crate) struct ExtentStore {
     max_chunk_bytes: u64,
     files: RwLock<Vec<Option<Arc<DataFile>>>>,
     allocator: Mutex<Allocator>,
-    /// After the file system has refused to grow: when to ask it again, and what it said.
+    /// After the file system has refused to grow: when to ask it again, and its error.
     refusal: Mutex<Option<(Instant, StoreError)>>,
     discards: Option<Discards>,
     /// Its lock is taken after that of the allocator.
     unreserved: Mutex<Unreserved>,
     looks: Looks,
-    /// A data file is being made: what it takes is reserved, and its blocks are not there yet.
+    /// A data file is being made: it is in the budget, and its blocks cannot be given out yet.
     is_growing: AtomicBool,
 }
 
-/// Data files of others that are passed over when one is made.
+/// Files of others with names of data files that are passed over when one is made.
 const OTHERS_FILES: usize = 16;
 
-/// Pause after the file system has refused to grow: asking it costs time in which chunks can go instead.
+/// Pause after the file system has refused to grow: asking it costs time in which chunks can be evicted instead.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
-/// A refusal so long after the last one is the first of a streak, which is told.
+/// A refusal so long after the last one begins a streak, and is logged.
 const STREAK_ENDS_AFTER: Duration = Duration::from_secs(60);
 
 /// The next data file is made when less than this part of its length is free in the others.
@@ -94,7 +94,7 @@ impl ExtentStore {
     }
 
     /// Takes over the data files that were found. All of their space is unwritten until [`Store::rebuild`]. Where they no
-    /// longer fit the capacity, those go whose chunks were used the longest time ago, by `mean_use_by_file`.
+    /// longer fit the capacity, the least recently used are removed, by `mean_use_by_file`.
     pub(crate) fn open(
         directory: &Arc<Directory>,
         found: Vec<FoundFile>,
@@ -126,7 +126,7 @@ impl ExtentStore {
     /// The data part of a device, as much of it as `budget` allows. All of it is unwritten until [`Store::rebuild`].
     pub(crate) fn on_device(device: &Arc<Device>, budget: Arc<Budget>, discard: Discard) -> Self {
         let capacity_bytes = budget.capacity_bytes();
-        // The index has its share whether it uses it or not: else the data would be shorter with each start.
+        // The index keeps its share although it may not use it: else the data would be shorter with each open.
         let spare_bytes = index_share_bytes(capacity_bytes).next_multiple_of(MIB);
         let for_index = budget.used_bytes().max(HEADER_BYTES + spare_bytes);
         let for_others = for_index + device.marks_bytes();
@@ -170,7 +170,7 @@ impl ExtentStore {
         }
     }
 
-    /// Data files as they are now. Whoever does I/O on them does it without the lock, which loads need.
+    /// The data files as they are now, for I/O without the lock, which GETs need.
     fn all_files(&self) -> Vec<Arc<DataFile>> {
         self.files.read().iter().flatten().cloned().collect()
     }
@@ -213,7 +213,7 @@ impl Store for ExtentStore {
         let outcome = match (&self.directory, total_bytes) {
             (None, _) => Ok(()),
             (Some(_), 0) => self.grow(0, index),
-            (Some(_), _) => index.reserve(index.missing_bytes(total_bytes, allocated_bytes)),
+            (Some(_), _) => index.preallocate(index.missing_bytes(total_bytes, allocated_bytes)),
         };
         // The index has its share by now.
         self.look_for_unreserved();

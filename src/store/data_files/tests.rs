@@ -20,7 +20,7 @@ impl IndexShare for Content {
         0
     }
 
-    fn reserve(&self, _bytes: u64) -> Result<(), StoreError> {
+    fn preallocate(&self, _bytes: u64) -> Result<(), StoreError> {
         Ok(())
     }
 }

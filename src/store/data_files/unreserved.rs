@@ -1,37 +1,37 @@
-//! Blocks of data files that the file system has not reserved for them: a copy shares them (a reflink), or the file has a hole
-//! there. A write to them takes new blocks. Where there is no space for all of them, places are given out for which there is.
+//! Unreserved blocks of data files: a copy shares them (a reflink), or the file has a hole there. A write to them takes new
+//! blocks of the file system. Where it lacks space for all of them, only as many are given out as there is space for.
 //!
-//! An unreserved block is *paid* for when it may be written: that takes the space that it needs off what may be spent. A place
-//! of which a block cannot be paid for is not given out, and nothing is evicted for it.
+//! An unreserved block is *paid* when it may be written: its space is taken off what may be spent. An extent with a block that
+//! cannot be paid is not given out, and nothing is evicted for it.
 
 use std::collections::BTreeMap;
 
 use crate::block::Extent;
 use crate::store::allocator::{Allocator, parts_within};
 
-/// What a file system may refuse to give although it says that it is free: it keeps some for its own maps.
+/// Free blocks that a file system may refuse to give: it keeps some for its own maps.
 const MOST_REFUSED_BLOCKS: u64 = 8192;
 
-/// What is known of them. It knows of none where the space suffices for all.
+/// The unreserved blocks. The sets are empty where the space suffices for all.
 #[derive(Debug, Default)]
 pub(super) struct Unreserved {
-    /// Those that the last look found.
+    /// How many the last look found.
     found_blocks: u64,
-    /// Those that are not paid for.
+    /// Not paid.
     unpaid: BlockSet,
-    /// Those of these that are free; the allocator does not have them.
+    /// Those not paid that are free; the allocator does not have them.
     withheld: BlockSet,
-    /// Those that are paid for, and were not seen to have blocks of their own since.
+    /// Paid, and not seen to have blocks of their own since.
     paid: BlockSet,
-    /// Blocks that may still be paid for.
+    /// How many may still be paid.
     spendable: u64,
     /// Blocks that the file system had free when it refused a write.
     refused_blocks: u64,
 }
 
 impl Unreserved {
-    /// Takes note of what a look at the files has found, and of what the file system has free. `is_refused`: although it has
-    /// refused a write since the last look.
+    /// Takes over what a look at the files has found, and how much the file system has free. `is_refused`: it has refused a write
+    /// since the last look.
     pub(super) fn note(
         &mut self,
         allocator: &mut Allocator,
@@ -56,7 +56,7 @@ impl Unreserved {
         for run in paid.runs() {
             found.within(run).into_iter().for_each(|part| self.paid.insert(part));
         }
-        // What is free is paid for anew.
+        // Free blocks are paid anew.
         for run in found.runs() {
             for part in allocator.take_free_within(run) {
                 self.withheld.insert(part);
@@ -79,7 +79,7 @@ impl Unreserved {
         }
     }
 
-    /// Takes a place back. What of it cannot be paid for is withheld.
+    /// Takes an extent back, but for the parts of it that cannot be paid.
     pub(super) fn free(&mut self, allocator: &mut Allocator, extent: Extent) {
         allocator.free(extent);
         for part in self.unpaid.within(extent) {
@@ -93,7 +93,7 @@ impl Unreserved {
         }
     }
 
-    /// Whether there is room where this place is when it is free.
+    /// Whether all of the extent could be given out if it was free.
     pub(super) fn makes_room(&self, extent: Extent) -> bool {
         let unpaid = self.unpaid.within(extent);
         unpaid.iter().map(|part| u64::from(part.blocks)).sum::<u64>() <= self.spendable

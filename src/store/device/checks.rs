@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use super::contents::{Blocks, Content, Signature, signature};
 use super::ioctl;
-use super::survey::{Blocks, Content, Signature, signature};
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
 use crate::config::Config;
@@ -65,7 +65,7 @@ pub(super) fn check_capacity(config: &Config, size_bytes: u64) -> Result<(), Con
 pub(super) enum Preparation {
     Nothing,
     /// One of the two superblocks is to be written again.
-    Mend,
+    Repair,
     /// It is to be formatted, whatever of this kind it holds.
     Format(Option<String>),
 }
@@ -82,7 +82,7 @@ pub(super) fn preparation(found: &Content, config: &Config) -> Result<Preparatio
                      whatever is found under this name one day"
                 );
             }
-            return Ok(if *is_whole { Preparation::Nothing } else { Preparation::Mend });
+            return Ok(if *is_whole { Preparation::Nothing } else { Preparation::Repair });
         }
         Content::Newer(found) => {
             let (found, supported) = (*found, DEVICE_FORMAT_VERSION);

@@ -4,8 +4,8 @@
 
 mod checks;
 mod claim;
+mod contents;
 pub(crate) mod ioctl;
-mod survey;
 mod target;
 
 use std::fs::File;
@@ -22,14 +22,14 @@ pub(crate) use target::Target;
 use self::checks::{
     Preparation, check_capacity, check_device, preparation, read_blocks, tail_offset,
 };
-use self::survey::{Content, content};
+use self::contents::{Content, content};
 use super::Geometry;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
 use crate::config::{Config, Discard, MIN_CAPACITY_BYTES};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
-use crate::fork::{GivenUpInForks, close_file_behind};
+use crate::fork::{ClosedOnFork, close_file_behind};
 use crate::format::header::Owner;
 use crate::format::superblock::{COPY_OFFSET, HEAD_BYTES};
 use crate::sync::Mutex;
@@ -39,7 +39,7 @@ const MIB: u64 = 1 << 20;
 /// A claimed device that holds a store.
 #[derive(Debug)]
 pub(crate) struct Device {
-    _given_up_in_forks: GivenUpInForks,
+    _closed_on_fork: ClosedOnFork,
     /// It has the claim.
     file: File,
     files: Arc<dyn FileOperations>,
@@ -69,7 +69,7 @@ impl Device {
         let number = probe.metadata().map_err(io_error("open"))?.rdev();
         let owner = || owner(&probe, &read_superblock(&probe)?);
         let file = claim::claim(&path, number, owner)?;
-        let given_up_in_forks = GivenUpInForks::new(file.as_raw_fd());
+        let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
         if file.metadata().map_err(io_error("open"))?.rdev() != number {
             return Err(io_error("open")(io::Error::other("its name leads to another device now")));
         }
@@ -94,7 +94,7 @@ impl Device {
             }
         };
         let device = Self {
-            _given_up_in_forks: given_up_in_forks,
+            _closed_on_fork: closed_on_fork,
             file,
             files: Arc::clone(&config.files),
             path: path.clone(),
@@ -111,14 +111,14 @@ impl Device {
         Ok(device)
     }
 
-    /// Formats it, or mends what is damaged, if it needs that.
+    /// Formats it, or repairs what is damaged, if it needs that.
     ///
     /// # Errors
     /// It cannot be written.
     pub(crate) fn prepare(&self, discard: Discard) -> Result<(), OpenError> {
         match &self.preparation {
             Preparation::Nothing => {}
-            Preparation::Mend => self.mend(),
+            Preparation::Repair => self.repair(),
             Preparation::Format(holds) => {
                 if let Some(holds) = holds {
                     let path = self.path.display();
@@ -216,7 +216,7 @@ impl Device {
         self.files.sync_data(&self.file)
     }
 
-    /// Gives up the claim. Nothing may be under way on it.
+    /// Releases the claim. No transfer may be under way.
     pub(crate) fn release(&self) {
         close_file_behind(self.descriptor());
     }
@@ -247,7 +247,7 @@ impl Device {
     }
 
     /// Writes a superblock that was there once only for the second time.
-    fn mend(&self) {
+    fn repair(&self) {
         let outcome = self.write_superblock(&self.superblock());
         let what = outcome
             .map_or_else(|error| format!("stays so: {error}"), |()| "is written again".into());
