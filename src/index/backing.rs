@@ -18,6 +18,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::mapping::Mapping;
 use super::session::read_owner;
+use crate::budget::Budget;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
@@ -386,6 +387,21 @@ impl Backing {
                 Err((error, if kept { before } else { 0 }))
             }
         }
+    }
+
+    /// Takes what is reserved behind the end of the file into the account, and says how much that is. What does not fit is given
+    /// back.
+    pub(super) fn take_reserve(&self, length: u64, budget: &Budget) -> io::Result<u64> {
+        if self.region.is_some() {
+            return Ok(0);
+        }
+        let on_disk_bytes = self.file.metadata()?.blocks() * 512;
+        let reserve = on_disk_bytes.saturating_sub(length) / GROWTH_BYTES * GROWTH_BYTES;
+        if reserve > 0 && !budget.reserve(reserve, budget.capacity_bytes() / 2) {
+            self.truncate(length)?;
+            return Ok(0);
+        }
+        Ok(reserve)
     }
 
     /// Lengthens it from `length` by `added` bytes of zeros, which are reserved. After an error it is as long as it was.

@@ -18,6 +18,7 @@ mod probe;
 mod quarantine;
 mod reader;
 mod recency;
+mod records;
 mod recovery;
 mod session;
 mod shard;

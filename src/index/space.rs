@@ -4,14 +4,11 @@
 //! file as a whole, and chunks of some MiB never need all of it. Growing takes from there first.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::backing::Backing;
 use super::table::{Reservation, Table};
-use crate::budget::Budget;
 use crate::error::StoreError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
 use crate::format::record::RECORD_BYTES;
@@ -156,19 +153,4 @@ impl IndexShare for Table {
     fn preallocate(&self, bytes: u64) -> Result<(), StoreError> {
         self.reserve_behind(&mut self.reserved.lock(), bytes)
     }
-}
-
-/// Takes what is reserved behind the end of the file into the account, and says how much that is. What does not fit is given
-/// back.
-pub(super) fn take_reserve(backing: &Backing, length: u64, budget: &Budget) -> io::Result<u64> {
-    if backing.offset() > 0 {
-        return Ok(0);
-    }
-    let on_disk_bytes = backing.file().metadata()?.blocks() * 512;
-    let reserve = on_disk_bytes.saturating_sub(length) / GROWTH_BYTES * GROWTH_BYTES;
-    if reserve > 0 && !budget.reserve(reserve, budget.capacity_bytes() / 2) {
-        backing.truncate(length)?;
-        return Ok(0);
-    }
-    Ok(reserve)
 }

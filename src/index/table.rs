@@ -8,42 +8,32 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::mem::offset_of;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use bytemuck::Zeroable;
-
 use super::backing::Backing;
-use super::changes::{Change, Changes};
+use super::changes::Changes;
 use super::first_page::start_anew;
 use super::found::FoundIndex;
-use super::lookup::prefetch_line;
 use super::mapping::Mapping;
 use super::session::read_session;
 use super::slots::FreeSlots;
-use super::space::take_reserve;
 use crate::block::Extent;
 use crate::budget::Budget;
 use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
 use crate::fork::ClosedOnFork;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Session};
-use crate::format::record::{
-    KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE, STATE_KEY_PART,
-    slots_for, use_word,
-};
+use crate::format::record::{RECORD_BYTES, STATE_CHUNK, slots_for};
 use crate::key::Digest;
 use crate::store::index_share_bytes;
 use crate::sync::Mutex;
 
-const CACHE_LINE_BYTES: usize = 64;
-
 /// Slots for one chunk's record: one, and one more for each further part of a long key.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    slots: Vec<u32>,
+    pub(super) slots: Vec<u32>,
 }
 
 /// What a record says of its chunk, besides its key.
@@ -132,7 +122,7 @@ impl Table {
             true => None,
             false => read_session(backing.file(), backing.offset()),
         };
-        let reserved = length + take_reserve(&backing, length, &budget).map_err(io_error("cut"))?;
+        let reserved = length + backing.take_reserve(length, &budget).map_err(io_error("cut"))?;
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
         let made_now = reset.as_ref().is_some_and(String::is_empty) && !place.is_new();
         let reset = backing.missing.clone().or(reset.filter(|reason| !reason.is_empty()));
@@ -242,211 +232,5 @@ impl Table {
     pub(crate) fn release(&self, reservation: Reservation) {
         let mut free = self.free.lock();
         reservation.slots.into_iter().rev().for_each(|slot| free.give_back(slot));
-    }
-
-    /// Writes the record of a chunk. When it is in the file, a process that reads that finds it.
-    pub(crate) fn publish(&self, reservation: &Reservation, content: &Content, key: &str) -> u32 {
-        let parts: Vec<&[u8]> = key.as_bytes().chunks(KEY_PART_BYTES).collect();
-        // The further parts first: a record that can be found is complete.
-        for number in (1..reservation.slots.len()).rev() {
-            let mut part = Record::zeroed();
-            part.state = STATE_KEY_PART;
-            part.digest = content.digest.0;
-            part.generation = content.generation;
-            part.length_bytes = number as u64;
-            self.write(reservation.slots[number], part, &reservation.slots, number, parts[number]);
-        }
-        let mut record = Record::zeroed();
-        record.last_use = use_word(content.created_ms, 0);
-        record.state = STATE_CHUNK;
-        record.key_length = key.len() as u16;
-        record.digest = content.digest.0;
-        record.generation = content.generation;
-        record.length_bytes = content.length_bytes;
-        record.created_ms = content.created_ms;
-        record.data_file = content.extent.file;
-        record.first_block = content.extent.first_block;
-        record.set_chunk_checksum(content.checksum);
-        record.namespace = content.namespace;
-        self.write(
-            reservation.slots[0],
-            record,
-            &reservation.slots,
-            0,
-            parts.first().copied().unwrap_or_default(),
-        );
-        reservation.slots[0]
-    }
-
-    fn write(&self, slot: u32, mut record: Record, slots: &[u32], number: usize, key_part: &[u8]) {
-        record.next_slot = slots.get(number + 1).copied().unwrap_or(NO_SLOT);
-        record.key[..key_part.len()].copy_from_slice(key_part);
-        record.checksum = record.computed_checksum();
-        self.change(Change::Write(slot, Arc::new(record)));
-    }
-
-    /// Frees the record in `slot`, and the further parts of its key.
-    pub(crate) fn clear(&self, slot: u32) {
-        let head = self.read(slot);
-        let mut next = slot;
-        for _ in 0..=crate::key::MAX_KEY_BYTES / KEY_PART_BYTES {
-            if next >= self.slot_count() {
-                break;
-            }
-            let record = self.read(next);
-            // Only what belongs to this record: a damaged link must not free another's.
-            let belongs = record.digest == head.digest && record.generation == head.generation;
-            if next != slot && !(belongs && record.state == STATE_KEY_PART) {
-                break;
-            }
-            // Before it is anybody else's, whose changes come behind it.
-            self.change(Change::Invalidate(next));
-            self.free.lock().give_back(next);
-            next = record.next_slot;
-        }
-    }
-
-    /// Makes the record in `slot` one that no start will find; its key can still be compared, and the slot stays taken.
-    pub(crate) fn invalidate(&self, slot: u32) {
-        let mut record = self.read(slot);
-        (record.state, record.checksum) = (STATE_FREE, 0);
-        // Whole, as it is still read.
-        self.change(Change::Write(slot, Arc::new(record)));
-    }
-
-    /// Marks the record in `slot` as free without giving the slot out: for recovery, which collects free slots itself.
-    pub(crate) fn wipe(&self, slot: u32) {
-        // SAFETY: inside the file; recovery runs alone.
-        unsafe { self.record(slot).write(Record::zeroed()) };
-    }
-
-    /// Brings what [`Table::holds`] looks at into the processor's cache, without waiting for it.
-    pub(crate) fn prefetch(&self, slot: u32, key_length: usize) {
-        let key_end = offset_of!(Record, key) + key_length.min(KEY_PART_BYTES);
-        for line in (0..key_end).step_by(CACHE_LINE_BYTES) {
-            prefetch_line(self.record(slot).cast::<u8>().wrapping_add(line));
-        }
-    }
-
-    /// Whether the record in `slot` has this digest and exactly this key.
-    pub(crate) fn holds(&self, slot: u32, digest: Digest, key: &str) -> bool {
-        self.digest(slot) == digest && self.key_is(slot, key)
-    }
-
-    /// Digest in the record in `slot`.
-    pub(crate) fn digest(&self, slot: u32) -> Digest {
-        if let Some(record) = self.changes.unwritten(slot) {
-            return record.digest();
-        }
-        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
-        Digest(unsafe { (&raw const (*self.record(slot)).digest).read() })
-    }
-
-    /// Whether the record in `slot` has exactly this key.
-    pub(crate) fn key_is(&self, slot: u32, key: &str) -> bool {
-        let unwritten = self.changes.unwritten(slot);
-        let (key_length, first_part) = match &unwritten {
-            Some(record) => (record.key_length, &record.key),
-            None => {
-                let record = self.record(slot);
-                // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, and nothing of it is
-                // unwritten, so nobody writes these fields while the reference lives.
-                unsafe { ((*record).key_length, &(*record).key) }
-            }
-        };
-        let key = key.as_bytes();
-        if usize::from(key_length) != key.len() {
-            return false;
-        }
-        if key.len() <= KEY_PART_BYTES {
-            return first_part[..key.len()] == *key;
-        }
-        self.key(slot, &self.read(slot)).is_some_and(|stored| stored == key)
-    }
-
-    /// The exact key of `record`, which lies in `slot`; `None` if a part of it is missing or damaged.
-    pub(crate) fn key(&self, slot: u32, record: &Record) -> Option<Vec<u8>> {
-        let length = usize::from(record.key_length);
-        let mut key = Vec::with_capacity(length);
-        self.key_slots(slot, record, |part| {
-            let missing = length - key.len();
-            key.extend_from_slice(&part.key[..missing.min(KEY_PART_BYTES)]);
-        })?;
-        (key.len() == length).then_some(key)
-    }
-
-    /// Whether the digest in the record in `slot` is that of its key.
-    pub(crate) fn is_of_its_key(&self, slot: u32) -> bool {
-        let record = self.read(slot);
-        let key = self.key(slot, &record);
-        let key = key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
-        key.is_some_and(|key| Digest::of(key) == record.digest())
-    }
-
-    /// All slots of `record`'s key, `slot` first; `None` if a part is missing or damaged.
-    pub(crate) fn key_slots(
-        &self,
-        slot: u32,
-        record: &Record,
-        mut visit: impl FnMut(&Record),
-    ) -> Option<Vec<u32>> {
-        let parts = slots_for(usize::from(record.key_length));
-        let total = self.slot_count();
-        let mut slots = vec![slot];
-        visit(record);
-        let mut next = record.next_slot;
-        for number in 1..parts {
-            if next >= total {
-                return None;
-            }
-            let part = self.read(next);
-            let belongs = part.state == STATE_KEY_PART
-                && part.is_intact()
-                && part.digest == record.digest
-                && part.generation == record.generation
-                && part.length_bytes == number as u64;
-            if !belongs {
-                return None;
-            }
-            visit(&part);
-            slots.push(next);
-            next = part.next_slot;
-        }
-        (next == NO_SLOT).then_some(slots)
-    }
-
-    /// A copy of the record in `slot`.
-    pub(crate) fn read(&self, slot: u32) -> Record {
-        if let Some(record) = self.changes.unwritten(slot) {
-            return *record;
-        }
-        let mut record = Record::zeroed();
-        let rest = &mut bytemuck::bytes_of_mut(&mut record)[size_of::<u64>()..];
-        // SAFETY: inside the file; the caller holds the lock of the shard that owns this record, or runs alone, and nothing of it
-        // is unwritten, so that nobody writes anything of it but its first word.
-        unsafe {
-            let source = self.record(slot).cast::<u8>().add(size_of::<u64>());
-            source.copy_to_nonoverlapping(rest.as_mut_ptr(), rest.len());
-        }
-        record.last_use = self.use_word(slot);
-        record
-    }
-
-    /// What the file says of the uses of a chunk, which may have to come from the disk; needs no lock.
-    pub(super) fn use_word(&self, slot: u32) -> u64 {
-        self.last_use(slot).load(Ordering::Relaxed)
-    }
-
-    fn last_use(&self, slot: u32) -> &AtomicU64 {
-        // SAFETY: inside the file, aligned to 8 bytes as every record is; while the store is open the word is only ever accessed
-        // through this atomic.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.record(slot)).last_use) }
-    }
-
-    fn record(&self, slot: u32) -> *mut Record {
-        let offset = HEADER_BYTES as usize + slot as usize * RECORD_BYTES;
-        debug_assert!(offset + RECORD_BYTES <= self.mapping.length_bytes());
-        // SAFETY: the offset is inside the mapping: slots are handed out only up to its end.
-        unsafe { self.mapping.as_mut_ptr().add(offset).cast() }
     }
 }
