@@ -13,7 +13,7 @@
 //!         reactor (one thread) -- schedule: which next --> work: pieces
 //!            |                                               |
 //!          store: where bytes live                        engine: io_uring, or threads
-//!          index: what is held (map in RAM, sidecar file of records)
+//!          index: what is held (map in RAM, index file of records)
 //! ```
 //!
 //! A module knows only those before it in this list:

@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::names::StoreId;
 use super::record::{GENERATIONS_END, RECORD_BYTES};
+use crate::block::BLOCK_BYTES;
 use crate::checksum::crc32c;
 
 /// Version of the format described here.
@@ -48,7 +49,7 @@ pub(crate) struct Header {
     pub(crate) magic: [u8; 8],
     pub(crate) version: u32,
     pub(crate) record_bytes: u32,
-    pub(crate) store_id: [u8; 16],
+    pub(crate) store_id: StoreId,
     pub(crate) created_ms: u64,
     pub(crate) block_bytes: u32,
     /// CRC-32C of everything before it.
@@ -56,14 +57,14 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    pub(crate) fn new(store_id: [u8; 16], created_ms: u64, block_bytes: u32) -> Self {
+    pub(crate) fn new(store_id: StoreId, created_ms: u64) -> Self {
         let mut header = Self {
             magic: MAGIC,
             version: FORMAT_VERSION,
             record_bytes: RECORD_BYTES as u32,
             store_id,
             created_ms,
-            block_bytes,
+            block_bytes: BLOCK_BYTES as u32,
             checksum: 0,
         };
         header.checksum = header.computed_checksum();

@@ -1,4 +1,4 @@
-//! Changes of records, on their way into the sidecar.
+//! Changes of records, on their way into the index file.
 //!
 //! Who writes to a file may wait for its file system: for the journal, and for ever while it is frozen. So nobody does whom
 //! others wait for. While a store is open, changes are queued, under the lock of the shard that they belong to, and a thread of

@@ -95,7 +95,7 @@ pub(super) struct Entry {
     pub(super) last_use: u64,
     /// Its record does not know of its last use.
     pub(super) is_behind: bool,
-    /// Slots of the sidecar that its record takes.
+    /// Slots of the index file that its record takes.
     pub(super) slots: u8,
     /// It had to stay and left the order of eviction, to be released when it is neither pinned nor read.
     pub(super) excluded: bool,

@@ -5,8 +5,8 @@ use std::io;
 
 use bytemuck::Zeroable;
 
-use super::backing::{Backing, IndexPlace};
-use super::first_page::{check_header, refuse_foreign};
+use super::header::{check_header, refuse_foreign};
+use super::index_file::{IndexFile, IndexPlace};
 use super::membership::Sharing;
 use super::session::read_owner;
 use crate::error::OpenError;
@@ -21,7 +21,7 @@ const RECORDS_READ: usize = 4096;
 pub(crate) struct FoundIndex {
     pub(super) place: IndexPlace,
     /// None where none was made yet, or it is lost.
-    pub(super) backing: Option<Backing>,
+    pub(super) index_file: Option<IndexFile>,
     /// Bytes in use; `None` if that cannot be told any more.
     pub(super) length: Option<u64>,
     /// Why it has to be started anew, if so; empty where there is none.
@@ -36,29 +36,29 @@ impl FoundIndex {
     /// # Errors
     /// It is in use, of a newer format, or cannot be opened.
     pub(crate) fn look(place: IndexPlace) -> Result<Self, OpenError> {
-        let Some(backing) = Backing::find(&place)? else {
+        let Some(index_file) = IndexFile::find(&place)? else {
             let reset = Some(String::new());
-            return Ok(Self { place, backing: None, length: Some(0), reset, id: None });
+            return Ok(Self { place, index_file: None, length: Some(0), reset, id: None });
         };
         let io_error = |action| {
-            let path = backing.path().to_owned();
+            let path = index_file.path().to_owned();
             move |source| OpenError::Io { action, path, source }
         };
-        let length = backing.length().map_err(io_error("read the length of"))?;
-        let reset = check_header(&backing, length)?;
+        let length = index_file.length().map_err(io_error("read the length of"))?;
+        let reset = check_header(&index_file, length)?;
         if reset.as_ref().is_some_and(|reason| !reason.is_empty()) {
-            refuse_foreign(&backing)?;
+            refuse_foreign(&index_file)?;
         }
         let id = match reset {
-            Some(_) => backing.store_id(),
-            None => Some(store_id(&backing).map_err(io_error("read"))?),
+            Some(_) => index_file.store_id(),
+            None => Some(store_id(&index_file).map_err(io_error("read"))?),
         };
-        Ok(Self { place, backing: Some(backing), length, reset, id })
+        Ok(Self { place, index_file: Some(index_file), length, reset, id })
     }
 
     /// Whether there is a file, or a part of a device, that was made earlier.
     pub(crate) fn is_there(&self) -> bool {
-        self.backing.is_some()
+        self.index_file.is_some()
     }
 
     /// Id of the store, if it is known.
@@ -68,20 +68,23 @@ impl FoundIndex {
 
     /// Who has, or had, the store open.
     pub(crate) fn owner(&self) -> Option<Owner> {
-        self.backing.as_ref().and_then(|backing| read_owner(backing.file(), backing.offset()))
+        self.index_file
+            .as_ref()
+            .and_then(|index_file| read_owner(index_file.file(), index_file.offset()))
     }
 
     /// Whether it has shared keys with other stores.
     pub(crate) fn sharing(&self) -> Sharing {
-        match (&self.backing, &self.reset) {
-            (Some(backing), None) => Sharing::read(backing),
+        match (&self.index_file, &self.reset) {
+            (Some(index_file), None) => Sharing::read(index_file),
             _ => Sharing::Never,
         }
     }
 
     /// Whether there is a chunk in it.
     pub(crate) fn has_chunks(&self) -> bool {
-        let (Some(backing), Some(length), None) = (&self.backing, self.length, &self.reset) else {
+        let (Some(index_file), Some(length), None) = (&self.index_file, self.length, &self.reset)
+        else {
             return false;
         };
         let mut records = vec![Record::zeroed(); RECORDS_READ];
@@ -90,15 +93,15 @@ impl FoundIndex {
             let count = (length - at).min(step) as usize / RECORD_BYTES;
             let some = &mut records[..count];
             // What cannot be read holds nothing that could be used.
-            backing.read_at(bytemuck::cast_slice_mut(some), at).is_ok()
+            index_file.read_at(bytemuck::cast_slice_mut(some), at).is_ok()
                 && some.iter().any(|record| record.state == STATE_CHUNK && record.is_intact())
         })
     }
 }
 
 /// Id in the header.
-pub(super) fn store_id(backing: &Backing) -> io::Result<StoreId> {
+pub(super) fn store_id(index_file: &IndexFile) -> io::Result<StoreId> {
     let mut header = Header::zeroed();
-    backing.read_at(bytemuck::bytes_of_mut(&mut header), 0)?;
+    index_file.read_at(bytemuck::bytes_of_mut(&mut header), 0)?;
     Ok(header.store_id)
 }

@@ -1,5 +1,5 @@
 //! How much must stay: EXISTS promises for a few seconds that what it found is there, so that the load that follows finds it,
-//! and users pin chunks. Bounded, in bytes of data files and in slots of the sidecar, so that promises cannot stop the store.
+//! and users pin chunks. Bounded, in bytes of data files and in slots of the index file, so that promises cannot stop the store.
 
 use std::ops::{AddAssign, SubAssign};
 
@@ -8,7 +8,7 @@ use std::ops::{AddAssign, SubAssign};
 pub(super) struct Guarded {
     /// Of the data files.
     pub(super) bytes: u64,
-    /// Of the sidecar.
+    /// Of the index file.
     pub(super) slots: u64,
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Lookup {
 pub(super) struct Found {
     /// Number of the entry in its shard.
     pub(super) entry: u32,
-    /// Slot of its record in the sidecar.
+    /// Slot of its record in the index file.
     pub(super) record: u32,
 }
 

@@ -118,7 +118,7 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// The sidecar.
+    /// The index file.
     pub(crate) fn table(&self) -> &Table {
         &self.table
     }
@@ -318,7 +318,7 @@ impl<G, S> Index<G, S> {
         displaced
     }
 
-    /// Removes an entry from the map and its record from the sidecar; its place is free if nobody reads it.
+    /// Removes an entry from the map and its record from the index file; its place is free if nobody reads it.
     pub(super) fn take_out(
         &self,
         shard: &mut Shard<G, S>,
@@ -398,7 +398,7 @@ impl<G, S> Index<G, S> {
         self.table.key_is(slot, key) || self.has_lost_its_record(digest, slot)
     }
 
-    /// Whether the sidecar has something else where the entry's record was: the disk did not return it, or returned
+    /// Whether the index file has something else where the entry's record was: the disk did not return it, or returned
     /// something else.
     pub(super) fn has_lost_its_record(&self, digest: Digest, slot: u32) -> bool {
         self.table.digest(slot) != digest

@@ -1,4 +1,4 @@
-//! The sidecar mapped into memory, so that a page which the disk cannot return is a hole in it and not the end of the
+//! The index file mapped into memory, so that a page which the disk cannot return is a hole in it and not the end of the
 //! process.
 //!
 //! Access to such a page raises SIGBUS. The handler here puts a zeroed page of ordinary memory in its place and notes

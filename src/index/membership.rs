@@ -6,7 +6,7 @@
 
 use bytemuck::Zeroable;
 
-use super::backing::Backing;
+use super::index_file::IndexFile;
 use crate::format::header::MEMBERSHIP_OFFSET;
 use crate::format::membership::Membership;
 
@@ -24,10 +24,10 @@ pub(crate) enum Sharing {
 
 impl Sharing {
     /// As it is noted.
-    pub(super) fn read(backing: &Backing) -> Self {
+    pub(super) fn read(index_file: &IndexFile) -> Self {
         let mut membership = Membership::zeroed();
         let bytes = bytemuck::bytes_of_mut(&mut membership);
-        if backing.read_at(bytes, MEMBERSHIP_OFFSET).is_err() {
+        if index_file.read_at(bytes, MEMBERSHIP_OFFSET).is_err() {
             return Self::Lost;
         }
         if membership == Membership::zeroed() {
@@ -53,14 +53,14 @@ mod tests {
         let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
         let budget = Arc::new(Budget::new(64 << 20));
         let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
-        assert_eq!(Sharing::read(&table.backing), Sharing::Never);
+        assert_eq!(Sharing::read(&table.index_file), Sharing::Never);
         let id = table.store_id().unwrap();
         let membership = Membership::new(7, 1, [[9; 16], id, [1; 16]]);
         assert!(membership.members().is_sorted() && membership.members().contains(&id));
         table.write_membership(&membership).unwrap();
-        assert_eq!(Sharing::read(&table.backing), Sharing::With(membership));
+        assert_eq!(Sharing::read(&table.index_file), Sharing::With(membership));
         assert_eq!(membership.missing(&[id, [2; 16]]), 3);
-        table.backing.write_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
-        assert_eq!(Sharing::read(&table.backing), Sharing::Lost);
+        table.index_file.write_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
+        assert_eq!(Sharing::read(&table.index_file), Sharing::Lost);
     }
 }

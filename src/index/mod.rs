@@ -1,13 +1,13 @@
-//! What is held: a map in RAM for every question, a sidecar file of records for the next start.
+//! What is held: a map in RAM for every question, a index file of records for the next start.
 
-mod backing;
 mod changes;
 mod entries;
 mod exists;
-mod first_page;
 mod found;
 mod ghosts;
 mod guards;
+mod header;
+mod index_file;
 mod leases;
 mod listing;
 mod lookup;
@@ -30,8 +30,8 @@ pub(crate) mod table;
 mod table_file;
 mod writing;
 
-pub(crate) use backing::{IndexPlace, owner_in_directory, owner_on_device};
 pub(crate) use found::FoundIndex;
+pub(crate) use index_file::{IndexPlace, owner_in_directory, owner_on_device};
 pub use listing::{Damage, StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::{EnteredGet, Index, Rules};
 pub(crate) use membership::Sharing;

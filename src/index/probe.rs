@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::backing::IndexPlace;
 use super::found::FoundIndex;
+use super::index_file::IndexPlace;
 use super::map::{EnteredGet, Index, Rules};
 use super::table::{Content, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
@@ -24,12 +24,12 @@ const LENGTH_BYTES: u64 = 4096;
 /// The default of the option.
 const LEASE_S: u32 = 10;
 
-/// Map and sidecar, driven by hand.
+/// Map and index file, driven by hand.
 #[doc(hidden)]
 pub struct IndexProbe(Index<(), ()>);
 
 impl IndexProbe {
-    /// Makes a sidecar in `directory`.
+    /// Makes a index file in `directory`.
     ///
     /// # Errors
     /// As [`crate::Connector::open`].
@@ -58,7 +58,7 @@ impl IndexProbe {
     /// it holds a lock that others wait for.
     ///
     /// # Errors
-    /// When the sidecar cannot grow.
+    /// When the index file cannot grow.
     pub fn set(&self, key: &str) -> Result<Duration, StoreError> {
         let digest = self.claim(key);
         let generation = self.0.next_generation();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bytemuck::Zeroable;
 
-use super::first_page::judge_header;
+use super::header::judge_header;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Header, LENGTH_OFFSET, Length};

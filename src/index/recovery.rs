@@ -1,4 +1,4 @@
-//! Reading the sidecar once at open: what is whole and fits the data becomes the map; the rest becomes free space.
+//! Reading the index file once at open: what is whole and fits the data becomes the map; the rest becomes free space.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -132,7 +132,7 @@ impl std::fmt::Display for Recovery {
 type Opened<I> = (I, Box<dyn Store>, Recovery, Vec<Suspect>);
 
 impl<G, S> Index<G, S> {
-    /// Takes over the sidecar, then the data with `open_store`, and brings both into agreement.
+    /// Takes over the index file, then the data with `open_store`, and brings both into agreement.
     pub(crate) fn open(
         found: FoundIndex,
         budget: &Arc<Budget>,
@@ -232,7 +232,7 @@ impl<G, S> Index<G, S> {
         older_slots.into_iter().for_each(|slot| release(&index.table, slot, &mut free));
         recovery.orphans = store.rebuild(&held).map_err(|source| OpenError::Io {
             action: "remove files without a record from",
-            path: index.table.backing.path().to_owned(),
+            path: index.table.index_file.path().to_owned(),
             source,
         })?;
         free.sort_unstable_by(|left, right| right.cmp(left));
@@ -247,7 +247,7 @@ impl<G, S> Index<G, S> {
         self.table.write_anew();
     }
 
-    /// Notes in the sidecar who has the store open, and whether it is closed in order.
+    /// Notes in the index file who has the store open, and whether it is closed in order.
     pub(crate) fn write_session(&self, now_ms: u64, clean: bool) -> std::io::Result<()> {
         let marks = Marks {
             generation: self.next_generation(),

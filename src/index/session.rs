@@ -7,7 +7,7 @@ use bytemuck::Zeroable;
 
 use crate::format::header::{Header, Owner, SESSION_OFFSET, Session};
 
-/// Who has the store open as far as the sidecar at `offset` tells. One who closed it is not who holds its lock now.
+/// Who has the store open as far as the index file at `offset` tells. One who closed it is not who holds its lock now.
 pub(super) fn read_owner(file: &File, offset: u64) -> Option<Owner> {
     let session = read_session(file, offset).filter(|session| session.clean == 0)?;
     let mut header = Header::zeroed();

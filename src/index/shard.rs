@@ -49,7 +49,7 @@ pub(super) struct Pending<G, S> {
     pub(super) waiting: VecDeque<Waiting<G, S>>,
     /// GETs among these.
     pub(super) waiting_gets: usize,
-    /// Slot of its record, if that is in the sidecar before the key is found by it.
+    /// Slot of its record, if that is in the index file before the key is found by it.
     pub(super) written: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Which slots of the sidecar are free.
+//! Which slots of the index file are free.
 
 use std::ops::Range;
 

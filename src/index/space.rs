@@ -1,4 +1,4 @@
-//! The space of the sidecar: its share of what the store may take, and growing into it.
+//! The space of the index file: its share of what the store may take, and growing into it.
 //!
 //! The share is reserved on the file system before data files take the rest, behind the end of the file: opening reads the
 //! file as a whole, and chunks of some MiB never need all of it. Growing takes from there first.
@@ -60,7 +60,7 @@ impl Table {
     /// Bytes by which it grows.
     fn step_bytes(&self) -> u64 {
         (self.length_bytes() / 8 / GROWTH_BYTES * GROWTH_BYTES)
-            .clamp(GROWTH_BYTES, self.backing.longest_step_bytes())
+            .clamp(GROWTH_BYTES, self.index_file.longest_step_bytes())
     }
 
     /// Lengthens the file by a step. It waits for the file system; slots are taken and given back meanwhile.
@@ -89,7 +89,7 @@ impl Table {
             added = wanted.min(spare.max(GROWTH_BYTES));
             self.extend_reserve(&mut reserved, added.saturating_sub(spare)).map_err(|_| error)?;
         }
-        self.backing.grow(length, added).map_err(|source| self.refused(added, source))?;
+        self.index_file.grow(length, added).map_err(|source| self.refused(added, source))?;
         let total = before + (added / RECORD_BYTES as u64) as u32;
         let mut free = self.free.lock();
         self.total.store(total, Ordering::Release);
@@ -115,7 +115,7 @@ impl Table {
             return Err(self.full(*reserved));
         }
         let length = self.length_bytes();
-        if let Err((source, kept)) = self.backing.preallocate(length, *reserved, bytes) {
+        if let Err((source, kept)) = self.index_file.preallocate(length, *reserved, bytes) {
             self.budget.release(*reserved + bytes - (length + kept));
             *reserved = length + kept;
             return Err(self.refused(bytes, source));
@@ -129,7 +129,7 @@ impl Table {
     }
 
     fn refused(&self, bytes: u64, source: io::Error) -> StoreError {
-        let path = self.backing.path().to_owned();
+        let path = self.index_file.path().to_owned();
         StoreError::Grow { path, bytes, source: Arc::new(source) }
     }
 }

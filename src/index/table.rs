@@ -1,4 +1,4 @@
-//! The memory-mapped sidecar: fixed-size records in one file that the page cache keeps through the death of the process.
+//! The memory-mapped index file: fixed-size records in one file that the page cache keeps through the death of the process.
 //!
 //! Who may touch a record: a slot that is handed out by `reserve` belongs to its holder; a published one belongs to the
 //! shard of the map that its digest falls into, whose lock is held for every access. What they change is written behind them
@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::backing::Backing;
 use super::changes::Changes;
-use super::first_page::start_anew;
 use super::found::FoundIndex;
+use super::header::start_anew;
+use super::index_file::IndexFile;
 use super::mapping::Mapping;
 use super::session::read_session;
 use super::slots::FreeSlots;
@@ -48,7 +48,7 @@ pub(crate) struct Content {
     pub(crate) created_ms: u64,
 }
 
-/// How the sidecar was found when it was opened.
+/// How the index file was found when it was opened.
 #[derive(Debug)]
 pub(crate) struct Found {
     /// Session block of the last owner, if it is whole.
@@ -61,9 +61,9 @@ pub(crate) struct Found {
     pub(crate) truncated: bool,
 }
 
-/// The sidecar.
+/// The index file.
 pub(crate) struct Table {
-    pub(super) backing: Backing,
+    pub(super) index_file: IndexFile,
     /// The same for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
     pub(super) sync_files: OnceLock<Vec<(ClosedOnFork, File)>>,
     pub(super) mapping: Mapping,
@@ -90,16 +90,16 @@ impl Table {
         budget: Arc<Budget>,
         now_ms: u64,
     ) -> Result<(Self, Found), OpenError> {
-        let FoundIndex { place, backing, length: found, mut reset, .. } = found;
-        let backing = match backing {
-            Some(backing) => {
-                backing.make_private();
-                backing
+        let FoundIndex { place, index_file, length: found, mut reset, .. } = found;
+        let index_file = match index_file {
+            Some(index_file) => {
+                index_file.make_private();
+                index_file
             }
-            None => Backing::make(&place)?,
+            None => IndexFile::make(&place)?,
         };
         let io_error = |action| {
-            let path = backing.path().to_owned();
+            let path = index_file.path().to_owned();
             move |source| OpenError::Io { action, path, source }
         };
         if let Some(bytes) = found.filter(|_| reset.is_none())
@@ -113,22 +113,23 @@ impl Table {
         let fresh = reset.is_some();
         if fresh {
             budget.reserve(HEADER_BYTES, 0);
-            start_anew(&backing, now_ms).map_err(io_error("write"))?;
+            start_anew(&index_file, now_ms).map_err(io_error("write"))?;
         }
-        let length = backing.length().map_err(io_error("read the length of"))?;
+        let length = index_file.length().map_err(io_error("read the length of"))?;
         let length = length.unwrap_or(HEADER_BYTES);
-        let mapping = backing.map(length, budget.capacity_bytes())?;
+        let mapping = index_file.map(length, budget.capacity_bytes())?;
         let session = match fresh {
             true => None,
-            false => read_session(backing.file(), backing.offset()),
+            false => read_session(index_file.file(), index_file.offset()),
         };
-        let reserved = length + backing.take_reserve(length, &budget).map_err(io_error("cut"))?;
+        let reserved =
+            length + index_file.take_reserve(length, &budget).map_err(io_error("cut"))?;
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
         let made_now = reset.as_ref().is_some_and(String::is_empty) && !place.is_new();
-        let reset = backing.missing.clone().or(reset.filter(|reason| !reason.is_empty()));
+        let reset = index_file.missing.clone().or(reset.filter(|reason| !reason.is_empty()));
         let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
         let table = Self {
-            backing,
+            index_file,
             sync_files: OnceLock::new(),
             mapping,
             changes: Changes::default(),
@@ -214,7 +215,7 @@ impl Table {
         self.mapping.is_hole(HEADER_BYTES as usize + slot as usize * RECORD_BYTES)
     }
 
-    /// Pages of the sidecar that the disk did not return.
+    /// Pages of the index file that the disk did not return.
     pub(crate) fn lost_pages(&self) -> usize {
         let count = self.mapping.hole_count();
         let told = self.holes_told.swap(count, Ordering::Relaxed);
@@ -222,7 +223,7 @@ impl Table {
             log::error!(
                 "{} pages of {} cannot be read: what they held is missed",
                 count - told,
-                self.backing.path().display()
+                self.index_file.path().display()
             );
         }
         count

@@ -1,4 +1,4 @@
-//! The sidecar on disk: changing records, syncing, who has it open, giving it up.
+//! The index file on disk: changing records, syncing, who has it open, giving it up.
 
 use std::io;
 use std::mem::offset_of;
@@ -161,7 +161,7 @@ impl Table {
             page[at..at + bytes.len()].copy_from_slice(bytes);
             (from, to) = (from.min(at), to.max(at + bytes.len()));
         }
-        self.backing.write_at(&page[from..to], start + from as u64).is_ok()
+        self.index_file.write_at(&page[from..to], start + from as u64).is_ok()
     }
 
     fn make(&self, change: &Change) {
@@ -170,7 +170,7 @@ impl Table {
 
     fn try_to_make(&self, change: &Change) -> io::Result<()> {
         match place_of(change) {
-            Some((at, bytes)) => self.backing.write_at(bytes, at),
+            Some((at, bytes)) => self.index_file.write_at(bytes, at),
             None => {
                 self.write_anew();
                 Ok(())
@@ -193,7 +193,7 @@ impl Table {
             Ok(()) => self.refuses_writes.store(false, Ordering::Relaxed),
             Err(error) if !self.refuses_writes.swap(true, Ordering::Relaxed) => log::error!(
                 "cannot write to {}: {error}; nothing is stored or deleted before that is mended",
-                self.backing.path().display()
+                self.index_file.path().display()
             ),
             Err(_) => {}
         }
@@ -201,28 +201,28 @@ impl Table {
 
     /// Id of the store, which it has had since it was made.
     pub(crate) fn store_id(&self) -> io::Result<StoreId> {
-        store_id(&self.backing)
+        store_id(&self.index_file)
     }
 
     /// Notes the set, durably.
     pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
         // Through a file of its own: the kernel tells an error of writing back once to each, and those of the files that
         // reactors sync through are theirs.
-        let (file, files) = (self.backing.open_again()?, self.backing.files());
-        let offset = self.backing.offset() + MEMBERSHIP_OFFSET;
+        let (file, files) = (self.index_file.open_again()?, self.index_file.files());
+        let offset = self.index_file.offset() + MEMBERSHIP_OFFSET;
         files.write_at(&file, bytemuck::bytes_of(membership), offset)?;
         files.sync_data(&file)
     }
 
     /// Notes who has the store open, from which generation on, and whether it is closed in order.
     pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
-        self.backing.write_at(bytemuck::bytes_of(session), SESSION_OFFSET)
+        self.index_file.write_at(bytemuck::bytes_of(session), SESSION_OFFSET)
     }
 
     /// Gives up the file, and the lock with it: another process may own the store from here on. Every record is free as
     /// far as this one can see.
     pub(crate) fn release_file(&self) -> io::Result<()> {
-        self.backing.release()?;
+        self.index_file.release()?;
         self.mapping.release();
         for (_, file) in self.sync_files.get().into_iter().flatten() {
             close_file_behind(file.as_raw_fd());
@@ -234,7 +234,7 @@ impl Table {
     /// file: through a shared one, a reactor's sync could take the error that belongs to another's records.
     pub(crate) fn prepare_syncs(&self, reactors: usize) -> io::Result<()> {
         let open = |_| {
-            let file = self.backing.open_again()?;
+            let file = self.index_file.open_again()?;
             Ok((ClosedOnFork::new(file.as_raw_fd()), file))
         };
         let files = (1..reactors).map(open).collect::<io::Result<Vec<_>>>()?;
@@ -246,18 +246,18 @@ impl Table {
     pub(crate) fn sync_descriptor(&self, number: usize) -> RawFd {
         let others = self.sync_files.get().map_or(&[][..], Vec::as_slice);
         let of = |position: usize| others.get(position).map(|(_, file)| file.as_raw_fd());
-        number.checked_sub(1).and_then(of).unwrap_or(self.backing.descriptor())
+        number.checked_sub(1).and_then(of).unwrap_or(self.index_file.descriptor())
     }
 
     /// Why the next open would not find the file, if so.
     pub(crate) fn missed(&self) -> Option<String> {
-        self.backing.missed()
+        self.index_file.missed()
     }
 
     /// Gives the file blocks of its own, if it shares some with a copy, or has none. A page of the mapping that is written and
     /// finds none is lost.
     pub(crate) fn unshare(&self) {
-        let lacks_blocks = match self.backing.unshare() {
+        let lacks_blocks = match self.index_file.unshare() {
             Ok(()) => false,
             Err(error) => matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)),
         };
@@ -274,13 +274,13 @@ impl Table {
 
     /// What is said then.
     pub(crate) fn why_not_written(&self) -> StoreError {
-        StoreError::IndexShared { path: self.backing.path().to_owned() }
+        StoreError::IndexShared { path: self.index_file.path().to_owned() }
     }
 
     /// Makes all records written so far durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         // The map and the file share the page cache: fdatasync writes what was stored through the map.
-        self.backing.sync()
+        self.index_file.sync()
     }
 
     /// As [`Table::write_anew`], behind the changes that are queued: before every sync that waits for a later ticket.
@@ -292,11 +292,11 @@ impl Table {
     pub(crate) fn write_anew(&self) {
         let bytes = HEADER_BYTES as usize + self.slot_count() as usize * RECORD_BYTES;
         if let Err(error) =
-            self.mapping.mark_changed(bytes, |at, part| self.backing.mark_changed(at, part))
+            self.mapping.mark_changed(bytes, |at, part| self.index_file.mark_changed(at, part))
         {
             log::warn!(
                 "{}: after a failed sync a deleted chunk may be back after power loss: {error}",
-                self.backing.path().display()
+                self.index_file.path().display()
             );
         }
     }
@@ -312,8 +312,8 @@ mod tests {
     use crate::budget::Budget;
     use crate::directory::Directory;
     use crate::format::names::INDEX_NAME;
-    use crate::index::backing::IndexPlace;
     use crate::index::found::FoundIndex;
+    use crate::index::index_file::IndexPlace;
 
     /// Files open in this process by descriptor.
     fn inode(descriptor: RawFd) -> u64 {

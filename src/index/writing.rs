@@ -49,7 +49,7 @@ pub(crate) enum Resumed<G, S> {
 pub(crate) enum RecordState {
     /// It has slots.
     Reserved(Reservation),
-    /// It is in the sidecar; nobody finds it by its key yet.
+    /// It is in the index file; nobody finds it by its key yet.
     Written(u32),
 }
 

@@ -6,8 +6,8 @@ use super::*;
 use crate::block::BLOCK_BYTES;
 use crate::budget::Budget;
 use crate::directory::Directory;
-use crate::index::backing::IndexPlace;
 use crate::index::found::FoundIndex;
+use crate::index::index_file::IndexPlace;
 use crate::index::table::Content;
 use crate::index::writing::{EnteredSet, Publication, RecordState};
 

@@ -1,4 +1,4 @@
-//! The first page of the sidecar: the header that never changes, and who has the store open.
+//! The header of the index file, which never changes: writing it, and telling whether a file has one of ours.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -6,26 +6,25 @@ use std::path::Path;
 
 use bytemuck::Zeroable;
 
-use super::backing::Backing;
+use super::index_file::IndexFile;
 use super::session::read_session;
-use crate::block::BLOCK_BYTES;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{FORMAT_VERSION, HEADER_BYTES, Header, MAGIC};
 use crate::format::names::{CHUNKS_NAME, INDEX_NAME};
 use crate::store::data_files::list_data_files;
 
-/// Makes it an empty sidecar.
-pub(super) fn start_anew(backing: &Backing, now_ms: u64) -> io::Result<()> {
-    let header = Header::new(backing.id_for_header()?, now_ms, BLOCK_BYTES as u32);
+/// Makes it an empty index file.
+pub(super) fn start_anew(index_file: &IndexFile, now_ms: u64) -> io::Result<()> {
+    let header = Header::new(index_file.id_for_header()?, now_ms);
     let mut page = [0; HEADER_BYTES as usize];
     page[..size_of::<Header>()].copy_from_slice(bytemuck::bytes_of(&header));
-    backing.start_anew(&mut page)
+    index_file.start_anew(&mut page)
 }
 
 /// Whether the header can be relied upon: `None` if so, else why not; an empty reason for a file that was just made.
 pub(super) fn check_header(
-    backing: &Backing,
+    index_file: &IndexFile,
     length: Option<u64>,
 ) -> Result<Option<String>, OpenError> {
     if length == Some(0) {
@@ -33,16 +32,16 @@ pub(super) fn check_header(
     }
     let mut header = Header::zeroed();
     let is_short = length.is_some_and(|length| length < HEADER_BYTES);
-    if is_short || backing.read_at(bytemuck::bytes_of_mut(&mut header), 0).is_err() {
+    if is_short || index_file.read_at(bytemuck::bytes_of_mut(&mut header), 0).is_err() {
         return Ok(Some(match length {
             Some(length) => format!("its header cannot be read from {length} bytes"),
             None => "its header cannot be read".into(),
         }));
     }
-    if let Some(reason) = judge_header(&header, backing.path())? {
+    if let Some(reason) = judge_header(&header, index_file.path())? {
         return Ok(Some(reason.into()));
     }
-    if backing.store_id().is_some_and(|id| id != header.store_id) {
+    if index_file.store_id().is_some_and(|id| id != header.store_id) {
         return Ok(Some("it belongs to another store".into()));
     }
     if length.is_none() {
@@ -51,15 +50,15 @@ pub(super) fn check_header(
     Ok(None)
 }
 
-/// Refuses a file that kvring has never written: it is somebody's. Damage leaves something of the first page, or there is data of a
+/// Refuses a file that kvring has never written: it is somebody's. Damage leaves something of its first page, or there is data of a
 /// store beside it.
-pub(super) fn refuse_foreign(backing: &Backing) -> Result<(), OpenError> {
-    let Some(directory) = backing.store_directory() else { return Ok(()) };
+pub(super) fn refuse_foreign(index_file: &IndexFile) -> Result<(), OpenError> {
+    let Some(directory) = index_file.store_directory() else { return Ok(()) };
     let mut page = [0; HEADER_BYTES as usize];
     // What is behind the end of a shorter file stays zero; what cannot be read was ours for all that anybody can tell.
     let mut filled = 0;
     while filled < page.len() {
-        match backing.file().read_at(&mut page[filled..], filled as u64) {
+        match index_file.file().read_at(&mut page[filled..], filled as u64) {
             Ok(0) => break,
             Ok(read) => filled += read,
             Err(_) => return Ok(()),
@@ -68,9 +67,9 @@ pub(super) fn refuse_foreign(backing: &Backing) -> Result<(), OpenError> {
     let mut header: Header = bytemuck::pod_read_unaligned(&page[..size_of::<Header>()]);
     let has_magic = header.magic == MAGIC;
     header.magic = MAGIC;
-    let expected = Header::new(header.store_id, header.created_ms, BLOCK_BYTES as u32);
+    let expected = Header::new(header.store_id, header.created_ms);
     let is_header = bytemuck::bytes_of(&header) == bytemuck::bytes_of(&expected);
-    let has_session = read_session(backing.file(), 0).is_some();
+    let has_session = read_session(index_file.file(), 0).is_some();
     let is_zero = page.iter().all(|byte| *byte == 0);
     if has_magic || is_header || has_session || is_zero || has_data(directory) {
         return Ok(());
@@ -89,7 +88,7 @@ fn has_data(directory: &Directory) -> bool {
     has_files || directory.contains(CHUNKS_NAME).unwrap_or(false)
 }
 
-/// Whether a header, of the sidecar at `path`, is one: `None` if so, else why not.
+/// Whether a header, of the index file at `path`, is one: `None` if so, else why not.
 pub(super) fn judge_header(
     header: &Header,
     path: &Path,
@@ -104,7 +103,7 @@ pub(super) fn judge_header(
             supported: FORMAT_VERSION,
         });
     }
-    let expected = Header::new(header.store_id, header.created_ms, BLOCK_BYTES as u32);
+    let expected = Header::new(header.store_id, header.created_ms);
     let is_whole = bytemuck::bytes_of(header) == bytemuck::bytes_of(&expected);
     Ok((!is_whole).then_some("its header is damaged"))
 }

@@ -1,9 +1,11 @@
-//! Where the bytes of the sidecar are: a file, or a part of the block device that holds the data.
+//! The bytes of the index: a file, or a part of the block device that holds the data.
 //!
-//! A file is as long as the sidecar. A part of a device is as long as it can ever become: how much of it is used says the
-//! length block in its first page. That is written after the new part has been zeroed, durably, as it may hold records of an
-//! earlier store. A record behind a length that is not durable yet is not acknowledged in `persistent`: the same sync
+//! A file is as long as the index. A part of a device is as long as the index can ever become, and the length block in its
+//! header says how much of it is used. The new part is zeroed durably before the length is written, as it may hold records of
+//! an earlier store. A record behind a length that is not durable yet is not acknowledged in `persistent`: the same sync
 //! covers both.
+
+mod opening;
 
 use std::fs::File;
 use std::io;
@@ -16,17 +18,16 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use bytemuck::Zeroable;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
+pub(crate) use opening::{IndexPlace, owner_in_directory, owner_on_device};
+
 use super::mapping::Mapping;
-use super::session::read_owner;
 use crate::budget::Budget;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::fork::{ClosedOnFork, close_file_behind};
-use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, LENGTH_OFFSET, Length, Owner};
-use crate::format::names::{INDEX_NAME, device_index_name};
-use crate::format::superblock::Superblock;
-use crate::lock::{holder_of, lock_for};
+use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, LENGTH_OFFSET, Length};
+use crate::format::names::{INDEX_NAME, StoreId};
 use crate::store::device::{Device, new_store_id};
 use crate::store::fiemap::find_unreserved;
 
@@ -38,29 +39,8 @@ const MOST_EXTENTS: usize = 4096;
 const UNSHARED_AT_ONCE_BYTES: usize = 1 << 20;
 const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
 
-/// Where the sidecar of a store is.
-#[derive(Clone, Debug)]
-pub(crate) enum IndexPlace {
-    /// A file in the store's directory.
-    Directory(Arc<Directory>),
-    /// The part of this device that was set aside for it.
-    Device(Arc<Device>),
-    /// A file in a directory, for the store on this device.
-    Beside(PathBuf, Arc<Device>),
-}
-
-impl IndexPlace {
-    /// Whether the store was made by this process, just now, as far as this tells.
-    pub(super) fn is_new(&self) -> bool {
-        match self {
-            Self::Directory(_) => false,
-            Self::Device(device) | Self::Beside(_, device) => device.is_new(),
-        }
-    }
-}
-
-/// An open sidecar.
-pub(super) struct Backing {
+/// An open index file.
+pub(super) struct IndexFile {
     /// The file, or the device.
     path: PathBuf,
     /// Where it is a file: its directory, and its name there.
@@ -72,7 +52,7 @@ pub(super) struct Backing {
     /// The file system has no fallocate: nothing is reserved that is not written.
     cannot_reserve: AtomicBool,
     /// What the header must say; any id will do if there is none.
-    store_id: Option<[u8; 16]>,
+    store_id: Option<StoreId>,
     /// Why it was made anew, if that was not because the store is new.
     pub(super) missing: Option<String>,
 }
@@ -84,152 +64,7 @@ struct Region {
     most_bytes: u64,
 }
 
-/// Who has, or had, the store open that this superblock describes.
-pub(crate) fn owner_on_device(
-    device: &File,
-    superblock: &Superblock,
-    index_path: Option<&Path>,
-) -> Option<Owner> {
-    match index_path {
-        Some(directory) => {
-            let directory = Directory::open(directory).ok()?;
-            read_owner(&directory.open_to_read(&device_index_name(superblock.store_id)).ok()?, 0)
-        }
-        None => read_owner(device, superblock.index_offset),
-    }
-}
-
-/// Who has, or had, the store in `directory` open.
-pub(crate) fn owner_in_directory(directory: &Directory) -> Option<Owner> {
-    match directory.open_to_read(INDEX_NAME) {
-        Ok(index) => read_owner(&index, 0),
-        // Somebody has removed it; the lock is there all the same.
-        Err(_) => holder_of(directory.file()),
-    }
-}
-
-impl Backing {
-    /// Opens and locks what is there; nothing of it is changed. None where there is nothing yet.
-    pub(super) fn find(place: &IndexPlace) -> Result<Option<Self>, OpenError> {
-        if place.is_new() {
-            return Ok(None);
-        }
-        match place {
-            IndexPlace::Directory(directory) => {
-                Self::find_file(directory, INDEX_NAME, directory.path(), None)
-            }
-            IndexPlace::Device(device) => Self::of_device(device).map(Some),
-            IndexPlace::Beside(path, device) => {
-                let directory = match Directory::open(path) {
-                    Ok(directory) => Arc::new(directory.with_files(device.files())),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                    Err(source) => {
-                        let path = path.clone();
-                        return Err(OpenError::Io { action: "open the directory", path, source });
-                    }
-                };
-                let id = device.superblock().store_id;
-                Self::find_file(&directory, &device_index_name(id), device.path(), Some(id))
-            }
-        }
-    }
-
-    /// Makes and locks one where [`Backing::find`] found none.
-    pub(super) fn make(place: &IndexPlace) -> Result<Self, OpenError> {
-        match place {
-            IndexPlace::Directory(directory) => {
-                Self::make_file(directory, INDEX_NAME, directory.path(), None)
-            }
-            IndexPlace::Device(device) => Self::of_device(device),
-            IndexPlace::Beside(path, device) => Self::make_beside(path, device),
-        }
-    }
-
-    fn of_device(device: &Arc<Device>) -> Result<Self, OpenError> {
-        let path = device.path().to_owned();
-        let file = device.open_beside();
-        let file =
-            file.map_err(|source| OpenError::Io { action: "open", path: path.clone(), source })?;
-        let superblock = device.superblock();
-        let (offset, most_bytes) = (superblock.index_offset, superblock.index_bytes);
-        Ok(Self {
-            path,
-            home: None,
-            _closed_on_fork: ClosedOnFork::new(file.as_raw_fd()),
-            file,
-            files: Arc::clone(device.files()),
-            region: Some(Region { device: Arc::clone(device), offset, most_bytes }),
-            cannot_reserve: AtomicBool::new(false),
-            store_id: Some(superblock.store_id),
-            missing: None,
-        })
-    }
-
-    fn make_beside(path: &Path, device: &Device) -> Result<Self, OpenError> {
-        let io_error = |action, path: &Path| {
-            let path = path.to_owned();
-            move |source| OpenError::Io { action, path, source }
-        };
-        let directory =
-            Directory::open_or_make(path).map_err(io_error("make the directory", path))?;
-        let directory = Arc::new(directory.with_files(device.files()));
-        let expected = directory.path_of(&device_index_name(device.superblock().store_id));
-        if !device.is_new() {
-            // The file may come back, or be in another directory: from here on it is of another store.
-            device.renew_id().map_err(io_error("write", device.path()))?;
-        }
-        let id = device.superblock().store_id;
-        let mut backing =
-            Self::make_file(&directory, &device_index_name(id), device.path(), Some(id))?;
-        backing.missing = (!device.is_new()).then(|| format!("{} was missing", expected.display()));
-        Ok(backing)
-    }
-
-    fn find_file(
-        directory: &Arc<Directory>,
-        name: &str,
-        store: &Path,
-        store_id: Option<[u8; 16]>,
-    ) -> Result<Option<Self>, OpenError> {
-        match directory.open_file(name) {
-            Ok(file) => Self::of_file(file, directory, name, store, store_id).map(Some),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(directory.error("open", name)(error)),
-        }
-    }
-
-    fn make_file(
-        directory: &Arc<Directory>,
-        name: &str,
-        store: &Path,
-        store_id: Option<[u8; 16]>,
-    ) -> Result<Self, OpenError> {
-        let file = directory.create(name).map_err(directory.error("make", name))?;
-        Self::of_file(file, directory, name, store, store_id)
-    }
-
-    fn of_file(
-        file: File,
-        directory: &Arc<Directory>,
-        name: &str,
-        store: &Path,
-        store_id: Option<[u8; 16]>,
-    ) -> Result<Self, OpenError> {
-        let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
-        lock_for(&file, store, || read_owner(&file, 0), directory.error("lock", name))?;
-        Ok(Self {
-            path: directory.path_of(name),
-            home: Some((Arc::clone(directory), name.to_owned())),
-            _closed_on_fork: closed_on_fork,
-            file,
-            files: Arc::clone(directory.files()),
-            region: None,
-            cannot_reserve: AtomicBool::new(false),
-            store_id,
-            missing: None,
-        })
-    }
-
+impl IndexFile {
     /// Takes the permissions of others from a file.
     pub(super) fn make_private(&self) {
         if self.region.is_none() {
@@ -243,7 +78,7 @@ impl Backing {
     }
 
     /// What the header must say; any id will do if there is none.
-    pub(super) fn store_id(&self) -> Option<[u8; 16]> {
+    pub(super) fn store_id(&self) -> Option<StoreId> {
         self.store_id
     }
 
@@ -298,7 +133,7 @@ impl Backing {
         self.files.sync_data(&self.file)
     }
 
-    /// Makes it one with this first page and nothing else, durably.
+    /// Makes it one with this header page and nothing else, durably.
     pub(super) fn start_anew(&self, page: &mut [u8; HEADER_BYTES as usize]) -> io::Result<()> {
         if let Some((directory, _)) = &self.home {
             self.truncate(0)?;
@@ -315,7 +150,7 @@ impl Backing {
     }
 
     /// An id for a header that is written anew.
-    pub(super) fn id_for_header(&self) -> io::Result<[u8; 16]> {
+    pub(super) fn id_for_header(&self) -> io::Result<StoreId> {
         self.store_id.map_or_else(new_store_id, Ok)
     }
 

@@ -1,0 +1,188 @@
+//! Finding the index file of a store, opening and locking it, and making one where there is none.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::{IndexFile, Region};
+use crate::directory::Directory;
+use crate::error::OpenError;
+use crate::fork::ClosedOnFork;
+use crate::format::header::Owner;
+use crate::format::names::{INDEX_NAME, StoreId, device_index_name};
+use crate::format::superblock::Superblock;
+use crate::index::session::read_owner;
+use crate::lock::{holder_of, lock_for};
+use crate::store::device::Device;
+
+/// Where the index file of a store is.
+#[derive(Clone, Debug)]
+pub(crate) enum IndexPlace {
+    /// A file in the store's directory.
+    Directory(Arc<Directory>),
+    /// The part of this device that was set aside for it.
+    Device(Arc<Device>),
+    /// A file in a directory, for the store on this device.
+    Beside(PathBuf, Arc<Device>),
+}
+
+impl IndexPlace {
+    /// Whether the store was made by this process, just now, as far as this tells.
+    pub(in crate::index) fn is_new(&self) -> bool {
+        match self {
+            Self::Directory(_) => false,
+            Self::Device(device) | Self::Beside(_, device) => device.is_new(),
+        }
+    }
+}
+
+/// Who has, or had, the store open that this superblock describes.
+pub(crate) fn owner_on_device(
+    device: &File,
+    superblock: &Superblock,
+    index_path: Option<&Path>,
+) -> Option<Owner> {
+    match index_path {
+        Some(directory) => {
+            let directory = Directory::open(directory).ok()?;
+            read_owner(&directory.open_to_read(&device_index_name(superblock.store_id)).ok()?, 0)
+        }
+        None => read_owner(device, superblock.index_offset),
+    }
+}
+
+/// Who has, or had, the store in `directory` open.
+pub(crate) fn owner_in_directory(directory: &Directory) -> Option<Owner> {
+    match directory.open_to_read(INDEX_NAME) {
+        Ok(index) => read_owner(&index, 0),
+        // Somebody has removed it; the lock is there all the same.
+        Err(_) => holder_of(directory.file()),
+    }
+}
+
+impl IndexFile {
+    /// Opens and locks what is there; nothing of it is changed. None where there is nothing yet.
+    pub(in crate::index) fn find(place: &IndexPlace) -> Result<Option<Self>, OpenError> {
+        if place.is_new() {
+            return Ok(None);
+        }
+        match place {
+            IndexPlace::Directory(directory) => {
+                Self::find_file(directory, INDEX_NAME, directory.path(), None)
+            }
+            IndexPlace::Device(device) => Self::of_device(device).map(Some),
+            IndexPlace::Beside(path, device) => {
+                let directory = match Directory::open(path) {
+                    Ok(directory) => Arc::new(directory.with_files(device.files())),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                    Err(source) => {
+                        let path = path.clone();
+                        return Err(OpenError::Io { action: "open the directory", path, source });
+                    }
+                };
+                let id = device.superblock().store_id;
+                Self::find_file(&directory, &device_index_name(id), device.path(), Some(id))
+            }
+        }
+    }
+
+    /// Makes and locks one where [`IndexFile::find`] found none.
+    pub(in crate::index) fn make(place: &IndexPlace) -> Result<Self, OpenError> {
+        match place {
+            IndexPlace::Directory(directory) => {
+                Self::make_file(directory, INDEX_NAME, directory.path(), None)
+            }
+            IndexPlace::Device(device) => Self::of_device(device),
+            IndexPlace::Beside(path, device) => Self::make_beside(path, device),
+        }
+    }
+
+    fn of_device(device: &Arc<Device>) -> Result<Self, OpenError> {
+        let path = device.path().to_owned();
+        let file = device.open_beside();
+        let file =
+            file.map_err(|source| OpenError::Io { action: "open", path: path.clone(), source })?;
+        let superblock = device.superblock();
+        let (offset, most_bytes) = (superblock.index_offset, superblock.index_bytes);
+        Ok(Self {
+            path,
+            home: None,
+            _closed_on_fork: ClosedOnFork::new(file.as_raw_fd()),
+            file,
+            files: Arc::clone(device.files()),
+            region: Some(Region { device: Arc::clone(device), offset, most_bytes }),
+            cannot_reserve: AtomicBool::new(false),
+            store_id: Some(superblock.store_id),
+            missing: None,
+        })
+    }
+
+    fn make_beside(path: &Path, device: &Device) -> Result<Self, OpenError> {
+        let io_error = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| OpenError::Io { action, path, source }
+        };
+        let directory =
+            Directory::open_or_make(path).map_err(io_error("make the directory", path))?;
+        let directory = Arc::new(directory.with_files(device.files()));
+        let expected = directory.path_of(&device_index_name(device.superblock().store_id));
+        if !device.is_new() {
+            // The file may come back, or be in another directory: from here on it is of another store.
+            device.renew_id().map_err(io_error("write", device.path()))?;
+        }
+        let id = device.superblock().store_id;
+        let mut index_file =
+            Self::make_file(&directory, &device_index_name(id), device.path(), Some(id))?;
+        index_file.missing =
+            (!device.is_new()).then(|| format!("{} was missing", expected.display()));
+        Ok(index_file)
+    }
+
+    fn find_file(
+        directory: &Arc<Directory>,
+        name: &str,
+        store: &Path,
+        store_id: Option<StoreId>,
+    ) -> Result<Option<Self>, OpenError> {
+        match directory.open_file(name) {
+            Ok(file) => Self::of_file(file, directory, name, store, store_id).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(directory.error("open", name)(error)),
+        }
+    }
+
+    fn make_file(
+        directory: &Arc<Directory>,
+        name: &str,
+        store: &Path,
+        store_id: Option<StoreId>,
+    ) -> Result<Self, OpenError> {
+        let file = directory.create(name).map_err(directory.error("make", name))?;
+        Self::of_file(file, directory, name, store, store_id)
+    }
+
+    fn of_file(
+        file: File,
+        directory: &Arc<Directory>,
+        name: &str,
+        store: &Path,
+        store_id: Option<StoreId>,
+    ) -> Result<Self, OpenError> {
+        let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
+        lock_for(&file, store, || read_owner(&file, 0), directory.error("lock", name))?;
+        Ok(Self {
+            path: directory.path_of(name),
+            home: Some((Arc::clone(directory), name.to_owned())),
+            _closed_on_fork: closed_on_fork,
+            file,
+            files: Arc::clone(directory.files()),
+            region: None,
+            cannot_reserve: AtomicBool::new(false),
+            store_id,
+            missing: None,
+        })
+    }
+}
