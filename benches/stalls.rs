@@ -263,7 +263,6 @@ fn main() {
     let path = directory.path().to_str().unwrap();
     let mut config = Config::new(device.as_deref().unwrap_or(path), capacity_bytes).unwrap();
     config.index_path = device.as_ref().map(|_| directory.path().join("index"));
-    config.format = device.is_some();
     config.ttl = Some(TTL);
     config.checksum = Checksum::Off;
     config.clock = Clock::by_hand(Arc::clone(&now_ms));

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::config::MinFree;
 use crate::directory::Directory;
 use crate::error::StoreError;
 
-/// The part of a file system that `MinFree::Auto` leaves free, and the most it does.
+/// The part of a file system that is left free, and the most it does.
 const AUTO_FREE_PART: u64 = 20;
 const AUTO_FREE_MOST_BYTES: u64 = 10 << 30;
 
@@ -18,7 +17,7 @@ pub(crate) struct Budget {
     used_bytes: AtomicU64,
     /// Of the free space of the file system, for blocks of data files that are not reserved.
     unreserved_bytes: AtomicU64,
-    floor: Option<(Arc<Directory>, MinFree)>,
+    floor: Option<(Arc<Directory>, Option<u64>)>,
 }
 
 impl Budget {
@@ -33,8 +32,12 @@ impl Budget {
     }
 
     /// The same with a floor under the free space of the file system of `directory`.
-    pub(crate) fn with_floor(self, directory: &Arc<Directory>, min_free: MinFree) -> Self {
-        Self { floor: Some((Arc::clone(directory), min_free)), ..self }
+    pub(crate) fn with_floor(
+        self,
+        directory: &Arc<Directory>,
+        min_free_bytes: Option<u64>,
+    ) -> Self {
+        Self { floor: Some((Arc::clone(directory), min_free_bytes)), ..self }
     }
 
     /// The configured capacity.
@@ -74,16 +77,14 @@ impl Budget {
         // What it keeps for root is nobody's: not even root should live on it.
         let free_bytes = answer.blocks_available() * fragment_bytes;
         free_bytes.saturating_sub(match min_free {
-            MinFree::Bytes(bytes) => *bytes,
-            MinFree::Auto => {
-                (answer.blocks() * fragment_bytes / AUTO_FREE_PART).min(AUTO_FREE_MOST_BYTES)
-            }
+            Some(bytes) => *bytes,
+            None => (answer.blocks() * fragment_bytes / AUTO_FREE_PART).min(AUTO_FREE_MOST_BYTES),
         })
     }
 
     /// The floor, and what the file system has in all, where that is less: nothing can ever grow then.
     pub(crate) fn floor_above_all(&self) -> Option<(u64, u64)> {
-        let Some((directory, MinFree::Bytes(floor_bytes))) = &self.floor else { return None };
+        let Some((directory, Some(floor_bytes))) = &self.floor else { return None };
         let answer = directory.file_system().ok()?;
         let all_bytes = answer.blocks() * answer.fragment_size();
         (*floor_bytes > all_bytes).then_some((*floor_bytes, all_bytes))
@@ -150,9 +151,9 @@ mod tests {
         let free_bytes = |min_free| {
             Budget::new(1 << 50).with_floor(&directory, min_free).free_above_floor_bytes()
         };
-        let all = free_bytes(MinFree::Bytes(0));
-        assert!(all > 0 && free_bytes(MinFree::Auto) < all);
-        let most = MinFree::Bytes(all + (1 << 40));
+        let all = free_bytes(Some(0));
+        assert!(all > 0 && free_bytes(None) < all);
+        let most = Some(all + (1 << 40));
         let budget = Budget::new(1 << 50).with_floor(&directory, most);
         let error = budget.reserve_growth(4096).unwrap_err().to_string();
         assert!(error.contains("min_free") && error.contains("4096"), "{error}");

@@ -23,6 +23,14 @@ pub enum ConfigError {
         /// All names that exist.
         known: String,
     },
+    /// The option does not exist any more.
+    #[error("option '{name}' is gone: {fate}; leave it out")]
+    Gone {
+        /// The name that was given.
+        name: String,
+        /// What became of it.
+        fate: String,
+    },
     /// The option exists; its value does not fit.
     #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}{unit}", unit = in_brackets(unit))]
     Invalid {
@@ -33,7 +41,7 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: String,
         /// What it accepts.
-        range: &'static str,
+        range: String,
         /// Unit of that; empty for a name.
         unit: &'static str,
     },
@@ -55,14 +63,6 @@ pub enum ConfigError {
         paths: usize,
         /// Number of capacities.
         capacities: usize,
-    },
-    /// The watermarks are the wrong way round.
-    #[error("low_watermark = {low} is above high_watermark = {high}; it must not be")]
-    Watermarks {
-        /// The lower one.
-        low: f64,
-        /// The upper one.
-        high: f64,
     },
 }
 
@@ -234,7 +234,7 @@ pub enum OpenError {
     /// The block device holds something that kvring has not written.
     #[error(
         "{path} holds {found}; kvring writes to no device that it has not formatted: choose another one, or, if what is \
-         there may go, open it once with format: true (nothing was written)"
+         there may go, erase it with `kvring format {path}` (nothing was written)"
     )]
     NotFormatted {
         /// The device.

@@ -69,12 +69,14 @@ mod time;
 pub use block::{BLOCK_BYTES, Extent};
 pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
+#[doc(hidden)]
+pub use config::Tuning;
 pub use config::size_bytes;
 pub use config::{
-    Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout, MAX_IO_BYTES,
-    MIN_CAPACITY_BYTES, MinFree, OPTIONS, OptionSpec, OptionValue,
+    Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
+    MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue,
 };
-pub use connector::{Connector, Shutdown};
+pub use connector::{Connector, Shutdown, format_device};
 pub use engine::posix::PosixEngine;
 pub use engine::uring::UringEngine;
 pub use engine::{

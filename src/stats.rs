@@ -162,6 +162,10 @@ pub struct PathStats {
     pub leased_bytes: u64,
     /// Bytes of the data files that are pinned.
     pub pinned_bytes: u64,
+    /// Most transfers of loads, and as many of stores, that are in the device at a time.
+    pub queue_depth: u64,
+    /// Most bytes of either.
+    pub max_in_flight_bytes: u64,
     /// Records that opening threw out, whatever for.
     pub discarded_at_open: u64,
     /// Keys asked for, by EXISTS or GET, that were not held and would have been with one and a half times the capacity.
@@ -198,6 +202,8 @@ impl PathStats {
             total.shared_bytes += one.shared_bytes;
             total.leased_bytes += one.leased_bytes;
             total.pinned_bytes += one.pinned_bytes;
+            total.queue_depth += one.queue_depth;
+            total.max_in_flight_bytes += one.max_in_flight_bytes;
             total.discarded_at_open += one.discarded_at_open;
             total.would_hit_at_1_5x += one.would_hit_at_1_5x;
             total.would_hit_at_2x += one.would_hit_at_2x;
@@ -207,7 +213,7 @@ impl PathStats {
     }
 
     /// Its numbers, by name.
-    pub fn numbers(&self) -> [(&'static str, u64); 14] {
+    pub fn numbers(&self) -> [(&'static str, u64); 16] {
         [
             ("keys", self.keys),
             ("held_bytes", self.held_bytes),
@@ -220,6 +226,8 @@ impl PathStats {
             ("shared_bytes", self.shared_bytes),
             ("leased_bytes", self.leased_bytes),
             ("pinned_bytes", self.pinned_bytes),
+            ("queue_depth", self.queue_depth),
+            ("max_in_flight_bytes", self.max_in_flight_bytes),
             ("discarded_at_open", self.discarded_at_open),
             ("would_hit_at_1_5x", self.would_hit_at_1_5x),
             ("would_hit_at_2x", self.would_hit_at_2x),

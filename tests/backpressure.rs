@@ -1,4 +1,4 @@
-//! A bounded queue of SETs: past it they are refused at once, or wait for a bounded time. Nothing else is held up.
+//! A bounded queue of SETs: past it they are refused at once. Nothing else is held up.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
@@ -7,12 +7,11 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, key, once, pattern};
-use kvring::{Action, Config, Connector, Engine, EngineError, Reaped, SubmitError, Transfer};
+use kvring::{Action, Config, Connector, Engine, EngineError, Reaped, Transfer};
 
 /// A device that does nothing while `stuck` is set, and gives up what it has when that is cancelled.
 struct StuckUntilCancelled {
@@ -47,10 +46,8 @@ impl Engine for StuckUntilCancelled {
 /// A store whose device does nothing while `stuck` is set, and then fails writes of two blocks.
 fn open(directory: &Path, stuck: &Arc<AtomicBool>, set_up: impl FnOnce(&mut Config)) -> Client {
     let mut config = config(directory, 256 * MIB);
-    config.set_queue_operations = 3;
+    config.tuning.set_queue_operations = 3;
     config.set_queue_bytes = MIB;
-    // Who is not to wait would wait for ever.
-    config.backpressure_timeout = Duration::from_secs(3600);
     set_up(&mut config);
     let stuck = Arc::clone(stuck);
     let make_engine = once(move |queue_depth, waker| {
@@ -85,7 +82,7 @@ fn past_the_bound_a_batch_is_refused_at_once_and_the_others_are_stored() {
     assert!(!refused.ok);
     assert_eq!(refused.results, [false, false]);
     assert!(refused.error.starts_with("queue full: 2 SETs of 8192 bytes"), "{}", refused.error);
-    assert!(refused.error.contains("set_queue_operations = 3"), "{}", refused.error);
+    assert!(refused.error.contains("the limits are 3 SETs and"), "{}", refused.error);
     assert!(refused.error.contains("set_queue_bytes = 1048576"), "{}", refused.error);
     drop(refused);
     assert_eq!(Arc::strong_count(&owned), 1);
@@ -145,7 +142,7 @@ fn sets_that_fail_give_their_room_back() {
 fn sets_that_are_dropped_at_close_give_their_room_back() {
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::new(AtomicBool::new(true));
-    let client = open(directory.path(), &stuck, |config| config.queue_depth = 1);
+    let client = open(directory.path(), &stuck, |config| config.tuning.queue_depth = Some(1));
     let memory = Memory::patterned(4096, 0, 1);
     client.submit_set(&[key(0), key(1), key(0)], &[&memory; 3]);
     assert_eq!(queued(&client), (3, 12_288));
@@ -162,7 +159,7 @@ fn duplicates_are_written_once_and_each_is_answered() {
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::new(AtomicBool::new(true));
     // What is not written takes no room in the device: the next one goes.
-    let client = open(directory.path(), &stuck, |config| config.queue_depth = 1);
+    let client = open(directory.path(), &stuck, |config| config.tuning.queue_depth = Some(1));
     let (memory, copy) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 1));
     let first = client.submit_set(&[key(0), key(0)], &[&memory, &copy]);
     let second = client.submit_set(&[key(0)], &[&copy]);
@@ -178,82 +175,4 @@ fn duplicates_are_written_once_and_each_is_answered() {
     let wait = latencies.iter().find(|(name, _)| name == "set_wait_us_max").unwrap();
     assert!(wait.1 >= 50_000, "{latencies:?}");
     assert_eq!(client.get_one(&key(0), 4096), Some(pattern(4096, 1)));
-}
-
-#[test]
-fn a_submit_that_may_block_waits_for_room() {
-    let directory = tempfile::tempdir().unwrap();
-    let stuck = Arc::new(AtomicBool::new(true));
-    let client = open(directory.path(), &stuck, |config| config.blocks = true);
-    let memory = Memory::patterned(4096, 0, 1);
-    let keys: Vec<String> = (0..3).map(key).collect();
-    let first = client.submit_set(&keys, &[&memory; 3]);
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| client.submit_set(&[key(3)], &[&memory]));
-        // Time enough for a submit that does not wait.
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(!waiting.is_finished());
-        // What is no SET is not held up.
-        assert_eq!(client.exists(&keys), [false; 3]);
-        stuck.store(false, Ordering::SeqCst);
-        assert!(client.wait(waiting.join().unwrap()).ok);
-    });
-    assert!(client.wait(first).ok);
-    assert_eq!(client.counter("set_rejected_queue_full"), 0);
-}
-
-#[test]
-fn a_submit_that_may_block_is_refused_in_the_end() {
-    let directory = tempfile::tempdir().unwrap();
-    let stuck = Arc::new(AtomicBool::new(true));
-    let client = open(directory.path(), &stuck, |config| {
-        config.blocks = true;
-        config.backpressure_timeout = Duration::from_millis(20);
-    });
-    let memory = Memory::patterned(4096, 0, 1);
-    let keys: Vec<String> = (0..3).map(key).collect();
-    let first = client.submit_set(&keys, &[&memory; 3]);
-    assert!(client.set(&[key(3)], &[&memory]).error.starts_with("queue full"));
-    stuck.store(false, Ordering::SeqCst);
-    assert!(client.wait(first).ok);
-}
-
-/// A key that tells when submit looks at it.
-struct Watched {
-    key: String,
-    seen: Sender<()>,
-}
-
-impl AsRef<str> for Watched {
-    fn as_ref(&self) -> &str {
-        // Nobody listens any more after the first time.
-        let _ = self.seen.send(());
-        &self.key
-    }
-}
-
-/// Who waits for room holds up neither close() nor other submits, and learns that the store is closed.
-#[test]
-fn close_does_not_wait_for_a_submit_that_waits_for_room() {
-    let directory = tempfile::tempdir().unwrap();
-    let stuck = Arc::new(AtomicBool::new(true));
-    let client = open(directory.path(), &stuck, |config| {
-        config.blocks = true;
-        config.backpressure_timeout = Duration::from_secs(5);
-    });
-    let memory = Memory::patterned(4096, 0, 1);
-    let keys: Vec<String> = (0..3).map(key).collect();
-    client.submit_set(&keys, &[&memory; 3]);
-    let (seen, entered) = channel();
-    let (watched, buffers) = ([Watched { key: key(3), seen }], [memory.buffer()]);
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| client.connector.submit_set(&watched, &buffers, Box::new(())));
-        // It has found the store open. The device stays stuck until close() has gone past it and cancels.
-        entered.recv().unwrap();
-        assert_eq!(client.exists(&keys), [false; 3]);
-        assert_eq!(client.connector.close_within(Duration::ZERO).abandoned, 3);
-        let outcome = waiting.join().unwrap();
-        assert!(matches!(outcome, Err(SubmitError::Closed)), "{outcome:?}");
-    });
-    assert_eq!(queued(&client), (0, 0));
 }

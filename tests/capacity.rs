@@ -14,7 +14,7 @@ fn full_stores_evict_what_was_not_used_for_the_longest_time() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = common::config(directory.path(), 32 * MIB);
     // Nothing goes behind an answer: what is counted stands still.
-    (config.low_watermark, config.high_watermark) = (1.0, 1.0);
+    (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
     let client = Client::from(Connector::open(config).unwrap());
     let memory = Memory::patterned(MIB as usize, 0, 1);
     let keys: Vec<String> = (0..200).map(key).collect();

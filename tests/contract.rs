@@ -271,7 +271,7 @@ fn registered_files_on_and_off() {
     let length = 600_001;
     for (round, registered) in (0..).zip([true, false, true]) {
         let mut config = config(directory.path(), 256 * MIB);
-        config.registered_files = registered;
+        config.tuning.registered_files = registered;
         // Syncs name files too.
         config.durability = Durability::Persistent;
         let client = Client::from(Connector::open(config).unwrap());

@@ -20,7 +20,7 @@ fn persistent(
 ) -> Client {
     let mut config = config(directory, 256 * MIB);
     config.durability = Durability::Persistent;
-    config.persistent_max_retries = max_retries;
+    config.tuning.persistent_max_retries = max_retries;
     let make_engine = once(move |queue_depth, waker| {
         FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
     });

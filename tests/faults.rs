@@ -160,7 +160,7 @@ fn the_rest_of_a_failed_write_is_not_written() {
     let writes = Arc::new(AtomicU64::new(0));
     let mut config = common::config(directory.path(), 256 * MIB);
     // One piece after the other.
-    config.queue_depth = 1;
+    config.tuning.queue_depth = Some(1);
     let client = Client::from(
         Connector::open_with_engine(config, {
             let writes = Arc::clone(&writes);
@@ -229,7 +229,7 @@ fn the_device_comes_before_the_processor() {
     let hits_at_reads: Arc<Mutex<Vec<u64>>> = Arc::default();
     let mut config = common::config(directory.path(), 256 * MIB);
     // One piece after the other, and no file to be opened before it.
-    (config.queue_depth, config.layout) = (1, Layout::Extents);
+    (config.tuning.queue_depth, config.layout) = (Some(1), Layout::Extents);
     let make_engine = common::once({
         let (asked, hits_at_reads) = (Arc::clone(&asked), Arc::clone(&hits_at_reads));
         move |queue_depth, waker| {
@@ -263,7 +263,7 @@ fn device_time_is_that_of_all_pieces() {
         let stuck = Arc::new(AtomicBool::new(false));
         let mut config = common::config(directory.path(), 256 * MIB);
         // One piece after the other.
-        config.queue_depth = 1;
+        config.tuning.queue_depth = Some(1);
         let make_engine = common::once({
             let stuck = Arc::clone(&stuck);
             move |queue_depth, waker| {
@@ -347,7 +347,6 @@ fn close_waits_for_the_kernel() {
     let (stuck, cancelled) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let reads = Arc::new(AtomicU64::new(0));
     let mut config = common::config(directory.path(), 256 * MIB);
-    config.drain_timeout = Duration::ZERO;
     // No file is to be opened before the read.
     config.layout = Layout::Extents;
     let again = config.clone();
@@ -379,7 +378,7 @@ fn close_waits_for_the_kernel() {
             stuck.store(false, Ordering::SeqCst);
         }
     });
-    client.connector.close();
+    client.connector.close_within(Duration::ZERO);
     assert!(!stuck.load(Ordering::SeqCst), "close() returned while the device was still at it");
     device.join().unwrap();
     assert_eq!(client.connector.stats().in_flight, 0);

@@ -180,7 +180,7 @@ fn full_stores_evict_no_more_than_they_must() {
     for length in [MIB as usize, 4096, 300_001] {
         let directory = tempfile::tempdir().unwrap();
         let mut config = config(directory.path(), 32 * MIB);
-        (config.low_watermark, config.high_watermark) = (1.0, 1.0);
+        (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
         let client = Client::from(Connector::open(config).unwrap());
         let over = AtomicUsize::new(0);
         let is_over = AtomicBool::new(false);

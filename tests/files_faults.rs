@@ -114,7 +114,7 @@ fn a_full_file_system_gives_what_chunks_leave() {
     let (is_full, script) = full_when_told();
     let mut config = config(directory.path(), CAPACITY);
     // What the keeper evicts ahead would be counted too.
-    (config.low_watermark, config.high_watermark) = (1.0, 1.0);
+    (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
     let client = open_faulty(config, script, &Arc::default());
     let memory = Memory::patterned(MIB as usize, 0, 1);
     assert!(client.set(&(0..8).map(key).collect::<Vec<_>>(), &[&memory; 8]).ok);
@@ -276,7 +276,7 @@ fn nothing_is_answered_while_a_piece_is_in_the_kernel() {
     let directory = tempfile::tempdir().unwrap();
     let [breaks, is_cancelled, gives_back]: [Arc<AtomicBool>; 3] = Default::default();
     let mut config = config(directory.path(), CAPACITY);
-    config.max_io_bytes = BLOCK_BYTES;
+    config.tuning.max_io_bytes = BLOCK_BYTES;
     let engine = {
         let (breaks, is_cancelled) = (Arc::clone(&breaks), Arc::clone(&is_cancelled));
         let gives_back = Arc::clone(&gives_back);

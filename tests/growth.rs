@@ -96,8 +96,7 @@ fn close_drops_what_waits_for_a_data_file() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut config = common::config(directory.path(), CAPACITY);
-    config.drain_timeout = Duration::from_millis(100);
+    let config = common::config(directory.path(), CAPACITY);
     let (client, gate) = open(config);
     let memory = Memory::patterned(MIB as usize, 0, 1);
     let keys: Vec<String> = (0..2 * IN_FIRST_FILE).map(key).collect();
@@ -106,7 +105,7 @@ fn close_drops_what_waits_for_a_data_file() {
     common::eventually("the first file is full", || {
         client.connector.stats().allocated_bytes >= (IN_FIRST_FILE - 1) * MIB
     });
-    let shutdown = client.connector.close();
+    let shutdown = client.connector.close_within(Duration::from_millis(100));
     gate.close(false);
     let stored = client.counter("set_stored");
     assert!((IN_FIRST_FILE - 1..=IN_FIRST_FILE + 1).contains(&stored), "{stored}");

@@ -70,8 +70,7 @@ fn close_leaves_no_buffer_in_the_kernel() {
 #[test]
 fn close_at_the_deadline_drops_the_queue() {
     let directory = tempfile::tempdir().unwrap();
-    let mut config = config(directory.path(), CAPACITY);
-    config.drain_timeout = Duration::ZERO;
+    let config = config(directory.path(), CAPACITY);
     let client = Client::from(Connector::open(config).unwrap());
     let memory = Memory::patterned(MIB as usize, 0, 1);
     assert!(client.set_one("answered", &memory));
@@ -79,7 +78,7 @@ fn close_at_the_deadline_drops_the_queue() {
         let keys: Vec<String> = (batch * 15..batch * 15 + 15).map(key).collect();
         client.submit_set(&keys, &[&memory; 15]);
     }
-    client.connector.close();
+    client.connector.close_within(Duration::ZERO);
     assert!(client.counter("abandoned") > 0);
     let client = Client::open(directory.path(), CAPACITY);
     assert_eq!(client.get_one("answered", MIB as usize).unwrap(), memory.bytes());

@@ -17,7 +17,7 @@ fn open(directory: &Path, eviction: Eviction, set_up: impl FnOnce(&mut Config)) 
     let mut config = config(directory, CAPACITY);
     (config.eviction, config.lease_s) = (eviction, 0);
     // Nothing goes but for those who need room.
-    (config.low_watermark, config.high_watermark) = (1.0, 1.0);
+    (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
     set_up(&mut config);
     Client::from(Connector::open(config).unwrap())
 }

@@ -22,7 +22,7 @@ fn run(durability: Durability, fault: Fault, position: u64) -> u64 {
     let count = Arc::new(AtomicU64::new(0));
     let mut config = config(directory.path(), CAPACITY);
     config.durability = durability;
-    config.persistent_max_retries = 0;
+    config.tuning.persistent_max_retries = 0;
     let connector = Connector::open_with_engine(config, {
         let count = Arc::clone(&count);
         move |queue_depth, waker| {

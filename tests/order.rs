@@ -95,10 +95,10 @@ fn a_load_waits_for_the_set_of_its_key_alone() {
         let directory = tempfile::tempdir().unwrap();
         let (client, held) = open(directory.path(), |config| {
             config.io_threads = reactors;
-            config.set_in_flight_bytes = (IN_FLIGHT * reactors * LENGTH) as u64;
-            config.set_in_flight_between_loads_bytes = config.set_in_flight_bytes;
+            config.tuning.set_in_flight_bytes = Some((IN_FLIGHT * reactors * LENGTH) as u64);
+            config.tuning.set_in_flight_between_loads_bytes = config.tuning.set_in_flight_bytes;
             // No SET may go first for having waited.
-            config.set_max_wait = Duration::from_secs(600);
+            config.tuning.set_max_wait = Duration::from_secs(600);
         });
         held.hold(Action::Write);
         let other = chunk(3);
@@ -147,14 +147,14 @@ fn a_load_reads_the_first_set_that_fits() {
     client.assert_consistent();
 }
 
-/// A load that never ends holds SETs up for `set_max_wait_ms`, and no longer.
+/// A load that never ends holds SETs up for `set_max_wait`, and no longer.
 #[test]
 fn sets_get_on_beside_a_load_that_does_not_end() {
     for reactors in [1, 3] {
         let directory = tempfile::tempdir().unwrap();
         let (client, held) = open(directory.path(), |config| {
             config.io_threads = reactors;
-            config.set_max_wait = Duration::from_millis(100);
+            config.tuning.set_max_wait = Duration::from_millis(100);
         });
         assert!(client.set_one(&key(1), &chunk(1)));
         held.hold(Action::Read);

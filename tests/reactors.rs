@@ -213,7 +213,7 @@ fn one_that_is_stuck_gets_nothing_more() {
 fn sets_wait_for_the_loads_of_other_reactors() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = configured(directory.path());
-    config.set_max_wait = Duration::from_secs(600);
+    config.tuning.set_max_wait = Duration::from_secs(600);
     let devices = Devices::default();
     let client = devices.open(config);
     // Large enough for each reactor to get some of them.
@@ -253,7 +253,7 @@ fn sets_wait_for_the_loads_of_other_reactors() {
 fn a_set_that_is_due_goes_ahead_of_the_loads_of_other_reactors() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = configured(directory.path());
-    config.set_max_wait = Duration::from_millis(20);
+    config.tuning.set_max_wait = Duration::from_millis(20);
     let devices = Devices::default();
     let client = devices.open(config);
     let stored = Memory::patterned(4096, 0, 1);
@@ -350,12 +350,12 @@ fn if_one_cannot_start_the_store_is_not_opened_and_not_held() {
 }
 
 /// Whether a reactor whose SETs wait for another's loads learns of their end must not depend on when it looks: a SET used
-/// to wait for `set_max_wait_ms` if the last load ended while its reactor was about to sleep.
+/// to wait for `set_max_wait` if the last load ended while its reactor was about to sleep.
 #[test]
 fn no_end_of_loads_elsewhere_is_missed() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut config = configured(directory.path());
-    config.set_max_wait = Duration::from_secs(600);
+    config.tuning.set_max_wait = Duration::from_secs(600);
     let client = Client::from(Connector::open(config).unwrap());
     let small = Memory::patterned(1, 0, 1);
     let (versions, loaded) = ([1, 2].map(|seed| Memory::patterned(1, 0, seed)), Memory::new(1, 0));

@@ -103,7 +103,7 @@ fn neighbours_of_what_cannot_be_written_are_stored() {
             let directory = tempfile::tempdir().unwrap();
             let (writes, script) = failing_at_first(Action::Write, BAD_LENGTH, all_fail);
             let mut config = common::config(directory.path(), 256 * MIB);
-            (config.durability, config.persistent_max_retries) = (durability, 0);
+            (config.durability, config.tuning.persistent_max_retries) = (durability, 0);
             let make_engine = common::once(move |queue_depth, waker| {
                 FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
             });

@@ -231,7 +231,7 @@ fn what_is_being_read_is_not_evicted() {
     let stuck = Arc::new(AtomicBool::new(false));
     let made = Arc::new(AtomicU64::new(0));
     let mut config = config(directory.path(), 32 * MIB);
-    (config.lease_s, config.set_in_flight_while_loading_bytes) = (0, 32 * MIB);
+    (config.lease_s, config.tuning.set_in_flight_while_loading_bytes) = (0, 32 * MIB);
     let make_engine = once({
         let (stuck, made) = (Arc::clone(&stuck), Arc::clone(&made));
         move |queue_depth, waker| {

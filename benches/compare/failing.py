@@ -15,7 +15,7 @@ from typing import Any
 from benches.compare.arena import Arena
 from benches.compare.clients import Completion, NativeClient
 from benches.compare.devices import EXT4_LOOP, DeviceError, FailingDisk, failing_disk
-from benches.compare.peers import zero_head
+from benches.compare.peers import make_blank
 from benches.compare.samples import Sample
 from benches.compare.scale import FailingPlan
 from benches.compare.session import SectionResult, Session, progress
@@ -61,11 +61,10 @@ def run(session: Session) -> SectionResult:
                 failing_disk(block, session.results_directory, size_bytes) as failing,
             ):
                 for path in (surviving, failing.raw_device):
-                    zero_head(path)
+                    make_blank(path)
                 connector = importlib.import_module("kvring").Connector(
                     [str(surviving), str(failing.raw_device)],
                     size_bytes * 3 // 4,
-                    format=True,
                     discard="never",
                 )
                 client = NativeClient(connector)

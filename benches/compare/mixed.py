@@ -16,7 +16,6 @@ from benches.compare.devices import EXT4_LOOP, XFS_ZRAM
 from benches.compare.peers import (
     FS_NATIVE,
     KVRING,
-    UNPRIORITISED,
     Peer,
     fs_native_peer,
     kvring_peer,
@@ -57,11 +56,11 @@ def run_on_zram(session: Session) -> SectionResult:
 
 def _run(session: Session, device_name: str) -> SectionResult:
     result, plan = SectionResult(), session.scale.mixed
-    peers: list[Peer] = [kvring_peer(KVRING), fs_native_peer(FS_NATIVE, 4)]
-    if (unprioritised := unprioritised_peer()) is not None:
-        peers.append(unprioritised)
-    else:
-        result.skip(UNPRIORITISED, "this kvring has no option that limits the stores in flight")
+    peers: list[Peer] = [
+        kvring_peer(KVRING),
+        fs_native_peer(FS_NATIVE, 4),
+        unprioritised_peer(),
+    ]
     with session.device(device_name) as device:
         result.device = {"name": device.name, **device.facts}
         arena = session.arena(same_filled=device.name == XFS_ZRAM)

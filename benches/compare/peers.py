@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import AdapterClient, Client, NativeClient
+from benches.compare.tuning import tuned
 
 KVRING = "kvring"
 KVRING_OFF = "kvring, checksum off"
@@ -39,8 +39,8 @@ PEERS = (FS_NATIVE, FS_NATIVE_32, RAW_BLOCK, FS)
 
 _RAW_BLOCK_HEADER_BYTES = 4096
 _ALIGNMENT_BYTES = 4096
-# So much at the start says to kvring that a device holds a store, and keeps it from formatting it.
-_HEAD_SIZE_BYTES = 1 << 20
+# So much at either end says to kvring what a device holds.
+_END_SIZE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,15 @@ class UnavailableError(RuntimeError):
     """A peer can't run here; the message says why."""
 
 
-def kvring_peer(name: str, **options: Any) -> Peer:
-    """Return kvring with these options."""
+def kvring_peer(name: str, tuning: Mapping[str, Any] | None = None, **options: Any) -> Peer:
+    """Return kvring with these options, and these settings that are no options."""
 
     def opened(place: Place) -> Client:
         kvring = importlib.import_module("kvring")
-        connector = kvring.Connector(
-            path=str(place.directory), capacity=place.capacity_bytes, **options
-        )
+        with tuned(**(tuning or {})):
+            connector = kvring.Connector(
+                path=str(place.directory), capacity=place.capacity_bytes, **options
+            )
         return NativeClient(connector)
 
     return Peer(name, opened)
@@ -90,9 +91,9 @@ def bare_kvring_peer(name: str, **options: Any) -> Peer:
         if place.raw_device is None:
             raise UnavailableError("it needs a block device of its own")
         kvring = importlib.import_module("kvring")
-        zero_head(place.raw_device)
+        make_blank(place.raw_device)
         # A discard would punch holes into the image, and the puts would pay for filling them.
-        settings = {"capacity": "all", "format": True, "discard": "never", **options}
+        settings = {"capacity": "all", "discard": "never", **options}
         return NativeClient(kvring.Connector(path=str(place.raw_device), **settings))
 
     return Peer(name, opened, takes_turns=True)
@@ -111,10 +112,12 @@ def two_paths_peer(name: str, second: Path) -> Peer:
     return Peer(name, opened)
 
 
-def zero_head(raw_device: Path) -> None:
+def make_blank(raw_device: Path) -> None:
     """Take off what another has left, or an earlier store: it is of no use any more."""
     with raw_device.open("r+b", buffering=0) as file:
-        file.write(bytes(_HEAD_SIZE_BYTES))
+        file.write(bytes(_END_SIZE_BYTES))
+        file.seek(-_END_SIZE_BYTES, os.SEEK_END)
+        file.write(bytes(_END_SIZE_BYTES))
         os.fsync(file.fileno())
 
 
@@ -207,21 +210,9 @@ _SET_LIMITS = (
 )
 
 
-def unprioritised_peer() -> Peer | None:
-    """Return kvring with the limits on stores in flight at their greatest, where it has any."""
-    options = kvring_options()
-    limits = {
-        name: greatest_of(options[name].get("range") or "")
-        for name in _SET_LIMITS
-        if name in options
-    }
-    return kvring_peer(UNPRIORITISED, **limits) if limits else None
-
-
-def greatest_of(allowed: str) -> str:
-    """Return the greatest value of a range such as '0 to 64 MiB'; 1GiB where it names none."""
-    sizes = re.findall(r"\b(?:to|most)\s+(\d+(?:\.\d+)?\s*(?:[KMGT]i?B)?)", allowed)
-    return sizes[-1].replace(" ", "") if sizes else "1GiB"
+def unprioritised_peer() -> Peer:
+    """Return kvring with the limits on stores in flight so high that none bounds anything."""
+    return kvring_peer(UNPRIORITISED, dict.fromkeys(_SET_LIMITS, 1 << 30))
 
 
 def versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The native part of kvring."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, SupportsIndex, TypeAlias, final
 
@@ -21,6 +21,7 @@ __all__ = [
     "StoredChunks",
     "SubmitError",
     "__version__",
+    "format_device",
     "load_options",
     "options",
 ]
@@ -73,6 +74,28 @@ class ClosedError(SubmitError):
 def options() -> dict[str, dict[str, str | None]]:
     """Tell every option that Connector takes: name -> {unit, default, range, meaning}."""
 
+def format_device(
+    path: str | os.PathLike[str], discard: bool, agree: Callable[[str], bool]
+) -> bool:
+    """Make a block device blank, so that the next open makes a store there.
+
+    Args:
+        path: The block device.
+        discard: Whether all of it is discarded, where it can be.
+        agree: Told what the device holds, while nobody else can have it; nothing is written if it
+            returns False.
+
+    Returns:
+        What `agree` returned.
+
+    Raises:
+        ConfigError: It is no block device, read-only or too short.
+        KvRingError: It holds a store.
+        InUseError: Another live connector, or something else, has it.
+        FormatError: It holds a store of a newer kvring.
+        OSError: It cannot be opened, read or written.
+    """
+
 @final
 class Connector:
     """A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
@@ -80,7 +103,7 @@ class Connector:
     Keys are strings of up to 4096 bytes in UTF-8. Chunks have 1 byte to 2 GiB, an eighth of the
     capacity at most: `stats()["max_chunk_bytes"]`. Memory is any contiguous buffer at any address,
     or a contiguous tensor of torch on the CPU, of any dtype; it is held from submit until its
-    completion has been drained. No submit blocks, unless the option `backpressure` is "block".
+    completion has been drained. No submit blocks.
     A wrong batch raises SubmitError, which names the first wrong key or buffer by its index;
     nothing of the batch is queued.
     """
@@ -121,7 +144,7 @@ class Connector:
         A key held with the very same bytes is not written again; with other bytes it is
         replaced. The completion is ok if every key was stored; its bools say which were. A chunk
         that is longer than `stats()["max_chunk_bytes"]` fails alone. A batch
-        past `set_queue_bytes` or `set_queue_operations` is answered at once: not ok, "queue full";
+        past `set_queue_bytes`, or past 131,072 keys, is answered at once: not ok, "queue full";
         where no SET is queued a batch of any length is taken.
 
         Raises:
@@ -169,10 +192,10 @@ class Connector:
         Each batch is a tuple: future id, ok, error text, one bool per key.
         """
 
-    def close(self, drain_timeout_s: float | None = None) -> dict[str, Any]:
+    def close(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Take nothing new, finish what is queued, release every buffer. Idempotent.
 
-        What is still queued after `drain_timeout_s` (by default the option of that name) is lost.
+        What is still queued after `timeout_s` (0 to 3600) is lost.
         No buffer is touched afterwards. Does nothing in a fork of the process that opened it.
 
         Returns:

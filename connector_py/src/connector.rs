@@ -34,7 +34,7 @@ impl Connector {
         capacity: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let config = config_from(path, capacity, options)?
+        let config = config_from(py, path, capacity, options)?
             .map_err(|error| from_open(OpenError::Config(error)))?;
         let core = py.detach(|| kvring::Connector::open(config)).map_err(from_open);
         hand_over(py)?;
@@ -92,22 +92,13 @@ impl Connector {
     }
 
     /// Finish or drop what is queued, release every buffer, mark the store as closed in order. Idempotent.
-    #[pyo3(signature = (drain_timeout_s = None))]
-    fn close<'py>(
-        &self,
-        py: Python<'py>,
-        drain_timeout_s: Option<f64>,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let drain_timeout = match drain_timeout_s {
-            None => self.core.config().drain_timeout,
-            Some(seconds) if (0.0..=3600.0).contains(&seconds) => Duration::from_secs_f64(seconds),
-            Some(seconds) => {
-                let message =
-                    format!("drain_timeout_s = {seconds} is not valid; it takes 0 to 3600");
-                return Err(ConfigError::new_err(message));
-            }
-        };
-        let shutdown = py.detach(|| self.core.close_within(drain_timeout));
+    #[pyo3(signature = (timeout_s = 5.0))]
+    fn close<'py>(&self, py: Python<'py>, timeout_s: f64) -> PyResult<Bound<'py, PyDict>> {
+        if !(0.0..=3600.0).contains(&timeout_s) {
+            let message = format!("timeout_s = {timeout_s} is not valid; it takes 0 to 3600");
+            return Err(ConfigError::new_err(message));
+        }
+        let shutdown = py.detach(|| self.core.close_within(Duration::from_secs_f64(timeout_s)));
         hand_over(py)?;
         let result = PyDict::new(py);
         result.set_item("shutdown_clean", shutdown.clean)?;

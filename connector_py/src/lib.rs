@@ -3,6 +3,7 @@
 mod buffers;
 mod connector;
 mod errors;
+mod format;
 mod keys;
 mod listing;
 mod load;
@@ -23,6 +24,8 @@ mod _native {
         ClosedError, ConfigError, EngineError, FormatError, InUseError, KvRingError,
         NotFormattedError, SubmitError,
     };
+    #[pymodule_export]
+    use super::format::format_device;
     #[pymodule_export]
     use super::listing::StoredChunks;
     #[pymodule_export]

@@ -100,7 +100,7 @@ impl LoadRun {
         capacity: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let config = config_from(path, capacity, options)?
+        let config = config_from(py, path, capacity, options)?
             .map_err(|error| from_open(OpenError::Config(error)))?;
         let plan = plan.plan.clone();
         let run = py.detach(|| Run::start(config, plan)).map_err(from_load);

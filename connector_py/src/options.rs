@@ -1,6 +1,9 @@
 //! Options from Python values to the core and back.
 
-use kvring::{Config, ConfigError, OPTIONS, OptionValue};
+use std::time::Duration;
+
+use kvring::{Config, ConfigError, OPTIONS, OptionValue, Tuning};
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
@@ -52,6 +55,7 @@ pub(crate) fn option_values(
 
 /// The configuration of a store, from the arguments of a constructor. What is missing the core refuses.
 pub(crate) fn config_from(
+    py: Python<'_>,
     path: Option<&Bound<'_, PyAny>>,
     capacity: Option<&Bound<'_, PyAny>>,
     options: Option<&Bound<'_, PyDict>>,
@@ -63,7 +67,38 @@ pub(crate) fn config_from(
         }
     }
     all.extend(option_values(options)?);
-    Ok(Config::from_options(all))
+    match Config::from_options(all) {
+        Ok(mut config) => tune(py, &mut config.tuning).map(|()| Ok(config)),
+        refused => Ok(refused),
+    }
+}
+
+/// Applies what tests and benchmarks set beside the options: a JSON object in the environment, for child processes too.
+fn tune(py: Python<'_>, tuning: &mut Tuning) -> PyResult<()> {
+    let Ok(text) = std::env::var("KVRING_TUNING") else { return Ok(()) };
+    let settings = py.import("json")?.call_method1("loads", (text,))?;
+    for (name, value) in settings.cast::<PyDict>()?.iter() {
+        match name.extract::<String>()?.as_str() {
+            "high_watermark" => tuning.high_watermark = value.extract()?,
+            "low_watermark" => tuning.low_watermark = value.extract()?,
+            "admit_after" => tuning.admit_after = value.extract()?,
+            "registered_files" => tuning.registered_files = value.extract()?,
+            "max_io_bytes" => tuning.max_io_bytes = value.extract()?,
+            "queue_depth" => tuning.queue_depth = value.extract()?,
+            "in_flight_bytes" => tuning.in_flight_bytes = value.extract()?,
+            "set_in_flight_bytes" => tuning.set_in_flight_bytes = value.extract()?,
+            "set_in_flight_between_loads_bytes" => {
+                tuning.set_in_flight_between_loads_bytes = value.extract()?;
+            }
+            "set_in_flight_while_loading_bytes" => {
+                tuning.set_in_flight_while_loading_bytes = value.extract()?;
+            }
+            "set_max_wait_ms" => tuning.set_max_wait = Duration::from_millis(value.extract()?),
+            "set_queue_operations" => tuning.set_queue_operations = value.extract()?,
+            other => return Err(PyKeyError::new_err(format!("KVRING_TUNING has no '{other}'"))),
+        }
+    }
+    Ok(())
 }
 
 /// Every option that Connector takes: name -> {unit, default, range, meaning}.
@@ -73,8 +108,8 @@ pub(crate) fn options(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     for spec in OPTIONS {
         let one = PyDict::new(py);
         one.set_item("unit", spec.unit)?;
-        one.set_item("default", spec.default)?;
-        one.set_item("range", spec.range)?;
+        one.set_item("default", spec.default())?;
+        one.set_item("range", spec.range())?;
         one.set_item("meaning", spec.meaning)?;
         all.set_item(spec.name, one)?;
     }

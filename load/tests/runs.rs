@@ -134,7 +134,7 @@ fn a_full_store_evicts_and_that_is_told() {
     let plan = plan(&[("rw", "write"), ("bs", "1MiB"), ("size", "64MiB"), ("verify", "on")]);
     let mut config = config(directory.path(), 32 << 20);
     // Nothing goes behind an answer: what is counted stands still.
-    (config.low_watermark, config.high_watermark) = (1.0, 1.0);
+    (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
     let report = Run::start(config, plan).unwrap().finish().unwrap();
     let written = class(&report, "set");
     assert!(written.failed == 0 && written.keys == 64);

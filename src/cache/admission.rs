@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Cache;
 use super::requests::SetRequest;
-use crate::config::{Admission, Config};
+use crate::config::Admission;
 use crate::sync::Mutex;
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
@@ -61,7 +61,7 @@ impl Cache {
     /// Whether a SET whose bytes are not stored is to write them. If not, its key is not stored afterwards: what is stored of it
     /// is not what it was to be.
     pub(super) fn admits(&self, request: &SetRequest, now: Instant) -> bool {
-        let Config { admission, admit_after, .. } = self.config;
+        let (admission, admit_after) = (self.config.admission, self.config.tuning.admit_after);
         if admission == Admission::SecondUse
             && let Err(outdated) = self.index.admits(request.digest, &request.key, admit_after)
         {

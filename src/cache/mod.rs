@@ -80,7 +80,10 @@ impl Cache {
         open_store: OpenStore,
     ) -> Self {
         Self {
-            maintenance: Maintenance::new(config.low_watermark, config.high_watermark),
+            maintenance: Maintenance::new(
+                config.tuning.low_watermark,
+                config.tuning.high_watermark,
+            ),
             growth: Growth::default(),
             write_budget,
             paths: OnceLock::new(),
@@ -96,6 +99,11 @@ impl Cache {
             withdrawn: Mutex::default(),
             index_full_at: Mutex::new(None),
         }
+    }
+
+    /// Number of paths of the store.
+    pub(crate) fn path_count(&self) -> usize {
+        self.paths.get().map_or(1, Vec::len)
     }
 
     /// Tells it of the caches of all paths of the store, itself among them.

@@ -1,5 +1,7 @@
 //! The orders of eviction that can be chosen.
 
+use super::kinds::Named;
+
 /// Which order chunks are evicted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eviction {
@@ -29,5 +31,12 @@ impl Eviction {
             Self::Mru => "mru",
             Self::S3Fifo => "s3fifo",
         }
+    }
+}
+
+impl Named for Eviction {
+    const ALL: &'static [Self] = &Self::ALL;
+    fn name(self) -> &'static str {
+        self.name()
     }
 }

@@ -1,18 +1,23 @@
 //! What can be set when a store is opened.
 
 mod eviction;
+mod kinds;
 mod nearest;
 mod options;
+mod tuning;
 mod values;
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use eviction::Eviction;
 pub use options::{OPTIONS, OptionSpec};
+pub use tuning::Tuning;
 pub use values::{OptionValue, size_bytes};
 
+use kinds::Named;
 use nearest::nearest;
 
 use crate::checksum::ChecksumKind;
@@ -21,97 +26,100 @@ use crate::error::ConfigError;
 use crate::lock::current_boot;
 use crate::time::Clock;
 
-/// Longest single transfer that can be configured.
-pub const MAX_IO_BYTES: u64 = 64 << 20;
-
 /// Smallest capacity: room for an index and one useful data file.
 pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
 
-/// How payloads are guarded between SET and GET.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checksum {
-    /// CRC-64/NVME, computed while writing, compared on every GET.
-    Crc64Nvme,
-    /// None: what the disk returns is trusted.
-    Off,
+macro_rules! named {
+    ($(#[$about:meta])* $kind:ident { $($(#[$value_about:meta])* $value:ident = $name:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $kind { $($(#[$value_about])* $value),+ }
+
+        impl $kind {
+            /// As options name it.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$value => $name),+ }
+            }
+        }
+
+        impl Named for $kind {
+            const ALL: &'static [Self] = &[$(Self::$value),+];
+            fn name(self) -> &'static str {
+                self.name()
+            }
+        }
+    };
+}
+
+named! {
+    /// How payloads are guarded between SET and GET.
+    Checksum {
+        /// CRC-64/NVME, computed while writing, compared on every GET.
+        Crc64Nvme = "crc64nvme",
+        /// None: what the disk returns is trusted.
+        Off = "off",
+    }
 }
 
 impl Checksum {
-    /// What new chunks get.
+    /// The checksum of new chunks.
     pub(crate) fn kind(self) -> Option<ChecksumKind> {
-        match self {
-            Self::Crc64Nvme => Some(ChecksumKind::Crc64Nvme),
-            Self::Off => None,
-        }
+        (self == Self::Crc64Nvme).then_some(ChecksumKind::Crc64Nvme)
     }
 }
 
-/// What moves the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineChoice {
-    /// io_uring, or threads where it cannot be had.
-    Auto,
-    /// io_uring; opening fails where it cannot be had.
-    IoUring,
-    /// Threads.
-    Posix,
-}
-
-/// What a completed SET withstands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// The death of the process.
-    BestEffort,
-    /// Power loss as well: data and record are synced before the completion.
-    Persistent,
-}
-
-/// What the file system keeps free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MinFree {
-    /// The smaller of 5 % of it and 10 GiB.
-    Auto,
-    /// This many bytes.
-    Bytes(u64),
-}
-
-/// How chunks lie on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// As extents of preallocated data files.
-    Extents,
-    /// Each in a file of its own.
-    Files,
-}
-
-impl Layout {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Extents => "extents",
-            Self::Files => "files",
-        }
+named! {
+    /// How the bytes are moved.
+    EngineChoice {
+        /// io_uring, or threads where it cannot be had.
+        Auto = "auto",
+        /// io_uring; opening fails where it cannot be had.
+        IoUring = "io_uring",
+        /// Threads.
+        Posix = "posix",
     }
 }
 
-/// Which SETs store something.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admission {
-    /// All of them.
-    Always,
-    /// Those of keys that were to be stored before.
-    SecondUse,
+named! {
+    /// What a completed SET withstands.
+    Durability {
+        /// The death of the process.
+        BestEffort = "best_effort",
+        /// Power loss as well: data and record are synced before the completion.
+        Persistent = "persistent",
+    }
 }
 
-/// When a block device is told which of its bytes are not needed any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Discard {
-    /// Never.
-    Never,
-    /// When it is formatted, of all of it.
-    Format,
-    /// Then, and of the place of each chunk that goes.
-    Free,
+named! {
+    /// How chunks lie on disk.
+    Layout {
+        /// As extents of preallocated data files.
+        Extents = "extents",
+        /// Each in a file of its own.
+        Files = "files",
+    }
+}
+
+named! {
+    /// Which SETs store something.
+    Admission {
+        /// All of them.
+        Always = "always",
+        /// Those of keys that were to be stored before.
+        SecondUse = "second_use",
+    }
+}
+
+named! {
+    /// When a block device is told which of its bytes are not needed any more.
+    Discard {
+        /// Never.
+        Never = "never",
+        /// When it is formatted, of all of it.
+        Format = "format",
+        /// When it is formatted, and of the extent of each chunk that goes.
+        Free = "free",
+    }
 }
 
 /// Everything that can be set when a store is opened.
@@ -124,76 +132,50 @@ pub struct Config {
     pub capacities_bytes: Vec<u64>,
     /// Directory of the index of a store on a block device; `None` for the device itself.
     pub index_path: Option<PathBuf>,
-    /// Whether a block device may be formatted that holds something else.
-    pub format: bool,
-    /// When a block device is told which of its bytes are not needed any more.
-    pub discard: Discard,
-    /// What the file system keeps free.
-    pub min_free: MinFree,
-    /// Which chunks go when room is needed.
-    pub eviction: Eviction,
-    /// Share of the space above which chunks are evicted in the background.
-    pub high_watermark: f64,
-    /// Share of it down to which they are.
-    pub low_watermark: f64,
-    /// Time without use after which a chunk is a miss.
-    pub ttl: Option<Duration>,
-    /// Seconds for which what EXISTS found is not evicted.
-    pub lease_s: u32,
-    /// Most bytes of a namespace, by its name.
-    pub quotas: Vec<(String, u64)>,
-    /// Which SETs store something.
-    pub admission: Admission,
-    /// With `Admission::SecondUse`, which SET of a key does.
-    pub admit_after: u8,
-    /// Most bytes written in a day.
-    pub write_budget_bytes: Option<u64>,
     /// How chunks lie on disk.
     pub layout: Layout,
-    /// What calls the system on files, beside the engine; no option, for tests.
-    #[doc(hidden)]
-    pub files: Arc<dyn FileOperations>,
-    /// What tells the time; no option, for tests.
-    pub clock: Clock,
-    /// Which boot of the machine this is; no option, for tests.
-    pub boot: u32,
-    /// Whether who needs room makes it grow, and who changes a record writes it, so that the same happens in each run; no option,
-    /// for tests.
-    pub works_inline: bool,
-    /// What moves the bytes.
+    /// How the bytes are moved.
     pub engine: EngineChoice,
     /// Payload checksum.
     pub checksum: Checksum,
     /// What a completed SET withstands.
     pub durability: Durability,
-    /// How often a write that has failed twice is tried again in `persistent`.
-    pub persistent_max_retries: u32,
-    /// Transfers given to the device at a time.
-    pub queue_depth: usize,
-    /// Longest single transfer.
-    pub max_io_bytes: u64,
-    /// Reactors, each with a thread and an engine of its own.
+    /// Which chunks go when room is needed.
+    pub eviction: Eviction,
+    /// Time without use after which a chunk is a miss.
+    pub ttl: Option<Duration>,
+    /// Seconds for which a chunk that EXISTS found is not evicted.
+    pub lease_s: u32,
+    /// Most bytes of a namespace, by its name.
+    pub quotas: Vec<(String, u64)>,
+    /// Which SETs store something.
+    pub admission: Admission,
+    /// Most bytes written in a day.
+    pub write_budget_bytes: Option<u64>,
+    /// Bytes that the file system keeps free; `None` for the smaller of 5 % of it and 10 GiB.
+    pub min_free_bytes: Option<u64>,
+    /// When a block device is told which of its bytes are not needed any more.
+    pub discard: Discard,
+    /// Reactors of each path, each with a thread and an engine of its own.
     pub io_threads: usize,
-    /// Whether the files are registered with the ring.
-    pub registered_files: bool,
-    /// Most bytes of SETs in the device while nothing is being loaded.
-    pub set_in_flight_bytes: u64,
-    /// The same shortly after something was loaded.
-    pub set_in_flight_between_loads_bytes: u64,
-    /// The same while GETs wait or are in flight.
-    pub set_in_flight_while_loading_bytes: u64,
-    /// After this time in the queue a SET goes ahead of GETs.
-    pub set_max_wait: Duration,
     /// Most bytes of SETs that are not answered yet.
     pub set_queue_bytes: u64,
-    /// Most SETs that are not answered yet.
-    pub set_queue_operations: u64,
-    /// Whether a submit waits for room in the queue of SETs.
-    pub blocks: bool,
-    /// How long, if so.
-    pub backpressure_timeout: Duration,
-    /// How long `close` waits for queued operations.
-    pub drain_timeout: Duration,
+    /// What is no option.
+    #[doc(hidden)]
+    pub tuning: Tuning,
+    /// What calls the system on files, beside the engine; no option, for tests.
+    #[doc(hidden)]
+    pub files: Arc<dyn FileOperations>,
+    /// The clock; no option, for tests.
+    #[doc(hidden)]
+    pub clock: Clock,
+    /// Which boot of the machine this is; no option, for tests.
+    #[doc(hidden)]
+    pub boot: u32,
+    /// Whether growing and writing records happen on the thread that needs them, so that each run does the same; no option, for
+    /// tests.
+    #[doc(hidden)]
+    pub works_inline: bool,
 }
 
 impl Config {
@@ -217,6 +199,41 @@ impl Config {
         ])
     }
 
+    /// The defaults, without the two options that have none.
+    fn defaults() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Self {
+            paths: Vec::new(),
+            capacities_bytes: Vec::new(),
+            index_path: None,
+            layout: Layout::Extents,
+            engine: EngineChoice::Auto,
+            checksum: Checksum::Crc64Nvme,
+            durability: Durability::BestEffort,
+            eviction: Eviction::Lfu,
+            ttl: Some(Duration::from_secs(7 * 86_400)),
+            lease_s: 10,
+            quotas: Vec::new(),
+            admission: Admission::Always,
+            write_budget_bytes: None,
+            min_free_bytes: None,
+            discard: Discard::Format,
+            io_threads: (cores / 8).clamp(1, 4),
+            set_queue_bytes: 8 << 30,
+            tuning: Tuning::default(),
+            files: Arc::new(SystemFiles),
+            clock: Clock::default(),
+            boot: current_boot(),
+            works_inline: false,
+        }
+    }
+
+    /// The defaults, for all of a block device.
+    pub(crate) fn of_device(path: &Path) -> Self {
+        let (paths, capacities_bytes) = (vec![path.to_owned()], vec![Self::WHOLE_DEVICE]);
+        Self { paths, capacities_bytes, ..Self::defaults() }
+    }
+
     /// Refuses what means something on a block device only.
     ///
     /// # Errors
@@ -233,9 +250,6 @@ impl Config {
         if let Some(index_path) = &self.index_path {
             let value = format!("'{}'", index_path.display());
             return refuse("index_path", value, "its index lies beside the data: leave this out");
-        }
-        if self.format {
-            return refuse("format", "true".into(), "there is nothing to format: leave this out");
         }
         if self.discard == Discard::Free {
             let way_out = "freed places are used again and stay preallocated: leave this out";
@@ -268,64 +282,15 @@ impl Config {
     pub fn from_options(
         options: impl IntoIterator<Item = (String, OptionValue)>,
     ) -> Result<Self, ConfigError> {
-        let mut config = Self {
-            paths: Vec::new(),
-            capacities_bytes: Vec::new(),
-            index_path: None,
-            format: false,
-            discard: Discard::Format,
-            min_free: MinFree::Auto,
-            eviction: Eviction::Lfu,
-            high_watermark: 1.0,
-            low_watermark: 1.0,
-            ttl: None,
-            lease_s: 0,
-            quotas: Vec::new(),
-            admission: Admission::Always,
-            admit_after: 0,
-            write_budget_bytes: None,
-            layout: Layout::Extents,
-            files: Arc::new(SystemFiles),
-            clock: Clock::default(),
-            boot: current_boot(),
-            works_inline: false,
-            engine: EngineChoice::Auto,
-            checksum: Checksum::Crc64Nvme,
-            durability: Durability::BestEffort,
-            persistent_max_retries: 0,
-            queue_depth: 0,
-            max_io_bytes: 0,
-            io_threads: 0,
-            registered_files: false,
-            set_in_flight_bytes: 0,
-            set_in_flight_between_loads_bytes: 0,
-            set_in_flight_while_loading_bytes: 0,
-            set_max_wait: Duration::ZERO,
-            set_queue_bytes: 0,
-            set_queue_operations: 0,
-            blocks: false,
-            backpressure_timeout: Duration::ZERO,
-            drain_timeout: Duration::ZERO,
-        };
-        for spec in OPTIONS {
-            if let Some(default) = spec.default {
-                spec.set(&mut config, &OptionValue::Text(default.to_owned()))?;
-            }
-        }
+        let mut config = Self::defaults();
         let mut given = Vec::new();
         for (name, value) in options {
-            let spec = OPTIONS.iter().find(|spec| spec.name == name).ok_or_else(|| {
-                ConfigError::Unknown {
-                    name: name.clone(),
-                    nearest: nearest(&name, OPTIONS.iter().map(|spec| spec.name)),
-                    known: OPTIONS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", "),
-                }
-            })?;
+            let spec = OptionSpec::named(&name).ok_or_else(|| unknown(name))?;
             spec.set(&mut config, &value)?;
             given.push(spec.name);
         }
-        let required = OPTIONS.iter().filter(|spec| spec.default.is_none()).map(|spec| spec.name);
-        let names: Vec<_> = required.filter(|name| !given.contains(name)).collect();
+        let names = OPTIONS.iter().filter(|spec| spec.default().is_none()).map(|spec| spec.name);
+        let names: Vec<_> = names.filter(|name| !given.contains(name)).collect();
         if !names.is_empty() {
             return Err(ConfigError::Missing { names });
         }
@@ -335,12 +300,6 @@ impl Config {
         let (paths, capacities) = (config.paths.len(), config.capacities_bytes.len());
         if paths != capacities {
             return Err(ConfigError::Capacities { paths, capacities });
-        }
-        if config.low_watermark > config.high_watermark {
-            return Err(ConfigError::Watermarks {
-                low: config.low_watermark,
-                high: config.high_watermark,
-            });
         }
         Ok(config)
     }
@@ -365,6 +324,18 @@ impl Config {
     }
 }
 
+/// There is no option `name`: it is gone, or never was.
+fn unknown(name: String) -> ConfigError {
+    if let Some(fate) = options::fate(&name) {
+        return ConfigError::Gone { name, fate };
+    }
+    ConfigError::Unknown {
+        nearest: nearest(&name, OPTIONS.iter().map(|spec| spec.name)),
+        known: OPTIONS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", "),
+        name,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,8 +354,7 @@ mod tests {
     fn defaults_and_sizes() {
         let config = options(&[]).unwrap();
         assert_eq!(config.capacity_bytes(), 1 << 30);
-        assert_eq!((config.queue_depth, config.max_io_bytes), (128, 512 << 10));
-        assert_eq!(config.drain_timeout, Duration::from_secs(5));
+        assert_eq!((config.lease_s, config.ttl), (10, Some(Duration::from_secs(7 * 86_400))));
         assert_eq!(
             options(&[("capacity", OptionValue::Text("1.5GB".into()))]).unwrap().capacity_bytes(),
             1_500_000_000
@@ -392,7 +362,19 @@ mod tests {
         for value in [OptionValue::Float(1.5e9), OptionValue::Text("1.5e9".into())] {
             assert_eq!(options(&[("capacity", value)]).unwrap().capacity_bytes(), 1_500_000_000);
         }
-        assert_eq!(options(&[("queue_depth", OptionValue::Float(64.0))]).unwrap().queue_depth, 64);
+        assert_eq!(options(&[("io_threads", OptionValue::Float(64.0))]).unwrap().io_threads, 64);
+    }
+
+    #[test]
+    fn an_option_that_is_gone_is_refused_with_what_became_of_it() {
+        for (name, fate) in [
+            ("high_watermark", "it is fixed at 0.98"),
+            ("queue_depth", "it follows from the device"),
+            ("format", "kvring format DEVICE"),
+        ] {
+            let message = options(&[(name, OptionValue::Integer(1))]).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains(fate), "{message}");
+        }
     }
 
     #[test]
@@ -413,12 +395,11 @@ mod tests {
             ("capacity", OptionValue::Float(1.5)),
             ("capacity", OptionValue::Float(1e30)),
             ("capacity", OptionValue::Text("1.5".into())),
-            ("max_io_bytes", OptionValue::Integer(5000)),
-            ("queue_depth", OptionValue::Integer(0)),
-            ("queue_depth", OptionValue::Boolean(true)),
+            ("io_threads", OptionValue::Integer(0)),
+            ("io_threads", OptionValue::Boolean(true)),
             ("layout", OptionValue::Text("tapes".into())),
             ("checksum", OptionValue::Boolean(false)),
-            ("drain_timeout_s", OptionValue::Float(f64::NAN)),
+            ("ttl", OptionValue::Float(f64::NAN)),
             ("path", OptionValue::Text(String::new())),
         ];
         for (name, value) in wrong {

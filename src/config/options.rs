@@ -1,18 +1,14 @@
-//! Every option: name, unit, default, range, meaning, and the code that takes its value.
+//! Every option in one table, and what became of the options that there were.
 
 use std::time::Duration;
 
-use super::values::{
-    OptionValue, count_within, duration_within, each, is_word, number, one_of, path, share_within,
-    size_within, sizes_by_name, truth,
-};
-use super::{
-    Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout, MAX_IO_BYTES,
-    MIN_CAPACITY_BYTES, MinFree,
-};
-use crate::block::BLOCK_BYTES;
+use super::kinds::{Count, List, OneOf, Or, OrNone, PathName, Size, SizesByName, Takes, Time};
+use super::{Config, MIN_CAPACITY_BYTES, OptionValue, Tuning};
 use crate::error::ConfigError;
 use crate::format::membership::MAX_VOLUMES;
+
+const PIB: u64 = 1 << 50;
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// Description of one option.
 pub struct OptionSpec {
@@ -20,468 +16,175 @@ pub struct OptionSpec {
     pub name: &'static str,
     /// Unit of its value; empty for a name.
     pub unit: &'static str,
-    /// Value it has when not given; `None` when it must be given.
-    pub default: Option<&'static str>,
-    /// Values it accepts.
-    pub range: &'static str,
     /// What it does.
     pub meaning: &'static str,
-    apply: fn(&mut Config, &OptionValue) -> Result<(), String>,
+    range: fn() -> String,
+    default: fn() -> String,
+    set: fn(&mut Config, &OptionValue) -> Result<(), String>,
+}
+
+macro_rules! option {
+    ($name:literal, $unit:literal, $field:ident, $takes:expr, $meaning:literal) => {
+        OptionSpec {
+            name: $name,
+            unit: $unit,
+            meaning: $meaning,
+            range: || range_of(&$takes, |config| &config.$field),
+            default: || $takes.show(&Config::defaults().$field),
+            set: |config, value| {
+                config.$field = $takes.read(value)?;
+                Ok(())
+            },
+        }
+    };
 }
 
 /// All options that exist.
+#[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec] = &[
-    OptionSpec {
-        name: "path",
-        unit: "",
-        default: None,
-        range: "a directory or a block device ('~' is the home directory), or a list of up to 30 of them, none inside another",
-        meaning: "where the store lives; a directory is made if it is missing, a block device is formatted if there is nothing on it; several paths share the keys in proportion to their capacities, and one that fails is left out",
-        apply: |config, value| {
-            config.paths = each(value).map(path).collect::<Result<_, _>>()?;
-            match config.paths.len() {
-                0 => Err("it is empty".into()),
-                1..=MAX_VOLUMES => Ok(()),
-                count => Err(format!("{count} paths are too many")),
-            }
-        },
-    },
-    OptionSpec {
-        name: "capacity",
-        unit: "bytes",
-        default: None,
-        range: "a number of bytes or a string such as '500GiB', from 16 MiB to 1 PiB, or 'all' of a block device; or a list with one for each path",
-        meaning: "most bytes that the store takes on disk at each path, data and index together",
-        apply: |config, value| {
-            let capacity = |value| match is_word(value, "all") {
-                true => Ok(Config::WHOLE_DEVICE),
-                false => size_within(value, MIN_CAPACITY_BYTES, 1 << 50),
-            };
-            config.capacities_bytes = each(value).map(capacity).collect::<Result<_, _>>()?;
-            if config.capacities_bytes.is_empty() { Err("it is empty".into()) } else { Ok(()) }
-        },
-    },
-    OptionSpec {
-        name: "index_path",
-        unit: "",
-        default: Some("none"),
-        range: "'none' or a directory ('~' is the home directory)",
-        meaning: "where the index of a store on a block device lies, if not on the device itself; formatting settles which",
-        apply: |config, value| {
-            config.index_path = match is_word(value, "none") {
-                true => None,
-                false => Some(path(value)?),
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "format",
-        unit: "",
-        default: Some("false"),
-        range: "true or false",
-        meaning: "whether a block device is formatted although it holds something; never one that is in use, nor one that holds a store",
-        apply: |config, value| {
-            config.format = truth(value)?;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "discard",
-        unit: "",
-        default: Some("format"),
-        range: "'never', 'format' or 'free'",
-        meaning: "when a block device is told what it need not keep: all of it when it is formatted; with 'free' the places of chunks that went as well",
-        apply: |config, value| {
-            config.discard = match one_of(value, &["never", "format", "free"])? {
-                "never" => Discard::Never,
-                "free" => Discard::Free,
-                _ => Discard::Format,
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "min_free",
-        unit: "bytes",
-        default: Some("auto"),
-        range: "'auto' or 0 to 1 PiB",
-        meaning: "the store does not grow where the file system would have less than this left; 'auto' is the smaller of 5 % of it and 10 GiB",
-        apply: |config, value| {
-            config.min_free = match is_word(value, "auto") {
-                true => MinFree::Auto,
-                false => MinFree::Bytes(size_within(value, 0, 1 << 50)?),
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "eviction",
-        unit: "",
-        default: Some("lfu"),
-        range: "'lru', 'lfu', 'fifo', 'mru' or 's3fifo'",
-        meaning: "which chunks go when room is needed; docs/eviction.md compares them",
-        apply: |config, value| {
-            let names = Eviction::ALL.map(Eviction::name);
-            let name = one_of(value, &names)?;
-            config.eviction = Eviction::ALL
-                .into_iter()
-                .find(|eviction| eviction.name() == name)
-                .unwrap_or(Eviction::Lfu);
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "high_watermark",
-        unit: "share of the space",
-        default: Some("0.98"),
-        range: "0.5 to 1",
-        meaning: "above it chunks are evicted in the background, so that a SET rarely waits for room",
-        apply: |config, value| {
-            config.high_watermark = share_within(value, 0.5, 1.0)?;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "low_watermark",
-        unit: "share of the space",
-        default: Some("0.96"),
-        range: "0.5 to 1, at most high_watermark",
-        meaning: "down to it",
-        apply: |config, value| {
-            config.low_watermark = share_within(value, 0.5, 1.0)?;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "ttl",
-        unit: "",
-        default: Some("7d"),
-        range: "'off', a number of seconds or a string such as '7d' or '1h 30m', from 1 s to 10 years",
-        meaning: "after this time without use a chunk is a miss, and its space is given back",
-        apply: |config, value| {
-            let years = Duration::from_secs(10 * 366 * 86_400);
-            config.ttl = match is_word(value, "off") {
-                true => None,
-                false => Some(duration_within(value, Duration::from_secs(1), years)?),
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "lease_s",
-        unit: "seconds",
-        default: Some("10"),
-        range: "0 to 3600",
-        meaning: "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased",
-        apply: |config, value| {
-            config.lease_s = count_within(value, 0, 3600)? as u32;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "quotas",
-        unit: "bytes",
-        default: Some("none"),
-        range: "'none' or a mapping such as {'model@salt': '10GiB'}, each at least 1 MiB",
-        meaning: "most bytes of a namespace (model, or model@salt), at all paths together; past it its own chunks go",
-        apply: |config, value| {
-            config.quotas = match is_word(value, "none") {
-                true => Vec::new(),
-                false => sizes_by_name(value, 1 << 20, 1 << 50)?,
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "admit",
-        unit: "",
-        default: Some("always"),
-        range: "'always' or 'second_use'",
-        meaning: "with 'second_use' a key is stored only when it is to be stored for the admit_after-th time, which saves writes; until then its SETs complete without storing",
-        apply: |config, value| {
-            config.admission = match one_of(value, &["always", "second_use"])? {
-                "second_use" => Admission::SecondUse,
-                _ => Admission::Always,
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "admit_after",
-        unit: "SETs",
-        default: Some("2"),
-        range: "2 to 255",
-        meaning: "which SET of a key stores it, with admit 'second_use'",
-        apply: |config, value| {
-            config.admit_after = count_within(value, 2, 255)? as u8;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "write_budget",
-        unit: "bytes a day",
-        default: Some("off"),
-        range: "'off' or 1 GiB to 1 PiB",
-        meaning: "most bytes written in a day, at all paths together, to spare the drive; an hour's worth may come at once, past it SETs complete without storing",
-        apply: |config, value| {
-            config.write_budget_bytes = match is_word(value, "off") {
-                true => None,
-                false => Some(size_within(value, 1 << 30, 1 << 50)?),
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "layout",
-        unit: "",
-        default: Some("extents"),
-        range: "'extents' or 'files'",
-        meaning: "how chunks lie on disk: as extents of preallocated data files, or each in a file of its own, to be seen and copied with ordinary tools; a store keeps the layout that it was made with",
-        apply: |config, value| {
-            config.layout = match one_of(value, &["extents", "files"])? {
-                "files" => Layout::Files,
-                _ => Layout::Extents,
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "engine",
-        unit: "",
-        default: Some("auto"),
-        range: "'auto', 'io_uring' or 'posix'",
-        meaning: "what moves the bytes: io_uring, or a pool of threads over preadv and pwritev; 'auto' takes io_uring where the kernel lets it, and says why not where it does not",
-        apply: |config, value| {
-            config.engine = match one_of(value, &["auto", "io_uring", "posix"])? {
-                "io_uring" => EngineChoice::IoUring,
-                "posix" => EngineChoice::Posix,
-                _ => EngineChoice::Auto,
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "checksum",
-        unit: "",
-        default: Some("crc64nvme"),
-        range: "'crc64nvme' or 'off'",
-        meaning: "payload checksum, computed on SET and compared on every GET; with 'off' a re-stored key of the same length counts as unchanged",
-        apply: |config, value| {
-            if *value == OptionValue::Text("crc32c".into()) {
-                return Err(
-                    "'crc64nvme' has taken its place; chunks that have a CRC-32C are still \
-                            verified by it"
-                        .into(),
-                );
-            }
-            config.checksum = match one_of(value, &["crc64nvme", "off"])? {
-                "off" => Checksum::Off,
-                _ => Checksum::Crc64Nvme,
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "durability",
-        unit: "",
-        default: Some("best_effort"),
-        range: "'best_effort' or 'persistent'",
-        meaning: "what a completed SET withstands: the death of the process, or power loss as well (data and record are synced before it completes, grouped over all SETs that wait)",
-        apply: |config, value| {
-            config.durability = match one_of(value, &["best_effort", "persistent"])? {
-                "persistent" => Durability::Persistent,
-                _ => Durability::BestEffort,
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "persistent_max_retries",
-        unit: "tries",
-        default: Some("3"),
-        range: "0 to 100",
-        meaning: "how often a write that has failed twice is tried again, with growing pauses from 10 ms on, in 'persistent'",
-        apply: |config, value| {
-            config.persistent_max_retries = count_within(value, 0, 100)? as u32;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "queue_depth",
-        unit: "transfers",
-        default: Some("128"),
-        range: "1 to 4096",
-        meaning: "most transfers in the device at a time, of loads and of stores; with engine 'posix' 16 of each per io_thread at most",
-        apply: |config, value| {
-            config.queue_depth = count_within(value, 1, 4096)? as usize;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "max_io_bytes",
-        unit: "bytes",
-        default: Some("512KiB"),
-        range: "a multiple of 4096 from 4 KiB to 64 MiB",
-        meaning: "longest single transfer; longer chunks go down in pieces of this size",
-        apply: |config, value| {
-            let bytes = size_within(value, BLOCK_BYTES, MAX_IO_BYTES)?;
-            if !bytes.is_multiple_of(BLOCK_BYTES) {
-                return Err(format!("{bytes} is no multiple of {BLOCK_BYTES}"));
-            }
-            config.max_io_bytes = bytes;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "io_threads",
-        unit: "threads",
-        default: Some("auto"),
-        range: "'auto' or 1 to 64",
-        meaning: "threads that move bytes, each with a ring, or a pool of threads, of its own; what is submitted goes to the one with the least to do; 'auto' takes one for every 8 processors, 4 at most",
-        apply: |config, value| {
-            config.io_threads = match value {
-                OptionValue::Text(text) if text == "auto" => std::thread::available_parallelism()
-                    .map_or(1, |cores| cores.get() / 8)
-                    .clamp(1, 4),
-                _ => count_within(value, 1, 64)? as usize,
-            };
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "registered_files",
-        unit: "",
-        default: Some("on"),
-        range: "'on' or 'off'",
-        meaning: "whether the ring knows the data files by number, so that transfers need not look them up",
-        apply: |config, value| {
-            config.registered_files = one_of(value, &["on", "off"])? == "on";
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "set_in_flight_bytes",
-        unit: "bytes",
-        default: Some("32MiB"),
-        range: "4 KiB to 1 GiB",
-        meaning: "most bytes of SETs in the device at a time while nothing is being loaded, of which 48 MiB are used at most: what is there cannot be overtaken",
-        apply: |config, value| {
-            config.set_in_flight_bytes = size_within(value, BLOCK_BYTES, 1 << 30)?;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "set_in_flight_between_loads_bytes",
-        unit: "bytes",
-        default: Some("8MiB"),
-        range: "4 KiB to 1 GiB",
-        meaning: "the same for 250 ms after something was loaded, as loads come in bursts",
-        apply: |config, value| {
-            config.set_in_flight_between_loads_bytes = size_within(value, BLOCK_BYTES, 1 << 30)?;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "set_in_flight_while_loading_bytes",
-        unit: "bytes",
-        default: Some("0"),
-        range: "0 to 1 GiB",
-        meaning: "the same while GETs wait or are in flight; with 0 SETs wait for the loads to end",
-        apply: |config, value| {
-            config.set_in_flight_while_loading_bytes = size_within(value, 0, 1 << 30)?;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "set_max_wait_ms",
-        unit: "milliseconds",
-        default: Some("1000"),
-        range: "0 to 600000",
-        meaning: "after this time in the queue a SET goes ahead of GETs, however long these take: SETs then have an eighth of what is in the device, or one piece",
-        apply: |config, value| {
-            config.set_max_wait = Duration::from_millis(count_within(value, 0, 600_000)?);
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "set_queue_bytes",
-        unit: "bytes",
-        default: Some("8GiB"),
-        range: "1 MiB to 1 TiB",
-        meaning: "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again; where none is queued any batch is taken",
-        apply: |config, value| {
-            config.set_queue_bytes = size_within(value, 1 << 20, 1 << 40)?;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "set_queue_operations",
-        unit: "keys",
-        default: Some("131072"),
-        range: "1 to 16777216",
-        meaning: "most keys of SETs that are not answered yet; as set_queue_bytes",
-        apply: |config, value| {
-            config.set_queue_operations = count_within(value, 1, 1 << 24)?;
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "backpressure",
-        unit: "",
-        default: Some("reject"),
-        range: "'reject' or 'block'",
-        meaning: "what a SET past set_queue_bytes or set_queue_operations does: it is refused at once, or waits in submit for backpressure_timeout_ms first",
-        apply: |config, value| {
-            config.blocks = one_of(value, &["reject", "block"])? == "block";
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "backpressure_timeout_ms",
-        unit: "milliseconds",
-        default: Some("50"),
-        range: "0 to 60000",
-        meaning: "how long a submit waits for room with backpressure 'block'",
-        apply: |config, value| {
-            config.backpressure_timeout = Duration::from_millis(count_within(value, 0, 60_000)?);
-            Ok(())
-        },
-    },
-    OptionSpec {
-        name: "drain_timeout_s",
-        unit: "seconds",
-        default: Some("5"),
-        range: "0 to 3600",
-        meaning: "how long close() works on what is queued before it drops the rest",
-        apply: |config, value| {
-            let seconds = number(value)?;
-            if !(0.0..=3600.0).contains(&seconds) {
-                return Err("it is out of range".into());
-            }
-            config.drain_timeout = Duration::from_secs_f64(seconds);
-            Ok(())
-        },
-    },
+    option!("path", "", paths, List(PathName("a directory or a block device"), MAX_VOLUMES),
+        "where the store lives; a directory is made if it is missing, a block device is formatted if there is nothing on it; several paths, none inside another, share the keys in proportion to their capacities, and one that fails is left out"),
+    option!("capacity", "bytes", capacities_bytes, List(Or("all", || Config::WHOLE_DEVICE, Size(MIN_CAPACITY_BYTES, PIB)), MAX_VOLUMES),
+        "most bytes that the store takes on disk at each path, data and index together; 'all' of a block device; a list has one for each path"),
+    option!("index_path", "", index_path, OrNone("none", PathName("a directory")),
+        "where the index of a store on a block device lies, if not on the device itself; formatting settles which"),
+    option!("layout", "", layout, OneOf,
+        "how chunks lie on disk: as extents of preallocated data files, or each in a file of its own, to be seen and copied with ordinary tools; a store keeps the layout that it was made with"),
+    option!("engine", "", engine, OneOf,
+        "what moves the bytes: io_uring, or a pool of threads over preadv and pwritev; 'auto' takes io_uring where the kernel lets it, and says why not where it does not"),
+    option!("checksum", "", checksum, OneOf,
+        "payload checksum, computed on SET and compared on every GET; with 'off' a re-stored key of the same length counts as unchanged"),
+    option!("durability", "", durability, OneOf,
+        "what a completed SET withstands: the death of the process, or power loss as well (data and record are synced before it completes, grouped over all SETs that wait)"),
+    option!("eviction", "", eviction, OneOf,
+        "which chunks go when room is needed; docs/eviction.md compares them"),
+    option!("ttl", "", ttl, OrNone("off", Time(Duration::from_secs(1), DAY.saturating_mul(3660))),
+        "after this time without use a chunk is a miss, and its space is given back"),
+    option!("lease_s", "seconds", lease_s, Count(0, 3600),
+        "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased"),
+    option!("quotas", "bytes", quotas, Or("none", Vec::new, SizesByName(1 << 20, PIB)),
+        "most bytes of a namespace (model, or model@salt), at all paths together; past it its own chunks go"),
+    option!("admit", "", admission, OneOf,
+        "with 'second_use' a key is stored only when it is to be stored for the second time, which saves writes; until then its SETs complete without storing"),
+    option!("write_budget", "bytes a day", write_budget_bytes, OrNone("off", Size(1 << 30, PIB)),
+        "most bytes written in a day, at all paths together, to spare the drive; an hour's worth may come at once, past it SETs complete without storing"),
+    option!("min_free", "bytes", min_free_bytes, OrNone("auto", Size(0, PIB)),
+        "the store does not grow where the file system would have less than this left; 'auto' is the smaller of 5 % of it and 10 GiB"),
+    option!("discard", "", discard, OneOf,
+        "when a block device is told what it need not keep: all of it when it is formatted; with 'free' the places of chunks that went as well"),
+    option!("io_threads", "threads", io_threads, Or("auto", || Config::defaults().io_threads, Count(1, 64)),
+        "threads that move bytes, each with a ring, or a pool of threads, of its own; what is submitted goes to the one with the least to do; 'auto' takes one for every 8 processors, 4 at most"),
+    option!("set_queue_bytes", "bytes", set_queue_bytes, Size(1 << 20, 1 << 40),
+        "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again; where none is queued any batch is taken"),
 ];
 
+fn range_of<T>(takes: &impl Takes<T>, _field: fn(&Config) -> &T) -> String {
+    takes.range()
+}
+
 impl OptionSpec {
+    /// Values that it accepts.
+    pub fn range(&self) -> String {
+        (self.range)()
+    }
+
+    /// Value that it has when it is not given; `None` when it must be given.
+    pub fn default(&self) -> Option<String> {
+        Some((self.default)()).filter(|text| !text.is_empty())
+    }
+
+    pub(super) fn named(name: &str) -> Option<&'static Self> {
+        OPTIONS.iter().find(|spec| spec.name == name)
+    }
+
     pub(super) fn set(&self, config: &mut Config, value: &OptionValue) -> Result<(), ConfigError> {
-        (self.apply)(config, value).map_err(|reason| ConfigError::Invalid {
-            name: self.name,
-            value: value.to_string(),
-            reason,
-            range: self.range,
-            unit: self.unit,
+        (self.set)(config, value).map_err(|reason| {
+            let reason = match (self.name, value) {
+                ("checksum", OptionValue::Text(text)) if text == "crc32c" => {
+                    "'crc64nvme' has taken its place; chunks that have a CRC-32C are still verified by it".into()
+                }
+                _ => reason,
+            };
+            ConfigError::unfitting(self.name, value.to_string(), reason)
         })
     }
 }
 
 impl ConfigError {
-    /// A value that is in range and does not fit what the path names.
+    /// A value that does not fit the option, or what the path names.
     pub(crate) fn unfitting(name: &'static str, value: String, reason: String) -> Self {
-        let spec = OPTIONS.iter().find(|spec| spec.name == name);
-        let (range, unit) = spec.map_or(("", ""), |spec| (spec.range, spec.unit));
+        let spec = OptionSpec::named(name);
+        let (range, unit) = spec.map_or_else(Default::default, |spec| (spec.range(), spec.unit));
         Self::Invalid { name, value, reason, range, unit }
+    }
+}
+
+/// What became of an option that there was.
+enum Fate {
+    /// A constant.
+    Fixed(fn(&Tuning) -> String),
+    /// Something else.
+    Became(&'static str),
+}
+use Fate::{Became, Fixed};
+
+const FROM_DEVICE: Fate = Became("it follows from the device");
+const NO_WAIT: Fate =
+    Became("no submit waits: a batch past set_queue_bytes is refused at once with 'queue full'");
+
+/// Options that there were, and what became of each.
+const GONE: &[(&str, Fate)] = &[
+    ("admit_after", Became("admit 'second_use' stores a key at its second SET")),
+    ("backpressure", NO_WAIT),
+    ("backpressure_timeout_ms", NO_WAIT),
+    ("drain_timeout_s", Became("it is an argument: close(timeout_s=5)")),
+    ("format", Became("the command `kvring format DEVICE` does it, once")),
+    ("high_watermark", Fixed(|tuning| tuning.high_watermark.to_string())),
+    ("low_watermark", Fixed(|tuning| tuning.low_watermark.to_string())),
+    ("max_io_bytes", Fixed(|tuning| format!("{} bytes", tuning.max_io_bytes))),
+    ("persistent_max_retries", Fixed(|tuning| tuning.persistent_max_retries.to_string())),
+    ("queue_depth", FROM_DEVICE),
+    ("registered_files", Became("files are registered wherever the kernel can do it")),
+    ("set_in_flight_between_loads_bytes", FROM_DEVICE),
+    ("set_in_flight_bytes", FROM_DEVICE),
+    ("set_in_flight_while_loading_bytes", Became("SETs wait while anything is loaded")),
+    ("set_max_wait_ms", Fixed(|tuning| format!("{} ms", tuning.set_max_wait.as_millis()))),
+    ("set_queue_operations", Fixed(|tuning| format!("{} keys", tuning.set_queue_operations))),
+];
+
+/// What became of the option with this name, if there was one.
+pub(super) fn fate(name: &str) -> Option<String> {
+    GONE.iter().find(|(gone, _)| *gone == name).map(|(_, fate)| match fate {
+        Fixed(value) => format!("it is fixed at {}", value(&Tuning::default())),
+        Became(text) => (*text).to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both tables of docs/configuration.md are made from the code.
+    #[test]
+    fn the_document_has_both_tables() {
+        let option = |spec: &OptionSpec| {
+            let default = spec.default().unwrap_or_else(|| "required".into());
+            format!("| `{}` | {default} | {} | {} |\n", spec.name, spec.range(), spec.meaning)
+        };
+        let gone = |(name, _): &(&str, Fate)| format!("| `{name}` | {} |\n", fate(name).unwrap());
+        let document = include_str!("../../docs/configuration.md");
+        let options: String = OPTIONS.iter().map(option).collect();
+        let gone: String = GONE.iter().map(gone).collect();
+        for (head, rows) in [
+            ("| option | default | takes | meaning |\n|---|---|---|---|\n", options),
+            ("| option | what became of it |\n|---|---|\n", gone),
+        ] {
+            assert!(document.contains(&format!("{head}{rows}\n")), "it should have:\n{head}{rows}");
+        }
+    }
+
+    #[test]
+    fn no_name_is_both_there_and_gone() {
+        assert!(GONE.iter().all(|(name, _)| OptionSpec::named(name).is_none()));
     }
 }

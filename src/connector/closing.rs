@@ -9,10 +9,13 @@ use super::volume::Closing;
 use super::volumes::Watch;
 use crate::thread::LONGEST_SYNC;
 
+/// How long `close` works on what is queued before it drops the rest.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
 impl Connector {
-    /// [`Connector::close_within`] the configured `drain_timeout_s`.
+    /// [`Connector::close_within`] 5 s.
     pub fn close(&self) -> Shutdown {
-        self.close_within(self.config.drain_timeout)
+        self.close_within(DRAIN_TIMEOUT)
     }
 
     /// Takes nothing new, works on what is queued for at most `drain_timeout`, waits for what is in the kernel, notes

@@ -7,6 +7,7 @@ use crate::engine::posix::PosixEngine;
 use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
+use crate::store::DRIVE_DEPTH;
 
 /// Most threads that read and write, of all reactors together: a container's limit on processes has room for them.
 const MOST_THREADS: usize = 128;
@@ -19,7 +20,7 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
             path: config.path().to_owned(),
             source,
         })?;
-        UringEngine::new(config.queue_depth, waker)?;
+        UringEngine::new(config.tuning.queue_depth.unwrap_or(DRIVE_DEPTH), waker)?;
     }
     Ok(())
 }
@@ -28,7 +29,7 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
 pub(super) fn maker(
     config: &Config,
 ) -> impl FnMut(usize, Arc<Waker>) -> Result<Box<dyn Engine>, EngineError> + Send + 'static {
-    let (choice, registered_files) = (config.engine, config.registered_files);
+    let (choice, registered_files) = (config.engine, config.tuning.registered_files);
     let reactors = config.io_threads * config.paths.len();
     // Loads and stores of one reactor have two threads each at least.
     let most_threads = (MOST_THREADS / reactors).max(4);

@@ -143,7 +143,7 @@ impl Home {
     pub(super) fn budget(&self, config: &Config) -> Budget {
         let budget = Budget::new(config.capacity_bytes());
         match self {
-            Self::Directory(directory) => budget.with_floor(directory, config.min_free),
+            Self::Directory(directory) => budget.with_floor(directory, config.min_free_bytes),
             Self::Device(_) => budget,
         }
     }

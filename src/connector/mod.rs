@@ -2,6 +2,7 @@
 
 mod closing;
 mod engines;
+mod format_device;
 mod home;
 mod joining;
 mod path_names;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+pub use format_device::format_device;
 use joining::{Absent, Joined, leave_out, open_all};
 pub use shutdown::Shutdown;
 use volume::Volume;
@@ -100,7 +102,7 @@ impl Connector {
         // Last: an open that fails leaves no data file behind.
         volumes.all().iter().for_each(|volume| volume.shared.cache.prepare_growth());
         let backlog = Backlog::new(Amount {
-            operations: config.set_queue_operations,
+            operations: config.tuning.set_queue_operations,
             bytes: config.set_queue_bytes,
         });
         Ok(Self {

@@ -71,6 +71,7 @@ impl Connector {
     fn path_stats(&self, volume: &Volume, is_live: bool, is_owner: bool) -> PathStats {
         let shared = &volume.shared;
         let (index, geometry) = (&shared.cache.index, shared.cache.store.geometry());
+        let (queue_depth, max_in_flight_bytes) = shared.device_limits();
         let usage = if is_owner { shared.cache.store.usage() } else { StoreUsage::default() };
         let (leased_bytes, pinned_bytes) = match is_owner {
             true => index.guarded_bytes(),
@@ -99,6 +100,8 @@ impl Connector {
             used_bytes: volume.budget.used_bytes(),
             data_files: usage.data_files,
             shared_bytes: usage.shared_bytes,
+            queue_depth: queue_depth as u64,
+            max_in_flight_bytes,
             discarded_at_open: volume.recovery.discarded(),
             leased_bytes,
             pinned_bytes,

@@ -3,7 +3,7 @@
 use std::iter::repeat_n;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Connector;
 use crate::backlog::Amount;
@@ -72,8 +72,8 @@ impl Connector {
     /// replaced, and readers see the old chunk or the new one, whole. The completion is `ok` if every key was stored. A chunk
     /// that is longer than the store takes fails alone.
     ///
-    /// A batch past `set_queue_bytes` or `set_queue_operations` is answered at once: not `ok`, "queue full". Only with
-    /// `backpressure` "block" does this call wait, for `backpressure_timeout_ms` at most.
+    /// A batch past `set_queue_bytes`, or past 131,072 keys that are not answered yet, is answered at once: not `ok`, "queue
+    /// full".
     ///
     /// # Errors
     /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, a key is too long, or a chunk is empty.
@@ -83,7 +83,7 @@ impl Connector {
         buffers: &[CallerBuffer],
         keep_alive: KeepAlive,
     ) -> Result<u64, SubmitError> {
-        let mut gate = self.enter(keys)?;
+        let _gate = self.enter(keys)?;
         check_counts(keys.len(), buffers.len())?;
         if let Some(position) = buffers.iter().position(|buffer| buffer.length_bytes() == 0) {
             return Err(SubmitError::EmptyChunk { position });
@@ -97,14 +97,7 @@ impl Connector {
             operations: keys.len() as u64,
             bytes: lengths.filter(|length_bytes| *length_bytes <= limit_bytes).sum(),
         };
-        let config = &self.config;
-        let mut admitted = self.backlog.admit(wanted, Duration::ZERO);
-        if admitted.is_none() && config.blocks {
-            // Not with the gate: close() and other submits would wait as well.
-            drop(gate);
-            admitted = self.backlog.admit(wanted, config.backpressure_timeout);
-            gate = self.enter(keys)?;
-        }
+        let admitted = self.backlog.admit(wanted);
         // The last key takes the share itself, so that none outlives the answers.
         let Some(shares) = admitted.map(|share| repeat_n(Arc::new(share), keys.len())) else {
             return Ok(self.reject_full(keys.len(), keep_alive));
@@ -151,7 +144,6 @@ impl Connector {
         }
         spreads.push();
         self.completions.announce();
-        drop(gate);
         Ok(future_id)
     }
 
@@ -233,9 +225,12 @@ impl Connector {
         counters.set_rejected_queue_full.add(keys as u64);
         let (queued, config) = (self.backlog.queued(), &self.config);
         let error = format!(
-            "queue full: {} SETs of {} bytes are under way, the limits are set_queue_operations = {} and \
-             set_queue_bytes = {}; store more slowly or raise them",
-            queued.operations, queued.bytes, config.set_queue_operations, config.set_queue_bytes
+            "queue full: {} SETs of {} bytes are under way, the limits are {} SETs and set_queue_bytes = {}; store more \
+             slowly, or raise set_queue_bytes",
+            queued.operations,
+            queued.bytes,
+            config.tuning.set_queue_operations,
+            config.set_queue_bytes
         );
         self.complete(Completion {
             future_id: self.future_id(),
@@ -275,7 +270,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().to_str().unwrap();
         let connector = Connector::open(Config::new(path, 64 << 20).unwrap()).unwrap();
-        let share = connector.backlog.admit(Amount { operations: 1, bytes: 1 }, Duration::ZERO);
+        let share = connector.backlog.admit(Amount { operations: 1, bytes: 1 });
         let mut byte = 0;
         let key: Arc<str> = "k".into();
         let mut items = Batch::start(7, 1, Box::new(()), &connector.completions);

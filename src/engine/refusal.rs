@@ -120,11 +120,11 @@ fn explain(errno: Option<i32>, facts: &Facts) -> (String, String) {
             // Kernels charged rings to it before 5.12, and do so again.
             Some(bytes) => (
                 format!("no memory for rings, which count against RLIMIT_MEMLOCK: {bytes} bytes"),
-                "raise it (ulimit -l, LimitMEMLOCK=, --ulimit memlock), or lower queue_depth or io_threads",
+                "raise it (ulimit -l, LimitMEMLOCK=, --ulimit memlock), or lower io_threads",
             ),
             None => (
                 "no memory for rings".into(),
-                "raise the memory limit of the process or its container, or lower queue_depth or io_threads",
+                "raise the memory limit of the process or its container, or lower io_threads",
             ),
         },
         Some(libc::EMFILE | libc::ENFILE) => {

@@ -21,6 +21,7 @@ mod get;
 mod health;
 mod lanes;
 mod latency;
+mod limits;
 mod operation;
 mod operations;
 mod piece;
@@ -45,7 +46,6 @@ pub(crate) use operation::Operation;
 pub(crate) use record_writer::{RecordWriter, WriterEnd};
 pub(crate) use shared::Shared;
 
-use crate::config::Config;
 use crate::engine::{Engine, EngineError, Reaped, Waker};
 use crate::error::OpenError;
 use crate::index::Suspect;
@@ -56,10 +56,6 @@ use operations::{CHECKSUM_TURN_BYTES, Operations};
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Most bytes in the device at a time, of loads and of stores: a bound on bounce memory. Drives need less; virtual disks that
-/// answer all that they have at once go up to it (48 MiB gave 2 to 4 % more than 32 MiB, 64 MiB nothing beyond).
-const MAX_IN_FLIGHT_BYTES: u64 = 48 << 20;
 
 /// From so many bytes to be summed up on, what comes back is followed by the next transfers first: fewer cost less time than
 /// asking the kernel once more.
@@ -177,30 +173,14 @@ where
     }
 }
 
-/// Most of the capacity that SETs have in the device at a time, all reactors together: what is being written cannot make
-/// room for others.
-const SET_PART: u64 = 8;
-
 /// Most transfers that one reactor has in the device: loads, and as many stores.
 fn transfers_of(shared: &Shared) -> usize {
-    2 * limits_of(&shared.cache.config, shared.lanes.len()).queue_depth
+    2 * limits_of(shared).queue_depth
 }
 
-/// What one of `reactors` gets of the bounds that hold for all of them.
-fn limits_of(config: &Config, reactors: usize) -> Limits {
-    let share = |bytes: u64| (bytes / reactors as u64).max(1);
-    let sets = |bytes: u64| share(bytes.min(config.capacity_bytes() / SET_PART));
-    Limits {
-        queue_depth: (config.queue_depth / reactors).max(1),
-        max_io_bytes: config.max_io_bytes,
-        max_in_flight_bytes: share(MAX_IN_FLIGHT_BYTES),
-        set_in_flight_bytes: sets(config.set_in_flight_bytes),
-        set_in_flight_between_loads_bytes: sets(config.set_in_flight_between_loads_bytes),
-        // 0 has a meaning of its own, also for each of them.
-        set_in_flight_while_loading_bytes: config.set_in_flight_while_loading_bytes
-            / reactors as u64,
-        set_max_wait: config.set_max_wait,
-    }
+/// What one reactor gets of the bounds of its path.
+fn limits_of(shared: &Shared) -> Limits {
+    limits::of_reactor(&shared.cache.config, shared.device_limits(), shared.lanes.len())
 }
 
 struct Reactor<E: Engine> {
@@ -213,7 +193,7 @@ struct Reactor<E: Engine> {
 
 impl<E: Engine> Reactor<E> {
     fn new(number: usize, shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
-        let mut limits = limits_of(&shared.cache.config, shared.lanes.len());
+        let mut limits = limits_of(&shared);
         // Half for loads, half for stores.
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
         let operations = Operations::new(number, limits, transfers_of(&shared), suspects);
@@ -352,34 +332,5 @@ impl<E: Engine> Reactor<E> {
         self.shared.completions.announce();
         self.shared.cache.records().announce_changes();
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reactors_share_the_bounds_of_the_device() {
-        let mut config = Config::new("/somewhere", 1 << 30).unwrap();
-        config.queue_depth = 40;
-        config.max_io_bytes = 123 << 10;
-        config.set_in_flight_bytes = 24 << 20;
-        config.set_in_flight_between_loads_bytes = 12 << 20;
-        config.set_in_flight_while_loading_bytes = 4 << 20;
-        config.set_max_wait = Duration::from_millis(77);
-        let limits = limits_of(&config, 4);
-        assert_eq!((limits.queue_depth, limits.max_io_bytes), (10, 123 << 10));
-        assert_eq!(limits.max_in_flight_bytes, 12 << 20);
-        assert_eq!(limits.set_in_flight_bytes, 6 << 20);
-        assert_eq!(limits.set_in_flight_between_loads_bytes, 3 << 20);
-        assert_eq!(limits.set_in_flight_while_loading_bytes, 1 << 20);
-        assert_eq!(limits.set_max_wait, Duration::from_millis(77));
-
-        config.queue_depth = 3;
-        config.set_in_flight_while_loading_bytes = 0;
-        let limits = limits_of(&config, 4);
-        assert_eq!(limits.queue_depth, 1, "each has something to do");
-        assert_eq!(limits.set_in_flight_while_loading_bytes, 0, "SETs wait for loads");
     }
 }

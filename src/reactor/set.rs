@@ -167,7 +167,7 @@ impl Operations {
     pub(super) fn is_set_done(&mut self, id: usize, shared: &Shared) -> bool {
         let cache = &shared.cache;
         let is_persistent = cache.config.durability == Durability::Persistent;
-        let most_retries = cache.config.persistent_max_retries;
+        let most_retries = cache.config.tuning.persistent_max_retries;
         let active = &mut self.active[id];
         let retries = active.retries;
         let Operation::Set(set) = &mut active.operation else { return true };
@@ -220,7 +220,7 @@ impl Operations {
 
     /// Goes on with members of the group that are through with it.
     pub(super) fn end_grouped(&mut self, shared: &Shared) {
-        let most_retries = shared.cache.config.persistent_max_retries;
+        let most_retries = shared.cache.config.tuning.persistent_max_retries;
         while let Some((id, end)) = self.commit.next_ended() {
             self.active[id].failure = match end {
                 MemberEnd::WriteAgain if self.active[id].retries < most_retries => {

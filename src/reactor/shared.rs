@@ -8,6 +8,7 @@ use super::answers::Answers;
 use super::health::Health;
 use super::lanes::{Lane, Spread};
 use super::latency::Latencies;
+use super::limits;
 use crate::cache::Cache;
 use crate::completion::CompletionQueue;
 use crate::engine::Waker;
@@ -60,6 +61,13 @@ impl Shared {
     /// Spreads a batch of `expected` operations of `class` over the reactors.
     pub(crate) fn spread(&self, class: Class, expected: usize) -> Spread {
         Spread::new(&self.lanes, class, expected)
+    }
+
+    /// Most transfers of loads, and as many of stores, in the device of this path, and most bytes of either.
+    pub(crate) fn device_limits(&self) -> (usize, u64) {
+        let cache = &self.cache;
+        let drives_depth = cache.store.geometry().queue_depth;
+        limits::of_device(&cache.config, drives_depth, cache.path_count())
     }
 
     /// Hands a batch's operations to the reactors.

@@ -5,9 +5,10 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::device::ioctl;
+use super::drives::queue_depth;
 use crate::block::BLOCK_BYTES;
 
 /// Alignment taken where the kernel does not tell: no device in use asks for more.
@@ -30,6 +31,8 @@ pub struct Geometry {
     pub optimal_io_bytes: Option<u64>,
     /// Smallest unit that it discards; none where it discards nothing.
     pub discard_granularity_bytes: Option<u64>,
+    /// Transfers that the drives below take at a time.
+    pub queue_depth: usize,
 }
 
 impl Geometry {
@@ -83,6 +86,7 @@ impl Geometry {
             discard_granularity_bytes: queue("discard_max_bytes")
                 .filter(|most| *most > 0)
                 .and_then(|_| queue("discard_granularity")),
+            queue_depth: queue_depth(Path::new(&sysfs_directory(number))),
             ..self
         })
     }

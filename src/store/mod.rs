@@ -4,6 +4,7 @@ pub(crate) mod allocator;
 pub(crate) mod chunk_files;
 pub(crate) mod data_files;
 pub(crate) mod device;
+mod drives;
 pub(crate) mod fiemap;
 mod geometry;
 mod sizes;
@@ -13,6 +14,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+pub(crate) use drives::DRIVE_DEPTH;
 pub use geometry::Geometry;
 pub(crate) use sizes::{IndexShare, index_share_bytes};
 

@@ -139,7 +139,7 @@ impl Session {
     pub(crate) fn apply(&self, config: &mut Config) {
         config.eviction = self.eviction;
         config.durability = self.durability;
-        (config.low_watermark, config.high_watermark) = self.watermarks;
+        (config.tuning.low_watermark, config.tuning.high_watermark) = self.watermarks;
         config.lease_s = self.lease_s;
         config.ttl = self.ttl;
         config.quotas = QUOTAS.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec();

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvring
+from benches.compare.tuning import tuned
 from tests.python.conftest import MIB, Client, make_key, pattern
 
 CONTENT = pattern(10_000, 1)
@@ -18,7 +19,8 @@ KEYS = [make_key(number) for number in range(10)]
 def test_a_key_is_stored_at_the_nth_time(
     open_client: Callable[..., Client], admit_after: int
 ) -> None:
-    client = open_client(admit="second_use", admit_after=admit_after)
+    with tuned(admit_after=admit_after):
+        client = open_client(admit="second_use")
     for _ in range(admit_after - 1):
         assert client.exists(KEYS) == [False] * 10
         client.store(dict.fromkeys(KEYS, CONTENT))
@@ -116,8 +118,6 @@ def test_past_the_write_budget_no_stale_bytes_are_left(open_client: Callable[...
     ("name", "value", "shown"),
     [
         ("admit", "never", "'never'"),
-        ("admit_after", 1, "1"),
-        ("admit_after", 256, "256"),
         ("write_budget", "1MiB", "'1MiB'"),
         ("write_budget", "none", "'none'"),
     ],

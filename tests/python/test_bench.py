@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import kvring
+from benches.compare.tuning import tuned
 from kvring._native import LoadPlan, LoadRun, load_options
 from kvring.cli import main
 from kvring.cli.machine import file_system
@@ -150,26 +151,18 @@ def test_output_goes_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 def test_options_reach_the_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    result = bench_json(
-        capsys,
-        tmp_path,
-        *SMALL,
-        "--rw=write",
-        "--capacity=64MiB",
-        "--durability=persistent",
-        "--checksum=off",
-        "--layout=extents",
-        "--engine=io_uring",
-        "--option=max_io_bytes=4KiB",
-        "--option=queue_depth=8",
-        "--align=1",
+    arguments = (
+        *("--rw=write", "--capacity=64MiB", "--durability=persistent", "--checksum=off"),
+        *("--layout=extents", "--engine=io_uring", "--option=io_threads=2", "--align=1"),
     )
+    with tuned(max_io_bytes=4096, queue_depth=8):
+        result = bench_json(capsys, tmp_path, *SMALL, *arguments)
     store = result["store"]
     assert store["capacity_bytes"] == 64 * MIB
     assert store["syncs"] > 0
     assert store["transfers"] >= MIB // 4096
     assert store["bounced_bytes"] == MIB
-    assert result["store_options"]["max_io_bytes"] == "4KiB"
+    assert result["store_options"]["io_threads"] == "2"
 
 
 def test_jobs_lengths_and_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -219,9 +212,9 @@ def test_every_option_is_a_flag_and_in_the_help(capsys: pytest.CaptureFixture[st
         (("--checksum=md5",), ["'md5'", "crc64nvme"]),
         (("--checksum=off", "--rw=randrw"), ["checksum = off", "use checksum = crc64nvme"]),
         (("--durability=always",), ["'always'", "best_effort"]),
-        (("--option=queue_depth=0",), ["'0'", "4096"]),
-        (("--option=queue_depht=1",), ["'queue_depht'", "queue_depth"]),
-        (("--option=queue_depth",), ["'queue_depth'", "NAME=VALUE"]),
+        (("--option=io_threads=0",), ["'0'", "64"]),
+        (("--option=io_thread=1",), ["'io_thread'", "io_threads"]),
+        (("--option=io_threads",), ["'io_threads'", "NAME=VALUE"]),
         (("--option=path=/tmp",), ["--path"]),
         (("--option=checksum=off",), ["--checksum"]),
         (("--output=/nowhere/at/all",), ["'/nowhere/at/all'", "existing directory"]),
@@ -262,14 +255,15 @@ def test_failed_sets_are_counted_and_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     load = ("--rw=write", "--bs=1MiB", "--size=64MiB", "--iodepth=16", "--batch=1")
-    full = (*load, "--option", "set_queue_operations=4")
-    result = bench_json(capsys, tmp_path, *full, status=1)
+    with tuned(set_queue_operations=4):
+        result = bench_json(capsys, tmp_path, *load, status=1)
     failed = result["measured"]["classes"]["set"]["failed"]
     assert 0 < failed < 64
     assert result["errors"]["failed_keys"] == failed
     assert any("queue full" in message for message in result["errors"]["messages"])
     assert result["has_errors"]
-    assert bench(tmp_path, *full) == 1
+    with tuned(set_queue_operations=4):
+        assert bench(tmp_path, *load) == 1
     text = capsys.readouterr().out
     told = re.search(r"(\d+) keys failed", text)
     assert told is not None

@@ -143,7 +143,7 @@ def test_a_device_that_holds_something_stays_as_it_is(
         file.write(b"something of somebody")
     before = device.path.read_bytes()
     assert bench(device.path, "--erase-devices", *SMALL) == 1
-    assert "format: true" in capsys.readouterr().err
+    assert "kvring format" in capsys.readouterr().err
     assert device.path.read_bytes() == before
     with device.path.open("r+b") as file:
         file.write(bytes(4096))
@@ -152,7 +152,7 @@ def test_a_device_that_holds_something_stays_as_it_is(
         assert bench(device.path, "--erase-devices", *SMALL) == 2
     assert "holds a store" in capsys.readouterr().err
     before = device.path.read_bytes()
-    assert bench(device.path, "--erase-devices", "--option=format=true", *SMALL) == 2
+    assert bench(device.path, "--erase-devices", *SMALL) == 2
     assert "holds a store" in capsys.readouterr().err
     assert device.path.read_bytes() == before
 

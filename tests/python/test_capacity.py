@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import kvring
+from benches.compare.tuning import tuned
 from tests.python.conftest import (
     KIB,
     MIB,
@@ -112,7 +113,8 @@ def test_many_small_chunks_count_with_their_index(
 
 
 def test_a_full_store_makes_room(open_client: Callable[..., Client]) -> None:
-    client = open_client(SMALL_BYTES, high_watermark=1, low_watermark=1)
+    with tuned(low_watermark=1, high_watermark=1):
+        client = open_client(SMALL_BYTES)
     content = pattern(MIB, 1)
     keys = [make_key(number) for number in range(40)]
     client.store(dict.fromkeys(keys, content))

@@ -38,16 +38,16 @@ def submit_many(client: Client, memory: list[memoryview | bytearray]) -> int:
     return 2 * len(memory)
 
 
-@pytest.mark.parametrize("drain_timeout_s", [0, 0.2, 5])
+@pytest.mark.parametrize("timeout_s", [0, 0.2, 5])
 @pytest.mark.parametrize("shift_bytes", [0, 1])
 def test_no_buffer_is_written_after_close(
-    open_client: Callable[..., Client], drain_timeout_s: float, shift_bytes: int
+    open_client: Callable[..., Client], timeout_s: float, shift_bytes: int
 ) -> None:
-    client = open_client(drain_timeout_s=drain_timeout_s)
+    client = open_client()
     memory: list[memoryview | bytearray] = [make_memory(MIB, shift_bytes) for _ in range(500)]
     assert submit_many(client, memory) == 1000
     assert client.stat("in_flight") > 0
-    client.connector.close()
+    client.connector.close(timeout_s)
     assert client.stat("in_flight") == 0
     for one in memory:
         one[:] = POISON
@@ -55,15 +55,13 @@ def test_no_buffer_is_written_after_close(
     assert all(bytes(one) == POISON for one in memory)
 
 
-@pytest.mark.parametrize("drain_timeout_s", [0, 5])
-def test_close_releases_all_memory(
-    open_client: Callable[..., Client], drain_timeout_s: float
-) -> None:
-    client = open_client(drain_timeout_s=drain_timeout_s)
+@pytest.mark.parametrize("timeout_s", [0, 5])
+def test_close_releases_all_memory(open_client: Callable[..., Client], timeout_s: float) -> None:
+    client = open_client()
     memory = [bytearray(MIB) for _ in range(500)]
     submit_many(client, list(memory))
     assert is_exported(memory[-1])
-    client.connector.close()
+    client.connector.close(timeout_s)
     assert not any(is_exported(one) for one in memory)
 
 
@@ -75,14 +73,14 @@ def test_close_releases_the_memory_of_completions_that_nobody_took(client: Clien
     assert not is_exported(memory)
 
 
-def test_what_is_queued_at_close_is_finished_within_the_drain_timeout(
+def test_what_is_queued_at_close_is_finished_within_the_timeout(
     open_client: Callable[..., Client],
 ) -> None:
-    client = open_client(drain_timeout_s=HANG_DEADLINE_S)
+    client = open_client()
     chunks = {make_key(seed): pattern(MIB, seed) for seed in range(100)}
     for key, content in chunks.items():
         client.connector.submit_batch_set([key], [content])
-    client.connector.close()
+    client.connector.close(HANG_DEADLINE_S)
     assert client.stat("abandoned") == 0
     client = open_client()
     assert {key: client.load(key, MIB) for key in chunks} == chunks

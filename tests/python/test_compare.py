@@ -27,7 +27,6 @@ from benches.compare.peers import (
     Place,
     UnavailableError,
     bare_kvring_peer,
-    greatest_of,
 )
 from benches.compare.samples import (
     CPU,
@@ -105,18 +104,6 @@ def test_best_peer_has_the_greatest_median() -> None:
 )
 def test_sizes_are_named(size_bytes: int, text: str) -> None:
     assert size_text(size_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("allowed", "greatest"),
-    [
-        ("a multiple of 4096 from 4 KiB to 64 MiB", "64MiB"),
-        ("0 to 4096", "4096"),
-        ("any number of bytes", "1GiB"),
-    ],
-)
-def test_greatest_value_of_an_option(allowed: str, greatest: str) -> None:
-    assert greatest_of(allowed) == greatest
 
 
 def test_verdicts() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import kvring
 from benches.compare.block_devices import DeviceError, require
+from kvring.cli import main
 from tests.python.conftest import (
     BLOCK_BYTES,
     KIB,
@@ -99,15 +100,25 @@ def assert_is_there(device: LoopDevice) -> None:
 
 
 def assert_refused(device: LoopDevice, found: str) -> None:
-    """It is refused as it is, and formatted when that is asked for."""
+    """It is refused as it is, and holds a store after `kvring format`."""
     with untouched(device), pytest.raises(kvring.NotFormattedError) as refusal:
         open_store(device)
-    for part in (str(device.path), found, "format: true", "nothing was written"):
+    for part in (f"{device.path} holds", found, f"kvring format {device.path}", "nothing was"):
         assert part in str(refusal.value)
-    client = open_store(device, format=True)
-    client.store({"key": CONTENT})
-    client.connector.close()
+    assert main(["format", "--yes", str(device.path)]) == 0
+    make_store(device)
     assert_is_there(device)
+
+
+def assert_format_refused(
+    device: LoopDevice, capsys: pytest.CaptureFixture[str], told: str
+) -> None:
+    """Not even `kvring format --yes` writes to it."""
+    assert main(["format", "--yes", str(device.path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("kvring format: ")
+    assert told in printed.err
 
 
 def test_a_blank_device_is_formatted_without_being_asked(device: LoopDevice) -> None:
@@ -121,12 +132,59 @@ def test_a_blank_device_is_formatted_without_being_asked(device: LoopDevice) -> 
     assert read(device, TAIL_OFFSET, MIB) == bytes(MIB)
 
 
-def test_format_does_not_format_a_store(device: LoopDevice) -> None:
+def test_format_does_not_erase_a_store(
+    device: LoopDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_store(device)
-    for _ in range(2):
-        client = open_store(device, format=True)
-        assert client.load("key", len(CONTENT)) == CONTENT
-        client.connector.close()
+    with untouched(device):
+        assert_format_refused(device, capsys, "holds a kvring store")
+    assert_is_there(device)
+
+
+def test_format_says_what_it_found_and_asks(
+    device: LoopDevice, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(device, TAIL_OFFSET, b"\1" * 512)
+    found = f"{device.path} holds data of a kind that blkid does not know\n"
+    # Nobody can be asked.
+    with untouched(device):
+        assert main(["format", str(device.path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == found
+    assert "say --yes" in printed.err
+    # Somebody can, through a terminal.
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, encoding="ascii") as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        for answer in (b"no\n", b"y\n", b"\n"):
+            os.write(ours, answer)
+            with untouched(device):
+                assert main(["format", str(device.path)]) == 1
+            assert "is as it was" in capsys.readouterr().err
+        os.write(ours, b"yes\n")
+        assert main(["format", str(device.path)]) == 0
+    os.close(ours)
+    assert capsys.readouterr().out.startswith(found)
+    assert read(device, TAIL_OFFSET, MIB) == bytes(MIB)
+    make_store(device)
+    assert_is_there(device)
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-discard",)])
+def test_format_discards_unless_told_not_to(device: LoopDevice, flags: tuple[str, ...]) -> None:
+    write(device, 0, b"\1" * SIZE_BYTES)
+    assert main(["format", "--yes", *flags, str(device.path)]) == 0
+    between = b"\1" if flags else b"\0"
+    assert read(device, MIB, SIZE_BYTES - 2 * MIB) == between * (SIZE_BYTES - 2 * MIB)
+    assert read(device, 0, MIB) + read(device, TAIL_OFFSET, MIB) == bytes(2 * MIB)
+
+
+def test_format_takes_block_devices_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, told in ((tmp_path, "it is no block device"), ("/dev/null", "a character device")):
+        assert main(["format", "--yes", str(path)]) == 1
+        assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -192,7 +250,7 @@ def test_a_store_that_something_else_was_written_over_is_refused(device: LoopDev
 
 @pytest.mark.parametrize("places", [SUPERBLOCKS[:1], SUPERBLOCKS])
 def test_a_newer_version_is_refused_whatever_is_asked_for(
-    device: LoopDevice, places: tuple[int, ...]
+    device: LoopDevice, places: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_store(device)
     for offset in places:
@@ -201,38 +259,40 @@ def test_a_newer_version_is_refused_whatever_is_asked_for(
         # One that is whole says that the other is damaged.
         assert_is_there(device)
         return
-    for options in ({}, {"format": True}):
-        with untouched(device), pytest.raises(kvring.FormatError) as refusal:
-            open_store(device, **options)
-        assert f"{device.path} has format version 7" in str(refusal.value)
-        assert "up to 1" in str(refusal.value)
+    with untouched(device), pytest.raises(kvring.FormatError) as refusal:
+        open_store(device)
+    assert f"{device.path} has format version 7" in str(refusal.value)
+    assert "up to 1" in str(refusal.value)
+    with untouched(device):
+        assert_format_refused(device, capsys, "has format version 7")
 
 
 def test_a_mounted_device_is_refused_whatever_is_asked_for(
-    device: LoopDevice, tmp_path: Path
+    device: LoopDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("mkfs.ext4", "-q", "-F", device.path)
     mount_point = tmp_path / "mounted"
     mount_point.mkdir()
     run("mount", "-o", "ro,noload", device.path, mount_point)
     try:
-        for options in ({}, {"format": True}):
-            with untouched(device), pytest.raises(kvring.InUseError) as refusal:
-                open_store(device, **options)
-            assert f"a file system mounted at {mount_point}" in str(refusal.value)
+        with untouched(device), pytest.raises(kvring.InUseError) as refusal:
+            open_store(device)
+        assert f"a file system mounted at {mount_point}" in str(refusal.value)
+        with untouched(device):
+            assert_format_refused(device, capsys, f"a file system mounted at {mount_point}")
     finally:
         run("umount", mount_point)
     assert_refused(device, "ext4")
 
 
 def test_an_open_store_cannot_be_mounted_or_opened_again(
-    device: LoopDevice, tmp_path: Path
+    device: LoopDevice, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = open_store(device)
     try:
-        for options in ({}, {"format": True}):
-            with pytest.raises(kvring.InUseError, match=f"process {os.getpid()} on host"):
-                open_store(device, **options)
+        with pytest.raises(kvring.InUseError, match=f"process {os.getpid()} on host"):
+            open_store(device)
+        assert_format_refused(device, capsys, f"process {os.getpid()} on host")
         with pytest.raises(OSError, match="busy"):
             os.close(os.open(device.path, os.O_RDWR | os.O_EXCL))
     finally:
@@ -241,23 +301,27 @@ def test_an_open_store_cannot_be_mounted_or_opened_again(
     assert_store_is_empty(device)
 
 
-def test_a_read_only_device_is_refused(device: LoopDevice) -> None:
+def test_a_read_only_device_is_refused(
+    device: LoopDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("blockdev", "--setro", device.path)
     try:
-        for options in ({}, {"format": True}):
-            with untouched(device), pytest.raises(kvring.ConfigError, match="it is read-only"):
-                open_store(device, **options)
+        with untouched(device), pytest.raises(kvring.ConfigError, match="it is read-only"):
+            open_store(device)
+        assert_format_refused(device, capsys, "it is read-only")
     finally:
         run("blockdev", "--setrw", device.path)
 
 
-def test_a_device_that_is_too_small_is_refused(tmp_path: Path) -> None:
-    with bare_loop_device(tmp_path, 32 * MIB - 4096) as device:
-        for options in ({}, {"format": True}):
-            with untouched(device), pytest.raises(kvring.ConfigError) as refusal:
-                open_store(device, **options)
-            assert str(32 * MIB - 4096) in str(refusal.value)
-            assert str(32 * MIB) in str(refusal.value)
+def test_a_device_that_is_too_small_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bare_loop_device(tmp_path, 32 * MIB - 4096) as device, untouched(device):
+        with pytest.raises(kvring.ConfigError) as refusal:
+            open_store(device)
+        assert str(32 * MIB - 4096) in str(refusal.value)
+        assert str(32 * MIB) in str(refusal.value)
+        assert_format_refused(device, capsys, f"at least {32 * MIB} are needed")
 
 
 def test_the_smallest_device_holds_a_store(tmp_path: Path) -> None:
@@ -291,7 +355,6 @@ def test_two_damaged_superblocks_are_refused(device: LoopDevice) -> None:
 def test_a_damaged_index_costs_the_hits(device: LoopDevice) -> None:
     # The header; how long it is; a record.
     for offset, reset in ((0, "not a kvring index"), (1024, "length"), (4096 + 100, None)):
-        open_store(device, format=True).connector.close()
         make_store(device)
         index = read(device, INDEX_OFFSET + 4096, MIB)
         used = next(slot for slot in range(4096) if index[slot * 256 + 12])
@@ -319,7 +382,8 @@ def test_records_of_an_earlier_store_do_not_come_back(device: LoopDevice, tmp_pa
     client.connector.close()
     for place in SUPERBLOCKS:
         write(device, place, b"\xff" * BLOCK_BYTES)
-    client = open_store(device, format=True, discard="never")
+    assert main(["format", "--yes", "--no-discard", str(device.path)]) == 0
+    client = open_store(device, discard="never")
     assert client.exists(names) == [False] * len(names)
     new = [f"new {number:0300}" for number in range(2500)]
     for first in range(0, len(new), 500):
@@ -379,14 +443,16 @@ def test_an_index_that_cannot_be_read_costs_the_hits(device: LoopDevice) -> None
     cut(device, SIZE_BYTES)
 
 
-def test_a_head_that_cannot_be_read_is_refused(device: LoopDevice) -> None:
+def test_a_head_that_cannot_be_read_is_refused(
+    device: LoopDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_store(device)
     drop_caches(device)
     cut(device, 0)
-    # It may be readable at another moment: not even with `format`.
-    for options in ({}, {"format": True}):
-        with pytest.raises(OSError, match="cannot read both ends of"):
-            open_store(device, **options)
+    # It may be readable at another moment.
+    with pytest.raises(OSError, match="cannot read both ends of"):
+        open_store(device)
+    assert_format_refused(device, capsys, "cannot read both ends of")
     assert device.image.stat().st_size == 0, "nothing is written"
     cut(device, SIZE_BYTES)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import kvring
+from benches.compare.tuning import tuned
 from tests.python.conftest import (
     CAPACITY_BYTES,
     HANG_DEADLINE_S,
@@ -117,7 +118,7 @@ def assert_one_warning(log: str, *parts: str) -> None:
             [Refused(SETUP, errno.ENOSYS)],
             (f"a seccomp filter hides what Linux {os.uname().release} has", ALLOW),
         ),
-        ([Refused(SETUP, errno.ENOMEM)], ("no memory for rings", "queue_depth")),
+        ([Refused(SETUP, errno.ENOMEM)], ("no memory for rings", "lower io_threads")),
         ([Refused(SETUP, errno.EMFILE)], ("no descriptor is left", "RLIMIT_NOFILE")),
     ],
     ids=["docker", "enter", "hidden", "memory", "descriptors"],
@@ -131,7 +132,8 @@ def test_threads_take_the_place_of_a_refused_ring(
 
 
 def test_several_reactors_warn_once(store_directory: Path) -> None:
-    engine, log = run_refused(store_directory, DENIED_BY_DOCKER, "io_threads=3 queue_depth=6")
+    with tuned(queue_depth=6):
+        engine, log = run_refused(store_directory, DENIED_BY_DOCKER, "io_threads=3")
     assert engine == "posix (8 threads)"
     assert_one_warning(log)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 import kvring
+from benches.compare.tuning import tuned
 from tests.python.conftest import KIB, MIB, Client, make_key, pattern, run_child
 
 CAPACITY_BYTES = 16 * MIB
@@ -122,7 +123,8 @@ def test_room_is_made_ahead_of_need(
     open_client: Callable[..., Client], store_directory: Path, low: float, high: float
 ) -> None:
     """A store that is given the time never evicts in the way of a SET."""
-    client = open_client(CAPACITY_BYTES, low_watermark=low, high_watermark=high)
+    with tuned(low_watermark=low, high_watermark=high):
+        client = open_client(CAPACITY_BYTES)
 
     def share() -> float:
         return client.stat("allocated_bytes") / data_bytes(store_directory)
@@ -140,7 +142,8 @@ def test_room_is_made_ahead_of_need(
 
 
 def test_without_watermarks_a_set_makes_room_itself(open_client: Callable[..., Client]) -> None:
-    client = open_client(CAPACITY_BYTES, low_watermark=1, high_watermark=1)
+    with tuned(low_watermark=1, high_watermark=1):
+        client = open_client(CAPACITY_BYTES)
     for number in range(2 * ROOM_CHUNKS):
         client.store({make_key(number): CONTENT})
     assert client.stat("evicted") >= client.stat("evicted_in_the_way") > ROOM_CHUNKS // 2

@@ -49,7 +49,7 @@ LIVES = [(layout, engine) for layout in ("extents", "files") for engine in ("io_
 
 def live(path: str, layout: str, engine: str) -> None:
     """Fill a store; load from it, and close it, when the file system below has frozen."""
-    options: dict[str, Any] = {"layout": layout, "engine": engine, "drain_timeout_s": 1}
+    options: dict[str, Any] = {"layout": layout, "engine": engine}
     connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options)
     client = Client(connector)
     client.store({make_key(number): pattern(MIB, number) for number in range(HELD)})
@@ -62,13 +62,16 @@ def live(path: str, layout: str, engine: str) -> None:
         found = found and client.load(key, MIB) == pattern(MIB, number)
     print("loaded" if found else "missed", flush=True)
     sys.stdin.readline()
-    print("closed in order" if connector.close()["shutdown_clean"] else "closed", flush=True)
+    print(
+        "closed in order" if connector.close(timeout_s=1)["shutdown_clean"] else "closed",
+        flush=True,
+    )
     sys.stdin.readline()
 
 
 def change(path: str, layout: str, engine: str, closes: str) -> None:
     """Change what is stored when the file system has frozen; load the rest, and close."""
-    options: dict[str, Any] = {"layout": layout, "engine": engine, "drain_timeout_s": 1}
+    options: dict[str, Any] = {"layout": layout, "engine": engine}
     connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0, ttl=f"{TTL_S}s", **options)
     client = Client(connector)
     kept, deleted, expiring, more = (
@@ -99,7 +102,10 @@ def change(path: str, layout: str, engine: str, closes: str) -> None:
         results = [client.wait(future_id).results for future_id in removed]
         client.wait_all(stored)
         print("deleted" if results == [[True]] * len(removed) else results, flush=True)
-    print("closed in order" if connector.close()["shutdown_clean"] else "closed", flush=True)
+    print(
+        "closed in order" if connector.close(timeout_s=1)["shutdown_clean"] else "closed",
+        flush=True,
+    )
     sys.stdin.readline()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvring
+from benches.compare.tuning import tuned
 from tests.python.conftest import (
     ENGINE,
     LAYOUT,
@@ -131,9 +132,12 @@ def verify_in_little_memory(directory: str) -> None:
         return int(line.split()[1]) << 10
 
     before_bytes = peak_bytes()
-    budgets = dict.fromkeys(("set_in_flight_bytes", "set_in_flight_between_loads_bytes"), "4MiB")
-    options = {"engine": ENGINE, "layout": LAYOUT, "io_threads": 1, **budgets}
-    with kvring.Connector(directory, GIB, **options) as connector:
+    options = {"engine": ENGINE, "layout": LAYOUT, "io_threads": 1}
+    budgets = ("set_in_flight_bytes", "set_in_flight_between_loads_bytes")
+    with (
+        tuned(**dict.fromkeys(budgets, 4 * MIB)),
+        kvring.Connector(directory, GIB, **options) as connector,
+    ):
         assert connector.recovery["to_verify"] == 1
         client = Client(connector)
         client.wait_until(lambda: client.stat("verified_after_crash") == 1)

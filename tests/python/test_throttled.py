@@ -10,6 +10,7 @@ from subprocess import Popen
 import pytest
 
 import kvring
+from benches.compare.tuning import tuned
 from tests.python.conftest import (
     HANG_DEADLINE_S,
     KIB,
@@ -57,8 +58,8 @@ def throttle(group: Path, device: str, bytes_per_s: int) -> None:
 def live(group: str, device: str, index: str, engine: str) -> None:
     """Store chunks while one is being loaded, and say which is done first."""
     (Path(group) / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-    options = {"engine": engine, "io_threads": 1, "set_max_wait_ms": 200}
-    connector = kvring.Connector(device, "all", index_path=index, **options)
+    with tuned(set_max_wait_ms=200):
+        connector = kvring.Connector(device, "all", index_path=index, engine=engine, io_threads=1)
     client = Client(connector)
     content = pattern(LOADED_BYTES, 1)
     client.store({"loaded": content})

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from kvring import __version__
-from kvring.cli import bench, listing
+from kvring.cli import bench, formatting, listing
 
 __all__ = ["main"]
 
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"kvring {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     bench.add_parser(commands)
+    formatting.add_parser(commands)
     listing.add_parser(commands)
     parsed = parser.parse_args(arguments)
     try:

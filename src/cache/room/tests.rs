@@ -67,7 +67,7 @@ impl Still {
     fn new(eviction: Eviction, watermarks: (f64, f64)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut config = Config::new(directory.path().to_str().unwrap(), CAPACITY).unwrap();
-        (config.low_watermark, config.high_watermark) = watermarks;
+        (config.tuning.low_watermark, config.tuning.high_watermark) = watermarks;
         config.works_inline = true;
         (config.eviction, config.checksum, config.ttl) = (eviction, Checksum::Off, None);
         let budget = Arc::new(Budget::new(CAPACITY));
@@ -114,7 +114,7 @@ impl Still {
         let buffer = unsafe { CallerBuffer::new(self.memory.as_mut_ptr(), length) };
         let mut items = Batch::start(1, 1, Box::new(()), &self.completions);
         let amount = Amount { operations: 1, bytes: 1 };
-        let share = self.backlog.admit(amount, std::time::Duration::ZERO).unwrap();
+        let share = self.backlog.admit(amount).unwrap();
         let request = SetRequest {
             item: items.next().unwrap(),
             buffer,

@@ -66,22 +66,25 @@ pub(super) enum Preparation {
     Nothing,
     /// One of the two superblocks is to be written again.
     Repair,
-    /// It is to be formatted, whatever of this kind it holds.
-    Format(Option<String>),
+    /// It is to be formatted, or erased, and holds this.
+    Format(String),
 }
 
-/// What is to be done to the device; an error if it must not be formatted and holds no store.
-pub(super) fn preparation(found: &Content, config: &Config) -> Result<Preparation, OpenError> {
-    let path = config.path().to_owned();
-    let shown = path.display();
+/// What is to be done to the device that is to be opened, or else to be erased; an error if it must not be written to.
+pub(super) fn preparation(
+    found: &Content,
+    path: &Path,
+    is_opened: bool,
+) -> Result<Preparation, OpenError> {
+    let path = path.to_owned();
     let found = match found {
+        Content::Store { .. } if !is_opened => {
+            let source = io::Error::other(
+                "it holds a kvring store, which is opened as it is and never erased; if its chunks may go, zero its first MiB",
+            );
+            return Err(OpenError::Io { action: "format", path, source });
+        }
         Content::Store { is_whole, .. } => {
-            if config.format {
-                log::warn!(
-                    "{shown} holds a store already: it is opened, not formatted; take format out, or it will format \
-                     whatever is found under this name one day"
-                );
-            }
             return Ok(if *is_whole { Preparation::Nothing } else { Preparation::Repair });
         }
         Content::Newer(found) => {
@@ -97,7 +100,9 @@ pub(super) fn preparation(found: &Content, config: &Config) -> Result<Preparatio
         Content::Blank => match signature(&path) {
             Signature::Found(what) => what,
             // It is not there on every system; that both ends are zeros is told without it.
-            Signature::None | Signature::Unknown(_) => return Ok(Preparation::Format(None)),
+            Signature::None | Signature::Unknown(_) => {
+                return Ok(Preparation::Format("nothing: its first and last MiB are zeros".into()));
+            }
         },
         Content::Foreign => match signature(&path) {
             Signature::Found(what) => what,
@@ -105,10 +110,10 @@ pub(super) fn preparation(found: &Content, config: &Config) -> Result<Preparatio
             Signature::Unknown(why) => format!("data of unknown kind ({why})"),
         },
     };
-    match config.format {
-        true => Ok(Preparation::Format(Some(found))),
-        false => Err(OpenError::NotFormatted { path, found }),
+    if is_opened {
+        return Err(OpenError::NotFormatted { path, found });
     }
+    Ok(Preparation::Format(found))
 }
 
 /// The blocks from `start` to `end`, the last one perhaps in part.

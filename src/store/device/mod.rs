@@ -1,4 +1,4 @@
-//! A block device as the home of a store: found, claimed, and formatted if that is wanted or there is nothing on it.
+//! A block device as the home of a store: found, claimed, and formatted if there is nothing on it.
 //!
 //! Nothing is written to a device before all checks are passed.
 
@@ -22,7 +22,7 @@ pub(crate) use target::Target;
 use self::checks::{
     Preparation, check_capacity, check_device, preparation, read_blocks, tail_offset,
 };
-use self::contents::{Content, content};
+use self::contents::{Content, Signature, content, signature};
 use super::Geometry;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
@@ -59,6 +59,28 @@ impl Device {
         now_ms: u64,
         owner: impl Fn(&File, &Superblock) -> Option<Owner>,
     ) -> Result<Self, OpenError> {
+        let device = Self::claim(config, now_ms, owner, true)?;
+        if !device.is_new() {
+            device.check_index_place(config.index_path.is_some())?;
+            device.check_length()?;
+        }
+        Ok(device)
+    }
+
+    /// Claims the device that `config` names and checks that it may be erased: a store may not.
+    pub(crate) fn look_to_erase(
+        config: &Config,
+        owner: impl Fn(&File, &Superblock) -> Option<Owner>,
+    ) -> Result<Self, OpenError> {
+        Self::claim(config, 0, owner, false)
+    }
+
+    fn claim(
+        config: &Config,
+        now_ms: u64,
+        owner: impl Fn(&File, &Superblock) -> Option<Owner>,
+        is_opened: bool,
+    ) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
         let io_error = |action| {
             let path = path.clone();
@@ -85,7 +107,7 @@ impl Device {
             size_bytes,
         );
         let is_elsewhere = config.index_path.is_some();
-        let preparation = preparation(&found, config)?;
+        let preparation = preparation(&found, &path, is_opened)?;
         let superblock = match found {
             Content::Store { superblock, .. } => superblock,
             _ => {
@@ -93,7 +115,7 @@ impl Device {
                 Superblock::new(id, now_ms, size_bytes, is_elsewhere)
             }
         };
-        let device = Self {
+        Ok(Self {
             _closed_on_fork: closed_on_fork,
             file,
             files: Arc::clone(&config.files),
@@ -103,12 +125,7 @@ impl Device {
             size_bytes,
             superblock: Mutex::new(superblock),
             preparation,
-        };
-        if !device.is_new() {
-            device.check_index_place(is_elsewhere)?;
-            device.check_length()?;
-        }
-        Ok(device)
+        })
     }
 
     /// Formats it, or repairs what is damaged, if it needs that.
@@ -119,19 +136,33 @@ impl Device {
         match &self.preparation {
             Preparation::Nothing => {}
             Preparation::Repair => self.repair(),
-            Preparation::Format(holds) => {
-                if let Some(holds) = holds {
-                    let path = self.path.display();
-                    log::warn!("{path} holds {holds}: it is formatted, as format says");
-                }
-                self.format(discard).map_err(|source| OpenError::Io {
-                    action: "format",
-                    path: self.path.clone(),
-                    source,
-                })?;
-            }
+            Preparation::Format(_) => self.format(discard).map_err(self.format_error())?,
         }
         Ok(())
+    }
+
+    /// What it holds, if that is no store.
+    pub(crate) fn holds(&self) -> &str {
+        match &self.preparation {
+            Preparation::Format(found) => found,
+            Preparation::Nothing | Preparation::Repair => "a kvring store",
+        }
+    }
+
+    /// Makes it blank.
+    pub(crate) fn erase(&self, discards: bool) -> Result<(), OpenError> {
+        self.clear(discards).map_err(self.format_error())?;
+        match signature(&self.path) {
+            Signature::Found(left) => Err(OpenError::Unsuitable {
+                path: self.path.clone(),
+                reason: format!("{left} is still there, and not at its ends; wipe it (wipefs -a)"),
+            }),
+            Signature::None | Signature::Unknown(_) => Ok(()),
+        }
+    }
+
+    fn format_error(&self) -> impl FnOnce(io::Error) -> OpenError {
+        |source| OpenError::Io { action: "format", path: self.path.clone(), source }
     }
 
     /// As it was named.
@@ -223,18 +254,11 @@ impl Device {
 
     fn format(&self, discard: Discard) -> io::Result<()> {
         let superblock = self.superblock();
-        if discard != Discard::Never
-            && let Err(error) = self.discard(0, self.size_bytes)
-        {
-            log::info!("{} is not discarded: {error}", self.path.display());
-        }
-        // The superblock comes last: without it a device that was half formatted is no store.
-        self.write_zeros(0, HEAD_BYTES)?;
+        self.clear(discard != Discard::Never)?;
         if superblock.index_bytes > 0 {
             self.write_zeros(superblock.index_offset, BLOCK_BYTES)?;
         }
-        let tail = tail_offset(self.size_bytes);
-        self.write_zeros(tail, self.size_bytes - tail)?;
+        // It comes last: without it a device that was half formatted is no store.
         self.write_superblock(&superblock)?;
         log::info!(
             "{}: formatted as store {}, {} bytes of {} for data",
@@ -244,6 +268,16 @@ impl Device {
             self.size_bytes
         );
         Ok(())
+    }
+
+    /// Zeros its head and tail, and discards all of it before if it `discards`.
+    fn clear(&self, discards: bool) -> io::Result<()> {
+        if discards && let Err(error) = self.discard(0, self.size_bytes) {
+            log::info!("{} is not discarded: {error}", self.path.display());
+        }
+        self.write_zeros(0, HEAD_BYTES)?;
+        let tail = tail_offset(self.size_bytes);
+        self.write_zeros(tail, self.size_bytes - tail)
     }
 
     /// Writes a superblock that was there once only for the second time.
@@ -287,7 +321,7 @@ impl Device {
         Err(OpenError::Unsuitable {
             path: self.path.clone(),
             reason: format!(
-                "it was formatted for an index {place}; {way_out}, or, if what it holds may go, zero its first MiB and open it with format: true"
+                "it was formatted for an index {place}; {way_out}, or, if what it holds may go, zero its first MiB, and the next open formats it"
             ),
         })
     }

@@ -19,7 +19,7 @@ from benches.compare.block_devices import (
     require,
     temporary_directory,
 )
-from kvring._native import StoredChunks
+from kvring._native import StoredChunks, format_device
 from tests.python.conftest import (
     MIB,
     Client,
@@ -102,6 +102,7 @@ class Store:
                 yield most
             return
         self.path.write_bytes(FILLER * DEVICE_BYTES)
+        assert format_device(self.path, discard=False, agree=lambda _: True)
         most = [0]
         yield most
         most[0] = self._written_bytes()

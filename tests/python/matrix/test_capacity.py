@@ -49,7 +49,7 @@ def test_what_a_full_store_takes_stays_within_the_capacity(store: Store, evictio
     options: dict[str, Any] = {"eviction": eviction, "lease_s": 0}
     if store.is_device:
         # What it was full of before stays to be seen.
-        options |= {"discard": "never", "format": True}
+        options["discard"] = "never"
     with store.most_taken_bytes() as most:
         for life in range(2):
             client = store.open(**options)

@@ -1,0 +1,242 @@
+//! Kinds of values that options take. Each reads a value, and prints its bounds from the same numbers.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::unistd::{Uid, User};
+
+use super::nearest::nearest;
+use super::values::{
+    OptionValue, is_word, number, parse_size, size_text, text, whole, within, wrong_kind,
+};
+
+/// A kind of value.
+pub(super) trait Takes<T> {
+    /// Reads a value, or says why it does not fit.
+    fn read(&self, value: &OptionValue) -> Result<T, String>;
+    /// The values that fit.
+    fn range(&self) -> String;
+    /// A value as it would be given.
+    fn show(&self, value: &T) -> String;
+}
+
+/// A number of things, from one number to another.
+pub(super) struct Count(pub(super) u64, pub(super) u64);
+/// A number of bytes, or a string such as '500GiB'.
+pub(super) struct Size(pub(super) u64, pub(super) u64);
+/// A length of time: a number of seconds, or a string such as '7d' or '1h 30m'.
+pub(super) struct Time(pub(super) Duration, pub(super) Duration);
+/// One name of an enum.
+pub(super) struct OneOf;
+/// A path of a kind. As in a shell, `~` at its beginning is the home directory of this user and `~name` that of another.
+pub(super) struct PathName(pub(super) &'static str);
+/// Sizes by name.
+pub(super) struct SizesByName(pub(super) u64, pub(super) u64);
+/// A value, or several of them up to a number.
+pub(super) struct List<K>(pub(super) K, pub(super) usize);
+/// A word that stands for a value, or another value.
+pub(super) struct Or<T, K>(pub(super) &'static str, pub(super) fn() -> T, pub(super) K);
+/// A word that stands for none, or a value.
+pub(super) struct OrNone<K>(pub(super) &'static str, pub(super) K);
+
+/// An enum whose values have names.
+pub(super) trait Named: Copy + 'static {
+    const ALL: &'static [Self];
+    fn name(self) -> &'static str;
+}
+
+impl<T: TryFrom<u64> + Display> Takes<T> for Count {
+    fn read(&self, value: &OptionValue) -> Result<T, String> {
+        let count =
+            within(whole(value, "a whole number")?, self.0, self.1, |count| count.to_string())?;
+        T::try_from(count).map_err(|_| format!("{count} is too much"))
+    }
+
+    fn range(&self) -> String {
+        format!("{} to {}", self.0, self.1)
+    }
+
+    fn show(&self, value: &T) -> String {
+        value.to_string()
+    }
+}
+
+impl Takes<u64> for Size {
+    fn read(&self, value: &OptionValue) -> Result<u64, String> {
+        let size = match value {
+            OptionValue::Text(text) => parse_size(text)?,
+            _ => whole(value, "a whole number of bytes")?,
+        };
+        within(size, self.0, self.1, size_text)
+    }
+
+    fn range(&self) -> String {
+        let [least, most] = [self.0, self.1].map(|bytes| size_text(bytes.into()));
+        format!("a size such as '500GiB' from {least} to {most}")
+    }
+
+    fn show(&self, value: &u64) -> String {
+        size_text((*value).into()).replace(' ', "")
+    }
+}
+
+impl Takes<Duration> for Time {
+    fn read(&self, value: &OptionValue) -> Result<Duration, String> {
+        let unread = |error: &dyn Display| format!("it cannot be read: {error}");
+        let duration = match value {
+            OptionValue::Text(text) if text.trim().parse::<f64>().is_err() => {
+                humantime::parse_duration(text).map_err(|error| unread(&error))?
+            }
+            _ => Duration::try_from_secs_f64(number(value)?).map_err(|error| unread(&error))?,
+        };
+        if (self.0..=self.1).contains(&duration) {
+            Ok(duration)
+        } else {
+            Err("it is out of range".into())
+        }
+    }
+
+    fn range(&self) -> String {
+        let [least, most] = [self.0, self.1].map(time_text);
+        format!("seconds, or a string such as '7d' or '1h 30m', from {least} to {most}")
+    }
+
+    fn show(&self, value: &Duration) -> String {
+        time_text(*value)
+    }
+}
+
+impl<T: Named> Takes<T> for OneOf {
+    fn read(&self, value: &OptionValue) -> Result<T, String> {
+        let text = text(value)?;
+        let names = T::ALL.iter().map(|value| value.name());
+        T::ALL.iter().find(|value| value.name() == text).copied().ok_or_else(|| {
+            match nearest(text, names) {
+                Some(nearest) => {
+                    format!("it is not one of the choices; did you mean '{nearest}'?")
+                }
+                None => "it is not one of the choices".into(),
+            }
+        })
+    }
+
+    fn range(&self) -> String {
+        let names: Vec<_> = T::ALL.iter().map(|value| format!("'{}'", value.name())).collect();
+        let (last, others) = names.split_last().expect("an enum has values");
+        format!("{} or {last}", others.join(", "))
+    }
+
+    fn show(&self, value: &T) -> String {
+        value.name().into()
+    }
+}
+
+impl Takes<PathBuf> for PathName {
+    fn read(&self, value: &OptionValue) -> Result<PathBuf, String> {
+        let path = text(value)?;
+        if path.is_empty() {
+            return Err("it is empty".into());
+        }
+        let Some(rest) = path.strip_prefix('~') else { return Ok(path.into()) };
+        let (name, below) = rest.split_once('/').unwrap_or((rest, ""));
+        let home = match (name, std::env::var_os("HOME").filter(|home| !home.is_empty())) {
+            ("", Some(home)) => Ok(Some(PathBuf::from(home))),
+            ("", None) => User::from_uid(Uid::current()).map(|user| user.map(|user| user.dir)),
+            (name, _) => User::from_name(name).map(|user| user.map(|user| user.dir)),
+        };
+        match home {
+            Ok(Some(home)) if below.is_empty() => Ok(home),
+            Ok(Some(home)) => Ok(home.join(below.trim_start_matches('/'))),
+            _ => Err(format!("'~{name}' is no user with a home directory; write the path in full")),
+        }
+    }
+
+    fn range(&self) -> String {
+        format!("{} ('~' is the home directory)", self.0)
+    }
+
+    fn show(&self, value: &PathBuf) -> String {
+        value.display().to_string()
+    }
+}
+
+impl Takes<Vec<(String, u64)>> for SizesByName {
+    fn read(&self, value: &OptionValue) -> Result<Vec<(String, u64)>, String> {
+        let OptionValue::Map(values) = value else {
+            return Err(wrong_kind(value, "a mapping of names to sizes"));
+        };
+        let size = |(name, value): &(String, OptionValue)| {
+            let size = Size(self.0, self.1).read(value);
+            Ok((name.clone(), size.map_err(|reason| format!("'{name}': {reason}"))?))
+        };
+        values.iter().map(size).collect()
+    }
+
+    fn range(&self) -> String {
+        let [least, most] = [self.0, self.1].map(|bytes| size_text(bytes.into()));
+        format!("a mapping such as {{'model@salt': '10GiB'}}, each from {least} to {most}")
+    }
+
+    fn show(&self, value: &Vec<(String, u64)>) -> String {
+        format!("{value:?}")
+    }
+}
+
+impl<T, K: Takes<T>> Takes<Vec<T>> for List<K> {
+    fn read(&self, value: &OptionValue) -> Result<Vec<T>, String> {
+        let values = match value {
+            OptionValue::List(values) => values.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        match values.len() {
+            0 => Err("it is empty".into()),
+            count if count > self.1 => Err(format!("{count} are too many")),
+            _ => values.iter().map(|value| self.0.read(value)).collect(),
+        }
+    }
+
+    fn range(&self) -> String {
+        format!("{}, or a list of up to {} of these", self.0.range(), self.1)
+    }
+
+    fn show(&self, value: &Vec<T>) -> String {
+        value.iter().map(|value| self.0.show(value)).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl<T: PartialEq, K: Takes<T>> Takes<T> for Or<T, K> {
+    fn read(&self, value: &OptionValue) -> Result<T, String> {
+        if is_word(value, self.0) { Ok(self.1()) } else { self.2.read(value) }
+    }
+
+    fn range(&self) -> String {
+        format!("'{}' or {}", self.0, self.2.range())
+    }
+
+    fn show(&self, value: &T) -> String {
+        if *value == self.1() { self.0.into() } else { self.2.show(value) }
+    }
+}
+
+impl<T, K: Takes<T>> Takes<Option<T>> for OrNone<K> {
+    fn read(&self, value: &OptionValue) -> Result<Option<T>, String> {
+        if is_word(value, self.0) { Ok(None) } else { self.1.read(value).map(Some) }
+    }
+
+    fn range(&self) -> String {
+        format!("'{}' or {}", self.0, self.1.range())
+    }
+
+    fn show(&self, value: &Option<T>) -> String {
+        value.as_ref().map_or_else(|| self.0.into(), |value| self.1.show(value))
+    }
+}
+
+/// A length of time in the largest unit that it is a multiple of.
+fn time_text(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
+    let fits = units.into_iter().find(|(_, factor)| seconds.is_multiple_of(*factor));
+    fits.map_or_else(String::new, |(unit, factor)| format!("{}{unit}", seconds / factor))
+}

@@ -1,0 +1,34 @@
+//! Making a block device blank, so that the next open makes a store there.
+
+use std::path::Path;
+
+use crate::config::Config;
+use crate::error::OpenError;
+use crate::index::owner_on_device;
+use crate::store::device::{Device, Target};
+
+/// Erases the head and the tail of the block device at `path`, and all of it where it can be discarded and `discards`: the next
+/// open formats it. `agree` is told what the device holds, while nobody else can have it; nothing is written if it says no.
+/// Returns what it said.
+///
+/// # Errors
+/// `OpenError`: it is no block device, is in use, is read-only or too short, holds a store (which is never erased), cannot be
+/// read or written, or holds something that is not at its ends.
+pub fn format_device(
+    path: &Path,
+    discards: bool,
+    agree: impl FnOnce(&str) -> bool,
+) -> Result<bool, OpenError> {
+    if Target::of(path)? == Target::Directory {
+        let reason = "it is no block device, and only those are formatted".into();
+        return Err(OpenError::Unsuitable { path: path.to_owned(), reason });
+    }
+    let config = Config::of_device(path);
+    let owner = |file: &_, superblock: &_| owner_on_device(file, superblock, None);
+    let device = Device::look_to_erase(&config, owner)?;
+    let agreed = agree(device.holds());
+    if agreed {
+        device.erase(discards)?;
+    }
+    Ok(agreed)
+}
