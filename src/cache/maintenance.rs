@@ -1,5 +1,5 @@
-//! The thread that keeps house: it evicts ahead of need, gives back what has expired, and looks whether the files are where they
-//! belong.
+//! The maintenance thread: it evicts ahead of need, removes what has expired, has uses written, discards, and looks whether the files
+//! are where they belong.
 //!
 //! It works in slices and rests between them, so that what users wait for goes on beside it.
 

@@ -1,4 +1,4 @@
-//! Room for chunks: places within the capacity, made by evicting others.
+//! Room for a chunk: an extent within the capacity, a record and a share of the quota. Others are evicted for it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

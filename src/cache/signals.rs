@@ -1,4 +1,4 @@
-//! What those who need space tell the threads of a cache, and what they wait for.
+//! Signals between those that need space and the threads of a cache that make it: eviction and growth.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

@@ -1,4 +1,4 @@
-//! What a store is asked and told besides its chunks: prefixes, pins, namespaces, expiry, a check of everything.
+//! Administration of a store: prefixes, pins, namespaces, expiry, a check of everything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Who may go and who must stay: eviction, pins, admission.
+//! Which chunks may be evicted and which must stay: eviction, pins of users, admission.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! What is held: a map in RAM for every question, a index file of records for the next start.
+//! Which chunks are stored: a map in memory for every question, and an index file of records for the next start.
 
 mod changes;
 mod entries;

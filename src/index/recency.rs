@@ -1,5 +1,5 @@
-//! When chunks were used, and how often: known in memory at once, and written into their records behind that. The keeper has what was
-//! used written every few seconds. A kill loses what was not written.
+//! When chunks were used, and how often. It is known in memory at once. The maintenance thread has it written into the records every
+//! few seconds. A kill loses what was not written.
 
 use super::changes::Change;
 use super::lookup::Found;

@@ -1,4 +1,4 @@
-//! What goes over all keys: expiry, listing and purging a namespace, checking that everything fits.
+//! Passes over all keys: expiry, listing and purging a namespace, the check of everything.
 //!
 //! A shard is gone over some entries at a time, since others wait for its lock. What is to be read of their records may have to come
 //! from the disk first: that is waited for with no lock held, and then they are looked at again.

@@ -11,7 +11,7 @@
 //! A failed sync fails its group and is not tried again: the kernel may have dropped what it could not write, and a second
 //! sync would report success for it. So would the sync of the next group, and those of other reactors
 //! ([`failed_syncs`](super::failed_syncs)): a SET whose write had begun before the failure was seen is written once more, or
-//! fails with it if its record is on its direction already.
+//! fails with it if its record is on its way already.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::RawFd;

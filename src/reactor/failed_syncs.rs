@@ -3,7 +3,7 @@
 //! A sync that fails may have dropped whatever was written before it ended, in other files too where it was the device
 //! that could not flush; the next sync, by whichever reactor, reports success for it. So a chunk is durable only if no
 //! sync of the store failed between the start of its write and its own last sync, and that is known only when all those
-//! have come back that were under direction when that last one did.
+//! have come back that were under way when that last one did.
 
 use std::io;
 use std::sync::atomic::Ordering;

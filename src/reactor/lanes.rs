@@ -1,4 +1,4 @@
-//! The direction to each reactor: what is handed to it, and which one gets an operation: the one with the least to do before it.
+//! The lane to each reactor: the operations that are handed to it. An operation goes to the reactor with the least to do before it.
 //!
 //! Any reactor may get any operation. A SET has claimed its key, where later operations on the key wait until it is done, and a
 //! GET has opened its chunk.

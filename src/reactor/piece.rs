@@ -1,4 +1,4 @@
-//! One piece of a chunk on its direction between caller memory and disk.
+//! One piece of a chunk on its way between caller memory and disk.
 //!
 //! With O_DIRECT, whole blocks at an aligned address go in place; an unaligned tail goes through one bounce block in the
 //! same vectored transfer; an unaligned address goes through bounce memory altogether. Without O_DIRECT everything goes

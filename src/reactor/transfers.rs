@@ -1,4 +1,4 @@
-//! Between operations and the device: what the scheduler grants becomes pieces, and what comes back ends them.
+//! From operations to the device and back: a grant of the scheduler becomes a piece, and the result of a piece goes to its operation.
 
 use std::mem;
 use std::time::Instant;

@@ -1,5 +1,5 @@
 //! Chunks that are read in idle moments: those of an owner who did not close, and those in doubt because they could not be
-//! read. One at a time, so that little of it stands in the direction of what comes.
+//! read. One at a time, so that little of it stands in the way of loads and stores.
 //!
 //! One that cannot be read, and is not dropped for it, stays in the list. After it there is a pause, longer each time, as
 //! the device may be out for a while.
