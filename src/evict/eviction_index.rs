@@ -1,14 +1,14 @@
 //! The eviction index: the stored chunks in their order of eviction, by extent, and by namespace.
 //!
-//! One lock guards all three. Holders of a shard's lock take it last; only the allocator's comes after it. So a victim is chosen
-//! under this lock and evicted after its release: by then the chunk may be in use, or gone.
+//! One lock guards all three. It is taken after that of a shard; only the allocator's comes later. So a victim is chosen under
+//! this lock and evicted after its release: by then the chunk may be in use, or gone.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::extent_map::{ChunkRef, ExtentMap, Victim};
 use super::namespaces::{NamespaceId, NamespaceOf, NamespaceUsage, Namespaces};
-use super::pool::{Pool, PoolId, coldest_with};
+use super::pool::{ChunkPool, PoolId, coldest_with};
 use super::quotas::Quotas;
 use super::room_search::{Room, RoomSearch};
 use super::{ChunkNode, NodeId, Nodes};
@@ -27,10 +27,10 @@ pub(crate) struct EvictionIndex {
 
 pub(super) struct Inner {
     pub(super) nodes: Nodes,
-    pub(super) pools: Vec<Pool>,
+    pub(super) pools: Vec<ChunkPool>,
     pub(super) extents: ExtentMap,
     namespaces: Namespaces,
-    /// By number of the chunk, for those that an earlier owner stored: when it was used, or stored where the order is that of
+    /// Of chunks that an earlier owner stored, by number: when the chunk was used, or stored where the order is that of
     /// arrival.
     restored: Vec<Option<u64>>,
 }
@@ -39,10 +39,10 @@ impl EvictionIndex {
     /// Without chunks.
     pub(crate) fn new(policy: Eviction, quotas: &Quotas) -> Self {
         let mut namespaces = Namespaces::default();
-        let mut pools = vec![Pool::new(policy, None)];
+        let mut pools = vec![ChunkPool::new(policy, None)];
         for (name, quota) in &quotas.0 {
             namespaces.add_with_pool(name, pools.len() as PoolId);
-            pools.push(Pool::new(policy, Some(Arc::clone(quota))));
+            pools.push(ChunkPool::new(policy, Some(Arc::clone(quota))));
         }
         let (nodes, extents, restored) = (Nodes::default(), ExtentMap::default(), Vec::new());
         Self { inner: Mutex::new(Inner { nodes, pools, extents, namespaces, restored }) }
@@ -133,8 +133,8 @@ impl EvictionIndex {
         inner.drop_node(id, namespace);
     }
 
-    /// Goes on with a search for chunks whose eviction makes room at the lowest cost: a run of neighbours, or the coldest where
-    /// space need not be contiguous. One call looks at a bounded number of chunks.
+    /// Goes on with a search for chunks whose eviction makes room at the lowest cost: a run of neighbours, or the coldest
+    /// where space need not be contiguous. One call looks at a bounded number of chunks.
     pub(crate) fn for_room(
         &self,
         search: &mut RoomSearch,
@@ -200,8 +200,8 @@ impl EvictionIndex {
         }
     }
 
-    /// The coldest chunks of a pool with a quota that have `blocks` together, and how many they have. There are fewer if the pool has
-    /// no more that can be evicted, or if the search would take too long; the last value is true if there may be more.
+    /// The coldest chunks of a pool with a quota that have `blocks` together, and how many they have. They have fewer if no more
+    /// can be evicted, or if the search would take too long; the last value says that there may be more.
     pub(crate) fn coldest_of(&self, pool: PoolId, blocks: u64) -> (Vec<Victim>, u64, bool) {
         let mut inner = self.inner.lock();
         let Inner { nodes, pools, .. } = &mut *inner;
@@ -319,7 +319,7 @@ impl EvictionIndex {
 
 impl Inner {
     /// The pool of a chunk, and the nodes.
-    pub(super) fn pool_of(&mut self, id: NodeId) -> (&mut Pool, &mut Nodes) {
+    pub(super) fn pool_of(&mut self, id: NodeId) -> (&mut ChunkPool, &mut Nodes) {
         let pool = usize::from(self.nodes[id].pool);
         (&mut self.pools[pool], &mut self.nodes)
     }

@@ -50,8 +50,8 @@ pub(super) struct Window {
     pub(super) cost: u64,
 }
 
-/// A search through all extents in their order, from `first` to the end and from the start to `first`. It can be left off and
-/// gone on with; what changes in between is noticed when its run is evicted.
+/// A search through all extents in order, from `first` to the end and from the start to `first`. It can be left off and gone
+/// on with; what changes in between is noticed when its run is evicted.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     first: (u32, u32),
@@ -209,7 +209,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         Some(Window { chunks, cost })
     }
 
-    /// What lies before or after an extent, the nearest first: `missing` blocks, or less at an obstacle or where it is too many.
+    /// What lies before or after an extent, the nearest first: `missing` blocks, or less at an obstacle or after many segments.
     fn beside(
         &mut self,
         extent: Extent,

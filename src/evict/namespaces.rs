@@ -47,11 +47,11 @@ impl NamespaceUsage {
 #[derive(Default)]
 pub(super) struct Namespaces {
     by_fingerprint: HashMap<u64, NamespaceId>,
-    all: Slab<State>,
+    all: Slab<NamespaceState>,
 }
 
 #[derive(Default)]
-struct State {
+struct NamespaceState {
     fingerprint: u64,
     name: String,
     pool: PoolId,
@@ -70,7 +70,8 @@ impl Namespaces {
     }
 
     fn add(&mut self, fingerprint: u64, name: String) -> NamespaceId {
-        let id = self.all.insert(State { fingerprint, name, ..State::default() }) as NamespaceId;
+        let id = self.all.insert(NamespaceState { fingerprint, name, ..NamespaceState::default() })
+            as NamespaceId;
         self.by_fingerprint.insert(fingerprint, id);
         id
     }
@@ -121,7 +122,7 @@ impl Namespaces {
         &self,
         quota_bytes: impl Fn(PoolId) -> Option<u64>,
     ) -> Vec<(String, NamespaceUsage)> {
-        let usage = |(_, state): (usize, &State)| {
+        let usage = |(_, state): (usize, &NamespaceState)| {
             let quota_bytes = quota_bytes(state.pool);
             (state.name.clone(), NamespaceUsage { quota_bytes, ..state.usage })
         };
@@ -137,7 +138,7 @@ impl Namespaces {
         remembered: &HashMap<NamespaceId, u64>,
     ) -> Vec<String> {
         let mut problems = Vec::new();
-        for (id, State { name, usage, .. }) in &self.all {
+        for (id, NamespaceState { name, usage, .. }) in &self.all {
             let id = id as NamespaceId;
             let (keys, bytes) = stored.get(&id).copied().unwrap_or_default();
             let counted = (keys, bytes, remembered.get(&id).copied().unwrap_or_default());

@@ -19,9 +19,9 @@ pub(crate) trait Policy: Send {
     /// A chunk is stored no longer.
     fn remove(&mut self, nodes: &mut Nodes, id: NodeId);
 
-    /// Appends up to `count` chunks to `found`, in the order in which they would go. It removes none of them, but may reorder
-    /// those that it passes over (second chances). After many of these it stops with fewer chunks, or none; the next call
-    /// goes on from there.
+    /// Appends up to `count` chunks to `found`, in the order in which they would go. It removes none of them, but may
+    /// reorder those that it passes over (second chances). After many of these it stops with fewer chunks, or none; the
+    /// next call goes on from there.
     fn coldest(&mut self, nodes: &mut Nodes, count: usize, found: &mut Vec<NodeId>);
 
     /// Where a chunk is in the order: 0 goes first, 255 last. An estimate.

@@ -19,7 +19,7 @@ const MOST_COLDEST: usize = 1024;
 pub(crate) type PoolId = u16;
 
 /// The chunks of one namespace with a quota, or of all namespaces without.
-pub(super) struct Pool {
+pub(super) struct ChunkPool {
     pub(super) policy: Box<dyn Policy>,
     /// Blocks of its chunks, and of those being written.
     pub(super) blocks: u64,
@@ -32,7 +32,7 @@ pub(super) struct Pool {
     pub(super) excluded: BTreeSet<(u32, NodeId)>,
 }
 
-impl Pool {
+impl ChunkPool {
     pub(super) fn new(eviction: Eviction, quota: Option<Arc<Quota>>) -> Self {
         let (policy, excluded) = (eviction.policy(), BTreeSet::new());
         Self { policy, blocks: 0, chunks: 0, ordered_blocks: 0, quota, excluded }
@@ -121,8 +121,8 @@ impl Pool {
 }
 
 /// `count` chunks of the pools that go first, or a few more: of each pool in proportion to its chunks.
-pub(super) fn coldest(pools: &mut [Pool], nodes: &mut Nodes, count: usize) -> Vec<NodeId> {
-    let all: usize = pools.iter().map(Pool::ordered).sum();
+pub(super) fn coldest(pools: &mut [ChunkPool], nodes: &mut Nodes, count: usize) -> Vec<NodeId> {
+    let all: usize = pools.iter().map(ChunkPool::ordered).sum();
     let mut found = Vec::with_capacity(count.min(all));
     for pool in pools.iter_mut().filter(|pool| pool.ordered() > 0) {
         let share = (count * pool.ordered()).div_ceil(all);
@@ -131,10 +131,10 @@ pub(super) fn coldest(pools: &mut [Pool], nodes: &mut Nodes, count: usize) -> Ve
     found
 }
 
-/// The chunks of the pools that go first and have `blocks` together, and how many they have. They have fewer if there are no more
-/// such chunks, or more than one search may look for.
+/// The coldest chunks of the pools that have `blocks` together, and how many they have. They have fewer if there are no more
+/// chunks, or if it takes more than one search may return.
 pub(super) fn coldest_with(
-    pools: &mut [Pool],
+    pools: &mut [ChunkPool],
     nodes: &mut Nodes,
     blocks: u64,
 ) -> (Vec<NodeId>, u64) {

@@ -3,7 +3,7 @@
 use super::NodeId;
 use super::eviction_index::Inner;
 use super::extent_map::{Scan, Search, Victim, victim};
-use super::pool::{Pool, coldest, coldest_with};
+use super::pool::{ChunkPool, coldest, coldest_with};
 use crate::store::FreeSpace;
 
 /// Chunks that would go first, around each of which the cheapest run is looked for: a part of all, within bounds.
@@ -127,7 +127,7 @@ impl Inner {
 
     /// Chunks in an order of eviction.
     pub(super) fn ordered(&self) -> usize {
-        self.pools.iter().map(Pool::ordered).sum()
+        self.pools.iter().map(ChunkPool::ordered).sum()
     }
 
     pub(super) fn victims(&self, chosen: &[NodeId]) -> Vec<Victim> {

@@ -1,5 +1,5 @@
-//! S3-FIFO: a small queue for new chunks, from which those that are not used soon are evicted, and a main queue for the others.
-//! A chunk that returns goes to the main queue at once; its key was remembered by the index (the ghost queue).
+//! S3-FIFO: a small queue for new chunks, which evicts those that are not used soon, and a main queue for the others. A chunk
+//! that returns goes to the main queue at once: the index remembered its key (the ghost queue).
 
 use super::lists::{List, NodeId, Nodes};
 use super::policy::Policy;
@@ -21,12 +21,12 @@ pub(super) struct S3Fifo {
 }
 
 /// What is left of a queue, without the chunks that were found to go.
-struct Rest {
+struct Remaining {
     next: Option<NodeId>,
     blocks: u64,
 }
 
-impl Rest {
+impl Remaining {
     fn of(queue: &List) -> Self {
         Self { next: queue.coldest, blocks: queue.blocks }
     }
@@ -89,7 +89,7 @@ impl Policy for S3Fifo {
     fn coldest(&mut self, nodes: &mut Nodes, count: usize, found: &mut Vec<NodeId>) {
         // What is found counts as gone, so that the order is that of chunks that go one by one. It ends: each turn finds a
         // chunk or takes chances away.
-        let (mut small, mut main) = (Rest::of(&self.small), Rest::of(&self.main));
+        let (mut small, mut main) = (Remaining::of(&self.small), Remaining::of(&self.main));
         let enough = found.len().saturating_add(count);
         let mut chances_left = MOST_PASSED;
         while found.len() < enough && chances_left > 0 {

@@ -103,8 +103,8 @@ impl Allocator {
         self.put_back(extent);
     }
 
-    /// Takes the free parts of `extent`, which are not given out before [`Allocator::put_back`]. All before its end counts as
-    /// written from here on.
+    /// Takes the free parts of `extent`, so that they are not given out before [`Allocator::put_back`]. All before its end
+    /// counts as written from here on.
     pub(crate) fn take_free_within(&mut self, extent: Extent) -> Vec<Extent> {
         let Extent { file, first_block, .. } = extent;
         let FileSpace { blocks, frontier } = self.files[file as usize];
@@ -194,8 +194,8 @@ impl Allocator {
     }
 }
 
-/// The runs (by file and first block, with their blocks) that overlap `extent`, in order: first block and blocks of each, and its
-/// part within.
+/// The runs (by file and first block, with their blocks) that overlap `extent`, in order: first block and blocks of each, and
+/// its part within.
 pub(super) fn parts_within(
     runs: &BTreeMap<(u32, u32), u32>,
     extent: Extent,

@@ -26,7 +26,7 @@ struct MappedExtent {
 
 /// What the kernel reads, and then writes, before the extents.
 #[repr(C)]
-pub(crate) struct Header {
+pub(crate) struct FiemapHeader {
     start: u64,
     length: u64,
     flags: u32,
@@ -37,13 +37,13 @@ pub(crate) struct Header {
 
 #[repr(C)]
 struct Map {
-    header: Header,
+    header: FiemapHeader,
     extents: [MappedExtent; AT_ONCE],
 }
 
 #[allow(unreachable_pub, reason = "the macro makes it pub")]
 mod raw {
-    nix::ioctl_readwrite!(fs_ioc_fiemap, b'f', 11, super::Header);
+    nix::ioctl_readwrite!(fs_ioc_fiemap, b'f', 11, super::FiemapHeader);
 }
 
 /// Tells of the parts of the first `length` bytes of a file that share their blocks with another file, or have none (`true`
@@ -59,7 +59,7 @@ pub(crate) fn find_unreserved(
     while start < length && *most_extents > 0 {
         let room = AT_ONCE.min(*most_extents) as u32;
         let header =
-            Header { start, length: length - start, flags: 0, mapped: 0, room, reserved: 0 };
+            FiemapHeader { start, length: length - start, flags: 0, mapped: 0, room, reserved: 0 };
         let mut map = Map { header, extents: [MappedExtent::default(); AT_ONCE] };
         // SAFETY: the kernel writes the header and at most `room` extents behind it, for which there is room; both are plain
         // numbers. The pointer is one to all of `map`.

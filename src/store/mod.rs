@@ -120,8 +120,8 @@ pub trait Store: FreeSpace + Send + Sync {
     /// Takes an extent back, on which no transfer may be under way.
     fn free(&self, extent: Extent);
 
-    /// Begins or ends a time in which freed files are not removed: their space is for the chunk that they were evicted for, and
-    /// removal would give it to the file system. To be ended as often as begun.
+    /// Begins or ends a time in which freed files are not removed: the chunk that they were evicted for takes their space,
+    /// and removal would give it to the file system. To be ended as often as begun.
     fn defer_reclaim(&self, defers: bool) {
         let _ = defers;
     }
@@ -140,15 +140,15 @@ pub trait Store: FreeSpace + Send + Sync {
         false
     }
 
-    /// Looks which blocks of its files are shared with a copy or missing, and gives out no more than the file system has space
-    /// for. It waits for the file system.
+    /// Looks which blocks of its files are shared with a copy or missing, and gives out no more of them than the file system
+    /// has space for. It waits for the file system.
     fn look_at_blocks(&self) {}
 
     /// Gives out bad extents again: the device can be written.
     fn retry_bad_extents(&self) {}
 
-    /// Sets, at open, what to call before a freed extent is discarded or a freed file removed: it waits until no record names any,
-    /// and returns whether that is so.
+    /// Sets, at open, what to call before a freed extent is discarded or a freed file removed: it waits until no record
+    /// names any, and returns whether that is so.
     fn follow_records(&self, are_cleared: RecordsAreCleared) {
         let _ = are_cleared;
     }
@@ -167,8 +167,8 @@ pub trait Store: FreeSpace + Send + Sync {
     /// Waits until freed files are removed.
     fn drain_removals(&self) {}
 
-    /// Whether the space of an extent is there: files that made room for it may not be removed yet. The reactors are woken when
-    /// they are.
+    /// Whether the space of an extent is there: files that made room for it may not be removed yet. The reactors are woken
+    /// when they are.
     ///
     /// # Errors
     /// `StoreError` when it will not come; the extent is to be freed.
@@ -189,8 +189,8 @@ pub trait Store: FreeSpace + Send + Sync {
     /// Whether the extent exists and can be that of the chunk with this digest. Recovery asks for each record.
     fn contains(&self, extent: Extent, digest: Digest) -> bool;
 
-    /// Makes `stored` (sorted, without overlaps, each contained) the only extents given out. Returns how many files without a
-    /// chunk were removed.
+    /// Makes `stored` (sorted, without overlaps, each contained) the only extents given out. Returns how many files without
+    /// a chunk were removed.
     ///
     /// # Errors
     /// What the file system says.

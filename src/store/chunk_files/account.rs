@@ -1,8 +1,8 @@
-//! Which file is whose, what each costs, and what is on its way out.
+//! The account of chunk files: to which chunk each belongs, what it costs, and which are being removed.
 //!
-//! Space is in the budget from the moment a file is given out until it is removed. Removing takes its time, and eviction must
-//! not go on meanwhile as if nothing had gone: what is being removed can be promised to new files at once. Such a file is made
-//! only when as much as was promised up to it has been removed, the oldest promise first, so that at no time more is on disk
+//! A file's space is in the budget from the moment it is given out until the file is removed. Removal takes time, and eviction
+//! must not go on as if nothing was freed. So the space of files being removed is promised to new files at once. Such a file is
+//! made only when as much was removed as was promised up to it, the oldest promise first. So the disk never has more
 //! than the budget says.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -48,7 +48,7 @@ pub(super) fn directory_bytes(files: u64) -> u64 {
 
 /// One of the directories. They shrink on no file system to be relied on: what was reserved stays so.
 #[derive(Clone, Copy, Default)]
-struct Directory {
+struct DirectorySpace {
     files: u64,
     reserved_bytes: u64,
 }
@@ -59,7 +59,7 @@ pub(super) struct Account {
     /// Digest by number: of files given out, and of those that are being removed.
     files: HashMap<u32, Digest>,
     next_number: u32,
-    directories: [Directory; DIRECTORIES],
+    directories: [DirectorySpace; DIRECTORIES],
     /// What the files given out cost.
     pub(super) live_bytes: u64,
     /// Blocks of these, and of those that are being removed.
@@ -85,7 +85,7 @@ impl Account {
             unit_bytes,
             files: HashMap::new(),
             next_number: 0,
-            directories: [Directory::default(); DIRECTORIES],
+            directories: [DirectorySpace::default(); DIRECTORIES],
             live_bytes: 0,
             allocated_blocks: 0,
             leaving: VecDeque::new(),
@@ -108,9 +108,10 @@ impl Account {
         }
     }
 
-    /// Takes all files but `held` out, and these into the budget. Returns those that are out.
-    pub(super) fn keep_only(&mut self, held: &[Extent], budget: &Budget) -> Vec<(Digest, u32)> {
-        let kept: HashMap<u32, Extent> = held.iter().map(|extent| (extent.file, *extent)).collect();
+    /// Forgets all files but `stored`, and takes these into the budget. Returns those forgotten.
+    pub(super) fn keep_only(&mut self, stored: &[Extent], budget: &Budget) -> Vec<(Digest, u32)> {
+        let kept: HashMap<u32, Extent> =
+            stored.iter().map(|extent| (extent.file, *extent)).collect();
         let removed: Vec<_> = self
             .files
             .iter()
@@ -118,7 +119,7 @@ impl Account {
             .map(|(number, digest)| (*digest, *number))
             .collect();
         self.files.retain(|number, _| kept.contains_key(number));
-        for extent in held {
+        for extent in stored {
             let Some(&digest) = self.files.get(&extent.file) else { continue };
             let cost = cost_bytes(extent.blocks, self.unit_bytes);
             let growth = self.enter_directory(digest);
@@ -138,7 +139,7 @@ impl Account {
 
     /// What a file of so many blocks would take now, with what its directory has to grow.
     pub(super) fn needed_bytes(&self, blocks: u32, digest: Digest) -> u64 {
-        let Directory { files, reserved_bytes } = self.directories[directory_of(digest)];
+        let DirectorySpace { files, reserved_bytes } = self.directories[directory_of(digest)];
         let growth = directory_bytes(files + 1).saturating_sub(reserved_bytes);
         cost_bytes(blocks, self.unit_bytes) + growth
     }

@@ -1,7 +1,7 @@
 //! Layout `files`: each chunk in a file of its own, with nothing but its bytes in it, spread over 256 directories.
 //!
-//! A file becomes part of the store when its record is published, and is removed behind the clearing of its record, by a
-//! thread of its own. So a file without a record is nobody's; opening removes it.
+//! A file belongs to the store once its record is published. It is removed after its record was cleared, by a thread for that.
+//! So a file without a record belongs to no chunk, and recovery removes it.
 
 mod account;
 mod remover;
@@ -33,16 +33,16 @@ use crate::format::names::{
 use crate::key::Digest;
 use crate::sync::{Condvar, Mutex};
 
-/// Pause after the file system had no space: meanwhile only what chunks leave is given out.
+/// Pause after the file system had no space: until then only the space of removed chunks is given out.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
-/// Open files that the process should be allowed: those of chunks under way, the directories, and what else it has.
+/// Open files that the process should be allowed: those of chunks in flight, the directories, and all others.
 const WANTED_OPEN_FILES: u64 = 16_384;
 
 /// How long `release` waits for files to be removed; the rest is left to the next open.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The files of one directory, and who owns them.
+/// The files of one directory, and the chunks they belong to.
 pub(crate) struct FileStore {
     shared: Arc<Files>,
     geometry: Geometry,
@@ -50,7 +50,7 @@ pub(crate) struct FileStore {
     remover: Mutex<Option<Remover>>,
 }
 
-/// What the thread that removes files knows as well.
+/// What is shared with the thread that removes files.
 struct Files {
     /// The store's directory.
     directory: Arc<Directory>,
@@ -59,23 +59,23 @@ struct Files {
     chunks: Directory,
     /// Those in it, by number.
     directories: Vec<Directory>,
-    state: Mutex<State>,
-    /// There is something to remove, or nothing will come any more.
-    told: Condvar,
+    state: Mutex<FileState>,
+    /// There is something to remove, or the thread is to end.
+    work: Condvar,
     /// Something was removed.
     removed: Condvar,
-    /// Woken when a file may be made that waited for others to go.
+    /// Woken when a file may be made for which others had to be removed.
     wakers: Vec<Arc<Waker>>,
     are_cleared: OnceLock<RecordsAreCleared>,
 }
 
-struct State {
+struct FileState {
     account: Account,
-    /// After the file system had no space: when to ask it again, and what it said.
+    /// After the file system had no space: when to ask it again, and its error.
     refusal: Option<(Instant, StoreError)>,
-    /// Who frees files to have their space, and has not asked for it yet. Nothing is removed meanwhile.
-    holders: usize,
-    /// When to leave the rest.
+    /// Threads that free files to have their space themselves. Nothing is removed until there are none.
+    deferrals: usize,
+    /// When to leave the rest to the next open.
     ends: Option<Instant>,
 }
 
@@ -137,14 +137,14 @@ impl FileStore {
         let free_bytes = budget.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
         let most_bytes = longest_chunk_bytes(budget.capacity_bytes());
         let max_chunk_bytes = longest_within(free_bytes, most_bytes, unit_bytes);
-        let state = State { account, refusal: None, holders: 0, ends: None };
+        let state = FileState { account, refusal: None, deferrals: 0, ends: None };
         let shared = Arc::new(Files {
             directory: Arc::clone(directory),
             budget,
             chunks,
             directories,
             state: Mutex::new(state),
-            told: Condvar::new(),
+            work: Condvar::new(),
             removed: Condvar::new(),
             wakers,
             are_cleared: OnceLock::new(),
@@ -156,7 +156,7 @@ impl FileStore {
 
 impl Files {
     /// What can be reserved now: nothing for a while after the file system has refused some.
-    fn available_bytes(&self, state: &State) -> u64 {
+    fn available_bytes(&self, state: &FileState) -> u64 {
         match &state.refusal {
             Some((again, _)) if Instant::now() < *again => 0,
             _ => self.free_bytes(state),
@@ -165,7 +165,7 @@ impl Files {
 
     /// What is free, with regard to who is about to take it. The index has its share first, whether it is the capacity or the
     /// file system that bounds the store.
-    fn free_bytes(&self, state: &State) -> u64 {
+    fn free_bytes(&self, state: &FileState) -> u64 {
         let above_floor_bytes =
             self.budget.free_above_floor_bytes().saturating_sub(state.account.unmade_bytes());
         let room_bytes = self.budget.left_bytes().min(above_floor_bytes);
@@ -176,7 +176,7 @@ impl Files {
     }
 
     /// Why `needed_bytes` cannot be had.
-    fn refusal(&self, state: &State, needed_bytes: u64) -> StoreError {
+    fn refusal(&self, state: &FileState, needed_bytes: u64) -> StoreError {
         if let Some((again, error)) = &state.refusal
             && Instant::now() < *again
         {
@@ -243,21 +243,21 @@ impl Store for FileStore {
 
     fn free(&self, extent: Extent) {
         self.shared.state.lock().account.begin_removal(extent);
-        self.shared.told.notify_one();
+        self.shared.work.notify_one();
     }
 
     fn follow_records(&self, are_cleared: RecordsAreCleared) {
         let _ = self.shared.are_cleared.set(are_cleared);
     }
 
-    fn defer_reclaim(&self, holds: bool) {
+    fn defer_reclaim(&self, defers: bool) {
         let mut state = self.shared.state.lock();
-        match holds {
-            true => state.holders += 1,
-            false => state.holders -= 1,
+        match defers {
+            true => state.deferrals += 1,
+            false => state.deferrals -= 1,
         }
-        if state.holders == 0 && state.account.is_leaving() {
-            self.shared.told.notify_one();
+        if state.deferrals == 0 && state.account.is_leaving() {
+            self.shared.work.notify_one();
         }
     }
 
@@ -317,9 +317,9 @@ impl Store for FileStore {
         extent.first_block == 0 && found == Some(digest)
     }
 
-    fn rebuild(&self, held: &[Extent]) -> io::Result<u64> {
+    fn rebuild(&self, stored: &[Extent]) -> io::Result<u64> {
         let mut state = self.shared.state.lock();
-        let removed = state.account.keep_only(held, &self.shared.budget);
+        let removed = state.account.keep_only(stored, &self.shared.budget);
         for (digest, number) in &removed {
             self.shared.remove(*digest, &file_c_name(*digest, *number))?;
         }

@@ -1,4 +1,4 @@
-//! The thread that removes the files of chunks which are gone: a DELETE is answered long before.
+//! The thread that removes the files of freed chunks: a DELETE is answered long before.
 
 use std::io;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ impl Remover {
         Ok(Self(thread))
     }
 
-    /// Ends it when everything is removed, or `timeout` is over: opening removes the rest. Says whether it did: a device may
-    /// take a removal and not give it back.
+    /// Ends it when everything is removed, or after `timeout`: the next open removes the rest. Returns whether it ended: a
+    /// removal may never return from the device.
     pub(super) fn end(self, files: &Files, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         files.state.lock().ends = Some(deadline);
-        files.told.notify_all();
+        files.work.notify_all();
         has_ended(self.0, deadline + LONGEST_RETURN, "what it left is removed at open")
     }
 }
@@ -37,9 +37,9 @@ fn remove(files: &Files) {
         {
             return;
         }
-        let next = if state.holders == 0 { state.account.leaving.pop_front() } else { None };
+        let next = if state.deferrals == 0 { state.account.leaving.pop_front() } else { None };
         let Some(extent) = next else {
-            state = files.told.wait(state);
+            state = files.work.wait(state);
             continue;
         };
         let Some(digest) = state.account.digest_of(extent.file) else { continue };

@@ -24,14 +24,14 @@ use crate::store::fiemap::find_unreserved;
 /// An open data file that is nobody else's.
 #[derive(Debug)]
 pub(crate) struct DataFile {
-    home: Home,
+    home: Medium,
     geometry: Geometry,
     /// Where in what `descriptor` names it begins.
     offset: u64,
 }
 
 #[derive(Debug)]
-enum Home {
+enum Medium {
     File { _closed_on_fork: ClosedOnFork, file: File, files: Arc<dyn FileOperations> },
     Device(Arc<Device>),
 }
@@ -65,20 +65,20 @@ impl DataFile {
         lock_for(&file, directory.path(), owner, directory.error("lock", name))?;
         let geometry = best_geometry(&file).map_err(directory.error("open", name))?;
         let files = Arc::clone(directory.files());
-        let home = Home::File { _closed_on_fork: closed_on_fork, file, files };
+        let home = Medium::File { _closed_on_fork: closed_on_fork, file, files };
         Ok(Self { home, geometry, offset: 0 })
     }
 
     /// Takes the permissions of others from a file.
     pub(super) fn make_private(&self) {
-        if let Home::File { file, .. } = &self.home {
+        if let Medium::File { file, .. } = &self.home {
             make_private(file.as_fd());
         }
     }
 
     /// The part of a claimed device that begins at `offset`.
     pub(crate) fn of_device(device: &Arc<Device>, offset: u64) -> Self {
-        Self { geometry: device.geometry(), home: Home::Device(Arc::clone(device)), offset }
+        Self { geometry: device.geometry(), home: Medium::Device(Arc::clone(device)), offset }
     }
 
     /// Reserves `size_bytes` on the file system, so that no later write can run out of space.
@@ -109,8 +109,8 @@ impl DataFile {
     /// The length of a part of a device never changes.
     fn growing_file(&self) -> io::Result<(&File, &dyn FileOperations)> {
         match &self.home {
-            Home::File { file, files, .. } => Ok((file, &**files)),
-            Home::Device(_) => Err(io::ErrorKind::Unsupported.into()),
+            Medium::File { file, files, .. } => Ok((file, &**files)),
+            Medium::Device(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -121,19 +121,19 @@ impl DataFile {
     /// Gives up the file, and the lock with it. Nothing may be under way on it.
     pub(crate) fn release(&self) -> io::Result<()> {
         match &self.home {
-            Home::File { file, .. } => {
+            Medium::File { file, .. } => {
                 file.unlock()?;
                 close_file_behind(file.as_raw_fd());
             }
-            Home::Device(device) => device.release(),
+            Medium::Device(device) => device.release(),
         }
         Ok(())
     }
 
     pub(crate) fn sync(&self) -> io::Result<()> {
         match &self.home {
-            Home::File { file, files, .. } => files.sync_data(file),
-            Home::Device(device) => device.sync(),
+            Medium::File { file, files, .. } => files.sync_data(file),
+            Medium::Device(device) => device.sync(),
         }
     }
 
@@ -156,8 +156,8 @@ impl DataFile {
     /// Descriptor for transfers, and where the block with this number begins.
     pub(crate) fn locate(&self, block: u32) -> (RawFd, u64) {
         let descriptor = match &self.home {
-            Home::File { file, .. } => file.as_raw_fd(),
-            Home::Device(device) => device.descriptor(),
+            Medium::File { file, .. } => file.as_raw_fd(),
+            Medium::Device(device) => device.descriptor(),
         };
         (descriptor, self.offset + u64::from(block) * BLOCK_BYTES)
     }

@@ -43,7 +43,7 @@ pub(super) fn fit_files(
     for FoundFile { name, .. } in found.extract_if(.., |found| found.blocks == 0) {
         remove_file(directory, &name).map_err(directory.error("remove", &name))?;
     }
-    let mut room = Room::new(&found, budget);
+    let mut room = Allowance::new(&found, budget);
     if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > room.bytes {
         let mean_use = mean_use_by_file();
         let used_ms = |file: &FoundFile| mean_use.get(&file.number).copied();
@@ -73,7 +73,12 @@ impl FoundFile {
     }
 
     /// Takes it into the budget, as much of it as fits; removes it if that is not worth a file. Says whether it stays.
-    fn fit(&mut self, directory: &Directory, room: &mut Room, budget: &Budget) -> io::Result<bool> {
+    fn fit(
+        &mut self,
+        directory: &Directory,
+        room: &mut Allowance,
+        budget: &Budget,
+    ) -> io::Result<bool> {
         if self.on_disk_bytes() > room.bytes {
             let size_bytes = u64::from(self.blocks) * BLOCK_BYTES;
             let fitting_bytes = file_bytes_within(room.bytes).min(size_bytes);
@@ -98,13 +103,13 @@ impl FoundFile {
 }
 
 /// What the data files may take.
-struct Room {
+struct Allowance {
     bytes: u64,
     /// What bounds it.
     reason: &'static str,
 }
 
-impl Room {
+impl Allowance {
     /// The index gets its share first. It has too little where data files were made before it, on a file system that has
     /// nothing left.
     fn new(found: &[FoundFile], budget: &Budget) -> Self {

@@ -33,7 +33,7 @@ impl Looks {
 #[derive(Debug, Default)]
 struct LookState {
     next: Option<Instant>,
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl ExtentStore {
@@ -75,7 +75,7 @@ impl ExtentStore {
         drop((unreserved, allocator));
         state.next = Some(Instant::now() + SHORTEST_PAUSE.max(begin.elapsed() * RESTS));
         let path = directory.path().display();
-        match (is_short, std::mem::replace(&mut state.is_told, is_short)) {
+        match (is_short, std::mem::replace(&mut state.is_logged, is_short)) {
             (true, false) => log::warn!(
                 "{path}: {} of {total_bytes} bytes of the data files share their blocks with a copy (a reflink), or have none, \
                  and the file system has only {} bytes above min_free for writing them anew: that much is used for new chunks, \

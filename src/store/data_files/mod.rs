@@ -235,8 +235,8 @@ impl Store for ExtentStore {
         let outcome = self.try_to_grow(needed_bytes, index);
         let now = Instant::now();
         let mut refusal = self.refusal.lock();
-        let is_told = refusal.as_ref().is_some_and(|(again, _)| now < *again + STREAK_ENDS_AFTER);
-        if let (Err(error), Some(directory), false) = (&outcome, &self.directory, is_told)
+        let is_logged = refusal.as_ref().is_some_and(|(again, _)| now < *again + STREAK_ENDS_AFTER);
+        if let (Err(error), Some(directory), false) = (&outcome, &self.directory, is_logged)
             // Within the capacity that is how it is meant to be.
             && !matches!(error, StoreError::Full { .. })
         {
@@ -313,8 +313,8 @@ impl Store for ExtentStore {
         extent.end_block() <= self.allocator.lock().blocks_of(extent.file)
     }
 
-    fn rebuild(&self, held: &[Extent]) -> io::Result<u64> {
-        self.allocator.lock().rebuild(held);
+    fn rebuild(&self, stored: &[Extent]) -> io::Result<u64> {
+        self.allocator.lock().rebuild(stored);
         Ok(0)
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::contents::{Blocks, Content, Signature, signature};
+use super::contents::{Blocks, DeviceContent, Signature, signature};
 use super::ioctl;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
@@ -72,39 +72,41 @@ pub(super) enum Preparation {
 
 /// What is to be done to the device that is to be opened, or else to be erased; an error if it must not be written to.
 pub(super) fn preparation(
-    found: &Content,
+    found: &DeviceContent,
     path: &Path,
     is_opened: bool,
 ) -> Result<Preparation, OpenError> {
     let path = path.to_owned();
     let found = match found {
-        Content::Store { .. } if !is_opened => {
+        DeviceContent::Store { .. } if !is_opened => {
             let source = io::Error::other(
                 "it holds a kvring store, which is opened as it is and never erased; if its chunks may go, zero its first MiB",
             );
             return Err(OpenError::Io { action: "format", path, source });
         }
-        Content::Store { is_whole, .. } => {
+        DeviceContent::Store { is_whole, .. } => {
             return Ok(if *is_whole { Preparation::Nothing } else { Preparation::Repair });
         }
-        Content::Newer(found) => {
+        DeviceContent::Newer(found) => {
             let (found, supported) = (*found, DEVICE_FORMAT_VERSION);
             return Err(OpenError::NewerFormat { path, found, supported });
         }
         // It may be a store that can be read at another moment.
-        Content::Unreadable => {
+        DeviceContent::Unreadable => {
             let source = io::Error::from_raw_os_error(libc::EIO);
             return Err(OpenError::Io { action: "read both ends of", path, source });
         }
-        Content::Damaged => "a kvring store whose superblock is damaged, and its copy too".into(),
-        Content::Blank => match signature(&path) {
+        DeviceContent::Damaged => {
+            "a kvring store whose superblock is damaged, and its copy too".into()
+        }
+        DeviceContent::Blank => match signature(&path) {
             Signature::Found(what) => what,
             // It is not there on every system; that both ends are zeros is told without it.
             Signature::None | Signature::Unknown(_) => {
                 return Ok(Preparation::Format("nothing: its first and last MiB are zeros".into()));
             }
         },
-        Content::Foreign => match signature(&path) {
+        DeviceContent::Foreign => match signature(&path) {
             Signature::Found(what) => what,
             Signature::None => "data of a kind that blkid does not know".into(),
             Signature::Unknown(why) => format!("data of unknown kind ({why})"),

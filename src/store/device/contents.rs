@@ -10,7 +10,7 @@ const BLKID: [&str; 3] = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"];
 
 /// What a device holds.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Content {
+pub(super) enum DeviceContent {
     /// A store. Its superblock is there twice, or once and has to be written again.
     Store { superblock: Superblock, is_whole: bool },
     /// A store of a newer kvring.
@@ -33,10 +33,10 @@ pub(super) fn content(
     head: &[Option<Vec<u8>>],
     tail: &[Option<Vec<u8>>],
     device_bytes: u64,
-) -> Content {
+) -> DeviceContent {
     debug_assert_eq!(head.len() as u64, HEAD_BYTES / BLOCK_BYTES);
     let (Some((first, rest)), Some(last)) = (head.split_first(), head.last()) else {
-        return Content::Foreign;
+        return DeviceContent::Foreign;
     };
     let copies = [SuperblockCopy::of(first.as_deref()), SuperblockCopy::of(last.as_deref())];
     let between = &rest[..rest.len() - 1];
@@ -49,23 +49,23 @@ pub(super) fn content(
         _ => None,
     });
     if let (None, Some(version)) = (intact, newer) {
-        return Content::Newer(version);
+        return DeviceContent::Newer(version);
     }
     // Of a device that has got another length the tail is not where it was.
     let is_moved = intact.is_some_and(|superblock| superblock.device_bytes != device_bytes);
     let tail = if is_moved { &[] } else { tail };
     let written = |block: &Option<Vec<u8>>| block.as_deref().is_some_and(|block| !is_zero(block));
     if copies.contains(&SuperblockCopy::Foreign) || between.iter().chain(tail).any(written) {
-        return Content::Foreign;
+        return DeviceContent::Foreign;
     }
     match intact {
         Some(superblock) => {
             let is_whole = copies.iter().all(|copy| *copy == SuperblockCopy::Intact(superblock));
-            Content::Store { superblock, is_whole }
+            DeviceContent::Store { superblock, is_whole }
         }
-        None if copies.contains(&SuperblockCopy::Damaged) => Content::Damaged,
-        None if head.iter().chain(tail).any(Option::is_none) => Content::Unreadable,
-        None => Content::Blank,
+        None if copies.contains(&SuperblockCopy::Damaged) => DeviceContent::Damaged,
+        None if head.iter().chain(tail).any(Option::is_none) => DeviceContent::Unreadable,
+        None => DeviceContent::Blank,
     }
 }
 
@@ -132,18 +132,18 @@ mod tests {
     #[test]
     fn zeros_are_nothing_and_one_bit_is_something() {
         let (head, tail) = blank();
-        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Blank);
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), DeviceContent::Blank);
         for (is_head, block) in [(true, 0), (true, 1), (true, 255), (false, 0), (false, 255)] {
             let (mut head, mut tail) = blank();
             let block = if is_head { &mut head[block] } else { &mut tail[block] };
             block.as_mut().unwrap()[4095] = 1;
-            assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Foreign);
+            assert_eq!(content(&head, &tail, DEVICE_BYTES), DeviceContent::Foreign);
         }
         let (mut head, tail) = blank();
         head[7] = None;
-        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Unreadable);
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), DeviceContent::Unreadable);
         (head[0], head[255]) = (None, None);
-        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Unreadable);
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), DeviceContent::Unreadable);
     }
 
     #[test]
@@ -158,23 +158,23 @@ mod tests {
             for bad in [None, Some(vec![0; 4096]), broken()] {
                 let (mut head, tail) = blank();
                 (head[0], head[255]) = (with(&superblock), with(&superblock));
-                let store = |is_whole| Content::Store { superblock, is_whole };
+                let store = |is_whole| DeviceContent::Store { superblock, is_whole };
                 assert_eq!(content(&head, &tail, DEVICE_BYTES), store(true));
                 head[place] = bad;
                 assert_eq!(content(&head, &tail, DEVICE_BYTES), store(false));
                 // As RAID and partition tables do.
                 head[1].as_mut().unwrap()[0] = 1;
-                assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Foreign);
+                assert_eq!(content(&head, &tail, DEVICE_BYTES), DeviceContent::Foreign);
             }
         }
         let (mut head, mut tail) = blank();
         (head[0], tail[9]) = (with(&superblock), Some(vec![1; 4096]));
-        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Foreign);
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), DeviceContent::Foreign);
         let grown = content(&head, &tail, 2 * DEVICE_BYTES);
-        assert_eq!(grown, Content::Store { superblock, is_whole: false });
+        assert_eq!(grown, DeviceContent::Store { superblock, is_whole: false });
         let (mut head, tail) = blank();
         (head[0], head[255]) = (broken(), broken());
-        assert_eq!(content(&head, &tail, DEVICE_BYTES), Content::Damaged);
+        assert_eq!(content(&head, &tail, DEVICE_BYTES), DeviceContent::Damaged);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(crate) use target::Target;
 use self::checks::{
     Preparation, check_capacity, check_device, preparation, read_blocks, tail_offset,
 };
-use self::contents::{Content, Signature, content, signature};
+use self::contents::{DeviceContent, Signature, content, signature};
 use super::Geometry;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
@@ -109,7 +109,7 @@ impl Device {
         let is_elsewhere = config.index_path.is_some();
         let preparation = preparation(&found, &path, is_opened)?;
         let superblock = match found {
-            Content::Store { superblock, .. } => superblock,
+            DeviceContent::Store { superblock, .. } => superblock,
             _ => {
                 let id = new_store_id().map_err(io_error("make an id for"))?;
                 Superblock::new(id, now_ms, size_bytes, is_elsewhere)
