@@ -67,10 +67,14 @@ def test_messages_that_are_explained_are_those_of_the_code() -> None:
     sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "src").rglob("*.rs")]
     # A long message goes on in the next line of the source.
     code = re.sub(r"\\\n\s*", "", "\n".join(sources))
+    devices = (REPOSITORY / "docs" / "devices.md").read_text(encoding="utf-8")
     chapters = [
-        chapter
-        for heading in ("## A line in the log", "## An error of a SET")
-        for chapter in OPERATIONS.split(f"\n{heading}\n")[1].split("\n## ")[:1]
+        page.split(f"\n{heading}\n")[1].split("\n## ")[0]
+        for page, heading in (
+            (OPERATIONS, "## A line in the log"),
+            (OPERATIONS, "## An error of a SET"),
+            (devices, "## What is refused"),
+        )
     ]
     rows = [line.strip("|").split("|")[0] for line in "\n".join(chapters).splitlines()]
     messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
