@@ -176,7 +176,7 @@ pub struct PathStats {
 
 impl PathStats {
     /// Of a path that opening left out.
-    pub(crate) fn absent(path: &Path, reason: &str) -> Self {
+    pub(crate) fn unavailable(path: &Path, reason: &str) -> Self {
         Self { path: path.to_owned(), reason: reason.to_owned(), ..Self::default() }
     }
 

@@ -1,15 +1,15 @@
 //! The contract with LMCache: submit, drain, close. Everything here returns at once except `open` and `close`.
 
+mod admin;
+mod assembly;
 mod closing;
 mod engines;
 mod format_device;
 mod home;
-mod joining;
 mod path_names;
 mod shutdown;
 mod status;
 mod submits;
-mod upkeep;
 mod volume;
 mod volumes;
 
@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use assembly::{Assembled, Unavailable, leave_out, open_all};
 pub use format_device::format_device;
-use joining::{Absent, Joined, leave_out, open_all};
 pub use shutdown::Shutdown;
 use volume::Volume;
 use volumes::{Volumes, Watch, alarms};
@@ -86,17 +86,17 @@ impl Connector {
         let make_engine = Arc::new(Mutex::new(make_engine));
         let (alarm, alarms) = alarms();
         let mut left_out = Vec::new();
-        let (config, all, joined) = loop {
-            let joined = open_all(&config, &left_out, &completions);
-            match joined.and_then(|joined| start_all(joined, &alarm, &make_engine)) {
+        let (config, all, assembled) = loop {
+            let assembled = open_all(&config, &left_out, &completions);
+            match assembled.and_then(|assembled| start_all(assembled, &alarm, &make_engine)) {
                 Ok(started) => break started,
                 // It could be read and not written, perhaps: the others go on without it.
                 Err(error) => leave_out(error, &config, &mut left_out)?,
             }
         };
         let recovery = Recovery::of_all(all.iter().map(|volume| &volume.recovery));
-        let (absent, placement, epoch) = joined;
-        let volumes = Arc::new(Volumes::new(all, absent, placement, epoch));
+        let (unavailable, placement, epoch) = assembled;
+        let volumes = Arc::new(Volumes::new(all, unavailable, placement, epoch));
         let watch = Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"));
         let watch = watch.inspect_err(|_| abandon(volumes.all()))?;
         // Last: an open that fails leaves no data file behind.
@@ -178,11 +178,11 @@ impl Connector {
 }
 
 /// What is open: the configuration in force, the volumes, and what there is to know of all of them.
-type Started = (Config, Vec<Volume>, (Vec<Absent>, Placement, u64));
+type Started = (Config, Vec<Volume>, (Vec<Unavailable>, Placement, u64));
 
 /// Starts every volume, or none.
 fn start_all<E, M>(
-    joined: Joined,
+    assembled: Assembled,
     alarm: &Alarm,
     make_engine: &Arc<Mutex<M>>,
 ) -> Result<Started, OpenError>
@@ -190,7 +190,7 @@ where
     E: Engine,
     M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
 {
-    let Joined { config, opened, absent, placement, epoch } = joined;
+    let Assembled { config, opened, unavailable, placement, epoch } = assembled;
     let caches: Vec<_> = opened.iter().map(|volume| Arc::clone(&volume.shared.cache)).collect();
     if let [_, _, ..] = &caches[..] {
         caches.iter().for_each(|cache| cache.set_paths(&caches));
@@ -200,7 +200,7 @@ where
         volume.shared.health.set_alarm(number, Some(alarm.clone()));
         all.push(volume.start(make_engine).inspect_err(|_| abandon(&all))?);
     }
-    Ok((config, all, (absent, placement, epoch)))
+    Ok((config, all, (unavailable, placement, epoch)))
 }
 
 /// Closes volumes that nobody will use.

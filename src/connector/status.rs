@@ -48,8 +48,11 @@ impl Connector {
                 }
             }
         }
-        let absent = self.volumes.absent.iter();
-        paths.extend(absent.map(|absent| PathStats::absent(&absent.path, &absent.reason)));
+        let unavailable = self.volumes.unavailable.iter();
+        paths.extend(
+            unavailable
+                .map(|unavailable| PathStats::unavailable(&unavailable.path, &unavailable.reason)),
+        );
         let named = &self.config.paths;
         paths.sort_by_cached_key(|one| named.iter().position(|path| *path == one.path));
         let shutdown = self.shutdown.try_lock().and_then(|shutdown| *shutdown).unwrap_or_default();

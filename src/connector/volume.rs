@@ -104,7 +104,7 @@ impl OpenedVolume {
     }
 
     /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
-    pub(super) fn drop_foreign(&mut self, is_stale: bool, stays: impl Fn(Digest) -> bool) {
+    pub(super) fn drop_not_owned(&mut self, is_stale: bool, stays: impl Fn(Digest) -> bool) {
         let count = self.shared.cache.retain(|digest| !is_stale && stays(digest));
         self.recovery.kept -= count.min(self.recovery.kept);
         match is_stale {

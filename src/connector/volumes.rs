@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::joining::Absent;
+use super::assembly::Unavailable;
 use super::volume::Volume;
 use crate::format::membership::Membership;
 use crate::key::{Digest, Hashed};
@@ -19,7 +19,7 @@ use crate::thread::{LONGEST_SYNC, has_ended};
 pub(super) struct Volumes {
     all: Box<[Volume]>,
     /// Paths that opening left out.
-    pub(super) absent: Vec<Absent>,
+    pub(super) unavailable: Vec<Unavailable>,
     placement: Placement,
     live: AtomicU32,
     epoch: AtomicU64,
@@ -42,14 +42,14 @@ pub(super) struct Part<'volumes, 'keys> {
 impl Volumes {
     pub(super) fn new(
         all: Vec<Volume>,
-        absent: Vec<Absent>,
+        unavailable: Vec<Unavailable>,
         placement: Placement,
         epoch: u64,
     ) -> Self {
         Self {
             live: AtomicU32::new(VolumeSet::first(all.len()).0),
             all: all.into(),
-            absent,
+            unavailable,
             placement,
             epoch: AtomicU64::new(epoch),
         }
@@ -124,8 +124,9 @@ impl Volumes {
     /// Has the volumes in `set` note that it is they who are in use. Returns those that cannot.
     fn note(&self, set: VolumeSet) -> Vec<usize> {
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
-        let absent = self.absent.len() + self.all.len() - set.iter().count();
-        let note = Membership::new(epoch, absent, set.iter().map(|number| self.all[number].id));
+        let unavailable = self.unavailable.len() + self.all.len() - set.iter().count();
+        let note =
+            Membership::new(epoch, unavailable, set.iter().map(|number| self.all[number].id));
         let is_refused = |number: &usize| {
             let volume = &self.all[*number];
             let noted = volume.index().table().write_membership(&note);

@@ -165,13 +165,13 @@ impl<G, S> Index<G, S> {
         let (mut places, mut count) = (Vec::new(), 0);
         for shard in &self.shards {
             let mut shard = shard.0.lock();
-            let foreign: Vec<Found> = shard
+            let not_owned: Vec<Found> = shard
                 .lookup
                 .iter()
                 .filter(|found| !stays(shard.entries[found.entry].digest))
                 .collect();
-            places.extend(self.take_out_all(&mut shard, &foreign).0);
-            count += foreign.len() as u64;
+            places.extend(self.take_out_all(&mut shard, &not_owned).0);
+            count += not_owned.len() as u64;
         }
         (places, count)
     }

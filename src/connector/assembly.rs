@@ -1,12 +1,14 @@
-//! How several paths become one store at open: which of them are there, what of them counts, who holds which keys.
+//! How several paths become one store at open: which of them are available, and which keys each of them owns.
 //!
-//! At any time each volume holds only keys that belong to it among those in use (see `placement.rs`), and the volumes in use
-//! have noted so (`Membership`). From that follows what to do with a volume that the newest note does not name although it
-//! has a note of its own: it was away while the others went on, and is emptied, as what it holds may be replaced or
-//! deleted since. So is one whose note cannot be read. A volume that never shared keys with others keeps what belongs to it
-//! when new paths come to it; but it is no new path itself as long as it holds chunks, since theirs are of another store.
+//! A volume holds only keys that it owns among the volumes in use (see `placement.rs`), and each volume in use has noted which
+//! these are (`Membership`). The newest note decides:
 //!
-//! All that can be refused is refused by looking: an open that fails has changed nothing, at none of its paths.
+//! - A volume that it does not name, and that has a note of its own, was away while the others went on. It is emptied: its
+//!   chunks may have been replaced or deleted since. So is a volume whose note cannot be read.
+//! - A volume that never shared keys keeps the keys that it owns when new paths are added to it.
+//! - A volume that never shared keys and holds chunks is not added to others: its chunks are of another store.
+//!
+//! An open that fails has changed nothing at any path: all checks come before the first change.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,14 +28,14 @@ use crate::placement::{Placement, VolumeSet};
 use crate::reactor::is_gone;
 use crate::sync::Mutex;
 
-/// A path that is not in use since opening.
+/// A path that opening has left out.
 #[derive(Clone, Debug)]
-pub(super) struct Absent {
+pub(super) struct Unavailable {
     pub(super) path: PathBuf,
     pub(super) reason: String,
 }
 
-impl Absent {
+impl Unavailable {
     fn new(path: &Path, error: &OpenError) -> Self {
         let reason = error.to_string();
         log::error!("{} is left out: {reason}; its keys are missed", path.display());
@@ -41,30 +43,32 @@ impl Absent {
     }
 }
 
-/// The volumes there are, each with what belongs to it.
-pub(super) struct Joined {
+/// The volumes in use, each with the chunks that it owns.
+pub(super) struct Assembled {
     /// What was asked for, with the length of whole devices.
     pub(super) config: Config,
     pub(super) opened: Vec<OpenedVolume>,
-    pub(super) absent: Vec<Absent>,
+    pub(super) unavailable: Vec<Unavailable>,
     pub(super) placement: Placement,
     pub(super) epoch: u64,
 }
 
-/// Opens every path of `config`, all at the same time, and brings them into agreement. A path whose device does not work is
-/// left out if there are others; one whose device is not there, if the others know of more paths than are there.
+/// Opens every path of `config`, all at the same time, and brings them into agreement. A path whose device fails is left out
+/// if there are others. A path whose device is missing is left out if the others know of more paths than there are.
 ///
-/// First all of them are looked at and compared, then they are changed: what is refused leaves everything as it was.
+/// It looks at all of them and compares them before it changes one.
 pub(super) fn open_all(
     config: &Config,
-    left_out: &[Absent],
+    left_out: &[Unavailable],
     completions: &Arc<CompletionQueue>,
-) -> Result<Joined, OpenError> {
+) -> Result<Assembled, OpenError> {
     check_paths(config)?;
     let common = Common::new(config, completions);
     let now_ms = config.clock.now_ms();
     let numbers: Vec<usize> = (0..config.paths.len())
-        .filter(|number| !left_out.iter().any(|absent| absent.path == config.paths[*number]))
+        .filter(|number| {
+            !left_out.iter().any(|unavailable| unavailable.path == config.paths[*number])
+        })
         .collect();
     let outcomes = at_once(&numbers, |number| Found::look(&config.of_path(*number), now_ms));
     let (mut found, mut refused) = (Vec::new(), Vec::new());
@@ -80,12 +84,12 @@ pub(super) fn open_all(
     }
     let looks: Vec<Look<'_>> =
         found.iter().map(|(number, one)| Look::new(&config.paths[*number], one)).collect();
-    let absent = absent(left_out, refused, &looks)?;
-    let were_away = compare(&looks)?;
-    let joined = Config { capacities_bytes, ..config.clone() };
+    let unavailable = unavailable(left_out, refused, &looks)?;
+    let are_outdated = compare(&looks)?;
+    let resolved = Config { capacities_bytes, ..config.clone() };
     let outcomes = at_once(found, |(number, found)| {
-        let opened = OpenedVolume::open(joined.of_path(number), found, &common);
-        opened.map_err(|error| (&joined.paths[number], error))
+        let opened = OpenedVolume::open(resolved.of_path(number), found, &common);
+        opened.map_err(|error| (&resolved.paths[number], error))
     });
     let mut opened = Vec::new();
     let mut failed = Vec::new();
@@ -97,27 +101,27 @@ pub(super) fn open_all(
     }
     if !failed.is_empty() {
         // It could be read and not written. The others go on without it, if they agree without it.
-        let left_out = left_out_as_well(failed, absent, !opened.is_empty())?;
+        let left_out = left_out_as_well(failed, unavailable, !opened.is_empty())?;
         drop(opened);
         return open_all(config, &left_out, completions);
     }
-    let (placement, epoch) = agree(&mut opened, &were_away, absent.len())?;
-    Ok(Joined { config: joined, opened, absent, placement, epoch })
+    let (placement, epoch) = agree(&mut opened, &are_outdated, unavailable.len())?;
+    Ok(Assembled { config: resolved, opened, unavailable, placement, epoch })
 }
 
 /// The paths that are left out: those that were before, and those that were `refused` for their devices.
 ///
 /// # Errors
 /// One was refused for something else.
-fn absent(
-    left_out: &[Absent],
+fn unavailable(
+    left_out: &[Unavailable],
     refused: Vec<(&PathBuf, OpenError)>,
     looks: &[Look<'_>],
-) -> Result<Vec<Absent>, OpenError> {
+) -> Result<Vec<Unavailable>, OpenError> {
     let ids: Vec<StoreId> = looks.iter().filter_map(|look| look.id).collect();
     let mut unexplained =
         newest_of(looks.iter().map(|look| look.sharing)).map_or(0, |newest| newest.missing(&ids));
-    let mut absent = left_out.to_vec();
+    let mut unavailable = left_out.to_vec();
     for (path, error) in refused {
         let is_left_out = match error {
             // It may also be a name that is misspelt.
@@ -128,27 +132,27 @@ fn absent(
             return Err(error);
         }
         unexplained = unexplained.saturating_sub(1);
-        absent.push(Absent::new(path, &error));
+        unavailable.push(Unavailable::new(path, &error));
     }
-    Ok(absent)
+    Ok(unavailable)
 }
 
-/// Those that are `absent`, and those that have `failed` because of their devices, if there are others.
+/// Those that are `unavailable`, and those that have `failed` because of their devices, if there are others.
 ///
 /// # Errors
 /// Why one of them failed, if not.
 fn left_out_as_well(
     failed: Vec<(&PathBuf, OpenError)>,
-    mut absent: Vec<Absent>,
+    mut unavailable: Vec<Unavailable>,
     are_others: bool,
-) -> Result<Vec<Absent>, OpenError> {
+) -> Result<Vec<Unavailable>, OpenError> {
     for (path, error) in failed {
         if !are_others || !is_device_error(&error) {
             return Err(error);
         }
-        absent.push(Absent::new(path, &error));
+        unavailable.push(Unavailable::new(path, &error));
     }
-    Ok(absent)
+    Ok(unavailable)
 }
 
 /// Adds the path that `error` is about to those to be left out, if its device is what does not work and there are others.
@@ -158,7 +162,7 @@ fn left_out_as_well(
 pub(super) fn leave_out(
     error: OpenError,
     config: &Config,
-    left_out: &mut Vec<Absent>,
+    left_out: &mut Vec<Unavailable>,
 ) -> Result<(), OpenError> {
     let about = match &error {
         OpenError::Io { path, .. } if is_device_error(&error) => {
@@ -166,10 +170,10 @@ pub(super) fn leave_out(
         }
         _ => None,
     };
-    let is_known = |path: &&PathBuf| left_out.iter().any(|absent| absent.path == **path);
+    let is_known = |path: &&PathBuf| left_out.iter().any(|unavailable| unavailable.path == **path);
     match about.filter(|path| !is_known(path)) {
         Some(path) if left_out.len() + 1 < config.paths.len() => {
-            left_out.push(Absent::new(path, &error));
+            left_out.push(Unavailable::new(path, &error));
             Ok(())
         }
         _ => Err(error),
@@ -247,11 +251,11 @@ fn newest_of(all: impl DoubleEndedIterator<Item = Sharing>) -> Option<Membership
     all.rev().filter_map(set).max_by_key(|set| set.epoch)
 }
 
-/// Whether these paths may be one store; and of each, whether it was in use with others that went on without it.
+/// Checks that these paths may be one store. Says of each whether it was in use with others that went on without it.
 fn compare(looks: &[Look<'_>]) -> Result<Vec<bool>, OpenError> {
     for (number, look) in looks.iter().enumerate() {
-        let is_twin = |other: &&Look<'_>| other.id.is_some() && other.id == look.id;
-        if let Some(other) = looks[..number].iter().find(is_twin) {
+        let is_duplicate = |other: &&Look<'_>| other.id.is_some() && other.id == look.id;
+        if let Some(other) = looks[..number].iter().find(is_duplicate) {
             let (path, other) = (look.path.to_owned(), other.path.to_owned());
             return Err(OpenError::SameStore { path, other });
         }
@@ -266,7 +270,7 @@ fn compare(looks: &[Look<'_>]) -> Result<Vec<bool>, OpenError> {
         };
     };
     let is_member = |look: &Look<'_>| look.id.is_some_and(|id| newest.members().contains(&id));
-    let was_away = |look: &Look<'_>| match look.sharing {
+    let is_outdated = |look: &Look<'_>| match look.sharing {
         _ if is_member(look) => Ok(false),
         Sharing::Never if look.is_alone() => {
             let member = looks.iter().find(|look| look.sharing == Sharing::With(newest));
@@ -279,18 +283,18 @@ fn compare(looks: &[Look<'_>]) -> Result<Vec<bool>, OpenError> {
         }
         Sharing::With(_) | Sharing::Lost => Ok(true),
     };
-    looks.iter().map(was_away).collect()
+    looks.iter().map(is_outdated).collect()
 }
 
 fn unrelated(alone: &Look<'_>, other: &Look<'_>, what: &'static str) -> OpenError {
     OpenError::Unrelated { path: alone.path.to_owned(), other: other.path.to_owned(), what }
 }
 
-/// Leaves each volume what belongs to it, and notes in all of them which they are, and how many paths are absent.
+/// Drops what a volume does not own, and notes in all of them which they are and how many paths are unavailable.
 fn agree(
     opened: &mut [OpenedVolume],
-    were_away: &[bool],
-    absent: usize,
+    are_outdated: &[bool],
+    unavailable: usize,
 ) -> Result<(Placement, u64), OpenError> {
     let weight = |volume: &OpenedVolume| (volume.id, volume.shared.cache.config.capacity_bytes());
     let placement = Placement::new(opened.iter().map(weight));
@@ -300,21 +304,21 @@ fn agree(
     }
     let live = VolumeSet::first(opened.len());
     let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
-    for (number, (volume, was_away)) in opened.iter_mut().zip(were_away).enumerate() {
-        if *was_away {
+    for (number, (volume, is_outdated)) in opened.iter_mut().zip(are_outdated).enumerate() {
+        if *is_outdated {
             log::warn!(
                 "{} was away while the other paths went on: what it holds may be stale, so it starts empty",
                 volume.shared.cache.config.path().display()
             );
         }
-        volume.drop_foreign(*was_away, |digest| placement.volume_of(digest, live) == number);
+        volume.drop_not_owned(*is_outdated, |digest| placement.volume_of(digest, live) == number);
     }
     let epoch = newest.map_or(0, |newest| newest.epoch);
-    let set = Membership::new(epoch, absent, ids.iter().copied());
+    let set = Membership::new(epoch, unavailable, ids.iter().copied());
     if opened.iter().all(|volume| volume.sharing == Sharing::With(set)) {
         return Ok((placement, epoch));
     }
-    let set = Membership::new(epoch + 1, absent, ids);
+    let set = Membership::new(epoch + 1, unavailable, ids);
     let io_error = |volume: &OpenedVolume| {
         let path = volume.shared.cache.config.path().to_owned();
         move |source: io::Error| OpenError::Io { action: "write the index of", path, source }
