@@ -1,6 +1,6 @@
 //! What can be set when a store is opened.
 
-mod eviction;
+mod choices;
 mod kinds;
 mod nearest;
 mod options;
@@ -12,15 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use eviction::Eviction;
+pub use choices::{Admission, Checksum, Discard, Durability, EngineChoice, Eviction, Layout};
 pub use options::{OPTIONS, OptionSpec};
 pub use tuning::Tuning;
 pub use values::{OptionValue, size_bytes};
 
-use kinds::Named;
 use nearest::nearest;
 
-use crate::checksum::ChecksumKind;
 use crate::engine::{FileOperations, SystemFiles};
 use crate::error::ConfigError;
 use crate::lock::current_boot;
@@ -28,99 +26,6 @@ use crate::time::Clock;
 
 /// Smallest capacity: room for an index and one useful data file.
 pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
-
-macro_rules! named {
-    ($(#[$about:meta])* $kind:ident { $($(#[$value_about:meta])* $value:ident = $name:literal,)+ }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $kind { $($(#[$value_about])* $value),+ }
-
-        impl $kind {
-            /// As options name it.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$value => $name),+ }
-            }
-        }
-
-        impl Named for $kind {
-            const ALL: &'static [Self] = &[$(Self::$value),+];
-            fn name(self) -> &'static str {
-                self.name()
-            }
-        }
-    };
-}
-
-named! {
-    /// How payloads are guarded between SET and GET.
-    Checksum {
-        /// CRC-64/NVME, computed while writing, compared on every GET.
-        Crc64Nvme = "crc64nvme",
-        /// None: what the disk returns is trusted.
-        Off = "off",
-    }
-}
-
-impl Checksum {
-    /// The checksum of new chunks.
-    pub(crate) fn kind(self) -> Option<ChecksumKind> {
-        (self == Self::Crc64Nvme).then_some(ChecksumKind::Crc64Nvme)
-    }
-}
-
-named! {
-    /// How the bytes are moved.
-    EngineChoice {
-        /// io_uring, or threads where it cannot be had.
-        Auto = "auto",
-        /// io_uring; opening fails where it cannot be had.
-        IoUring = "io_uring",
-        /// Threads.
-        Posix = "posix",
-    }
-}
-
-named! {
-    /// What a completed SET withstands.
-    Durability {
-        /// The death of the process.
-        BestEffort = "best_effort",
-        /// Power loss as well: data and record are synced before the completion.
-        Persistent = "persistent",
-    }
-}
-
-named! {
-    /// How chunks lie on disk.
-    Layout {
-        /// As extents of preallocated data files.
-        Extents = "extents",
-        /// Each in a file of its own.
-        Files = "files",
-    }
-}
-
-named! {
-    /// Which SETs store something.
-    Admission {
-        /// All of them.
-        Always = "always",
-        /// Those of keys that were to be stored before.
-        SecondUse = "second_use",
-    }
-}
-
-named! {
-    /// When a block device is told which of its bytes are not needed any more.
-    Discard {
-        /// Never.
-        Never = "never",
-        /// When it is formatted, of all of it.
-        Format = "format",
-        /// When it is formatted, and of the extent of each chunk that goes.
-        Free = "free",
-    }
-}
 
 /// Everything that can be set when a store is opened.
 #[derive(Clone, Debug)]
