@@ -31,7 +31,7 @@ impl GrowthThread {
     }
 
     /// Ends it after what it is doing, and says whether it did: the file system may not give it back. Not by dropping it, as
-    /// the maintenance's.
+    /// the maintenance thread.
     pub(crate) fn end(self) -> bool {
         self.cache.growth.end();
         has_ended(self.thread, Instant::now() + LONGEST_RETURN, "the store did not grow any more")
@@ -97,7 +97,7 @@ impl Cache {
         }
     }
 
-    /// Looks which blocks of the files are cache with a copy: those of the index get blocks of their own, as a page of it that
+    /// Looks which blocks of the files are shared with a copy: those of the index get blocks of their own, as a page of it that
     /// finds none is lost; the data files live with what there is.
     pub(super) fn look_at_blocks(&self) {
         self.index.table().unshare();

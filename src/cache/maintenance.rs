@@ -198,7 +198,7 @@ impl Cache {
         }
     }
 
-    /// Takes out what has expired and gives its space back. With `pauses`, it stops when the maintenance is to end, and works a
+    /// Takes out what has expired and gives its space back. With `pauses`, it stops when the maintenance thread is to end, and works a
     /// fifth of the time. Returns the number of chunks.
     pub(crate) fn expire(&self, pauses: bool) -> u64 {
         let before = self.counters.expired.get();

@@ -119,7 +119,7 @@ impl GroupCommit {
         self.group.as_ref().map_or(0, |group| group.outstanding)
     }
 
-    /// Forgets all members; syncs under direction are still to be reaped.
+    /// Forgets all members; syncs in flight are still to be reaped.
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
         if let Some(group) = &mut self.group {
@@ -180,7 +180,7 @@ impl GroupCommit {
         layout == Layout::Files && self.waiting.len() + members >= MOST_OPEN_FILES
     }
 
-    /// Starts a group if SETs wait for one and none is under direction; goes on with one that waited for other reactors.
+    /// Starts a group if SETs wait for one and none is in flight; goes on with one that waited for other reactors.
     pub(super) fn start(
         &mut self,
         active: &mut Slab<Active>,

@@ -10,7 +10,7 @@ use crate::sync::Mutex;
 
 use super::errnos::{Request, Weight, weight_of};
 
-/// Errors of the device in a row, with nothing moved that direction in between, and the time they go on for, from which on it
+/// Errors of the device in a row, with no success in that direction in between, and the time they go on for, from which on it
 /// counts as failed. Some bad sectors do not reach it: what fails a second time fails its operation only.
 const LONGEST_ERROR_STREAK: u32 = 16;
 const SHORTEST_STREAK: Duration = Duration::from_millis(500);
@@ -169,7 +169,7 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Who is to be logged when it fails, and as which number.
+    /// Who is notified when it fails, and as which number.
     pub(crate) fn set_alarm(&self, number: usize, alarm: Option<Alarm>) {
         *self.alarm.lock() = alarm.map(|alarm| (number, alarm));
     }
@@ -326,7 +326,7 @@ mod tests {
         assert!(health.reason().unwrap().starts_with("16 writes in a row failed"));
         health.note_success(Direction::Write);
         health.note_error(Direction::Read, libc::ENODEV, end);
-        assert_eq!(alarms.try_iter().collect::<Vec<_>>(), [3], "logged once");
+        assert_eq!(alarms.try_iter().collect::<Vec<_>>(), [3], "notified once");
     }
 
     #[test]
@@ -368,7 +368,7 @@ mod tests {
             health.stay_in_use();
             fail(begin + SHORTEST_STREAK);
             assert!(!health.has_failed() && health.reason().is_some());
-            assert_eq!(alarms.try_iter().count(), 1, "logged once in outage {outage}");
+            assert_eq!(alarms.try_iter().count(), 1, "notified once in outage {outage}");
             let works_again = (0..64).filter(|_| health.note_success(Direction::Write)).count();
             assert_eq!((works_again, health.reason()), (1, None));
         }

@@ -29,7 +29,7 @@ pub(super) struct Lane {
     pub(super) sets_wait: AtomicBool,
 }
 
-/// The syncs of one reactor. All that it has under direction come back before it begins further ones.
+/// The syncs of one reactor. All that it has in flight come back before it begins further ones.
 #[derive(Default)]
 pub(super) struct SyncCounts {
     pub(super) begun: AtomicU64,

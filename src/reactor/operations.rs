@@ -212,7 +212,7 @@ impl Operations {
         }
     }
 
-    /// Starts a group of SETs that wait for durability, or goes on with the one under direction.
+    /// Starts a group of SETs that wait for durability, or goes on with the one in flight.
     pub(super) fn start_group(
         &mut self,
         shared: &Shared,

@@ -38,7 +38,7 @@ pub(crate) struct PieceTarget {
     pub(crate) chunk_offset_bytes: u64,
 }
 
-/// A piece under direction. Owns its vectors and bounce memory until it is reaped; lives at a stable address meanwhile.
+/// A piece in flight. Owns its vectors and bounce memory until it is reaped; lives at a stable address meanwhile.
 pub(crate) struct Piece {
     pub(crate) grant: Grant,
     target: PieceTarget,
@@ -239,7 +239,7 @@ impl Piece {
     fn bytes(&self) -> &[u8] {
         let (offset, length) = (self.grant.offset_bytes as usize, self.grant.length_bytes as usize);
         match (&self.buffer, &self.bounce) {
-            // SAFETY: no transfer into this part is under direction: it is done, or a write, which only reads it.
+            // SAFETY: no transfer into this part is in flight: it is done, or a write, which only reads it.
             (Some(buffer), _) => unsafe { buffer.bytes(offset, length) },
             // SAFETY: it has as many bytes and more, all initialised, and the kernel is done with it.
             (None, Some(bounce)) => unsafe { std::slice::from_raw_parts(bounce.as_ptr(), length) },

@@ -235,7 +235,7 @@ impl Operations {
         }
     }
 
-    /// Ends a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its direction with this one: it
+    /// Ends a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its way with this one: it
     /// shares its failure.
     pub(super) fn end_set(
         &mut self,
