@@ -54,7 +54,7 @@ impl MaintenanceThread {
         tell_lost: impl Fn(String) + Send + 'static,
     ) -> std::io::Result<Self> {
         let cache = Arc::clone(cache);
-        let thread = Builder::new().name("kvring-keeper".into()).spawn({
+        let thread = Builder::new().name("kvring-maintain".into()).spawn({
             let cache = Arc::clone(&cache);
             move || keep(&cache, &tell_lost)
         })?;

@@ -105,6 +105,10 @@ impl ReadHandle {
 
 impl Drop for ReadHandle {
     fn drop(&mut self) {
+        // As in a write handle.
+        if std::thread::panicking() {
+            return;
+        }
         if let Some(extent) = self.cache.index.unpin(&self.pin, self.has_matched) {
             self.cache.reclaim(extent);
         }

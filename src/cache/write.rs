@@ -192,6 +192,10 @@ impl Unstored {
 
 impl Drop for Unstored {
     fn drop(&mut self) {
+        // The panic may be about this very chunk: a second one would end the process.
+        if std::thread::panicking() {
+            return;
+        }
         match self.record.take() {
             None => {}
             Some(RecordState::Written(slot)) => {
@@ -328,6 +332,9 @@ impl SupersedingWrite {
 
 impl Drop for SupersedingWrite {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
         // Those that waited fail: nobody goes on with them.
         drop(self.0.take().map(RecordedWrite::commit));
     }

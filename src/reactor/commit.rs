@@ -122,6 +122,7 @@ impl GroupCommit {
     /// Forgets all members; syncs in flight are still to be reaped.
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
+        self.ended.clear();
         if let Some(group) = &mut self.group {
             group.members.clear();
         }
@@ -167,6 +168,15 @@ impl Active {
         matches!(set.stage, Stage::Superseding(_))
     }
 
+    /// Takes back the record of a SET that fails, with its extent.
+    fn withdraw(&mut self) {
+        if let Operation::Set(set) = &mut self.operation
+            && matches!(set.stage, Stage::Recorded(_))
+        {
+            set.stage = Stage::Claimed;
+        }
+    }
+
     /// Whether no sync of the store has failed since its write began.
     fn is_untouched(&self, shared: &Shared) -> bool {
         self.failed_syncs == Some(shared.failed_syncs())
@@ -190,7 +200,7 @@ impl GroupCommit {
         if self.group.as_ref().is_some_and(|group| group.awaited.is_some()) {
             self.finish_phase(active, shared, engine)?;
         }
-        self.sync_index(shared, engine)?;
+        self.sync_index(active, shared, engine)?;
         if self.group.is_some() {
             return Ok(());
         }
@@ -219,11 +229,12 @@ impl GroupCommit {
             withdrawn: Vec::new(),
             failed_syncs: 0,
         });
-        self.submit_syncs(&targets, shared, engine)
+        self.submit_syncs(active, &targets, shared, engine)
     }
 
     fn submit_syncs(
         &mut self,
+        active: &mut Slab<Active>,
         targets: &[SyncTarget],
         shared: &Shared,
         engine: &mut impl Engine,
@@ -251,7 +262,7 @@ impl GroupCommit {
             group.outstanding += 1;
         }
         if group.outstanding == 0 {
-            self.end_group(shared);
+            self.end_group(active, shared);
         }
         outcome
     }
@@ -284,7 +295,7 @@ impl GroupCommit {
             Some(engine) if group.error.is_none() => self.finish_phase(active, shared, engine),
             // Without an engine nothing may be submitted any more; `drop_queued` has ended the members.
             _ => {
-                self.end_group(shared);
+                self.end_group(active, shared);
                 Ok(())
             }
         }
@@ -313,7 +324,7 @@ impl GroupCommit {
         match phase {
             Phase::Data => self.end_all(touched, || MemberEnd::WriteAgain),
             Phase::Index | Phase::Replaced => {
-                self.fail_members(touched, &|| shared.sync_failure(), shared);
+                self.fail_members(active, touched, &|| shared.sync_failure(), shared);
             }
         }
         let next = match phase {
@@ -337,27 +348,32 @@ impl GroupCommit {
                 // Their records were cleared, in memory: before the ticket.
                 group.withdrawn = shared.cache.take_withdrawn();
                 group.awaited_records = Some(shared.cache.records().progress().ticket());
-                self.sync_index(shared, engine)
+                self.sync_index(active, shared, engine)
             }
             _ => {
-                self.end_group(shared);
+                self.end_group(active, shared);
                 Ok(())
             }
         }
     }
 
     /// Begins the sync of the index that a group is at, once everything is written there that it is for.
-    fn sync_index(&mut self, shared: &Shared, engine: &mut impl Engine) -> Result<(), EngineError> {
+    fn sync_index(
+        &mut self,
+        active: &mut Slab<Active>,
+        shared: &Shared,
+        engine: &mut impl Engine,
+    ) -> Result<(), EngineError> {
         let Some(group) = &mut self.group else { return Ok(()) };
         if !group.awaited_records.is_some_and(|ticket| shared.cache.is_recorded(ticket)) {
             return Ok(());
         }
         group.awaited_records = None;
         let index = shared.cache.records().sync_descriptor(self.number);
-        self.submit_syncs(&[SyncTarget::Lasting(index)], shared, engine)
+        self.submit_syncs(active, &[SyncTarget::Lasting(index)], shared, engine)
     }
 
-    fn end_group(&mut self, shared: &Shared) {
+    fn end_group(&mut self, active: &mut Slab<Active>, shared: &Shared) {
         let Some(Group { members, error, withdrawn, .. }) = self.group.take() else {
             return;
         };
@@ -366,7 +382,7 @@ impl GroupCommit {
             Some(errno) => {
                 shared.cache.counters.sync_errors.add(1);
                 let failure = || Failure::Sync(io::Error::from_raw_os_error(errno));
-                self.fail_members(members, &failure, shared);
+                self.fail_members(active, members, &failure, shared);
             }
             None => self.end_all(members, || MemberEnd::Durable),
         }
@@ -383,6 +399,7 @@ impl GroupCommit {
 
     fn fail_members(
         &mut self,
+        active: &mut Slab<Active>,
         members: Vec<usize>,
         failure: &dyn Fn() -> Failure,
         shared: &Shared,
@@ -392,6 +409,8 @@ impl GroupCommit {
             let text = failure().text(|| format!("{} chunks in {path}", members.len()));
             log::error!("{text}; they are not stored");
         }
+        // Now: the next sync of the index covers that their records are cleared.
+        members.iter().for_each(|id| active[*id].withdraw());
         self.end_all(members, || MemberEnd::Failed(failure()));
     }
 }

@@ -266,9 +266,13 @@ impl Device {
                 && let Some(next) = self.isolated[direction as usize].waiting.pop_front()
             {
                 let FailedOnce { token, errno, since, .. } = next;
+                let id = self.pieces[token].grant.id;
+                let has_failed =
+                    |ended: &Outcome| matches!(ended, Outcome::Failed(grant, _) if grant.id == id);
                 let is_late = now.saturating_duration_since(since) > LONGEST_WAIT;
                 if is_late
-                    || !is_wanted(self.pieces[token].grant.id)
+                    || !is_wanted(id)
+                    || failed.iter().any(has_failed)
                     || !self.merits_retry(token, errno, Attempt::First, shared)
                 {
                     failed.push(self.end_failed(token, errno, Attempt::First, now, shared));

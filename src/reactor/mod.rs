@@ -258,7 +258,9 @@ impl<E: Engine> Reactor<E> {
             self.operations.start_chunk_files(&self.shared, &mut self.engine)?;
             self.shared.completions.announce();
 
-            let idle = self.operations.is_idle() && self.lane().intake.is_empty();
+            let idle = self.operations.is_idle()
+                && self.lane().intake.is_empty()
+                && !self.shared.reclaims_deleted(self.number);
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }

@@ -89,6 +89,9 @@ impl Shared {
         if self.cache.has_deleted() {
             self.lanes.iter().take(1).for_each(|lane| lane.waker.wake());
         }
+        if self.stopped.load(Ordering::SeqCst) {
+            self.reject_all();
+        }
     }
 
     /// Whether it is reactor `number` that gives the extents of deleted chunks back, and there are some.
@@ -137,6 +140,9 @@ impl Shared {
             while let Some(operations) = lane.intake.pop() {
                 self.cache.counters.abandoned.add(operations.len() as u64);
             }
+        }
+        while let Some((extent, _)) = self.cache.next_deleted() {
+            self.cache.reclaim(extent);
         }
         let (gets, sets) = self.cache.index.abandon_waiting();
         self.cache.counters.abandoned.add((gets.len() + sets.len()) as u64);
