@@ -47,7 +47,7 @@ impl Shared {
             .for_each(|lane| lane.waker.wake());
     }
 
-    /// What reactors other than `number` have under direction. `number` is woken whenever some of it comes back, until
+    /// What reactors other than `number` have in flight. `number` is woken whenever some of it comes back, until
     /// [`Shared::have_ended`].
     pub(super) fn syncs_under_way(&self, number: usize) -> SyncsUnderWay {
         self.lanes[number].syncs.awaits_others.store(true, Ordering::SeqCst);

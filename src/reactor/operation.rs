@@ -72,7 +72,7 @@ impl Operation {
     }
 }
 
-/// One key of a SET batch on its direction.
+/// One key of a SET batch on its way.
 pub(crate) struct SetOperation {
     pub(super) claim: Claim,
     pub(super) stage: Stage,
