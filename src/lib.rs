@@ -1,20 +1,20 @@
 //! kvring: a local-NVMe tier for LMCache.
 //!
-//! Batches of (key, memory) come in, the bytes move between that memory and disk by io_uring (or threads) and O_DIRECT, completions
-//! go out through an eventfd, and what is held survives restarts.
+//! Batches of (key, memory) come in. The bytes move between that memory and the disk by io_uring (or threads) and O_DIRECT. Completions
+//! go out through an eventfd. Chunks survive restarts.
 //!
 //! ```text
-//!   submit_get / set / exists / delete                     drain
-//!            |                                               ^
-//!        connector ---- exists, delete: answered here ---> completion (eventfd)
-//!            |  get: pinned in the index                     ^
-//!            |  set: key claimed in the index                | batch: one answer per batch
-//!            v                                               |
-//!         reactor (one thread) -- schedule: which next --> work: pieces
-//!            |                                               |
-//!          store: where bytes live                        engine: io_uring, or threads
-//!          index: what is held (map in RAM, index file of records)
+//!   submit_get / set / exists / delete              drain
+//!            |                                        ^
+//!        connector: a path per key                completion (eventfd)
+//!            |                                        ^
+//!        cache: index, store, eviction             batch: one answer per batch
+//!            |  gives out write and read handles      ^
+//!            v                                        |
+//!        reactor: schedule (which next), device (pieces), engine (io_uring, or threads)
 //! ```
+//!
+//! docs/architecture.md follows a SET and a GET through it.
 //!
 //! A module knows only those before it in this list:
 //!
