@@ -176,8 +176,10 @@ impl Directory {
         name: &str,
     ) -> impl FnOnce(io::Error) -> OpenError + use<> {
         // Not with a slash at its end where it is the directory itself.
-        let path = if name.is_empty() { self.path.clone() } else { self.path_of(name) };
-        move |source| OpenError::Io { action, path, source }
+        match name {
+            "" => OpenError::io(action, &self.path),
+            name => OpenError::io(action, &self.path_of(name)),
+        }
     }
 
     /// Takes its permissions from others, if it is this process's and has nothing in it but what `is_own` by its name: one that is

@@ -1,14 +1,14 @@
 //! One error enum per layer; each message names the value, the limit and the way out.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytesize::ByteSize;
 use thiserror::Error;
 
 use crate::engine::EngineError;
-use crate::key::{Digest, MAX_KEY_BYTES};
+use crate::key::Digest;
 
 /// A wrong option, found before anything is touched.
 #[derive(Debug, Error)]
@@ -361,42 +361,10 @@ pub enum OpenError {
     },
 }
 
-/// A batch that is refused as a whole, before anything of it is queued.
-#[derive(Debug, Error)]
-pub enum SubmitError {
-    /// `close()` has been called.
-    #[error("the connector is closed; open a new one")]
-    Closed,
-    /// The connector was inherited through fork().
-    #[error(
-        "the connector belongs to process {owner}, not to its fork {this}; open a connector of its own with another path"
-    )]
-    Forked {
-        /// Process that opened the connector.
-        owner: u32,
-        /// Process that calls.
-        this: u32,
-    },
-    /// Keys and buffers do not pair up.
-    #[error("{keys} keys but {buffers} buffers; each key needs exactly one buffer")]
-    CountMismatch {
-        /// Number of keys.
-        keys: usize,
-        /// Number of buffers.
-        buffers: usize,
-    },
-    /// A key is too long.
-    #[error("key {position} has {length_bytes} bytes; keys have at most {MAX_KEY_BYTES}")]
-    KeyTooLong {
-        /// Its position in the batch.
-        position: usize,
-        /// Its length in UTF-8.
-        length_bytes: usize,
-    },
-    /// A chunk is empty.
-    #[error("buffer {position} has 0 bytes; a chunk has 1 byte or more")]
-    EmptyChunk {
-        /// Its position in the batch.
-        position: usize,
-    },
+impl OpenError {
+    /// What makes the error of `action` on `path` from what the system said.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::Io { action, path, source }
+    }
 }

@@ -76,13 +76,13 @@ pub use config::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
     MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue,
 };
-pub use connector::{Connector, Shutdown, format_device};
+pub use connector::{Connector, Shutdown, SubmitError, format_device};
 pub use engine::posix::PosixEngine;
 pub use engine::uring::UringEngine;
 pub use engine::{
     Action, Engine, EngineError, FileOperations, Reaped, Refusal, SystemFiles, Transfer, Waker,
 };
-pub use error::{ConfigError, OpenError, StoreError, SubmitError};
+pub use error::{ConfigError, OpenError, StoreError};
 pub use evict::NamespaceUsage;
 pub use format::record::MAX_CHUNK_BYTES;
 #[doc(hidden)]

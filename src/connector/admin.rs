@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Connector;
+use super::error::SubmitError;
 use super::volume::Volume;
-use crate::error::SubmitError;
 use crate::evict::NamespaceUsage;
 use crate::index::{Check, KeyState, Purged};
 use crate::key::Hashed;

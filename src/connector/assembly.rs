@@ -10,7 +10,6 @@
 //!
 //! An open that fails has changed nothing at any path: all checks come before the first change.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::Builder;
@@ -320,8 +319,7 @@ fn agree(
     }
     let set = Membership::new(epoch + 1, unavailable, ids);
     let io_error = |volume: &OpenedVolume| {
-        let path = volume.shared.cache.config.path().to_owned();
-        move |source: io::Error| OpenError::Io { action: "write the index of", path, source }
+        OpenError::io("write the index of", volume.shared.cache.config.path())
     };
     // What was dropped is not to come back once the set is noted.
     for volume in opened.iter() {

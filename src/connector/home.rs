@@ -55,7 +55,7 @@ impl Found {
                         check_can_be_made(config.path())?;
                         Ok(Self::Nothing)
                     }
-                    Err(error) => Err(io_error("open the directory", config.path(), error)),
+                    Err(error) => Err(OpenError::io("open the directory", config.path())(error)),
                 }
             }
             Target::Device => {
@@ -120,7 +120,7 @@ impl Found {
     ) -> Result<(Home, FoundIndex, FoundData), OpenError> {
         let found = match self {
             Self::Nothing => {
-                let error = |error| io_error("make the directory", config.path(), error);
+                let error = OpenError::io("make the directory", config.path());
                 let directory = Directory::open_or_make(config.path()).map_err(error)?;
                 Self::in_directory(directory, config)?
             }
@@ -133,7 +133,9 @@ impl Found {
                 }
                 Ok((home, index, data))
             }
-            Self::Nothing => Err(io_error("open", config.path(), io::ErrorKind::NotFound.into())),
+            Self::Nothing => {
+                Err(OpenError::io("open", config.path())(io::ErrorKind::NotFound.into()))
+            }
         }
     }
 }
@@ -171,10 +173,6 @@ impl Home {
     }
 }
 
-fn io_error(action: &'static str, path: &Path, source: io::Error) -> OpenError {
-    OpenError::Io { action, path: path.to_owned(), source }
-}
-
 /// Checks that something can be made in the directory, or in the one that it is to be made in.
 fn check_can_be_made(directory: &Path) -> Result<(), OpenError> {
     let existing = directory
@@ -187,12 +185,12 @@ fn check_can_be_made(directory: &Path) -> Result<(), OpenError> {
     if let Err(errno @ (Errno::EACCES | Errno::EROFS)) =
         faccessat(AT_FDCWD, existing, needed, AtFlags::AT_EACCESS)
     {
-        return Err(io_error("write to", existing, errno.into()));
+        return Err(OpenError::io("write to", existing)(errno.into()));
     }
     match existing.metadata() {
         Ok(found) if !found.is_dir() => {
             let error = io::Error::from_raw_os_error(libc::ENOTDIR);
-            Err(io_error("make the directory", directory, error))
+            Err(OpenError::io("make the directory", directory)(error))
         }
         _ => Ok(()),
     }

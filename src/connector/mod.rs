@@ -4,6 +4,7 @@ mod admin;
 mod assembly;
 mod closing;
 mod engines;
+mod error;
 mod format_device;
 mod home;
 mod path_names;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use assembly::{Assembled, Unavailable, leave_out, open_all};
+pub use error::SubmitError;
 pub use format_device::format_device;
 pub use shutdown::Shutdown;
 use volume::Volume;
@@ -28,7 +30,7 @@ use crate::backlog::{Amount, Backlog};
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
 use crate::config::Config;
 use crate::engine::{Engine, EngineError, Waker};
-use crate::error::{OpenError, SubmitError};
+use crate::error::OpenError;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
 use crate::placement::Placement;
@@ -77,10 +79,7 @@ impl Connector {
         E: Engine,
         M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
-        let io_error = |action| {
-            let path = config.path().to_owned();
-            move |source| OpenError::Io { action, path, source }
-        };
+        let io_error = |action| OpenError::io(action, config.path());
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
         let make_engine = Arc::new(Mutex::new(make_engine));

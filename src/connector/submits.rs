@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Connector;
+use super::error::SubmitError;
 use crate::backlog::Amount;
 use crate::batch::{Batch, BatchItem};
 use crate::buffer::CallerBuffer;
 use crate::cache::{Claim, GetRequest, Opened, SetRequest};
 use crate::completion::{Completion, KeepAlive};
-use crate::error::{StoreError, SubmitError};
+use crate::error::StoreError;
 use crate::index::EnteredSet;
 use crate::key::{Digest, Fingerprints};
 use crate::reactor::{Answer, Operation, Shared};

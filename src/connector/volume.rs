@@ -59,10 +59,7 @@ impl OpenedVolume {
     /// Opens what was found, making what is missing, and recovers what it holds. `config` is of that path alone.
     pub(super) fn open(config: Config, found: Found, common: &Common) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
-        let io_error = |action| {
-            let path = path.clone();
-            move |source| OpenError::Io { action, path, source }
-        };
+        let io_error = |action| OpenError::io(action, &path);
         let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error("make an eventfd for"))?;
         let rules = Rules {
@@ -120,10 +117,7 @@ impl OpenedVolume {
         M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
         let Self { shared, id, sharing: _, budget, recovery, suspects } = self;
-        let io_error = |action| {
-            let path = shared.cache.config.path().to_owned();
-            move |source| OpenError::Io { action, path, source }
-        };
+        let io_error = |action| OpenError::io(action, shared.cache.config.path());
         log::info!("{}: {recovery}", shared.cache.config.path().display());
         let longest_bytes = shared.cache.store.max_chunk_bytes();
         if longest_bytes < MAX_CHUNK_BYTES {

@@ -40,10 +40,7 @@ impl FoundIndex {
             let reset = Some(String::new());
             return Ok(Self { place, index_file: None, length: Some(0), reset, id: None });
         };
-        let io_error = |action| {
-            let path = index_file.path().to_owned();
-            move |source| OpenError::Io { action, path, source }
-        };
+        let io_error = |action| OpenError::io(action, index_file.path());
         let length = index_file.length().map_err(io_error("read the length of"))?;
         let reset = check_header(&index_file, length)?;
         if reset.as_ref().is_some_and(|reason| !reason.is_empty()) {

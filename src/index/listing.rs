@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use super::reader::{IndexReader, io_error, superblock_of};
+use super::reader::{IndexReader, superblock_of};
 use crate::block::BLOCK_BYTES;
 use crate::checksum::crc32c;
 use crate::directory::Directory;
@@ -123,9 +123,10 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
     let mut damage = Damage::default();
     let (index, places) = match Target::of(path)? {
         Target::Directory => {
-            let directory = Directory::open(path).map_err(io_error("open", path))?;
+            let directory = Directory::open(path).map_err(OpenError::io("open", path))?;
             let index = IndexReader::in_directory(&directory)?;
-            let has_own_files = directory.contains(CHUNKS_NAME).map_err(io_error("read", path))?;
+            let has_own_files =
+                directory.contains(CHUNKS_NAME).map_err(OpenError::io("read", path))?;
             let places = match has_own_files {
                 true => Places::OwnFiles,
                 false => Places::DataFiles(directory, HashMap::new()),
@@ -133,7 +134,7 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
             (index, places)
         }
         Target::Device => {
-            let device = File::open(path).map_err(io_error("read", path))?;
+            let device = File::open(path).map_err(OpenError::io("read", path))?;
             let (superblock, is_whole) = superblock_of(&device, path)?;
             damage.has_one_superblock = !is_whole;
             let index = IndexReader::of_device(device, path, &superblock, index_path)?;

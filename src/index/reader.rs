@@ -66,7 +66,8 @@ impl IndexReader {
     ) -> Result<Self, OpenError> {
         let id = superblock.store_id;
         if let Some(index_path) = index_path {
-            let directory = Directory::open(index_path).map_err(io_error("open", index_path))?;
+            let directory =
+                Directory::open(index_path).map_err(OpenError::io("open", index_path))?;
             return Self::open(&directory, &device_index_name(id), Some(id));
         }
         if superblock.index_bytes == 0 {
@@ -76,7 +77,7 @@ impl IndexReader {
         let mut reader = Self { file: device, path: path.to_owned(), start, region_bytes: None };
         let mut length = Length::zeroed();
         let read = reader.read_exact_at(bytemuck::bytes_of_mut(&mut length), LENGTH_OFFSET);
-        read.map_err(io_error("read the index on", path))?;
+        read.map_err(OpenError::io("read the index on", path))?;
         let fits = (HEADER_BYTES..=superblock.index_bytes).contains(&length.bytes);
         if !length.is_intact() || !fits {
             return Err(unreadable(path, "the length of its index is damaged"));
@@ -104,7 +105,7 @@ impl IndexReader {
         }
         let mut header = Header::zeroed();
         self.read_exact_at(bytemuck::bytes_of_mut(&mut header), 0)
-            .map_err(io_error("read the header of", &self.path))?;
+            .map_err(OpenError::io("read the header of", &self.path))?;
         if let Some(reason) = judge_header(&header, &self.path)? {
             return Err(unreadable(&self.path, reason));
         }
@@ -120,7 +121,7 @@ impl IndexReader {
             Some(bytes) => Ok(bytes),
             None => {
                 let metadata = self.file.metadata();
-                Ok(metadata.map_err(io_error("read the length of", &self.path))?.len())
+                Ok(metadata.map_err(OpenError::io("read the length of", &self.path))?.len())
             }
         }
     }
@@ -181,12 +182,7 @@ pub(super) fn superblock_of(device: &File, path: &Path) -> Result<(Superblock, b
     Err(unreadable(path, reason))
 }
 
-pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
-    let path = path.to_owned();
-    move |source| OpenError::Io { action, path, source }
-}
-
 fn unreadable(path: &Path, reason: &str) -> OpenError {
     let source = io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
-    OpenError::Io { action: "read", path: path.to_owned(), source }
+    OpenError::io("read", path)(source)
 }

@@ -98,10 +98,7 @@ impl Table {
             }
             None => IndexFile::make(&place)?,
         };
-        let io_error = |action| {
-            let path = index_file.path().to_owned();
-            move |source| OpenError::Io { action, path, source }
-        };
+        let io_error = |action| OpenError::io(action, index_file.path());
         if let Some(bytes) = found.filter(|_| reset.is_none())
             && !budget.reserve(bytes, budget.capacity_bytes() / 2)
         {

@@ -78,10 +78,7 @@ impl IndexFile {
                 let directory = match Directory::open(path) {
                     Ok(directory) => Arc::new(directory.with_files(device.files())),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                    Err(source) => {
-                        let path = path.clone();
-                        return Err(OpenError::Io { action: "open the directory", path, source });
-                    }
+                    Err(error) => return Err(OpenError::io("open the directory", path)(error)),
                 };
                 let id = device.superblock().store_id;
                 Self::find_file(&directory, &device_index_name(id), device.path(), Some(id))
@@ -102,9 +99,7 @@ impl IndexFile {
 
     fn of_device(device: &Arc<Device>) -> Result<Self, OpenError> {
         let path = device.path().to_owned();
-        let file = device.open_beside();
-        let file =
-            file.map_err(|source| OpenError::Io { action: "open", path: path.clone(), source })?;
+        let file = device.open_beside().map_err(OpenError::io("open", &path))?;
         let superblock = device.superblock();
         let (offset, most_bytes) = (superblock.index_offset, superblock.index_bytes);
         Ok(Self {
@@ -121,17 +116,13 @@ impl IndexFile {
     }
 
     fn make_beside(path: &Path, device: &Device) -> Result<Self, OpenError> {
-        let io_error = |action, path: &Path| {
-            let path = path.to_owned();
-            move |source| OpenError::Io { action, path, source }
-        };
         let directory =
-            Directory::open_or_make(path).map_err(io_error("make the directory", path))?;
+            Directory::open_or_make(path).map_err(OpenError::io("make the directory", path))?;
         let directory = Arc::new(directory.with_files(device.files()));
         let expected = directory.path_of(&device_index_name(device.superblock().store_id));
         if !device.is_new() {
             // The file may come back, or be in another directory: from here on it is of another store.
-            device.renew_id().map_err(io_error("write", device.path()))?;
+            device.renew_id().map_err(OpenError::io("write", device.path()))?;
         }
         let id = device.superblock().store_id;
         let mut index_file =

@@ -82,10 +82,7 @@ impl Device {
         is_opened: bool,
     ) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
-        let io_error = |action| {
-            let path = path.clone();
-            move |source| OpenError::Io { action, path, source }
-        };
+        let io_error = |action| OpenError::io(action, &path);
         let probe = File::open(&path).map_err(io_error("open"))?;
         let size_bytes = check_device(&probe, &path)?;
         let number = probe.metadata().map_err(io_error("open"))?.rdev();
