@@ -32,7 +32,7 @@ pub enum ConfigError {
         fate: String,
     },
     /// The option exists; its value does not fit.
-    #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}{unit}", unit = in_brackets(unit))]
+    #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}")]
     Invalid {
         /// The option.
         name: &'static str,
@@ -40,10 +40,8 @@ pub enum ConfigError {
         value: String,
         /// What is wrong with it.
         reason: String,
-        /// What it accepts.
+        /// What it accepts, with its unit.
         range: String,
-        /// Unit of that; empty for a name.
-        unit: &'static str,
     },
     /// Required options are missing.
     #[error(
@@ -68,10 +66,6 @@ pub enum ConfigError {
 
 fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |name| format!(" (did you mean '{name}'?)"))
-}
-
-fn in_brackets(unit: &str) -> String {
-    if unit.is_empty() { String::new() } else { format!(" ({unit})") }
 }
 
 fn quoted(names: &[&str]) -> String {

@@ -113,9 +113,11 @@ impl OptionSpec {
 impl ConfigError {
     /// A value that does not fit the option, or what the path names.
     pub(crate) fn unfitting(name: &'static str, value: String, reason: String) -> Self {
-        let spec = OptionSpec::named(name);
-        let (range, unit) = spec.map_or_else(Default::default, |spec| (spec.range(), spec.unit));
-        Self::Invalid { name, value, reason, range, unit }
+        let range = OptionSpec::named(name).map_or_else(String::new, |spec| match spec.unit {
+            "" => spec.range(),
+            unit => format!("{} ({unit})", spec.range()),
+        });
+        Self::Invalid { name, value, reason, range }
     }
 }
 
