@@ -1,10 +1,11 @@
-//! The digest of a key, which every key of every batch goes through. `cargo bench --bench digest`
+//! The digest of a key, which every key of every batch goes through. `cargo bench --features bench --bench digest`
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvring::{Digest, MAX_KEY_BYTES};
+use kvring::MAX_KEY_BYTES;
+use kvring::bench::Digest;
 
 fn digest(criterion: &mut Criterion) {
     let lmcache = format!("meta-llama/Llama-3.1-70B-Instruct@00000001@0@{:064x}", 1);

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvring::{AlignedBlock, CallerBuffer, Clock, Config, Connector};
+use kvring::testing::Clock;
+use kvring::{AlignedBlock, CallerBuffer, Config, Connector};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 const BATCH: u64 = 256;

@@ -1,6 +1,6 @@
 //! The longest stalls of submitting threads while the map grows from nothing to 10,000,000 keys.
 //!
-//! `cargo bench --bench growth [-- KEYS [DIRECTORY]]`: one thread stores keys as the reactor does, another asks, claims
+//! `cargo bench --features bench --bench growth [-- KEYS [DIRECTORY]]`: one thread stores keys as the reactor does, another asks, claims
 //! and deletes all the while. The sidecar lies in DIRECTORY; one on a tmpfs leaves the disk out of it. On a machine that
 //! does other work too, what counts is the calls during which both threads had a processor whenever they wanted one, and
 //! how long storing a key holds a lock, which is measured without the second thread.
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvring::IndexProbe;
+use kvring::bench::IndexProbe;
 
 const BATCH: u64 = 256;
 const CAPACITY_BYTES: u64 = 64 << 30;

@@ -1,12 +1,12 @@
 //! The map alone: lookups of held, absent and mixed keys, and what storing and deleting a key costs besides its I/O.
-//! `cargo bench --bench map`.
+//! `cargo bench --features bench --bench map`.
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 #![allow(clippy::unwrap_used, reason = "a bench that unwraps fails with the place and the reason")]
 
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvring::IndexProbe;
+use kvring::bench::IndexProbe;
 
 const BATCH: usize = 256;
 

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kvring::{Class, Limits, Scheduler};
+use kvring::bench::{Class, Limits, Scheduler};
 
 const LIMITS: Limits = Limits {
     queue_depth: 128,

@@ -15,10 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvring::{
-    Action, CallerBuffer, Checksum, Clock, Config, Connector, Engine, EngineError, Eviction,
-    PosixEngine, Reaped, Transfer, Waker,
-};
+use kvring::testing::{Action, Clock, Engine, PosixEngine, Reaped, Transfer, Waker};
+use kvring::{CallerBuffer, Checksum, Config, Connector, EngineError, Eviction};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 const BATCH: u64 = 256;

@@ -7,6 +7,9 @@ use crate::batch::Batch;
 use crate::completion::{Completion, CompletionQueue};
 
 pub use crate::evict::probe::{EvictionProbe, Held};
+pub use crate::index::probe::IndexProbe;
+pub use crate::key::Digest;
+pub use crate::schedule::{Class, Grant, Limits, Scheduler};
 
 /// Batches without a store behind them.
 pub struct Countdown {

@@ -5,7 +5,7 @@ pub const BLOCK_BYTES: u64 = 4096;
 
 /// A run of blocks of one file: the place of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Extent {
+pub(crate) struct Extent {
     /// Number of the file, which is the chunk's own in layout `files`.
     pub file: u32,
     /// First block in it.
@@ -16,17 +16,17 @@ pub struct Extent {
 
 impl Extent {
     /// Blocks that `bytes` take.
-    pub fn blocks_for(bytes: u64) -> u32 {
+    pub(crate) fn blocks_for(bytes: u64) -> u32 {
         bytes.div_ceil(BLOCK_BYTES) as u32
     }
 
     /// The block after its last one.
-    pub fn end_block(self) -> u64 {
+    pub(crate) fn end_block(self) -> u64 {
         u64::from(self.first_block) + u64::from(self.blocks)
     }
 
     /// Bytes it takes.
-    pub fn size_bytes(self) -> u64 {
+    pub(crate) fn size_bytes(self) -> u64 {
         u64::from(self.blocks) * BLOCK_BYTES
     }
 }

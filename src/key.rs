@@ -91,7 +91,7 @@ impl Keyed for Hashed<'_> {
 
 /// Whose chunk a key names: the model and, where there is one, the cache salt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Namespace<'key> {
+pub(crate) struct Namespace<'key> {
     /// Model name; empty for a key that is not of LMCache's form.
     pub model: &'key str,
     /// Cache salt; empty for an unsalted key.
@@ -101,7 +101,7 @@ pub struct Namespace<'key> {
 impl<'key> Namespace<'key> {
     /// Splits `model@kv_rank@object_group@chunk_hash[@cache_salt]`, the form LMCache 0.5.6 writes in
     /// `native_connector_l2_adapter.py`. Any other string belongs to the nameless namespace.
-    pub fn of(key: &'key str) -> Self {
+    pub(crate) fn of(key: &'key str) -> Self {
         let mut fields = key.split(SEPARATOR);
         let parts = [fields.next(), fields.next(), fields.next(), fields.next(), fields.next()];
         match (parts, fields.next()) {
@@ -113,13 +113,13 @@ impl<'key> Namespace<'key> {
     }
 
     /// The namespace with this [`Namespace::name`].
-    pub fn called(name: &'key str) -> Self {
+    pub(crate) fn called(name: &'key str) -> Self {
         let (model, salt) = name.split_once(SEPARATOR).unwrap_or((name, ""));
         Self { model, salt }
     }
 
     /// `model@salt`, or the model alone where there is no salt.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match self.salt {
             "" => self.model.to_owned(),
             salt => format!("{}{SEPARATOR}{salt}", self.model),
@@ -127,7 +127,7 @@ impl<'key> Namespace<'key> {
     }
 
     /// 64-bit fingerprint kept in each record, so that a namespace can be told without its key.
-    pub fn fingerprint(&self) -> u64 {
+    pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = Blake2b::<U16>::new();
         hasher.update(self.model.as_bytes());
         hasher.update([0]);

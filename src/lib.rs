@@ -26,7 +26,12 @@
 //! - `evict`, `index`: what is stored, and what goes
 //! - `stats`, `cache`: what a chunk goes through
 //! - `schedule`, `reactor`, `connector`: what is asked, and answered
-//! - `bench`: what benchmarks see
+//! - `testing`, `bench`: what tests replace, and what benchmarks see
+
+#![cfg_attr(
+    not(feature = "bench"),
+    allow(unreachable_pub, reason = "`bench` exports what benchmarks need")
+)]
 
 #[cfg(not(target_endian = "little"))]
 compile_error!(
@@ -63,35 +68,26 @@ mod schedule;
 mod stats;
 mod store;
 mod sync;
+#[doc(hidden)]
+pub mod testing;
 mod thread;
 mod time;
 
-pub use block::{BLOCK_BYTES, Extent};
+pub use block::BLOCK_BYTES;
 pub use buffer::{AlignedBlock, CallerBuffer};
 pub use completion::{Completion, KeepAlive};
-#[doc(hidden)]
-pub use config::Tuning;
-pub use config::size_bytes;
 pub use config::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
-    MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue,
+    MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, size_bytes,
 };
 pub use connector::{Connector, Shutdown, SubmitError, format_device};
-pub use engine::posix::PosixEngine;
-pub use engine::uring::UringEngine;
-pub use engine::{
-    Action, Engine, EngineError, FileOperations, Reaped, Refusal, SystemFiles, Transfer, Waker,
-};
-pub use error::{ConfigError, OpenError, StoreError};
+pub use engine::{EngineError, Refusal};
+pub use error::{ConfigError, OpenError};
 pub use evict::NamespaceUsage;
 pub use format::record::MAX_CHUNK_BYTES;
-#[doc(hidden)]
-pub use index::IndexProbe;
 pub use index::{
     Check, Damage, KeyState, Purged, Recovery, StoredChunk, StoredChunks, list_chunks,
 };
-pub use key::{Digest, MAX_KEY_BYTES, Namespace};
-pub use schedule::{Class, Grant, Limits, Scheduler};
-pub use stats::{Counter, CounterGroup, Counters, PathStats, Stats};
-pub use store::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
-pub use time::Clock;
+pub use key::MAX_KEY_BYTES;
+pub use stats::{PathStats, Stats};
+pub use store::Geometry;

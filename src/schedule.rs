@@ -424,11 +424,13 @@ impl Scheduler {
     }
 
     /// Whether nothing waits for a grant.
+    #[cfg(any(test, feature = "bench"))]
     pub fn is_empty(&self) -> bool {
         self.queues.iter().all(Queue::is_empty)
     }
 
     /// Pieces granted and not finished.
+    #[cfg(test)]
     pub fn in_flight(&self) -> usize {
         self.in_flight.iter().map(|line| line.pieces).sum()
     }

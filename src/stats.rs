@@ -8,16 +8,16 @@ use crate::store::Geometry;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
+pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
     /// Adds `amount`.
-    pub fn add(&self, amount: u64) {
+    pub(crate) fn add(&self, amount: u64) {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
 
     /// Its value now.
-    pub fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -26,11 +26,11 @@ macro_rules! counters {
     ($($(#[doc = $meaning:literal])+ $name:ident,)+) => {
         /// What happened since the store was opened.
         #[derive(Debug, Default)]
-        pub struct Counters { $($(#[doc = $meaning])+ pub $name: Counter,)+ }
+        pub(crate) struct Counters { $($(#[doc = $meaning])+ pub $name: Counter,)+ }
 
         impl Counters {
             /// Every counter by name.
-            pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
+            pub(crate) fn snapshot(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name.get()),)+]
             }
         }
@@ -272,7 +272,7 @@ impl Deref for Stats {
 }
 
 /// Counters of one part of the store, by name.
-pub type CounterGroup = Vec<(&'static str, u64)>;
+pub(crate) type CounterGroup = Vec<(&'static str, u64)>;
 
 impl Stats {
     /// What operators watch, in three groups whose names do not clash: `storage` (what became of chunks), `writer` (the

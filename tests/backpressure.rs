@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, key, once, pattern};
-use kvring::{Action, Config, Connector, Engine, EngineError, Reaped, Transfer};
+use kvring::testing::{Action, Engine, Reaped, Transfer};
+use kvring::{Config, Connector, EngineError};
 
 /// A device that does nothing while `stuck` is set, and gives up what it has when that is cancelled.
 struct StuckUntilCancelled {

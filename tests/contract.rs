@@ -5,7 +5,8 @@
 mod common;
 
 use common::{Client, MIB, Memory, config, key, pattern, real_engine};
-use kvring::{BLOCK_BYTES, Connector, Durability, Engine, SubmitError, Waker};
+use kvring::testing::{Engine, Waker};
+use kvring::{BLOCK_BYTES, Connector, Durability, SubmitError};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 

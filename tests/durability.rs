@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, eventually, has_data_files, key, layout, once, pattern};
-use kvring::{Action, Connector, Durability, Layout, Reaped};
+use kvring::testing::{Action, Reaped};
+use kvring::{Connector, Durability, Layout};
 
 fn persistent(
     directory: &Path,

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{Client, MIB, Memory, config, key, once, pattern, real_engine};
-use kvring::{Action, Connector, Engine, EngineError, Reaped, Transfer};
+use kvring::testing::{Action, Engine, Reaped, Transfer};
+use kvring::{Connector, EngineError};
 
 /// An engine that works on `2 * EACH` transfers at a time, and notes how many it is given.
 struct Shallow {

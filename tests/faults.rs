@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine, faulty, faulty_and_stuck};
 use common::{Client, MIB, Memory, key, pattern};
-use kvring::{Action, Connector, Layout};
+use kvring::testing::Action;
+use kvring::{Connector, Layout};
 use parking_lot::Mutex;
 
 /// Every other transfer stops short, at block boundaries and in the middle of vectors: all of it arrives all the same.

@@ -12,9 +12,8 @@ use std::time::Duration;
 use common::chunk_files::{CAPACITY, assert_tidy, config, open, open_chunk_files};
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, eventually, key, once, pattern, real_engine};
-use kvring::{
-    Action, BLOCK_BYTES, Config, Connector, Durability, Engine, EngineError, Reaped, Transfer,
-};
+use kvring::testing::{Action, Engine, Reaped, Transfer};
+use kvring::{BLOCK_BYTES, Config, Connector, Durability, EngineError};
 
 fn open_faulty(
     config: Config,

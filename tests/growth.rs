@@ -13,7 +13,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use common::{Client, MIB, Memory, has_data_files, key};
-use kvring::{Config, Connector, FileOperations, SystemFiles};
+use kvring::testing::{FileOperations, SystemFiles};
+use kvring::{Config, Connector};
 
 const CAPACITY: u64 = 256 * MIB;
 /// The first data file has 64 MiB; the next one is made when a quarter of that is free.

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use common::{Client, MIB, Memory, config, eventually, key};
-use kvring::{Connector, Durability, FileOperations, SystemFiles};
+use kvring::testing::{FileOperations, SystemFiles};
+use kvring::{Connector, Durability};
 
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 10_000;

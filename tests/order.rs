@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use common::held_back::HeldBack;
 use common::{Client, MIB, Memory, config, key, pattern};
-use kvring::{Action, Config, Connector, Durability};
+use kvring::testing::Action;
+use kvring::{Config, Connector, Durability};
 
 /// A DELETE that is answered while two SETs are on their way reaches the first of them too.
 #[test]

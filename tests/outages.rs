@@ -15,7 +15,8 @@ use common::chunks::copy_all;
 use common::faults::{Fault, FaultEngine, Script, faulty};
 use common::loop_device::LoopDevice;
 use common::{Client, MIB, Memory, config_of, eventually, has_data_files, key};
-use kvring::{Action, Connector, Layout, list_chunks};
+use kvring::testing::Action;
+use kvring::{Connector, Layout, list_chunks};
 
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 8192;

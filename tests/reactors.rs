@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, key, layout, pattern, real_engine};
-use kvring::{Action, Config, Connector, Durability, EngineError, Layout, Waker};
+use kvring::testing::{Action, Waker};
+use kvring::{Config, Connector, Durability, EngineError, Layout};
 
 const REACTORS: usize = 3;
 const COUNT: u64 = 60;

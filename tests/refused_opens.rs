@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use common::loop_device::LoopDevice;
 use common::{Client, MIB, Memory, config_of, key, layout, pattern};
-use kvring::{Clock, Config, Connector, Layout, OpenError};
+use kvring::testing::Clock;
+use kvring::{Config, Connector, Layout, OpenError};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 96 * MIB;

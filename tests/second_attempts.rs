@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine, faulty};
 use common::{Client, MIB, Memory, key};
-use kvring::{Action, Connector, Durability};
+use kvring::testing::Action;
+use kvring::{Connector, Durability};
 
 /// Chunks that are told apart by their length, one of which is [`BAD_LENGTH`].
 const COUNT: u64 = 24;

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, key, once, pattern};
-use kvring::{Clock, Config, Connector, Eviction, KeyState, list_chunks};
+use kvring::testing::Clock;
+use kvring::{Config, Connector, Eviction, KeyState, list_chunks};
 
 const HOUR_MS: u64 = 3_600_000;
 const START_MS: u64 = 1_800_000_000_000;

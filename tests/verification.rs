@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use common::chunks::{copy_all, place};
 use common::faults::{Fault, FaultEngine};
 use common::{Client, MIB, Memory, config, key, pattern, real_engine};
-use kvring::{Action, Connector, Engine, EngineError, Reaped, Transfer, Waker};
+use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
+use kvring::{Connector, EngineError};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 64 * MIB;

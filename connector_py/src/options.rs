@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use kvring::{Config, ConfigError, OPTIONS, OptionValue, Tuning};
+use kvring::testing::Tuning;
+use kvring::{Config, ConfigError, OPTIONS, OptionValue};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};

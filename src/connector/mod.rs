@@ -74,6 +74,7 @@ impl Connector {
     ///
     /// # Errors
     /// As [`Connector::open`], and what `make_engine` says.
+    #[doc(hidden)]
     pub fn open_with_engine<E, M>(config: Config, make_engine: M) -> Result<Self, OpenError>
     where
         E: Engine,

@@ -14,7 +14,8 @@ mod lookup;
 pub(crate) mod map;
 mod mapping;
 mod membership;
-mod probe;
+#[cfg(feature = "bench")]
+pub(crate) mod probe;
 mod quarantine;
 mod reader;
 mod recency;
@@ -35,7 +36,6 @@ pub(crate) use index_file::{IndexPlace, owner_in_directory, owner_on_device};
 pub use listing::{Damage, StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::{EnteredGet, Index, Rules};
 pub(crate) use membership::Sharing;
-pub use probe::IndexProbe;
 pub use recovery::Recovery;
 pub(crate) use shard::{Pin, Suspect};
 pub use survey::{Check, KeyState, Purged};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::table::{Reservation, Table};
+use super::table::Table;
 use crate::error::StoreError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
 use crate::format::record::RECORD_BYTES;
@@ -43,7 +43,11 @@ impl Table {
     ///
     /// # Errors
     /// `StoreError` when it cannot.
-    pub(crate) fn reserve_or_grow(&self, key_length: usize) -> Result<Reservation, StoreError> {
+    #[cfg(any(test, feature = "bench"))]
+    pub(crate) fn reserve_or_grow(
+        &self,
+        key_length: usize,
+    ) -> Result<super::table::Reservation, StoreError> {
         loop {
             match self.reserve(key_length) {
                 Err(StoreError::Growing { .. }) => self.grow()?,

@@ -24,7 +24,7 @@ use crate::key::Digest;
 
 /// Where the bytes of a chunk are.
 #[derive(Debug)]
-pub enum Location {
+pub(crate) enum Location {
     /// In a file that stays open as long as the store.
     Shared {
         /// The file.
@@ -45,7 +45,7 @@ pub enum Location {
 
 /// Space taken by a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StoreUsage {
+pub(crate) struct StoreUsage {
     /// Bytes of extents given out, and of those that are still on their way out.
     pub allocated_bytes: u64,
     /// Files with data in them.
@@ -56,7 +56,7 @@ pub struct StoreUsage {
 
 /// How full a store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fill {
+pub(crate) struct Fill {
     /// Bytes of what was given out.
     pub allocated_bytes: u64,
     /// Bytes that can be given out in all.
@@ -66,7 +66,7 @@ pub struct Fill {
 }
 
 /// Free space: beside an extent, or anywhere.
-pub trait FreeSpace {
+pub(crate) trait FreeSpace {
     /// Blocks that have to go, wherever they are, so that a chunk of `blocks` can be placed; `None` where they have to be
     /// neighbours.
     fn missing_blocks(&self, blocks: u32) -> Option<u64>;
@@ -82,10 +82,10 @@ pub trait FreeSpace {
 }
 
 /// Waits until the records of what was freed are cleared, and says whether they are.
-pub type RecordsAreCleared = Arc<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type RecordsAreCleared = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Gives out extents for chunks and says where they are.
-pub trait Store: FreeSpace + Send + Sync {
+pub(crate) trait Store: FreeSpace + Send + Sync {
     /// An extent for `size_bytes` bytes of the chunk with this digest. It waits for nothing.
     ///
     /// # Errors

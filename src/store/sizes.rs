@@ -19,7 +19,7 @@ pub(super) fn longest_chunk_bytes(capacity_bytes: u64) -> u64 {
 }
 
 /// The index, whose share data files must leave to it.
-pub trait IndexShare {
+pub(crate) trait IndexShare {
     /// Bytes that it needs on disk beyond what it has, where data files have `data_bytes`, of which chunks take
     /// `allocated_bytes` now.
     fn missing_bytes(&self, data_bytes: u64, allocated_bytes: u64) -> u64;

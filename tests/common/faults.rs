@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvring::{Action, Engine, EngineError, Reaped, Transfer, Waker};
+use kvring::EngineError;
+use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
 
 use super::{Client, MIB, real_engine};
 

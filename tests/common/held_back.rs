@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kvring::{Action, Engine, EngineError, Reaped, Transfer, Waker};
+use kvring::EngineError;
+use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
 use parking_lot::Mutex;
 
 use super::{eventually, real_engine};

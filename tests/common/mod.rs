@@ -17,9 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kvring::testing::{Engine, PosixEngine, UringEngine, Waker};
 use kvring::{
-    AlignedBlock, CallerBuffer, Completion, Config, Connector, Engine, EngineChoice, EngineError,
-    Layout, OptionValue, PosixEngine, UringEngine, Waker,
+    AlignedBlock, CallerBuffer, Completion, Config, Connector, EngineChoice, EngineError, Layout,
+    OptionValue,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 

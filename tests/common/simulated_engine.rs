@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
-use kvring::{Action, Engine, EngineError, FileOperations, Reaped, SystemFiles, Transfer, Waker};
+use kvring::EngineError;
+use kvring::testing::{Action, Engine, FileOperations, Reaped, SystemFiles, Transfer, Waker};
 
 use crate::common::random::Random;
 use crate::simulated_disk::SimulatedDisk;

@@ -9,7 +9,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvring::Waker;
+use kvring::testing::Waker;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 

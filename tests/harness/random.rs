@@ -42,7 +42,8 @@ use common::random::Random;
 use content::{Arena, Contents};
 use disk::TagDisk;
 use driver::Driver;
-use kvring::{Clock, Config, Connector};
+use kvring::testing::Clock;
+use kvring::{Config, Connector};
 use ledger::{Ledger, Tally};
 use plan::{End, MIB, Session};
 

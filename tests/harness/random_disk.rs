@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvring::{
-    Action, BLOCK_BYTES, Config, Connector, Engine, EngineError, Reaped, Transfer, Waker,
-};
+use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
+use kvring::{BLOCK_BYTES, Config, Connector, EngineError};
 use parking_lot::Mutex;
 
 use super::common::random::Random;
