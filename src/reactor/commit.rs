@@ -39,7 +39,7 @@ pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
 /// have.
 const MOST_OPEN_FILES: usize = 256;
 
-/// SETs on their direction to durability.
+/// SETs on their way to durability.
 pub(super) struct GroupCommit {
     /// Number of the reactor.
     number: usize,

@@ -31,7 +31,7 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// Which direction bytes go, or would.
+    /// The direction in which bytes go, or would go.
     pub(super) fn direction(self) -> Direction {
         match self {
             Self::Read | Self::OpenChunkFile => Direction::Read,

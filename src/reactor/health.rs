@@ -27,7 +27,7 @@ const MOST_LOGGED_IN_A_STREAK: u32 = 16;
 /// Tells of a store, by its number, that has failed.
 pub(crate) type Alarm = Sender<usize>;
 
-/// Which direction bytes go.
+/// The direction in which bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Read,

@@ -14,7 +14,7 @@ use crate::key::Digest;
 use crate::schedule::Class;
 use crate::sync::Mutex;
 
-/// The direction to one reactor, and what the others need to know of it.
+/// The way to one reactor, and what the others need to know of it.
 pub(super) struct Lane {
     pub(super) intake: Intake,
     pub(super) waker: Arc<Waker>,
@@ -38,7 +38,7 @@ pub(super) struct SyncCounts {
     pub(super) awaits_others: AtomicBool,
 }
 
-/// Submitted batches on their direction to a reactor: a queue per class, an element per batch.
+/// Submitted batches on their way to a reactor: a queue per class, an element per batch.
 #[derive(Default)]
 pub(crate) struct Intake {
     queues: [SegQueue<Vec<Operation>>; 3],
