@@ -27,7 +27,6 @@ struct Doubt {
     may_be_its_place: bool,
 }
 
-/// What became of a chunk that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
     /// It is in doubt from now on.
@@ -38,7 +37,6 @@ pub(crate) enum Finding {
     Unreadable,
 }
 
-/// Chunks in doubt, of one store.
 #[derive(Default)]
 pub(crate) struct Doubts {
     count: AtomicUsize,
@@ -90,7 +88,6 @@ impl Doubts {
         self.are_there() && self.chunks.lock().contains_key(&digest)
     }
 
-    /// The chunk of this digest could be read, or is gone.
     pub(crate) fn remove(&self, digest: Digest) {
         let mut chunks = self.chunks.lock();
         chunks.remove(&digest);

@@ -10,17 +10,12 @@ use std::time::Instant;
 use super::Cache;
 use crate::thread::{LONGEST_RETURN, has_ended};
 
-/// The running thread.
 pub(crate) struct GrowthThread {
     cache: Arc<Cache>,
     thread: JoinHandle<()>,
 }
 
 impl GrowthThread {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// The system refuses a thread.
     pub(crate) fn start(cache: &Arc<Cache>) -> std::io::Result<Self> {
         let cache = Arc::clone(cache);
         let thread = Builder::new().name("kvring-growth".into()).spawn({
@@ -58,7 +53,6 @@ fn keep_growing(ending: &GiveUpOnDrop<'_>) {
 }
 
 impl Cache {
-    /// Whether SETs that found no room are to wait. The reactors are woken when it ends.
     pub(crate) fn is_growing(&self) -> bool {
         self.growth.is_under_way()
     }

@@ -31,13 +31,11 @@ const DISCARD_PAUSE: Duration = Duration::from_millis(200);
 /// Entries that are looked at for expiry while a lock is held.
 const LOOKED_AT: u32 = 64;
 
-/// A slice of work.
 const SLICE: Duration = Duration::from_micros(200);
 
 /// How much longer than it has worked it rests.
 const RESTS: u32 = 4;
 
-/// The running thread.
 pub(crate) struct MaintenanceThread {
     cache: Arc<Cache>,
     thread: JoinHandle<()>,

@@ -101,7 +101,6 @@ impl Cache {
         }
     }
 
-    /// Number of paths of the store.
     pub(crate) fn path_count(&self) -> usize {
         self.paths.get().map_or(1, Vec::len)
     }
@@ -154,7 +153,6 @@ impl Cache {
         self.deleted.pop()
     }
 
-    /// Whether extents of deleted chunks wait.
     pub(crate) fn has_deleted(&self) -> bool {
         !self.deleted.is_empty()
     }
@@ -196,14 +194,8 @@ impl Cache {
         purged
     }
 
-    /// The records of chunks.
     pub(crate) fn records(&self) -> &Table {
         self.index.table()
-    }
-
-    /// Every chunk that had to be verified was.
-    pub(crate) fn all_verified(&self) {
-        self.index.all_verified();
     }
 
     /// Whether all changes of records before this ticket are in the file.

@@ -14,7 +14,6 @@ pub(super) const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// So many looks in a row have to miss them: a directory may be exchanged for another one and back.
 const MISSES: u32 = 2;
 
-/// What is known of it.
 #[derive(Default)]
 pub(crate) struct Presence {
     is_missed: AtomicBool,

@@ -18,7 +18,6 @@ pub(crate) struct ReadHandle {
     has_matched: bool,
 }
 
-/// What became of a GET.
 pub(crate) enum Opened {
     Hit(GetRequest, ReadHandle),
     /// It is not stored in this length.

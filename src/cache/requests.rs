@@ -9,14 +9,12 @@ use crate::buffer::CallerBuffer;
 use crate::index::Index;
 use crate::key::Digest;
 
-/// One key of a GET batch.
 pub(crate) struct GetRequest {
     pub(crate) item: BatchItem,
     pub(crate) buffer: CallerBuffer,
     pub(crate) submitted: Instant,
 }
 
-/// One key of a SET batch.
 pub(crate) struct SetRequest {
     pub(crate) item: BatchItem,
     pub(crate) buffer: CallerBuffer,

@@ -274,7 +274,6 @@ impl Cache {
         victims.iter().filter(|victim| self.index.must_stay(**victim)).count()
     }
 
-    /// Evicts what can go; says whether anything did.
     pub(super) fn evict_all(&self, victims: &[Victim]) -> bool {
         let places = victims.iter().filter_map(|victim| self.index.evict(*victim));
         places.fold(false, |_, extent| {

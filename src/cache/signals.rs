@@ -66,7 +66,6 @@ impl Growth {
         }
     }
 
-    /// From here on nobody grows the store.
     pub(super) fn end(&self) {
         self.orders.lock().ends = true;
         self.told.notify_one();
@@ -76,7 +75,6 @@ impl Growth {
 /// By how much of itself the length to make room for falls with each chunk that is shorter.
 const FORGETS: u32 = 64;
 
-/// What the maintenance thread is told.
 pub(super) struct Maintenance {
     /// Above this share of the space it evicts, down to the other one.
     high_watermark: f64,

@@ -58,7 +58,6 @@ struct Compared {
     checksum: u64,
 }
 
-/// How a chunk compares with the one that is stored under its key.
 enum Comparison {
     Unchanged,
     Changed,
@@ -72,9 +71,7 @@ pub(crate) enum Next {
     Write(Claim),
 }
 
-/// A chunk that is stored now.
 pub(crate) struct Committed {
-    /// Generation of its record.
     pub(crate) generation: u64,
     pub(crate) waiting: Vec<Next>,
 }
@@ -88,7 +85,6 @@ impl Claim {
         self.request.buffer.length_bytes() as u64
     }
 
-    /// Bytes that were compared with what is stored.
     pub(crate) fn compared_bytes(&self) -> u64 {
         self.compared.bytes as u64
     }
@@ -215,7 +211,6 @@ impl Drop for Unstored {
     }
 }
 
-/// A chunk that is being written.
 pub(crate) struct WriteHandle {
     unstored: Unstored,
     free_ticket: u64,
@@ -227,7 +222,6 @@ pub(crate) struct RecordedWrite {
     content: Content,
 }
 
-/// What a chunk has taken the place of.
 pub(crate) enum Superseded {
     Older(SupersedingWrite),
     Nothing(RecordedWrite),
@@ -345,16 +339,6 @@ impl Cache {
     pub(crate) fn claim(&self, now_ms: u64, request: SetRequest) -> EnteredSet<SetRequest> {
         let key = Arc::clone(&request.key);
         self.index.enter_set(request.digest, &key, now_ms, request)
-    }
-
-    /// Whether a SET waits behind the one that writes the key with this digest.
-    pub(crate) fn has_waiting_set(&self, digest: Digest) -> bool {
-        self.index.has_waiting_set(digest)
-    }
-
-    /// Whether a GET waits for what is being written under `digest`.
-    pub(crate) fn is_awaited(&self, digest: Digest) -> bool {
-        self.index.is_awaited(digest)
     }
 
     /// A SET ends without a chunk. Returns what waited behind it.

@@ -20,7 +20,6 @@ use crate::sync::Mutex;
 /// Until which second a chunk is excluded that is pinned or being read: until its release.
 pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
 
-/// The stored chunks, as eviction knows them.
 pub(crate) struct EvictionIndex {
     inner: Mutex<Inner>,
 }
@@ -36,7 +35,6 @@ pub(super) struct Inner {
 }
 
 impl EvictionIndex {
-    /// Without chunks.
     pub(crate) fn new(policy: Eviction, quotas: &Quotas) -> Self {
         let mut namespaces = Namespaces::default();
         let mut pools = vec![ChunkPool::new(policy, None)];
@@ -82,14 +80,12 @@ impl EvictionIndex {
         (id, namespace)
     }
 
-    /// Removes a chunk again that was restored.
     pub(crate) fn forget_restored(&self, id: NodeId, namespace: NamespaceId) {
         let mut inner = self.inner.lock();
         inner.restored[id.index()] = None;
         inner.drop_node(id, namespace);
     }
 
-    /// Puts all chunks that were restored into order.
     pub(crate) fn all_restored(&self) {
         let mut inner = self.inner.lock();
         let moments = std::mem::take(&mut inner.restored).into_iter().enumerate();
@@ -102,7 +98,6 @@ impl EvictionIndex {
         }
     }
 
-    /// A chunk was used.
     pub(crate) fn touch(&self, id: NodeId) {
         let mut inner = self.inner.lock();
         let (pool, nodes) = inner.pool_of(id);
@@ -125,7 +120,6 @@ impl EvictionIndex {
         }
     }
 
-    /// A chunk is stored no longer.
     pub(crate) fn leave(&self, id: NodeId, namespace: NamespaceId) {
         let mut inner = self.inner.lock();
         let (pool, nodes) = inner.pool_of(id);
@@ -178,7 +172,6 @@ impl EvictionIndex {
         Ok(())
     }
 
-    /// Gives back what [`EvictionIndex::reserve_quota`] took.
     pub(crate) fn release_quota(&self, pool: PoolId, blocks: u32) {
         self.inner.lock().pools[usize::from(pool)].remove_blocks(blocks);
     }
@@ -238,7 +231,6 @@ impl EvictionIndex {
         (pool, inner.quota_bytes(pool))
     }
 
-    /// A key of the namespace is remembered.
     pub(crate) fn remember(&self, namespace: &NamespaceOf<'_>) -> NamespaceId {
         let mut inner = self.inner.lock();
         let id = inner.namespaces.acquire(namespace);
@@ -262,12 +254,10 @@ impl EvictionIndex {
         }
     }
 
-    /// The namespace called `name`, if it is known.
     pub(crate) fn namespace_called(&self, name: &str) -> Option<NamespaceId> {
         self.inner.lock().namespaces.called(name)
     }
 
-    /// Usage of each namespace, by name.
     pub(crate) fn usage(&self) -> Vec<(String, NamespaceUsage)> {
         let inner = self.inner.lock();
         inner.namespaces.all(|pool| inner.quota_bytes(pool))
@@ -318,7 +308,6 @@ impl EvictionIndex {
 }
 
 impl Inner {
-    /// The pool of a chunk, and the nodes.
     pub(super) fn pool_of(&mut self, id: NodeId) -> (&mut ChunkPool, &mut Nodes) {
         let pool = usize::from(self.nodes[id].pool);
         (&mut self.pools[pool], &mut self.nodes)

@@ -7,14 +7,12 @@ use super::{ChunkNode, NodeId, Nodes};
 use crate::block::Extent;
 use crate::store::FreeSpace;
 
-/// Where a chunk is found in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkRef {
     pub(crate) shard: u32,
     pub(crate) entry: u32,
 }
 
-/// A chunk chosen for eviction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
     pub(crate) node: NodeId,
@@ -30,13 +28,11 @@ const MOST_BESIDE: usize = 1024;
 /// How much more a block of the chunk that goes last costs than one of the chunk that goes first.
 const RANK_WEIGHT: u64 = 3;
 
-/// The chunks by file and first block.
 #[derive(Default)]
 pub(super) struct ExtentMap {
     chunks: BTreeMap<(u32, u32), NodeId>,
 }
 
-/// A run of free blocks, or a chunk.
 #[derive(Clone, Copy)]
 struct Segment {
     blocks: u64,
@@ -44,7 +40,6 @@ struct Segment {
     chunk: Option<NodeId>,
 }
 
-/// Neighbours whose eviction makes room.
 pub(super) struct Window {
     pub(super) chunks: Vec<NodeId>,
     pub(super) cost: u64,
@@ -77,7 +72,6 @@ impl Scan {
     }
 }
 
-/// A chunk as a victim.
 pub(super) fn victim(nodes: &Nodes, node: NodeId) -> Victim {
     let ChunkNode { shard, entry, .. } = nodes[node];
     Victim { node, chunk: ChunkRef { shard, entry } }
@@ -120,7 +114,6 @@ pub(super) struct Search<'data, F: ?Sized> {
 }
 
 impl<F: FreeSpace + ?Sized> Search<'_, F> {
-    /// Whether to let go of the lock.
     pub(super) fn is_over(&self) -> bool {
         self.steps >= STEPS_AT_ONCE
     }

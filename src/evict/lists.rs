@@ -29,12 +29,9 @@ impl NodeId {
     }
 }
 
-/// What is known of a chunk that may be evicted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChunkNode {
-    /// Shard of the map that holds it.
     pub(crate) shard: u32,
-    /// Which entry of the map it is.
     pub(crate) entry: u32,
     /// Must not change while a policy has the chunk.
     pub(crate) extent: Extent,
@@ -68,7 +65,6 @@ impl ChunkNode {
         (self.list, self.stamp) = (EXCLUDED, until_s);
     }
 
-    /// Lets a policy have it again.
     pub(super) fn include(&mut self) {
         debug_assert_eq!(self.list, EXCLUDED);
         self.list = NO_LIST;
@@ -94,7 +90,6 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// Adds a chunk.
     pub(crate) fn insert(&mut self, node: ChunkNode) -> NodeId {
         debug_assert_eq!(node.list, NO_LIST);
         self.len += 1;
@@ -130,7 +125,6 @@ impl Nodes {
         !matches!(self[id].list, FREE | EXCLUDED | NO_LIST)
     }
 
-    /// Chunks there are.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -171,12 +165,10 @@ impl List {
         Self { name, ..Self::default() }
     }
 
-    /// The chunk that goes after `id`.
     pub(super) fn after(nodes: &Nodes, id: NodeId) -> Option<NodeId> {
         nodes[id].hotter
     }
 
-    /// All chunks, the coldest first.
     pub(super) fn coldest_first<'a>(
         &self,
         nodes: &'a Nodes,
@@ -184,7 +176,6 @@ impl List {
         std::iter::successors(self.coldest, |id| Self::after(nodes, *id))
     }
 
-    /// Takes a chunk in, as the hottest.
     pub(super) fn push_hot(&mut self, nodes: &mut Nodes, id: NodeId) {
         let hottest = self.hottest.replace(id);
         match hottest {
@@ -194,7 +185,6 @@ impl List {
         self.take_in(&mut nodes[id], hottest, None);
     }
 
-    /// Takes a chunk in, as the coldest.
     pub(super) fn push_cold(&mut self, nodes: &mut Nodes, id: NodeId) {
         let coldest = self.coldest.replace(id);
         match coldest {
@@ -215,7 +205,6 @@ impl List {
         self.blocks += u64::from(node.extent.blocks);
     }
 
-    /// Takes a chunk out that is in this list.
     pub(super) fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
         let node = &mut nodes[id];
         debug_assert_eq!(node.list, self.name);

@@ -30,7 +30,6 @@ use crate::config::Eviction;
 use ordered::{Ordered, Rule};
 
 impl Eviction {
-    /// A policy of this kind, without chunks.
     pub(crate) fn policy(self) -> Box<dyn Policy> {
         match self {
             Self::Lru => Box::new(Ordered::new(Rule::Lru)),

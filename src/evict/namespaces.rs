@@ -33,7 +33,6 @@ pub struct NamespaceUsage {
 }
 
 impl NamespaceUsage {
-    /// Adds what there is at another path.
     pub(crate) fn add(&mut self, other: &Self) {
         self.keys += other.keys;
         self.allocated_bytes += other.allocated_bytes;
@@ -86,7 +85,6 @@ impl Namespaces {
         id
     }
 
-    /// Takes one more reference.
     pub(super) fn acquire_again(&mut self, id: NamespaceId) {
         self.all[id as usize].references += 1;
     }

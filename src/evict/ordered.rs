@@ -14,7 +14,6 @@ pub(super) enum Rule {
     Mru,
 }
 
-/// A policy that keeps one list.
 pub(super) struct Ordered {
     rule: Rule,
     pub(super) list: List,

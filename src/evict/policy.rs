@@ -2,7 +2,6 @@
 
 use super::lists::{NodeId, Nodes};
 
-/// An order of eviction over chunks.
 pub(crate) trait Policy: Send {
     /// A chunk is stored. `returns`: it was evicted not long ago.
     fn insert(&mut self, nodes: &mut Nodes, id: NodeId, returns: bool);
@@ -13,10 +12,8 @@ pub(crate) trait Policy: Send {
         self.insert(nodes, id, false);
     }
 
-    /// A chunk was used.
     fn touch(&mut self, nodes: &mut Nodes, id: NodeId);
 
-    /// A chunk is stored no longer.
     fn remove(&mut self, nodes: &mut Nodes, id: NodeId);
 
     /// Appends up to `count` chunks to `found`, in the order in which they would go. It removes none of them, but may

@@ -46,7 +46,6 @@ impl ChunkPool {
         self.quota.iter().for_each(|quota| quota.add(u64::from(blocks)));
     }
 
-    /// Takes a chunk off the counts that was removed.
     pub(super) fn discount_chunk(&mut self, blocks: u32) {
         self.chunks -= 1;
         self.ordered_blocks -= u64::from(blocks);
@@ -58,7 +57,6 @@ impl ChunkPool {
         self.quota.iter().for_each(|quota| quota.give_back(u64::from(blocks)));
     }
 
-    /// Chunks in the order of eviction.
     pub(super) fn ordered(&self) -> usize {
         self.chunks - self.excluded.len()
     }
@@ -70,7 +68,6 @@ impl ChunkPool {
         }
     }
 
-    /// Removes a chunk from the order, or from those excluded.
     pub(super) fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
         match nodes[id].excluded_until_s() {
             Some(until_s) => {
@@ -82,7 +79,6 @@ impl ChunkPool {
         }
     }
 
-    /// Excludes a chunk from eviction until `until_s`.
     pub(super) fn exclude(&mut self, nodes: &mut Nodes, id: NodeId, until_s: u32) {
         self.remove(nodes, id);
         nodes[id].exclude(until_s);
@@ -104,7 +100,6 @@ impl ChunkPool {
         count > 0
     }
 
-    /// All its chunks, for a check.
     pub(super) fn all(&mut self, nodes: &mut Nodes) -> Vec<NodeId> {
         let mut found = Vec::new();
         // A policy may stop early, and goes on with the next call.

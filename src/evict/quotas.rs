@@ -28,7 +28,6 @@ impl Quotas {
 }
 
 impl Quota {
-    /// Most bytes of the namespace.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_blocks * BLOCK_BYTES
     }

@@ -26,19 +26,15 @@ pub(crate) struct RoomSearch {
     best: Option<(u64, Vec<Victim>)>,
 }
 
-/// How far a search for room has come.
 #[derive(Debug)]
 pub(crate) enum Room {
     /// There is room once these are evicted, if nothing else changes before.
     Found(Vec<Victim>),
-    /// It is to go on.
     Unfinished,
-    /// There is none.
     Nowhere,
 }
 
 impl RoomSearch {
-    /// For a chunk of `blocks`.
     pub(crate) fn new(blocks: u32) -> Self {
         Self { blocks, started: None, steps: 0, best: None }
     }
@@ -120,12 +116,10 @@ impl Inner {
         self.ordered() < before
     }
 
-    /// About `count` chunks that go first.
     pub(super) fn coldest(&mut self, count: usize) -> Vec<NodeId> {
         coldest(&mut self.pools, &mut self.nodes, count)
     }
 
-    /// Chunks in an order of eviction.
     pub(super) fn ordered(&self) -> usize {
         self.pools.iter().map(ChunkPool::ordered).sum()
     }

@@ -21,8 +21,11 @@ pub(super) struct WaitingAnswers {
 /// What is answered when all changes are made that were queued before it.
 pub(crate) enum Answer {
     /// Of a SET, whose chunk got a record with this generation, or none.
-    Stored { item: BatchItem, share: Arc<QueueShare>, generation: Option<u64> },
-    /// Of a DELETE.
+    Stored {
+        item: BatchItem,
+        share: Arc<QueueShare>,
+        generation: Option<u64>,
+    },
     Removed(Vec<BatchItem>),
 }
 

@@ -33,24 +33,20 @@ pub(super) enum FileStage {
     AwaitSpace,
     Open,
     Preallocate,
-    /// Pieces go down.
     Transfer,
     Truncate,
 }
 
-/// The file of a chunk.
 pub(super) struct ChunkFile {
     directory: RawFd,
     /// Where it is stays the same while the kernel looks at it.
     name: CString,
     stage: FileStage,
     open: Option<OpenFile>,
-    /// Pieces that wait for the file to be ready.
     held_back: Vec<Grant>,
     attempts: u32,
 }
 
-/// The chunk of a file.
 #[derive(Clone, Copy)]
 pub(super) struct ChunkOfFile {
     pub(super) extent: Extent,
@@ -58,14 +54,10 @@ pub(super) struct ChunkOfFile {
     pub(super) is_written: bool,
 }
 
-/// What comes next for a file.
 pub(super) enum NextRequest {
-    /// Its space is not there yet.
     Wait,
     Submit(Transfer),
-    /// It is ready for these pieces.
     Pieces(Vec<Grant>),
-    /// Its space will not come.
     Fail(StoreError),
 }
 
@@ -87,7 +79,6 @@ impl ChunkFile {
         }
     }
 
-    /// Whether pieces may go down.
     pub(super) fn is_ready(&self) -> bool {
         self.stage == FileStage::Transfer
     }
@@ -98,7 +89,6 @@ impl ChunkFile {
         self.held_back.len() == 1
     }
 
-    /// An open file is written to once more.
     pub(super) fn begin_again(&mut self) {
         if self.stage == FileStage::Truncate {
             self.stage = FileStage::Transfer;
@@ -110,7 +100,6 @@ impl ChunkFile {
         self.open.as_ref().map_or(-1, |open| open.file.as_raw_fd())
     }
 
-    /// Descriptor of the directory that it is in.
     pub(super) fn directory(&self) -> RawFd {
         self.directory
     }
@@ -265,7 +254,6 @@ impl ChunkFile {
         is_due
     }
 
-    /// Takes the pieces that wait for the file.
     pub(super) fn take_held_back(&mut self) -> Vec<Grant> {
         mem::take(&mut self.held_back)
     }

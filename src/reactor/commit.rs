@@ -19,6 +19,7 @@ use std::time::Instant;
 use std::{io, mem};
 
 use super::Shared;
+use super::errnos::Request;
 use super::failed_syncs::SyncsUnderWay;
 use super::failure::Failure;
 use super::health::Direction;
@@ -39,9 +40,7 @@ pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
 /// have.
 const MOST_OPEN_FILES: usize = 256;
 
-/// SETs on their way to durability.
 pub(super) struct GroupCommit {
-    /// Number of the reactor.
     number: usize,
     waiting: Vec<usize>,
     group: Option<Group>,
@@ -49,7 +48,6 @@ pub(super) struct GroupCommit {
     ended: VecDeque<(usize, MemberEnd)>,
 }
 
-/// What becomes of a member of a group.
 pub(super) enum MemberEnd {
     Durable,
     /// What it has written may be lost, and it has no record yet: it is written once more.
@@ -64,7 +62,6 @@ pub(super) enum SyncTarget {
     Lasting(RawFd),
     /// The file of a chunk, open until its SET is answered.
     ChunkFile(RawFd),
-    /// The names in a directory.
     Names(RawFd),
 }
 
@@ -84,9 +81,7 @@ struct Group {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Chunks.
     Data,
-    /// Their records.
     Index,
     /// The clearing of the records that they replace.
     Replaced,
@@ -97,7 +92,6 @@ impl GroupCommit {
         Self { number, waiting: Vec::new(), group: None, ended: VecDeque::new() }
     }
 
-    /// Adds a SET whose data is written.
     pub(super) fn join(&mut self, id: usize) {
         self.waiting.push(id);
     }
@@ -114,7 +108,6 @@ impl GroupCommit {
             || group.awaited.as_ref().is_some_and(|awaited| shared.have_ended(number, awaited))
     }
 
-    /// Syncs that the kernel has.
     pub(super) fn in_flight(&self) -> usize {
         self.group.as_ref().map_or(0, |group| group.outstanding)
     }
@@ -130,7 +123,6 @@ impl GroupCommit {
 }
 
 impl Active {
-    /// What has to be synced so that the data of a SET is durable.
     fn written_files(&self, shared: &Shared) -> Vec<SyncTarget> {
         if let Some(file) = &self.chunk_file {
             // Its name too: without it a sync of the file is worth nothing after power loss.
@@ -145,7 +137,6 @@ impl Active {
         }
     }
 
-    /// Writes the record of a SET whose data is durable.
     fn record(&mut self) {
         let checksum = self.checksum;
         let Operation::Set(set) = &mut self.operation else { return };
@@ -282,7 +273,7 @@ impl GroupCommit {
         let errno = if is_cancelled { 0 } else { result.min(0).abs() };
         let is_first_error = errno != 0 && group.error.is_none();
         if errno != 0 {
-            shared.health.note_error(Direction::Sync, errno, Instant::now());
+            shared.health.note_failure(Request::Sync, errno, Instant::now());
             group.error.get_or_insert(errno);
         } else if !is_cancelled {
             shared.health.note_success(Direction::Sync);
@@ -357,7 +348,6 @@ impl GroupCommit {
         }
     }
 
-    /// Begins the sync of the index that a group is at, once everything is written there that it is for.
     fn sync_index(
         &mut self,
         active: &mut Slab<Active>,
@@ -392,7 +382,6 @@ impl GroupCommit {
         self.ended.extend(members.into_iter().map(|id| (id, end())));
     }
 
-    /// The next member that is through.
     pub(super) fn next_ended(&mut self) -> Option<(usize, MemberEnd)> {
         self.ended.pop_front()
     }

@@ -21,10 +21,8 @@ use crate::schedule::Grant;
 /// What has waited so long has no second attempt any more: the device takes seconds to fail, and is to be found out.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// The directions that pieces go in.
 const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
 
-/// A piece that has failed once.
 #[derive(Clone, Copy)]
 struct FailedOnce {
     token: usize,
@@ -38,11 +36,9 @@ struct FailedOnce {
 #[derive(Default)]
 struct IsolatedRetries {
     waiting: VecDeque<FailedOnce>,
-    /// The one that the kernel has.
     in_flight: Option<FailedOnce>,
 }
 
-/// What became of a piece.
 pub(super) enum Outcome {
     /// The kernel has it, or will again.
     InFlight,
@@ -51,12 +47,10 @@ pub(super) enum Outcome {
     Failed(Grant, Failure),
 }
 
-/// A piece that was moved, and whose bytes were looked at.
 pub(super) struct Checksummed {
     pub(super) grant: Grant,
     /// To be combined with those of the other pieces by XOR; 0 without one.
     pub(super) checksum: u64,
-    /// Bytes that the processor went through for it.
     pub(super) processed_bytes: u64,
 }
 
@@ -88,7 +82,6 @@ impl Device {
         }
     }
 
-    /// Transfers that the kernel has.
     pub(super) fn in_flight(&self) -> usize {
         let waiting: usize = self.isolated.iter().map(|line| line.waiting.len()).sum();
         self.pieces.len() - waiting
@@ -138,7 +131,6 @@ impl Device {
         Outcome::Failed(grant, failure)
     }
 
-    /// What piece `token` was granted as.
     pub(super) fn grant(&self, token: usize) -> Grant {
         self.pieces[token].grant
     }
@@ -224,14 +216,12 @@ impl Device {
         self.end_failed(token, errno, attempt, now, shared)
     }
 
-    /// Whether a piece that has failed may go through by itself.
     fn merits_retry(&self, token: usize, errno: i32, attempt: Attempt, shared: &Shared) -> bool {
         let request = self.pieces[token].request();
         judge(request, errno, attempt, shared.health.state(request.direction()))
             == Verdict::RetryAlone
     }
 
-    /// A piece has failed for good.
     fn end_failed(
         &mut self,
         token: usize,
@@ -306,7 +296,6 @@ impl Device {
         self.moved_bytes > self.most_moved_bytes
     }
 
-    /// Whether the processor has work with pieces.
     pub(super) fn has_checksums_to_do(&self) -> bool {
         self.has_moved() || !self.unsummed.is_empty()
     }

@@ -11,11 +11,9 @@ use super::health::{DeviceState, Direction};
 /// What stands for an errno where a file, or a device, ends before the chunk does.
 pub(super) const END_OF_FILE: i32 = 0;
 
-/// What the kernel was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Read,
-    /// Into a device.
     Write,
     /// Into a data file, which has the space for it unless it shares blocks with a copy or has holes.
     WriteDataFile,
@@ -31,7 +29,6 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// The direction in which bytes go, or would go.
     pub(super) fn direction(self) -> Direction {
         match self {
             Self::Read | Self::OpenChunkFile => Direction::Read,
@@ -49,18 +46,15 @@ impl Request {
     }
 }
 
-/// What an errno speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     /// One place on the device, or the whole of it: nobody can tell from one failure.
     Place,
     /// The device, or the file system on it.
     Device,
-    /// The device is not there any more.
     Gone,
     /// The file of one chunk: it is not there, or something else is in its place.
     ChunkFile,
-    /// There is no room.
     Room,
     /// This process, or what it may have.
     Process,
@@ -73,21 +67,16 @@ pub(super) enum Fate {
     Keep,
     /// It may be unusable: it is, if it fails again although others do not.
     Doubt,
-    /// It is not there any more.
     Drop,
 }
 
-/// What a failure says of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weight {
     Nothing,
-    /// It counts towards the failure of the path.
     Counts,
-    /// The path has failed.
     Gone,
 }
 
-/// Which attempt at a request has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
     First,
@@ -97,7 +86,6 @@ pub(super) enum Attempt {
     AmongSuccesses,
 }
 
-/// What follows from a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is asked for once more, with nothing of its kind beside it.
@@ -124,7 +112,6 @@ pub(super) fn judge(request: Request, errno: i32, attempt: Attempt, state: Devic
     }
 }
 
-/// Whether a failure says that the file system has no space.
 pub(super) fn is_no_space(request: Request, errno: i32) -> bool {
     subject_of(request, errno) == Subject::Room
 }
@@ -134,7 +121,6 @@ pub(super) fn is_interruption(errno: i32) -> bool {
     matches!(errno, EINTR | EAGAIN)
 }
 
-/// Whether the file system does not know a request.
 pub(super) fn is_unsupported(errno: i32) -> bool {
     errno == EOPNOTSUPP
 }

@@ -15,12 +15,10 @@ use super::failure::Failure;
 pub(super) struct SyncsUnderWay(Vec<u64>);
 
 impl Shared {
-    /// Syncs of the store that were seen to fail.
     pub(super) fn failed_syncs(&self) -> u64 {
         self.failed_syncs.load(Ordering::SeqCst)
     }
 
-    /// Reactor `number` is about to begin a sync.
     pub(super) fn note_sync_begun(&self, number: usize) {
         self.lanes[number].syncs.begun.fetch_add(1, Ordering::SeqCst);
     }
@@ -58,7 +56,6 @@ impl Shared {
         SyncsUnderWay(self.lanes.iter().enumerate().map(begun).collect())
     }
 
-    /// Whether all that reactor `number` waits for has come back.
     pub(super) fn have_ended(&self, number: usize, awaited: &SyncsUnderWay) -> bool {
         let mut lanes = self.lanes.iter().zip(&awaited.0);
         let have_ended =

@@ -14,11 +14,9 @@ pub(super) enum Failure {
     Missed(Arc<str>),
     /// The device or the file system said no; what that means for the chunk to be read, or the extent to be written.
     Transfer(io::Error, Fate),
-    /// It could not be made durable.
     Sync(io::Error),
     /// It waited for a SET of its key with the same bytes that failed, with this message.
     Joined(String),
-    /// close() came first.
     Closed,
 }
 

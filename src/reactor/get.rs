@@ -10,11 +10,8 @@ use super::health::{DeviceState, Direction};
 use crate::cache::{Finding, GetRequest, ReadHandle};
 use crate::index::Suspect;
 
-/// What a read has shown of a chunk.
 pub(super) enum Shown {
-    /// It is what was stored.
     Intact,
-    /// It is not, and is dropped.
     Dropped,
     /// Nothing: it is stored as before. It has come into doubt if it is named here.
     Nothing(Option<Suspect>),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
-use super::errnos::{Request, Weight, weight_of};
+use super::errnos::{END_OF_FILE, Request, Weight, weight_of};
 
 /// Errors of the device in a row, with no success in that direction in between, and the time they go on for, from which on it
 /// counts as failed. Some bad sectors do not reach it: what fails a second time fails its operation only.
@@ -27,7 +27,6 @@ const MOST_LOGGED_IN_A_STREAK: u32 = 16;
 /// Tells of a store, by its number, that has failed.
 pub(crate) type Alarm = Sender<usize>;
 
-/// The direction in which bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Read,
@@ -43,17 +42,8 @@ impl Direction {
             Self::Sync => "syncs",
         }
     }
-
-    fn request(self) -> Request {
-        match self {
-            Self::Read => Request::Read,
-            Self::Write => Request::Write,
-            Self::Sync => Request::Sync,
-        }
-    }
 }
 
-/// How the device does in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum DeviceState {
@@ -62,16 +52,13 @@ pub(super) enum DeviceState {
     Works,
     /// So much fails that a failure says nothing of one place.
     Falters,
-    /// Nothing succeeds.
     Fails,
 }
 
-/// What is known of one direction.
 #[derive(Default)]
 struct DirectionHealth {
     /// Something has failed not long ago. While nothing has, nothing is counted.
     is_watched: AtomicBool,
-    /// [`DeviceState`] as a number.
     state: AtomicU8,
     history: Mutex<History>,
 }
@@ -156,7 +143,6 @@ impl DirectionHealth {
     }
 }
 
-/// What is known of one store's device.
 #[derive(Default)]
 pub(crate) struct Health {
     /// A device that has become read-only still reads, and one that cannot flush still takes writes.
@@ -169,7 +155,6 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Who is notified when it fails, and as which number.
     pub(crate) fn set_alarm(&self, number: usize, alarm: Option<Alarm>) {
         *self.alarm.lock() = alarm.map(|alarm| (number, alarm));
     }
@@ -188,15 +173,9 @@ impl Health {
         works_again
     }
 
-    /// A transfer failed with `errno` now.
-    pub(super) fn note_error(&self, direction: Direction, errno: i32, now: Instant) {
-        self.note_failure(direction.request(), errno, now);
-    }
-
-    /// A request failed with `errno` now.
     pub(super) fn note_failure(&self, request: Request, errno: i32, now: Instant) {
         let error = || match errno {
-            super::errnos::END_OF_FILE => "the device ends before the chunk does".into(),
+            END_OF_FILE => "the device ends before the chunk does".into(),
             errno => io::Error::from_raw_os_error(errno).to_string(),
         };
         let direction = request.direction();
@@ -212,7 +191,6 @@ impl Health {
         }
     }
 
-    /// How the device does in one direction.
     pub(super) fn state(&self, direction: Direction) -> DeviceState {
         match self.has_failed() {
             true => DeviceState::Fails,
@@ -266,12 +244,10 @@ impl Health {
         self.has_failed.store(false, Ordering::SeqCst);
     }
 
-    /// Whether it has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Why, if it has.
     pub(crate) fn reason(&self) -> Option<String> {
         self.reason.lock().clone()
     }
@@ -301,38 +277,38 @@ mod tests {
         let begin = Instant::now();
         let end = begin + SHORTEST_STREAK;
         for _ in 0..10 {
-            health.note_error(Direction::Read, libc::EIO, begin);
+            health.note_failure(Request::Read, libc::EIO, begin);
             (2..LONGEST_ERROR_STREAK)
-                .for_each(|_| health.note_error(Direction::Read, libc::EIO, end));
+                .for_each(|_| health.note_failure(Request::Read, libc::EIO, end));
             health.note_success(Direction::Read);
         }
         // Many at once, as where a batch meets a bad spot.
-        (0..1000).for_each(|_| health.note_error(Direction::Read, libc::EIO, begin));
+        (0..1000).for_each(|_| health.note_failure(Request::Read, libc::EIO, begin));
         assert_eq!(
             (health.state(Direction::Read), health.state(Direction::Write)),
             (DeviceState::Fails, DeviceState::Works)
         );
         health.note_success(Direction::Read);
         assert_eq!(health.state(Direction::Read), DeviceState::Falters);
-        (0..100).for_each(|_| health.note_error(Direction::Write, libc::ENOMEM, end));
+        (0..100).for_each(|_| health.note_failure(Request::Write, libc::ENOMEM, end));
         assert!(!health.has_failed() && alarms.try_recv().is_err());
-        health.note_error(Direction::Write, libc::EIO, begin);
+        health.note_failure(Request::Write, libc::EIO, begin);
         for _ in 1..LONGEST_ERROR_STREAK {
             health.note_success(Direction::Read);
             // Whatever they are.
-            health.note_error(Direction::Write, libc::ENOSPC, end);
+            health.note_failure(Request::Write, libc::ENOSPC, end);
         }
         assert!(health.has_failed(), "that it still reads does not help");
         assert!(health.reason().unwrap().starts_with("16 writes in a row failed"));
         health.note_success(Direction::Write);
-        health.note_error(Direction::Read, libc::ENODEV, end);
+        health.note_failure(Request::Read, libc::ENODEV, end);
         assert_eq!(alarms.try_iter().collect::<Vec<_>>(), [3], "notified once");
     }
 
     #[test]
     fn a_device_that_is_gone_fails_at_once() {
         let (health, alarms) = watched();
-        health.note_error(Direction::Read, libc::ENXIO, Instant::now());
+        health.note_failure(Request::Read, libc::ENXIO, Instant::now());
         assert!(health.reason().unwrap().starts_with("it is gone"));
         assert_eq!(alarms.try_iter().count(), 1);
     }
@@ -345,7 +321,7 @@ mod tests {
             for number in 0..1000 {
                 let now = begin + Duration::from_millis(seconds * u64::from(number));
                 match number % one_in {
-                    0 => health.note_error(Direction::Write, libc::EIO, now),
+                    0 => health.note_failure(Request::Write, libc::EIO, now),
                     _ => drop(health.note_success(Direction::Write)),
                 }
             }
@@ -361,7 +337,7 @@ mod tests {
     fn the_last_path_has_a_reason_until_it_works_again() {
         let (health, alarms) = watched();
         let begin = Instant::now();
-        let fail = |now| (0..100).for_each(|_| health.note_error(Direction::Write, libc::EIO, now));
+        let fail = |now| (0..100).for_each(|_| health.note_failure(Request::Write, libc::EIO, now));
         for outage in 1..3 {
             fail(begin);
             fail(begin + SHORTEST_STREAK);

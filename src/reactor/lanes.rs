@@ -120,7 +120,6 @@ pub(crate) struct Spread {
     current: usize,
 }
 
-/// What one reactor gets.
 pub(super) struct LanePart {
     /// What it has to do before the next operation.
     before: (u64, u64),

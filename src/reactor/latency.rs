@@ -14,7 +14,6 @@ const CLASSES: [(Class, &str); 3] =
     [(Class::Get, "get"), (Class::Delete, "delete"), (Class::Set, "set")];
 const PHASES: [&str; 3] = ["wait", "device", "total"];
 
-/// When the steps of one operation were.
 #[derive(Clone, Copy)]
 pub(super) struct Timeline {
     pub(super) submitted: Instant,
@@ -51,7 +50,6 @@ impl Latencies {
         total.saturating_record(microseconds(now - timeline.submitted));
     }
 
-    /// Adds another reactor's.
     pub(super) fn add(&mut self, other: &Self) {
         let pairs = self.histograms.iter_mut().flatten().zip(other.histograms.iter().flatten());
         for (mine, theirs) in pairs {

@@ -75,13 +75,10 @@ pub(crate) enum ReactorEnd {
     Leaked,
 }
 
-/// A thread, and what tells how it ended.
 type ReactorThread = (JoinHandle<()>, Receiver<ReactorEnd>);
 
-/// The running reactors of a store.
 pub(crate) struct Reactors {
     threads: Vec<ReactorThread>,
-    /// What the engine of each one says of itself.
     pub(crate) engines: Vec<String>,
 }
 
@@ -178,7 +175,6 @@ fn transfers_of(shared: &Shared) -> usize {
     2 * limits_of(shared).queue_depth
 }
 
-/// What one reactor gets of the bounds of its path.
 fn limits_of(shared: &Shared) -> Limits {
     limits::of_reactor(&shared.cache.config, shared.device_limits(), shared.lanes.len())
 }

@@ -12,9 +12,7 @@ use crate::schedule::{Class, Ticket};
 /// What an operation costs beside its bytes, in bytes that could be moved meanwhile.
 pub(super) const OPERATION_COSTS_BYTES: u64 = 4096;
 
-/// Work for a reactor.
 pub(crate) enum Operation {
-    /// Reads a chunk into caller memory.
     Get(GetRequest, ReadHandle),
     Set(Box<SetOperation>),
     /// Gives the extent of a deleted chunk back.
@@ -28,7 +26,6 @@ impl Operation {
         Self::Set(Box::new(SetOperation { claim, stage: Stage::Claimed }))
     }
 
-    /// Bytes to transfer.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Get(_, read) | Self::Verify(read) => read.length_bytes(),
@@ -50,7 +47,6 @@ impl Operation {
         }
     }
 
-    /// Where its chunk is, or is being written.
     pub(super) fn extent(&self) -> Option<Extent> {
         match self {
             Self::Get(_, read) | Self::Verify(read) => Some(read.extent()),
@@ -72,14 +68,12 @@ impl Operation {
     }
 }
 
-/// One key of a SET batch on its way.
 pub(crate) struct SetOperation {
     pub(super) claim: Claim,
     pub(super) stage: Stage,
 }
 
 impl SetOperation {
-    /// Where its chunk is being written.
     pub(super) fn extent(&self) -> Option<Extent> {
         match &self.stage {
             Stage::Writing(write) => Some(write.extent()),
@@ -90,16 +84,13 @@ impl SetOperation {
     }
 }
 
-/// How far a SET is.
 pub(super) enum Stage {
-    /// It has no extent.
     Claimed,
     Writing(WriteHandle),
     Recorded(RecordedWrite),
     Superseding(SupersedingWrite),
 }
 
-/// An operation between its arrival and its answer.
 pub(super) struct Active {
     pub(super) operation: Operation,
     pub(super) timeline: Timeline,
@@ -116,9 +107,7 @@ pub(super) struct Active {
     pub(super) is_awaited: bool,
     /// Syncs of the store that had failed when its write began.
     pub(super) failed_syncs: Option<u64>,
-    /// Times it was written again.
     pub(super) retries: u32,
-    /// In layout `files`.
     pub(super) chunk_file: Option<Box<ChunkFile>>,
 }
 
@@ -133,7 +122,6 @@ impl Active {
         Some((self.chunk_file.as_mut()?, chunk))
     }
 
-    /// The chunk, as its file knows it.
     pub(super) fn chunk_of_file(&self) -> Option<ChunkOfFile> {
         let (extent, length_bytes) = (self.operation.extent()?, self.operation.bytes());
         Some(ChunkOfFile { extent, length_bytes, is_written: self.is_written() })

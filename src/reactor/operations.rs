@@ -26,9 +26,7 @@ use crate::schedule::{Class, Grant, Limits, Scheduler};
 /// with what it was given before.
 pub(super) const CHECKSUM_TURN_BYTES: u64 = 1 << 20;
 
-/// All operations of one reactor.
 pub(super) struct Operations {
-    /// Number of the reactor.
     pub(super) number: usize,
     pub(super) scheduler: Scheduler,
     pub(super) device: Device,
@@ -41,7 +39,6 @@ pub(super) struct Operations {
     awaited: usize,
     /// Since the scheduler was asked last, something ended or came: it may have more to start.
     pub(super) has_changed: bool,
-    /// What the operations cost, by class.
     in_flight_bytes: [u64; 3],
     /// Whether other reactors had loads when this turn began.
     loads_elsewhere: bool,
@@ -51,7 +48,6 @@ pub(super) struct Operations {
     pub(super) awaiting_extents: VecDeque<Grant>,
     /// Operations with a request for their chunk file to be made.
     pub(super) due_chunk_files: Vec<usize>,
-    /// Requests for chunk files that the kernel has.
     pub(super) chunk_files_in_flight: usize,
     /// Failed writes, and when to try them again.
     pub(super) retries: Vec<(Instant, usize)>,
@@ -60,7 +56,6 @@ pub(super) struct Operations {
 }
 
 impl Operations {
-    /// For a device that takes this many transfers at a time.
     pub(super) fn new(
         number: usize,
         limits: Limits,
@@ -88,12 +83,10 @@ impl Operations {
         }
     }
 
-    /// Whether there is nothing to do and nothing to wait for.
     pub(super) fn is_idle(&self) -> bool {
         self.active.is_empty()
     }
 
-    /// Transfers, requests and syncs that the kernel has.
     pub(super) fn in_flight(&self) -> usize {
         self.device.in_flight() + self.chunk_files_in_flight + self.commit.in_flight()
     }
@@ -108,7 +101,6 @@ impl Operations {
         retries.chain(set_is_due).chain(verify_is_due).min()
     }
 
-    /// Queues the failed writes whose pause is over.
     pub(super) fn start_due(&mut self, now: Instant) {
         let (scheduler, active) = (&mut self.scheduler, &mut self.active);
         self.retries.retain(|(due, id)| {
@@ -123,7 +115,6 @@ impl Operations {
         });
     }
 
-    /// Takes up what was submitted.
     pub(super) fn take_up(&mut self, shared: &Shared) {
         let lane = &shared.lanes[self.number];
         let mut taken_bytes = [0; 3];
@@ -148,7 +139,6 @@ impl Operations {
         lane.load.remove_queued(&taken_bytes);
     }
 
-    /// Queues a GET or a SET.
     pub(super) fn accept(&mut self, operation: Operation, shared: &Shared) {
         let (submitted, digest) = match &operation {
             Operation::Get(request, _) => (request.submitted, None),
@@ -159,13 +149,12 @@ impl Operations {
         if let Some(digest) = digest {
             let hash = |(other, _): &(Digest, usize)| other.table_hash();
             self.sets.insert_unique(digest.table_hash(), (digest, id), hash);
-            if shared.cache.is_awaited(digest) {
+            if shared.cache.index.is_awaited(digest) {
                 self.promote(id);
             }
         }
     }
 
-    /// The SET that writes the key with this digest, if it is here.
     fn set_of(&self, digest: Digest) -> Option<usize> {
         let found = self.sets.find(digest.table_hash(), |(other, _)| *other == digest);
         found.map(|(_, id)| *id)

@@ -28,7 +28,6 @@ pub(crate) enum TargetKind {
     ChunkFile,
 }
 
-/// Where the piece goes.
 #[derive(Clone, Copy)]
 pub(crate) struct PieceTarget {
     pub(crate) action: Action,
@@ -62,12 +61,9 @@ pub(crate) struct Piece {
     checksum: Option<u64>,
 }
 
-/// What a result means for a piece.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PieceProgress {
-    /// All of it is moved.
     Done,
-    /// The rest is to be submitted.
     Again,
     /// It failed with this errno; 0 stands for an unexpected end of the file.
     Failed(i32),
@@ -168,7 +164,6 @@ impl Piece {
         }
     }
 
-    /// Takes the result of a transfer into account.
     pub(crate) fn advance(&mut self, result: i32) -> PieceProgress {
         match usize::try_from(result) {
             Ok(0) => PieceProgress::Failed(0),
@@ -247,7 +242,6 @@ impl Piece {
         }
     }
 
-    /// What the kernel is asked for.
     pub(super) fn request(&self) -> Request {
         match (self.target.action, self.target.kind) {
             (Action::Read, _) => Request::Read,
@@ -257,7 +251,6 @@ impl Piece {
         }
     }
 
-    /// Gives the bounce memory back.
     pub(crate) fn release(self, pool: &mut BouncePool) {
         if let Some(bounce) = self.bounce {
             pool.give_back(bounce);

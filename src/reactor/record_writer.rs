@@ -65,26 +65,19 @@ impl Shared {
 /// How often it is looked at for coming on.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
 
-/// The running thread.
 pub(crate) struct RecordWriter {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How it ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriterEnd {
     /// It is not in the file any more.
     pub(crate) has_ended: bool,
-    /// Everything is written.
     pub(crate) is_done: bool,
 }
 
 impl RecordWriter {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// The system refuses a thread.
     pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<Self> {
         let shared = Arc::clone(shared);
         if shared.cache.config.works_inline {

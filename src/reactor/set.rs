@@ -139,7 +139,6 @@ impl Operations {
         false
     }
 
-    /// Puts a SET that has no room yet back to where it was.
     fn put_back(&mut self, grant: Grant) {
         let active = &mut self.active[grant.id];
         active.waiting_bytes = active.operation.bytes();
@@ -152,7 +151,6 @@ impl Operations {
         }
     }
 
-    /// Ends a SET that was granted but will not be written.
     fn end_unwritten(&mut self, grant: Grant, failure: Option<Failure>, shared: &Shared) {
         self.scheduler.finish(grant);
         if self.active[grant.id].waiting_bytes > 0 {
@@ -203,7 +201,6 @@ impl Operations {
         }
     }
 
-    /// Queues a SET that was written once more, after a pause.
     fn write_again(&mut self, id: usize, pause: Duration, shared: &Shared) {
         shared.cache.counters.write_retries.add(1);
         let active = &mut self.active[id];
@@ -250,7 +247,7 @@ impl Operations {
             .as_ref()
             // What close() drops is dropped, and counted, one by one.
             .filter(|failure| !matches!(failure, Failure::Closed))
-            .filter(|_| shared.cache.has_waiting_set(digest))
+            .filter(|_| shared.cache.index.has_waiting_set(digest))
             .map(|failure| (set.failure_text(failure, shared), set.claim.checksum()));
         let mut waiting = VecDeque::from(set.end(checksum, failure, shared));
         while let Some(next) = waiting.pop_front() {

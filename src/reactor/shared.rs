@@ -28,7 +28,6 @@ pub(crate) struct Shared {
     pub(super) sync_errno: AtomicI32,
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
-    /// Reactors that take work.
     live: AtomicUsize,
     /// No reactor takes anything any more.
     stopped: AtomicBool,
@@ -37,7 +36,6 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// A lane for each of `wakers`.
     pub(crate) fn new(
         cache: Arc<Cache>,
         completions: Arc<CompletionQueue>,
@@ -58,7 +56,6 @@ impl Shared {
         }
     }
 
-    /// Spreads a batch of `expected` operations of `class` over the reactors.
     pub(crate) fn spread(&self, class: Class, expected: usize) -> Spread {
         Spread::new(&self.lanes, class, expected)
     }
@@ -70,7 +67,6 @@ impl Shared {
         limits::of_device(&cache.config, drives_depth, cache.path_count())
     }
 
-    /// Hands a batch's operations to the reactors.
     pub(crate) fn push(&self, spread: Spread) {
         for (lane, part) in self.lanes.iter().zip(spread.parts) {
             if !part.operations.is_empty() {
@@ -121,7 +117,6 @@ impl Shared {
         self.has_failed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a reactor has failed, so that nothing can be loaded any more.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::SeqCst)
     }
@@ -171,13 +166,11 @@ impl Shared {
         }
     }
 
-    /// Whether reactors other than `number` have loads.
     pub(super) fn loads_elsewhere(&self, number: usize) -> bool {
         let others = self.lanes.iter().enumerate().filter(|(other, _)| *other != number);
         others.into_iter().any(|(_, lane)| lane.loads.load(Ordering::SeqCst) > 0)
     }
 
-    /// Adds the latencies of all reactors to `all`.
     pub(crate) fn add_latencies(&self, all: &mut Latencies) {
         self.lanes.iter().for_each(|lane| all.add(&lane.latencies.lock()));
     }

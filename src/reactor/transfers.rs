@@ -248,7 +248,6 @@ impl Operations {
         }
     }
 
-    /// Makes the next request for each chunk file that is due.
     pub(super) fn start_chunk_files(
         &mut self,
         shared: &Shared,

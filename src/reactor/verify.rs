@@ -14,7 +14,6 @@ use crate::index::Suspect;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// A chunk to be read.
 #[derive(Clone, Copy)]
 struct Unverified {
     suspect: Suspect,
@@ -22,7 +21,6 @@ struct Unverified {
     is_after_crash: bool,
 }
 
-/// All of them that one reactor has.
 pub(super) struct Verification {
     waiting: VecDeque<Unverified>,
     in_flight: Option<Unverified>,
@@ -40,7 +38,6 @@ impl Verification {
         Self { waiting, in_flight: None, left_after_crash, pause: None }
     }
 
-    /// Forgets those that wait.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.left_after_crash = None;
@@ -74,7 +71,7 @@ impl Verification {
     pub(super) fn next(&mut self, now: Instant, cache: &Arc<Cache>) -> Option<ReadHandle> {
         loop {
             if self.left_after_crash == Some(0) {
-                cache.all_verified();
+                cache.index.all_verified();
                 self.left_after_crash = None;
             }
             if self.pause.is_some_and(|(due, _)| now < due) {
