@@ -19,12 +19,12 @@ use std::time::Instant;
 use std::{io, mem};
 
 use super::Shared;
-use super::errnos::Request;
+use super::errnos::{Request, is_cancellation};
 use super::failed_syncs::SyncsUnderWay;
 use super::failure::Failure;
 use super::health::Direction;
 use super::operation::{Active, Operation, Stage};
-use slab::Slab;
+use super::operations::Operations;
 
 use crate::block::Extent;
 use crate::cache::Superseded;
@@ -40,12 +40,13 @@ pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
 /// have.
 const MOST_OPEN_FILES: usize = 256;
 
+#[derive(Default)]
 pub(super) struct GroupCommit {
-    number: usize,
-    waiting: Vec<usize>,
+    /// SETs whose data is written.
+    pub(super) waiting: Vec<usize>,
     group: Option<Group>,
-    /// Members that are through, to be taken by [`GroupCommit::next_ended`].
-    ended: VecDeque<(usize, MemberEnd)>,
+    /// Members that are through.
+    pub(super) ended: VecDeque<(usize, MemberEnd)>,
 }
 
 pub(super) enum MemberEnd {
@@ -88,24 +89,9 @@ enum Phase {
 }
 
 impl GroupCommit {
-    pub(super) fn new(number: usize) -> Self {
-        Self { number, waiting: Vec::new(), group: None, ended: VecDeque::new() }
-    }
-
-    pub(super) fn join(&mut self, id: usize) {
-        self.waiting.push(id);
-    }
-
     /// Whether its next sync waits for records to be written.
     pub(super) fn awaits_records(&self) -> bool {
         self.group.as_ref().is_some_and(|group| group.awaited_records.is_some())
-    }
-
-    /// Whether records, or syncs of reactors other than `number`, that the group waits for are done.
-    pub(super) fn can_go_on(&self, number: usize, shared: &Shared) -> bool {
-        let Some(group) = &self.group else { return false };
-        group.awaited_records.is_some_and(|ticket| shared.cache.is_recorded(ticket))
-            || group.awaited.as_ref().is_some_and(|awaited| shared.have_ended(number, awaited))
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -119,6 +105,16 @@ impl GroupCommit {
         if let Some(group) = &mut self.group {
             group.members.clear();
         }
+    }
+
+    /// Whether SETs that wait for durability have so many files open, in layout `files`, that no further one should.
+    pub(super) fn has_too_many_files(&self, layout: Layout) -> bool {
+        let members = self.group.as_ref().map_or(0, |group| group.members.len());
+        layout == Layout::Files && self.waiting.len() + members >= MOST_OPEN_FILES
+    }
+
+    fn end_all(&mut self, members: Vec<usize>, end: impl Fn() -> MemberEnd) {
+        self.ended.extend(members.into_iter().map(|id| (id, end())));
     }
 }
 
@@ -167,38 +163,35 @@ impl Active {
             set.stage = Stage::Claimed;
         }
     }
-
-    /// Whether no sync of the store has failed since its write began.
-    fn is_untouched(&self, shared: &Shared) -> bool {
-        self.failed_syncs == Some(shared.failed_syncs())
-    }
 }
 
-impl GroupCommit {
-    /// Whether SETs that wait for durability have so many files open, in layout `files`, that no further one should.
-    pub(super) fn has_too_many_files(&self, layout: Layout) -> bool {
-        let members = self.group.as_ref().map_or(0, |group| group.members.len());
-        layout == Layout::Files && self.waiting.len() + members >= MOST_OPEN_FILES
+impl<E: Engine> Operations<E> {
+    /// Whether records, or syncs of other reactors, that the group waits for are done.
+    pub(super) fn group_can_go_on(&self) -> bool {
+        let Some(group) = &self.commit.group else { return false };
+        let have_ended = |awaited| self.shared.have_ended(self.number, awaited);
+        group.awaited_records.is_some_and(|ticket| self.shared.cache.is_recorded(ticket))
+            || group.awaited.as_ref().is_some_and(have_ended)
     }
 
     /// Starts a group if SETs wait for one and none is in flight; goes on with one that waited for other reactors.
-    pub(super) fn start(
-        &mut self,
-        active: &mut Slab<Active>,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
-        if self.group.as_ref().is_some_and(|group| group.awaited.is_some()) {
-            self.finish_phase(active, shared, engine)?;
+    pub(super) fn start_group(&mut self) -> Result<(), EngineError> {
+        let outcome = self.go_on_with_group();
+        self.end_grouped();
+        outcome
+    }
+
+    fn go_on_with_group(&mut self) -> Result<(), EngineError> {
+        if self.commit.group.as_ref().is_some_and(|group| group.awaited.is_some()) {
+            self.finish_phase()?;
         }
-        self.sync_index(active, shared, engine)?;
-        if self.group.is_some() {
+        self.sync_index()?;
+        if self.commit.group.is_some() {
             return Ok(());
         }
-        let waiting = std::mem::take(&mut self.waiting);
-        let (members, touched): (Vec<usize>, Vec<usize>) =
-            waiting.into_iter().partition(|id| active[*id].is_untouched(shared));
-        self.end_all(touched, || MemberEnd::WriteAgain);
+        let waiting = mem::take(&mut self.commit.waiting);
+        let (members, touched) = self.split_by_failed_syncs(waiting);
+        self.commit.end_all(touched, || MemberEnd::WriteAgain);
         if members.is_empty() {
             return Ok(());
         }
@@ -207,10 +200,10 @@ impl GroupCommit {
         let mut seen = HashSet::new();
         let targets: Vec<SyncTarget> = members
             .iter()
-            .flat_map(|id| active[*id].written_files(shared))
+            .flat_map(|id| self.active[*id].written_files(&self.shared))
             .filter(|target| seen.insert(*target))
             .collect();
-        self.group = Some(Group {
+        self.commit.group = Some(Group {
             members,
             phase: Phase::Data,
             outstanding: 0,
@@ -220,17 +213,18 @@ impl GroupCommit {
             withdrawn: Vec::new(),
             failed_syncs: 0,
         });
-        self.submit_syncs(active, &targets, shared, engine)
+        self.submit_syncs(&targets)
     }
 
-    fn submit_syncs(
-        &mut self,
-        active: &mut Slab<Active>,
-        targets: &[SyncTarget],
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
-        let Some(group) = &mut self.group else { return Ok(()) };
+    /// Those for which no sync of the store has failed since their writes began, and the others.
+    fn split_by_failed_syncs(&self, members: Vec<usize>) -> (Vec<usize>, Vec<usize>) {
+        let has_none_failed =
+            |id: &usize| self.active[*id].failed_syncs == Some(self.shared.failed_syncs());
+        members.into_iter().partition(has_none_failed)
+    }
+
+    fn submit_syncs(&mut self, targets: &[SyncTarget]) -> Result<(), EngineError> {
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
         let mut outcome = Ok(());
         for &target in targets {
             let (action, file, is_lasting) = match target {
@@ -240,166 +234,136 @@ impl GroupCommit {
             };
             let transfer =
                 Transfer { is_lasting, ..Transfer::without_memory(action, file, SYNC_TOKEN) };
-            shared.note_sync_begun(self.number);
-            // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which the reactor holds, and a
+            self.shared.note_sync_begun(self.number);
+            // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which this holds, and a
             // file of a chunk until its SET is answered, after the group's last sync is reaped.
-            outcome = unsafe { engine.submit(transfer) };
+            outcome = unsafe { self.engine.submit(transfer) };
             if outcome.is_err() {
-                shared.note_sync_ended(self.number, 0, false);
+                self.shared.note_sync_ended(self.number, 0, false);
                 group.error = Some(libc::EIO);
                 break;
             }
-            shared.cache.counters.syncs.add(1);
+            self.shared.cache.counters.syncs.add(1);
             group.outstanding += 1;
         }
         if group.outstanding == 0 {
-            self.end_group(active, shared);
+            self.end_group();
         }
         outcome
     }
 
-    /// Takes the result of a sync; with the last one of a phase the group goes on.
-    pub(super) fn finish_sync(
-        &mut self,
-        active: &mut Slab<Active>,
-        result: i32,
-        shared: &Shared,
-        engine: Option<&mut impl Engine>,
-    ) -> Result<(), EngineError> {
-        let Some(group) = &mut self.group else { return Ok(()) };
+    /// Takes the result of a sync; with the last one of a phase the group goes on. `stopped`: nothing may be submitted any more.
+    pub(super) fn finish_sync(&mut self, result: i32, stopped: bool) -> Result<(), EngineError> {
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
         group.outstanding -= 1;
-        // Given up by the reactor as it stops: it was not begun, so it has dropped nothing, and other reactors go on.
-        let is_cancelled = engine.is_none() && result == -libc::ECANCELED;
+        // The stopping reactor cancelled it: it was not begun, so it has dropped nothing, and other reactors go on.
+        let is_cancelled = stopped && is_cancellation(-result);
         let errno = if is_cancelled { 0 } else { result.min(0).abs() };
         let is_first_error = errno != 0 && group.error.is_none();
         if errno != 0 {
-            shared.health.note_failure(Request::Sync, errno, Instant::now());
+            self.shared.health.note_failure(Request::Sync, errno, Instant::now());
             group.error.get_or_insert(errno);
         } else if !is_cancelled {
-            shared.health.note_success(Direction::Sync);
+            self.shared.health.note_success(Direction::Sync);
         }
-        shared.note_sync_ended(self.number, errno, is_first_error);
+        self.shared.note_sync_ended(self.number, errno, is_first_error);
         if group.outstanding > 0 {
             return Ok(());
         }
-        match engine {
-            Some(engine) if group.error.is_none() => self.finish_phase(active, shared, engine),
-            // Without an engine nothing may be submitted any more; `drop_queued` has ended the members.
-            _ => {
-                self.end_group(active, shared);
-                Ok(())
-            }
+        if stopped || group.error.is_some() {
+            // When stopped, `drop_queued` has ended the members.
+            self.end_group();
+            return Ok(());
         }
+        self.finish_phase()
     }
 
     /// All syncs of the group's phase have succeeded: it goes on to the next one, unless it has to wait for those of other
     /// reactors first.
-    fn finish_phase(
-        &mut self,
-        active: &mut Slab<Active>,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
-        let Some(group) = &mut self.group else { return Ok(()) };
+    fn finish_phase(&mut self) -> Result<(), EngineError> {
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
         let (phase, number) = (group.phase, self.number);
-        let awaited = group.awaited.get_or_insert_with(|| shared.syncs_under_way(number));
-        if !shared.have_ended(number, awaited) {
+        let awaited = group.awaited.get_or_insert_with(|| self.shared.syncs_under_way(number));
+        if !self.shared.have_ended(number, awaited) {
             return Ok(());
         }
         group.awaited = None;
-        let withdrawn = std::mem::take(&mut group.withdrawn);
-        shared.cache.end_withdrawn(withdrawn, group.failed_syncs == shared.failed_syncs());
-        let all = std::mem::take(&mut group.members);
-        let (members, touched): (Vec<usize>, Vec<usize>) =
-            all.into_iter().partition(|id| active[*id].is_untouched(shared));
-        match phase {
-            Phase::Data => self.end_all(touched, || MemberEnd::WriteAgain),
-            Phase::Index | Phase::Replaced => {
-                self.fail_members(active, touched, &|| shared.sync_failure(), shared);
-            }
-        }
+        let withdrawn = mem::take(&mut group.withdrawn);
+        let is_synced = group.failed_syncs == self.shared.failed_syncs();
+        self.shared.cache.end_withdrawn(withdrawn, is_synced);
+        let all = mem::take(&mut group.members);
+        let (members, touched) = self.split_by_failed_syncs(all);
         let next = match phase {
             Phase::Data => {
-                members.iter().for_each(|id| active[*id].record());
+                self.commit.end_all(touched, || MemberEnd::WriteAgain);
+                members.iter().for_each(|id| self.active[*id].record());
                 Some(Phase::Index)
             }
             Phase::Index => {
+                self.fail_members(touched, |shared| shared.sync_failure());
                 // Every one of them, not only up to the first.
-                let replaced = members.iter().filter(|id| active[**id].supersede()).count();
+                let replaced = members.iter().filter(|id| self.active[**id].supersede()).count();
                 (replaced > 0).then_some(Phase::Replaced)
             }
-            Phase::Replaced => None,
+            Phase::Replaced => {
+                self.fail_members(touched, |shared| shared.sync_failure());
+                None
+            }
         };
-        let Some(group) = &mut self.group else { return Ok(()) };
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
         group.members = members;
         match next {
             Some(next) if !group.members.is_empty() => {
                 group.phase = next;
-                group.failed_syncs = shared.failed_syncs();
+                group.failed_syncs = self.shared.failed_syncs();
                 // Their records were cleared, in memory: before the ticket.
-                group.withdrawn = shared.cache.take_withdrawn();
-                group.awaited_records = Some(shared.cache.records().progress().ticket());
-                self.sync_index(active, shared, engine)
+                group.withdrawn = self.shared.cache.take_withdrawn();
+                group.awaited_records = Some(self.shared.cache.records().progress().ticket());
+                self.sync_index()
             }
             _ => {
-                self.end_group(active, shared);
+                self.end_group();
                 Ok(())
             }
         }
     }
 
-    fn sync_index(
-        &mut self,
-        active: &mut Slab<Active>,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
-        let Some(group) = &mut self.group else { return Ok(()) };
-        if !group.awaited_records.is_some_and(|ticket| shared.cache.is_recorded(ticket)) {
+    /// Once the records are written that the group's sync of the index is for, begins it.
+    fn sync_index(&mut self) -> Result<(), EngineError> {
+        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        let cache = &self.shared.cache;
+        if !group.awaited_records.is_some_and(|ticket| cache.is_recorded(ticket)) {
             return Ok(());
         }
         group.awaited_records = None;
-        let index = shared.cache.records().sync_descriptor(self.number);
-        self.submit_syncs(active, &[SyncTarget::Lasting(index)], shared, engine)
+        let index = cache.records().sync_descriptor(self.number);
+        self.submit_syncs(&[SyncTarget::Lasting(index)])
     }
 
-    fn end_group(&mut self, active: &mut Slab<Active>, shared: &Shared) {
-        let Some(Group { members, error, withdrawn, .. }) = self.group.take() else {
+    fn end_group(&mut self) {
+        let Some(Group { members, error, withdrawn, .. }) = self.commit.group.take() else {
             return;
         };
-        shared.cache.end_withdrawn(withdrawn, false);
+        self.shared.cache.end_withdrawn(withdrawn, false);
         match error {
             Some(errno) => {
-                shared.cache.counters.sync_errors.add(1);
-                let failure = || Failure::Sync(io::Error::from_raw_os_error(errno));
-                self.fail_members(active, members, &failure, shared);
+                self.shared.cache.counters.sync_errors.add(1);
+                let failure = |_: &Shared| Failure::Sync(io::Error::from_raw_os_error(errno));
+                self.fail_members(members, failure);
             }
-            None => self.end_all(members, || MemberEnd::Durable),
+            None => self.commit.end_all(members, || MemberEnd::Durable),
         }
     }
 
-    fn end_all(&mut self, members: Vec<usize>, end: impl Fn() -> MemberEnd) {
-        self.ended.extend(members.into_iter().map(|id| (id, end())));
-    }
-
-    pub(super) fn next_ended(&mut self) -> Option<(usize, MemberEnd)> {
-        self.ended.pop_front()
-    }
-
-    fn fail_members(
-        &mut self,
-        active: &mut Slab<Active>,
-        members: Vec<usize>,
-        failure: &dyn Fn() -> Failure,
-        shared: &Shared,
-    ) {
+    fn fail_members(&mut self, members: Vec<usize>, failure: impl Fn(&Shared) -> Failure) {
+        let failure = || failure(&self.shared);
         if !members.is_empty() {
-            let path = shared.cache.config.path().display();
+            let path = self.shared.cache.config.path().display();
             let text = failure().text(|| format!("{} chunks in {path}", members.len()));
             log::error!("{text}; they are not stored");
         }
         // Now: the next sync of the index covers that their records are cleared.
-        members.iter().for_each(|id| active[*id].withdraw());
-        self.end_all(members, || MemberEnd::Failed(failure()));
+        members.iter().for_each(|id| self.active[*id].withdraw());
+        self.commit.end_all(members, || MemberEnd::Failed(failure()));
     }
 }

@@ -121,6 +121,11 @@ pub(super) fn is_interruption(errno: i32) -> bool {
     matches!(errno, EINTR | EAGAIN)
 }
 
+/// Whether a request was cancelled before it began: that says nothing of the device.
+pub(super) fn is_cancellation(errno: i32) -> bool {
+    errno == ECANCELED
+}
+
 pub(super) fn is_unsupported(errno: i32) -> bool {
     errno == EOPNOTSUPP
 }

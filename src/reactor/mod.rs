@@ -46,12 +46,11 @@ pub(crate) use operation::Operation;
 pub(crate) use record_writer::{RecordWriter, WriterEnd};
 pub(crate) use shared::Shared;
 
-use crate::engine::{Engine, EngineError, Reaped, Waker};
+use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::index::Suspect;
 use crate::schedule::Limits;
 use crate::sync::Mutex;
-use lanes::Lane;
 use operations::{CHECKSUM_TURN_BYTES, Operations};
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
@@ -150,7 +149,7 @@ where
         match engine {
             Ok(engine) => {
                 let _ = sender.send(Ok(engine.description()));
-                let _ = tell_ending.send(Reactor::new(number, shared, suspects, engine).live());
+                let _ = tell_ending.send(Operations::new(number, shared, suspects, engine).live());
             }
             Err(error) => {
                 let _ = sender.send(Err(error));
@@ -179,25 +178,10 @@ fn limits_of(shared: &Shared) -> Limits {
     limits::of_reactor(&shared.cache.config, shared.device_limits(), shared.lanes.len())
 }
 
-struct Reactor<E: Engine> {
-    number: usize,
-    shared: Arc<Shared>,
-    engine: E,
-    operations: Operations,
-    reaped: Vec<Reaped>,
-}
-
-impl<E: Engine> Reactor<E> {
-    fn new(number: usize, shared: Arc<Shared>, suspects: Vec<Suspect>, engine: E) -> Self {
-        let mut limits = limits_of(&shared);
-        // Half for loads, half for stores.
-        limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
-        let operations = Operations::new(number, limits, transfers_of(&shared), suspects);
-        Self { number, shared, engine, operations, reaped: Vec::new() }
-    }
-
+impl<E: Engine> Operations<E> {
     /// Runs until it is stopped, or dies; answers everything in either case.
     fn live(mut self) -> ReactorEnd {
+        let shared = Arc::clone(&self.shared);
         let ending = match catch_unwind(AssertUnwindSafe(|| self.run())) {
             Ok(Ok(())) => ReactorEnd::Orderly,
             Ok(Err(error)) => {
@@ -211,22 +195,21 @@ impl<E: Engine> Reactor<E> {
         };
         if ending == ReactorEnd::Failed {
             // Before the first answer that tells of it.
-            self.shared.note_failed();
+            shared.note_failed();
         }
         let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
         if ending == ReactorEnd::Failed {
-            self.shared.health.fail(|| "a thread that moves its bytes has stopped".into());
+            shared.health.fail(|| "a thread that moves its bytes has stopped".into());
             // Without this one the others would leave keys without an answer.
-            self.shared.stop(Duration::ZERO);
+            shared.stop(Duration::ZERO);
         }
         if !quiet {
             log::error!(
                 "the kernel still holds memory of {} transfers: it is leaked",
-                self.operations.in_flight()
+                self.in_flight()
             );
-            self.operations.abandon();
+            self.abandon();
         }
-        let shared = Arc::clone(&self.shared);
         if quiet {
             drop(self);
         } else {
@@ -240,30 +223,28 @@ impl<E: Engine> Reactor<E> {
         let mut has_fed = false;
         let mut turns_unannounced = 0;
         loop {
-            self.operations.take_up(&self.shared);
+            self.take_up();
             let now = Instant::now();
-            self.operations.start_due(now);
+            self.start_due(now);
             let deadline = *self.shared.deadline.lock();
             if deadline.is_none() {
-                self.operations.verify_if_idle(now, &self.shared);
+                self.verify_if_idle(now);
             }
             // First, as what it ends may have been waited for.
-            self.operations.start_group(&self.shared, &mut self.engine)?;
-            self.operations.start_freed(&self.shared, &mut self.engine)?;
-            let has_more = self.operations.start_some(now, &self.shared, &mut self.engine)?;
-            self.operations.start_chunk_files(&self.shared, &mut self.engine)?;
+            self.start_group()?;
+            self.start_freed()?;
+            let has_more = self.start_some(now)?;
+            self.start_chunk_files()?;
             self.shared.completions.announce();
 
-            let idle = self.operations.is_idle()
-                && self.lane().intake.is_empty()
+            let idle = self.is_idle()
+                && self.shared.lanes[self.number].intake.is_empty()
                 && !self.shared.reclaims_deleted(self.number);
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }
-            let until = [deadline, self.operations.next_due(now)].into_iter().flatten().min();
-            let is_asked_again = has_more
-                || self.operations.has_changed
-                || self.operations.device.has_checksums_to_do();
+            let until = [deadline, self.next_due(now)].into_iter().flatten().min();
+            let is_asked_again = has_more || self.has_changed || self.device.has_checksums_to_do();
             let timeout = match is_asked_again {
                 true => Some(Duration::ZERO),
                 false => until.map(|until| until.saturating_duration_since(Instant::now())),
@@ -275,16 +256,16 @@ impl<E: Engine> Reactor<E> {
             }
             self.reap_or_sleep(timeout, deadline.is_some())?;
             let came_back = !self.reaped.is_empty();
-            self.operations.finish_reaped(&self.shared, &mut self.engine, &mut self.reaped)?;
-            self.operations.start_chunk_files(&self.shared, &mut self.engine)?;
+            self.finish_reaped()?;
+            self.start_chunk_files()?;
             // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
-            if came_back && !has_fed && self.operations.device.moved_bytes() >= FEED_FIRST_BYTES {
+            if came_back && !has_fed && self.device.moved_bytes() >= FEED_FIRST_BYTES {
                 has_fed = true;
                 continue;
             }
             let turns = 1 + u64::from(std::mem::take(&mut has_fed));
-            self.operations.checksum_moved(turns * CHECKSUM_TURN_BYTES, &self.shared);
-            self.operations.device.precompute_checksums(CHECKSUM_TURN_BYTES);
+            self.checksum_moved(turns * CHECKSUM_TURN_BYTES);
+            self.device.precompute_checksums(CHECKSUM_TURN_BYTES);
         }
     }
 
@@ -299,7 +280,7 @@ impl<E: Engine> Reactor<E> {
         let work_came = stop_came
             || !lane.intake.is_empty()
             || self.shared.reclaims_deleted(self.number)
-            || self.operations.can_go_on(&self.shared);
+            || self.can_go_on();
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.engine.reap(timeout, &mut self.reaped);
         lane.waker.awake();
@@ -307,25 +288,21 @@ impl<E: Engine> Reactor<E> {
         outcome
     }
 
-    fn lane(&self) -> &Lane {
-        &self.shared.lanes[self.number]
-    }
-
     /// Drops what is queued and waits for what is in the kernel. Says whether the kernel is done.
     fn quiesce(&mut self) -> bool {
-        self.operations.drop_queued(&self.shared);
-        if self.operations.in_flight() > 0 {
+        self.drop_queued();
+        if self.in_flight() > 0 {
             self.engine.cancel_all();
         }
         let deadline = Instant::now() + CANCEL_TIMEOUT;
-        while self.operations.in_flight() > 0 {
+        while self.in_flight() > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.engine.reap(Some(left), &mut self.reaped).is_err() {
                 return false;
             }
-            self.operations.finish_stopped::<E>(&self.shared, &mut self.reaped);
+            self.finish_stopped();
             // What waited behind a SET that ended now will not start any more either.
-            self.operations.drop_queued(&self.shared);
+            self.drop_queued();
         }
         self.shared.completions.announce();
         self.shared.cache.records().announce_changes();

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -16,17 +17,21 @@ use super::get::{Shown, end_get, end_read};
 use super::latency::Timeline;
 use super::operation::{Active, Operation};
 use super::verify::Verification;
-use crate::engine::Engine;
-use crate::engine::EngineError;
+use super::{limits_of, transfers_of};
+use crate::engine::{Engine, EngineError, Reaped};
 use crate::index::Suspect;
 use crate::key::Digest;
-use crate::schedule::{Class, Grant, Limits, Scheduler};
+use crate::schedule::{Class, Grant, Scheduler};
 
 /// Bytes that are summed up between two looks at the device: a tenth of a millisecond at most, in which a device has enough
 /// with what it was given before.
 pub(super) const CHECKSUM_TURN_BYTES: u64 = 1 << 20;
 
-pub(super) struct Operations {
+pub(super) struct Operations<E> {
+    pub(super) shared: Arc<Shared>,
+    pub(super) engine: E,
+    /// Results that the engine gave back.
+    pub(super) reaped: Vec<Reaped>,
     pub(super) number: usize,
     pub(super) scheduler: Scheduler,
     pub(super) device: Device,
@@ -55,19 +60,26 @@ pub(super) struct Operations {
     pub(super) awaits_growth: bool,
 }
 
-impl Operations {
+impl<E: Engine> Operations<E> {
     pub(super) fn new(
         number: usize,
-        limits: Limits,
-        most_transfers: usize,
+        shared: Arc<Shared>,
         suspects: Vec<Suspect>,
+        engine: E,
     ) -> Self {
+        let mut limits = limits_of(&shared);
+        // Half for loads, half for stores.
+        limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
+        let device = Device::new(transfers_of(&shared), limits.max_in_flight_bytes);
         Self {
             number,
+            shared,
+            engine,
             scheduler: Scheduler::new(limits),
-            device: Device::new(most_transfers, limits.max_in_flight_bytes),
+            device,
+            reaped: Vec::new(),
             active: Slab::new(),
-            commit: GroupCommit::new(number),
+            commit: GroupCommit::default(),
             verification: Verification::of(suspects),
             sets: HashTable::new(),
             awaited: 0,
@@ -115,13 +127,14 @@ impl Operations {
         });
     }
 
-    pub(super) fn take_up(&mut self, shared: &Shared) {
+    pub(super) fn take_up(&mut self) {
+        let shared = Arc::clone(&self.shared);
         let lane = &shared.lanes[self.number];
         let mut taken_bytes = [0; 3];
         while let Some(operations) = lane.intake.pop() {
             for operation in operations {
                 taken_bytes[operation.class() as usize] += operation.cost_bytes();
-                self.accept(operation, shared);
+                self.accept(operation);
             }
         }
         if shared.reclaims_deleted(self.number) {
@@ -139,7 +152,7 @@ impl Operations {
         lane.load.remove_queued(&taken_bytes);
     }
 
-    pub(super) fn accept(&mut self, operation: Operation, shared: &Shared) {
+    pub(super) fn accept(&mut self, operation: Operation) {
         let (submitted, digest) = match &operation {
             Operation::Get(request, _) => (request.submitted, None),
             Operation::Set(set) => (set.claim.request.submitted, Some(set.claim.request.digest)),
@@ -149,7 +162,7 @@ impl Operations {
         if let Some(digest) = digest {
             let hash = |(other, _): &(Digest, usize)| other.table_hash();
             self.sets.insert_unique(digest.table_hash(), (digest, id), hash);
-            if shared.cache.index.is_awaited(digest) {
+            if self.shared.cache.index.is_awaited(digest) {
                 self.promote(id);
             }
         }
@@ -193,46 +206,30 @@ impl Operations {
     }
 
     /// Takes up the next chunk to be verified if there is nothing else to do.
-    pub(super) fn verify_if_idle(&mut self, now: Instant, shared: &Shared) {
+    pub(super) fn verify_if_idle(&mut self, now: Instant) {
         if self.active.is_empty()
-            && let Some(read) = self.verification.next(now, &shared.cache)
+            && let Some(read) = self.verification.next(now, &self.shared.cache)
         {
             self.enqueue(Operation::Verify(read), now);
         }
     }
 
-    /// Starts a group of SETs that wait for durability, or goes on with the one in flight.
-    pub(super) fn start_group(
-        &mut self,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
-        let outcome = self.commit.start(&mut self.active, shared, engine);
-        self.end_grouped(shared);
-        outcome
-    }
-
     /// Starts what the scheduler allows now. Says whether it stopped before the end, because what needs the processor
     /// alone (giving extents back, comparing) would have kept the device waiting.
-    pub(super) fn start_some(
-        &mut self,
-        now: Instant,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<bool, EngineError> {
+    pub(super) fn start_some(&mut self, now: Instant) -> Result<bool, EngineError> {
         self.has_changed = false;
-        self.note_work(shared);
-        self.loads_elsewhere = shared.loads_elsewhere(self.number);
+        self.note_work();
+        self.loads_elsewhere = self.shared.loads_elsewhere(self.number);
         self.processed_bytes = 0;
-        self.awaits_growth &= shared.cache.is_growing();
+        self.awaits_growth &= self.shared.cache.is_growing();
         self.scheduler.hold_sets(
-            self.awaits_growth || self.commit.has_too_many_files(shared.cache.config.layout),
+            self.awaits_growth || self.commit.has_too_many_files(self.shared.cache.config.layout),
         );
         let mut outcome = Ok(false);
         while let Some(grant) =
             self.scheduler.next_grant(now, self.loads_elsewhere || self.awaited > 0)
         {
-            if let Err(error) = self.start(grant, now, shared, engine) {
+            if let Err(error) = self.start(grant, now) {
                 outcome = Err(error);
                 break;
             }
@@ -241,46 +238,46 @@ impl Operations {
                 break;
             }
         }
-        self.note_work(shared);
+        self.note_work();
         outcome
     }
 
-    fn note_work(&self, shared: &Shared) {
+    fn note_work(&self) {
         let loads = self.scheduler.loads() + self.awaited;
         let sets_wait = self.scheduler.has_waiting_sets();
-        shared.note_work(self.number, &self.in_flight_bytes, loads, sets_wait);
+        self.shared.note_work(self.number, &self.in_flight_bytes, loads, sets_wait);
     }
 
     /// Whether something that it waits for has come since `start_some` looked. To be asked once more before sleeping: others
     /// wake only a reactor that sleeps.
-    pub(super) fn can_go_on(&self, shared: &Shared) -> bool {
+    pub(super) fn can_go_on(&self) -> bool {
         let loads_ended = self.loads_elsewhere
             && self.scheduler.has_waiting_sets()
-            && !shared.loads_elsewhere(self.number);
-        let has_grown = self.awaits_growth && !shared.cache.is_growing();
+            && !self.shared.loads_elsewhere(self.number);
+        let has_grown = self.awaits_growth && !self.shared.cache.is_growing();
         let is_extent_free = |grant: &Grant| !self.active[grant.id].awaits_extent();
         let awaits_records = !self.awaiting_extents.is_empty() || self.commit.awaits_records();
-        shared.lanes[self.number].awaits_records.store(awaits_records, Ordering::SeqCst);
+        self.shared.lanes[self.number].awaits_records.store(awaits_records, Ordering::SeqCst);
         let can_go_on = |id: &usize| {
             let active = &self.active[*id];
             let file = active.chunk_file.as_ref().zip(active.chunk_of_file());
-            file.is_none_or(|(file, chunk)| file.can_go_on(chunk, &*shared.cache.store))
+            file.is_none_or(|(file, chunk)| file.can_go_on(chunk, &*self.shared.cache.store))
         };
         loads_ended
             || has_grown
             || self.awaiting_extents.front().is_some_and(is_extent_free)
-            || self.commit.can_go_on(self.number, shared)
+            || self.group_can_go_on()
             || self.due_chunk_files.iter().any(can_go_on)
     }
 
     /// An operation is through with its transfers: it is answered, tried again, or waits for its group.
-    pub(super) fn end(&mut self, id: usize, shared: &Shared) {
-        if self.is_set_done(id, shared) {
-            self.answer(id, shared);
+    pub(super) fn end(&mut self, id: usize) {
+        if self.is_set_done(id) {
+            self.answer(id);
         }
     }
 
-    pub(super) fn answer(&mut self, id: usize, shared: &Shared) {
+    pub(super) fn answer(&mut self, id: usize) {
         let active = self.active.remove(id);
         let Active { operation, checksum, failure, timeline, chunk_file, is_awaited, .. } = active;
         self.has_changed = true;
@@ -289,22 +286,22 @@ impl Operations {
         self.in_flight_bytes[operation.class() as usize] -= operation.cost_bytes();
         let is_closed = matches!(failure, Some(Failure::Closed));
         if !is_closed && !matches!(operation, Operation::Verify(_)) {
-            let mut latencies = shared.lanes[self.number].latencies.lock();
+            let mut latencies = self.shared.lanes[self.number].latencies.lock();
             latencies.record(operation.class(), timeline, Instant::now());
         }
         if is_closed && matches!(operation, Operation::Get(..) | Operation::Set(_)) {
-            shared.cache.counters.abandoned.add(1);
+            self.shared.cache.counters.abandoned.add(1);
         }
         match operation {
-            Operation::Reclaim(extent) => shared.cache.reclaim(extent),
+            Operation::Reclaim(extent) => self.shared.cache.reclaim(extent),
             Operation::Get(request, read) => {
-                if let Some(suspect) = end_get(request, read, checksum, failure, shared) {
+                if let Some(suspect) = end_get(request, read, checksum, failure, &self.shared) {
                     self.verification.add(suspect, Instant::now());
                 }
             }
             Operation::Verify(read) => {
-                let shown = end_read(read, checksum, failure, shared);
-                self.verification.end(matches!(shown, Shown::Nothing(_)), &shared.cache);
+                let shown = end_read(read, checksum, failure, &self.shared);
+                self.verification.end(matches!(shown, Shown::Nothing(_)), &self.shared.cache);
             }
             Operation::Set(set) => {
                 let digest = set.claim.request.digest;
@@ -314,15 +311,15 @@ impl Operations {
                     found.remove();
                 }
                 self.awaited -= usize::from(is_awaited);
-                self.end_set(*set, checksum, failure, shared);
+                self.end_set(*set, checksum, failure);
             }
         }
     }
 
     /// Drops what is queued; what has pieces in flight ends with the last of them.
-    pub(super) fn drop_queued(&mut self, shared: &Shared) {
-        self.checksum_moved(u64::MAX, shared);
-        self.drop_due_chunk_files(shared);
+    pub(super) fn drop_queued(&mut self) {
+        self.checksum_moved(u64::MAX);
+        self.drop_due_chunk_files();
         self.commit.forget();
         for grant in mem::take(&mut self.awaiting_extents) {
             self.active[grant.id].unfinished -= 1;
@@ -332,11 +329,11 @@ impl Operations {
         self.retries.clear();
         self.verification.clear();
         let dropped = self.device.drop_isolated();
-        self.end_failed_pieces(dropped, Instant::now(), shared);
+        self.end_failed_pieces(dropped, Instant::now());
         // Ending a SET may resume others behind it: until nothing is left.
         loop {
             self.scheduler.clear();
-            self.drop_due_chunk_files(shared);
+            self.drop_due_chunk_files();
             let ids: Vec<usize> = self.active.iter().map(|(id, _)| id).collect();
             let mut ended = 0;
             for id in ids {
@@ -347,7 +344,7 @@ impl Operations {
                     active.failure.get_or_insert(Failure::Closed);
                 }
                 if active.unfinished == 0 {
-                    self.answer(id, shared);
+                    self.answer(id);
                     ended += 1;
                 }
             }

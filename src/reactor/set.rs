@@ -15,6 +15,7 @@ use super::operations::{CHECKSUM_TURN_BYTES, Operations};
 use crate::cache::Begun;
 use crate::cache::Next;
 use crate::config::Durability;
+use crate::engine::Engine;
 use crate::error::StoreError;
 use crate::schedule::Grant;
 
@@ -88,10 +89,10 @@ impl SetOperation {
     }
 }
 
-impl Operations {
+impl<E: Engine> Operations<E> {
     /// A SET that has no extent was granted its first piece. Says whether it has one now and is to be written; if not, it is
     /// back in the queue, or ended.
-    pub(super) fn begin_set(&mut self, grant: Grant, now: Instant, shared: &Shared) -> bool {
+    pub(super) fn begin_set(&mut self, grant: Grant, now: Instant) -> bool {
         let active = &mut self.active[grant.id];
         // A long one in turns, so that loads go between.
         let has_more = active.waiting_bytes > 0;
@@ -100,12 +101,12 @@ impl Operations {
         if !matches!(set.stage, Stage::Claimed) {
             return true;
         }
-        if let Some(reason) = shared.cache.presence.reason() {
-            self.end_unwritten(grant, Some(Failure::Missed(reason)), shared);
+        if let Some(reason) = self.shared.cache.presence.reason() {
+            self.end_unwritten(grant, Some(Failure::Missed(reason)));
             return false;
         }
         let before = set.claim.compared_bytes();
-        let begun = set.claim.begin(&shared.cache, limit_bytes, now);
+        let begun = set.claim.begin(&self.shared.cache, limit_bytes, now);
         self.processed_bytes += set.claim.compared_bytes() - before;
         match begun {
             Begun::Write(write) => {
@@ -128,12 +129,16 @@ impl Operations {
                 self.scheduler.hold_sets(true);
                 self.awaits_growth = true;
             }
-            Begun::Unchanged | Begun::NotAdmitted => self.end_unwritten(grant, None, shared),
+            Begun::Unchanged | Begun::NotAdmitted => self.end_unwritten(grant, None),
             Begun::Refused(error) => {
                 if let StoreError::Grow { source, .. } = &error {
-                    shared.health.note_failure(Request::Grow, errno_of(source), Instant::now());
+                    self.shared.health.note_failure(
+                        Request::Grow,
+                        errno_of(source),
+                        Instant::now(),
+                    );
                 }
-                self.end_unwritten(grant, Some(Failure::NoRoom(error)), shared);
+                self.end_unwritten(grant, Some(Failure::NoRoom(error)));
             }
         }
         false
@@ -151,19 +156,19 @@ impl Operations {
         }
     }
 
-    fn end_unwritten(&mut self, grant: Grant, failure: Option<Failure>, shared: &Shared) {
+    fn end_unwritten(&mut self, grant: Grant, failure: Option<Failure>) {
         self.scheduler.finish(grant);
         if self.active[grant.id].waiting_bytes > 0 {
             self.scheduler.cancel_rest(grant.class, grant.id);
         }
         self.active[grant.id].failure = failure;
-        self.end(grant.id, shared);
+        self.end(grant.id);
     }
 
     /// A SET is through with its transfers. Says whether it is to be answered; if not, it is written again, or waits for its
     /// group.
-    pub(super) fn is_set_done(&mut self, id: usize, shared: &Shared) -> bool {
-        let cache = &shared.cache;
+    pub(super) fn is_set_done(&mut self, id: usize) -> bool {
+        let cache = &self.shared.cache;
         let is_persistent = cache.config.durability == Durability::Persistent;
         let most_retries = cache.config.tuning.persistent_max_retries;
         let active = &mut self.active[id];
@@ -175,22 +180,22 @@ impl Operations {
                 set.stage = Stage::Claimed;
                 cache.store.note_no_blocks();
                 self.awaits_growth |= cache.order_growth(0);
-                self.write_again(id, Duration::ZERO, shared);
+                self.write_again(id, Duration::ZERO);
                 false
             }
             _ if !is_persistent || matches!(set.stage, Stage::Claimed) => true,
             None => {
-                self.commit.join(id);
+                self.commit.waiting.push(id);
                 false
             }
             Some(failure @ Failure::Transfer(..)) if retries < most_retries => {
                 let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(retries.min(16)))
                     .min(LONGEST_RETRY_PAUSE);
-                if shared.health.may_log(Direction::Write, cache.config.path()) {
-                    let text = set.failure_text(failure, shared);
+                if self.shared.health.may_log(Direction::Write, cache.config.path()) {
+                    let text = set.failure_text(failure, &self.shared);
                     log::warn!("{text}; trying again in {pause:?}");
                 }
-                self.write_again(id, pause, shared);
+                self.write_again(id, pause);
                 false
             }
             Some(Failure::Transfer(..)) if retries > 0 => {
@@ -201,8 +206,8 @@ impl Operations {
         }
     }
 
-    fn write_again(&mut self, id: usize, pause: Duration, shared: &Shared) {
-        shared.cache.counters.write_retries.add(1);
+    fn write_again(&mut self, id: usize, pause: Duration) {
+        self.shared.cache.counters.write_retries.add(1);
         let active = &mut self.active[id];
         active.retries += 1;
         active.failed_syncs = None;
@@ -216,45 +221,39 @@ impl Operations {
     }
 
     /// Goes on with members of the group that are through with it.
-    pub(super) fn end_grouped(&mut self, shared: &Shared) {
-        let most_retries = shared.cache.config.tuning.persistent_max_retries;
-        while let Some((id, end)) = self.commit.next_ended() {
+    pub(super) fn end_grouped(&mut self) {
+        let most_retries = self.shared.cache.config.tuning.persistent_max_retries;
+        while let Some((id, end)) = self.commit.ended.pop_front() {
             self.active[id].failure = match end {
                 MemberEnd::WriteAgain if self.active[id].retries < most_retries => {
-                    self.write_again(id, Duration::ZERO, shared);
+                    self.write_again(id, Duration::ZERO);
                     continue;
                 }
-                MemberEnd::WriteAgain => Some(shared.sync_failure()),
+                MemberEnd::WriteAgain => Some(self.shared.sync_failure()),
                 MemberEnd::Durable => None,
                 MemberEnd::Failed(failure) => Some(failure),
             };
-            self.answer(id, shared);
+            self.answer(id);
         }
     }
 
     /// Ends a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its way with this one: it
     /// shares its failure.
-    pub(super) fn end_set(
-        &mut self,
-        set: SetOperation,
-        checksum: u64,
-        failure: Option<Failure>,
-        shared: &Shared,
-    ) {
+    pub(super) fn end_set(&mut self, set: SetOperation, checksum: u64, failure: Option<Failure>) {
         let (digest, length_bytes) = (set.claim.request.digest, set.claim.length_bytes());
         // Now: the memory is the caller's again with the answer.
         let shared_failure = failure
             .as_ref()
             // What close() drops is dropped, and counted, one by one.
             .filter(|failure| !matches!(failure, Failure::Closed))
-            .filter(|_| shared.cache.index.has_waiting_set(digest))
-            .map(|failure| (set.failure_text(failure, shared), set.claim.checksum()));
-        let mut waiting = VecDeque::from(set.end(checksum, failure, shared));
+            .filter(|_| self.shared.cache.index.has_waiting_set(digest))
+            .map(|failure| (set.failure_text(failure, &self.shared), set.claim.checksum()));
+        let mut waiting = VecDeque::from(set.end(checksum, failure, &self.shared));
         while let Some(next) = waiting.pop_front() {
             match next {
-                Next::Read(request, read) => self.accept(Operation::Get(request, read), shared),
+                Next::Read(request, read) => self.accept(Operation::Get(request, read)),
                 Next::Miss(request) => {
-                    shared.cache.counters.get_misses.add(1);
+                    self.shared.cache.counters.get_misses.add(1);
                     request.item.miss();
                 }
                 Next::Write(claim) => match &shared_failure {
@@ -263,11 +262,13 @@ impl Operations {
                             && claim.checksum() == *checksum =>
                     {
                         let failure = Some(Failure::Joined(message.clone()));
-                        waiting.extend(
-                            SetOperation { claim, stage: Stage::Claimed }.end(0, failure, shared),
-                        );
+                        waiting.extend(SetOperation { claim, stage: Stage::Claimed }.end(
+                            0,
+                            failure,
+                            &self.shared,
+                        ));
                     }
-                    _ => self.accept(Operation::set(claim), shared),
+                    _ => self.accept(Operation::set(claim)),
                 },
             }
         }

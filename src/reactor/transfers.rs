@@ -3,7 +3,6 @@
 use std::mem;
 use std::time::Instant;
 
-use super::Shared;
 use super::chunk_file::{CHUNK_FILE_TOKENS, ChunkFile, NextRequest};
 use super::commit::SYNC_TOKEN;
 use super::device::Outcome;
@@ -20,61 +19,46 @@ use crate::store::Location;
 /// Bytes that could be summed up in the time that giving an extent back takes.
 const RECLAIM_COSTS_BYTES: u64 = 4096;
 
-impl Operations {
-    pub(super) fn start(
-        &mut self,
-        grant: Grant,
-        now: Instant,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
+impl<E: Engine> Operations<E> {
+    pub(super) fn start(&mut self, grant: Grant, now: Instant) -> Result<(), EngineError> {
         let active = &mut self.active[grant.id];
         active.waiting_bytes -= grant.length_bytes;
         active.timeline.started.get_or_insert(now);
         if matches!(active.operation, Operation::Reclaim(_)) {
             self.processed_bytes += RECLAIM_COSTS_BYTES;
             self.scheduler.finish(grant);
-            self.answer(grant.id, shared);
+            self.answer(grant.id);
             return Ok(());
         }
-        if !self.begin_set(grant, now, shared) {
+        if !self.begin_set(grant, now) {
             return Ok(());
         }
         let active = &mut self.active[grant.id];
-        active.failed_syncs.get_or_insert_with(|| shared.failed_syncs());
+        active.failed_syncs.get_or_insert_with(|| self.shared.failed_syncs());
         active.unfinished += 1;
         if active.awaits_extent() {
             self.awaiting_extents.push_back(grant);
             return Ok(());
         }
-        self.start_in_extent(grant, shared, engine)
+        self.start_in_extent(grant)
     }
 
     /// Starts pieces of SETs whose extents no record names any more.
-    pub(super) fn start_freed(
-        &mut self,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
+    pub(super) fn start_freed(&mut self) -> Result<(), EngineError> {
         while let Some(grant) = self.awaiting_extents.front()
             && !self.active[grant.id].awaits_extent()
             && let Some(grant) = self.awaiting_extents.pop_front()
         {
-            self.start_in_extent(grant, shared, engine)?;
+            self.start_in_extent(grant)?;
         }
         Ok(())
     }
 
-    fn start_in_extent(
-        &mut self,
-        grant: Grant,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
+    fn start_in_extent(&mut self, grant: Grant) -> Result<(), EngineError> {
         let active = &mut self.active[grant.id];
         if active.chunk_file.is_none()
             && let Some(Location::Own { directory, name }) =
-                active.operation.extent().map(|extent| shared.cache.store.locate(extent))
+                active.operation.extent().map(|extent| self.shared.cache.store.locate(extent))
         {
             active.chunk_file = Some(Box::new(ChunkFile::new(directory, name)));
         }
@@ -85,17 +69,12 @@ impl Operations {
                 }
                 Ok(())
             }
-            _ => self.start_piece(grant, shared, engine),
+            _ => self.start_piece(grant),
         }
     }
 
     /// Gives the device a piece; the file that it is in is open.
-    pub(super) fn start_piece(
-        &mut self,
-        grant: Grant,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
+    pub(super) fn start_piece(&mut self, grant: Grant) -> Result<(), EngineError> {
         let active = &self.active[grant.id];
         let (buffer, action) = match &active.operation {
             Operation::Get(request, _) => (Some(request.buffer), Action::Read),
@@ -103,7 +82,7 @@ impl Operations {
             Operation::Set(set) => (Some(set.claim.request.buffer), Action::Write),
             Operation::Reclaim(_) => unreachable!("it has no pieces"),
         };
-        let store = &shared.cache.store;
+        let store = &self.shared.cache.store;
         let location = || active.operation.extent().map(|extent| store.locate(extent));
         let (file, kind, chunk_offset_bytes) = match &active.chunk_file {
             Some(file) => (file.descriptor(), TargetKind::ChunkFile, 0),
@@ -119,39 +98,33 @@ impl Operations {
         };
         let target = PieceTarget { action, file, kind, chunk_offset_bytes };
         let operation = &active.operation;
-        let checksum_kind = operation.checksum_kind(shared.cache.config.checksum);
+        let checksum_kind = operation.checksum_kind(self.shared.cache.config.checksum);
         let chunk = (operation.bytes(), checksum_kind);
         let piece =
             Piece::new(grant, target, chunk, buffer, store.geometry(), &mut self.device.pool);
-        shared.cache.counters.bounced_bytes.add(piece.bounced_bytes as u64);
-        let started = self.device.start(piece, shared, engine);
+        self.shared.cache.counters.bounced_bytes.add(piece.bounced_bytes as u64);
+        let started = self.device.start(piece, &self.shared, &mut self.engine);
         if started.is_err() {
             // Not in flight: nothing to wait for.
-            self.end_failed_piece(grant, Failure::Closed, Instant::now(), shared);
+            self.end_failed_piece(grant, Failure::Closed, Instant::now());
         }
         started
     }
 
     /// Takes the results of requests; answers the operations that are done. One at a time off the list, so that a panic
     /// loses none.
-    pub(super) fn finish_reaped(
-        &mut self,
-        shared: &Shared,
-        engine: &mut impl Engine,
-        reaped: &mut Vec<Reaped>,
-    ) -> Result<(), EngineError> {
+    pub(super) fn finish_reaped(&mut self) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         let now = Instant::now();
-        reaped.reverse();
-        while let Some(Reaped { token, result }) = reaped.pop() {
+        self.reaped.reverse();
+        while let Some(Reaped { token, result }) = self.reaped.pop() {
             if token == SYNC_TOKEN {
-                let (active, engine) = (&mut self.active, Some(&mut *engine));
-                outcome = outcome.and(self.commit.finish_sync(active, result, shared, engine));
-                self.end_grouped(shared);
+                outcome = outcome.and(self.finish_sync(result, false));
+                self.end_grouped();
                 continue;
             }
             if token >= CHUNK_FILE_TOKENS {
-                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, false, shared);
+                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, false);
                 continue;
             }
             let grant = self.device.grant(token);
@@ -159,60 +132,56 @@ impl Operations {
             let is_load = grant.class == Class::Get || active.is_awaited;
             let wanted = (active.failure.is_none(), is_load);
             let (ended, submitted) =
-                self.device.complete((token, result), wanted, now, shared, engine);
+                self.device.complete((token, result), wanted, now, &self.shared, &mut self.engine);
             outcome = outcome.and(submitted);
-            self.end_transfer(grant, ended, now, shared);
+            self.end_transfer(grant, ended, now);
         }
         let active = &self.active;
         let is_wanted = |id: usize| active[id].failure.is_none();
-        let (failed, submitted) = self.device.start_isolated(is_wanted, now, shared, engine);
-        self.end_failed_pieces(failed, now, shared);
+        let (failed, submitted) =
+            self.device.start_isolated(is_wanted, now, &self.shared, &mut self.engine);
+        self.end_failed_pieces(failed, now);
         outcome.and(submitted)
     }
 
     /// Like `finish_reaped` when nothing may be submitted any more.
-    pub(super) fn finish_stopped<E: Engine>(&mut self, shared: &Shared, reaped: &mut Vec<Reaped>) {
-        while let Some(Reaped { token, result }) = reaped.pop() {
+    pub(super) fn finish_stopped(&mut self) {
+        while let Some(Reaped { token, result }) = self.reaped.pop() {
             if token == SYNC_TOKEN {
-                // Without an engine it submits nothing, and so cannot fail.
-                let _ = self.commit.finish_sync(&mut self.active, result, shared, None::<&mut E>);
-                self.end_grouped(shared);
+                // It submits nothing, and so cannot fail.
+                let _ = self.finish_sync(result, true);
+                self.end_grouped();
             } else if token >= CHUNK_FILE_TOKENS {
-                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, true, shared);
-                self.drop_due_chunk_files(shared);
+                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, true);
+                self.drop_due_chunk_files();
             } else {
                 let grant = self.device.grant(token);
                 let ended = self.device.complete_stopped(token, result);
-                self.end_transfer(grant, ended, Instant::now(), shared);
+                self.end_transfer(grant, ended, Instant::now());
             }
         }
     }
 
-    fn end_transfer(&mut self, grant: Grant, ended: Outcome, now: Instant, shared: &Shared) {
+    fn end_transfer(&mut self, grant: Grant, ended: Outcome, now: Instant) {
         match ended {
             Outcome::InFlight => {}
             Outcome::Moved => {
                 self.scheduler.finish(grant);
                 self.active[grant.id].timeline.moved = Some(now);
             }
-            Outcome::Failed(grant, failure) => self.end_failed_piece(grant, failure, now, shared),
+            Outcome::Failed(grant, failure) => self.end_failed_piece(grant, failure, now),
         }
     }
 
-    pub(super) fn end_failed_pieces(
-        &mut self,
-        failed: Vec<Outcome>,
-        now: Instant,
-        shared: &Shared,
-    ) {
+    pub(super) fn end_failed_pieces(&mut self, failed: Vec<Outcome>, now: Instant) {
         for ended in failed {
             if let Outcome::Failed(grant, failure) = ended {
-                self.end_failed_piece(grant, failure, now, shared);
+                self.end_failed_piece(grant, failure, now);
             }
         }
     }
 
-    fn end_failed_piece(&mut self, grant: Grant, failure: Failure, now: Instant, shared: &Shared) {
+    fn end_failed_piece(&mut self, grant: Grant, failure: Failure, now: Instant) {
         self.scheduler.finish(grant);
         let active = &mut self.active[grant.id];
         active.timeline.moved = Some(now);
@@ -221,38 +190,31 @@ impl Operations {
             active.waiting_bytes = 0;
             self.scheduler.cancel_rest(grant.class, grant.id);
         }
-        self.end_piece(grant.id, shared);
+        self.end_piece(grant.id);
     }
 
     /// Copies and sums up pieces that the kernel is done with, and answers what is through with them. At least one piece, and
     /// about `limit_bytes` in all, or more where it lags behind: then it is time to look at the device again.
-    pub(super) fn checksum_moved(&mut self, limit_bytes: u64, shared: &Shared) {
+    pub(super) fn checksum_moved(&mut self, limit_bytes: u64) {
         let mut processed_bytes = 0;
         while (processed_bytes < limit_bytes || self.device.lags())
             && let Some(piece) = self.device.next_checksummed()
         {
             processed_bytes += piece.processed_bytes;
             self.active[piece.grant.id].checksum ^= piece.checksum;
-            self.end_piece(piece.grant.id, shared);
+            self.end_piece(piece.grant.id);
         }
     }
 
-    fn end_piece(&mut self, id: usize, shared: &Shared) {
+    fn end_piece(&mut self, id: usize) {
         let active = &mut self.active[id];
         active.unfinished -= 1;
-        if active.waiting_bytes == 0
-            && active.unfinished == 0
-            && !self.has_to_be_truncated(id, shared)
-        {
-            self.end(id, shared);
+        if active.waiting_bytes == 0 && active.unfinished == 0 && !self.has_to_be_truncated(id) {
+            self.end(id);
         }
     }
 
-    pub(super) fn start_chunk_files(
-        &mut self,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
+    pub(super) fn start_chunk_files(&mut self) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         for id in mem::take(&mut self.due_chunk_files) {
             if outcome.is_err() {
@@ -260,28 +222,23 @@ impl Operations {
                 self.due_chunk_files.push(id);
                 continue;
             }
-            outcome = self.start_chunk_file(id, shared, engine);
+            outcome = self.start_chunk_file(id);
         }
         outcome
     }
 
-    fn start_chunk_file(
-        &mut self,
-        id: usize,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
+    fn start_chunk_file(&mut self, id: usize) -> Result<(), EngineError> {
         let active = &mut self.active[id];
         let Some((file, chunk)) = active.chunk_file() else { return Ok(()) };
-        match file.next(chunk, id, &*shared.cache.store) {
+        match file.next(chunk, id, &*self.shared.cache.store) {
             NextRequest::Wait => self.due_chunk_files.push(id),
-            NextRequest::Fail(error) => self.fail_chunk_file(id, Failure::NoRoom(error), shared),
+            NextRequest::Fail(error) => self.fail_chunk_file(id, Failure::NoRoom(error)),
             NextRequest::Pieces(pieces) => {
                 let mut outcome = Ok(());
                 for grant in pieces {
                     // A piece that could not be started is ended by `start_piece`.
                     match outcome {
-                        Ok(()) => outcome = self.start_piece(grant, shared, engine),
+                        Ok(()) => outcome = self.start_piece(grant),
                         Err(_) => self.finish_held_back(grant),
                     }
                 }
@@ -291,8 +248,8 @@ impl Operations {
                 // SAFETY: the request names no memory but the name, which does not move with its owner; that stays in `active`,
                 // with the file, until the request is reaped (or is leaked): an operation with one in flight is not ended. The
                 // directory is open as long as `shared` lives.
-                if let Err(error) = unsafe { engine.submit(transfer) } {
-                    self.fail_chunk_file(id, Failure::Closed, shared);
+                if let Err(error) = unsafe { self.engine.submit(transfer) } {
+                    self.fail_chunk_file(id, Failure::Closed);
                     return Err(error);
                 }
                 active.unfinished += 1;
@@ -303,7 +260,7 @@ impl Operations {
     }
 
     /// Takes the result of a request for a chunk file. `stopped`: no further one may be made.
-    fn finish_chunk_file(&mut self, id: usize, result: i32, stopped: bool, shared: &Shared) {
+    fn finish_chunk_file(&mut self, id: usize, result: i32, stopped: bool) {
         self.chunk_files_in_flight -= 1;
         let active = &mut self.active[id];
         active.unfinished -= 1;
@@ -312,17 +269,17 @@ impl Operations {
         let Some((file, chunk)) = active.chunk_file() else { return };
         file.take_opened(chunk, result);
         if is_abandoned {
-            return self.fail_chunk_file(id, Failure::Closed, shared);
+            return self.fail_chunk_file(id, Failure::Closed);
         }
-        match file.finish(chunk, result, &shared.cache, &shared.health) {
-            Ok(true) => self.end(id, shared),
+        match file.finish(chunk, result, &self.shared.cache, &self.shared.health) {
+            Ok(true) => self.end(id),
             Ok(false) => self.due_chunk_files.push(id),
-            Err(failure) => self.fail_chunk_file(id, failure, shared),
+            Err(failure) => self.fail_chunk_file(id, failure),
         }
     }
 
     /// The file will not be ready, or not whole: the operation ends when nothing of it is in flight.
-    fn fail_chunk_file(&mut self, id: usize, failure: Failure, shared: &Shared) {
+    fn fail_chunk_file(&mut self, id: usize, failure: Failure) {
         let active = &mut self.active[id];
         active.failure.get_or_insert(failure);
         let class = active.operation.class();
@@ -333,7 +290,7 @@ impl Operations {
         }
         held_back.into_iter().for_each(|grant| self.finish_held_back(grant));
         if self.active[id].unfinished == 0 {
-            self.end(id, shared);
+            self.end(id);
         }
     }
 
@@ -343,9 +300,9 @@ impl Operations {
     }
 
     /// All pieces of an operation are through. Says whether the padding behind the chunk has to be truncated before it ends.
-    fn has_to_be_truncated(&mut self, id: usize, shared: &Shared) -> bool {
+    fn has_to_be_truncated(&mut self, id: usize) -> bool {
         let active = &mut self.active[id];
-        let is_padded = shared.cache.store.geometry().direct
+        let is_padded = self.shared.cache.store.geometry().direct
             && active.is_written()
             && active.failure.is_none()
             && !active.operation.bytes().is_multiple_of(BLOCK_BYTES);
@@ -358,9 +315,9 @@ impl Operations {
     }
 
     /// Ends what waits for its next request, when no request may be made any more.
-    pub(super) fn drop_due_chunk_files(&mut self, shared: &Shared) {
+    pub(super) fn drop_due_chunk_files(&mut self) {
         for id in mem::take(&mut self.due_chunk_files) {
-            self.fail_chunk_file(id, Failure::Closed, shared);
+            self.fail_chunk_file(id, Failure::Closed);
         }
     }
 }
