@@ -10,11 +10,12 @@
 //!
 //! An open that fails has changed nothing at any path: all checks come before the first change.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::Builder;
 
-use super::home::Found;
+use super::home::FoundHome;
 use super::path_names::check_paths;
 use super::volume::{Common, OpenedVolume};
 use crate::completion::CompletionQueue;
@@ -22,6 +23,7 @@ use crate::config::Config;
 use crate::error::OpenError;
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
+use crate::index::table::Table;
 use crate::index::{FoundIndex, Sharing};
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::is_gone;
@@ -64,94 +66,65 @@ pub(super) fn open_all(
     check_paths(config)?;
     let common = Common::new(config, completions);
     let now_ms = config.clock.now_ms();
-    let numbers: Vec<usize> = (0..config.paths.len())
-        .filter(|number| {
-            !left_out.iter().any(|unavailable| unavailable.path == config.paths[*number])
-        })
-        .collect();
-    let outcomes = at_once(&numbers, |number| Found::look(&config.of_path(*number), now_ms));
-    let (mut found, mut refused) = (Vec::new(), Vec::new());
-    let mut capacities_bytes = vec![0; config.paths.len()];
-    for (outcome, number) in outcomes.into_iter().zip(numbers) {
-        match outcome {
-            Ok(one) => {
-                capacities_bytes[number] = one.capacity_bytes(config.capacities_bytes[number]);
-                found.push((number, one));
-            }
-            Err(error) => refused.push((&config.paths[number], error)),
-        }
-    }
-    let looks: Vec<Look<'_>> =
-        found.iter().map(|(number, one)| Look::new(&config.paths[*number], one)).collect();
-    let unavailable = unavailable(left_out, refused, &looks)?;
-    let are_outdated = compare(&looks)?;
-    let resolved = Config { capacities_bytes, ..config.clone() };
-    let outcomes = at_once(found, |(number, found)| {
-        let opened = OpenedVolume::open(resolved.of_path(number), found, &common);
-        opened.map_err(|error| (&resolved.paths[number], error))
+    let numbers = (0..config.paths.len()).filter(|number| {
+        !left_out.iter().any(|unavailable| unavailable.path == config.paths[*number])
     });
-    let mut opened = Vec::new();
-    let mut failed = Vec::new();
-    for outcome in outcomes {
-        match outcome {
-            Ok(volume) => opened.push(volume),
-            Err((path, error)) => failed.push((path, error)),
-        }
+    let (found, refused) = at_once(numbers.map(|number| (number, ())), |number, ()| {
+        FoundHome::look(&config.of_path(number), now_ms)
+    });
+    let mut capacities_bytes = vec![0; config.paths.len()];
+    for (number, found) in &found {
+        let wanted_bytes = config.capacities_bytes[*number];
+        capacities_bytes[*number] =
+            found.as_ref().map_or(wanted_bytes, |found| found.capacity_bytes(wanted_bytes));
     }
+    let resolved = Config { capacities_bytes, ..config.clone() };
+    let looks: Vec<Look<'_>> =
+        found.iter().map(|(number, found)| Look::new(&config.paths[*number], found)).collect();
+    let ids: Vec<StoreId> = looks.iter().filter_map(|look| look.id).collect();
+    let newest = newest_of(looks.iter().map(|look| look.sharing));
+    let missing = newest.map_or(0, |newest| newest.missing(&ids));
+    let unavailable = leave_out_all(config, refused, left_out, !looks.is_empty(), missing)?;
+    let are_outdated = compare(&looks)?;
+    let (opened, failed) = at_once(found, |number, found| {
+        OpenedVolume::open(resolved.of_path(number), found, &common)
+    });
     if !failed.is_empty() {
         // It could be read and not written. The others go on without it, if they agree without it.
-        let left_out = left_out_as_well(failed, unavailable, !opened.is_empty())?;
+        let left_out = leave_out_all(config, failed, &unavailable, !opened.is_empty(), 0)?;
         drop(opened);
         return open_all(config, &left_out, completions);
     }
+    let mut opened: Vec<OpenedVolume> = opened.into_iter().map(|(_, volume)| volume).collect();
     let (placement, epoch) = agree(&mut opened, &are_outdated, unavailable.len())?;
     Ok(Assembled { config: resolved, opened, unavailable, placement, epoch })
 }
 
-/// The paths that are left out: those that were before, and those that were `refused` for their devices.
+/// Adds the paths that have `failed` because of their devices to those that are left out, if there are others. A device that
+/// is not there may also be a misspelt name: as many of these are left out as the others know of and are `missing`.
 ///
 /// # Errors
-/// One was refused for something else.
-fn unavailable(
+/// Why one of them failed, if not.
+fn leave_out_all(
+    config: &Config,
+    failed: Vec<(usize, OpenError)>,
     left_out: &[Unavailable],
-    refused: Vec<(&PathBuf, OpenError)>,
-    looks: &[Look<'_>],
+    are_others: bool,
+    mut missing: usize,
 ) -> Result<Vec<Unavailable>, OpenError> {
-    let ids: Vec<StoreId> = looks.iter().filter_map(|look| look.id).collect();
-    let mut unexplained =
-        newest_of(looks.iter().map(|look| look.sharing)).map_or(0, |newest| newest.missing(&ids));
-    let mut unavailable = left_out.to_vec();
-    for (path, error) in refused {
+    let mut left_out = left_out.to_vec();
+    for (number, error) in failed {
         let is_left_out = match error {
-            // It may also be a name that is misspelt.
-            OpenError::NoDevice { .. } => unexplained > 0,
-            _ => !looks.is_empty() && is_device_error(&error),
+            OpenError::NoDevice { .. } => missing > 0,
+            _ => are_others && is_device_error(&error),
         };
         if !is_left_out {
             return Err(error);
         }
-        unexplained = unexplained.saturating_sub(1);
-        unavailable.push(Unavailable::new(path, &error));
+        missing = missing.saturating_sub(1);
+        left_out.push(Unavailable::new(&config.paths[number], &error));
     }
-    Ok(unavailable)
-}
-
-/// Those that are `unavailable`, and those that have `failed` because of their devices, if there are others.
-///
-/// # Errors
-/// Why one of them failed, if not.
-fn left_out_as_well(
-    failed: Vec<(&PathBuf, OpenError)>,
-    mut unavailable: Vec<Unavailable>,
-    are_others: bool,
-) -> Result<Vec<Unavailable>, OpenError> {
-    for (path, error) in failed {
-        if !are_others || !is_device_error(&error) {
-            return Err(error);
-        }
-        unavailable.push(Unavailable::new(path, &error));
-    }
-    Ok(unavailable)
+    Ok(left_out)
 }
 
 /// Adds the path that `error` is about to those to be left out, if its device is what does not work and there are others.
@@ -179,22 +152,25 @@ pub(super) fn leave_out(
     }
 }
 
-/// Does the work of each, on as many threads as there are of them, or as the system gives; what came of it, in the same order.
+/// What came of the work on each path, and why some failed, both by the number of the path and in its order.
+type Outcomes<R> = (Vec<(usize, R)>, Vec<(usize, OpenError)>);
+
+/// Works on each path, on as many threads as there are paths, or as the system gives.
 fn at_once<T: Send, R: Send>(
-    each: impl IntoIterator<Item = T>,
-    work: impl Fn(T) -> R + Sync,
-) -> Vec<R> {
-    let waiting: Vec<T> = each.into_iter().collect();
+    paths: impl IntoIterator<Item = (usize, T)>,
+    work: impl Fn(usize, T) -> Result<R, OpenError> + Sync,
+) -> Outcomes<R> {
+    let waiting: Vec<(usize, T)> = paths.into_iter().collect();
     let count = waiting.len();
-    let waiting = Mutex::new(waiting.into_iter().enumerate());
-    let done = Mutex::new(Vec::with_capacity(count));
+    let waiting = Mutex::new(waiting.into_iter());
+    let outcomes = Mutex::new(Vec::with_capacity(count));
     let work_on = || {
         loop {
             // Not while the work is done: the others take theirs.
             let next = waiting.lock().next();
             let Some((number, one)) = next else { break };
-            let outcome = work(one);
-            done.lock().push((number, outcome));
+            let outcome = work(number, one);
+            outcomes.lock().push((number, outcome));
         }
     };
     std::thread::scope(|scope| {
@@ -204,9 +180,16 @@ fn at_once<T: Send, R: Send>(
         }
         work_on();
     });
-    let mut done = std::mem::take(&mut *done.lock());
-    done.sort_by_key(|(number, _)| *number);
-    done.into_iter().map(|(_, outcome)| outcome).collect()
+    let mut outcomes = std::mem::take(&mut *outcomes.lock());
+    outcomes.sort_by_key(|(number, _)| *number);
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    for (number, outcome) in outcomes {
+        match outcome {
+            Ok(outcome) => done.push((number, outcome)),
+            Err(error) => failed.push((number, error)),
+        }
+    }
+    (done, failed)
 }
 
 /// Whether the device below a path, and not the path, is what is wrong.
@@ -228,8 +211,8 @@ struct Look<'found> {
 }
 
 impl<'found> Look<'found> {
-    fn new(path: &'found Path, found: &'found Found) -> Self {
-        let index = found.index();
+    fn new(path: &'found Path, found: &'found Option<FoundHome>) -> Self {
+        let index = found.as_ref().map(|found| &found.index);
         let sharing = index.map_or(Sharing::Never, FoundIndex::sharing);
         Self { path, id: index.and_then(FoundIndex::store_id), sharing, index }
     }
@@ -318,15 +301,14 @@ fn agree(
         return Ok((placement, epoch));
     }
     let set = Membership::new(epoch + 1, unavailable, ids);
-    let io_error = |volume: &OpenedVolume| {
-        OpenError::io("write the index of", volume.shared.cache.config.path())
+    let change = |change: &dyn Fn(&Table) -> io::Result<()>| {
+        opened.iter().map(|volume| &volume.shared.cache).try_for_each(|cache| {
+            let error = OpenError::io("write the index of", cache.config.path());
+            change(cache.index.table()).map_err(error)
+        })
     };
     // What was dropped is not to come back once the set is noted.
-    for volume in opened.iter() {
-        volume.shared.cache.index.table().sync().map_err(io_error(volume))?;
-    }
-    for volume in opened.iter() {
-        volume.shared.cache.index.table().write_membership(&set).map_err(io_error(volume))?;
-    }
+    change(&Table::sync)?;
+    change(&|table| table.write_membership(&set))?;
     Ok((placement, epoch + 1))
 }

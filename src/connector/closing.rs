@@ -1,13 +1,12 @@
 //! Closing a store.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Connector;
 use super::shutdown::Shutdown;
-use super::volume::Closing;
+use super::volume::close_all;
 use super::volumes::Watch;
-use crate::thread::LONGEST_SYNC;
 
 /// How long `close` works on what is queued before it drops the rest.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,7 +18,7 @@ impl Connector {
     }
 
     /// Takes nothing new, works on what is queued for at most `drain_timeout`, waits for what is in the kernel, notes
-    /// the clean shutdown, gives up the files, and drops the completions that nobody took. No caller memory is used after
+    /// the clean shutdown, releases the files, and drops the completions that nobody took. No caller memory is used after
     /// it. Idempotent:
     /// a second call waits for the first and says the same. In a fork of the owner it does nothing.
     ///
@@ -37,22 +36,12 @@ impl Connector {
         self.closed.store(true, Ordering::Release);
         drop(self.gate.write());
         let watch = self.watch.lock().take();
-        // It notes what is in use: not behind the back of who gives up the files.
+        // It writes to the files.
         let has_watch_ended = watch.is_none_or(Watch::end);
-        // All of them at once: each has the whole time.
-        self.volumes.all().iter().for_each(|volume| volume.shared.stop(drain_timeout));
-        let closings: Vec<Closing> =
-            self.volumes.all().iter().map(|volume| volume.begin_close(has_watch_ended)).collect();
-        let deadline = Instant::now() + LONGEST_SYNC;
-        let closed = closings.into_iter().map(|closing| closing.end(deadline)).enumerate();
-        let done = Shutdown::of_all(closed.map(|(number, done)| {
-            // What is out of use is outdated anyway, and what was dropped there no loss of this moment.
-            if self.volumes.is_live(number) {
-                done
-            } else {
-                Shutdown { clean: true, ..Shutdown::default() }
-            }
-        }));
+        let closed = close_all(self.volumes.all(), drain_timeout, has_watch_ended).into_iter();
+        // A path that is out of use is outdated anyway, and what was dropped there no loss of this moment.
+        let counts = closed.enumerate().filter(|(number, _)| self.volumes.is_live(*number));
+        let done = Shutdown::of_all(counts.map(|(_, done)| done));
         let mut untaken = Vec::new();
         self.completions.drain(&mut untaken);
         drop(untaken);

@@ -8,6 +8,7 @@ use crate::engine::uring::UringEngine;
 use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::store::DRIVE_DEPTH;
+use crate::sync::Mutex;
 
 /// Most threads that read and write, of all reactors together: a container's limit on processes has room for them.
 const MOST_THREADS: usize = 128;
@@ -15,27 +16,25 @@ const MOST_THREADS: usize = 128;
 /// Refuses io_uring where it cannot be had, before a store is opened for nothing.
 pub(super) fn check(config: &Config) -> Result<(), OpenError> {
     if config.engine == EngineChoice::IoUring {
-        let waker = Waker::new().map_err(|source| OpenError::Io {
-            action: "make an eventfd for",
-            path: config.path().to_owned(),
-            source,
-        })?;
+        let waker = Waker::new().map_err(OpenError::io("make an eventfd for", config.path()))?;
         UringEngine::new(config.tuning.queue_depth.unwrap_or(DRIVE_DEPTH), waker)?;
     }
     Ok(())
 }
 
-/// What makes the engine of each reactor. It warns once if the posix engine has to take the place of io_uring.
-pub(super) fn maker(
-    config: &Config,
-) -> impl FnMut(usize, Arc<Waker>) -> Result<Box<dyn Engine>, EngineError> + Send + 'static {
+/// Makes the engine of a reactor, with a queue depth and the waker that ends its waits.
+pub(super) type MakeEngine =
+    Arc<Mutex<Box<dyn FnMut(usize, Arc<Waker>) -> Result<Box<dyn Engine>, EngineError> + Send>>>;
+
+/// The engine that is configured. It warns once if the posix engine has to take the place of io_uring.
+pub(super) fn maker(config: &Config) -> MakeEngine {
     let (choice, registered_files) = (config.engine, config.tuning.registered_files);
     let reactors = config.io_threads * config.paths.len();
     // Loads and stores of one reactor have two threads each at least.
     let most_threads = (MOST_THREADS / reactors).max(4);
     let path = config.path().to_owned();
     let mut has_warned = false;
-    move |queue_depth, waker| {
+    Arc::new(Mutex::new(Box::new(move |queue_depth, waker| {
         if choice == EngineChoice::Posix {
             return Ok(Box::new(PosixEngine::new(queue_depth.min(most_threads), waker)?));
         }
@@ -54,7 +53,7 @@ pub(super) fn maker(
             }
             Err(error) => Err(error),
         }
-    }
+    })))
 }
 
 /// The engines of all reactors: once if they are alike, and else (the system may have run short of rings or threads) how

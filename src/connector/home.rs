@@ -26,56 +26,46 @@ pub(super) enum Home {
     Device(Arc<Device>),
 }
 
-/// A path as it was found: what is there is locked, and not changed yet.
-#[expect(clippy::large_enum_variant, reason = "there are a few of them, at open")]
-pub(super) enum Found {
-    /// A directory that is not there.
-    Nothing,
-    /// Something, and what is in it.
-    Home(Home, FoundIndex, FoundData),
+/// A directory or device as it was found: locked, and not changed yet.
+pub(super) struct FoundHome {
+    pub(super) home: Home,
+    pub(super) index: FoundIndex,
+    /// Data files; `None` on a device and in layout `files`.
+    pub(super) files: Option<Vec<FoundFile>>,
 }
 
-/// Where chunks may be.
-pub(super) enum FoundData {
-    /// Data files.
-    Files(Vec<FoundFile>),
-    /// Files of their own, or a device: they are looked at when they are opened.
-    Elsewhere,
-}
-
-impl Found {
-    /// Looks at what `config` names, and locks it. Nothing is changed.
-    pub(super) fn look(config: &Config, now_ms: u64) -> Result<Self, OpenError> {
-        match Target::of(config.path())? {
-            Target::Directory => {
-                config.check_for_directory()?;
-                match Directory::open(config.path()) {
-                    Ok(directory) => Self::in_directory(directory, config),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                        check_can_be_made(config.path())?;
-                        Ok(Self::Nothing)
-                    }
-                    Err(error) => Err(OpenError::io("open the directory", config.path())(error)),
-                }
-            }
-            Target::Device => {
-                config.check_for_device()?;
-                let index_path = config.index_path.as_deref();
-                let device = Device::look(config, now_ms, |device, superblock| {
-                    owner_on_device(device, superblock, index_path)
-                })?;
-                let device = Arc::new(device);
-                let place = match index_path {
-                    None => IndexPlace::Device(Arc::clone(&device)),
-                    Some(path) => IndexPlace::Beside(path.to_owned(), Arc::clone(&device)),
-                };
-                let index = FoundIndex::look(place)?;
-                if let (Some(path), false) = (index_path, index.is_there()) {
-                    check_can_be_made(path)?;
-                }
-                Ok(Self::Home(Home::Device(device), index, FoundData::Elsewhere))
-            }
+impl FoundHome {
+    /// Looks at what `config` names, and locks it. Nothing is changed. `None` for a directory that can be made.
+    pub(super) fn look(config: &Config, now_ms: u64) -> Result<Option<Self>, OpenError> {
+        if Target::of(config.path())? == Target::Device {
+            return Self::on_device(config, now_ms).map(Some);
         }
+        config.check_for_directory()?;
+        match Directory::open(config.path()) {
+            Ok(directory) => Self::in_directory(directory, config).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                check_can_be_made(config.path())?;
+                Ok(None)
+            }
+            Err(error) => Err(OpenError::io("open the directory", config.path())(error)),
+        }
+    }
+
+    fn on_device(config: &Config, now_ms: u64) -> Result<Self, OpenError> {
+        config.check_for_device()?;
+        let index_path = config.index_path.as_deref();
+        let device = Arc::new(Device::look(config, now_ms, |device, superblock| {
+            owner_on_device(device, superblock, index_path)
+        })?);
+        let place = match index_path {
+            None => IndexPlace::Device(Arc::clone(&device)),
+            Some(path) => IndexPlace::Beside(path.to_owned(), Arc::clone(&device)),
+        };
+        let index = FoundIndex::look(place)?;
+        if let (Some(path), false) = (index_path, index.is_there()) {
+            check_can_be_made(path)?;
+        }
+        Ok(Self { home: Home::Device(device), index, files: None })
     }
 
     fn in_directory(directory: Directory, config: &Config) -> Result<Self, OpenError> {
@@ -85,58 +75,35 @@ impl Found {
         if !index.is_there() {
             check_can_be_made(config.path())?;
         }
-        let data = match config.layout {
-            Layout::Extents => FoundData::Files(ExtentStore::look(&directory, || index.owner())?),
+        let files = match config.layout {
+            Layout::Extents => Some(ExtentStore::look(&directory, || index.owner())?),
             Layout::Files => {
                 FileStore::look(&directory)?;
-                FoundData::Elsewhere
+                None
             }
         };
-        Ok(Self::Home(Home::Directory(directory), index, data))
-    }
-
-    /// The index, if there is any.
-    pub(super) fn index(&self) -> Option<&FoundIndex> {
-        match self {
-            Self::Home(_, index, _) => Some(index),
-            Self::Nothing => None,
-        }
+        Ok(Self { home: Home::Directory(directory), index, files })
     }
 
     /// What the store may take: `wanted_bytes`, or all of the device.
     pub(super) fn capacity_bytes(&self, wanted_bytes: u64) -> u64 {
-        match self {
-            Self::Home(Home::Device(device), ..) if wanted_bytes == Config::WHOLE_DEVICE => {
-                device.size_bytes()
-            }
+        match &self.home {
+            Home::Device(device) if wanted_bytes == Config::WHOLE_DEVICE => device.size_bytes(),
             _ => wanted_bytes,
         }
     }
 
     /// Makes the directory that is missing, or formats the device if it needs that.
-    pub(super) fn prepare(
-        self,
-        config: &Config,
-    ) -> Result<(Home, FoundIndex, FoundData), OpenError> {
-        let found = match self {
-            Self::Nothing => {
-                let error = OpenError::io("make the directory", config.path());
-                let directory = Directory::open_or_make(config.path()).map_err(error)?;
-                Self::in_directory(directory, config)?
-            }
-            found => found,
+    pub(super) fn prepare(found: Option<Self>, config: &Config) -> Result<Self, OpenError> {
+        let Some(found) = found else {
+            let error = OpenError::io("make the directory", config.path());
+            let directory = Directory::open_or_make(config.path()).map_err(error)?;
+            return Self::in_directory(directory, config);
         };
-        match found {
-            Self::Home(home, index, data) => {
-                if let Home::Device(device) = &home {
-                    device.prepare(config.discard)?;
-                }
-                Ok((home, index, data))
-            }
-            Self::Nothing => {
-                Err(OpenError::io("open", config.path())(io::ErrorKind::NotFound.into()))
-            }
+        if let Home::Device(device) = &found.home {
+            device.prepare(config.discard)?;
         }
+        Ok(found)
     }
 }
 
@@ -153,17 +120,17 @@ impl Home {
     pub(super) fn open_store(
         &self,
         config: &Config,
-        found: FoundData,
+        files: Option<Vec<FoundFile>>,
         budget: &Arc<Budget>,
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
         wakers: &[Arc<Waker>],
     ) -> Result<Box<dyn Store>, OpenError> {
         let budget = Arc::clone(budget);
-        Ok(match (self, found) {
-            (Self::Directory(directory), FoundData::Files(found)) => {
-                Box::new(ExtentStore::open(directory, found, budget, mean_use_by_file)?)
+        Ok(match (self, files) {
+            (Self::Directory(directory), Some(files)) => {
+                Box::new(ExtentStore::open(directory, files, budget, mean_use_by_file)?)
             }
-            (Self::Directory(directory), FoundData::Elsewhere) => {
+            (Self::Directory(directory), None) => {
                 Box::new(FileStore::open(directory, budget, wakers.to_vec())?)
             }
             (Self::Device(device), _) => {

@@ -17,14 +17,16 @@ mod volumes;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use assembly::{Assembled, Unavailable, leave_out, open_all};
+use engines::MakeEngine;
 pub use error::SubmitError;
 pub use format_device::format_device;
 pub use shutdown::Shutdown;
-use volume::Volume;
-use volumes::{Volumes, Watch, alarms};
+use volume::{Volume, close_all};
+use volumes::{Volumes, Watch};
 
 use crate::backlog::{Amount, Backlog};
 use crate::completion::{Completion, CompletionQueue, KeepAlive};
@@ -36,7 +38,6 @@ use crate::key::MAX_KEY_BYTES;
 use crate::placement::Placement;
 use crate::reactor::Alarm;
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
-use crate::thread::LONGEST_SYNC;
 
 /// An open store.
 pub struct Connector {
@@ -45,12 +46,12 @@ pub struct Connector {
     recovery: Recovery,
     completions: Arc<CompletionQueue>,
     /// Whether it was logged that chunks are too long.
-    told_too_long: AtomicBool,
+    logged_too_long: AtomicBool,
     backlog: Arc<Backlog>,
     watch: Mutex<Option<Watch>>,
     closed: AtomicBool,
     shutdown: Mutex<Option<Shutdown>>,
-    /// Held by every submit, taken for good by `close`: no submit is under way when the files are given up.
+    /// Read by every submit, written by `close`: no submit is under way when the files are released.
     gate: RwLock<()>,
     next_future_id: AtomicU64,
     process_id: u32,
@@ -66,7 +67,7 @@ impl Connector {
     pub fn open(config: Config) -> Result<Self, OpenError> {
         engines::check(&config)?;
         let make_engine = engines::maker(&config);
-        Self::open_with_engine(config, make_engine)
+        Self::open_with(config, &make_engine)
     }
 
     /// Like [`Connector::open`], with an engine of the caller's: the seam for faults in tests. `make_engine` gets the queue
@@ -75,20 +76,26 @@ impl Connector {
     /// # Errors
     /// As [`Connector::open`], and what `make_engine` says.
     #[doc(hidden)]
-    pub fn open_with_engine<E, M>(config: Config, make_engine: M) -> Result<Self, OpenError>
+    pub fn open_with_engine<E, M>(config: Config, mut make_engine: M) -> Result<Self, OpenError>
     where
-        E: Engine,
+        E: Engine + 'static,
         M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
+        let make_engine: MakeEngine = Arc::new(Mutex::new(Box::new(move |queue_depth, waker| {
+            Ok(Box::new(make_engine(queue_depth, waker)?))
+        })));
+        Self::open_with(config, &make_engine)
+    }
+
+    fn open_with(config: Config, make_engine: &MakeEngine) -> Result<Self, OpenError> {
         let io_error = |action| OpenError::io(action, config.path());
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
-        let make_engine = Arc::new(Mutex::new(make_engine));
-        let (alarm, alarms) = alarms();
+        let (alarm, alarms) = channel();
         let mut left_out = Vec::new();
         let (config, all, assembled) = loop {
             let assembled = open_all(&config, &left_out, &completions);
-            match assembled.and_then(|assembled| start_all(assembled, &alarm, &make_engine)) {
+            match assembled.and_then(|assembled| start_all(assembled, &alarm, make_engine)) {
                 Ok(started) => break started,
                 // It could be read and not written, perhaps: the others go on without it.
                 Err(error) => leave_out(error, &config, &mut left_out)?,
@@ -98,7 +105,7 @@ impl Connector {
         let (unavailable, placement, epoch) = assembled;
         let volumes = Arc::new(Volumes::new(all, unavailable, placement, epoch));
         let watch = Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"));
-        let watch = watch.inspect_err(|_| abandon(volumes.all()))?;
+        let watch = watch.inspect_err(|_| drop(close_all(volumes.all(), Duration::ZERO, true)))?;
         // Last: an open that fails leaves no data file behind.
         volumes.all().iter().for_each(|volume| volume.shared.cache.prepare_growth());
         let backlog = Backlog::new(Amount {
@@ -110,7 +117,7 @@ impl Connector {
             volumes,
             recovery,
             completions,
-            told_too_long: AtomicBool::new(false),
+            logged_too_long: AtomicBool::new(false),
             backlog,
             watch: Mutex::new(Some(watch)),
             closed: AtomicBool::new(false),
@@ -181,34 +188,21 @@ impl Connector {
 type Started = (Config, Vec<Volume>, (Vec<Unavailable>, Placement, u64));
 
 /// Starts every volume, or none.
-fn start_all<E, M>(
+fn start_all(
     assembled: Assembled,
     alarm: &Alarm,
-    make_engine: &Arc<Mutex<M>>,
-) -> Result<Started, OpenError>
-where
-    E: Engine,
-    M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
-{
+    make_engine: &MakeEngine,
+) -> Result<Started, OpenError> {
     let Assembled { config, opened, unavailable, placement, epoch } = assembled;
     let caches: Vec<_> = opened.iter().map(|volume| Arc::clone(&volume.shared.cache)).collect();
-    if let [_, _, ..] = &caches[..] {
+    if caches.len() > 1 {
         caches.iter().for_each(|cache| cache.set_paths(&caches));
     }
     let mut all: Vec<Volume> = Vec::new();
     for (number, volume) in opened.into_iter().enumerate() {
         volume.shared.health.set_alarm(number, Some(alarm.clone()));
-        all.push(volume.start(make_engine).inspect_err(|_| abandon(&all))?);
+        let started = volume.start(make_engine);
+        all.push(started.inspect_err(|_| drop(close_all(&all, Duration::ZERO, true)))?);
     }
     Ok((config, all, (unavailable, placement, epoch)))
-}
-
-/// Closes volumes that nobody will use.
-fn abandon(volumes: &[Volume]) {
-    volumes.iter().for_each(|volume| volume.shared.stop(Duration::ZERO));
-    let closings: Vec<_> = volumes.iter().map(|volume| volume.begin_close(true)).collect();
-    let deadline = Instant::now() + LONGEST_SYNC;
-    for closing in closings {
-        let _ = closing.end(deadline);
-    }
 }

@@ -212,7 +212,7 @@ impl Connector {
         };
         shared.cache.counters.set_too_long.add(1);
         // Not chunk by chunk: all that a model has are equally long.
-        if !self.told_too_long.swap(true, Ordering::Relaxed) {
+        if !self.logged_too_long.swap(true, Ordering::Relaxed) {
             log::warn!("{}: {error}", shared.cache.config.path().display());
         }
         refuse(request, shared, || error.to_string());

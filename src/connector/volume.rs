@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 
-use super::engines;
-use super::home::Found;
+use super::engines::{self, MakeEngine};
+use super::home::FoundHome;
 use super::shutdown::Shutdown;
 use crate::budget::Budget;
 use crate::cache::{Cache, ChunkIndex, GrowthThread, MaintenanceThread, WriteBudget};
 use crate::completion::CompletionQueue;
 use crate::config::{Config, Durability};
-use crate::engine::{Engine, EngineError, Waker};
+use crate::engine::Waker;
 use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::names::StoreId;
@@ -26,7 +26,7 @@ use crate::key::{Digest, Keyed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{ReactorEnd, Reactors, RecordWriter, Shared, WriterEnd};
 use crate::sync::Mutex;
-use crate::thread::join_until;
+use crate::thread::{LONGEST_SYNC, join_until};
 
 /// What all paths of a store have in common.
 pub(super) struct Common {
@@ -57,7 +57,11 @@ pub(super) struct OpenedVolume {
 
 impl OpenedVolume {
     /// Opens what was found, making what is missing, and recovers what it holds. `config` is of that path alone.
-    pub(super) fn open(config: Config, found: Found, common: &Common) -> Result<Self, OpenError> {
+    pub(super) fn open(
+        config: Config,
+        found: Option<FoundHome>,
+        common: &Common,
+    ) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
         let io_error = |action| OpenError::io(action, &path);
         let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
@@ -71,7 +75,7 @@ impl OpenedVolume {
             lease_s: config.lease_s,
             clock: config.clock.clone(),
         };
-        let (home, index, data) = found.prepare(&config)?;
+        let FoundHome { home, index, files } = FoundHome::prepare(found, &config)?;
         let budget = Arc::new(home.budget(&config));
         if let Some((floor_bytes, all_bytes)) = budget.floor_above_all() {
             log::warn!(
@@ -84,7 +88,7 @@ impl OpenedVolume {
         let sharing = index.sharing();
         let (index, store, recovery, suspects) =
             Index::open(index, &budget, rules, config.clock.now_ms(), |mean_use_by_file| {
-                home.open_store(&config, data, &budget, mean_use_by_file, &wakers)
+                home.open_store(&config, files, &budget, mean_use_by_file, &wakers)
             })?;
         let table = index.table();
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
@@ -110,68 +114,79 @@ impl OpenedVolume {
         }
     }
 
-    /// Starts what moves its bytes, and notes that it is open.
-    pub(super) fn start<E, M>(self, make_engine: &Arc<Mutex<M>>) -> Result<Volume, OpenError>
-    where
-        E: Engine,
-        M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
-    {
+    /// Starts its threads, and notes that it is open.
+    pub(super) fn start(self, make_engine: &MakeEngine) -> Result<Volume, OpenError> {
         let Self { shared, id, sharing: _, budget, recovery, suspects } = self;
-        let io_error = |action| OpenError::io(action, shared.cache.config.path());
-        log::info!("{}: {recovery}", shared.cache.config.path().display());
+        let path = shared.cache.config.path();
+        log::info!("{}: {recovery}", path.display());
         let longest_bytes = shared.cache.store.max_chunk_bytes();
         if longest_bytes < MAX_CHUNK_BYTES {
             log::info!(
                 "{}: the longest chunk that fits has {longest_bytes} bytes; longer ones are not stored",
-                shared.cache.config.path().display()
+                path.display()
             );
         }
         shared.cache.fit_capacity();
-        warn_of_capacity(shared.cache.config.path(), &budget);
-        let writer = RecordWriter::start(&shared).map_err(io_error("start a thread for"))?;
-        let reactors = match Reactors::start(&shared, suspects, make_engine) {
-            Ok(reactors) => reactors,
-            Err(error) => {
-                writer.end();
-                return Err(error);
-            }
-        };
-        let engine = engines::describe(&reactors.engines);
-        let threads = begin_session(&shared, recovery.clean_shutdown)
-            .map_err(io_error("write the index of"))
-            .and_then(|()| {
-                let growth =
-                    GrowthThread::start(&shared.cache).map_err(io_error("start a thread for"))?;
-                let health = Arc::clone(&shared);
-                let tell_lost = move |reason: String| health.health.fail(|| reason);
-                match MaintenanceThread::start(&shared.cache, tell_lost) {
-                    Ok(maintenance) => Ok((maintenance, growth)),
-                    Err(error) => {
-                        growth.end();
-                        Err(io_error("start a thread for")(error))
-                    }
-                }
-            });
-        let (maintenance, growth) = match threads {
-            Ok(threads) => threads,
-            Err(error) => {
-                shared.stop(Duration::ZERO);
-                let _ = reactors.join();
-                writer.end();
-                return Err(error);
-            }
-        };
-        Ok(Volume {
-            shared,
-            id,
-            budget,
-            recovery,
-            engine,
-            writer: Mutex::new(Some(writer)),
-            reactors: Mutex::new(Some(reactors)),
-            maintenance: Mutex::new(Some(maintenance)),
-            growth: Mutex::new(Some(growth)),
-        })
+        warn_of_capacity(path, &budget);
+        let mut threads = Threads::default();
+        let started = threads.start(&shared, suspects, make_engine, recovery.clean_shutdown);
+        if let Err(error) = started {
+            shared.stop(Duration::ZERO);
+            threads.end();
+            return Err(error);
+        }
+        let engine = threads.reactors.as_ref().map(|reactors| engines::describe(&reactors.engines));
+        let (engine, threads) = (engine.unwrap_or_default(), Mutex::new(threads));
+        Ok(Volume { shared, id, budget, recovery, engine, threads })
+    }
+}
+
+/// The threads of a path.
+#[derive(Default)]
+struct Threads {
+    writer: Option<RecordWriter>,
+    reactors: Option<Reactors>,
+    growth: Option<GrowthThread>,
+    maintenance: Option<MaintenanceThread>,
+}
+
+impl Threads {
+    /// Starts them, and notes that the store is open when its bytes can be moved. Those that run when one fails are left to
+    /// [`Threads::end`].
+    fn start(
+        &mut self,
+        shared: &Arc<Shared>,
+        suspects: Vec<Suspect>,
+        make_engine: &MakeEngine,
+        was_closed: bool,
+    ) -> Result<(), OpenError> {
+        let io_error = |action| OpenError::io(action, shared.cache.config.path());
+        let thread_error = || io_error("start a thread for");
+        self.writer = Some(RecordWriter::start(shared).map_err(thread_error())?);
+        self.reactors = Some(Reactors::start(shared, suspects, make_engine)?);
+        begin_session(shared, was_closed).map_err(io_error("write the index of"))?;
+        self.growth = Some(GrowthThread::start(&shared.cache).map_err(thread_error())?);
+        let owner = Arc::clone(shared);
+        let fail = move |reason: String| owner.health.fail(|| reason);
+        let maintenance = MaintenanceThread::start(&shared.cache, fail);
+        self.maintenance = Some(maintenance.map_err(thread_error())?);
+        Ok(())
+    }
+
+    /// Ends them, when the reactors have been asked to stop. Says whether none of them can write to the files any more, and
+    /// whether all that was asked for is done.
+    fn end(&mut self) -> (bool, bool) {
+        // It frees extents, which needs the files.
+        let maintenance = self.maintenance.take().is_none_or(MaintenanceThread::end);
+        let reactors = self.reactors.take().map_or(ReactorEnd::Leaked, Reactors::join);
+        // What was queued may have needed it until now.
+        let growth = self.growth.take().is_none_or(GrowthThread::end);
+        // After all that change records.
+        let written = WriterEnd { has_ended: true, is_done: true };
+        let written = self.writer.take().map_or(written, RecordWriter::end);
+        let have_ended =
+            maintenance && growth && written.has_ended && reactors != ReactorEnd::Leaked;
+        (have_ended, reactors == ReactorEnd::Orderly && written.is_done)
     }
 }
 
@@ -222,10 +237,7 @@ pub(super) struct Volume {
     pub(super) recovery: Recovery,
     /// What its engines say of themselves.
     pub(super) engine: String,
-    writer: Mutex<Option<RecordWriter>>,
-    reactors: Mutex<Option<Reactors>>,
-    maintenance: Mutex<Option<MaintenanceThread>>,
-    growth: Mutex<Option<GrowthThread>>,
+    threads: Mutex<Threads>,
 }
 
 impl Volume {
@@ -255,55 +267,46 @@ impl Volume {
         self.shared.cache.config.path()
     }
 
-    /// Works on what is queued for at most `drain_timeout`, waits for what is in the kernel, and begins to note the clean
-    /// shutdown and to give up the files. To be asked to stop beforehand, so that all volumes do so at once. The files are
-    /// kept if others that write to them `have_ended` not.
-    pub(super) fn begin_close(&self, have_ended: bool) -> Closing {
+    /// Waits for what is queued and in the kernel, and begins to note the clean shutdown and to release the files, on a
+    /// thread: it is left behind if the device, or a frozen file system, does not give it back. The files stay locked as long
+    /// as the volume if somebody may still write to them, as when `have_others_ended` is false.
+    fn begin_close(&self, have_others_ended: bool) -> Option<JoinHandle<bool>> {
         self.shared.cache.open_store.note_closing();
-        // It frees places: not behind the back of who gives up the files.
-        let maintenance = self.maintenance.lock().take();
-        let have_threads_ended = maintenance.is_none_or(MaintenanceThread::end);
-        let reactors = self.reactors.lock().take();
-        let ending = reactors.map_or(ReactorEnd::Leaked, Reactors::join);
-        // What was queued may have needed it until now.
-        let growth = self.growth.lock().take();
-        let have_threads_ended = growth.is_none_or(GrowthThread::end) && have_threads_ended;
-        // Behind all that change records.
-        let writer = self.writer.lock().take();
-        let written = WriterEnd { has_ended: true, is_done: true };
-        let written = writer.map_or(written, RecordWriter::end);
-        let have_threads_ended = have_threads_ended && written.has_ended;
-        // A leak means that somebody may still write: the lock stays as long as the volume.
-        let may_release = have_ended && have_threads_ended && ending != ReactorEnd::Leaked;
+        let (have_ended, orderly) = self.threads.lock().end();
+        let may_release = have_others_ended && have_ended;
         let shared = Arc::clone(&self.shared);
-        let orderly = ending == ReactorEnd::Orderly && written.is_done;
         let release = move || may_release && release(&shared, orderly);
-        // On a thread, which is left behind if the device, or a frozen file system, does not give it back.
         let thread = Builder::new().name("kvring-close".into()).spawn(release);
-        let thread = thread.inspect_err(|error| log::error!("cannot start a thread: {error}"));
-        Closing { shared: Arc::clone(&self.shared), thread: thread.ok() }
+        thread.inspect_err(|error| log::error!("cannot start a thread: {error}")).ok()
     }
-}
 
-/// A volume that nothing moves bytes of any more, and that is being given up.
-pub(super) struct Closing {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<bool>>,
-}
-
-impl Closing {
     /// Waits until `deadline` for what was begun.
-    pub(super) fn end(self, deadline: Instant) -> Shutdown {
-        let released = self.thread.and_then(|thread| join_until(thread, deadline));
+    fn end_close(&self, thread: Option<JoinHandle<bool>>, deadline: Instant) -> Shutdown {
+        let released = thread.and_then(|thread| join_until(thread, deadline));
         let clean = released.is_some_and(|released| released.unwrap_or(false));
         let abandoned = self.shared.cache.counters.abandoned.get();
         let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
-        log::info!("{}: {done}", self.shared.cache.config.path().display());
+        log::info!("{}: {done}", self.path().display());
         done
     }
 }
 
-/// Notes the clean shutdown if it was one, and gives up the locks. Says whether it is noted.
+/// Closes volumes, all at the same time: each works on what is queued for at most `drain_timeout`. Their files stay locked if
+/// other threads that write to them have not ended.
+pub(super) fn close_all(
+    volumes: &[Volume],
+    drain_timeout: Duration,
+    have_others_ended: bool,
+) -> Vec<Shutdown> {
+    volumes.iter().for_each(|volume| volume.shared.stop(drain_timeout));
+    let threads: Vec<_> =
+        volumes.iter().map(|volume| volume.begin_close(have_others_ended)).collect();
+    let deadline = Instant::now() + LONGEST_SYNC;
+    let closing = volumes.iter().zip(threads);
+    closing.map(|(volume, thread)| volume.end_close(thread, deadline)).collect()
+}
+
+/// Notes the clean shutdown if it was one, and releases the locks. Says whether it is noted.
 fn release(shared: &Shared, orderly: bool) -> bool {
     let (store, index) = (&shared.cache.store, &shared.cache.index);
     let path = shared.cache.config.path().display();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -30,13 +30,6 @@ pub(super) struct Volumes {
 pub(super) struct Route<'volumes> {
     volumes: &'volumes Volumes,
     live: VolumeSet,
-}
-
-/// Keys of a batch that belong to one volume.
-pub(super) struct Part<'volumes, 'keys> {
-    pub(super) volume: &'volumes Volume,
-    pub(super) positions: Vec<usize>,
-    pub(super) keys: Vec<Hashed<'keys>>,
 }
 
 impl Volumes {
@@ -111,7 +104,7 @@ impl Volumes {
         for volume in failed.into_iter().map(|number| &self.all[number]) {
             volume.index().eviction_index().leave_quotas();
             log::error!(
-                "{} has failed and is out of use: {}; its keys are missed, and the other paths take new ones; mend or \
+                "{} has failed and is out of use: {}; its keys are missed, and the other paths take new ones; repair or \
                  replace it and open the store again",
                 volume.path().display(),
                 volume.shared.health.reason().unwrap_or_default()
@@ -158,33 +151,25 @@ impl<'volumes> Route<'volumes> {
         }
     }
 
-    /// The keys of a batch by volume.
-    pub(super) fn split<'keys, K: AsRef<str>>(
-        self,
-        keys: &'keys [K],
-    ) -> Vec<Part<'volumes, 'keys>> {
-        let part = |volume| Part { volume, positions: Vec::new(), keys: Vec::new() };
-        let mut parts: Vec<Part<'_, '_>> = self.volumes.all.iter().map(part).collect();
-        for (position, key) in keys.iter().enumerate() {
-            let key = Hashed::of(key.as_ref());
-            let part = &mut parts[self.number_of(key.digest)];
-            part.positions.push(position);
-            part.keys.push(key);
-        }
-        parts.retain(|part| !part.keys.is_empty());
-        parts
-    }
-
     /// Asks each volume about its keys of a batch and brings the answers into the order of the batch.
     pub(super) fn ask_each<K: AsRef<str>>(
         self,
         keys: &[K],
         mut ask: impl FnMut(&Volume, &[Hashed<'_>]) -> Vec<bool>,
     ) -> Vec<bool> {
+        let mut parts = vec![(Vec::new(), Vec::new()); self.volumes.all.len()];
+        for (position, key) in keys.iter().enumerate() {
+            let key = Hashed::of(key.as_ref());
+            let (positions, keys) = &mut parts[self.number_of(key.digest)];
+            positions.push(position);
+            keys.push(key);
+        }
         let mut answers = vec![false; keys.len()];
-        for part in self.split(keys) {
-            let own = ask(part.volume, &part.keys);
-            part.positions.iter().zip(own).for_each(|(position, own)| answers[*position] = own);
+        for (volume, (positions, keys)) in self.volumes.all.iter().zip(parts) {
+            if !keys.is_empty() {
+                let own = ask(volume, &keys);
+                positions.into_iter().zip(own).for_each(|(position, own)| answers[position] = own);
+            }
         }
         answers
     }
@@ -224,11 +209,6 @@ const END: usize = usize::MAX;
 pub(super) struct Watch {
     alarm: Alarm,
     thread: JoinHandle<()>,
-}
-
-/// The two ends of what volumes raise an alarm through.
-pub(super) fn alarms() -> (Alarm, Receiver<usize>) {
-    channel()
 }
 
 impl Watch {
