@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use assembly::{Assembled, Unavailable, leave_out, open_all};
+use assembly::{Assembled, leave_out, open_all};
 use engines::MakeEngine;
 pub use error::SubmitError;
 pub use format_device::format_device;
@@ -35,7 +35,6 @@ use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
-use crate::placement::Placement;
 use crate::reactor::Alarm;
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
@@ -93,7 +92,7 @@ impl Connector {
             Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
         let (alarm, alarms) = channel();
         let mut left_out = Vec::new();
-        let (config, all, assembled) = loop {
+        let (config, volumes) = loop {
             let assembled = open_all(&config, &left_out, &completions);
             match assembled.and_then(|assembled| start_all(assembled, &alarm, make_engine)) {
                 Ok(started) => break started,
@@ -101,9 +100,8 @@ impl Connector {
                 Err(error) => leave_out(error, &config, &mut left_out)?,
             }
         };
-        let recovery = Recovery::of_all(all.iter().map(|volume| &volume.recovery));
-        let (unavailable, placement, epoch) = assembled;
-        let volumes = Arc::new(Volumes::new(all, unavailable, placement, epoch));
+        let recovery = Recovery::of_all(volumes.all().iter().map(|volume| &volume.recovery));
+        let volumes = Arc::new(volumes);
         let watch = Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"));
         let watch = watch.inspect_err(|_| drop(close_all(volumes.all(), Duration::ZERO, true)))?;
         // Last: an open that fails leaves no data file behind.
@@ -165,34 +163,21 @@ impl Connector {
         self.next_future_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Completes a batch that needs no reactor.
-    fn answer(&self, results: Vec<bool>, keep_alive: KeepAlive) -> u64 {
-        self.complete(Completion {
-            future_id: self.future_id(),
-            ok: true,
-            error: String::new(),
-            results,
-            _keep_alive: Some(keep_alive),
-        })
-    }
-
-    fn complete(&self, completion: Completion) -> u64 {
-        let future_id = completion.future_id;
-        self.completions.push(completion);
+    /// Completes a batch that needs no reactor. It is `ok` without an `error`.
+    fn complete(&self, results: Vec<bool>, error: String, keep_alive: KeepAlive) -> u64 {
+        let (future_id, ok, _keep_alive) = (self.future_id(), error.is_empty(), Some(keep_alive));
+        self.completions.push(Completion { future_id, ok, error, results, _keep_alive });
         self.completions.announce();
         future_id
     }
 }
 
-/// What is open: the configuration in force, the volumes, and what there is to know of all of them.
-type Started = (Config, Vec<Volume>, (Vec<Unavailable>, Placement, u64));
-
-/// Starts every volume, or none.
+/// Starts every volume, or none. Returns the configuration in force with them.
 fn start_all(
     assembled: Assembled,
     alarm: &Alarm,
     make_engine: &MakeEngine,
-) -> Result<Started, OpenError> {
+) -> Result<(Config, Volumes), OpenError> {
     let Assembled { config, opened, unavailable, placement, epoch } = assembled;
     let caches: Vec<_> = opened.iter().map(|volume| Arc::clone(&volume.shared.cache)).collect();
     if caches.len() > 1 {
@@ -204,5 +189,5 @@ fn start_all(
         let started = volume.start(make_engine);
         all.push(started.inspect_err(|_| drop(close_all(&all, Duration::ZERO, true)))?);
     }
-    Ok((config, all, (unavailable, placement, epoch)))
+    Ok((config, Volumes::new(all, unavailable, placement, epoch)))
 }

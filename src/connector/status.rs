@@ -8,7 +8,7 @@ use crate::backlog::Amount;
 use crate::config::Config;
 use crate::index::Recovery;
 use crate::reactor::Latencies;
-use crate::stats::{PathStats, Stats};
+use crate::stats::{Counters, PathStats, Stats};
 use crate::store::StoreUsage;
 
 impl Connector {
@@ -33,7 +33,7 @@ impl Connector {
         let is_owner = self.process_id == std::process::id();
         let queued = if is_owner { self.backlog.queued() } else { Amount::default() };
         let mut latencies = Latencies::new();
-        let mut counters: Vec<(&'static str, u64)> = Vec::new();
+        let mut counters = Counters::default().snapshot();
         let mut paths = Vec::new();
         for (number, volume) in self.volumes.all().iter().enumerate() {
             paths.push(self.path_stats(volume, self.volumes.is_live(number), is_owner));
@@ -41,18 +41,10 @@ impl Connector {
                 volume.shared.add_latencies(&mut latencies);
             }
             let own = volume.shared.cache.counters.snapshot();
-            match counters.is_empty() {
-                true => counters = own,
-                false => {
-                    counters.iter_mut().zip(own).for_each(|((_, sum), (_, own))| *sum += own);
-                }
-            }
+            counters.iter_mut().zip(own).for_each(|((_, sum), (_, own))| *sum += own);
         }
         let unavailable = self.volumes.unavailable.iter();
-        paths.extend(
-            unavailable
-                .map(|unavailable| PathStats::unavailable(&unavailable.path, &unavailable.reason)),
-        );
+        paths.extend(unavailable.map(|one| PathStats::unavailable(&one.path, &one.reason)));
         let named = &self.config.paths;
         paths.sort_by_cached_key(|one| named.iter().position(|path| *path == one.path));
         let shutdown = self.shutdown.try_lock().and_then(|shutdown| *shutdown).unwrap_or_default();
@@ -75,17 +67,16 @@ impl Connector {
         let shared = &volume.shared;
         let (index, geometry) = (&shared.cache.index, shared.cache.store.geometry());
         let (queue_depth, max_in_flight_bytes) = shared.device_limits();
-        let usage = if is_owner { shared.cache.store.usage() } else { StoreUsage::default() };
-        let (leased_bytes, pinned_bytes) = match is_owner {
-            true => index.guarded_bytes(),
-            false => (0, 0),
-        };
         let (would_hit_at_1_5x, would_hit_at_2x) = index.would_hit();
-        let reason = match is_owner {
-            true => shared.cache.presence.reason().map(|reason| reason.to_string()),
-            false => None,
-        };
-        let reason = reason.or_else(|| if is_owner { shared.health.reason() } else { None });
+        let (mut usage, mut records, mut reason) = (StoreUsage::default(), 0, None);
+        let (mut leased_bytes, mut pinned_bytes) = (0, 0);
+        if is_owner {
+            usage = shared.cache.store.usage();
+            records = u64::from(index.table().used_slots());
+            (leased_bytes, pinned_bytes) = index.guarded_bytes();
+            reason = shared.cache.presence.reason().map(|reason| reason.to_string());
+            reason = reason.or_else(|| shared.health.reason());
+        }
         PathStats {
             path: volume.path().to_owned(),
             in_use: is_live,
@@ -96,7 +87,7 @@ impl Connector {
             geometry,
             keys: index.keys(),
             held_bytes: index.held_bytes(),
-            records: if is_owner { u64::from(index.table().used_slots()) } else { 0 },
+            records,
             index_pages_lost: index.table().lost_pages() as u64,
             allocated_bytes: usage.allocated_bytes,
             capacity_bytes: volume.budget.capacity_bytes(),

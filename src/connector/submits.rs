@@ -11,7 +11,7 @@ use crate::backlog::Amount;
 use crate::batch::{Batch, BatchItem};
 use crate::buffer::CallerBuffer;
 use crate::cache::{Claim, GetRequest, Opened, SetRequest};
-use crate::completion::{Completion, KeepAlive};
+use crate::completion::KeepAlive;
 use crate::error::StoreError;
 use crate::index::EnteredSet;
 use crate::key::{Digest, Fingerprints};
@@ -33,7 +33,7 @@ impl Connector {
         let _gate = self.enter(keys)?;
         check_counts(keys.len(), buffers.len())?;
         if keys.is_empty() {
-            return Ok(self.answer(Vec::new(), keep_alive));
+            return Ok(self.complete(Vec::new(), String::new(), keep_alive));
         }
         let future_id = self.future_id();
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
@@ -52,7 +52,7 @@ impl Connector {
             let shared = &self.volumes.all()[number].shared;
             match shared.cache.open(digest, key, now_ms, request) {
                 Opened::Hit(request, read) => {
-                    spreads.of(number).add(Operation::Get(request, read));
+                    spreads[number].add(Operation::Get(request, read));
                 }
                 Opened::Miss(request) => {
                     shared.cache.counters.get_misses.add(1);
@@ -61,7 +61,7 @@ impl Connector {
                 Opened::Waits => awaited[number].push(digest),
             }
         }
-        spreads.push();
+        route.push(spreads);
         for (volume, awaited) in self.volumes.all().iter().zip(&awaited) {
             volume.shared.promote(awaited);
         }
@@ -90,7 +90,7 @@ impl Connector {
             return Err(SubmitError::EmptyChunk { position });
         }
         if keys.is_empty() {
-            return Ok(self.answer(Vec::new(), keep_alive));
+            return Ok(self.complete(Vec::new(), String::new(), keep_alive));
         }
         let limit_bytes = self.max_chunk_bytes();
         let lengths = buffers.iter().map(|buffer| buffer.length_bytes() as u64);
@@ -132,7 +132,7 @@ impl Connector {
             shared.cache.counters.set_queued.add(1);
             match shared.cache.claim(now_ms, request) {
                 EnteredSet::Ready(request) => {
-                    spreads.of(number).add(Operation::set(Claim::new(request)));
+                    spreads[number].add(Operation::set(Claim::new(request)));
                 }
                 EnteredSet::Collides(request) => {
                     shared.cache.counters.hash_collision.add(1);
@@ -143,7 +143,7 @@ impl Connector {
                 EnteredSet::Waits => {}
             }
         }
-        spreads.push();
+        route.push(spreads);
         self.completions.announce();
         Ok(future_id)
     }
@@ -160,7 +160,7 @@ impl Connector {
             Some(volume) => volume.contains_each(keys),
             None => route.ask_each(keys, |volume, keys| volume.contains_each(keys)),
         };
-        Ok(self.answer(results, Box::new(())))
+        Ok(self.complete(results, String::new(), Box::new(())))
     }
 
     /// Removes keys. None of them is held when this returns. The answer comes when the index says so too, so that no restart brings
@@ -172,7 +172,7 @@ impl Connector {
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         if keys.is_empty() {
-            return Ok(self.answer(Vec::new(), Box::new(())));
+            return Ok(self.complete(Vec::new(), String::new(), Box::new(())));
         }
         let future_id = self.future_id();
         let route = self.volumes.route();
@@ -233,13 +233,7 @@ impl Connector {
             config.tuning.set_queue_operations,
             config.set_queue_bytes
         );
-        self.complete(Completion {
-            future_id: self.future_id(),
-            ok: false,
-            error,
-            results: vec![false; keys],
-            _keep_alive: Some(keep_alive),
-        })
+        self.complete(vec![false; keys], error, keep_alive)
     }
 }
 

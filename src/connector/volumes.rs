@@ -175,28 +175,14 @@ impl<'volumes> Route<'volumes> {
     }
 
     /// What a batch of `expected` operations is spread over, for each volume.
-    pub(super) fn spreads(self, class: Class, expected: usize) -> Spreads<'volumes> {
+    pub(super) fn spreads(self, class: Class, expected: usize) -> Vec<Spread> {
         let expected = if self.only().is_some() { expected } else { 0 };
-        let spread = |volume: &Volume| volume.shared.spread(class, expected);
-        Spreads { volumes: self.volumes, spreads: self.volumes.all.iter().map(spread).collect() }
-    }
-}
-
-/// Operations of one batch on their way to the reactors of all volumes.
-pub(super) struct Spreads<'volumes> {
-    volumes: &'volumes Volumes,
-    spreads: Vec<Spread>,
-}
-
-impl Spreads<'_> {
-    /// What goes to volume `number`.
-    pub(super) fn of(&mut self, number: usize) -> &mut Spread {
-        &mut self.spreads[number]
+        self.volumes.all.iter().map(|volume| volume.shared.spread(class, expected)).collect()
     }
 
-    /// Hands all of it over.
-    pub(super) fn push(self) {
-        for (volume, spread) in self.volumes.all.iter().zip(self.spreads) {
+    /// Hands operations, by volume, to the reactors.
+    pub(super) fn push(self, spreads: Vec<Spread>) {
+        for (volume, spread) in self.volumes.all.iter().zip(spreads) {
             volume.shared.push(spread);
         }
     }
