@@ -77,10 +77,10 @@ fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
     let discards = cache.config.discard == Discard::Free;
     let mut next_discard = discards.then(|| Instant::now() + DISCARD_PAUSE);
     let mut next_look = Instant::now() + LOOK_PAUSE;
-    let progress = cache.index.table().progress();
+    let progress = &cache.index.table().changes.progress;
     let mut uses_ticket = 0;
     loop {
-        cache.index.table().announce_changes();
+        cache.index.table().changes.announce();
         let mut orders = cache.maintenance.orders.lock();
         while !orders.ends && !orders.is_short {
             let others = [next_sweep, next_discard].into_iter().flatten();
@@ -155,7 +155,7 @@ impl Cache {
     /// Tells the device of what was freed, until there is something more urgent.
     fn discard_freed(&self) {
         // It waits for records to be cleared.
-        self.index.table().announce_changes();
+        self.index.table().changes.announce();
         let mut start = Instant::now();
         while self.store.discard_freed() {
             let mut orders = self.maintenance.orders.lock();
@@ -178,9 +178,9 @@ impl Cache {
             let mut has_more = true;
             while has_more {
                 has_more = self.index.write_uses(number);
-                table.announce_changes();
+                table.changes.announce();
                 let deadline = Instant::now() + LONGEST_WRITE;
-                if !table.progress().wait_until(table.progress().ticket(), deadline) {
+                if !table.changes.progress.wait_until(table.changes.progress.ticket(), deadline) {
                     return;
                 }
                 let worked = slice.elapsed();
@@ -209,7 +209,7 @@ impl Cache {
                 from = expired.next;
                 self.counters.expired.add(expired.chunks);
                 self.counters.expired_bytes.add(expired.bytes);
-                self.reclaim_all(expired.places);
+                self.reclaim_all(expired.extents);
                 let worked = slice.elapsed();
                 if pauses && worked >= SLICE {
                     let orders = self.maintenance.orders.lock();

@@ -200,7 +200,7 @@ impl Cache {
 
     /// Whether all changes of records before this ticket are in the file.
     pub(crate) fn is_recorded(&self, ticket: u64) -> bool {
-        self.records().progress().is_done(ticket)
+        self.records().changes.progress.is_done(ticket)
     }
 
     /// Why the next open would not find the files of this store, if so, as the file system says now.

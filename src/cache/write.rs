@@ -22,7 +22,7 @@ use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::error::StoreError;
 use crate::evict::PoolId;
-use crate::index::table::{Content, Reservation};
+use crate::index::table::{ChunkFields, Reservation};
 use crate::index::{EnteredSet, Publication, RecordState, Resumed};
 use crate::key::Digest;
 
@@ -172,7 +172,7 @@ struct Unstored {
 }
 
 impl Unstored {
-    fn commit(mut self, content: Content) -> Committed {
+    fn commit(mut self, content: ChunkFields) -> Committed {
         let cache = Arc::clone(&self.cache);
         cache.counters.set_stored.add(1);
         cache.counters.written_bytes.add(content.length_bytes);
@@ -219,7 +219,7 @@ pub(crate) struct WriteHandle {
 /// A chunk whose record is in the index. Nobody finds it by its key yet.
 pub(crate) struct RecordedWrite {
     unstored: Unstored,
-    content: Content,
+    content: ChunkFields,
 }
 
 pub(crate) enum Superseded {
@@ -246,7 +246,7 @@ impl WriteHandle {
             quota,
             is_unwritable: false,
         };
-        Self { unstored, free_ticket: cache.index.table().freed_ticket() }
+        Self { unstored, free_ticket: cache.index.table().changes.freed_ticket() }
     }
 
     pub(crate) fn extent(&self) -> Extent {
@@ -281,10 +281,10 @@ impl WriteHandle {
         RecordedWrite { unstored: self.unstored, content }
     }
 
-    fn content_of(&self, request: &SetRequest, checksum: u64) -> Content {
+    fn content_of(&self, request: &SetRequest, checksum: u64) -> ChunkFields {
         let Unstored { cache, extent, .. } = &self.unstored;
         let kind = cache.config.checksum.kind();
-        Content {
+        ChunkFields {
             digest: request.digest,
             namespace: request.namespace,
             extent: *extent,

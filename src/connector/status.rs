@@ -73,7 +73,7 @@ impl Connector {
         if is_owner {
             usage = shared.cache.store.usage();
             records = u64::from(index.table().used_slots());
-            (leased_bytes, pinned_bytes) = index.guarded_bytes();
+            (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
             reason = shared.cache.presence.reason().map(|reason| reason.to_string());
             reason = reason.or_else(|| shared.health.reason());
         }

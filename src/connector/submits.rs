@@ -189,7 +189,7 @@ impl Connector {
             if !items.is_empty() {
                 volume.shared.reclaim_deleted();
                 volume.shared.answer_when_written(Answer::Removed(items));
-                volume.shared.cache.records().announce_changes();
+                volume.shared.cache.records().changes.announce();
             }
         }
         self.completions.announce();

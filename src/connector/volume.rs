@@ -92,7 +92,7 @@ impl OpenedVolume {
             })?;
         let table = index.table();
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
-        let progress = Arc::clone(table.progress());
+        let progress = Arc::clone(&table.changes.progress);
         store.follow_records(Arc::new(move || progress.wait(progress.ticket())));
         let id = table.store_id().map_err(io_error("read the index of"))?;
         let (completions, write_budget) =

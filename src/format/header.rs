@@ -5,16 +5,15 @@ use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::checksum_of;
 use super::names::StoreId;
 use super::record::{GENERATIONS_END, RECORD_BYTES};
 use crate::block::BLOCK_BYTES;
-use crate::checksum::crc32c;
 
 /// Version of the format described here.
 pub(crate) const FORMAT_VERSION: u32 = 1;
-/// First bytes of the index file.
 pub(crate) const MAGIC: [u8; 8] = *b"KVRINGIX";
-/// Bytes before the first record; also the place of header and session.
+/// Bytes before the first record, with all blocks that follow here.
 pub(crate) const HEADER_BYTES: u64 = 4096;
 /// Behind the header the index grows by whole multiples of this.
 pub(crate) const GROWTH_BYTES: u64 = 1 << 20;
@@ -67,13 +66,8 @@ impl Header {
             block_bytes: BLOCK_BYTES as u32,
             checksum: 0,
         };
-        header.checksum = header.computed_checksum();
+        header.checksum = checksum_of(&header);
         header
-    }
-
-    pub(crate) fn computed_checksum(&self) -> u32 {
-        let bytes = bytemuck::bytes_of(self);
-        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
     }
 }
 
@@ -90,17 +84,12 @@ pub(crate) struct Length {
 impl Length {
     pub(crate) fn new(bytes: u64) -> Self {
         let mut length = Self { bytes, reserved: 0, checksum: 0 };
-        length.checksum = length.computed_checksum();
+        length.checksum = checksum_of(&length);
         length
     }
 
     pub(crate) fn is_intact(&self) -> bool {
-        self.checksum == self.computed_checksum()
-    }
-
-    fn computed_checksum(&self) -> u32 {
-        let bytes = bytemuck::bytes_of(self);
-        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+        self.checksum == checksum_of(self)
     }
 }
 
@@ -118,7 +107,7 @@ pub(crate) struct Session {
     pub(crate) verify_from: u64,
     /// Chunks below this generation were there when the machine went down: until they are read, nothing tells whether they
     /// are what their records say. 0 for none.
-    pub(crate) distrust_below: u64,
+    pub(crate) untrusted_before: u64,
     pub(crate) host: [u8; HOST_BYTES],
     /// Which boot of the machine the owner runs in.
     pub(crate) boot: u32,
@@ -131,7 +120,7 @@ pub(crate) struct Session {
 pub(crate) struct Marks {
     pub(crate) generation: u64,
     pub(crate) verify_from: u64,
-    pub(crate) distrust_below: u64,
+    pub(crate) untrusted_before: u64,
 }
 
 impl Session {
@@ -142,28 +131,25 @@ impl Session {
         marks: &Marks,
         clean: bool,
     ) -> Self {
-        let Marks { generation, verify_from, distrust_below } = *marks;
-        let mut host = [0; HOST_BYTES];
-        host[..owner.host.len()].copy_from_slice(owner.host.as_bytes());
-        let process_id = owner.process_id;
         let mut session = Self {
             clean: clean.into(),
-            process_id,
+            process_id: owner.process_id,
             opened_ms,
-            generation,
-            verify_from,
-            distrust_below,
-            host,
+            generation: marks.generation,
+            verify_from: marks.verify_from,
+            untrusted_before: marks.untrusted_before,
+            host: [0; HOST_BYTES],
             boot,
             checksum: 0,
         };
-        session.checksum = session.computed_checksum();
+        session.host[..owner.host.len()].copy_from_slice(owner.host.as_bytes());
+        session.checksum = checksum_of(&session);
         session
     }
 
     /// Whether it is whole, and what it says can be.
     pub(crate) fn is_sensible(&self) -> bool {
-        self.checksum == self.computed_checksum() && self.generation < GENERATIONS_END
+        self.checksum == checksum_of(self) && self.generation < GENERATIONS_END
     }
 
     pub(crate) fn owner(&self) -> Owner {
@@ -174,11 +160,6 @@ impl Session {
             store_id: None,
         }
     }
-
-    fn computed_checksum(&self) -> u32 {
-        let bytes = bytemuck::bytes_of(self);
-        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
-    }
 }
 
 #[cfg(test)]
@@ -188,7 +169,7 @@ mod tests {
     #[test]
     fn session_keeps_its_owner() {
         let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES), store_id: None };
-        let marks = Marks { generation: 2, verify_from: 3, distrust_below: 4 };
+        let marks = Marks { generation: 2, verify_from: 3, untrusted_before: 4 };
         let session = Session::new(&owner, 1, 5, &marks, false);
         assert!(session.is_sensible());
         assert_eq!(session.owner(), owner);

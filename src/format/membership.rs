@@ -11,7 +11,7 @@ pub(crate) const MAX_VOLUMES: usize = 30;
 /// No epoch reaches it.
 const EPOCHS_END: u64 = 1 << 63;
 
-/// The stores in use. Within one sector, which is written whole or not at all.
+/// The stores in use, within one sector, which is written whole or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Membership {
@@ -44,7 +44,6 @@ impl Membership {
         membership
     }
 
-    /// The stores in use.
     pub(crate) fn members(&self) -> &[StoreId] {
         &self.members[..self.count.into()]
     }

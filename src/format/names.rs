@@ -8,12 +8,10 @@ use std::path::{Path, PathBuf};
 
 use crate::key::Digest;
 
-/// The id of a store.
 pub(crate) type StoreId = [u8; 16];
 
 /// Permissions of files: the owner's alone, as they hold keys and what is stored under them.
 pub(crate) const FILE_MODE: libc::mode_t = 0o600;
-/// Name of the index file inside the store's directory.
 pub(crate) const INDEX_NAME: &str = "index.kvring";
 
 /// More than any capacity makes; a file with a higher number is nobody's.
@@ -33,28 +31,25 @@ pub(crate) const DIRECTORIES: usize = 256;
 
 const DIGEST_DIGITS: usize = 32;
 
-/// Number of the directory for chunks with this digest.
+/// Number of the directory of the chunks with this digest.
 pub(crate) fn directory_of(digest: Digest) -> usize {
     usize::from(digest.bytes()[0])
 }
 
-/// Name of directory `number`.
 pub(crate) fn directory_name(number: usize) -> String {
     format!("{number:02x}")
 }
 
-/// Name of the file with this number for the chunk with this digest.
 pub(crate) fn file_name(digest: Digest, number: u32) -> String {
     format!("{digest}-{number}")
 }
 
-/// Path of it inside the store's directory.
+/// Path of a chunk file inside the store's directory.
 pub(crate) fn chunk_path(digest: Digest, number: u32) -> PathBuf {
     let directory = Path::new(CHUNKS_NAME).join(directory_name(directory_of(digest)));
     directory.join(file_name(digest, number))
 }
 
-/// Its name for system calls.
 pub(crate) fn file_c_name(digest: Digest, number: u32) -> CString {
     // Hexadecimal digits, a dash and decimal digits: no NUL.
     CString::new(file_name(digest, number)).unwrap_or_default()
@@ -74,7 +69,6 @@ pub(crate) fn parse_file_name(directory: usize, name: &OsStr) -> Option<(Digest,
         .then_some((digest, number))
 }
 
-/// Name of data file `number` inside the store's directory.
 pub(crate) fn data_file_name(number: u32) -> String {
     format!("data-{number:05}.kvring")
 }
@@ -86,7 +80,7 @@ pub(crate) fn data_file_number(name: &str) -> Option<u32> {
 }
 
 /// The id of a store as it is written in the name of its index.
-pub(crate) fn id_text(store_id: [u8; 16]) -> String {
+pub(crate) fn id_text(store_id: StoreId) -> String {
     store_id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

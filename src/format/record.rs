@@ -19,18 +19,13 @@ pub(crate) const NO_SLOT: u32 = u32::MAX;
 /// No generation reaches it: there are 2^31 sessions of 2^32 before.
 pub(crate) const GENERATIONS_END: u64 = 1 << 63;
 
-/// State of a free record.
 pub(crate) const STATE_FREE: u8 = 0;
-/// State of a record that holds a chunk.
 pub(crate) const STATE_CHUNK: u8 = 1;
-/// State of a record that holds a further part of a long key.
+/// A further part of a long key.
 pub(crate) const STATE_KEY_PART: u8 = 2;
 
-/// `payload_checksum` holds nothing.
 const PAYLOAD_UNCHECKED: u8 = 0;
-/// `payload_checksum` holds a CRC-32C.
 const PAYLOAD_CRC32C: u8 = 1;
-/// `payload_checksum` holds a CRC-64/NVME.
 const PAYLOAD_CRC64NVME: u8 = 2;
 
 /// One chunk, or a further part of the key of one.
@@ -76,9 +71,46 @@ impl Record {
         crc32c(&bytemuck::bytes_of(self)[CHECKED_FROM..])
     }
 
-    /// Whether the record is whole.
     pub(crate) fn is_intact(&self) -> bool {
         self.checksum == self.computed_checksum()
+    }
+
+    /// Calls `visit` with the slot and the bytes of each part of the key; the first is in this record, in `slot`, and `read` gives
+    /// the records of the others. False if a part is missing or damaged.
+    pub(crate) fn visit_key(
+        &self,
+        slot: u32,
+        read: impl Fn(u32) -> Option<Self>,
+        mut visit: impl FnMut(u32, &[u8]),
+    ) -> bool {
+        let mut missing = usize::from(self.key_length);
+        let mut visit_part = |slot, part: &Self| {
+            let length = missing.min(KEY_PART_BYTES);
+            visit(slot, &part.key[..length]);
+            missing -= length;
+        };
+        visit_part(slot, self);
+        let mut next = self.next_slot;
+        for number in 1..slots_for(self.key_length.into()) {
+            let Some(part) = read(next) else { return false };
+            let belongs = part.state == STATE_KEY_PART
+                && part.is_intact()
+                && part.digest == self.digest
+                && part.generation == self.generation
+                && part.length_bytes == number as u64;
+            if !belongs {
+                return false;
+            }
+            visit_part(next, &part);
+            next = part.next_slot;
+        }
+        next == NO_SLOT
+    }
+
+    /// The whole key, as [`Record::visit_key`] finds it.
+    pub(crate) fn read_key(&self, read: impl Fn(u32) -> Option<Self>) -> Option<Vec<u8>> {
+        let mut key = Vec::with_capacity(self.key_length.into());
+        self.visit_key(NO_SLOT, read, |_, part| key.extend_from_slice(part)).then_some(key)
     }
 
     /// Whether it is a chunk's, whole, and all that it says can be.
@@ -115,7 +147,6 @@ impl Record {
         Some(PayloadChecksum { kind, value: self.payload_checksum })
     }
 
-    /// Notes the checksum of the chunk.
     pub(crate) fn set_chunk_checksum(&mut self, checksum: Option<PayloadChecksum>) {
         self.payload_checksum_kind = match checksum.map(|checksum| checksum.kind) {
             None => PAYLOAD_UNCHECKED,
@@ -125,7 +156,6 @@ impl Record {
         self.payload_checksum = checksum.map_or(0, |checksum| checksum.value);
     }
 
-    /// Place of the chunk.
     pub(crate) fn extent(&self) -> Extent {
         Extent {
             file: self.data_file,

@@ -2,25 +2,23 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::checksum_of;
 use super::names::StoreId;
 use crate::block::BLOCK_BYTES;
-use crate::checksum::crc32c;
 
 const MIB: u64 = 1 << 20;
 
 /// Version of the format described here.
 pub(crate) const DEVICE_FORMAT_VERSION: u32 = 1;
-/// First bytes of a device that kvring has formatted.
 const MAGIC: [u8; 8] = *b"KVRINGDV";
 /// The first part of the device: the superblock in its first block, a copy in its last, zeros between them.
 pub(crate) const HEAD_BYTES: u64 = MIB;
 /// The last part, all zeros: there are formats that put their mark at the end of a device.
 pub(crate) const TAIL_BYTES: u64 = MIB;
-/// Where the copy is.
 pub(crate) const COPY_OFFSET: u64 = HEAD_BYTES - BLOCK_BYTES;
 /// Smallest device: head, tail, index, and room for the smallest capacity.
 pub(crate) const MIN_DEVICE_BYTES: u64 = 32 * MIB;
-/// Share of the device that is set aside for the index: enough for chunks of 16 KiB on average. On small devices it is
+/// Share of the device that is reserved for the index: enough for chunks of 16 KiB on average. On small devices it is
 /// more, up to this length, as chunks may be small there too.
 const INDEX_SHARE: u64 = 64;
 const SMALL_INDEX_SHARE: u64 = 8;
@@ -92,25 +90,19 @@ impl Superblock {
             reserved: 0,
             checksum: 0,
         };
-        superblock.checksum = superblock.computed_checksum();
+        superblock.checksum = checksum_of(&superblock);
         superblock
     }
 
     /// The same with another id.
     pub(crate) fn with_id(self, store_id: StoreId) -> Self {
         let mut superblock = Self { store_id, ..self };
-        superblock.checksum = superblock.computed_checksum();
+        superblock.checksum = checksum_of(&superblock);
         superblock
     }
 
-    /// Where the data ends, and zeros begin.
     pub(crate) fn data_end(&self) -> u64 {
         self.data_offset + self.data_bytes
-    }
-
-    fn computed_checksum(&self) -> u32 {
-        let bytes = bytemuck::bytes_of(self);
-        crc32c(&bytes[..bytes.len() - size_of::<u32>()])
     }
 
     /// Intact, and made as [`Superblock::new`] makes it.

@@ -1,12 +1,11 @@
 //! Changes of records, on their way into the index file.
 //!
-//! Who writes to a file may wait for its file system: for the journal, and for ever while it is frozen. So nobody does whom
-//! others wait for. While a store is open, changes are queued, under the lock of the shard that they belong to, and a thread of
-//! its own ([`record_writer`](crate::reactor)) makes them in that order, with no lock held: a kill leaves what the first of
-//! them make. Until it has, what a record says is kept here.
+//! A write to a file may wait for its file system: for the journal, and without end while it is frozen. While a store is open,
+//! changes are queued under the lock of their shard, and one thread (`record_writer` in the reactor) makes them in that order
+//! with no lock held: a kill leaves a prefix of them. Until then the new records are kept here.
 //!
-//! By write(2), not through the mapping: a page fault that waits for the file system holds the lock of the address space, before
-//! Linux 6.7, and with it everybody who maps memory.
+//! By write(2), not through the mapping: before Linux 6.7 a page fault that waits for the file system holds the lock of the
+//! address space.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -19,21 +18,20 @@ use crate::format::record::Record;
 use crate::progress::Progress;
 use crate::sync::{Condvar, Mutex};
 
-/// Parts of what is not written yet, each behind a lock.
+/// Parts of [`Unwritten`], each behind a lock.
 const PARTS: usize = 64;
 
-/// So many changes are not left to wait for [`Changes::announce`].
+/// After so many changes the thread is woken without [`Changes::announce`].
 const MANY: u64 = 64;
 
-/// Most changes that are made between two looks at who waits for them.
+/// Most changes that are made before those that wait for them are notified.
 const MOST_AT_ONCE: usize = 256;
 
-/// What is to be done to a record in the file.
+/// A change of a record in the file.
 #[derive(Clone)]
 pub(crate) enum Change {
-    /// It is this one now.
     Write(u32, Arc<Record>),
-    /// It is none that a start would find.
+    /// The next open does not find the record.
     Invalidate(u32),
     /// When its chunk was used, and how often.
     Use(u32, u64),
@@ -41,55 +39,60 @@ pub(crate) enum Change {
     MarkAll,
 }
 
-/// The queue, and what records say that are not written yet.
+/// The queue, and the records that are not written yet.
 #[derive(Default)]
-pub(super) struct Changes {
-    /// There is a thread that makes them.
-    is_deferred: AtomicBool,
+pub(crate) struct Changes {
+    /// A thread makes them; else the caller of [`Table::change`](super::table::Table::change) does.
+    pub(super) is_deferred: AtomicBool,
     queue: SegQueue<Change>,
     /// The thread sleeps, or is about to, and has not been woken.
     is_asleep: AtomicBool,
     /// Whether it is to end when there is nothing more.
     ends: Mutex<bool>,
-    told: Condvar,
-    unwritten: Unwritten,
-    progress: Arc<Progress>,
-    /// Ticket behind the last change that left a place free.
+    notified: Condvar,
+    pub(super) unwritten: Unwritten,
+    pub(crate) progress: Arc<Progress>,
+    /// Ticket behind the last change that freed an extent.
     freed: AtomicU64,
-    lost: Lost,
+    any_lost: AtomicBool,
+    /// Generations of chunks whose records could not be written.
+    lost: Mutex<Vec<u64>>,
 }
 
 impl Changes {
-    /// Whether changes are queued; if not, who makes one writes it.
-    pub(super) fn are_deferred(&self) -> bool {
-        self.is_deferred.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn defer(&self, is_deferred: bool) {
+    /// From here on a thread makes the changes (see [`Table::make_changes`](super::table::Table::make_changes)), or no longer.
+    pub(crate) fn defer(&self, is_deferred: bool) {
         self.is_deferred.store(is_deferred, Ordering::SeqCst);
     }
 
-    pub(super) fn progress(&self) -> &Arc<Progress> {
-        &self.progress
-    }
-
-    pub(super) fn lost(&self) -> &Lost {
-        &self.lost
-    }
-
-    /// Done when every change is made that has left a place free by now.
-    pub(super) fn freed(&self) -> u64 {
+    /// When this ticket is done, no record in the file names an extent that is free now.
+    pub(crate) fn freed_ticket(&self) -> u64 {
         self.freed.load(Ordering::SeqCst)
     }
 
-    /// Queues a change.
+    pub(super) fn note_lost(&self, generation: u64) {
+        self.lost.lock().push(generation);
+        self.any_lost.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the record of the chunk with this generation could not be written. It is forgotten then.
+    pub(crate) fn has_lost(&self, generation: u64) -> bool {
+        if !self.any_lost.load(Ordering::SeqCst) {
+            return false;
+        }
+        let mut lost = self.lost.lock();
+        let before = lost.len();
+        lost.retain(|other| *other != generation);
+        before > lost.len()
+    }
+
     pub(super) fn push(&self, change: Change) {
         let frees = matches!(change, Change::Invalidate(_));
         if let Change::Write(slot, record) = &change {
             // First: the thread takes it out again.
             self.unwritten.insert(*slot, Arc::clone(record));
         }
-        // Before it is there: a ticket taken afterwards is behind it, whoever queues others meanwhile.
+        // Before it is there: a ticket taken afterwards is behind it.
         let number = self.progress.note_queued();
         self.queue.push(change);
         if frees {
@@ -100,8 +103,8 @@ impl Changes {
         }
     }
 
-    /// Wakes the thread if there is something for it. Once for many changes: each time costs a system call.
-    pub(super) fn announce(&self) {
+    /// Wakes the thread if there is something for it. Callers do so once after many changes: each time costs a system call.
+    pub(crate) fn announce(&self) {
         // Either this sees that it sleeps, or that has seen what was queued before.
         fence(Ordering::SeqCst);
         if self.is_asleep.load(Ordering::SeqCst)
@@ -109,7 +112,7 @@ impl Changes {
             && self.is_asleep.swap(false, Ordering::SeqCst)
         {
             drop(self.ends.lock());
-            self.told.notify_one();
+            self.notified.notify_one();
         }
     }
 
@@ -122,7 +125,7 @@ impl Changes {
             }
             let mut ends = self.ends.lock();
             loop {
-                // Each time: who woke it may have been late, and meant the time before.
+                // Each time: a late wake-up may have been meant for the time before.
                 self.is_asleep.store(true, Ordering::SeqCst);
                 fence(Ordering::SeqCst);
                 if !self.queue.is_empty() {
@@ -131,19 +134,18 @@ impl Changes {
                 if *ends {
                     return false;
                 }
-                ends = self.told.wait(ends);
+                ends = self.notified.wait(ends);
             }
             self.is_asleep.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Has the thread end behind what is queued.
-    pub(super) fn end(&self) {
+    /// Has the thread end when it has made what is queued.
+    pub(crate) fn end(&self) {
         *self.ends.lock() = true;
-        self.told.notify_one();
+        self.notified.notify_one();
     }
 
-    /// Whether the thread is to end.
     pub(super) fn are_to_end(&self) -> bool {
         *self.ends.lock()
     }
@@ -153,38 +155,26 @@ impl Changes {
         let (deadline, mut ends) = (Instant::now() + pause, self.ends.lock());
         let mut is_over = false;
         while !*ends && !is_over {
-            (ends, is_over) = self.told.wait_until(ends, deadline);
+            (ends, is_over) = self.notified.wait_until(ends, deadline);
         }
         !*ends
     }
-
-    /// It is in the file, or never will be.
-    pub(super) fn note_made(&self, change: &Change) {
-        if let Change::Write(slot, record) = change {
-            self.unwritten.remove(*slot, record);
-        }
-    }
-
-    /// What the record in `slot` says, if that is not in the file yet.
-    pub(super) fn unwritten(&self, slot: u32) -> Option<Arc<Record>> {
-        self.unwritten.get(slot)
-    }
 }
 
-/// Records by slot. Who looks for one holds the lock under which it was queued, if there is one.
-struct Unwritten([Part; PARTS]);
+/// Records by slot that are not in the file yet. A record is looked up under the lock under which it was queued, if there is one.
+pub(super) struct Unwritten([UnwrittenPart; PARTS]);
 
 /// In a cache line that it shares with no other.
 #[derive(Default)]
 #[repr(align(64))]
-struct Part {
+struct UnwrittenPart {
     count: AtomicUsize,
     records: Mutex<HashTable<(u32, Arc<Record>)>>,
 }
 
 impl Default for Unwritten {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| Part::default()))
+        Self(std::array::from_fn(|_| UnwrittenPart::default()))
     }
 }
 
@@ -193,7 +183,7 @@ fn hash(slot: u32) -> u64 {
 }
 
 impl Unwritten {
-    fn part(&self, slot: u32) -> &Part {
+    fn part(&self, slot: u32) -> &UnwrittenPart {
         &self.0[slot as usize % PARTS]
     }
 
@@ -209,20 +199,20 @@ impl Unwritten {
         }
     }
 
-    /// Unless there is a younger one by now.
-    fn remove(&self, slot: u32, record: &Arc<Record>) {
+    /// It is in the file, or never will be. A younger one for the slot stays.
+    pub(super) fn remove(&self, slot: u32, record: &Arc<Record>) {
         let part = self.part(slot);
         let mut records = part.records.lock();
         let is_it =
             |(other, held): &(u32, Arc<Record>)| *other == slot && Arc::ptr_eq(held, record);
         if let Ok(found) = records.find_entry(hash(slot), is_it) {
             found.remove();
-            // Who sees nothing here sees what was written.
+            // After the write: a reader that sees none here reads the file.
             part.count.store(records.len(), Ordering::Release);
         }
     }
 
-    fn get(&self, slot: u32) -> Option<Arc<Record>> {
+    pub(super) fn get(&self, slot: u32) -> Option<Arc<Record>> {
         let part = self.part(slot);
         // The usual case costs one load.
         if part.count.load(Ordering::Acquire) == 0 {
@@ -230,30 +220,5 @@ impl Unwritten {
         }
         let records = part.records.lock();
         records.find(hash(slot), |(other, _)| *other == slot).map(|(_, record)| Arc::clone(record))
-    }
-}
-
-/// Generations of chunks whose records could not be written.
-#[derive(Default)]
-pub(super) struct Lost {
-    any: AtomicBool,
-    generations: Mutex<Vec<u64>>,
-}
-
-impl Lost {
-    pub(super) fn add(&self, generation: u64) {
-        self.generations.lock().push(generation);
-        self.any.store(true, Ordering::SeqCst);
-    }
-
-    /// Says whether it was one of them, and forgets it.
-    pub(super) fn take(&self, generation: u64) -> bool {
-        if !self.any.load(Ordering::SeqCst) {
-            return false;
-        }
-        let mut generations = self.generations.lock();
-        let before = generations.len();
-        generations.retain(|other| *other != generation);
-        before > generations.len()
     }
 }

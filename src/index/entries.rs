@@ -2,33 +2,33 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::leases::Guarded;
+use super::leases::Footprint;
 use super::lookup::prefetch_line;
 use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::evict::{NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::key::Digest;
 
-/// Entries in a piece. Pieces, since adding one to many must neither copy them nor leave a hole of their size behind.
+/// Entries in a piece. Pieces, since adding one to many must neither copy them nor leave a gap of their size behind.
 const PIECE: usize = 64;
 
-/// Entries in pieces that stay where they are. A number is an entry's until that is removed.
+/// Entries in pieces that never move. A number is an entry's until that is removed.
 #[derive(Default)]
 pub(super) struct Entries {
-    pieces: Vec<Vec<Entry>>,
-    /// Numbers below the end that are nobody's.
+    pieces: Vec<Vec<ChunkEntry>>,
+    /// Numbers below the end that are not in use.
     free: Vec<u32>,
 }
 
 impl Entries {
-    /// Adds an entry. Returns its number.
-    pub(super) fn insert(&mut self, entry: Entry) -> u32 {
+    /// Returns the number of the entry.
+    pub(super) fn insert(&mut self, entry: ChunkEntry) -> u32 {
         if let Some(number) = self.free.pop() {
             self[number] = entry;
             return number;
         }
         if self.pieces.last().is_none_or(|piece| piece.len() == PIECE) {
-            // The first one grows with its entries: many shards of a small store have few.
+            // The first one grows with its entries: shards of a small store have few.
             let first = self.pieces.is_empty();
             self.pieces.push(if first { Vec::new() } else { Vec::with_capacity(PIECE) });
         }
@@ -44,13 +44,12 @@ impl Entries {
         (full + self.pieces.last().map_or(0, Vec::len)) as u32
     }
 
-    /// Brings an entry into the processor's cache, without waiting for it.
     pub(super) fn prefetch(&self, number: u32) {
         prefetch_line((&raw const self[number]).cast());
     }
 
     /// Removes an entry that is there.
-    pub(super) fn remove(&mut self, number: u32) -> Entry {
+    pub(super) fn remove(&mut self, number: u32) -> ChunkEntry {
         debug_assert!(!self.free.contains(&number), "entry {number} is removed twice");
         self.free.push(number);
         self[number]
@@ -58,32 +57,32 @@ impl Entries {
 }
 
 impl Index<u32> for Entries {
-    type Output = Entry;
+    type Output = ChunkEntry;
 
-    fn index(&self, number: u32) -> &Entry {
+    fn index(&self, number: u32) -> &ChunkEntry {
         &self.pieces[number as usize / PIECE][number as usize % PIECE]
     }
 }
 
 impl IndexMut<u32> for Entries {
-    fn index_mut(&mut self, number: u32) -> &mut Entry {
+    fn index_mut(&mut self, number: u32) -> &mut ChunkEntry {
         &mut self.pieces[number as usize / PIECE][number as usize % PIECE]
     }
 }
 
 /// One stored chunk. Detached: no longer found by its key, kept for its readers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(super) struct ChunkEntry {
     pub(super) digest: Digest,
     pub(super) data_file: u32,
     pub(super) first_block: u32,
     checksum: u64,
     pub(super) length_bytes: u32,
     pub(super) readers: u32,
-    /// Its number in the order of eviction, and its namespace; meaningless once it is detached.
+    /// In the eviction index, and its namespace; meaningless once it is detached.
     pub(super) node: Option<NodeId>,
     pub(super) namespace: NamespaceId,
-    /// Until which second it is not evicted; see [`super::map::Index::now_s`].
+    /// It is not evicted before this second; see [`super::map::Index::now_s`].
     pub(super) leased_until_s: u32,
     checksum_kind: Option<ChecksumKind>,
     pub(super) detached: bool,
@@ -91,18 +90,18 @@ pub(super) struct Entry {
     pub(super) pinned: bool,
     /// It was read and matched its checksum, since the store was opened.
     pub(super) was_read: bool,
-    /// When it was used last, and how often; see [`super::record::use_word`].
+    /// See [`use_word`](crate::format::record::use_word).
     pub(super) last_use: u64,
-    /// Its record does not know of its last use.
+    /// Its last use is not in its record yet.
     pub(super) is_behind: bool,
     /// Slots of the index file that its record takes.
     pub(super) slots: u8,
-    /// It had to stay and left the order of eviction, to be released when it is neither pinned nor read.
+    /// It had to stay and left the eviction index, to be entered again when it is neither pinned nor read.
     pub(super) excluded: bool,
 }
 
-impl Entry {
-    /// A chunk that nobody uses yet; it has no place in the order of eviction.
+impl ChunkEntry {
+    /// Without readers, and not in the eviction index.
     pub(super) fn new(
         digest: Digest,
         extent: Extent,
@@ -130,7 +129,6 @@ impl Entry {
         }
     }
 
-    /// Place of the chunk.
     pub(super) fn extent(&self) -> Extent {
         Extent {
             file: self.data_file,
@@ -139,22 +137,20 @@ impl Entry {
         }
     }
 
-    /// Whether it may be given up now: found by its key, and nobody relies on it.
+    /// Whether it may be taken out now: stored, and not in use.
     pub(super) fn can_go(&self, now_s: u32) -> bool {
         !self.detached && self.stays_until_s() <= now_s
     }
 
-    /// What it takes from others as long as it must stay.
-    pub(super) fn guarded(&self) -> Guarded {
-        Guarded { bytes: self.extent().size_bytes(), slots: self.slots.into() }
+    pub(super) fn footprint(&self) -> Footprint {
+        Footprint { bytes: self.extent().size_bytes(), slots: self.slots.into() }
     }
 
-    /// Until which second it must stay.
+    /// The second until which it must stay.
     pub(super) fn stays_until_s(&self) -> u32 {
         if self.pinned || self.readers > 0 { UNTIL_RELEASED_S } else { self.leased_until_s }
     }
 
-    /// Checksum of the payload, if one was kept.
     pub(super) fn checksum(&self) -> Option<PayloadChecksum> {
         self.checksum_kind.map(|kind| PayloadChecksum { kind, value: self.checksum })
     }
@@ -166,9 +162,9 @@ mod tests {
     use crate::block::Extent;
     use crate::key::Digest;
 
-    fn entry(first_block: u32) -> Entry {
+    fn entry(first_block: u32) -> ChunkEntry {
         let extent = Extent { file: 0, first_block, blocks: 1 };
-        Entry::new(Digest::of("key"), extent, 1, None)
+        ChunkEntry::new(Digest::of("key"), extent, 1, None)
     }
 
     #[test]

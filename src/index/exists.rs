@@ -1,15 +1,15 @@
-//! EXISTS and its kin: which of many keys are held. What is found is leased.
+//! EXISTS: which of many keys are stored. Those are leased.
 
-use super::leases::Guarded;
-use super::lookup::Found;
+use super::leases::Footprint;
+use super::lookup::Located;
 use super::map::Index;
 use super::shard::Shard;
 use crate::key::{Digest, Keyed};
 
-/// Keys that EXISTS looks up together: what they touch fits into the first-level cache of a processor.
+/// Keys that are looked up together: their cache lines fit into the first-level cache of a processor.
 const ROUND: usize = 64;
 
-/// Most of the capacity that may be leased: promises must not stop the store.
+/// One part in so many of the capacity may be leased: leases must not stop the store.
 const LEASABLE_PART: u64 = 4;
 
 /// The leases that one batch gives.
@@ -17,22 +17,22 @@ struct Leasing {
     now_s: u32,
     until_s: u32,
     /// What may still be leased.
-    room: Guarded,
-    given: Guarded,
-    /// Leases given before that are longer now, by their end.
-    renewed: Vec<(u32, Guarded)>,
+    room: Footprint,
+    given: Footprint,
+    /// Earlier leases that end later now, by their old end.
+    renewed: Vec<(u32, Footprint)>,
     refused: u64,
 }
 
 impl<G, S> Index<G, S> {
-    /// EXISTS: which keys are held, and how many leases were refused because too much is leased already. In rounds, so
-    /// that what is cold in a large store (buckets first, then records and entries) comes into the processor's cache for
-    /// many keys at once instead of one after the other.
+    /// EXISTS: which keys are stored, and how many leases were refused because too much is leased already. In rounds, so that the
+    /// cold memory of a large store (buckets first, then records and entries) comes into the processor's cache for many keys at
+    /// once instead of one after the other.
     pub(crate) fn contains_each<K: Keyed>(&self, keys: &[K], now_ms: u64) -> (Vec<bool>, u64) {
         self.look(keys, now_ms, false)
     }
 
-    /// How many leading keys are held, leased until the same moment. Stops at the first that is not.
+    /// How many leading keys are stored, leased until the same moment. Stops at the first that is not.
     pub(crate) fn contains_prefix<K: Keyed>(&self, keys: &[K], now_ms: u64) -> (usize, u64) {
         let (held, refused) = self.look(keys, now_ms, true);
         (held.iter().take_while(|held| **held).count(), refused)
@@ -46,10 +46,10 @@ impl<G, S> Index<G, S> {
             digests.clear();
             digests.extend(keys.iter().map(Keyed::digest));
             self.prefetch_each(keys, &digests);
-            // Looked up again: what was found may have gone since, and its slot may be another's.
+            // Looked up again: the chunk may have gone since, and its slot may be another's.
             for (key, digest) in keys.iter().zip(&digests) {
                 let (_, mut shard) = self.shard(*digest);
-                let is_it = |found: Found| self.table.holds(found.record, *digest, key.key());
+                let is_it = |found: Located| self.table.holds(found.record, *digest, key.key());
                 let found = shard.lookup.find(digest.tag(), is_it);
                 match found.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms)) {
                     Some(found) => {
@@ -73,36 +73,27 @@ impl<G, S> Index<G, S> {
 
     fn begin_leasing(&self) -> Leasing {
         let now_s = self.now_s();
-        let room = match self.rules.lease_s {
-            0 => Guarded::default(),
-            _ => self.leasable(now_s),
+        let (room, until_s) = match self.rules.lease_s {
+            0 => (Footprint::default(), 0),
+            // Rounded up: a lease is never shorter than it is said to be.
+            lease_s => (self.leasable(now_s), now_s.saturating_add(lease_s).saturating_add(1)),
         };
-        // Rounded up: a lease is never shorter than it is said to be.
-        let until_s = match self.rules.lease_s {
-            0 => 0,
-            lease_s => now_s.saturating_add(lease_s).saturating_add(1),
-        };
-        let given = Guarded::default();
+        let given = Footprint::default();
         Leasing { now_s, until_s, room, given, renewed: Vec::new(), refused: 0 }
     }
 
     /// What may still be leased.
-    fn leasable(&self, now_s: u32) -> Guarded {
-        Guarded::part_of(self.all(), LEASABLE_PART).without(self.leases.lock().sum(now_s))
+    pub(super) fn leasable(&self, now_s: u32) -> Footprint {
+        Footprint::part_of(self.all(), LEASABLE_PART).without(self.leases.lock().sum(now_s))
     }
 
-    /// All there is to take for chunks.
-    pub(super) fn all(&self) -> Guarded {
-        Guarded { bytes: self.rules.capacity_bytes, slots: self.table.assured_slots() }
-    }
-
-    /// Whether what replaces a leased chunk may be leased in its place.
-    pub(super) fn can_lease(&self, chunk: Guarded) -> bool {
-        self.leasable(self.now_s()).fits(chunk)
+    /// What all chunks together may take.
+    pub(super) fn all(&self) -> Footprint {
+        Footprint { bytes: self.rules.capacity_bytes, slots: self.table.assured_slots() }
     }
 
     fn end_leasing(&self, leasing: Leasing) {
-        if leasing.given == Guarded::default() {
+        if leasing.given == Footprint::default() {
             return;
         }
         let mut leases = self.leases.lock();
@@ -111,13 +102,12 @@ impl<G, S> Index<G, S> {
     }
 
     /// Bytes that are leased, and that are pinned.
-    pub(crate) fn guarded_bytes(&self) -> (u64, u64) {
+    pub(crate) fn leased_and_pinned_bytes(&self) -> (u64, u64) {
         let leased = self.leases.lock().sum(self.now_s());
         (leased.bytes, self.pinned.lock().bytes)
     }
 
-    /// Brings what is known of each of these keys into the processor's cache: of many at once instead of one after the
-    /// other.
+    /// Brings bucket, record and entry of each key into the processor's cache: of many at once instead of one after the other.
     pub(crate) fn prefetch_each<K: Keyed>(&self, keys: &[K], digests: &[Digest]) {
         digests.iter().for_each(|digest| self.prefetch(*digest));
         for (key, digest) in keys.iter().zip(digests) {
@@ -129,18 +119,17 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// Brings what finds `digest` into the processor's cache, without waiting for it.
     pub(super) fn prefetch(&self, digest: Digest) {
         self.shard(digest).1.lookup.prefetch(digest.tag());
     }
 }
 
-fn lease<G, S>(shard: &mut Shard<G, S>, found: Found, leasing: &mut Leasing) {
+fn lease<G, S>(shard: &mut Shard<G, S>, found: Located, leasing: &mut Leasing) {
     let entry = &mut shard.entries[found.entry];
     if entry.leased_until_s >= leasing.until_s {
         return;
     }
-    let chunk = entry.guarded();
+    let chunk = entry.footprint();
     if entry.leased_until_s > leasing.now_s {
         match leasing.renewed.iter_mut().find(|(until_s, _)| *until_s == entry.leased_until_s) {
             Some((_, renewed)) => *renewed += chunk,

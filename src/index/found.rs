@@ -1,23 +1,19 @@
 //! The index of a store as an open finds it: locked, read, and not changed yet. So several paths can be compared before
 //! anything is changed at one of them.
 
-use std::io;
-
 use bytemuck::Zeroable;
 
 use super::header::{check_header, refuse_foreign};
 use super::index_file::{IndexFile, IndexPlace};
 use super::membership::Sharing;
-use super::session::read_owner;
+use super::reading::read_owner;
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Header, Owner};
 use crate::format::names::StoreId;
 use crate::format::record::{RECORD_BYTES, Record, STATE_CHUNK};
 
-/// Records that are looked at together.
 const RECORDS_READ: usize = 4096;
 
-/// What there is of an index.
 pub(crate) struct FoundIndex {
     pub(super) place: IndexPlace,
     /// None where none was made yet, or it is lost.
@@ -40,20 +36,21 @@ impl FoundIndex {
             let reset = Some(String::new());
             return Ok(Self { place, index_file: None, length: Some(0), reset, id: None });
         };
-        let io_error = |action| OpenError::io(action, index_file.path());
-        let length = index_file.length().map_err(io_error("read the length of"))?;
+        let length = index_file.length().map_err(index_file.error("read the length of"))?;
         let reset = check_header(&index_file, length)?;
         if reset.as_ref().is_some_and(|reason| !reason.is_empty()) {
             refuse_foreign(&index_file)?;
         }
         let id = match reset {
-            Some(_) => index_file.store_id(),
-            None => Some(store_id(&index_file).map_err(io_error("read"))?),
+            Some(_) => index_file.store_id,
+            None => {
+                let header = index_file.read_value::<Header>(0);
+                Some(header.map_err(index_file.error("read"))?.store_id)
+            }
         };
         Ok(Self { place, index_file: Some(index_file), length, reset, id })
     }
 
-    /// Whether there is a file, or a part of a device, that was made earlier.
     pub(crate) fn is_there(&self) -> bool {
         self.index_file.is_some()
     }
@@ -65,9 +62,8 @@ impl FoundIndex {
 
     /// Who has, or had, the store open.
     pub(crate) fn owner(&self) -> Option<Owner> {
-        self.index_file
-            .as_ref()
-            .and_then(|index_file| read_owner(index_file.file(), index_file.offset()))
+        let index_file = self.index_file.as_ref()?;
+        read_owner(&index_file.file, index_file.offset)
     }
 
     /// Whether it has shared keys with other stores.
@@ -89,16 +85,9 @@ impl FoundIndex {
         (HEADER_BYTES..length).step_by(step as usize).any(|at| {
             let count = (length - at).min(step) as usize / RECORD_BYTES;
             let some = &mut records[..count];
-            // What cannot be read holds nothing that could be used.
+            // Unreadable records cannot be used either.
             index_file.read_at(bytemuck::cast_slice_mut(some), at).is_ok()
                 && some.iter().any(|record| record.state == STATE_CHUNK && record.is_intact())
         })
     }
-}
-
-/// Id in the header.
-pub(super) fn store_id(index_file: &IndexFile) -> io::Result<StoreId> {
-    let mut header = Header::zeroed();
-    index_file.read_at(bytemuck::bytes_of_mut(&mut header), 0)?;
-    Ok(header.store_id)
 }

@@ -4,17 +4,15 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use bytemuck::Zeroable;
-
 use super::index_file::IndexFile;
-use super::session::read_session;
+use super::reading::read_session;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{FORMAT_VERSION, HEADER_BYTES, Header, MAGIC};
-use crate::format::names::{CHUNKS_NAME, INDEX_NAME};
+use crate::format::names::{CHUNKS_NAME, INDEX_NAME, StoreId};
 use crate::store::data_files::list_data_files;
 
-/// Makes it an empty index file.
+/// Makes an empty index of it.
 pub(super) fn start_anew(index_file: &IndexFile, now_ms: u64) -> io::Result<()> {
     let header = Header::new(index_file.id_for_header()?, now_ms);
     let mut page = [0; HEADER_BYTES as usize];
@@ -30,35 +28,28 @@ pub(super) fn check_header(
     if length == Some(0) {
         return Ok(Some(String::new()));
     }
-    let mut header = Header::zeroed();
-    let is_short = length.is_some_and(|length| length < HEADER_BYTES);
-    if is_short || index_file.read_at(bytemuck::bytes_of_mut(&mut header), 0).is_err() {
+    let is_long_enough = length.is_none_or(|length| length >= HEADER_BYTES);
+    let Some(header) = index_file.read_value(0).ok().filter(|_| is_long_enough) else {
         return Ok(Some(match length {
             Some(length) => format!("its header cannot be read from {length} bytes"),
             None => "its header cannot be read".into(),
         }));
-    }
-    if let Some(reason) = judge_header(&header, index_file.path())? {
-        return Ok(Some(reason.into()));
-    }
-    if index_file.store_id().is_some_and(|id| id != header.store_id) {
-        return Ok(Some("it belongs to another store".into()));
-    }
-    if length.is_none() {
-        return Ok(Some("its length cannot be read".into()));
-    }
-    Ok(None)
+    };
+    Ok(match judge_header(&header, &index_file.path, index_file.store_id)? {
+        None if length.is_none() => Some("its length cannot be read".into()),
+        reason => reason.map(Into::into),
+    })
 }
 
-/// Refuses a file that kvring has never written: it is somebody's. Damage leaves something of its first page, or there is data of a
-/// store beside it.
+/// Refuses a file that kvring has never written. Damage of one of ours leaves a part of its header, or there is data of a store
+/// beside it.
 pub(super) fn refuse_foreign(index_file: &IndexFile) -> Result<(), OpenError> {
     let Some(directory) = index_file.store_directory() else { return Ok(()) };
     let mut page = [0; HEADER_BYTES as usize];
-    // What is behind the end of a shorter file stays zero; what cannot be read was ours for all that anybody can tell.
+    // The rest of a shorter file counts as zeros; an unreadable one may have been ours.
     let mut filled = 0;
     while filled < page.len() {
-        match index_file.file().read_at(&mut page[filled..], filled as u64) {
+        match index_file.file.read_at(&mut page[filled..], filled as u64) {
             Ok(0) => break,
             Ok(read) => filled += read,
             Err(_) => return Ok(()),
@@ -69,7 +60,7 @@ pub(super) fn refuse_foreign(index_file: &IndexFile) -> Result<(), OpenError> {
     header.magic = MAGIC;
     let expected = Header::new(header.store_id, header.created_ms);
     let is_header = bytemuck::bytes_of(&header) == bytemuck::bytes_of(&expected);
-    let has_session = read_session(index_file.file(), 0).is_some();
+    let has_session = read_session(&index_file.file, 0).is_some();
     let is_zero = page.iter().all(|byte| *byte == 0);
     if has_magic || is_header || has_session || is_zero || has_data(directory) {
         return Ok(());
@@ -88,10 +79,11 @@ fn has_data(directory: &Directory) -> bool {
     has_files || directory.contains(CHUNKS_NAME).unwrap_or(false)
 }
 
-/// Whether a header, of the index file at `path`, is one: `None` if so, else why not.
+/// Why a header, of the index file at `path`, is not that of the store with this id, or of any; `None` if it is.
 pub(super) fn judge_header(
     header: &Header,
     path: &Path,
+    store_id: Option<StoreId>,
 ) -> Result<Option<&'static str>, OpenError> {
     if header.magic != MAGIC {
         return Ok(Some("it is not a kvring index"));
@@ -105,5 +97,9 @@ pub(super) fn judge_header(
     }
     let expected = Header::new(header.store_id, header.created_ms);
     let is_whole = bytemuck::bytes_of(header) == bytemuck::bytes_of(&expected);
-    Ok((!is_whole).then_some("its header is damaged"))
+    Ok(match store_id {
+        _ if !is_whole => Some("its header is damaged"),
+        Some(id) if id != header.store_id => Some("it belongs to another store"),
+        _ => None,
+    })
 }

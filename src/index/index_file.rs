@@ -1,7 +1,7 @@
 //! The bytes of the index: a file, or a part of the block device that holds the data.
 //!
 //! A file is as long as the index. A part of a device is as long as the index can ever become, and the length block in its
-//! header says how much of it is used. The new part is zeroed durably before the length is written, as it may hold records of
+//! header says how much of it is used. The new part is zeroed durably before the length is written, as it may have records of
 //! an earlier store. A record behind a length that is not durable yet is not acknowledged in `persistent`: the same sync
 //! covers both.
 
@@ -9,18 +9,19 @@ mod opening;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use bytemuck::Zeroable;
+use bytemuck::Pod;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 pub(crate) use opening::{IndexPlace, owner_in_directory, owner_on_device};
 
 use super::mapping::Mapping;
+use super::reading::read_value;
 use crate::budget::Budget;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
@@ -34,7 +35,7 @@ use crate::store::fiemap::find_unreserved;
 const MAX_MAP_BYTES: u64 = 1 << 40;
 /// Longest step by which a part of a device grows: it is zeroed while a SET waits.
 const LONGEST_ZEROED_BYTES: u64 = 4 * GROWTH_BYTES;
-/// Extents of the file that are looked at for shared ones.
+/// Extents of the file that are searched for shared ones.
 const MOST_EXTENTS: usize = 4096;
 const UNSHARED_AT_ONCE_BYTES: usize = 1 << 20;
 const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
@@ -42,17 +43,19 @@ const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
 /// An open index file.
 pub(super) struct IndexFile {
     /// The file, or the device.
-    path: PathBuf,
-    /// Where it is a file: its directory, and its name there.
+    pub(super) path: PathBuf,
+    /// Of a file: its directory, and its name there.
     home: Option<(Arc<Directory>, String)>,
     _closed_on_fork: ClosedOnFork,
-    file: File,
-    files: Arc<dyn FileOperations>,
+    pub(super) file: File,
+    /// Where in `file` it begins.
+    pub(super) offset: u64,
+    pub(super) files: Arc<dyn FileOperations>,
     region: Option<Region>,
     /// The file system has no fallocate: nothing is reserved that is not written.
     cannot_reserve: AtomicBool,
-    /// What the header must say; any id will do if there is none.
-    store_id: Option<StoreId>,
+    /// The id that the header must have, if it is known.
+    pub(super) store_id: Option<StoreId>,
     /// Why it was made anew, if that was not because the store is new.
     pub(super) missing: Option<String>,
 }
@@ -60,7 +63,6 @@ pub(super) struct IndexFile {
 /// A part of a device.
 struct Region {
     device: Arc<Device>,
-    offset: u64,
     most_bytes: u64,
 }
 
@@ -72,32 +74,11 @@ impl IndexFile {
         }
     }
 
-    /// The file, or the device.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// What the header must say; any id will do if there is none.
-    pub(super) fn store_id(&self) -> Option<StoreId> {
-        self.store_id
-    }
-
-    /// Where in `file` it begins.
-    pub(super) fn offset(&self) -> u64 {
-        self.region.as_ref().map_or(0, |region| region.offset)
-    }
-
-    pub(super) fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// What calls the system on it.
-    pub(super) fn files(&self) -> &dyn FileOperations {
-        &*self.files
-    }
-
-    pub(super) fn descriptor(&self) -> RawFd {
-        self.file.as_raw_fd()
+    pub(super) fn error(
+        &self,
+        action: &'static str,
+    ) -> impl FnOnce(io::Error) -> OpenError + use<> {
+        OpenError::io(action, &self.path)
     }
 
     /// Bytes in use; `None` if that cannot be told any more.
@@ -105,40 +86,42 @@ impl IndexFile {
         let Some(region) = &self.region else {
             return self.file.metadata().map(|it| Some(it.len()));
         };
-        let mut length = Length::zeroed();
-        let read = self.read_at(bytemuck::bytes_of_mut(&mut length), LENGTH_OFFSET);
-        let fits = (HEADER_BYTES..=region.most_bytes).contains(&length.bytes);
-        Ok(Some(length.bytes).filter(|_| read.is_ok() && length.is_intact() && fits))
+        let length = self.read_value::<Length>(LENGTH_OFFSET).ok();
+        let length = length.filter(|length| length.is_intact()).map(|length| length.bytes);
+        Ok(length.filter(|bytes| (HEADER_BYTES..=region.most_bytes).contains(bytes)))
     }
 
     pub(super) fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        self.file.read_exact_at(bytes, self.offset() + at)
+        self.file.read_exact_at(bytes, self.offset + at)
+    }
+
+    pub(super) fn read_value<T: Pod>(&self, at: u64) -> io::Result<T> {
+        read_value(&self.file, self.offset + at)
     }
 
     pub(super) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
-        self.files.write_at(&self.file, bytes, self.offset() + at)
+        self.files.write_at(&self.file, bytes, self.offset + at)
     }
 
-    /// Has the next sync write what is mapped at `at` again.
+    /// Has the next sync write the part mapped at `at` again.
     pub(super) fn mark_changed(&self, at: u64, mapped: &[AtomicU8]) -> io::Result<()> {
-        self.files.mark_changed(&self.file, self.offset() + at, mapped)
+        self.files.mark_changed(&self.file, self.offset + at, mapped)
     }
 
-    pub(super) fn truncate(&self, length: u64) -> io::Result<()> {
+    fn truncate(&self, length: u64) -> io::Result<()> {
         self.files.truncate(&self.file, length)
     }
 
-    /// Makes durable what was written to it.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.files.sync_data(&self.file)
     }
 
-    /// Makes it one with this header page and nothing else, durably.
+    /// Makes it an index of this header and nothing else, durably.
     pub(super) fn start_anew(&self, page: &mut [u8; HEADER_BYTES as usize]) -> io::Result<()> {
         if let Some((directory, _)) = &self.home {
             self.truncate(0)?;
             self.write_at(page, 0)?;
-            // With its name: nothing that is synced later is worth anything without it.
+            // With its name: nothing that is synced later is found without it.
             self.files.sync_all(&self.file)?;
             return directory.sync();
         }
@@ -149,7 +132,6 @@ impl IndexFile {
         self.sync()
     }
 
-    /// An id for a header that is written anew.
     pub(super) fn id_for_header(&self) -> io::Result<StoreId> {
         self.store_id.map_or_else(new_store_id, Ok)
     }
@@ -165,20 +147,20 @@ impl IndexFile {
                 (capacity_bytes / 8).clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length))
             }
         };
-        let mapping = Mapping::new(&self.file, self.offset(), bytes as usize);
+        let mapping = Mapping::new(&self.file, self.offset, bytes as usize);
         let mapping = mapping.map_err(|source| self.unmappable(bytes, source))?;
-        mapping.find_holes(&self.file, self.offset(), length as usize);
+        mapping.find_holes(&self.file, self.offset, length as usize);
         Ok(mapping)
     }
 
     fn unmappable(&self, needed_bytes: u64, source: io::Error) -> OpenError {
-        let path = self.path().to_owned();
+        let path = self.path.clone();
         if source.raw_os_error() != Some(libc::ENOMEM) {
             return OpenError::Io { action: "map", path, source };
         }
         let limit = getrlimit(Resource::RLIMIT_AS).map(|(soft, _)| soft);
         let limit_bytes = limit.ok().filter(|soft| *soft != RLIM_INFINITY);
-        // What the index of a device can become was settled when it was formatted.
+        // The longest index of a device was decided when it was formatted.
         let way_out = if self.region.is_some() {
             ""
         } else {
@@ -187,7 +169,6 @@ impl IndexFile {
         OpenError::AddressSpace { path, needed_bytes, limit_bytes, way_out, source }
     }
 
-    /// Longest step by which it grows.
     pub(super) fn longest_step_bytes(&self) -> u64 {
         if self.region.is_some() { LONGEST_ZEROED_BYTES } else { LONGEST_STEP_BYTES }
     }
@@ -213,8 +194,7 @@ impl IndexFile {
                 Ok(())
             }
             Err(error) => {
-                // A part of it may have been granted. It goes back with all that lies behind the last byte, which is asked
-                // for again.
+                // A part may have been granted. It is released with all space behind the last byte, which is preallocated again.
                 let before = end - length;
                 let kept = self.truncate(length).is_ok()
                     && before > 0
@@ -224,8 +204,7 @@ impl IndexFile {
         }
     }
 
-    /// Takes what is reserved behind the end of the file into the account, and says how much that is. What does not fit is given
-    /// back.
+    /// Counts the bytes reserved behind the end of the file in `budget`, and returns them. They are released if they do not fit.
     pub(super) fn take_reserve(&self, length: u64, budget: &Budget) -> io::Result<u64> {
         if self.region.is_some() {
             return Ok(0);
@@ -242,8 +221,8 @@ impl IndexFile {
     /// Lengthens it from `length` by `added` bytes of zeros, which are reserved. After an error it is as long as it was.
     pub(super) fn grow(&self, length: u64, added: u64) -> io::Result<()> {
         if let Some(region) = &self.region {
-            let write_zeros = || region.device.write_zeros(region.offset + length, added);
-            // Once more: the kernel tells whoever syncs first of errors that an earlier owner's writes had.
+            let write_zeros = || region.device.write_zeros(self.offset + length, added);
+            // Once more: the first sync may report an error of an earlier owner's writes.
             write_zeros().or_else(|_| write_zeros())?;
             return self.write_at(bytemuck::bytes_of(&Length::new(length + added)), LENGTH_OFFSET);
         }
@@ -258,7 +237,6 @@ impl IndexFile {
         })
     }
 
-    /// Opens it once more, for syncs.
     pub(super) fn open_again(&self) -> io::Result<File> {
         if let Some(region) = &self.region {
             return region.device.open_beside();
@@ -279,14 +257,14 @@ impl IndexFile {
         (name == INDEX_NAME).then_some(directory)
     }
 
-    /// Gives the parts of the file blocks of their own that share them with a copy, or have none.
+    /// Gives blocks of their own to the parts of the file that share them with a copy, or have none.
     pub(super) fn unshare(&self) -> io::Result<()> {
         let Some(length) = self.length()?.filter(|_| self.region.is_none()) else { return Ok(()) };
         let mut parts = Vec::new();
         let mut most_extents = MOST_EXTENTS;
         find_unreserved(self.file.as_fd(), length, &mut most_extents, |part, _| parts.push(part))?;
         for part in parts {
-            // In steps: whoever faults on a page waits for one.
+            // In steps: a page fault waits for one of them.
             for start in part.clone().step_by(UNSHARED_AT_ONCE_BYTES) {
                 let bytes = (part.end - start).min(UNSHARED_AT_ONCE_BYTES as u64);
                 let part = start..start + bytes;
@@ -305,12 +283,12 @@ impl IndexFile {
         directory.missed().or_else(|| directory.missed_in(name, self.file.as_fd()))
     }
 
-    /// Gives up the file, and the lock with it; then the directory that it is in.
+    /// Releases the file, and the lock with it; then its directory.
     pub(super) fn release(&self) -> io::Result<()> {
         if self.region.is_none() {
             self.file.unlock()?;
         }
-        close_file_behind(self.descriptor());
+        close_file_behind(self.file.as_raw_fd());
         if let Some((directory, _)) = &self.home {
             directory.release();
         }

@@ -1,80 +1,79 @@
-//! How much must stay: EXISTS promises for a few seconds that what it found is there, so that the load that follows finds it,
-//! and users pin chunks. Bounded, in bytes of data files and in slots of the index file, so that promises cannot stop the store.
+//! How much must stay: EXISTS leases the chunks it found for a few seconds, so that the GET that follows hits, and users pin
+//! chunks. Bounded, in bytes of data files and in slots of the index file, so that neither can stop the store.
 
 use std::ops::{AddAssign, SubAssign};
 
-/// What chunks that must stay take.
+/// Space that chunks take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Guarded {
+pub(super) struct Footprint {
     /// Of the data files.
     pub(super) bytes: u64,
     /// Of the index file.
     pub(super) slots: u64,
 }
 
-impl Guarded {
+impl Footprint {
     /// One part in `part` of all there is.
     pub(super) fn part_of(all: Self, part: u64) -> Self {
         Self { bytes: all.bytes / part, slots: all.slots / part }
     }
 
-    /// What is left of it beside `taken`.
     pub(super) fn without(self, taken: Self) -> Self {
         let bytes = self.bytes.saturating_sub(taken.bytes);
         Self { bytes, slots: self.slots.saturating_sub(taken.slots) }
     }
 
-    /// Whether it is room for `wanted`.
+    /// Whether `wanted` fits into it.
     pub(super) fn fits(&self, wanted: Self) -> bool {
         wanted.bytes <= self.bytes && wanted.slots <= self.slots
     }
 }
 
-impl AddAssign for Guarded {
+impl AddAssign for Footprint {
     fn add_assign(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.slots += other.slots;
     }
 }
 
-impl SubAssign for Guarded {
+impl SubAssign for Footprint {
     fn sub_assign(&mut self, other: Self) {
         *self = self.without(other);
     }
 }
 
-/// What is leased, by the second in which the lease ends.
+/// Sums of leased chunks by the second in which the lease ends.
 #[derive(Default)]
 pub(super) struct Leases {
-    ends: Vec<(u32, Guarded)>,
+    ends: Vec<(u32, Footprint)>,
 }
 
 impl Leases {
     /// For leases that end at most `longest_s` seconds later.
     pub(super) fn new(longest_s: u32) -> Self {
         // One second more, as an end is rounded up, and one for the current.
-        Self { ends: vec![(0, Guarded::default()); longest_s as usize + 2] }
+        Self { ends: vec![(0, Footprint::default()); longest_s as usize + 2] }
     }
 
-    /// What has a lease that has not ended.
-    pub(super) fn sum(&self, now_s: u32) -> Guarded {
-        let mut sum = Guarded::default();
+    /// Leases that have not ended.
+    pub(super) fn sum(&self, now_s: u32) -> Footprint {
+        let mut sum = Footprint::default();
         self.ends.iter().filter(|(end_s, _)| *end_s > now_s).for_each(|(_, one)| sum += *one);
         sum
     }
 
-    /// Chunks are leased until `end_s`, which has not come yet.
-    pub(super) fn add(&mut self, end_s: u32, leased: Guarded) {
+    /// Chunks are leased until `end_s`, which is in the future.
+    pub(super) fn add(&mut self, end_s: u32, leased: Footprint) {
         let place = end_s as usize % self.ends.len();
         let (of_s, sum) = &mut self.ends[place];
         if *of_s != end_s {
-            (*of_s, *sum) = (end_s, Guarded::default());
+            (*of_s, *sum) = (end_s, Footprint::default());
         }
         *sum += leased;
     }
 
     /// Chunks are not leased until `end_s` any more: leased anew, or gone.
-    pub(super) fn remove(&mut self, end_s: u32, leased: Guarded) {
+    pub(super) fn remove(&mut self, end_s: u32, leased: Footprint) {
         let place = end_s as usize % self.ends.len();
         let (of_s, sum) = &mut self.ends[place];
         if *of_s == end_s {
@@ -87,8 +86,8 @@ impl Leases {
 mod tests {
     use super::*;
 
-    fn of(bytes: u64) -> Guarded {
-        Guarded { bytes, slots: 2 * bytes }
+    fn of(bytes: u64) -> Footprint {
+        Footprint { bytes, slots: 2 * bytes }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a store holds, read from its index by anybody: without a lock, without writing, while its owner may be at work.
+//! Listing the chunks of a store from its index, without its lock, while its owner may be changing it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,7 +14,7 @@ use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
 use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, chunk_path, data_file_name};
-use crate::format::record::{KEY_PART_BYTES, Record, STATE_FREE, STATE_KEY_PART};
+use crate::format::record::{Record, STATE_FREE, STATE_KEY_PART};
 use crate::key::Namespace;
 use crate::store::device::Target;
 
@@ -24,7 +24,7 @@ const READ_RECORDS: usize = 4096;
 /// After this time a record that its owner was writing is whole.
 const SECOND_LOOK_AFTER: Duration = Duration::from_millis(20);
 
-/// A chunk that a store holds.
+/// A stored chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredChunk {
     /// Its key.
@@ -39,13 +39,13 @@ pub struct StoredChunk {
     pub last_used_ms: u64,
     /// Times it was loaded, 65,535 at most.
     pub uses: u16,
-    /// The file that it is in, from the store's directory on; or the block device.
+    /// Its file, from the store's directory on; or the block device.
     pub file: PathBuf,
     /// Where in that it starts.
     pub offset_bytes: u64,
 }
 
-/// What is broken in a store, as far as its index and the lengths of its data files tell.
+/// Damage of a store, as far as its index and the lengths of its data files tell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Damage {
     /// Records whose checksum or fields are wrong, or of whose key a part is missing.
@@ -61,7 +61,7 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// It in words, a sentence each; none if all is well.
+    /// A sentence for each kind of damage; none if all is well.
     pub fn sentences(&self) -> Vec<String> {
         let Self { torn, out_of_range, unreadable_pages, .. } = self;
         [
@@ -91,59 +91,57 @@ impl Damage {
     }
 }
 
-/// The chunks of a store, one by one, in no order. Those that come or go meanwhile may be missing. What is damaged is passed
-/// over, and counted.
+/// The chunks of a store, in no order. Those that are stored or deleted meanwhile may be missing. Damaged records are skipped and
+/// counted.
 pub struct StoredChunks {
     index: IndexReader,
-    places: Places,
-    /// Slot of the next record to be read.
+    home: ChunkHome,
     next_slot: u64,
     records: std::vec::IntoIter<(u32, Record)>,
-    /// Records that are damaged, or that the owner was working at: slot and fingerprint. They are looked at once more, behind
-    /// all others.
+    /// Slot and fingerprint of records that are damaged, or that the owner was changing. They are read again at the end.
     doubtful: Vec<(u32, u32)>,
     is_second_look: bool,
     damage: Damage,
 }
 
-/// What chunks are in.
-enum Places {
-    /// In these, so many bytes long.
+/// The files that chunks are in.
+enum ChunkHome {
+    /// With the length in bytes of each.
     DataFiles(Directory, HashMap<u32, u64>),
-    OwnFiles,
-    /// This device, from an offset on.
+    ChunkFiles,
+    /// The device, and the offset of its data.
     Device(PathBuf, u64),
 }
 
-/// The chunks that the store at `path` holds, by its index; `index_path` is as in the options of the store.
+/// The chunks of the store at `path`, by its index; `index_path` is as in the options of the store.
 ///
 /// # Errors
 /// `OpenError` when there is no store, its index cannot be read, or its format is newer.
 pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunks, OpenError> {
     let mut damage = Damage::default();
-    let (index, places) = match Target::of(path)? {
+    let (index, home) = match Target::of(path)? {
         Target::Directory => {
             let directory = Directory::open(path).map_err(OpenError::io("open", path))?;
             let index = IndexReader::in_directory(&directory)?;
-            let has_own_files =
+            let has_chunk_files =
                 directory.contains(CHUNKS_NAME).map_err(OpenError::io("read", path))?;
-            let places = match has_own_files {
-                true => Places::OwnFiles,
-                false => Places::DataFiles(directory, HashMap::new()),
+            let home = match has_chunk_files {
+                true => ChunkHome::ChunkFiles,
+                false => ChunkHome::DataFiles(directory, HashMap::new()),
             };
-            (index, places)
+            (index, home)
         }
         Target::Device => {
             let device = File::open(path).map_err(OpenError::io("read", path))?;
             let (superblock, is_whole) = superblock_of(&device, path)?;
             damage.has_one_superblock = !is_whole;
             let index = IndexReader::of_device(device, path, &superblock, index_path)?;
-            (index, Places::Device(path.to_owned(), superblock.data_offset))
+            (index, ChunkHome::Device(path.to_owned(), superblock.data_offset))
         }
     };
     Ok(StoredChunks {
         index,
-        places,
+        home,
         next_slot: 0,
         records: Vec::new().into_iter(),
         doubtful: Vec::new(),
@@ -152,8 +150,8 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
     })
 }
 
-impl Places {
-    /// Whether the chunk of this record can be there. Own files come and go, and are not looked at.
+impl ChunkHome {
+    /// Whether the chunk of this record can be there. Chunk files come and go, and are not checked.
     fn contain(&mut self, record: &Record) -> bool {
         let Self::DataFiles(directory, lengths) = self else { return true };
         let end_bytes = u64::from(record.first_block) * BLOCK_BYTES + record.length_bytes;
@@ -173,7 +171,7 @@ impl Places {
 }
 
 impl StoredChunks {
-    /// What is broken, as far as it was read.
+    /// The damage found so far.
     pub fn damage(&self) -> &Damage {
         &self.damage
     }
@@ -192,7 +190,7 @@ impl StoredChunks {
         Ok(self.records.len() > 0)
     }
 
-    /// What looked damaged may have been written by the owner at that moment.
+    /// A record that looked damaged may have been written by the owner at that moment.
     fn look_again(&mut self) -> Result<(), OpenError> {
         self.is_second_look = true;
         let is_cut =
@@ -202,7 +200,7 @@ impl StoredChunks {
             thread::sleep(SECOND_LOOK_AFTER);
         }
         self.damage.is_cut_short = seems_cut && is_cut(self.index.length()?);
-        // The owner has worked at one that is another by now.
+        // The owner has changed those that differ by now.
         let again = |(slot, before): (u32, u32)| {
             let record = self.index.read_record(slot)?;
             (fingerprint(&record) == before).then_some((slot, record))
@@ -222,40 +220,17 @@ impl StoredChunks {
         }
     }
 
-    /// The whole key of a record; `None` if a part of it is missing.
-    fn key_of(&self, record: &Record) -> Option<String> {
-        let length = usize::from(record.key_length);
-        let mut key = record.key[..length.min(KEY_PART_BYTES)].to_vec();
-        let mut next = record.next_slot;
-        for number in 1.. {
-            if key.len() == length {
-                break;
-            }
-            let part = self.index.read_record(next)?;
-            let belongs = part.state == STATE_KEY_PART
-                && part.is_intact()
-                && part.digest == record.digest
-                && part.generation == record.generation
-                && part.length_bytes == number;
-            if !belongs {
-                return None;
-            }
-            key.extend_from_slice(&part.key[..(length - key.len()).min(KEY_PART_BYTES)]);
-            next = part.next_slot;
-        }
-        String::from_utf8(key).ok()
-    }
-
     fn chunk_of(&self, record: &Record) -> Option<StoredChunk> {
         if !record.is_sensible() {
             return None;
         }
-        let key = self.key_of(record)?;
+        let key = record.read_key(|slot| self.index.read_record(slot))?;
+        let key = String::from_utf8(key).ok()?;
         let own_offset = u64::from(record.first_block) * BLOCK_BYTES;
-        let (file, offset_bytes) = match &self.places {
-            Places::DataFiles(..) => (data_file_name(record.data_file).into(), own_offset),
-            Places::OwnFiles => (chunk_path(record.digest(), record.data_file), 0),
-            Places::Device(path, data_offset) => {
+        let (file, offset_bytes) = match &self.home {
+            ChunkHome::DataFiles(..) => (data_file_name(record.data_file).into(), own_offset),
+            ChunkHome::ChunkFiles => (chunk_path(record.digest(), record.data_file), 0),
+            ChunkHome::Device(path, data_offset) => {
                 let part_offset = u64::from(record.data_file) * PART_BLOCKS * BLOCK_BYTES;
                 (path.clone(), data_offset + part_offset + own_offset)
             }
@@ -273,7 +248,7 @@ impl StoredChunks {
     }
 }
 
-/// Tells a record from what is written in its slot later; uses leave it as it is.
+/// Differs for a record that is written into the slot later; uses leave it as it is.
 fn fingerprint(record: &Record) -> u32 {
     crc32c(&bytemuck::bytes_of(record)[size_of::<u64>()..])
 }
@@ -289,7 +264,7 @@ impl Iterator for StoredChunks {
                 }
                 match self.chunk_of(&record) {
                     None => self.doubt(slot, &record),
-                    Some(chunk) if self.places.contain(&record) => return Some(Ok(chunk)),
+                    Some(chunk) if self.home.contain(&record) => return Some(Ok(chunk)),
                     Some(_) => self.damage.out_of_range += 1,
                 }
             }

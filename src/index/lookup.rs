@@ -25,7 +25,7 @@ pub(super) struct Lookup {
 
 /// Where a tag leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Located {
     /// Number of the entry in its shard.
     pub(super) entry: u32,
     /// Slot of its record in the index file.
@@ -48,8 +48,8 @@ impl Bucket {
     const EMPTY: Self =
         Self { passed: 0, tags: [0; WIDTH], entries: [NONE; WIDTH], records: [0; WIDTH] };
 
-    fn at(&self, place: usize) -> Found {
-        Found { entry: self.entries[place], record: self.records[place] }
+    fn at(&self, place: usize) -> Located {
+        Located { entry: self.entries[place], record: self.records[place] }
     }
 
     /// Places that hold something with this tag.
@@ -60,7 +60,7 @@ impl Bucket {
 
 impl Lookup {
     /// The first element with this tag that `is_it` accepts.
-    pub(super) fn find(&self, tag: u32, mut is_it: impl FnMut(Found) -> bool) -> Option<Found> {
+    pub(super) fn find(&self, tag: u32, mut is_it: impl FnMut(Located) -> bool) -> Option<Located> {
         for number in self.path(tag) {
             let bucket = &self.buckets[number];
             let found =
@@ -78,7 +78,7 @@ impl Lookup {
     }
 
     /// Adds an element. That it is not there yet is the caller's to know.
-    pub(super) fn insert(&mut self, tag: u32, found: Found) {
+    pub(super) fn insert(&mut self, tag: u32, found: Located) {
         debug_assert!(found.entry != NONE, "no slab has so many entries");
         self.reserve(1);
         self.place(tag, found);
@@ -108,7 +108,7 @@ impl Lookup {
     }
 
     /// All elements.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Found> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = Located> + '_ {
         let held = |bucket: &Bucket, place: &usize| bucket.entries[*place] != NONE;
         self.buckets.iter().flat_map(move |bucket| {
             (0..WIDTH).filter(move |place| held(bucket, place)).map(|place| bucket.at(place))
@@ -144,7 +144,7 @@ impl Lookup {
     }
 
     /// Puts an element into the first place there is; there is one, since buckets are not full on average.
-    fn place(&mut self, tag: u32, found: Found) {
+    fn place(&mut self, tag: u32, found: Located) {
         for number in self.path(tag) {
             let bucket = &mut self.buckets[number];
             if let Some(place) = bucket.entries.iter().position(|entry| *entry == NONE) {
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(lookup.len, expected.len());
         for (entry, (tag, record)) in expected {
             let found = lookup.find(*tag, |found| found.entry == *entry);
-            assert_eq!(found, Some(Found { entry: *entry, record: *record }));
+            assert_eq!(found, Some(Located { entry: *entry, record: *record }));
         }
         let held = lookup.buckets.iter().flat_map(|bucket| bucket.entries);
         assert_eq!(held.filter(|entry| *entry != NONE).count(), expected.len());
@@ -217,7 +217,7 @@ mod tests {
                 entries.sort_unstable();
                 match action {
                     0..=4 => {
-                        lookup.insert(tag, Found { entry: number, record: !number });
+                        lookup.insert(tag, Located { entry: number, record: !number });
                         expected.insert(number, (tag, !number));
                     }
                     _ if entries.is_empty() => prop_assert_eq!(lookup.find(tag, |_| true), None),
@@ -250,7 +250,7 @@ mod tests {
     fn equal_tags_fill_bucket_after_bucket_around_the_end() {
         let mut lookup = Lookup::default();
         for entry in 0..1000 {
-            lookup.insert(u32::MAX, Found { entry, record: entry });
+            lookup.insert(u32::MAX, Located { entry, record: entry });
         }
         for entry in (0..1000).step_by(2) {
             assert_eq!(lookup.remove(u32::MAX, entry), Some(entry));

@@ -1,13 +1,13 @@
-//! The map in RAM: which keys are held, and who reads them.
+//! The map in RAM: which keys are stored, and their readers.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::entries::Entry;
+use super::entries::ChunkEntry;
 use super::ghosts::Ghost;
-use super::leases::{Guarded, Leases};
-use super::lookup::Found;
+use super::leases::{Footprint, Leases};
+use super::lookup::Located;
 use super::quarantine::Quarantine;
-use super::shard::{Pin, Shard, Suspect, Waiting};
+use super::shard::{Pending, Pin, Shard, Suspect, WaitingOperation};
 use super::table::Table;
 use crate::block::Extent;
 use crate::config::Eviction;
@@ -17,80 +17,69 @@ use crate::key::{Digest, Namespace};
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::Clock;
 
-/// Enough that threads rarely meet, and that the growth of one shard stalls nobody for long: at 10,000,000 keys it
-/// moves what finds some 5,000 entries.
+/// Enough that threads rarely meet, and that the growth of one shard is short: at 10,000,000 keys it moves about 5,000 elements.
 const SHARDS: usize = 2048;
 
-/// Keys held and on their way. `G` and `S` are what waits: GETs and SETs, opaque here.
+/// Keys that are stored or being written. `G` and `S` are waiting GETs and SETs, opaque here.
 pub(crate) struct Index<G, S> {
     pub(super) table: Table,
     pub(super) shards: Box<[LockedShard<G, S>]>,
     generation: AtomicU64,
-    /// Where the generations of this session begin.
+    /// First generation of this session.
     pub(super) first_generation: u64,
     keys: AtomicU64,
     held_bytes: AtomicU64,
     /// Keys being written that GETs wait for.
     pub(super) awaited: AtomicUsize,
     pub(super) quarantine: Quarantine,
-    /// Chunks from this generation on are to be verified after a crash; none if it is `u64::MAX`.
+    /// As in [`Session`](crate::format::header::Session).
     pub(super) verify_from: AtomicU64,
-    /// Chunks below this generation vouch for nothing until they are read; see [`super::record::Session`].
-    pub(super) distrust_below: AtomicU64,
+    /// As in [`Session`](crate::format::header::Session).
+    pub(super) untrusted_before: AtomicU64,
     pub(super) rules: Rules,
     pub(super) eviction_index: EvictionIndex,
     pub(super) leases: Mutex<Leases>,
-    /// What pinned chunks take.
-    pub(super) pinned: Mutex<Guarded>,
-    /// Bytes evicted since the store was opened: the clock of what is remembered.
+    pub(super) pinned: Mutex<Footprint>,
+    /// Bytes evicted since the store was opened: the clock of ghosts.
     pub(super) evicted_bytes: AtomicU64,
-    pub(super) would_hit: WouldHit,
+    /// GETs and EXISTS that would hit in a store with one and a half times the capacity.
+    pub(super) would_hit_at_1_5x: AtomicU64,
+    /// The same with twice the capacity.
+    pub(super) would_hit_at_2x: AtomicU64,
 }
 
-/// What the index keeps to.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) capacity_bytes: u64,
     pub(crate) eviction: Eviction,
     /// Shared by all paths of the store.
     pub(crate) quotas: Quotas,
-    /// After this time without use a chunk is missed.
+    /// A chunk expires after this time without use.
     pub(crate) ttl_ms: Option<u64>,
-    /// Which boot of the machine this is.
+    /// Number of this boot of the machine.
     pub(crate) boot: u32,
-    /// For this time a chunk that EXISTS found is not evicted.
+    /// A chunk that EXISTS found is not evicted for this time.
     pub(crate) lease_s: u32,
-    /// What tells how much of that has passed.
     pub(crate) clock: Clock,
 }
 
-/// Keys asked for that are not held and would be in a larger store.
-#[derive(Debug, Default)]
-pub(crate) struct WouldHit {
-    /// With one and a half times the capacity.
-    pub(crate) at_1_5x: AtomicU64,
-    /// With twice the capacity.
-    pub(crate) at_2x: AtomicU64,
-}
-
-/// Why a chunk is not held any more.
+/// Why a chunk is taken out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gone {
-    /// For want of room: its key is remembered.
+    /// For want of room: its key becomes a ghost.
     Evicted,
     /// For any other reason.
     Removed,
 }
 
-/// A shard and its lock, which share a cache line with no other's.
+/// In cache lines of its own.
 #[repr(align(64))]
 pub(super) struct LockedShard<G, S>(pub(super) Mutex<Shard<G, S>>);
 
-/// What became of a GET.
+/// Outcome of [`Index::enter_get`].
 pub(crate) enum EnteredGet<G> {
-    /// The chunk is held, and pinned.
     Hit(G, Pin),
-    /// It is not held in this length.
+    /// The key is not stored in this length.
     Miss(G),
     /// It waits for a SET of the same key, which is to be promoted, and comes back from [`Index::finish_set`].
     Waits,
@@ -103,7 +92,8 @@ impl<G, S> Index<G, S> {
             leases: Mutex::new(Leases::new(rules.lease_s)),
             pinned: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
-            would_hit: WouldHit::default(),
+            would_hit_at_1_5x: AtomicU64::new(0),
+            would_hit_at_2x: AtomicU64::new(0),
             rules,
             table,
             shards: (0..SHARDS).map(|_| LockedShard(Mutex::new(Shard::new()))).collect(),
@@ -114,24 +104,22 @@ impl<G, S> Index<G, S> {
             awaited: AtomicUsize::new(0),
             quarantine: Quarantine::default(),
             verify_from: AtomicU64::new(u64::MAX),
-            distrust_below: AtomicU64::new(0),
+            untrusted_before: AtomicU64::new(0),
         }
     }
 
-    /// The index file.
     pub(crate) fn table(&self) -> &Table {
         &self.table
     }
 
-    /// The order of eviction.
     pub(crate) fn eviction_index(&self) -> &EvictionIndex {
         &self.eviction_index
     }
 
-    /// Keys asked for that are not held and would be in a larger store: one and a half times as large, and twice.
+    /// GETs and EXISTS that would hit in a larger store: with one and a half times the capacity, and twice.
     pub(crate) fn would_hit(&self) -> (u64, u64) {
-        let WouldHit { at_1_5x, at_2x } = &self.would_hit;
-        (at_1_5x.load(Ordering::Relaxed), at_2x.load(Ordering::Relaxed))
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (load(&self.would_hit_at_1_5x), load(&self.would_hit_at_2x))
     }
 
     /// A number that no chunk of this store has had before.
@@ -139,23 +127,23 @@ impl<G, S> Index<G, S> {
         self.generation.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Every chunk that had to be verified was.
+    /// All chunks are verified.
     pub(crate) fn all_verified(&self) {
         self.verify_from.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Keys held.
+    /// Keys stored.
     pub(crate) fn keys(&self) -> u64 {
         self.keys.load(Ordering::Relaxed)
     }
 
-    /// Payload bytes held.
+    /// Payload bytes stored.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// GET: pins the chunk of `key` if it is held in exactly `length_bytes`, whatever is being written for the key: that is
-    /// not answered yet. Else it waits for what is being written.
+    /// GET: pins the chunk of `key` if it is stored in exactly `length_bytes`, though another may be being written: that SET is
+    /// not answered yet. Else waits for that SET.
     pub(crate) fn enter_get(
         &self,
         digest: Digest,
@@ -165,34 +153,45 @@ impl<G, S> Index<G, S> {
         request: G,
     ) -> EnteredGet<G> {
         let (number, mut shard) = self.shard(digest);
-        let held = shard.find(digest).filter(|found| self.table.key_is(found.record, key));
-        let held = held.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms));
-        if let Some(found) = held
+        let stored = self.find_stored(&shard, digest, key, now_ms);
+        if let Some(found) = stored
             && let Some(pin) = shard.pin(number, found.entry, length_bytes)
         {
             self.touch(&mut shard, found, now_ms);
             return EnteredGet::Hit(request, pin);
         }
         if let Some(pending) = shard.pending_mut(digest) {
-            // What is written before a DELETE, which is answered, is not held any more.
-            let is_deleted = matches!(pending.waiting.back(), Some(Waiting::Delete));
+            // A chunk that is written before a DELETE, which is answered, is not stored any more.
+            let is_deleted = matches!(pending.waiting.back(), Some(WaitingOperation::Delete));
             if *pending.key != *key || is_deleted {
                 return EnteredGet::Miss(request);
             }
-            pending.waiting.push_back(Waiting::Get { length_bytes, request });
+            pending.waiting.push_back(WaitingOperation::Get { length_bytes, request });
             pending.waiting_gets += 1;
             if pending.waiting_gets == 1 {
                 self.awaited.fetch_add(1, Ordering::SeqCst);
             }
             return EnteredGet::Waits;
         }
-        if held.is_none() {
+        if stored.is_none() {
             self.note_ghost(&shard, digest);
         }
         EnteredGet::Miss(request)
     }
 
-    /// Pins a chunk to verify it, if it is still the one that was suspected.
+    /// The entry of `key`, unless it has expired.
+    pub(super) fn find_stored(
+        &self,
+        shard: &Shard<G, S>,
+        digest: Digest,
+        key: &str,
+        now_ms: u64,
+    ) -> Option<Located> {
+        let found = shard.find(digest).filter(|found| self.table.key_is(found.record, key))?;
+        (!self.is_expired(&shard.entries[found.entry], now_ms)).then_some(found)
+    }
+
+    /// Pins a chunk to verify it, if it is still the same.
     pub(crate) fn pin_suspect(&self, suspect: Suspect) -> Option<Pin> {
         let (number, mut shard) = self.shard(suspect.digest);
         let found = shard.find(suspect.digest)?;
@@ -203,7 +202,7 @@ impl<G, S> Index<G, S> {
         shard.pin(number, found.entry, length_bytes)
     }
 
-    /// What names the chunk behind `pin` for later; none if it is gone already.
+    /// Names the chunk behind `pin` for [`Index::pin_suspect`]; none if it is gone already.
     pub(crate) fn suspect_of(&self, pin: &Pin) -> Option<Suspect> {
         let shard = self.shards[pin.shard as usize].0.lock();
         let digest = shard.entries[pin.entry].digest;
@@ -211,34 +210,39 @@ impl<G, S> Index<G, S> {
         Some(Suspect { digest, generation: self.table.read(found.record).generation })
     }
 
-    /// DELETE: the key is not held from here on. Says whether it was, and which place is free now, if any.
+    /// DELETE: the key is not stored any more. Returns whether it was, and the extent that is free now, if any.
     pub(crate) fn delete(&self, digest: Digest, key: &str) -> (bool, Option<Extent>) {
         let (_, mut shard) = self.shard(digest);
         let mut found = false;
         if let Some(pending) = shard.pending_mut(digest)
             && *pending.key == *key
         {
-            pending.waiting.push_back(Waiting::Delete);
+            self.delete_pending(pending);
             found = true;
-            // A record that waits for its barrier must not come back after a kill.
-            if let Some(slot) = pending.written.take() {
-                self.table.invalidate(slot);
-            }
         }
         match shard.find(digest) {
-            Some(held) if self.is_of(digest, held.record, key) => {
-                (true, self.take_out(&mut shard, held.entry, Gone::Removed))
+            Some(stored) if self.is_of(digest, stored.record, key) => {
+                (true, self.take_out(&mut shard, stored.entry, Gone::Removed))
             }
             _ => (found, None),
         }
     }
 
-    /// Drops the chunk behind `pin`, whose bytes are not what was stored.
+    /// The chunk that is being written for the key will not be stored.
+    pub(super) fn delete_pending(&self, pending: &mut Pending<G, S>) {
+        pending.waiting.push_back(WaitingOperation::Delete);
+        // A record that waits for its sync must not come back after a kill.
+        if let Some(slot) = pending.written.take() {
+            self.table.invalidate(slot);
+        }
+    }
+
+    /// Drops the chunk behind `pin`, whose bytes are damaged.
     pub(crate) fn discard(&self, pin: &Pin) {
         let mut shard = self.shards[pin.shard as usize].0.lock();
         let tag = shard.entries[pin.entry].digest.tag();
         if shard.lookup.find(tag, |found| found.entry == pin.entry).is_some() {
-            // Its readers include the pin: the place is freed when that is returned.
+            // Its readers include the pin: the extent is freed when that is returned.
             self.take_out(&mut shard, pin.entry, Gone::Removed);
         }
     }
@@ -248,7 +252,7 @@ impl<G, S> Index<G, S> {
         self.shards[pin.shard as usize].0.lock().entries[pin.entry].digest
     }
 
-    /// Returns a pin; `matched` tells whether the chunk was read and matched its checksum. Says which place is free now, if
+    /// Returns a pin; `matched` says whether the chunk was read and matched its checksum. Returns the extent that is free now, if
     /// this was the last reader of a chunk that is gone.
     pub(crate) fn unpin(&self, pin: &Pin, matched: bool) -> Option<Extent> {
         let mut shard = self.shards[pin.shard as usize].0.lock();
@@ -262,23 +266,23 @@ impl<G, S> Index<G, S> {
         unused.then(|| shard.entries.remove(pin.entry).extent())
     }
 
-    /// Whether the digest, with others that are there, makes searches long: so only a forged one does.
+    /// Whether searches for the digest are so long that it must be forged.
     pub(super) fn is_crowded(&self, digest: Digest) -> bool {
         self.shard(digest).1.lookup.is_crowded(digest.tag())
     }
 
-    /// Makes room for what finds `keys` keys.
+    /// Makes room for `keys` keys.
     pub(super) fn reserve(&self, keys: usize) {
         let each = keys / SHARDS;
-        // Some get more than others, by as much as chance makes likely.
+        // Three standard deviations more: shards differ by chance.
         let each = each + 3 * each.isqrt();
         for shard in &self.shards {
             shard.0.lock().lookup.reserve(each);
         }
     }
 
-    /// Enters what recovery found; of two chunks of one key the younger stays. Returns the slot and place of the other.
-    pub(super) fn restore(&self, entry: Entry, record: u32) -> Option<(u32, Extent)> {
+    /// Enters a recovered chunk; of two chunks of one key the younger stays. Returns the slot and extent of the other.
+    pub(super) fn restore(&self, entry: ChunkEntry, record: u32) -> Option<(u32, Extent)> {
         let (shard_number, mut shard) = self.shard(entry.digest);
         let mut displaced = None;
         if let Some(other) = shard.find(entry.digest) {
@@ -287,18 +291,18 @@ impl<G, S> Index<G, S> {
                 return Some((record, entry.extent()));
             }
             shard.unlink(other.entry);
-            let held = shard.entries.remove(other.entry);
-            if let Some(node) = held.node {
-                self.eviction_index.forget_restored(node, held.namespace);
+            let older = shard.entries.remove(other.entry);
+            if let Some(node) = older.node {
+                self.eviction_index.forget_restored(node, older.namespace);
             }
-            displaced = Some((other.record, held.extent()));
-            self.count(-1, -i64::from(held.length_bytes));
+            displaced = Some((other.record, older.extent()));
+            self.count(-1, -i64::from(older.length_bytes));
         }
         self.count(1, i64::from(entry.length_bytes));
         let number = shard.entries.insert(entry);
         let head = self.table.read(record);
         let name = || {
-            let key = self.table.key(record, &head).unwrap_or_default();
+            let key = self.table.key(&head).unwrap_or_default();
             Namespace::of(&String::from_utf8_lossy(&key)).name()
         };
         let namespace = NamespaceOf { fingerprint: head.namespace, name: &name };
@@ -312,13 +316,13 @@ impl<G, S> Index<G, S> {
             &namespace,
             (moment, head.uses()),
         );
-        let held = &mut shard.entries[number];
-        (held.node, held.namespace) = (Some(node), namespace);
-        shard.link(Found { entry: number, record });
+        let entered = &mut shard.entries[number];
+        (entered.node, entered.namespace) = (Some(node), namespace);
+        shard.link(Located { entry: number, record });
         displaced
     }
 
-    /// Removes an entry from the map and its record from the index file; its place is free if nobody reads it.
+    /// Removes an entry from the map and its record from the index file. Returns the extent if it has no readers.
     pub(super) fn take_out(
         &self,
         shard: &mut Shard<G, S>,
@@ -348,17 +352,17 @@ impl<G, S> Index<G, S> {
                 self.eviction_index.leave(node, entry.namespace);
             }
             if entry.pinned {
-                *self.pinned.lock() -= entry.guarded();
+                *self.pinned.lock() -= entry.footprint();
             }
             if entry.leased_until_s > 0 {
-                self.leases.lock().remove(entry.leased_until_s, entry.guarded());
+                self.leases.lock().remove(entry.leased_until_s, entry.footprint());
             }
         }
         (entry.readers == 0).then(|| shard.entries.remove(number).extent())
     }
 
-    /// Whether a chunk was not used for so long that it counts as gone. A clock that was set back expires nothing.
-    pub(super) fn is_expired(&self, entry: &Entry, now_ms: u64) -> bool {
+    /// Whether a chunk has expired. A clock that was set back expires nothing.
+    pub(super) fn is_expired(&self, entry: &ChunkEntry, now_ms: u64) -> bool {
         let Some(ttl_ms) = self.rules.ttl_ms else { return false };
         if use_parts(entry.last_use).0.saturating_add(ttl_ms) > now_ms {
             return false;
@@ -366,40 +370,38 @@ impl<G, S> Index<G, S> {
         !entry.pinned && entry.leased_until_s <= self.now_s()
     }
 
-    /// The second that leases count by.
+    /// The clock of leases, in seconds.
     pub(crate) fn now_s(&self) -> u32 {
         self.rules.clock.passed_s()
     }
 
-    /// Counts a key that is asked for and not held, if it would be in a larger store.
+    /// Counts a miss that would be a hit in a larger store.
     pub(super) fn note_ghost(&self, shard: &Shard<G, S>, digest: Digest) {
         let Some(ghost) = shard.ghosts.get(digest).filter(|ghost| ghost.was_held) else { return };
         let evicted_since =
             self.evicted_bytes.load(Ordering::Relaxed).saturating_sub(ghost.since_bytes);
         if evicted_since <= self.rules.capacity_bytes / 2 {
-            self.would_hit.at_1_5x.fetch_add(1, Ordering::Relaxed);
+            self.would_hit_at_1_5x.fetch_add(1, Ordering::Relaxed);
         }
         if evicted_since <= self.rules.capacity_bytes {
-            self.would_hit.at_2x.fetch_add(1, Ordering::Relaxed);
+            self.would_hit_at_2x.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Remembers a key, whose namespace has been told so.
+    /// Remembers a key, which its namespace counts already.
     pub(super) fn remember(&self, shard: &mut Shard<G, S>, ghost: Ghost) {
-        let mut forgotten = Vec::new();
-        let held = shard.lookup.len();
-        shard.ghosts.insert(ghost, self.rules.capacity_bytes, held, &mut forgotten);
-        forgotten.iter().for_each(|ghost| self.eviction_index.forget(ghost.namespace, 1));
+        let (horizon_bytes, stored) = (self.rules.capacity_bytes, shard.lookup.len());
+        let forget = |ghost: Ghost| self.eviction_index.forget(ghost.namespace, 1);
+        shard.ghosts.insert(ghost, horizon_bytes, stored, forget);
     }
 
-    /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it is
-    /// nobody else's.
+    /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it counts as
+    /// that of `key`.
     pub(super) fn is_of(&self, digest: Digest, slot: u32, key: &str) -> bool {
         self.table.key_is(slot, key) || self.has_lost_its_record(digest, slot)
     }
 
-    /// Whether the index file has something else where the entry's record was: the disk did not return it, or returned
-    /// something else.
+    /// Whether the index file does not have the entry's record any more: the disk did not return it.
     pub(super) fn has_lost_its_record(&self, digest: Digest, slot: u32) -> bool {
         self.table.digest(slot) != digest
     }

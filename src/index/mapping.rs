@@ -29,12 +29,12 @@ const READ_BYTES: usize = 1 << 20;
 pub(super) struct Mapping {
     // Not unmapped in a fork, where it is not mapped: something else may be at its address there.
     map: ManuallyDrop<MmapRaw>,
-    guarded: &'static Guarded,
+    guarded: &'static MappedRange,
     process_id: u32,
 }
 
 /// What the handler knows of a mapping. Static, as the handler may look at it at any moment.
-pub(super) struct Guarded {
+pub(super) struct MappedRange {
     is_taken: AtomicBool,
     start: AtomicUsize,
     length: AtomicUsize,
@@ -51,7 +51,8 @@ const MADE: usize = 2;
 const FAILED: usize = 3;
 const STATE_BITS: usize = 3;
 
-pub(super) static GUARDED: [Guarded; MAX_MAPPINGS] = [const { Guarded::none() }; MAX_MAPPINGS];
+pub(super) static MAPPED_RANGES: [MappedRange; MAX_MAPPINGS] =
+    [const { MappedRange::none() }; MAX_MAPPINGS];
 
 impl Mapping {
     /// Maps `length_bytes` bytes of `file` from `offset` on. It may be shorter: then only what it has may be accessed.
@@ -174,7 +175,7 @@ impl Drop for Mapping {
     }
 }
 
-impl Guarded {
+impl MappedRange {
     const fn none() -> Self {
         Self {
             is_taken: AtomicBool::new(false),
@@ -264,8 +265,9 @@ fn page_bytes() -> usize {
 }
 
 /// Has the handler look after a mapping.
-fn guard(start: usize, length: usize) -> io::Result<&'static Guarded> {
-    let Some(guarded) = GUARDED.iter().find(|other| !other.is_taken.swap(true, Ordering::SeqCst))
+fn guard(start: usize, length: usize) -> io::Result<&'static MappedRange> {
+    let Some(guarded) =
+        MAPPED_RANGES.iter().find(|other| !other.is_taken.swap(true, Ordering::SeqCst))
     else {
         return Err(io::Error::other(format!("{MAX_MAPPINGS} stores are open in this process")));
     };

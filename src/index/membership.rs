@@ -23,17 +23,12 @@ pub(crate) enum Sharing {
 }
 
 impl Sharing {
-    /// As it is noted.
     pub(super) fn read(index_file: &IndexFile) -> Self {
-        let mut membership = Membership::zeroed();
-        let bytes = bytemuck::bytes_of_mut(&mut membership);
-        if index_file.read_at(bytes, MEMBERSHIP_OFFSET).is_err() {
-            return Self::Lost;
+        match index_file.read_value::<Membership>(MEMBERSHIP_OFFSET) {
+            Ok(membership) if membership == Membership::zeroed() => Self::Never,
+            Ok(membership) if membership.is_sensible() => Self::With(membership),
+            _ => Self::Lost,
         }
-        if membership == Membership::zeroed() {
-            return Self::Never;
-        }
-        if membership.is_sensible() { Self::With(membership) } else { Self::Lost }
     }
 }
 

@@ -1,11 +1,11 @@
-//! Which chunks are stored: a map in memory for every question, and an index file of records for the next start.
+//! Which chunks are stored: a map in memory for lookups, and an index file of records for the next open.
 
 mod changes;
 mod entries;
+mod eviction;
 mod exists;
 mod found;
 mod ghosts;
-mod guards;
 mod header;
 mod index_file;
 mod leases;
@@ -18,15 +18,16 @@ mod membership;
 pub(crate) mod probe;
 mod quarantine;
 mod reader;
+mod reading;
 mod recency;
 mod records;
 mod recovery;
-mod session;
+
+mod scans;
 mod shard;
 mod sigbus;
 mod slots;
 mod space;
-mod survey;
 pub(crate) mod table;
 mod table_file;
 mod writing;
@@ -37,6 +38,6 @@ pub use listing::{Damage, StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::{EnteredGet, Index, Rules};
 pub(crate) use membership::Sharing;
 pub use recovery::Recovery;
+pub use scans::{Check, KeyState, Purged};
 pub(crate) use shard::{Pin, Suspect};
-pub use survey::{Check, KeyState, Purged};
 pub(crate) use writing::{EnteredSet, Publication, RecordState, Resumed};

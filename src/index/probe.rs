@@ -1,4 +1,4 @@
-//! The index without store, reactor and completions: for benches, no part of the API.
+//! The index without store and reactor, for benchmarks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::found::FoundIndex;
 use super::index_file::IndexPlace;
 use super::map::{EnteredGet, Index, Rules};
-use super::table::{Content, Table};
+use super::table::{ChunkFields, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::block::Extent;
 use crate::budget::Budget;
@@ -18,18 +18,13 @@ use crate::evict::Quotas;
 use crate::key::{Digest, Namespace};
 use crate::time::Clock;
 
-/// Length of every chunk that it says to hold.
 const LENGTH_BYTES: u64 = 4096;
 
-/// The default of the option.
-const LEASE_S: u32 = 10;
-
 /// Map and index file, driven by hand.
-#[doc(hidden)]
 pub struct IndexProbe(Index<(), ()>);
 
 impl IndexProbe {
-    /// Makes a index file in `directory`.
+    /// Makes an index file in `directory`.
     ///
     /// # Errors
     /// As [`crate::Connector::open`].
@@ -48,7 +43,7 @@ impl IndexProbe {
             quotas: Quotas::default(),
             ttl_ms: None,
             boot: 0,
-            lease_s: LEASE_S,
+            lease_s: 10,
             clock: Clock::default(),
         };
         Ok(Self(Index::new(table, 1, rules)))
@@ -62,7 +57,7 @@ impl IndexProbe {
     pub fn set(&self, key: &str) -> Result<Duration, StoreError> {
         let digest = self.claim(key);
         let generation = self.0.next_generation();
-        let content = Content {
+        let content = ChunkFields {
             digest,
             namespace: Namespace::of(key).fingerprint(),
             extent: Extent {

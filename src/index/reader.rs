@@ -1,4 +1,4 @@
-//! An index that is only read: without a lock, without writing, by anybody, while its owner may be at work.
+//! Reading an index without its lock, while its owner may be changing it.
 
 use std::fs::File;
 use std::io;
@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use bytemuck::Zeroable;
 
 use super::header::judge_header;
+use super::reading::read_value;
 use crate::directory::Directory;
 use crate::error::OpenError;
-use crate::format::header::{HEADER_BYTES, Header, LENGTH_OFFSET, Length};
-use crate::format::names::{CHUNKS_NAME, INDEX_NAME, device_index_name};
+use crate::format::header::{HEADER_BYTES, LENGTH_OFFSET, Length};
+use crate::format::names::{CHUNKS_NAME, INDEX_NAME, StoreId, device_index_name};
 use crate::format::record::{RECORD_BYTES, Record};
 use crate::format::superblock::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
 use crate::store::data_files::list_data_files;
@@ -20,7 +21,6 @@ use crate::store::device::superblock_copies;
 /// Bytes that the disk returns as a whole or not at all.
 const PAGE_BYTES: usize = 4096;
 
-/// The index of a store.
 pub(super) struct IndexReader {
     file: File,
     path: PathBuf,
@@ -46,18 +46,18 @@ impl IndexReader {
             _ => return opened,
         }
         let has_files = list_data_files(directory).is_ok_and(|files| !files.is_empty());
-        let what = match directory.contains(CHUNKS_NAME) {
+        let stored = match directory.contains(CHUNKS_NAME) {
             Ok(true) => CHUNKS_NAME,
             _ if has_files => "data files",
             _ => return opened,
         };
         let reason = format!(
-            "there are {what}, but no {INDEX_NAME}: nothing tells what they hold, and opening the store begins a new index"
+            "there are {stored}, but no {INDEX_NAME}: nothing tells what they hold, and opening the store begins a new index"
         );
         Err(unreadable(directory.path(), &reason))
     }
 
-    /// That of the store on a block device; the device itself tells where it is.
+    /// That of the store on a block device.
     pub(super) fn of_device(
         device: File,
         path: &Path,
@@ -74,44 +74,36 @@ impl IndexReader {
             return Err(unreadable(path, "its index is elsewhere: say where, as index_path"));
         }
         let start = superblock.index_offset;
-        let mut reader = Self { file: device, path: path.to_owned(), start, region_bytes: None };
-        let mut length = Length::zeroed();
-        let read = reader.read_exact_at(bytemuck::bytes_of_mut(&mut length), LENGTH_OFFSET);
-        read.map_err(OpenError::io("read the index on", path))?;
+        let length: Length = read_value(&device, start + LENGTH_OFFSET)
+            .map_err(OpenError::io("read the index on", path))?;
         let fits = (HEADER_BYTES..=superblock.index_bytes).contains(&length.bytes);
         if !length.is_intact() || !fits {
             return Err(unreadable(path, "the length of its index is damaged"));
         }
-        reader.region_bytes = Some(length.bytes);
-        reader.check_header(Some(id))?;
-        Ok(reader)
+        let region_bytes = Some(length.bytes);
+        Self { file: device, path: path.to_owned(), start, region_bytes }.checked(Some(id))
     }
 
     fn open(
         directory: &Directory,
         name: &str,
-        store_id: Option<[u8; 16]>,
+        store_id: Option<StoreId>,
     ) -> Result<Self, OpenError> {
         let file = directory.open_to_read(name).map_err(directory.error("read", name))?;
         let path = directory.path_of(name);
-        let reader = Self { file, path, start: 0, region_bytes: None };
-        reader.check_header(store_id)?;
-        Ok(reader)
+        Self { file, path, start: 0, region_bytes: None }.checked(store_id)
     }
 
-    fn check_header(&self, store_id: Option<[u8; 16]>) -> Result<(), OpenError> {
+    /// It, if its header is that of the store.
+    fn checked(self, store_id: Option<StoreId>) -> Result<Self, OpenError> {
         if self.length()? < HEADER_BYTES {
             return Err(unreadable(&self.path, "it is shorter than its header"));
         }
-        let mut header = Header::zeroed();
-        self.read_exact_at(bytemuck::bytes_of_mut(&mut header), 0)
+        let header = read_value(&self.file, self.start)
             .map_err(OpenError::io("read the header of", &self.path))?;
-        if let Some(reason) = judge_header(&header, &self.path)? {
-            return Err(unreadable(&self.path, reason));
-        }
-        match store_id.is_some_and(|id| id != header.store_id) {
-            true => Err(unreadable(&self.path, "it belongs to another store")),
-            false => Ok(()),
+        match judge_header(&header, &self.path, store_id)? {
+            Some(reason) => Err(unreadable(&self.path, reason)),
+            None => Ok(self),
         }
     }
 
@@ -121,13 +113,9 @@ impl IndexReader {
             Some(bytes) => Ok(bytes),
             None => {
                 let metadata = self.file.metadata();
-                Ok(metadata.map_err(OpenError::io("read the length of", &self.path))?.len())
+                metadata.map(|it| it.len()).map_err(OpenError::io("read the length of", &self.path))
             }
         }
-    }
-
-    fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        self.file.read_exact_at(bytes, self.start + at)
     }
 
     /// Up to `most` records from `slot` on; none behind the end.
@@ -136,11 +124,11 @@ impl IndexReader {
         let count = slots.saturating_sub(slot).min(most as u64) as usize;
         let mut records = vec![Record::zeroed(); count];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut records);
-        let offset = HEADER_BYTES + slot * RECORD_BYTES as u64;
+        let offset = self.start + HEADER_BYTES + slot * RECORD_BYTES as u64;
         let mut unreadable_pages = 0;
-        if self.read_exact_at(bytes, offset).is_err() {
+        if self.file.read_exact_at(bytes, offset).is_err() {
             for (page, at) in bytes.chunks_mut(PAGE_BYTES).zip((offset..).step_by(PAGE_BYTES)) {
-                if self.read_exact_at(page, at).is_err() {
+                if self.file.read_exact_at(page, at).is_err() {
                     page.fill(0);
                     unreadable_pages += 1;
                 }
@@ -150,10 +138,8 @@ impl IndexReader {
     }
 
     pub(super) fn read_record(&self, slot: u32) -> Option<Record> {
-        let mut record = Record::zeroed();
         let offset = HEADER_BYTES + u64::from(slot) * RECORD_BYTES as u64;
-        self.read_exact_at(bytemuck::bytes_of_mut(&mut record), offset).ok()?;
-        Some(record)
+        read_value(&self.file, self.start + offset).ok()
     }
 }
 
@@ -183,6 +169,5 @@ pub(super) fn superblock_of(device: &File, path: &Path) -> Result<(Superblock, b
 }
 
 fn unreadable(path: &Path, reason: &str) -> OpenError {
-    let source = io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
-    OpenError::io("read", path)(source)
+    OpenError::io("read", path)(io::Error::new(io::ErrorKind::InvalidData, reason.to_owned()))
 }

@@ -2,7 +2,7 @@
 //! few seconds. A kill loses what was not written.
 
 use super::changes::Change;
-use super::lookup::Found;
+use super::lookup::Located;
 use super::map::Index;
 use super::shard::Shard;
 use crate::format::record::{use_parts, use_word};
@@ -12,7 +12,7 @@ const MOST_AT_ONCE: usize = 64;
 
 impl<G, S> Index<G, S> {
     /// Notes a use of a chunk.
-    pub(super) fn touch(&self, shard: &mut Shard<G, S>, found: Found, now_ms: u64) {
+    pub(super) fn touch(&self, shard: &mut Shard<G, S>, found: Located, now_ms: u64) {
         let entry = &mut shard.entries[found.entry];
         let (_, uses) = use_parts(entry.last_use);
         entry.last_use = use_word(now_ms, uses.saturating_add(1));
@@ -39,8 +39,9 @@ impl<G, S> Index<G, S> {
             if !std::mem::take(&mut entry.is_behind) || entry.detached {
                 continue;
             }
-            let same = |found: Found| found.entry == number;
-            if let Some(Found { record: slot, .. }) = shard.lookup.find(entry.digest.tag(), same) {
+            let same = |found: Located| found.entry == number;
+            if let Some(Located { record: slot, .. }) = shard.lookup.find(entry.digest.tag(), same)
+            {
                 self.table.change(Change::Use(slot, entry.last_use));
             }
         }

@@ -8,7 +8,7 @@ use bytemuck::Zeroable;
 
 use super::changes::Change;
 use super::lookup::prefetch_line;
-use super::table::{Content, Reservation, Table};
+use super::table::{ChunkFields, Reservation, Table};
 use crate::format::header::HEADER_BYTES;
 use crate::format::record::{
     KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE, STATE_KEY_PART,
@@ -19,8 +19,13 @@ use crate::key::Digest;
 const CACHE_LINE_BYTES: usize = 64;
 
 impl Table {
-    /// Writes the record of a chunk. When it is in the file, a process that reads that finds it.
-    pub(crate) fn publish(&self, reservation: &Reservation, content: &Content, key: &str) -> u32 {
+    /// Writes the record of a chunk, and returns its slot. Once it is in the file, the next open finds it.
+    pub(super) fn publish(
+        &self,
+        reservation: &Reservation,
+        content: &ChunkFields,
+        key: &str,
+    ) -> u32 {
         let parts: Vec<&[u8]> = key.as_bytes().chunks(KEY_PART_BYTES).collect();
         // The further parts first: a record that can be found is complete.
         for number in (1..reservation.slots.len()).rev() {
@@ -43,13 +48,8 @@ impl Table {
         record.first_block = content.extent.first_block;
         record.set_chunk_checksum(content.checksum);
         record.namespace = content.namespace;
-        self.write(
-            reservation.slots[0],
-            record,
-            &reservation.slots,
-            0,
-            parts.first().copied().unwrap_or_default(),
-        );
+        let first_part = parts.first().copied().unwrap_or_default();
+        self.write(reservation.slots[0], record, &reservation.slots, 0, first_part);
         reservation.slots[0]
     }
 
@@ -61,7 +61,7 @@ impl Table {
     }
 
     /// Frees the record in `slot`, and the further parts of its key.
-    pub(crate) fn clear(&self, slot: u32) {
+    pub(super) fn clear(&self, slot: u32) {
         let head = self.read(slot);
         let mut next = slot;
         for _ in 0..=crate::key::MAX_KEY_BYTES / KEY_PART_BYTES {
@@ -74,29 +74,29 @@ impl Table {
             if next != slot && !(belongs && record.state == STATE_KEY_PART) {
                 break;
             }
-            // Before it is anybody else's, whose changes come behind it.
+            // Before the slot is free: changes of its next record are queued behind this one.
             self.change(Change::Invalidate(next));
             self.free.lock().give_back(next);
             next = record.next_slot;
         }
     }
 
-    /// Makes the record in `slot` one that no start will find; its key can still be compared, and the slot stays taken.
-    pub(crate) fn invalidate(&self, slot: u32) {
+    /// Makes the record in `slot` one that the next open does not find; its key can still be compared, and the slot stays taken.
+    pub(super) fn invalidate(&self, slot: u32) {
         let mut record = self.read(slot);
         (record.state, record.checksum) = (STATE_FREE, 0);
-        // Whole, as it is still read.
+        // The whole record, as it is still read.
         self.change(Change::Write(slot, Arc::new(record)));
     }
 
-    /// Marks the record in `slot` as free without giving the slot out: for recovery, which collects free slots itself.
-    pub(crate) fn wipe(&self, slot: u32) {
+    /// Marks the record in `slot` as free, but not the slot: for recovery, which collects free slots itself.
+    pub(super) fn wipe(&self, slot: u32) {
         // SAFETY: inside the file; recovery runs alone.
         unsafe { self.record(slot).write(Record::zeroed()) };
     }
 
-    /// Brings what [`Table::holds`] looks at into the processor's cache, without waiting for it.
-    pub(crate) fn prefetch(&self, slot: u32, key_length: usize) {
+    /// Prefetches what [`Table::holds`] reads into the processor's cache.
+    pub(super) fn prefetch(&self, slot: u32, key_length: usize) {
         let key_end = offset_of!(Record, key) + key_length.min(KEY_PART_BYTES);
         for line in (0..key_end).step_by(CACHE_LINE_BYTES) {
             prefetch_line(self.record(slot).cast::<u8>().wrapping_add(line));
@@ -104,13 +104,12 @@ impl Table {
     }
 
     /// Whether the record in `slot` has this digest and exactly this key.
-    pub(crate) fn holds(&self, slot: u32, digest: Digest, key: &str) -> bool {
+    pub(super) fn holds(&self, slot: u32, digest: Digest, key: &str) -> bool {
         self.digest(slot) == digest && self.key_is(slot, key)
     }
 
-    /// Digest in the record in `slot`.
-    pub(crate) fn digest(&self, slot: u32) -> Digest {
-        if let Some(record) = self.changes.unwritten(slot) {
+    pub(super) fn digest(&self, slot: u32) -> Digest {
+        if let Some(record) = self.changes.unwritten.get(slot) {
             return record.digest();
         }
         // SAFETY: inside the file; the caller holds the lock of the shard that owns this record.
@@ -118,8 +117,8 @@ impl Table {
     }
 
     /// Whether the record in `slot` has exactly this key.
-    pub(crate) fn key_is(&self, slot: u32, key: &str) -> bool {
-        let unwritten = self.changes.unwritten(slot);
+    pub(super) fn key_is(&self, slot: u32, key: &str) -> bool {
+        let unwritten = self.changes.unwritten.get(slot);
         let (key_length, first_part) = match &unwritten {
             Some(record) => (record.key_length, &record.key),
             None => {
@@ -136,63 +135,36 @@ impl Table {
         if key.len() <= KEY_PART_BYTES {
             return first_part[..key.len()] == *key;
         }
-        self.key(slot, &self.read(slot)).is_some_and(|stored| stored == key)
+        self.key(&self.read(slot)).is_some_and(|stored| stored == key)
     }
 
-    /// The exact key of `record`, which lies in `slot`; `None` if a part of it is missing or damaged.
-    pub(crate) fn key(&self, slot: u32, record: &Record) -> Option<Vec<u8>> {
-        let length = usize::from(record.key_length);
-        let mut key = Vec::with_capacity(length);
-        self.key_slots(slot, record, |part| {
-            let missing = length - key.len();
-            key.extend_from_slice(&part.key[..missing.min(KEY_PART_BYTES)]);
-        })?;
-        (key.len() == length).then_some(key)
+    /// The exact key of `record`; `None` if a part of it is missing or damaged.
+    pub(super) fn key(&self, record: &Record) -> Option<Vec<u8>> {
+        record.read_key(|slot| self.read_if_there(slot))
     }
 
     /// Whether the digest in the record in `slot` is that of its key.
-    pub(crate) fn is_of_its_key(&self, slot: u32) -> bool {
+    pub(super) fn is_of_its_key(&self, slot: u32) -> bool {
         let record = self.read(slot);
-        let key = self.key(slot, &record);
+        let key = self.key(&record);
         let key = key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
         key.is_some_and(|key| Digest::of(key) == record.digest())
     }
 
-    /// All slots of `record`'s key, `slot` first; `None` if a part is missing or damaged.
-    pub(crate) fn key_slots(
-        &self,
-        slot: u32,
-        record: &Record,
-        mut visit: impl FnMut(&Record),
-    ) -> Option<Vec<u32>> {
-        let parts = slots_for(usize::from(record.key_length));
-        let total = self.slot_count();
-        let mut slots = vec![slot];
-        visit(record);
-        let mut next = record.next_slot;
-        for number in 1..parts {
-            if next >= total {
-                return None;
-            }
-            let part = self.read(next);
-            let belongs = part.state == STATE_KEY_PART
-                && part.is_intact()
-                && part.digest == record.digest
-                && part.generation == record.generation
-                && part.length_bytes == number as u64;
-            if !belongs {
-                return None;
-            }
-            visit(&part);
-            slots.push(next);
-            next = part.next_slot;
-        }
-        (next == NO_SLOT).then_some(slots)
+    /// All slots of `record`, `slot` first; `None` if a part of its key is missing or damaged.
+    pub(super) fn slots_of(&self, slot: u32, record: &Record) -> Option<Vec<u32>> {
+        let mut slots = Vec::with_capacity(slots_for(record.key_length.into()));
+        let read = |slot| self.read_if_there(slot);
+        record.visit_key(slot, read, |slot, _| slots.push(slot)).then_some(slots)
+    }
+
+    fn read_if_there(&self, slot: u32) -> Option<Record> {
+        (slot < self.slot_count()).then(|| self.read(slot))
     }
 
     /// A copy of the record in `slot`.
-    pub(crate) fn read(&self, slot: u32) -> Record {
-        if let Some(record) = self.changes.unwritten(slot) {
+    pub(super) fn read(&self, slot: u32) -> Record {
+        if let Some(record) = self.changes.unwritten.get(slot) {
             return *record;
         }
         let mut record = Record::zeroed();
@@ -207,15 +179,12 @@ impl Table {
         record
     }
 
-    /// What the file says of the uses of a chunk, which may have to come from the disk; needs no lock.
+    /// The uses of a chunk as the file has them, which may have to come from the disk; needs no lock.
     pub(super) fn use_word(&self, slot: u32) -> u64 {
-        self.last_use(slot).load(Ordering::Relaxed)
-    }
-
-    fn last_use(&self, slot: u32) -> &AtomicU64 {
         // SAFETY: inside the file, aligned to 8 bytes as every record is; while the store is open the word is only ever accessed
         // through this atomic.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.record(slot)).last_use) }
+        let word = unsafe { AtomicU64::from_ptr(&raw mut (*self.record(slot)).last_use) };
+        word.load(Ordering::Relaxed)
     }
 
     fn record(&self, slot: u32) -> *mut Record {

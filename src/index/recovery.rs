@@ -1,10 +1,10 @@
-//! Reading the index file once at open: what is whole and fits the data becomes the map; the rest becomes free space.
+//! Reading the index file at open: whole records that fit the data become the map, the rest becomes free space.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::entries::Entry;
+use super::entries::ChunkEntry;
 use super::found::FoundIndex;
 use super::map::{Index, Rules};
 use super::shard::Suspect;
@@ -13,35 +13,35 @@ use crate::block::Extent;
 use crate::budget::Budget;
 use crate::error::OpenError;
 use crate::format::header::{Marks, Owner, Session};
-use crate::format::record::{GENERATIONS_END, Record, STATE_CHUNK, STATE_FREE, slots_for};
+use crate::format::record::{GENERATIONS_END, STATE_CHUNK, slots_for};
 use crate::store::Store;
 
-/// Generations set aside for one session: more than one can write.
+/// Generations of one session: more than it can use.
 const SESSION_GENERATIONS: u64 = 1 << 32;
 
-/// How many entries ahead of the one being entered its place in the map is fetched.
+/// Chunks are prefetched into the processor's cache so many before they are entered.
 const PREFETCHED: usize = 16;
 
-/// What opening found, and what it threw out.
+/// What opening found and dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// Whether the last owner had closed the store; true for a new one.
     pub clean_shutdown: bool,
-    /// Why the whole index was given up, if it was.
+    /// Why the index was started anew, if it was.
     pub reset: Option<String>,
-    /// Whether the index was shorter than kvring leaves it; records behind its end are lost.
+    /// Whether the index was cut short; records behind its end are lost.
     pub truncated: bool,
     /// Chunks kept.
     pub kept: u64,
-    /// Of these, chunks that an owner who did not close wrote: they are read and verified in idle moments.
+    /// Of these, chunks written by an owner that did not close the store: they are read and verified in idle moments.
     pub to_verify: u64,
     /// Records whose checksum or fields are wrong, or of whose key a part is missing.
     pub torn: u64,
-    /// Pages of the index that the disk did not return; what they held is missed.
+    /// Pages of the index that could not be read; the chunks of their records are missed.
     pub unreadable_pages: u64,
-    /// Records whose place is not there: outside its data file, or without the file that is the chunk's own.
+    /// Records whose extent does not exist: outside its data file, or without its chunk file.
     pub out_of_range: u64,
-    /// Records whose place a younger one has as well.
+    /// Records whose extent overlaps with that of a younger one.
     pub overlapping: u64,
     /// Older records of a key that has a younger one.
     pub duplicate: u64,
@@ -49,14 +49,14 @@ pub struct Recovery {
     pub expired: u64,
     /// Chunks whose keys belong to another path since paths were added, removed, or changed in capacity.
     pub moved: u64,
-    /// Chunks of a path that was away while the others went on, so that they may be replaced or deleted since.
+    /// Chunks of a path that was unavailable while the others went on: they may have been replaced or deleted since.
     pub stale: u64,
-    /// Files that are no chunk's, and were removed: of SETs that did not complete, and DELETEs that were answered.
+    /// Files without a record that were removed: of SETs that did not complete, and DELETEs that were answered.
     pub orphans: u64,
 }
 
 impl Recovery {
-    /// Records that were thrown out, whatever for.
+    /// Records that were dropped, for any reason.
     pub fn discarded(&self) -> u64 {
         self.torn
             + self.out_of_range
@@ -66,10 +66,8 @@ impl Recovery {
             + self.moved
             + self.stale
     }
-}
 
-impl Recovery {
-    /// What opening found at several paths, as if they were one.
+    /// The sum over several paths.
     pub(crate) fn of_all<'all>(all: impl IntoIterator<Item = &'all Self>) -> Self {
         let mut sum = Self { clean_shutdown: true, ..Self::default() };
         for one in all {
@@ -128,8 +126,8 @@ impl std::fmt::Display for Recovery {
     }
 }
 
-/// The index, the data, what was found, and what is to be verified.
-type Opened<I> = (I, Box<dyn Store>, Recovery, Vec<Suspect>);
+/// The index, the data, what was found, and the chunks that are to be verified.
+type OpenedIndex<I> = (I, Box<dyn Store>, Recovery, Vec<Suspect>);
 
 impl<G, S> Index<G, S> {
     /// Takes over the index file, then the data with `open_store`, and brings both into agreement.
@@ -139,7 +137,7 @@ impl<G, S> Index<G, S> {
         rules: Rules,
         now_ms: u64,
         open_store: impl FnOnce(&dyn Fn() -> HashMap<u32, u64>) -> Result<Box<dyn Store>, OpenError>,
-    ) -> Result<Opened<Self>, OpenError> {
+    ) -> Result<OpenedIndex<Self>, OpenError> {
         let (table, found) = Table::open(found, Arc::clone(budget), now_ms)?;
         let store = open_store(&|| table.mean_use_by_file())?;
         let mut recovery =
@@ -148,79 +146,26 @@ impl<G, S> Index<G, S> {
             recovery.reset = Some("it was missing or empty, though there are data files".into());
         }
         let oldest_ms = rules.ttl_ms.map_or(0, |ttl_ms| now_ms.saturating_sub(ttl_ms));
-        let (mut candidates, mut free) = read_records(&table, &*store, oldest_ms, &mut recovery);
-        drop_overlapping(&mut candidates, &table, &mut free, &mut recovery);
+        let (mut chunks, mut free) = read_records(&table, &*store, oldest_ms, &mut recovery);
+        drop_overlapping(&mut chunks, &table, &mut free, &mut recovery);
         recovery.unreadable_pages = table.lost_pages() as u64;
 
-        // A session block that cannot be read says nothing of how the store was left.
-        recovery.clean_shutdown = match found.session {
+        // An unreadable session block does not tell how the store was left.
+        recovery.clean_shutdown = match &found.session {
             Some(session) => session.clean == 1,
-            None => candidates.is_empty() && recovery.reset.is_none(),
+            None => chunks.is_empty() && recovery.reset.is_none(),
         };
-        let newest = candidates.iter().map(|candidate| candidate.generation).max();
-        let last_session = found.session.map_or(0, |session| session.generation);
-        // Far above whatever the last owner can have given out since it wrote its session block.
-        let mut first =
-            (newest.unwrap_or(0).max(last_session) / SESSION_GENERATIONS + 1) * SESSION_GENERATIONS;
-        if first >= GENERATIONS_END {
-            // Nobody has stored so much: what says so was made up.
-            for Candidate { slot, .. } in candidates.drain(..) {
-                release(&table, slot, &mut free);
-            }
+        let first = first_generation(&chunks, found.session.as_ref()).unwrap_or_else(|| {
+            // No store has had so many: the number was made up.
+            chunks.drain(..).for_each(|chunk| release(&table, chunk.slot, &mut free));
             recovery.reset = Some("its generations are used up".into());
-            first = SESSION_GENERATIONS;
-        }
-        let mut index = Self::new(table, first, rules);
-        let unverified = found.session.map_or(0, |session| session.verify_from);
-        let verify_from =
-            if recovery.clean_shutdown { unverified } else { unverified.min(last_session) };
-        let suspects: Vec<Suspect> = candidates
-            .iter()
-            .filter(|Candidate { entry, generation, .. }| {
-                *generation >= verify_from && entry.checksum().is_some()
-            })
-            .map(|Candidate { entry, generation, .. }| Suspect {
-                digest: entry.digest,
-                generation: *generation,
-            })
-            .collect();
-        if !suspects.is_empty() {
-            index.verify_from.store(verify_from, Ordering::Relaxed);
-        }
-        // The machine went down with the store open: any record may be one that was cleared, and its place another's.
-        let went_down = !recovery.clean_shutdown
-            && found.session.is_none_or(|session| session.boot != index.rules.boot);
-        index.distrust_below = AtomicU64::new(match went_down {
-            true => first,
-            false => found.session.map_or(0, |session| session.distrust_below.min(first)),
+            SESSION_GENERATIONS
         });
+        let index = Self::new(table, first, rules);
+        let suspects = index.suspects(&chunks, found.session.as_ref(), recovery.clean_shutdown);
         recovery.to_verify = suspects.len() as u64;
-        let mut held: Vec<Extent> =
-            candidates.iter().map(|candidate| candidate.entry.extent()).collect();
-        index.reserve(candidates.len());
-        let mut older_slots = Vec::new();
-        for (position, candidate) in candidates.iter().enumerate() {
-            if let Some(soon) = candidates.get(position + PREFETCHED) {
-                index.prefetch(soon.entry.digest);
-            }
-            let Candidate { entry, slot, .. } = candidate;
-            if index.is_crowded(entry.digest) && !index.table.is_of_its_key(*slot) {
-                recovery.torn += 1;
-                older_slots.push(*slot);
-                held[position].blocks = 0;
-                continue;
-            }
-            if let Some((slot, extent)) = index.restore(*entry, *slot) {
-                recovery.duplicate += 1;
-                older_slots.push(slot);
-                if let Ok(position) = held.binary_search(&extent) {
-                    held[position].blocks = 0;
-                }
-            }
-        }
-        held.retain(|extent| extent.blocks > 0);
-        index.eviction_index.all_restored();
-        recovery.kept = held.len() as u64;
+        let (stored, older_slots) = index.restore_all(&chunks, &mut recovery);
+        recovery.kept = stored.len() as u64;
         if !older_slots.is_empty() {
             // The older chunk may be durable and the younger not yet: it must not go first.
             index.table.write_anew();
@@ -230,121 +175,169 @@ impl<G, S> Index<G, S> {
             }
         }
         older_slots.into_iter().for_each(|slot| release(&index.table, slot, &mut free));
-        recovery.orphans = store.rebuild(&held).map_err(|source| OpenError::Io {
-            action: "remove files without a record from",
-            path: index.table.index_file.path().to_owned(),
-            source,
-        })?;
+        let action = "remove files without a record from";
+        recovery.orphans = store.rebuild(&stored).map_err(index.table.index_file.error(action))?;
         free.sort_unstable_by(|left, right| right.cmp(left));
         index.table.set_free(free);
         Ok((index, store, recovery, suspects))
     }
 
-    /// A sync failed that should have made everything durable: no chunk counts as that any more before it has been read, nor for
-    /// the next owner once the session is written, and the next sync writes all of the index.
+    /// Sets which chunks are to be verified and which are untrusted. Returns the former.
+    fn suspects(
+        &self,
+        chunks: &[RecoveredChunk],
+        session: Option<&Session>,
+        clean_shutdown: bool,
+    ) -> Vec<Suspect> {
+        let (unverified, last) =
+            session.map_or((0, 0), |session| (session.verify_from, session.generation));
+        let verify_from = if clean_shutdown { unverified } else { unverified.min(last) };
+        let suspects: Vec<Suspect> = chunks
+            .iter()
+            .filter(|chunk| chunk.generation >= verify_from && chunk.entry.checksum().is_some())
+            .map(|chunk| Suspect { digest: chunk.entry.digest, generation: chunk.generation })
+            .collect();
+        if !suspects.is_empty() {
+            self.verify_from.store(verify_from, Ordering::Relaxed);
+        }
+        // The machine went down with the store open: any record may be one that was cleared, and its extent another's.
+        let went_down =
+            !clean_shutdown && session.is_none_or(|session| session.boot != self.rules.boot);
+        let untrusted_before = match went_down {
+            true => self.first_generation,
+            false => {
+                session.map_or(0, |session| session.untrusted_before.min(self.first_generation))
+            }
+        };
+        self.untrusted_before.store(untrusted_before, Ordering::Relaxed);
+        suspects
+    }
+
+    /// Enters the chunks, which are sorted by extent. Returns the extents of those that stay, and the slots of the others.
+    fn restore_all(
+        &self,
+        chunks: &[RecoveredChunk],
+        recovery: &mut Recovery,
+    ) -> (Vec<Extent>, Vec<u32>) {
+        let mut stored: Vec<Extent> = chunks.iter().map(|chunk| chunk.entry.extent()).collect();
+        self.reserve(chunks.len());
+        let mut older_slots = Vec::new();
+        for (position, chunk) in chunks.iter().enumerate() {
+            if let Some(soon) = chunks.get(position + PREFETCHED) {
+                self.prefetch(soon.entry.digest);
+            }
+            if self.is_crowded(chunk.entry.digest) && !self.table.is_of_its_key(chunk.slot) {
+                recovery.torn += 1;
+                older_slots.push(chunk.slot);
+                stored[position].blocks = 0;
+            } else if let Some((slot, extent)) = self.restore(chunk.entry, chunk.slot) {
+                recovery.duplicate += 1;
+                older_slots.push(slot);
+                if let Ok(position) = stored.binary_search(&extent) {
+                    stored[position].blocks = 0;
+                }
+            }
+        }
+        stored.retain(|extent| extent.blocks > 0);
+        self.eviction_index.all_restored();
+        (stored, older_slots)
+    }
+
+    /// A sync of everything failed: no chunk is trusted before it has been read, nor by the next owner once the session is
+    /// written, and the next sync writes all of the index.
     pub(crate) fn distrust_all(&self) {
-        self.distrust_below.store(self.next_generation(), Ordering::Relaxed);
+        self.untrusted_before.store(self.next_generation(), Ordering::Relaxed);
         self.table.write_anew();
     }
 
-    /// Notes in the index file who has the store open, and whether it is closed in order.
+    /// Writes who has the store open, and whether it is closed in order.
     pub(crate) fn write_session(&self, now_ms: u64, clean: bool) -> std::io::Result<()> {
         let marks = Marks {
             generation: self.next_generation(),
             verify_from: self.verify_from.load(Ordering::Relaxed),
-            distrust_below: self.distrust_below.load(Ordering::Relaxed),
+            untrusted_before: self.untrusted_before.load(Ordering::Relaxed),
         };
         let session = Session::new(&Owner::current(), now_ms, self.rules.boot, &marks, clean);
         self.table.write_session(&session)
     }
 }
 
-/// A chunk that may be held.
 #[derive(Clone, Copy)]
-struct Candidate {
-    entry: Entry,
+struct RecoveredChunk {
+    entry: ChunkEntry,
     generation: u64,
     slot: u32,
 }
 
-/// All whole records whose place is there, and the slots that hold nothing.
+/// Far above whatever the last owner can have given out since it wrote its session block; `None` if there are none left.
+fn first_generation(chunks: &[RecoveredChunk], session: Option<&Session>) -> Option<u64> {
+    let newest = chunks.iter().map(|chunk| chunk.generation).max().unwrap_or(0);
+    let last = session.map_or(0, |session| session.generation);
+    let first = (newest.max(last) / SESSION_GENERATIONS + 1) * SESSION_GENERATIONS;
+    (first < GENERATIONS_END).then_some(first)
+}
+
+/// All whole records whose extent is there, and the slots that are free.
 fn read_records(
     table: &Table,
     store: &dyn Store,
     oldest_ms: u64,
     recovery: &mut Recovery,
-) -> (Vec<Candidate>, Vec<u32>) {
+) -> (Vec<RecoveredChunk>, Vec<u32>) {
     let total = table.slot_count();
-    let mut candidates = Vec::new();
+    let mut chunks = Vec::new();
     let mut used = vec![false; total as usize];
     for slot in 0..total {
         let record = table.read(slot);
-        if record.state == STATE_FREE {
-            used[slot as usize] = false;
-            continue;
-        }
         if record.state != STATE_CHUNK {
             continue;
         }
+        let slots = if record.is_sensible() { table.slots_of(slot, &record) } else { None };
         // A part of a key belongs to one record: a second head that leads to it is damage.
-        let unshared = |slots: &Vec<u32>| slots.iter().all(|slot| !used[*slot as usize]);
-        let Some(slots) = whole(table, slot, &record).filter(unshared) else {
-            recovery.torn += 1;
-            table.wipe(slot);
-            continue;
+        let slots = slots.filter(|slots| slots.iter().all(|slot| !used[*slot as usize]));
+        let dropped = match slots {
+            None => Some(&mut recovery.torn),
+            _ if !store.contains(record.extent(), record.digest()) => {
+                Some(&mut recovery.out_of_range)
+            }
+            _ if record.last_used_ms() < oldest_ms => Some(&mut recovery.expired),
+            _ => None,
         };
-        if !store.contains(record.extent(), record.digest()) {
-            recovery.out_of_range += 1;
+        if let Some(count) = dropped {
+            *count += 1;
             table.wipe(slot);
             continue;
         }
-        if record.last_used_ms() < oldest_ms {
-            recovery.expired += 1;
-            table.wipe(slot);
-            continue;
-        }
-        slots.into_iter().for_each(|slot| used[slot as usize] = true);
-        candidates.push(Candidate {
-            entry: entry_of(&record),
-            generation: record.generation,
-            slot,
-        });
+        slots.into_iter().flatten().for_each(|slot| used[slot as usize] = true);
+        let (extent, checksum) = (record.extent(), record.chunk_checksum());
+        let mut entry = ChunkEntry::new(record.digest(), extent, record.length_bytes, checksum);
+        entry.slots = slots_for(record.key_length.into()) as u8;
+        entry.last_use = record.last_use;
+        chunks.push(RecoveredChunk { entry, generation: record.generation, slot });
     }
     let free = (0..total).filter(|slot| !used[*slot as usize]).collect();
-    (candidates, free)
+    (chunks, free)
 }
 
-/// All slots of a record that is intact and makes sense.
-fn whole(table: &Table, slot: u32, record: &Record) -> Option<Vec<u32>> {
-    if record.is_sensible() { table.key_slots(slot, record, |_| ()) } else { None }
-}
-
-fn entry_of(record: &Record) -> Entry {
-    let mut entry =
-        Entry::new(record.digest(), record.extent(), record.length_bytes, record.chunk_checksum());
-    (entry.slots, entry.last_use) = (slots_for(record.key_length.into()) as u8, record.last_use);
-    entry
-}
-
-/// Sorts by place; where two claim the same block, the younger keeps it.
+/// Sorts by extent; of two that overlap the younger stays.
 fn drop_overlapping(
-    candidates: &mut Vec<Candidate>,
+    chunks: &mut Vec<RecoveredChunk>,
     table: &Table,
     free: &mut Vec<u32>,
     recovery: &mut Recovery,
 ) {
-    candidates.sort_unstable_by_key(|candidate| candidate.entry.extent());
+    chunks.sort_unstable_by_key(|chunk| chunk.entry.extent());
     let mut kept = 0;
-    for position in 0..candidates.len() {
-        let candidate = candidates[position];
-        let extent = candidate.entry.extent();
+    for position in 0..chunks.len() {
+        let chunk = chunks[position];
+        let extent = chunk.entry.extent();
         let mut survives = true;
-        while let Some(last) = candidates[..kept].last()
+        while let Some(last) = chunks[..kept].last()
             && last.entry.data_file == extent.file
             && last.entry.extent().end_block() > u64::from(extent.first_block)
         {
             recovery.overlapping += 1;
-            if last.generation > candidate.generation {
+            if last.generation > chunk.generation {
                 survives = false;
                 break;
             }
@@ -352,18 +345,18 @@ fn drop_overlapping(
             kept -= 1;
         }
         if survives {
-            candidates[kept] = candidate;
+            chunks[kept] = chunk;
             kept += 1;
         } else {
-            release(table, candidate.slot, free);
+            release(table, chunk.slot, free);
         }
     }
-    candidates.truncate(kept);
+    chunks.truncate(kept);
 }
 
 fn release(table: &Table, slot: u32, free: &mut Vec<u32>) {
     let record = table.read(slot);
-    let slots = table.key_slots(slot, &record, |_| ()).unwrap_or_else(|| vec![slot]);
+    let slots = table.slots_of(slot, &record).unwrap_or_else(|| vec![slot]);
     slots.iter().for_each(|slot| table.wipe(*slot));
     free.extend(slots);
 }

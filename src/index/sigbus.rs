@@ -4,7 +4,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
-use super::mapping::{GUARDED, Guarded};
+use super::mapping::{MAPPED_RANGES, MappedRange};
 
 /// What is to be done with a fault that is not ours: the handler that was there when this one was put in its place.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
@@ -41,7 +41,7 @@ pub(super) fn install() {
 
 /// In a fork: what its parent had mapped is not mapped there, and its addresses may become somebody else's.
 extern "C" fn forget_all() {
-    GUARDED.iter().for_each(Guarded::release);
+    MAPPED_RANGES.iter().for_each(MappedRange::release);
 }
 
 /// Makes a hole if the fault is in a mapping of ours; else does what would have happened without us.
@@ -60,7 +60,7 @@ extern "C" fn on_bus_error(
     // Positive: raised by the kernel for a fault, not sent by a process.
     let is_fault = code > 0;
     if is_fault
-        && GUARDED
+        && MAPPED_RANGES
             .iter()
             .find(|guarded| guarded.contains(address))
             .is_some_and(|guarded| guarded.make_hole(address))

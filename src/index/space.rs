@@ -133,7 +133,7 @@ impl Table {
     }
 
     fn refused(&self, bytes: u64, source: io::Error) -> StoreError {
-        let path = self.index_file.path().to_owned();
+        let path = self.index_file.path.clone();
         StoreError::Grow { path, bytes, source: Arc::new(source) }
     }
 }

@@ -1,10 +1,9 @@
 //! The memory-mapped index file: fixed-size records in one file that the page cache keeps through the death of the process.
 //!
-//! Who may touch a record: a slot that is handed out by `reserve` belongs to its holder; a published one belongs to the
-//! shard of the map that its digest falls into, whose lock is held for every access. What they change is written behind them
-//! (see [`changes`](super::changes)), and until then read there, so a record in the mapping does not change under who reads it, but for
-//! its first word, its uses, which is an atomic. The file is grown before a slot
-//! behind its old end is handed out, so no access goes past the end of the file.
+//! A slot that `reserve` hands out belongs to the caller; a published one belongs to the shard of its digest, whose lock is held
+//! for every access. Changes are written later (see [`changes`](super::changes)) and read there until then, so a record in the
+//! mapping does not change while it is read, except for its first word, the uses, which is an atomic. The file grows before a
+//! slot behind its old end is handed out, so no access goes past its end.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,7 +16,7 @@ use super::found::FoundIndex;
 use super::header::start_anew;
 use super::index_file::IndexFile;
 use super::mapping::Mapping;
-use super::session::read_session;
+use super::reading::read_session;
 use super::slots::FreeSlots;
 use crate::block::Extent;
 use crate::budget::Budget;
@@ -36,9 +35,9 @@ pub(crate) struct Reservation {
     pub(super) slots: Vec<u32>,
 }
 
-/// What a record says of its chunk, besides its key.
+/// The fields of a record that tell of its chunk, without the key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Content {
+pub(crate) struct ChunkFields {
     pub(crate) digest: Digest,
     pub(crate) namespace: u64,
     pub(crate) extent: Extent,
@@ -48,12 +47,12 @@ pub(crate) struct Content {
     pub(crate) created_ms: u64,
 }
 
-/// How the index file was found when it was opened.
+/// State of the index file when it was opened.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct IndexState {
     /// Session block of the last owner, if it is whole.
     pub(crate) session: Option<Session>,
-    /// Why everything in it was given up, if it was.
+    /// Why it was started anew, if it was.
     pub(crate) reset: Option<String>,
     /// It was missing or empty, and not because the device of the store was formatted just now.
     pub(crate) made_now: bool,
@@ -61,24 +60,22 @@ pub(crate) struct Found {
     pub(crate) truncated: bool,
 }
 
-/// The index file.
 pub(crate) struct Table {
     pub(super) index_file: IndexFile,
     /// The same for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
     pub(super) sync_files: OnceLock<Vec<(ClosedOnFork, File)>>,
     pub(super) mapping: Mapping,
-    pub(super) changes: Changes,
-    /// Taken by whoever gives slots back, so never held for long.
+    pub(crate) changes: Changes,
+    /// Never locked for long: giving slots back takes it.
     pub(super) free: Mutex<FreeSlots>,
-    /// Bytes on disk that are reserved, of which the file is a part; changes only while it is held.
+    /// Bytes on disk that are reserved, of which the file is a part.
     pub(super) reserved: Mutex<u64>,
     /// After the file could not grow: when to try again, and why.
     pub(super) refusal: Mutex<Option<(Instant, StoreError)>>,
     /// Slots of the file, used or free.
     pub(super) total: AtomicU32,
-    holes_told: AtomicUsize,
+    holes_logged: AtomicUsize,
     pub(super) lacks_blocks: AtomicBool,
-    /// The last change of a record could not be written.
     pub(super) refuses_writes: AtomicBool,
     pub(super) budget: Arc<Budget>,
 }
@@ -89,7 +86,7 @@ impl Table {
         found: FoundIndex,
         budget: Arc<Budget>,
         now_ms: u64,
-    ) -> Result<(Self, Found), OpenError> {
+    ) -> Result<(Self, IndexState), OpenError> {
         let FoundIndex { place, index_file, length: found, mut reset, .. } = found;
         let index_file = match index_file {
             Some(index_file) => {
@@ -98,7 +95,6 @@ impl Table {
             }
             None => IndexFile::make(&place)?,
         };
-        let io_error = |action| OpenError::io(action, index_file.path());
         if let Some(bytes) = found.filter(|_| reset.is_none())
             && !budget.reserve(bytes, budget.capacity_bytes() / 2)
         {
@@ -107,20 +103,18 @@ impl Table {
                 budget.capacity_bytes()
             ));
         }
-        let fresh = reset.is_some();
-        if fresh {
+        let session = if reset.is_some() {
             budget.reserve(HEADER_BYTES, 0);
-            start_anew(&index_file, now_ms).map_err(io_error("write"))?;
-        }
-        let length = index_file.length().map_err(io_error("read the length of"))?;
+            start_anew(&index_file, now_ms).map_err(index_file.error("write"))?;
+            None
+        } else {
+            read_session(&index_file.file, index_file.offset)
+        };
+        let length = index_file.length().map_err(index_file.error("read the length of"))?;
         let length = length.unwrap_or(HEADER_BYTES);
         let mapping = index_file.map(length, budget.capacity_bytes())?;
-        let session = match fresh {
-            true => None,
-            false => read_session(index_file.file(), index_file.offset()),
-        };
-        let reserved =
-            length + index_file.take_reserve(length, &budget).map_err(io_error("cut"))?;
+        let reserve = index_file.take_reserve(length, &budget);
+        let reserved = length + reserve.map_err(index_file.error("truncate"))?;
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
         let made_now = reset.as_ref().is_some_and(String::is_empty) && !place.is_new();
         let reset = index_file.missing.clone().or(reset.filter(|reason| !reason.is_empty()));
@@ -134,13 +128,13 @@ impl Table {
             reserved: Mutex::new(reserved),
             refusal: Mutex::default(),
             total: AtomicU32::new(total),
-            holes_told: AtomicUsize::new(0),
+            holes_logged: AtomicUsize::new(0),
             refuses_writes: AtomicBool::new(false),
             lacks_blocks: AtomicBool::new(false),
             budget,
         };
         table.unshare();
-        Ok((table, Found { session, reset, made_now, truncated }))
+        Ok((table, IndexState { session, reset, made_now, truncated }))
     }
 
     /// Slots of the file, used or free.
@@ -149,7 +143,7 @@ impl Table {
     }
 
     /// Unix time in ms at which the chunks of each data file were used on average, by its number.
-    pub(crate) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
+    pub(super) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
         let mut sums: HashMap<u32, (u128, u128)> = HashMap::new();
         let records = (0..self.slot_count()).map(|slot| self.read(slot));
         for record in records.filter(|record| record.state == STATE_CHUNK && record.is_intact()) {
@@ -160,24 +154,23 @@ impl Table {
     }
 
     /// Slots that there are at least once the data files have taken what they may.
-    pub(crate) fn assured_slots(&self) -> u64 {
+    pub(super) fn assured_slots(&self) -> u64 {
         let assured_bytes = index_share_bytes(self.budget.capacity_bytes());
         u64::from(self.slot_count()).max(assured_bytes / RECORD_BYTES as u64)
     }
 
-    /// Slots that are taken.
     pub(crate) fn used_slots(&self) -> u32 {
         let free = self.free.lock();
         self.slot_count() - free.count()
     }
 
     /// Declares which slots are free; called once, by recovery. They are handed out from the end.
-    pub(crate) fn set_free(&self, slots: Vec<u32>) {
+    pub(super) fn set_free(&self, slots: Vec<u32>) {
         let mut free = self.free.lock();
         slots.into_iter().for_each(|slot| free.give_back(slot));
     }
 
-    /// Slots for a key of `key_length` bytes. It waits for nothing.
+    /// Slots for a key of `key_length` bytes; does not block.
     ///
     /// # Errors
     /// `StoreError` when there are none: [`StoreError::Growing`] where [`Table::grow`] may make some.
@@ -188,7 +181,7 @@ impl Table {
         while slots.len() < needed {
             let slot = self.free.lock().take();
             match slot {
-                // It is taken for good, like everything in its page.
+                // It stays taken, like all slots of its page.
                 Some(slot) if self.is_lost(slot) => {}
                 Some(slot) => slots.push(slot),
                 None => {
@@ -200,8 +193,8 @@ impl Table {
         Ok(Reservation { slots })
     }
 
-    /// Whether the page of `slot` was lost: nothing stored there reaches the disk. It is read, so that a page which cannot be
-    /// read is found now.
+    /// Whether the page of `slot` was lost: nothing stored there reaches the disk. Reads it, so that an unreadable page is found
+    /// now.
     pub(super) fn is_lost(&self, slot: u32) -> bool {
         std::hint::black_box(self.use_word(slot));
         self.is_in_hole(slot)
@@ -215,12 +208,12 @@ impl Table {
     /// Pages of the index file that the disk did not return.
     pub(crate) fn lost_pages(&self) -> usize {
         let count = self.mapping.hole_count();
-        let told = self.holes_told.swap(count, Ordering::Relaxed);
-        if count > told {
+        let logged = self.holes_logged.swap(count, Ordering::Relaxed);
+        if count > logged {
             log::error!(
-                "{} pages of {} cannot be read: what they held is missed",
-                count - told,
-                self.index_file.path().display()
+                "{} pages of {} cannot be read: chunks with records there are missed",
+                count - logged,
+                self.index_file.path.display()
             );
         }
         count

@@ -1,28 +1,25 @@
-//! The index file on disk: changing records, syncing, who has it open, giving it up.
+//! The index file on disk: changing records, syncing, noting the owner, releasing.
 
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::changes::Change;
-use super::found::store_id;
 use super::table::Table;
 use crate::error::StoreError;
 use crate::fork::{ClosedOnFork, close_file_behind};
-use crate::format::header::{HEADER_BYTES, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
+use crate::format::header::{HEADER_BYTES, Header, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::format::record::{RECORD_BYTES, Record, STATE_FREE};
-use crate::progress::Progress;
 
-/// What makes a record none that a start would find: its checksum, and its state behind that.
+/// Checksum and state of a record that the next open does not find.
 const INVALID: [u8; 5] = [0, 0, 0, 0, STATE_FREE];
 const _: () = assert!(offset_of!(Record, state) == offset_of!(Record, checksum) + 4);
 
-/// What one write changes at once.
+/// A kill does not divide a write within one page.
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(
     (HEADER_BYTES as usize).is_multiple_of(PAGE_BYTES) && PAGE_BYTES.is_multiple_of(RECORD_BYTES)
@@ -30,16 +27,16 @@ const _: () = assert!(
 
 /// Where a change goes in the file, and its bytes; none for one that is not of one record.
 fn place_of(change: &Change) -> Option<(u64, &[u8])> {
-    let (slot, offset, bytes): (u32, usize, &[u8]) = match change {
-        Change::Write(slot, record) => (*slot, 0, bytemuck::bytes_of(&**record)),
-        Change::Invalidate(slot) => (*slot, offset_of!(Record, checksum), &INVALID),
-        Change::Use(slot, word) => (*slot, offset_of!(Record, last_use), bytemuck::bytes_of(word)),
+    let (offset, bytes): (usize, &[u8]) = match change {
+        Change::Write(_, record) => (0, bytemuck::bytes_of(&**record)),
+        Change::Invalidate(_) => (offset_of!(Record, checksum), &INVALID),
+        Change::Use(_, word) => (offset_of!(Record, last_use), bytemuck::bytes_of(word)),
         Change::MarkAll => return None,
     };
-    Some((HEADER_BYTES + (slot as usize * RECORD_BYTES + offset) as u64, bytes))
+    let slot = slot_of(change)? as usize;
+    Some((HEADER_BYTES + (slot * RECORD_BYTES + offset) as u64, bytes))
 }
 
-/// Slot of the record that it changes.
 fn slot_of(change: &Change) -> Option<u32> {
     match change {
         Change::Write(slot, _) | Change::Invalidate(slot) | Change::Use(slot, _) => Some(*slot),
@@ -54,65 +51,29 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 impl Table {
     /// Has a change of a record written, behind all before it.
     pub(super) fn change(&self, change: Change) {
-        match self.changes.are_deferred() {
+        match self.changes.is_deferred.load(Ordering::SeqCst) {
             true => self.changes.push(change),
-            false => self.make(&change),
+            false => self.note_made(&change, &self.try_to_make(&change)),
         }
     }
 
-    /// From here on a thread calls [`Table::make_changes`].
-    pub(crate) fn defer_changes(&self) {
-        self.changes.defer(true);
-    }
-
-    /// Makes changes as they come, and calls `done` whenever some are made, until [`Table::end_changes`] and the last of them. May
-    /// wait for the file system. What the file refuses is tried again, and nothing behind it is made before; false if that
-    /// lasts too long.
+    /// Makes changes as they come, and calls `done` whenever some are made, until [`Changes::end`](super::changes::Changes::end)
+    /// and the last of them. May wait for the file system. What the file refuses is tried again, and nothing behind it is made
+    /// before; false if that lasts too long.
     pub(crate) fn make_changes(&self, done: impl Fn()) -> bool {
         let mut changes = Vec::new();
         while self.changes.take(&mut changes) {
             if !self.make_in_order(&changes) {
                 return self.changes.are_to_end();
             }
-            self.changes.progress().note_done(changes.len() as u64);
+            self.changes.progress.note_done(changes.len() as u64);
             changes.clear();
             done();
         }
         true
     }
 
-    /// Has the thread end when it has made what is queued.
-    pub(crate) fn end_changes(&self) {
-        self.changes.end();
-    }
-
-    /// The thread has ended: from here on changes are written by who makes them.
-    pub(crate) fn defer_no_more(&self) {
-        self.changes.defer(false);
-    }
-
-    /// Wakes the thread if something was queued. Whoever makes changes does this afterwards.
-    pub(crate) fn announce_changes(&self) {
-        self.changes.announce();
-    }
-
-    /// How far the changes are.
-    pub(crate) fn progress(&self) -> &Arc<Progress> {
-        self.changes.progress()
-    }
-
-    /// When this ticket is done, no record in the file names a place that is free now.
-    pub(crate) fn freed_ticket(&self) -> u64 {
-        self.changes.freed()
-    }
-
-    /// Whether the record of the chunk with this generation could not be written.
-    pub(crate) fn has_lost(&self, generation: u64) -> bool {
-        self.changes.lost().take(generation)
-    }
-
-    /// Makes changes in their order: those of one page that follow each other by one write, which a kill does not divide. Says
-    /// whether it could.
+    /// Makes changes in their order: those of one page that follow each other by one write. Says whether it could.
     pub(super) fn make_in_order(&self, changes: &[Change]) -> bool {
         let page = |change: &Change| place_of(change).map(|(at, _)| at / PAGE_BYTES as u64);
         changes.chunk_by(|one, next| page(one).is_some() && page(one) == page(next)).all(|run| {
@@ -120,16 +81,16 @@ impl Table {
                 run.iter().for_each(|change| self.note_made(change, &Ok(())));
                 return true;
             }
-            run.iter().all(|change| self.make_at_last(change))
+            run.iter().all(|change| self.make_with_retries(change))
         })
     }
 
-    /// Makes a change, again and again if it has to.
-    fn make_at_last(&self, change: &Change) -> bool {
+    /// Makes a change, again and again if it has to. False if that lasts too long.
+    fn make_with_retries(&self, change: &Change) -> bool {
         let begin = Instant::now();
         loop {
             let outcome = self.try_to_make(change);
-            // What a page says that cannot be read is lost, and so is what it should say.
+            // The content of a page that cannot be read is lost anyway.
             if outcome.is_ok() || slot_of(change).is_some_and(|slot| self.is_lost(slot)) {
                 self.note_made(change, &outcome);
                 return true;
@@ -141,7 +102,7 @@ impl Table {
         }
     }
 
-    /// Makes changes of one page; says whether it did.
+    /// Makes changes of one page by one write; says whether it did.
     fn make_together(&self, changes: &[Change]) -> bool {
         let Some((first, _)) = changes.first().and_then(place_of) else { return false };
         let start = first / PAGE_BYTES as u64 * PAGE_BYTES as u64;
@@ -164,10 +125,6 @@ impl Table {
         self.index_file.write_at(&page[from..to], start + from as u64).is_ok()
     }
 
-    fn make(&self, change: &Change) {
-        self.note_made(change, &self.try_to_make(change));
-    }
-
     fn try_to_make(&self, change: &Change) -> io::Result<()> {
         match place_of(change) {
             Some((at, bytes)) => self.index_file.write_at(bytes, at),
@@ -179,12 +136,12 @@ impl Table {
     }
 
     fn note_made(&self, change: &Change, outcome: &io::Result<()>) {
-        if let Change::Write(slot, record) = change
-            && (outcome.is_err() || self.is_in_hole(*slot))
-        {
-            self.changes.lost().add(record.generation);
+        if let Change::Write(slot, record) = change {
+            if outcome.is_err() || self.is_in_hole(*slot) {
+                self.changes.note_lost(record.generation);
+            }
+            self.changes.unwritten.remove(*slot, record);
         }
-        self.changes.note_made(change);
         self.note_outcome(outcome);
     }
 
@@ -192,35 +149,32 @@ impl Table {
         match outcome {
             Ok(()) => self.refuses_writes.store(false, Ordering::Relaxed),
             Err(error) if !self.refuses_writes.swap(true, Ordering::Relaxed) => log::error!(
-                "cannot write to {}: {error}; nothing is stored or deleted before that is mended",
-                self.index_file.path().display()
+                "cannot write to {}: {error}; nothing is stored or deleted before that is repaired",
+                self.index_file.path.display()
             ),
             Err(_) => {}
         }
     }
 
-    /// Id of the store, which it has had since it was made.
     pub(crate) fn store_id(&self) -> io::Result<StoreId> {
-        store_id(&self.index_file)
+        self.index_file.read_value::<Header>(0).map(|header| header.store_id)
     }
 
-    /// Notes the set, durably.
+    /// Writes which stores share keys, durably.
     pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
-        // Through a file of its own: the kernel tells an error of writing back once to each, and those of the files that
-        // reactors sync through are theirs.
-        let (file, files) = (self.index_file.open_again()?, self.index_file.files());
-        let offset = self.index_file.offset() + MEMBERSHIP_OFFSET;
+        // Through a file of its own, for the reason of `prepare_syncs`.
+        let (file, files) = (self.index_file.open_again()?, &self.index_file.files);
+        let offset = self.index_file.offset + MEMBERSHIP_OFFSET;
         files.write_at(&file, bytemuck::bytes_of(membership), offset)?;
         files.sync_data(&file)
     }
 
-    /// Notes who has the store open, from which generation on, and whether it is closed in order.
-    pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
+    pub(super) fn write_session(&self, session: &Session) -> io::Result<()> {
         self.index_file.write_at(bytemuck::bytes_of(session), SESSION_OFFSET)
     }
 
-    /// Gives up the file, and the lock with it: another process may own the store from here on. Every record is free as
-    /// far as this one can see.
+    /// Releases the file, and the lock with it: another process may own the store from here on. Every record reads as free
+    /// afterwards.
     pub(crate) fn release_file(&self) -> io::Result<()> {
         self.index_file.release()?;
         self.mapping.release();
@@ -230,8 +184,8 @@ impl Table {
         Ok(())
     }
 
-    /// Opens the file once for each of `reactors` that sync it. The kernel tells an error of writing back once to each open
-    /// file: through a shared one, a reactor's sync could take the error that belongs to another's records.
+    /// Opens the file once for each of `reactors` that sync it. The kernel reports a write-back error once to each open file:
+    /// through a shared one, a reactor's sync could take the error that belongs to another's records.
     pub(crate) fn prepare_syncs(&self, reactors: usize) -> io::Result<()> {
         let open = |_| {
             let file = self.index_file.open_again()?;
@@ -246,16 +200,16 @@ impl Table {
     pub(crate) fn sync_descriptor(&self, number: usize) -> RawFd {
         let others = self.sync_files.get().map_or(&[][..], Vec::as_slice);
         let of = |position: usize| others.get(position).map(|(_, file)| file.as_raw_fd());
-        number.checked_sub(1).and_then(of).unwrap_or(self.index_file.descriptor())
+        number.checked_sub(1).and_then(of).unwrap_or(self.index_file.file.as_raw_fd())
     }
 
-    /// Why the next open would not find the file, if so.
+    /// See [`IndexFile::missed`](super::index_file::IndexFile::missed).
     pub(crate) fn missed(&self) -> Option<String> {
         self.index_file.missed()
     }
 
-    /// Gives the file blocks of its own, if it shares some with a copy, or has none. A page of the mapping that is written and
-    /// finds none is lost.
+    /// Gives the file blocks of its own, if it shares some with a copy, or has holes. A page of the mapping that is written and
+    /// finds no block is lost.
     pub(crate) fn unshare(&self) {
         let lacks_blocks = match self.index_file.unshare() {
             Ok(()) => false,
@@ -267,14 +221,13 @@ impl Table {
         self.lacks_blocks.store(lacks_blocks, Ordering::Relaxed);
     }
 
-    /// Whether there are parts of the file that cannot be written, for want of blocks, as far as that is known.
+    /// Whether parts of the file are known that cannot be written for want of blocks.
     pub(crate) fn lacks_blocks(&self) -> bool {
         self.lacks_blocks.load(Ordering::Relaxed)
     }
 
-    /// What is said then.
     pub(crate) fn why_not_written(&self) -> StoreError {
-        StoreError::IndexShared { path: self.index_file.path().to_owned() }
+        StoreError::IndexShared { path: self.index_file.path.clone() }
     }
 
     /// Makes all records written so far durable.
@@ -283,7 +236,7 @@ impl Table {
         self.index_file.sync()
     }
 
-    /// As [`Table::write_anew`], behind the changes that are queued: before every sync that waits for a later ticket.
+    /// As [`Table::write_anew`], behind the changes that are queued, and so before every sync that waits for a later ticket.
     pub(crate) fn write_anew_later(&self) {
         self.change(Change::MarkAll);
     }
@@ -296,7 +249,7 @@ impl Table {
         {
             log::warn!(
                 "{}: after a failed sync a deleted chunk may be back after power loss: {error}",
-                self.index_file.path().display()
+                self.index_file.path.display()
             );
         }
     }

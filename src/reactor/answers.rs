@@ -36,7 +36,8 @@ impl Answer {
             Self::Stored { item, share, generation } => {
                 // Before the answer: who sees that finds the room.
                 drop(share);
-                if generation.is_some_and(|generation| cache.records().has_lost(generation)) {
+                if generation.is_some_and(|generation| cache.records().changes.has_lost(generation))
+                {
                     cache.counters.set_failed.add(1);
                     let path = cache.config.path().display();
                     item.fail(|| {

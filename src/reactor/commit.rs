@@ -318,7 +318,7 @@ impl<E: Engine> Operations<E> {
                 group.failed_syncs = self.shared.failed_syncs();
                 // Their records were cleared, in memory: before the ticket.
                 group.withdrawn = self.shared.cache.take_withdrawn();
-                group.awaited_records = Some(self.shared.cache.records().progress().ticket());
+                group.awaited_records = Some(self.shared.cache.records().changes.progress.ticket());
                 self.sync_index()
             }
             _ => {

@@ -251,7 +251,7 @@ impl<E: Engine> Operations<E> {
             };
             turns_unannounced += 1;
             if !is_asked_again || turns_unannounced >= ANNOUNCED_TURNS {
-                self.shared.cache.records().announce_changes();
+                self.shared.cache.records().changes.announce();
                 turns_unannounced = 0;
             }
             self.reap_or_sleep(timeout, deadline.is_some())?;
@@ -305,7 +305,7 @@ impl<E: Engine> Operations<E> {
             self.drop_queued();
         }
         self.shared.completions.announce();
-        self.shared.cache.records().announce_changes();
+        self.shared.cache.records().changes.announce();
         true
     }
 }

@@ -19,7 +19,7 @@ use crate::thread::{LONGEST_RETURN, has_ended};
 impl Shared {
     /// Answers when all changes of records are made that were queued by now. If nobody makes them any more it fails.
     pub(crate) fn answer_when_written(&self, answer: Answer) {
-        let progress = self.cache.records().progress();
+        let progress = &self.cache.records().changes.progress;
         let mut waiting = self.answers.0.lock();
         let ticket = progress.ticket();
         if progress.is_done(ticket) {
@@ -35,7 +35,7 @@ impl Shared {
 
     /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
     fn note_changes_made(&self) {
-        let progress = self.cache.records().progress();
+        let progress = &self.cache.records().changes.progress;
         let mut waiting = self.answers.0.lock();
         let end = waiting.answers.partition_point(|(ticket, _)| progress.is_done(*ticket));
         let due: Vec<Answer> = waiting.answers.drain(..end).map(|(_, answer)| answer).collect();
@@ -50,7 +50,7 @@ impl Shared {
 
     /// Nobody makes changes any more: fails what waits for them.
     fn fail_answers(&self) {
-        self.cache.records().progress().end();
+        self.cache.records().changes.progress.end();
         let mut waiting = self.answers.0.lock();
         waiting.have_ended = true;
         let left = std::mem::take(&mut waiting.answers);
@@ -91,16 +91,16 @@ impl RecordWriter {
                 ending.is_orderly = table.make_changes(|| shared.note_changes_made());
             }
         })?;
-        shared.cache.records().defer_changes();
+        shared.cache.records().changes.defer(true);
         Ok(Self { shared, thread: Some(thread) })
     }
 
     /// Ends it when everything is written, if the file system lets it. What it has not come to is not answered.
     pub(crate) fn end(self) -> WriterEnd {
         let table = self.shared.cache.records();
-        table.end_changes();
+        table.changes.end();
         let lost = "what was stored or deleted last is not in the index";
-        let (progress, ticket) = (table.progress(), table.progress().ticket());
+        let (progress, ticket) = (&table.changes.progress, table.changes.progress.ticket());
         let (mut done, mut deadline) = (progress.done(), Instant::now() + LONGEST_RETURN);
         let is_at_work = |thread: &&JoinHandle<()>| !thread.is_finished();
         while self.thread.as_ref().filter(is_at_work).is_some() && Instant::now() < deadline {
@@ -115,7 +115,7 @@ impl RecordWriter {
         let has_ended = self.thread.is_none_or(|thread| has_ended(thread, deadline, lost));
         let is_done = progress.is_done(ticket);
         if is_done {
-            table.defer_no_more();
+            table.changes.defer(false);
         }
         self.shared.fail_answers();
         WriterEnd { has_ended, is_done }

@@ -336,9 +336,9 @@ fn uses_are_written_a_few_at_a_time() {
     }
     let table = still.cache.index.table();
     // Nobody makes these.
-    table.defer_changes();
-    let before = table.progress().ticket();
+    table.changes.defer(true);
+    let before = table.changes.progress.ticket();
     still.cache.write_uses();
-    let queued = table.progress().ticket() - before;
+    let queued = table.changes.progress.ticket() - before;
     assert!((1..=64).contains(&queued), "{queued} uses");
 }

@@ -14,23 +14,22 @@ use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::format::names::{INDEX_NAME, StoreId, device_index_name};
 use crate::format::superblock::Superblock;
-use crate::index::session::read_owner;
+use crate::index::reading::read_owner;
 use crate::lock::{holder_of, lock_for};
 use crate::store::device::Device;
 
-/// Where the index file of a store is.
 #[derive(Clone, Debug)]
 pub(crate) enum IndexPlace {
     /// A file in the store's directory.
     Directory(Arc<Directory>),
-    /// The part of this device that was set aside for it.
+    /// The part of this device that is reserved for it.
     Device(Arc<Device>),
     /// A file in a directory, for the store on this device.
     Beside(PathBuf, Arc<Device>),
 }
 
 impl IndexPlace {
-    /// Whether the store was made by this process, just now, as far as this tells.
+    /// Whether this open has formatted the device of the store.
     pub(in crate::index) fn is_new(&self) -> bool {
         match self {
             Self::Directory(_) => false,
@@ -64,7 +63,7 @@ pub(crate) fn owner_in_directory(directory: &Directory) -> Option<Owner> {
 }
 
 impl IndexFile {
-    /// Opens and locks what is there; nothing of it is changed. None where there is nothing yet.
+    /// Opens and locks what is there, and changes nothing. None where there is nothing yet.
     pub(in crate::index) fn find(place: &IndexPlace) -> Result<Option<Self>, OpenError> {
         if place.is_new() {
             return Ok(None);
@@ -98,17 +97,16 @@ impl IndexFile {
     }
 
     fn of_device(device: &Arc<Device>) -> Result<Self, OpenError> {
-        let path = device.path().to_owned();
-        let file = device.open_beside().map_err(OpenError::io("open", &path))?;
+        let file = device.open_beside().map_err(OpenError::io("open", device.path()))?;
         let superblock = device.superblock();
-        let (offset, most_bytes) = (superblock.index_offset, superblock.index_bytes);
         Ok(Self {
-            path,
+            path: device.path().to_owned(),
             home: None,
             _closed_on_fork: ClosedOnFork::new(file.as_raw_fd()),
             file,
+            offset: superblock.index_offset,
             files: Arc::clone(device.files()),
-            region: Some(Region { device: Arc::clone(device), offset, most_bytes }),
+            region: Some(Region { device: Arc::clone(device), most_bytes: superblock.index_bytes }),
             cannot_reserve: AtomicBool::new(false),
             store_id: Some(superblock.store_id),
             missing: None,
@@ -169,6 +167,7 @@ impl IndexFile {
             home: Some((Arc::clone(directory), name.to_owned())),
             _closed_on_fork: closed_on_fork,
             file,
+            offset: 0,
             files: Arc::clone(directory.files()),
             region: None,
             cannot_reserve: AtomicBool::new(false),

@@ -8,7 +8,7 @@ use crate::budget::Budget;
 use crate::directory::Directory;
 use crate::index::found::FoundIndex;
 use crate::index::index_file::IndexPlace;
-use crate::index::table::Content;
+use crate::index::table::ChunkFields;
 use crate::index::writing::{EnteredSet, Publication, RecordState};
 
 mod changes;
@@ -45,7 +45,7 @@ fn store(index: &TestIndex, digest: Digest, key: &Arc<str>, length_bytes: u64) {
 }
 
 fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> Publication {
-    let content = Content {
+    let content = ChunkFields {
         digest: Digest::of(key),
         namespace: Namespace::of(key).fingerprint(),
         extent: Extent { file: 0, first_block: 0, blocks: 1 },

@@ -11,11 +11,11 @@ use crate::format::record::{RECORD_BYTES, Record};
 /// Makes all changes that are queued, `some` at a time, and calls `look` after each time.
 fn write_behind(index: &TestIndex, some: usize, mut look: impl FnMut()) {
     let mut changes = Vec::new();
-    while !index.table.progress().is_done(index.table.progress().ticket()) {
+    while !index.table.changes.progress.is_done(index.table.changes.progress.ticket()) {
         index.table.changes.take(&mut changes);
         for part in changes.chunks(some) {
             index.table.make_in_order(part);
-            index.table.progress().note_done(part.len() as u64);
+            index.table.changes.progress.note_done(part.len() as u64);
             look();
         }
         changes.clear();
@@ -57,7 +57,7 @@ fn is_held(index: &TestIndex, key: &str, length_bytes: u64) -> bool {
 #[test]
 fn what_is_not_written_yet_is_known_and_what_was_written_is_gone() {
     let (directory, index) = index();
-    index.table.defer_changes();
+    index.table.changes.defer(true);
     let keys: [Arc<str>; 2] = ["short".into(), "long".repeat(100).into()];
     for key in &keys {
         store(&index, Digest::of(key), key, 100);
@@ -91,7 +91,7 @@ fn there_is_always_a_record_of_a_key_that_is_replaced() {
     let key: Arc<str> = "key".repeat(100).into();
     let digest = Digest::of(&key);
     store(&index, digest, &key, 100);
-    index.table.defer_changes();
+    index.table.changes.defer(true);
     for length_bytes in 101..110 {
         replace(&index, &key, length_bytes);
     }
@@ -112,7 +112,7 @@ fn the_file_is_the_same_however_late_it_is_written() {
     let runs = [(false, 1), (true, 1), (true, 7), (true, usize::MAX)].map(|(is_deferred, some)| {
         let (directory, index) = index();
         if is_deferred {
-            index.table.defer_changes();
+            index.table.changes.defer(true);
         }
         for step in 0_u64..1000 {
             // Some keys take several slots.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::index::map::tests::{TestIndex, index_with};
-use crate::index::table::Content;
+use crate::index::table::ChunkFields;
 use crate::index::writing::{EnteredSet, Publication, RecordState};
 
 thread_local! {
@@ -31,7 +31,7 @@ fn index(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
         let digest = Digest([u64::from(number) << 32, SHARD]);
         let key: Arc<str> = key(number).into();
         assert!(matches!(index.enter_set(digest, &key, 0, 0), EnteredSet::Ready(_)));
-        let content = Content {
+        let content = ChunkFields {
             digest,
             namespace: Namespace::of(&key).fingerprint(),
             extent: Extent { file: 0, first_block: number, blocks: 1 },
@@ -51,7 +51,7 @@ fn most_at_once<R>(act: impl FnOnce() -> R) -> (R, u32) {
     HOLDS.set((0, 0));
     let result = act();
     let (most, holds) = HOLDS.get();
-    assert!(holds >= COUNT / LOOKED_AT, "{holds} holds");
+    assert!(holds >= COUNT / ENTRIES_AT_ONCE, "{holds} holds");
     (result, most)
 }
 
@@ -76,9 +76,9 @@ fn some_entries_are_looked_at_for_expiry() {
     let (mut from, mut expired) = (Some(0), 0);
     let ((), most) = most_at_once(|| {
         while let Some(first) = from {
-            let some = index.expire(SHARD as usize, first, LOOKED_AT, 2000);
+            let some = index.expire(SHARD as usize, first, ENTRIES_AT_ONCE, 2000);
             (from, expired) = (some.next, expired + some.chunks);
         }
     });
-    assert_eq!((expired, most, index.keys()), (u64::from(COUNT), LOOKED_AT, 0));
+    assert_eq!((expired, most, index.keys()), (u64::from(COUNT), ENTRIES_AT_ONCE, 0));
 }

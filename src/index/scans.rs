@@ -1,30 +1,27 @@
-//! Passes over all keys: expiry, listing and purging a namespace, the check of everything.
+//! Scans of all keys: expiry, listing and purging a namespace, checking the index.
 //!
-//! A shard is gone over some entries at a time, since others wait for its lock. What is to be read of their records may have to come
-//! from the disk first: that is waited for with no lock held, and then they are looked at again.
+//! A scan locks a shard for some entries at a time. Their records may have to come from the disk first: the scan waits for that
+//! without the lock, and then looks at the entries again.
 
 use std::collections::{HashMap, HashSet};
 
-use super::entries::Entry;
-use super::leases::Guarded;
-use super::lookup::Found;
+use super::entries::ChunkEntry;
+use super::leases::Footprint;
+use super::lookup::Located;
 use super::map::{Gone, Index};
-use super::shard::{Shard, Waiting};
+use super::shard::Shard;
 use crate::block::Extent;
 use crate::evict::{ChunkRef, NamespaceId, NamespaceUsage};
 use crate::key::{Digest, Namespace};
-use crate::sync::MutexGuard;
 
 /// Entries that are looked at while a lock is held.
-const LOOKED_AT: u32 = 64;
+const ENTRIES_AT_ONCE: u32 = 64;
 
-type ShardGuard<'index, G, S> = MutexGuard<'index, Shard<G, S>>;
-
-/// What a look for chunks that have expired took out.
+/// Chunks that had expired and were taken out.
 #[derive(Debug, Default)]
 pub(crate) struct Expired {
-    /// Places that are free now.
-    pub(crate) places: Vec<Extent>,
+    /// Those that are free now.
+    pub(crate) extents: Vec<Extent>,
     pub(crate) chunks: u64,
     /// Of their payload.
     pub(crate) bytes: u64,
@@ -37,7 +34,7 @@ pub(crate) struct Expired {
 pub enum KeyState {
     /// Its chunk can be loaded.
     Held,
-    /// Its chunk is being written; what was held of it before still is.
+    /// Its chunk is being written; an older one can still be loaded.
     Writing,
 }
 
@@ -54,7 +51,7 @@ impl KeyState {
 /// What a purge did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Purged {
-    /// Keys that are not held any more.
+    /// Keys that were deleted.
     pub keys: u64,
     /// Payload bytes of their chunks.
     pub bytes: u64,
@@ -62,23 +59,23 @@ pub struct Purged {
     pub pinned: Vec<String>,
 }
 
-/// What was found when everything was compared with everything.
+/// Result of a check of the index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Check {
-    /// Keys held.
+    /// Keys stored.
     pub keys: u64,
     /// Bytes of the data files that their chunks take.
     pub held_bytes: u64,
-    /// Bytes of the data files that are given out to chunks being written, read for the last time, or about to be freed.
+    /// Bytes of the data files that chunks take that are being written, read for the last time, or about to be freed.
     pub moving_bytes: u64,
-    /// Bytes of quotas that are taken for chunks on their way in.
+    /// Bytes of quotas that are reserved for chunks being written.
     pub reserved_bytes: u64,
-    /// What does not fit together; empty if everything does.
+    /// Contradictions; empty if there are none.
     pub problems: Vec<String>,
 }
 
 impl Purged {
-    /// Adds what was done at another path.
+    /// Adds the result of another path.
     pub(crate) fn add(&mut self, other: Self) {
         self.keys += other.keys;
         self.bytes += other.bytes;
@@ -87,7 +84,7 @@ impl Purged {
 }
 
 impl Check {
-    /// Adds what was found at another path, whose problems are told as `named` says.
+    /// Adds the result of another path, with its problems as `named` words them.
     pub(crate) fn add(&mut self, other: Self, named: impl Fn(String) -> String) {
         self.keys += other.keys;
         self.held_bytes += other.held_bytes;
@@ -98,95 +95,113 @@ impl Check {
 }
 
 impl<G, S> Index<G, S> {
-    /// Shards that [`Index::expire`] goes over.
     pub(crate) fn shard_count(&self) -> usize {
         self.shards.len()
     }
 
     /// Looks at `most` entries of shard `number` from `from` on, and takes out those that have expired.
     pub(crate) fn expire(&self, number: usize, from: u32, most: u32, now_ms: u64) -> Expired {
+        let mut expired = Expired::default();
         if self.rules.ttl_ms.is_none() {
-            return Expired::default();
+            return expired;
         }
         let now_s = self.now_s();
-        let has_expired = |entry: &Entry| entry.can_go(now_s) && self.is_expired(entry, now_ms);
-        let (expired, next) = {
-            let shard = self.shards[number].0.lock();
-            look_at_some(&shard, from, most, has_expired)
-        };
-        let mut outcome = Expired { next, ..Expired::default() };
-        if let Some(mut shard) = self.lock_with_records(number, &expired) {
-            let is_still = |found: &Found| is_there(&shard, *found, has_expired);
-            let expired: Vec<Found> = expired.into_iter().filter(is_still).collect();
-            outcome.chunks = expired.len() as u64;
-            (outcome.places, outcome.bytes) = self.take_out_all(&mut shard, &expired);
-        }
-        outcome
+        let has_expired =
+            || |entry: &ChunkEntry| entry.can_go(now_s) && self.is_expired(entry, now_ms);
+        expired.next = self.scan(number, from, most, has_expired, |shard, found| {
+            expired.chunks = found.len() as u64;
+            (expired.extents, expired.bytes) = self.take_out_all(shard, &found);
+        });
+        expired
     }
 
-    /// Waits until the records of these are in memory, and locks their shard, if there are any.
-    fn lock_with_records(&self, number: usize, found: &[Found]) -> Option<ShardGuard<'_, G, S>> {
-        for found in found {
+    /// Calls `act` with those of `most` chunks of shard `number` from entry `from` on that are meant, if there are any. Returns
+    /// where to go on, if there are more. `meant` is called with the shard locked.
+    fn scan<F: Fn(&ChunkEntry) -> bool>(
+        &self,
+        number: usize,
+        from: u32,
+        most: u32,
+        meant: impl Fn() -> F,
+        act: impl FnOnce(&mut Shard<G, S>, Vec<Located>),
+    ) -> Option<u32> {
+        #[cfg(test)]
+        tests::note_hold(most);
+        let (found, next) = {
+            let shard = self.shards[number].0.lock();
+            let (end, next) = (shard.entries.end(), from.saturating_add(most));
+            let is_meant = meant();
+            let find = |number| find_meant(&shard, number, &is_meant);
+            let found: Vec<Located> = (from..next.min(end)).filter_map(find).collect();
+            (found, (next < end).then_some(next))
+        };
+        // Waits until their records are in memory.
+        for found in &found {
             std::hint::black_box(self.table.use_word(found.record));
         }
-        (!found.is_empty()).then(|| self.shards[number].0.lock())
+        if !found.is_empty() {
+            let mut shard = self.shards[number].0.lock();
+            let is_meant = meant();
+            // A number may be another's by now.
+            let is_still =
+                |found: &Located| find_meant(&shard, found.entry, &is_meant) == Some(*found);
+            let found = found.into_iter().filter(is_still).collect();
+            act(&mut shard, found);
+        }
+        next
     }
 
-    /// Calls `act` with the chunks of shard `number` that are in the namespace called `name`, some at a time.
+    /// [`Index::scan`] over all of shard `number`.
+    fn scan_all<F: Fn(&ChunkEntry) -> bool>(
+        &self,
+        number: usize,
+        meant: impl Fn() -> F,
+        mut act: impl FnMut(&mut Shard<G, S>, Vec<Located>),
+    ) {
+        let mut from = Some(0);
+        while let Some(first) = from {
+            from = self.scan(number, first, ENTRIES_AT_ONCE, &meant, &mut act);
+        }
+    }
+
+    /// [`Index::scan_all`] for the chunks of the namespace called `name`.
     fn in_namespace(
         &self,
         number: usize,
         name: &str,
-        mut act: impl FnMut(&mut Shard<G, S>, Vec<Found>),
+        act: impl FnMut(&mut Shard<G, S>, Vec<Located>),
     ) {
-        let mut from = Some(0);
-        while let Some(first) = from {
-            // Its number may be another's where nothing is left of it: to be asked for with the shard locked.
-            let is_of_it = || {
-                let namespace = self.eviction_index.namespace_called(name);
-                move |entry: &Entry| Some(entry.namespace) == namespace
-            };
-            let (found, next) = {
-                let shard = self.shards[number].0.lock();
-                look_at_some(&shard, first, LOOKED_AT, is_of_it())
-            };
-            if let Some(mut shard) = self.lock_with_records(number, &found) {
-                let is_meant = is_of_it();
-                let still = |found: &Found| is_there(&shard, *found, is_meant);
-                let found = found.into_iter().filter(still).collect();
-                act(&mut shard, found);
-            }
-            from = next;
-        }
+        // The number of a namespace without chunks may be given to another.
+        let meant = || {
+            let namespace = self.eviction_index.namespace_called(name);
+            move |entry: &ChunkEntry| Some(entry.namespace) == namespace
+        };
+        self.scan_all(number, meant, act);
     }
 
-    /// Takes out every chunk whose key `stays` denies; nobody may be reading. Returns the places, and how many chunks that were.
+    /// Takes out every chunk unless its key `stays`; none may be being read. Returns their extents and their number.
     pub(crate) fn retain(&self, stays: impl Fn(Digest) -> bool) -> (Vec<Extent>, u64) {
-        let (mut places, mut count) = (Vec::new(), 0);
+        let (mut extents, mut count) = (Vec::new(), 0);
         for shard in &self.shards {
             let mut shard = shard.0.lock();
-            let not_owned: Vec<Found> = shard
-                .lookup
-                .iter()
-                .filter(|found| !stays(shard.entries[found.entry].digest))
-                .collect();
-            places.extend(self.take_out_all(&mut shard, &not_owned).0);
-            count += not_owned.len() as u64;
+            let goes = |found: &Located| !stays(shard.entries[found.entry].digest);
+            let going: Vec<Located> = shard.lookup.iter().filter(goes).collect();
+            extents.extend(self.take_out_all(&mut shard, &going).0);
+            count += going.len() as u64;
         }
-        (places, count)
+        (extents, count)
     }
 
-    fn take_out_all(&self, shard: &mut Shard<G, S>, chunks: &[Found]) -> (Vec<Extent>, u64) {
+    fn take_out_all(&self, shard: &mut Shard<G, S>, chunks: &[Located]) -> (Vec<Extent>, u64) {
         let mut bytes = 0;
-        let mut places = Vec::with_capacity(chunks.len());
+        let mut extents = Vec::with_capacity(chunks.len());
         for found in chunks {
             bytes += u64::from(shard.entries[found.entry].length_bytes);
-            places.extend(self.take_out(shard, found.entry, Gone::Removed));
+            extents.extend(self.take_out(shard, found.entry, Gone::Removed));
         }
-        (places, bytes)
+        (extents, bytes)
     }
 
-    /// What there is of each namespace.
     pub(crate) fn usage(&self) -> Vec<(String, NamespaceUsage)> {
         let mut writing: HashMap<String, u64> = HashMap::new();
         for shard in &self.shards {
@@ -206,7 +221,7 @@ impl<G, S> Index<G, S> {
     }
 
     /// Keys of the namespace called `name` from `cursor` (a shard) on, whole shards until there are at least `limit`. The
-    /// second value is where to go on, if anything is left. What comes or goes meanwhile may be missing.
+    /// second value is where to go on, if anything is left. Keys that are stored or deleted meanwhile may be missing.
     pub(crate) fn keys_of(
         &self,
         name: &str,
@@ -218,16 +233,16 @@ impl<G, S> Index<G, S> {
             if keys.len() >= limit {
                 return (keys, Some(number));
             }
-            // What is stored anew meanwhile may be met again: it is told once.
-            let mut told = HashSet::new();
+            // A key that is stored anew meanwhile may be met again: it is listed once.
+            let mut listed = HashSet::new();
             for pending in &shard.0.lock().pending {
                 if Namespace::of(&pending.key).name() == name {
-                    told.insert(pending.digest);
+                    listed.insert(pending.digest);
                     keys.push((pending.key.to_string(), KeyState::Writing));
                 }
             }
             self.in_namespace(number, name, |shard, found| {
-                let is_new = |found: &Found| told.insert(shard.entries[found.entry].digest);
+                let is_new = |found: &Located| listed.insert(shard.entries[found.entry].digest);
                 let new = found.into_iter().filter(is_new);
                 keys.extend(new.filter_map(|found| Some((self.key_of(found)?, KeyState::Held))));
             });
@@ -235,23 +250,23 @@ impl<G, S> Index<G, S> {
         (keys, None)
     }
 
-    pub(super) fn key_of(&self, found: Found) -> Option<String> {
-        let key = self.table.key(found.record, &self.table.read(found.record))?;
+    fn key_of(&self, found: Located) -> Option<String> {
+        let key = self.table.key(&self.table.read(found.record))?;
         Some(String::from_utf8_lossy(&key).into_owned())
     }
 
-    /// Takes out everything of the namespace called `name` but what is pinned; what is being written of it is not held
-    /// afterwards either, unless its key is pinned. Returns the places that are free now too.
+    /// Takes out all chunks of the namespace called `name` but pinned ones; those being written are not stored afterwards either,
+    /// unless their keys are pinned. Also returns the extents that are free now.
     pub(crate) fn purge(&self, name: &str) -> (Purged, Vec<Extent>) {
-        let (mut purged, mut places) = (Purged::default(), Vec::new());
+        let (mut purged, mut extents) = (Purged::default(), Vec::new());
         for number in 0..self.shards.len() {
             self.refuse_pending(number, name);
             self.in_namespace(number, name, |shard, found| {
-                let (pinned, others): (Vec<Found>, Vec<Found>) =
+                let (pinned, others): (Vec<Located>, Vec<Located>) =
                     found.into_iter().partition(|found| shard.entries[found.entry].pinned);
                 purged.pinned.extend(pinned.into_iter().filter_map(|found| self.key_of(found)));
                 let (freed, bytes) = self.take_out_all(shard, &others);
-                places.extend(freed);
+                extents.extend(freed);
                 purged.keys += others.len() as u64;
                 purged.bytes += bytes;
             });
@@ -261,59 +276,52 @@ impl<G, S> Index<G, S> {
                 self.eviction_index.forget(namespace, forgotten as u64);
             }
         }
-        (purged, places)
+        (purged, extents)
     }
 
-    /// What is being written of the namespace called `name` is not going to be held, unless it is pinned.
     fn refuse_pending(&self, number: usize, name: &str) {
         let mut shard = self.shards[number].0.lock();
         let shard = &mut *shard;
         let (lookup, entries) = (&shard.lookup, &shard.entries);
         let is_pinned = |digest: Digest| {
-            let same = |found: Found| entries[found.entry].digest == digest;
+            let same = |found: Located| entries[found.entry].digest == digest;
             lookup.find(digest.tag(), same).is_some_and(|found| entries[found.entry].pinned)
         };
         for pending in &mut shard.pending {
-            // What is pinned stays, and so does what is to take its place.
+            // A pinned chunk stays, and so does the one that replaces it.
             if Namespace::of(&pending.key).name() == name && !is_pinned(pending.digest) {
-                pending.waiting.push_back(Waiting::Delete);
-                if let Some(slot) = pending.written.take() {
-                    self.table.invalidate(slot);
-                }
+                self.delete_pending(pending);
             }
         }
     }
 
-    /// Whether what is known of each chunk fits its record, some chunks at a time.
+    /// Compares the entries with their records.
     fn check_records(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for number in 0..self.shards.len() {
-            let mut from = Some(0);
-            while let Some(first) = from {
-                let (found, next) = {
-                    let shard = self.shards[number].0.lock();
-                    look_at_some(&shard, first, LOOKED_AT, |_| true)
-                };
-                from = next;
-                let Some(shard) = self.lock_with_records(number, &found) else { continue };
-                for found in found.into_iter().filter(|found| is_there(&shard, *found, |_| true)) {
-                    let entry = &shard.entries[found.entry];
-                    let record = self.table.read(found.record);
-                    let is_lost = record.digest() != entry.digest;
-                    let fits = record.extent() == entry.extent()
-                        && record.length_bytes == u64::from(entry.length_bytes);
-                    if !(is_lost || fits) {
-                        let chunk = ChunkRef { shard: number as u32, entry: found.entry };
-                        problems.push(format!("{chunk:?} does not fit its record"));
+            self.scan_all(
+                number,
+                || |_: &ChunkEntry| true,
+                |shard, found| {
+                    for found in found {
+                        let entry = &shard.entries[found.entry];
+                        let record = self.table.read(found.record);
+                        let is_lost = record.digest() != entry.digest;
+                        let fits = record.extent() == entry.extent()
+                            && record.length_bytes == u64::from(entry.length_bytes);
+                        if !(is_lost || fits) {
+                            let chunk = ChunkRef { shard: number as u32, entry: found.entry };
+                            problems.push(format!("{chunk:?} does not fit its record"));
+                        }
                     }
-                }
-            }
+                },
+            );
         }
         problems
     }
 
-    /// Compares everything with everything: chunks with their records, and then all that is in memory while nothing changes.
-    /// `allocated_bytes` tells what the store has given out.
+    /// Compares chunks with their records, and then all structures in memory, with all shards locked. `allocated_bytes` says
+    /// how much the store has allocated.
     pub(crate) fn check(&self, allocated_bytes: impl FnOnce() -> u64) -> Check {
         let problems = self.check_records();
         // All of them, in order, so that two checks cannot wait for each other.
@@ -321,7 +329,7 @@ impl<G, S> Index<G, S> {
         let mut check = Check { problems, ..Check::default() };
         let mut chunks = HashMap::new();
         let mut ghosts: HashMap<NamespaceId, u64> = HashMap::new();
-        let (mut payload_bytes, mut pinned) = (0, Guarded::default());
+        let (mut payload_bytes, mut pinned) = (0, Footprint::default());
         for (number, shard) in shards.iter().enumerate() {
             let mut seen = HashSet::new();
             for found in shard.lookup.iter() {
@@ -331,19 +339,19 @@ impl<G, S> Index<G, S> {
                 check.held_bytes += extent.size_bytes();
                 payload_bytes += u64::from(entry.length_bytes);
                 if entry.pinned {
-                    pinned += entry.guarded();
+                    pinned += entry.footprint();
                 }
                 let chunk = ChunkRef { shard: number as u32, entry: found.entry };
                 let node = entry.node.filter(|node| !chunks.contains_key(node));
                 match node {
                     Some(node) => drop(chunks.insert(node, (chunk, extent, entry.namespace))),
-                    None => check.problems.push(format!("{chunk:?} has no place in the order")),
+                    None => check.problems.push(format!("{chunk:?} is not in the eviction index")),
                 }
                 if entry.detached || !seen.insert(entry.digest) {
                     check.problems.push(format!("{chunk:?} is gone, or there twice"));
                 }
                 if shard.ghosts.get(entry.digest).is_some() {
-                    check.problems.push(format!("{chunk:?} is held and remembered as gone"));
+                    check.problems.push(format!("{chunk:?} is stored and remembered as evicted"));
                 }
             }
             for ghost in shard.ghosts.iter() {
@@ -353,7 +361,7 @@ impl<G, S> Index<G, S> {
         let counted = (self.keys(), self.held_bytes(), *self.pinned.lock());
         if counted != (check.keys, payload_bytes, pinned) {
             check.problems.push(format!(
-                "keys, bytes and what is pinned are counted as {counted:?}, and are {:?}",
+                "keys, bytes and pins are counted as {counted:?}, and are {:?}",
                 (check.keys, payload_bytes, pinned)
             ));
         }
@@ -361,36 +369,21 @@ impl<G, S> Index<G, S> {
         check.reserved_bytes = self.eviction_index.reserved_bytes();
         match allocated_bytes().checked_sub(check.held_bytes) {
             Some(moving_bytes) => check.moving_bytes = moving_bytes,
-            None => check.problems.push("chunks are held where no place was given out".into()),
+            None => check.problems.push("chunks take more than is allocated".into()),
         }
         check
     }
 }
 
-/// Those of `most` entries from number `from` on that are found by their key and `is_meant`, and where to go on, if there are more.
-fn look_at_some<G, S>(
+/// The chunk with this number in its shard, if it is meant, and found by its key.
+fn find_meant<G, S>(
     shard: &Shard<G, S>,
-    from: u32,
-    most: u32,
-    is_meant: impl Fn(&Entry) -> bool,
-) -> (Vec<Found>, Option<u32>) {
-    #[cfg(test)]
-    tests::note_hold(most);
-    let (end, next) = (shard.entries.end(), from.saturating_add(most));
-    let find = |number: u32| {
-        let entry = &shard.entries[number];
-        // A number may be nobody's.
-        let find = || shard.lookup.find(entry.digest.tag(), |found| found.entry == number);
-        if !entry.detached && is_meant(entry) { find() } else { None }
-    };
-    ((from..next.min(end)).filter_map(find).collect(), (next < end).then_some(next))
-}
-
-/// Whether a chunk is still there, and meant: its number may be another's by now.
-fn is_there<G, S>(shard: &Shard<G, S>, chunk: Found, is_meant: impl Fn(&Entry) -> bool) -> bool {
-    let entry = &shard.entries[chunk.entry];
-    let is_found = || shard.lookup.find(entry.digest.tag(), |found| found == chunk).is_some();
-    !entry.detached && is_meant(entry) && is_found()
+    number: u32,
+    is_meant: impl Fn(&ChunkEntry) -> bool,
+) -> Option<Located> {
+    let entry = &shard.entries[number];
+    let find = || shard.lookup.find(entry.digest.tag(), |found| found.entry == number);
+    if !entry.detached && is_meant(entry) { find() } else { None }
 }
 
 #[cfg(test)]

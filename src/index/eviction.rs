@@ -1,23 +1,22 @@
-//! Which chunks may be evicted and which must stay: eviction, pins of users, admission.
+//! Eviction of single chunks, pins of users, and admission at the second SET.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::entries::Entry;
+use super::entries::ChunkEntry;
 use super::ghosts::Ghost;
-use super::leases::Guarded;
+use super::leases::Footprint;
 use super::map::{Gone, Index};
 use super::shard::Shard;
 use crate::block::Extent;
 use crate::evict::{NamespaceOf, UNTIL_RELEASED_S, Victim};
 use crate::key::{Digest, Keyed, Namespace};
 
-/// Most of the capacity that may be pinned: with what may be leased, a quarter of the store can still go.
+/// One part in so many of the capacity may be pinned: a quarter of it is neither pinned nor leased.
 const PINNABLE_PART: u64 = 2;
 
 impl<G, S> Index<G, S> {
-    /// Whether a chunk chosen to go must stay: it is still held, and somebody reads it, has leased or pinned it. Then it is not
-    /// chosen again before that ends.
+    /// Whether a victim must stay: it is still stored, and read, leased or pinned. Then it is not chosen again before that ends.
     pub(crate) fn must_stay(&self, victim: Victim) -> bool {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
         let entry = &shard.entries[victim.chunk.entry];
@@ -25,7 +24,7 @@ impl<G, S> Index<G, S> {
         is_there && !self.can_go_from(&mut shard, victim)
     }
 
-    /// Evicts a chunk, if it can go. Returns its place, free now.
+    /// Evicts a chunk, if it can go. Returns its extent, free now.
     pub(crate) fn evict(&self, victim: Victim) -> Option<Extent> {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
         let can_go = self.can_go_from(&mut shard, victim);
@@ -44,16 +43,16 @@ impl<G, S> Index<G, S> {
         can_go
     }
 
-    /// Takes a chunk that must stay out of the order of eviction.
-    pub(super) fn exclude(&self, entry: &mut Entry) {
+    /// Takes a chunk that must stay out of the eviction index.
+    pub(super) fn exclude(&self, entry: &mut ChunkEntry) {
         if let Some(node) = entry.node {
             entry.excluded = true;
             self.eviction_index.exclude(node, entry.stays_until_s());
         }
     }
 
-    /// A chunk may have to stay no longer: then it is in the order of eviction again.
-    pub(super) fn release(&self, entry: &mut Entry) {
+    /// Enters a chunk into the eviction index again, if it need not stay any more.
+    pub(super) fn release(&self, entry: &mut ChunkEntry) {
         let until_s = entry.stays_until_s();
         if let Some(node) = entry.node.filter(|_| entry.excluded && until_s < UNTIL_RELEASED_S) {
             entry.excluded = false;
@@ -61,22 +60,19 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// Pins what is held of `keys`: it is neither evicted nor expires until it is unpinned, deleted, or the store is closed.
-    /// Says of each key whether it is pinned now: not if it is not held, or too much is pinned.
+    /// Pins the stored ones of `keys`: they are neither evicted nor expire until they are unpinned, deleted, or the store is
+    /// closed. Says of each key whether it is pinned now: not if it is not stored, or too much is pinned.
     pub(crate) fn pin_keys<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
         let pin = |key: &K| {
             let digest = key.digest();
             let (_, mut shard) = self.shard(digest);
-            let found = shard.find(digest).filter(|found| {
-                self.table.key_is(found.record, key.key())
-                    && !self.is_expired(&shard.entries[found.entry], now_ms)
-            });
+            let found = self.find_stored(&shard, digest, key.key(), now_ms);
             let Some(found) = found else { return false };
             let entry = &mut shard.entries[found.entry];
             if entry.pinned {
                 return true;
             }
-            entry.pinned = self.take_pinned(entry.guarded());
+            entry.pinned = self.take_pinned(entry.footprint());
             if entry.pinned {
                 self.exclude(entry);
             }
@@ -85,17 +81,17 @@ impl<G, S> Index<G, S> {
         keys.iter().map(pin).collect()
     }
 
-    /// Takes what a chunk needs of what may be pinned, if it is left.
-    pub(super) fn take_pinned(&self, chunk: Guarded) -> bool {
+    /// Counts a chunk as pinned, if there is room for it.
+    pub(super) fn take_pinned(&self, chunk: Footprint) -> bool {
         let mut pinned = self.pinned.lock();
-        let fits = Guarded::part_of(self.all(), PINNABLE_PART).without(*pinned).fits(chunk);
+        let fits = Footprint::part_of(self.all(), PINNABLE_PART).without(*pinned).fits(chunk);
         if fits {
             *pinned += chunk;
         }
         fits
     }
 
-    /// Takes pins back. Says of each key whether it was pinned.
+    /// Says of each key whether it was pinned.
     pub(crate) fn unpin_keys<K: Keyed>(&self, keys: &[K]) -> Vec<bool> {
         let unpin = |key: &K| {
             let digest = key.digest();
@@ -106,7 +102,7 @@ impl<G, S> Index<G, S> {
             let entry = &mut shard.entries[found.entry];
             let was_pinned = std::mem::take(&mut entry.pinned);
             if was_pinned {
-                *self.pinned.lock() -= entry.guarded();
+                *self.pinned.lock() -= entry.footprint();
                 self.release(entry);
             }
             was_pinned
@@ -114,9 +110,8 @@ impl<G, S> Index<G, S> {
         keys.iter().map(unpin).collect()
     }
 
-    /// Whether `key` is to be stored although it has to be asked for `sets_needed` times: it has been, or it was held not
-    /// long ago. If not, it is remembered that it was asked for, and what is held of it goes, as it is not what was to be
-    /// stored: `Err` has its place, if that is free.
+    /// Whether `key` is to be stored: this is its SET number `sets_needed` at least, or it was evicted not long ago. If not, the SET
+    /// is counted, and the stored chunk, which is outdated, goes: `Err` has its extent, if that is free.
     pub(crate) fn admits(
         &self,
         digest: Digest,
@@ -137,15 +132,15 @@ impl<G, S> Index<G, S> {
         };
         let admitted = ghost.was_held || ghost.refused_sets.saturating_add(1) >= sets_needed;
         let refused_sets = ghost.refused_sets.saturating_add(u8::from(!admitted));
-        // Also if it is admitted: it counts as remembered until it is held.
+        // Also if it is admitted: it is a ghost until it is stored.
         let since_bytes = if admitted { ghost.since_bytes } else { since_bytes };
-        // A key is held or remembered, never both.
+        // A key is stored or a ghost, never both.
         let outdated = if admitted { None } else { self.take_out_held(&mut shard, digest) };
         self.remember(&mut shard, Ghost { refused_sets, since_bytes, ..ghost });
         if admitted { Ok(()) } else { Err(outdated) }
     }
 
-    /// A SET that is not going to write: what is held of its key is not what was to be stored any more, so it goes.
+    /// A SET is not going to write: the chunk stored under its key is outdated, so it goes.
     pub(crate) fn drop_outdated(&self, digest: Digest) -> Option<Extent> {
         self.take_out_held(&mut self.shard(digest).1, digest)
     }
@@ -155,7 +150,7 @@ impl<G, S> Index<G, S> {
         self.take_out(shard, found.entry, Gone::Removed)
     }
 
-    /// A SET found its very bytes held: that is a use.
+    /// A SET found its very bytes stored: that is a use.
     pub(crate) fn touch_held(&self, digest: Digest, now_ms: u64) {
         let (_, mut shard) = self.shard(digest);
         if let Some(found) = shard.find(digest) {
