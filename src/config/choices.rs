@@ -29,7 +29,7 @@ macro_rules! named {
 }
 
 named! {
-    /// How payloads are guarded between SET and GET.
+    /// How payloads are verified between SET and GET.
     Checksum {
         /// CRC-64/NVME, computed while writing, compared on every GET.
         Crc64Nvme = "crc64nvme",

@@ -11,7 +11,6 @@ use super::values::{
     OptionValue, is_word, number, parse_size, size_text, text, whole, within, wrong_kind,
 };
 
-/// A kind of value.
 pub(super) trait Takes<T> {
     /// Reads a value, or says why it does not fit.
     fn read(&self, value: &OptionValue) -> Result<T, String>;
@@ -21,17 +20,15 @@ pub(super) trait Takes<T> {
     fn show(&self, value: &T) -> String;
 }
 
-/// A number of things, from one number to another.
+/// A whole number, from one to another.
 pub(super) struct Count(pub(super) u64, pub(super) u64);
 /// A number of bytes, or a string such as '500GiB'.
 pub(super) struct Size(pub(super) u64, pub(super) u64);
 /// A length of time: a number of seconds, or a string such as '7d' or '1h 30m'.
 pub(super) struct Time(pub(super) Duration, pub(super) Duration);
-/// One name of an enum.
 pub(super) struct OneOf;
 /// A path of a kind. As in a shell, `~` at its beginning is the home directory of this user and `~name` that of another.
 pub(super) struct PathName(pub(super) &'static str);
-/// Sizes by name.
 pub(super) struct SizesByName(pub(super) u64, pub(super) u64);
 /// A value, or several of them up to a number.
 pub(super) struct List<K>(pub(super) K, pub(super) usize);
@@ -40,7 +37,6 @@ pub(super) struct Or<T, K>(pub(super) &'static str, pub(super) fn() -> T, pub(su
 /// A word that stands for none, or a value.
 pub(super) struct OrNone<K>(pub(super) &'static str, pub(super) K);
 
-/// An enum whose values have names.
 pub(super) trait Named: Copy + 'static {
     const ALL: &'static [Self];
     fn name(self) -> &'static str;

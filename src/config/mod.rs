@@ -104,7 +104,6 @@ impl Config {
         ])
     }
 
-    /// The defaults, without the two options that have none.
     fn defaults() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         Self {
@@ -139,44 +138,31 @@ impl Config {
         Self { paths, capacities_bytes, ..Self::defaults() }
     }
 
-    /// Refuses what means something on a block device only.
-    ///
-    /// # Errors
-    /// `ConfigError` for the first such option.
+    /// Refuses the options of block devices.
     pub(crate) fn check_for_directory(&self) -> Result<(), ConfigError> {
-        let path = self.path().display();
-        let refuse = |name, value: String, way_out: &str| {
-            let reason = format!("{path} is a directory, no block device; {way_out}");
-            Err(ConfigError::unfitting(name, value, reason))
+        let (name, value, remedy) = if self.capacity_bytes() == Self::WHOLE_DEVICE {
+            ("capacity", "'all'".into(), "give a size")
+        } else if let Some(index_path) = &self.index_path {
+            let remedy = "its index lies beside the data: leave this out";
+            ("index_path", format!("'{}'", index_path.display()), remedy)
+        } else if self.discard == Discard::Free {
+            let remedy = "freed extents are used again and stay preallocated: leave this out";
+            ("discard", "'free'".into(), remedy)
+        } else {
+            return Ok(());
         };
-        if self.capacity_bytes() == Self::WHOLE_DEVICE {
-            return refuse("capacity", "'all'".into(), "give a size");
-        }
-        if let Some(index_path) = &self.index_path {
-            let value = format!("'{}'", index_path.display());
-            return refuse("index_path", value, "its index lies beside the data: leave this out");
-        }
-        if self.discard == Discard::Free {
-            let way_out = "freed places are used again and stay preallocated: leave this out";
-            return refuse("discard", "'free'".into(), way_out);
-        }
-        Ok(())
+        let reason = format!("{} is a directory, no block device; {remedy}", self.path().display());
+        Err(ConfigError::unfitting(name, value, reason))
     }
 
-    /// Refuses what means something in a directory only.
-    ///
-    /// # Errors
-    /// `ConfigError` for the first such option.
+    /// Refuses the options of directories.
     pub(crate) fn check_for_device(&self) -> Result<(), ConfigError> {
-        match self.layout {
-            Layout::Extents => Ok(()),
-            Layout::Files => {
-                let path = self.path().display();
-                let reason =
-                    format!("{path} is a block device, which has no files: leave this out");
-                Err(ConfigError::unfitting("layout", "'files'".into(), reason))
-            }
+        if self.layout == Layout::Extents {
+            return Ok(());
         }
+        let path = self.path().display();
+        let reason = format!("{path} is a block device, which has no files: leave this out");
+        Err(ConfigError::unfitting("layout", "'files'".into(), reason))
     }
 
     /// Reads options by name; what is not given has its default.
@@ -219,7 +205,7 @@ impl Config {
         self.capacities_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes))
     }
 
-    /// The part of it that is about path `number` alone.
+    /// The configuration of path `number` alone.
     pub(crate) fn of_path(&self, number: usize) -> Self {
         Self {
             paths: vec![self.paths[number].clone()],
@@ -229,7 +215,6 @@ impl Config {
     }
 }
 
-/// There is no option `name`: it is gone, or never was.
 fn unknown(name: String) -> ConfigError {
     if let Some(fate) = options::fate(&name) {
         return ConfigError::Gone { name, fate };

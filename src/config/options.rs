@@ -71,7 +71,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option!("min_free", "bytes", min_free_bytes, OrNone("auto", Size(0, PIB)),
         "the store does not grow where the file system would have less than this left; 'auto' is the smaller of 5 % of it and 10 GiB"),
     option!("discard", "", discard, OneOf,
-        "when a block device is told what it need not keep: all of it when it is formatted; with 'free' the places of chunks that went as well"),
+        "when a block device is told what it need not keep: all of it when it is formatted; with 'free' the extents of chunks that were deleted or evicted as well"),
     option!("io_threads", "threads", io_threads, Or("auto", || Config::defaults().io_threads, Count(1, 64)),
         "threads that move bytes, each with a ring, or a pool of threads, of its own; what is submitted goes to the one with the least to do; 'auto' takes one for every 8 processors, 4 at most"),
     option!("set_queue_bytes", "bytes", set_queue_bytes, Size(1 << 20, 1 << 40),
@@ -121,11 +121,8 @@ impl ConfigError {
     }
 }
 
-/// What became of an option that there was.
 enum Fate {
-    /// A constant.
     Fixed(fn(&Tuning) -> String),
-    /// Something else.
     Became(&'static str),
 }
 use Fate::{Became, Fixed};
@@ -154,7 +151,6 @@ const GONE: &[(&str, Fate)] = &[
     ("set_queue_operations", Fixed(|tuning| format!("{} keys", tuning.set_queue_operations))),
 ];
 
-/// What became of the option with this name, if there was one.
 pub(super) fn fate(name: &str) -> Option<String> {
     GONE.iter().find(|(gone, _)| *gone == name).map(|(_, fate)| match fate {
         Fixed(value) => format!("it is fixed at {}", value(&Tuning::default())),

@@ -17,7 +17,8 @@ use std::thread::Builder;
 
 use super::home::FoundHome;
 use super::path_names::check_paths;
-use super::volume::{Common, OpenedVolume};
+use super::volume::{Common, Volume};
+use super::volumes::{Unavailable, Volumes};
 use crate::completion::CompletionQueue;
 use crate::config::Config;
 use crate::error::OpenError;
@@ -29,32 +30,8 @@ use crate::placement::{Placement, VolumeSet};
 use crate::reactor::is_gone;
 use crate::sync::Mutex;
 
-/// A path that opening has left out.
-#[derive(Clone, Debug)]
-pub(super) struct Unavailable {
-    pub(super) path: PathBuf,
-    pub(super) reason: String,
-}
-
-impl Unavailable {
-    fn new(path: &Path, error: &OpenError) -> Self {
-        let reason = error.to_string();
-        log::error!("{} is left out: {reason}; its keys are missed", path.display());
-        Self { path: path.to_owned(), reason }
-    }
-}
-
-/// The volumes in use, each with the chunks that it owns.
-pub(super) struct Assembled {
-    /// What was asked for, with the length of whole devices.
-    pub(super) config: Config,
-    pub(super) opened: Vec<OpenedVolume>,
-    pub(super) unavailable: Vec<Unavailable>,
-    pub(super) placement: Placement,
-    pub(super) epoch: u64,
-}
-
-/// Opens every path of `config`, all at the same time, and brings them into agreement. A path whose device fails is left out
+/// Opens every path of `config`, all at the same time, and brings them into agreement; returns the configuration with the
+/// length of whole devices. A path whose device fails is left out
 /// if there are others. A path whose device is missing is left out if the others know of more paths than there are.
 ///
 /// It looks at all of them and compares them before it changes one.
@@ -62,7 +39,7 @@ pub(super) fn open_all(
     config: &Config,
     left_out: &[Unavailable],
     completions: &Arc<CompletionQueue>,
-) -> Result<Assembled, OpenError> {
+) -> Result<(Config, Volumes), OpenError> {
     check_paths(config)?;
     let common = Common::new(config, completions);
     let now_ms = config.clock.now_ms();
@@ -86,25 +63,22 @@ pub(super) fn open_all(
     let missing = newest.map_or(0, |newest| newest.missing(&ids));
     let unavailable = leave_out_all(config, refused, left_out, !looks.is_empty(), missing)?;
     let are_outdated = compare(&looks)?;
-    let (opened, failed) = at_once(found, |number, found| {
-        OpenedVolume::open(resolved.of_path(number), found, &common)
-    });
+    let (opened, failed) =
+        at_once(found, |number, found| Volume::open(resolved.of_path(number), found, &common));
     if !failed.is_empty() {
         // It could be read and not written. The others go on without it, if they agree without it.
         let left_out = leave_out_all(config, failed, &unavailable, !opened.is_empty(), 0)?;
         drop(opened);
         return open_all(config, &left_out, completions);
     }
-    let mut opened: Vec<OpenedVolume> = opened.into_iter().map(|(_, volume)| volume).collect();
+    let mut opened: Vec<Volume> = opened.into_iter().map(|(_, volume)| volume).collect();
     let (placement, epoch) = agree(&mut opened, &are_outdated, unavailable.len())?;
-    Ok(Assembled { config: resolved, opened, unavailable, placement, epoch })
+    Ok((resolved, Volumes::new(opened, unavailable, placement, epoch)))
 }
 
 /// Adds the paths that have `failed` because of their devices to those that are left out, if there are others. A device that
-/// is not there may also be a misspelt name: as many of these are left out as the others know of and are `missing`.
-///
-/// # Errors
-/// Why one of them failed, if not.
+/// is not there may also be a misspelt name: as many of these are left out as the others know of and are `missing`. Returns
+/// the error of one that is not left out.
 fn leave_out_all(
     config: &Config,
     failed: Vec<(usize, OpenError)>,
@@ -128,9 +102,7 @@ fn leave_out_all(
 }
 
 /// Adds the path that `error` is about to those to be left out, if its device is what does not work and there are others.
-///
-/// # Errors
-/// `error` itself, if not.
+/// Returns the error if not.
 pub(super) fn leave_out(
     error: OpenError,
     config: &Config,
@@ -201,7 +173,7 @@ fn is_device_error(error: &OpenError) -> bool {
     }
 }
 
-/// What a path tells of itself before anything is changed.
+/// What a path knows of itself before anything is changed.
 struct Look<'found> {
     path: &'found Path,
     /// None where there is no store yet.
@@ -223,13 +195,13 @@ impl<'found> Look<'found> {
     }
 }
 
-/// What counts of the sets that stores know of.
+/// The newest of the sets that stores know of.
 fn newest_of(all: impl DoubleEndedIterator<Item = Sharing>) -> Option<Membership> {
     let set = |sharing| match sharing {
         Sharing::With(set) => Some(set),
         Sharing::Never | Sharing::Lost => None,
     };
-    // The first one of several: those after it are the strangers then.
+    // The first one of several: those after it are of another store then.
     all.rev().filter_map(set).max_by_key(|set| set.epoch)
 }
 
@@ -272,13 +244,13 @@ fn unrelated(alone: &Look<'_>, other: &Look<'_>, what: &'static str) -> OpenErro
     OpenError::Unrelated { path: alone.path.to_owned(), other: other.path.to_owned(), what }
 }
 
-/// Drops what a volume does not own, and notes in all of them which they are and how many paths are unavailable.
+/// Drops chunks that a volume does not own, and notes in all volumes which these are and how many paths are unavailable.
 fn agree(
-    opened: &mut [OpenedVolume],
+    opened: &mut [Volume],
     are_outdated: &[bool],
     unavailable: usize,
 ) -> Result<(Placement, u64), OpenError> {
-    let weight = |volume: &OpenedVolume| (volume.id, volume.shared.cache.config.capacity_bytes());
+    let weight = |volume: &Volume| (volume.id, volume.shared.cache.config.capacity_bytes());
     let placement = Placement::new(opened.iter().map(weight));
     let newest = newest_of(opened.iter().map(|volume| volume.sharing));
     if opened.len() == 1 && newest.is_none() {
@@ -290,7 +262,7 @@ fn agree(
         if *is_outdated {
             log::warn!(
                 "{} was away while the other paths went on: what it holds may be stale, so it starts empty",
-                volume.shared.cache.config.path().display()
+                volume.path().display()
             );
         }
         volume.drop_not_owned(*is_outdated, |digest| placement.volume_of(digest, live) == number);

@@ -20,7 +20,6 @@ use crate::store::chunk_files::FileStore;
 use crate::store::data_files::{ExtentStore, FoundFile};
 use crate::store::device::{Device, Target};
 
-/// Where a store lives.
 pub(super) enum Home {
     Directory(Arc<Directory>),
     Device(Arc<Device>),
@@ -140,7 +139,7 @@ impl Home {
     }
 }
 
-/// Checks that something can be made in the directory, or in the one that it is to be made in.
+/// Checks that files can be made in the directory, or that it can be made itself.
 fn check_can_be_made(directory: &Path) -> Result<(), OpenError> {
     let existing = directory
         .ancestors()

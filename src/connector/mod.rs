@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use assembly::{Assembled, leave_out, open_all};
+use assembly::{leave_out, open_all};
 use engines::MakeEngine;
 pub use error::SubmitError;
 pub use format_device::format_device;
 pub use shutdown::Shutdown;
-use volume::{Volume, close_all};
+use volume::close_all;
 use volumes::{Volumes, Watch};
 
 use crate::backlog::{Amount, Backlog};
@@ -35,7 +35,6 @@ use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
-use crate::reactor::Alarm;
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
 /// An open store.
@@ -93,8 +92,12 @@ impl Connector {
         let (alarm, alarms) = channel();
         let mut left_out = Vec::new();
         let (config, volumes) = loop {
-            let assembled = open_all(&config, &left_out, &completions);
-            match assembled.and_then(|assembled| start_all(assembled, &alarm, make_engine)) {
+            let opened = open_all(&config, &left_out, &completions);
+            let started = opened.and_then(|(config, mut volumes)| {
+                volumes.start(&alarm, make_engine)?;
+                Ok((config, volumes))
+            });
+            match started {
                 Ok(started) => break started,
                 // It could be read and not written, perhaps: the others go on without it.
                 Err(error) => leave_out(error, &config, &mut left_out)?,
@@ -170,24 +173,4 @@ impl Connector {
         self.completions.announce();
         future_id
     }
-}
-
-/// Starts every volume, or none. Returns the configuration in force with them.
-fn start_all(
-    assembled: Assembled,
-    alarm: &Alarm,
-    make_engine: &MakeEngine,
-) -> Result<(Config, Volumes), OpenError> {
-    let Assembled { config, opened, unavailable, placement, epoch } = assembled;
-    let caches: Vec<_> = opened.iter().map(|volume| Arc::clone(&volume.shared.cache)).collect();
-    if caches.len() > 1 {
-        caches.iter().for_each(|cache| cache.set_paths(&caches));
-    }
-    let mut all: Vec<Volume> = Vec::new();
-    for (number, volume) in opened.into_iter().enumerate() {
-        volume.shared.health.set_alarm(number, Some(alarm.clone()));
-        let started = volume.start(make_engine);
-        all.push(started.inspect_err(|_| drop(close_all(&all, Duration::ZERO, true)))?);
-    }
-    Ok((config, Volumes::new(all, unavailable, placement, epoch)))
 }

@@ -1,4 +1,4 @@
-//! What the paths of a store are called, before anything is looked at in them.
+//! Checks of the names of several paths, before anything is opened.
 
 use std::path::{Component, Path, PathBuf};
 

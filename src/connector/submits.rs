@@ -196,7 +196,6 @@ impl Connector {
         Ok(future_id)
     }
 
-    /// Longest chunk that every path in use takes.
     pub(super) fn max_chunk_bytes(&self) -> u64 {
         let all = self.volumes.live().map(|volume| volume.shared.cache.store.max_chunk_bytes());
         all.min().unwrap_or(0)
@@ -218,7 +217,6 @@ impl Connector {
         refuse(request, shared, || error.to_string());
     }
 
-    /// Completes a batch of SETs that there is no room for in the queue.
     fn reject_full(&self, keys: usize, keep_alive: KeepAlive) -> u64 {
         // No path's more than another's: the first one counts them.
         let counters = &self.volumes.all()[0].shared.cache.counters;
@@ -237,7 +235,6 @@ impl Connector {
     }
 }
 
-/// Fails a SET whose key must not be stored.
 fn refuse(request: SetRequest, shared: &Shared, error: impl FnOnce() -> String) {
     shared.cache.counters.set_failed.add(1);
     let SetRequest { item, share, .. } = request;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 
-use super::engines::{self, MakeEngine};
+use super::engines::{MakeEngine, describe};
 use super::home::FoundHome;
 use super::shutdown::Shutdown;
 use crate::budget::Budget;
@@ -28,7 +28,7 @@ use crate::reactor::{ReactorEnd, Reactors, RecordWriter, Shared, WriterEnd};
 use crate::sync::Mutex;
 use crate::thread::{LONGEST_SYNC, join_until};
 
-/// What all paths of a store have in common.
+/// What the paths of a store share.
 pub(super) struct Common {
     completions: Arc<CompletionQueue>,
     quotas: Quotas,
@@ -45,17 +45,21 @@ impl Common {
     }
 }
 
-/// Files and index of a path, in order with each other; nothing moves its bytes yet.
-pub(super) struct OpenedVolume {
+/// A path in use.
+pub(super) struct Volume {
     pub(super) shared: Arc<Shared>,
     pub(super) id: StoreId,
+    /// What it noted of other paths before it was opened.
     pub(super) sharing: Sharing,
-    budget: Arc<Budget>,
-    recovery: Recovery,
+    pub(super) budget: Arc<Budget>,
+    pub(super) recovery: Recovery,
+    /// Descriptions of its engines, when it is started.
+    pub(super) engine: String,
     suspects: Vec<Suspect>,
+    threads: Mutex<Threads>,
 }
 
-impl OpenedVolume {
+impl Volume {
     /// Opens what was found, making what is missing, and recovers what it holds. `config` is of that path alone.
     pub(super) fn open(
         config: Config,
@@ -100,8 +104,9 @@ impl OpenedVolume {
         let reactors = wakers.iter().map(Arc::clone).collect();
         let open_store = OpenStore::new(id);
         let cache = Cache::new(config, index, store, write_budget, reactors, open_store);
-        let shared = Shared::new(Arc::new(cache), completions, wakers);
-        Ok(Self { shared: Arc::new(shared), id, sharing, budget, recovery, suspects })
+        let shared = Arc::new(Shared::new(Arc::new(cache), completions, wakers));
+        let (engine, threads) = (String::new(), Mutex::default());
+        Ok(Self { shared, id, sharing, budget, recovery, engine, suspects, threads })
     }
 
     /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
@@ -115,9 +120,9 @@ impl OpenedVolume {
     }
 
     /// Starts its threads, and notes that it is open.
-    pub(super) fn start(self, make_engine: &MakeEngine) -> Result<Volume, OpenError> {
-        let Self { shared, id, sharing: _, budget, recovery, suspects } = self;
-        let path = shared.cache.config.path();
+    pub(super) fn start(&mut self, make_engine: &MakeEngine) -> Result<(), OpenError> {
+        let (shared, recovery) = (&self.shared, &self.recovery);
+        let path = self.path();
         log::info!("{}: {recovery}", path.display());
         let longest_bytes = shared.cache.store.max_chunk_bytes();
         if longest_bytes < MAX_CHUNK_BYTES {
@@ -127,21 +132,66 @@ impl OpenedVolume {
             );
         }
         shared.cache.fit_capacity();
-        warn_of_capacity(path, &budget);
-        let mut threads = Threads::default();
-        let started = threads.start(&shared, suspects, make_engine, recovery.clean_shutdown);
-        if let Err(error) = started {
+        warn_of_capacity(path, &self.budget);
+        let mut threads = self.threads.lock();
+        let suspects = std::mem::take(&mut self.suspects);
+        let started = threads.start(shared, suspects, make_engine, recovery.clean_shutdown);
+        started.inspect_err(|_| {
             shared.stop(Duration::ZERO);
             threads.end();
-            return Err(error);
+        })?;
+        let reactors = threads.reactors.as_ref();
+        self.engine = reactors.map_or_else(String::new, |reactors| describe(&reactors.engines));
+        Ok(())
+    }
+
+    pub(super) fn index(&self) -> &ChunkIndex {
+        &self.shared.cache.index
+    }
+
+    /// Which of `keys`, all of this volume, are stored and can be loaded; leases them.
+    pub(super) fn contains_each<K: Keyed>(&self, keys: &[K]) -> Vec<bool> {
+        self.shared.cache.contains_each(keys, !self.shared.has_failed())
+    }
+
+    pub(super) fn count_prefix<K: Keyed>(&self, keys: &[K]) -> usize {
+        self.shared.cache.count_prefix(keys, !self.shared.has_failed())
+    }
+
+    pub(super) fn pin_keys<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
+        match self.shared.has_failed() {
+            true => vec![false; keys.len()],
+            false => self.index().pin_keys(keys, now_ms),
         }
-        let engine = threads.reactors.as_ref().map(|reactors| engines::describe(&reactors.engines));
-        let (engine, threads) = (engine.unwrap_or_default(), Mutex::new(threads));
-        Ok(Volume { shared, id, budget, recovery, engine, threads })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.shared.cache.config.path()
+    }
+
+    /// Waits for what is queued and in the kernel, and begins to note the clean shutdown and to release the files, on a
+    /// thread: it is left behind if the device, or a frozen file system, does not give it back. The files stay locked as long
+    /// as the volume if somebody may still write to them, as when `have_others_ended` is false.
+    fn begin_close(&self, have_others_ended: bool) -> Option<JoinHandle<bool>> {
+        self.shared.cache.open_store.note_closing();
+        let (have_ended, orderly) = self.threads.lock().end();
+        let may_release = have_others_ended && have_ended;
+        let shared = Arc::clone(&self.shared);
+        let release = move || may_release && release(&shared, orderly);
+        let thread = Builder::new().name("kvring-close".into()).spawn(release);
+        thread.inspect_err(|error| log::error!("cannot start a thread: {error}")).ok()
+    }
+
+    fn end_close(&self, thread: Option<JoinHandle<bool>>, deadline: Instant) -> Shutdown {
+        let released = thread.and_then(|thread| join_until(thread, deadline));
+        let clean = released.is_some_and(|released| released.unwrap_or(false));
+        let abandoned = self.shared.cache.counters.abandoned.get();
+        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
+        log::info!("{}: {done}", self.path().display());
+        done
     }
 }
 
-/// The threads of a path.
 #[derive(Default)]
 struct Threads {
     writer: Option<RecordWriter>,
@@ -190,7 +240,6 @@ impl Threads {
     }
 }
 
-/// Tells of a capacity that the file system cannot give.
 fn warn_of_capacity(path: &Path, budget: &Budget) {
     let (used_bytes, capacity_bytes) = (budget.used_bytes(), budget.capacity_bytes());
     let most_bytes = used_bytes.saturating_add(budget.free_above_floor_bytes());
@@ -227,68 +276,6 @@ fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
         let _ = shared.cache.store.sync();
         note()
     })
-}
-
-/// A path in use.
-pub(super) struct Volume {
-    pub(super) shared: Arc<Shared>,
-    pub(super) id: StoreId,
-    pub(super) budget: Arc<Budget>,
-    pub(super) recovery: Recovery,
-    /// What its engines say of themselves.
-    pub(super) engine: String,
-    threads: Mutex<Threads>,
-}
-
-impl Volume {
-    pub(super) fn index(&self) -> &ChunkIndex {
-        &self.shared.cache.index
-    }
-
-    /// Which of `keys`, which are all this volume's, are held and can be loaded; leases them.
-    pub(super) fn contains_each<K: Keyed>(&self, keys: &[K]) -> Vec<bool> {
-        self.shared.cache.contains_each(keys, !self.shared.has_failed())
-    }
-
-    /// How many leading `keys`, which are all this volume's, are held and can be loaded; leases them.
-    pub(super) fn count_prefix<K: Keyed>(&self, keys: &[K]) -> usize {
-        self.shared.cache.count_prefix(keys, !self.shared.has_failed())
-    }
-
-    /// Pins which of `keys`, which are all this volume's, are held and can be loaded.
-    pub(super) fn pin_keys<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
-        match self.shared.has_failed() {
-            true => vec![false; keys.len()],
-            false => self.index().pin_keys(keys, now_ms),
-        }
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        self.shared.cache.config.path()
-    }
-
-    /// Waits for what is queued and in the kernel, and begins to note the clean shutdown and to release the files, on a
-    /// thread: it is left behind if the device, or a frozen file system, does not give it back. The files stay locked as long
-    /// as the volume if somebody may still write to them, as when `have_others_ended` is false.
-    fn begin_close(&self, have_others_ended: bool) -> Option<JoinHandle<bool>> {
-        self.shared.cache.open_store.note_closing();
-        let (have_ended, orderly) = self.threads.lock().end();
-        let may_release = have_others_ended && have_ended;
-        let shared = Arc::clone(&self.shared);
-        let release = move || may_release && release(&shared, orderly);
-        let thread = Builder::new().name("kvring-close".into()).spawn(release);
-        thread.inspect_err(|error| log::error!("cannot start a thread: {error}")).ok()
-    }
-
-    /// Waits until `deadline` for what was begun.
-    fn end_close(&self, thread: Option<JoinHandle<bool>>, deadline: Instant) -> Shutdown {
-        let released = thread.and_then(|thread| join_until(thread, deadline));
-        let clean = released.is_some_and(|released| released.unwrap_or(false));
-        let abandoned = self.shared.cache.counters.abandoned.get();
-        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
-        log::info!("{}: {done}", self.path().display());
-        done
-    }
 }
 
 /// Closes volumes, all at the same time: each works on what is queued for at most `drain_timeout`. Their files stay locked if

@@ -1,13 +1,15 @@
 //! The volumes of a connector: which key belongs to which, and how one that fails is taken out.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::assembly::Unavailable;
-use super::volume::Volume;
+use super::engines::MakeEngine;
+use super::volume::{Volume, close_all};
+use crate::error::OpenError;
 use crate::format::membership::Membership;
 use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
@@ -15,17 +17,31 @@ use crate::reactor::{Alarm, Spread};
 use crate::schedule::Class;
 use crate::thread::{LONGEST_SYNC, has_ended};
 
+/// A path that opening has left out.
+#[derive(Clone, Debug)]
+pub(super) struct Unavailable {
+    pub(super) path: PathBuf,
+    pub(super) reason: String,
+}
+
+impl Unavailable {
+    pub(super) fn new(path: &Path, error: &OpenError) -> Self {
+        let reason = error.to_string();
+        log::error!("{} is left out: {reason}; its keys are missed", path.display());
+        Self { path: path.to_owned(), reason }
+    }
+}
+
 /// All volumes, and those of them that are in use.
 pub(super) struct Volumes {
     all: Box<[Volume]>,
-    /// Paths that opening left out.
     pub(super) unavailable: Vec<Unavailable>,
     placement: Placement,
     live: AtomicU32,
     epoch: AtomicU64,
 }
 
-/// Who is responsible for which key, as of one moment.
+/// Which volume each key belongs to, as of one moment.
 #[derive(Clone, Copy)]
 pub(super) struct Route<'volumes> {
     volumes: &'volumes Volumes,
@@ -48,22 +64,40 @@ impl Volumes {
         }
     }
 
-    /// All of them, also those that have failed.
+    /// Starts every volume, or none.
+    pub(super) fn start(
+        &mut self,
+        alarm: &Alarm,
+        make_engine: &MakeEngine,
+    ) -> Result<(), OpenError> {
+        let caches: Vec<_> =
+            self.all.iter().map(|volume| Arc::clone(&volume.shared.cache)).collect();
+        if caches.len() > 1 {
+            caches.iter().for_each(|cache| cache.set_paths(&caches));
+        }
+        for number in 0..self.all.len() {
+            self.all[number].shared.health.set_alarm(number, Some(alarm.clone()));
+            if let Err(error) = self.all[number].start(make_engine) {
+                close_all(&self.all[..number], Duration::ZERO, true);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Also those that have failed.
     pub(super) fn all(&self) -> &[Volume] {
         &self.all
     }
 
-    /// Those in use.
     pub(super) fn live(&self) -> impl Iterator<Item = &Volume> {
         self.live_set().iter().map(|number| &self.all[number])
     }
 
-    /// Whether a volume, by its place in [`Volumes::all`], is in use.
     pub(super) fn is_live(&self, number: usize) -> bool {
         self.live_set().contains(number)
     }
 
-    /// Who is responsible for which key now.
     pub(super) fn route(&self) -> Route<'_> {
         Route { volumes: self, live: self.live_set() }
     }
@@ -114,7 +148,7 @@ impl Volumes {
         }
     }
 
-    /// Has the volumes in `set` note that it is they who are in use. Returns those that cannot.
+    /// Notes in the volumes in `set` that these are in use. Returns those where that fails.
     fn note(&self, set: VolumeSet) -> Vec<usize> {
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         let unavailable = self.unavailable.len() + self.all.len() - set.iter().count();
@@ -133,12 +167,10 @@ impl Volumes {
 }
 
 impl<'volumes> Route<'volumes> {
-    /// Number of the volume that a key belongs to.
     pub(super) fn number_of(self, digest: Digest) -> usize {
         self.volumes.placement.volume_of(digest, self.live)
     }
 
-    /// The volume that a key belongs to.
     pub(super) fn volume_of(self, digest: Digest) -> &'volumes Volume {
         &self.volumes.all[self.number_of(digest)]
     }
@@ -180,7 +212,6 @@ impl<'volumes> Route<'volumes> {
         self.volumes.all.iter().map(|volume| volume.shared.spread(class, expected)).collect()
     }
 
-    /// Hands operations, by volume, to the reactors.
     pub(super) fn push(self, spreads: Vec<Spread>) {
         for (volume, spread) in self.volumes.all.iter().zip(spreads) {
             volume.shared.push(spread);
@@ -198,10 +229,6 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// The system refuses a thread.
     pub(super) fn start(
         volumes: &Arc<Volumes>,
         alarm: Alarm,
@@ -216,7 +243,7 @@ impl Watch {
         Ok(Self { alarm, thread })
     }
 
-    /// Ends it, and says whether it did: a device may take a note and not give it back.
+    /// Says whether it has ended: a device may take a note and not give it back.
     pub(super) fn end(self) -> bool {
         let _ = self.alarm.send(END);
         has_ended(self.thread, Instant::now() + LONGEST_SYNC, "no path that failed was left out")
