@@ -1,6 +1,5 @@
 //! Options that are one of a few names.
 
-use super::kinds::Named;
 use crate::checksum::ChecksumKind;
 
 macro_rules! named {
@@ -16,13 +15,6 @@ macro_rules! named {
             /// As options name it.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$value => $name),+ }
-            }
-        }
-
-        impl Named for $kind {
-            const ALL: &'static [Self] = &Self::ALL;
-            fn name(self) -> &'static str {
-                self.name()
             }
         }
     };

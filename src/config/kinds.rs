@@ -26,7 +26,8 @@ pub(super) struct Count(pub(super) u64, pub(super) u64);
 pub(super) struct Size(pub(super) u64, pub(super) u64);
 /// A length of time: a number of seconds, or a string such as '7d' or '1h 30m'.
 pub(super) struct Time(pub(super) Duration, pub(super) Duration);
-pub(super) struct OneOf;
+/// One of some values, which have names.
+pub(super) struct OneOf<T: 'static>(pub(super) &'static [T], pub(super) fn(T) -> &'static str);
 /// A path of a kind. As in a shell, `~` at its beginning is the home directory of this user and `~name` that of another.
 pub(super) struct PathName(pub(super) &'static str);
 pub(super) struct SizesByName(pub(super) u64, pub(super) u64);
@@ -36,11 +37,6 @@ pub(super) struct List<K>(pub(super) K, pub(super) usize);
 pub(super) struct Or<T, K>(pub(super) &'static str, pub(super) fn() -> T, pub(super) K);
 /// A word that stands for none, or a value.
 pub(super) struct OrNone<K>(pub(super) &'static str, pub(super) K);
-
-pub(super) trait Named: Copy + 'static {
-    const ALL: &'static [Self];
-    fn name(self) -> &'static str;
-}
 
 impl<T: TryFrom<u64> + Display> Takes<T> for Count {
     fn read(&self, value: &OptionValue) -> Result<T, String> {
@@ -103,28 +99,25 @@ impl Takes<Duration> for Time {
     }
 }
 
-impl<T: Named> Takes<T> for OneOf {
+impl<T: Copy> Takes<T> for OneOf<T> {
     fn read(&self, value: &OptionValue) -> Result<T, String> {
         let text = text(value)?;
-        let names = T::ALL.iter().map(|value| value.name());
-        T::ALL.iter().find(|value| value.name() == text).copied().ok_or_else(|| {
-            match nearest(text, names) {
-                Some(nearest) => {
-                    format!("it is not one of the choices; did you mean '{nearest}'?")
-                }
-                None => "it is not one of the choices".into(),
-            }
+        let found = self.0.iter().copied().find(|value| (self.1)(*value) == text);
+        found.ok_or_else(|| {
+            let nearest = nearest(text, self.0.iter().map(|value| (self.1)(*value)));
+            let hint = nearest.map(|nearest| format!("; did you mean '{nearest}'?"));
+            format!("it is not one of the choices{}", hint.unwrap_or_default())
         })
     }
 
     fn range(&self) -> String {
-        let names: Vec<_> = T::ALL.iter().map(|value| format!("'{}'", value.name())).collect();
+        let names: Vec<_> = self.0.iter().map(|value| format!("'{}'", (self.1)(*value))).collect();
         let (last, others) = names.split_last().expect("an enum has values");
         format!("{} or {last}", others.join(", "))
     }
 
     fn show(&self, value: &T) -> String {
-        value.name().into()
+        (self.1)(*value).into()
     }
 }
 

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::kinds::{Count, List, OneOf, Or, OrNone, PathName, Size, SizesByName, Takes, Time};
-use super::{Config, MIN_CAPACITY_BYTES, OptionValue, Tuning};
+use super::{
+    Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
+    MIN_CAPACITY_BYTES, OptionValue, Tuning,
+};
 use crate::error::ConfigError;
 use crate::format::membership::MAX_VOLUMES;
 
@@ -48,15 +51,15 @@ pub const OPTIONS: &[OptionSpec] = &[
         "most bytes that the store takes on disk at each path, data and index together; 'all' of a block device; a list has one for each path"),
     option!("index_path", "", index_path, OrNone("none", PathName("a directory")),
         "where the index of a store on a block device lies, if not on the device itself; formatting settles which"),
-    option!("layout", "", layout, OneOf,
+    option!("layout", "", layout, OneOf(&Layout::ALL, Layout::name),
         "how chunks lie on disk: as extents of preallocated data files, or each in a file of its own, to be seen and copied with ordinary tools; a store keeps the layout that it was made with"),
-    option!("engine", "", engine, OneOf,
+    option!("engine", "", engine, OneOf(&EngineChoice::ALL, EngineChoice::name),
         "what moves the bytes: io_uring, or a pool of threads over preadv and pwritev; 'auto' takes io_uring where the kernel lets it, and says why not where it does not"),
-    option!("checksum", "", checksum, OneOf,
+    option!("checksum", "", checksum, OneOf(&Checksum::ALL, Checksum::name),
         "payload checksum, computed on SET and compared on every GET; with 'off' a re-stored key of the same length counts as unchanged"),
-    option!("durability", "", durability, OneOf,
+    option!("durability", "", durability, OneOf(&Durability::ALL, Durability::name),
         "what a completed SET withstands: the death of the process, or power loss as well (data and record are synced before it completes, grouped over all SETs that wait)"),
-    option!("eviction", "", eviction, OneOf,
+    option!("eviction", "", eviction, OneOf(&Eviction::ALL, Eviction::name),
         "which chunks go when room is needed; docs/eviction.md compares them"),
     option!("ttl", "", ttl, OrNone("off", Time(Duration::from_secs(1), DAY.saturating_mul(3660))),
         "after this time without use a chunk is a miss, and its space is given back"),
@@ -64,13 +67,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased"),
     option!("quotas", "bytes", quotas, Or("none", Vec::new, SizesByName(1 << 20, PIB)),
         "most bytes of a namespace (model, or model@salt), at all paths together; past it its own chunks go"),
-    option!("admit", "", admission, OneOf,
+    option!("admit", "", admission, OneOf(&Admission::ALL, Admission::name),
         "with 'second_use' a key is stored only when it is to be stored for the second time, which saves writes; until then its SETs complete without storing"),
     option!("write_budget", "bytes a day", write_budget_bytes, OrNone("off", Size(1 << 30, PIB)),
         "most bytes written in a day, at all paths together, to spare the drive; an hour's worth may come at once, past it SETs complete without storing"),
     option!("min_free", "bytes", min_free_bytes, OrNone("auto", Size(0, PIB)),
         "the store does not grow where the file system would have less than this left; 'auto' is the smaller of 5 % of it and 10 GiB"),
-    option!("discard", "", discard, OneOf,
+    option!("discard", "", discard, OneOf(&Discard::ALL, Discard::name),
         "when a block device is told what it need not keep: all of it when it is formatted; with 'free' the extents of chunks that were deleted or evicted as well"),
     option!("io_threads", "threads", io_threads, Or("auto", || Config::defaults().io_threads, Count(1, 64)),
         "threads that move bytes, each with a ring, or a pool of threads, of its own; what is submitted goes to the one with the least to do; 'auto' takes one for every 8 processors, 4 at most"),

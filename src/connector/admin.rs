@@ -11,8 +11,8 @@ use crate::index::{Check, KeyState, Purged};
 use crate::key::Hashed;
 
 impl Connector {
-    /// Tells how many leading keys are held, and leases these as one: answered as by [`Connector::submit_exists`], true for
-    /// each of them and false from the first on that is not held, without looking at those behind it.
+    /// Asks how many leading keys are stored, and leases these. The answers are as those of [`Connector::submit_exists`] up to
+    /// the first key that is not stored, and false from there on.
     ///
     /// # Errors
     /// `SubmitError`: closed, forked, or a key is too long.
@@ -22,18 +22,18 @@ impl Connector {
         let count = match route.only() {
             Some(volume) => volume.count_prefix(keys),
             None => {
-                let is_held =
+                let is_stored =
                     |key: &Hashed<'_>| route.volume_of(key.digest).contains_each(&[*key]) == [true];
-                // One by one: those behind the first miss must not be looked at.
-                keys.iter().map(|key| Hashed::of(key.as_ref())).take_while(is_held).count()
+                // One by one: those after the first miss are not leased.
+                keys.iter().map(|key| Hashed::of(key.as_ref())).take_while(is_stored).count()
             }
         };
         let results = (0..keys.len()).map(|position| position < count).collect();
         Ok(self.complete(results, String::new(), Box::new(())))
     }
 
-    /// Pins what is held of `keys`: it is neither evicted nor expires before it is unpinned or deleted, or the store is
-    /// closed. Says of each key whether it is pinned now: not if it is not held, or half of the capacity is pinned.
+    /// Pins `keys`: a pinned chunk is neither evicted nor expires before it is unpinned or deleted, or the store is closed.
+    /// Says of each key whether it is pinned now: not if it is not stored, or half of the capacity is pinned.
     ///
     /// # Errors
     /// `SubmitError`: closed, forked, or a key is too long.
@@ -44,7 +44,7 @@ impl Connector {
         Ok(route.ask_each(keys, |volume, keys| volume.pin_keys(keys, now_ms)))
     }
 
-    /// Takes pins back. Says of each key whether it was pinned.
+    /// Unpins keys. Says of each key whether it was pinned.
     ///
     /// # Errors
     /// `SubmitError`: closed, forked, or a key is too long.
@@ -67,9 +67,9 @@ impl Connector {
         Ok(all.into_iter().collect())
     }
 
-    /// Keys of a namespace that are held or being written: at least `limit` from `cursor` (0 at first) on, if there are so
-    /// many, and the cursor to go on with, if there are more. What comes or goes meanwhile may be missing. A path whose reactors
-    /// have failed has none.
+    /// Keys of a namespace that are stored or being written: at least `limit` from `cursor` (0 at first) on, if there are so
+    /// many, and the cursor to continue with, if there are more. Keys stored or removed meanwhile may be missing. A path whose
+    /// reactors have failed has none.
     ///
     /// # Errors
     /// `SubmitError`: closed or forked.
@@ -100,9 +100,8 @@ impl Connector {
         Ok((keys, None))
     }
 
-    /// Removes everything of a namespace: what is held and not pinned, what is being written (it will not be held), and what
-    /// is remembered. Neither map nor index know it when this returns: it waits for the file system. A pinned key stays, with the chunk that is being
-    /// written for it, if any.
+    /// Removes a namespace: its chunks, those being written, and the keys remembered for admission. It waits for the index file.
+    /// A pinned key stays, with the chunk that is being written for it.
     ///
     /// # Errors
     /// `SubmitError`: closed or forked.
@@ -124,7 +123,7 @@ impl Connector {
         }
     }
 
-    /// Takes out what has expired, now, and says how many chunks that were. It happens by itself as well.
+    /// Removes expired chunks now, and returns how many. This happens in the background as well.
     ///
     /// # Errors
     /// `SubmitError`: closed or forked.

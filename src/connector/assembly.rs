@@ -1,6 +1,6 @@
 //! How several paths become one store at open: which of them are available, and which keys each of them owns.
 //!
-//! A volume holds only keys that it owns among the volumes in use (see `placement.rs`), and each volume in use has noted which
+//! A volume has only keys that it owns among the volumes in use (see `placement.rs`), and each volume in use has noted which
 //! these are (`Membership`). The newest note decides:
 //!
 //! - A volume that it does not name, and that has a note of its own, was away while the others went on. It is emptied: its
@@ -261,7 +261,7 @@ fn agree(
     for (number, (volume, is_outdated)) in opened.iter_mut().zip(are_outdated).enumerate() {
         if *is_outdated {
             log::warn!(
-                "{} was away while the other paths went on: what it holds may be stale, so it starts empty",
+                "{} was away while the other paths went on: its chunks may be stale, so it starts empty",
                 volume.path().display()
             );
         }

@@ -2,7 +2,6 @@
 
 mod admin;
 mod assembly;
-mod closing;
 mod engines;
 mod error;
 mod format_device;
@@ -36,6 +35,9 @@ use crate::error::OpenError;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
+
+/// How long `close` works on what is queued before it drops the rest.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An open store.
 pub struct Connector {
@@ -143,6 +145,42 @@ impl Connector {
         }
     }
 
+    /// [`Connector::close_within`] 5 s.
+    pub fn close(&self) -> Shutdown {
+        self.close_within(DRAIN_TIMEOUT)
+    }
+
+    /// Accepts nothing new, works on what is queued for at most `drain_timeout`, waits for the kernel, notes the clean shutdown,
+    /// releases the files, and drops the completions that were not drained. No caller memory is used after it. A second call
+    /// waits for the first and returns the same. In a fork of the owner it does nothing.
+    ///
+    /// Transfers that the kernel does not finish within 10 s more are leaked, with their memory. A thread that a device or a
+    /// frozen file system does not give back is left behind. The log says so, the shutdown is not clean, and the store stays
+    /// locked as long as the connector lives.
+    pub fn close_within(&self, drain_timeout: Duration) -> Shutdown {
+        if self.process_id != std::process::id() {
+            return Shutdown::default();
+        }
+        let mut shutdown = self.shutdown.lock();
+        if let Some(done) = *shutdown {
+            return done;
+        }
+        self.closed.store(true, Ordering::Release);
+        drop(self.gate.write());
+        let watch = self.watch.lock().take();
+        // It writes to the files.
+        let has_watch_ended = watch.is_none_or(Watch::end);
+        let closed = close_all(self.volumes.all(), drain_timeout, has_watch_ended).into_iter();
+        // A path that is out of use is outdated anyway, and what was dropped there no loss of this moment.
+        let counts = closed.enumerate().filter(|(number, _)| self.volumes.is_live(*number));
+        let done = Shutdown::of_all(counts.map(|(_, done)| done));
+        let mut untaken = Vec::new();
+        self.completions.drain(&mut untaken);
+        drop(untaken);
+        *shutdown = Some(done);
+        done
+    }
+
     fn enter<K: AsRef<str>>(&self, keys: &[K]) -> Result<RwLockReadGuard<'_, ()>, SubmitError> {
         // Before any lock: one that another thread held during fork() stays held in the child for ever.
         let this = std::process::id();
@@ -172,5 +210,11 @@ impl Connector {
         self.completions.push(Completion { future_id, ok, error, results, _keep_alive });
         self.completions.announce();
         future_id
+    }
+}
+
+impl Drop for Connector {
+    fn drop(&mut self) {
+        self.close();
     }
 }

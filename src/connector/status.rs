@@ -1,4 +1,4 @@
-//! What a store tells of itself.
+//! The state of a store: `stats()`, its configuration, what recovery found.
 
 use std::sync::atomic::Ordering;
 

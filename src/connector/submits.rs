@@ -19,8 +19,8 @@ use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
 
 impl Connector {
-    /// Loads chunks. A key that is not held, or not in exactly its buffer's length, is answered false and its buffer is
-    /// left as it was. `keep_alive` is dropped with the completion.
+    /// Loads chunks. A key that is not stored, or not in exactly its buffer's length, is answered false and its buffer stays
+    /// unchanged. `keep_alive` is dropped with the completion.
     ///
     /// # Errors
     /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, or a key is too long.
@@ -69,7 +69,7 @@ impl Connector {
         Ok(future_id)
     }
 
-    /// Stores chunks. A key that is held, or on its way, with the very same bytes is not written again; with others, it is
+    /// Stores chunks. A key that is stored, or being stored, with the same bytes is not written again; with others it is
     /// replaced, and readers see the old chunk or the new one, whole. The completion is `ok` if every key was stored. A chunk
     /// that is longer than the store takes fails alone.
     ///
@@ -148,7 +148,7 @@ impl Connector {
         Ok(future_id)
     }
 
-    /// Tells which keys are held, and leases them for `lease_s`: the load that follows finds them. Answered from memory,
+    /// Asks which keys are stored, and leases these for `lease_s`: the load that follows finds them. Answered from memory,
     /// without I/O. False for all keys of a path whose reactors have failed: nobody can load them.
     ///
     /// # Errors
@@ -163,9 +163,9 @@ impl Connector {
         Ok(self.complete(results, String::new(), Box::new(())))
     }
 
-    /// Removes keys. None of them is held when this returns. The answer comes when the index says so too, so that no restart brings
-    /// them back; the space is freed after the last reader. True means "not here any more": a key that was not held is answered
-    /// true as well, since LMCache picks a key that is answered false again and again, and its accounting never comes down.
+    /// Removes keys. None of them is found when this returns. The completion follows when the index file has it, so that no restart
+    /// brings them back; the space is freed after the last reader. True means "not here any more", also for a key that was not
+    /// stored: LMCache picks a key that is answered false again and again, and its accounting never comes down.
     ///
     /// # Errors
     /// `SubmitError`: closed, forked, or a key is too long.

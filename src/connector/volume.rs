@@ -60,7 +60,7 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    /// Opens what was found, making what is missing, and recovers what it holds. `config` is of that path alone.
+    /// Opens what was found, makes what is missing, and recovers the chunks. `config` is of that path alone.
     pub(super) fn open(
         config: Config,
         found: Option<FoundHome>,
