@@ -237,7 +237,7 @@ impl<E: Engine> Operations<E> {
             self.shared.note_sync_begun(self.number);
             // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which this holds, and a
             // file of a chunk until its SET is answered, after the group's last sync is reaped.
-            outcome = unsafe { self.engine.submit(transfer) };
+            outcome = unsafe { self.device.engine.submit(transfer) };
             if outcome.is_err() {
                 self.shared.note_sync_ended(self.number, 0, false);
                 group.error = Some(libc::EIO);

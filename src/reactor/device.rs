@@ -4,6 +4,7 @@
 //! neighbours and fails all of them for one bad sector. Apart from each other, those that are intact can be read, or written.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -14,8 +15,7 @@ use super::failure::Failure;
 use super::health::{DeviceState, Direction};
 use super::piece::{Piece, PieceProgress};
 use crate::buffer::BouncePool;
-use crate::engine::Engine;
-use crate::engine::EngineError;
+use crate::engine::{Engine, EngineError};
 use crate::schedule::Grant;
 
 /// What has waited so long has no second attempt any more: the device takes seconds to fail, and is to be found out.
@@ -55,23 +55,32 @@ pub(super) struct Checksummed {
 }
 
 /// Pieces sit in a fixed array: the kernel holds their addresses.
-pub(super) struct Device {
+pub(super) struct Device<E> {
+    shared: Arc<Shared>,
+    pub(super) engine: E,
     pieces: Slab<Piece>,
     pub(super) pool: BouncePool,
     isolated: [IsolatedRetries; DIRECTIONS.len()],
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
     moved: [VecDeque<Piece>; 2],
-    moved_bytes: u64,
+    pub(super) moved_bytes: u64,
     /// Most bytes that may wait there, as loads hold bounce memory until then.
     most_moved_bytes: u64,
     /// Writes in the kernel whose checksum may be computed meanwhile; some may be done by now.
     unsummed: VecDeque<usize>,
 }
 
-impl Device {
+impl<E: Engine> Device<E> {
     /// A device that takes this many transfers at a time, as the scheduler must make sure.
-    pub(super) fn new(most_transfers: usize, most_moved_bytes: u64) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        engine: E,
+        most_transfers: usize,
+        most_moved_bytes: u64,
+    ) -> Self {
         Self {
+            shared,
+            engine,
             pieces: Slab::with_capacity(most_transfers),
             pool: BouncePool::new(),
             isolated: Default::default(),
@@ -88,12 +97,7 @@ impl Device {
     }
 
     /// Gives the kernel a piece. If it is refused, nothing of it is in flight.
-    pub(super) fn start(
-        &mut self,
-        piece: Piece,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
+    pub(super) fn start(&mut self, piece: Piece) -> Result<(), EngineError> {
         // Never over the capacity it was made with, so that no piece ever moves.
         assert!(
             self.pieces.len() < self.pieces.capacity(),
@@ -104,21 +108,16 @@ impl Device {
         if can_be_summed_early {
             self.unsummed.push_back(token);
         }
-        self.submit(token, shared, engine).inspect_err(|_| self.release(token))
+        self.submit(token).inspect_err(|_| self.release(token))
     }
 
-    fn submit(
-        &mut self,
-        token: usize,
-        shared: &Shared,
-        engine: &mut impl Engine,
-    ) -> Result<(), EngineError> {
-        shared.cache.counters.transfers.add(1);
+    fn submit(&mut self, token: usize) -> Result<(), EngineError> {
+        self.shared.cache.counters.transfers.add(1);
         let transfer = self.pieces[token].transfer(token);
         // SAFETY: the piece stays where it is in `pieces` until it is reaped (or everything is leaked); it owns vectors
         // and bounce memory; the caller's memory lives until the answer, which comes after the reaping; the store keeps
         // its files open as long as `shared` lives, which the reactor holds, and the file of a chunk is closed with the answer.
-        unsafe { engine.submit(transfer) }
+        unsafe { self.engine.submit(transfer) }
     }
 
     fn release(&mut self, token: usize) {
@@ -141,29 +140,27 @@ impl Device {
         (token, result): (usize, i32),
         (is_wanted, is_load): (bool, bool),
         now: Instant,
-        shared: &Shared,
-        engine: &mut impl Engine,
     ) -> (Outcome, Result<(), EngineError>) {
         let isolated = self.end_isolated(token);
         let piece = &mut self.pieces[token];
         let outcome = match piece.advance(result) {
             PieceProgress::Again => {
-                shared.cache.counters.transfers_resumed.add(1);
-                return match self.submit(token, shared, engine) {
+                self.shared.cache.counters.transfers_resumed.add(1);
+                return match self.submit(token) {
                     Ok(()) => (Outcome::InFlight, Ok(())),
                     Err(error) => (self.fail(token, Failure::Closed), Err(error)),
                 };
             }
             PieceProgress::Done => {
                 let direction = piece.request().direction();
-                if shared.health.note_success(direction) && direction == Direction::Write {
+                if self.shared.health.note_success(direction) && direction == Direction::Write {
                     // It was the device, and not they.
-                    shared.cache.store.retry_bad_extents();
+                    self.shared.cache.store.retry_bad_extents();
                 }
                 self.note_moved(token, is_load)
             }
             PieceProgress::Failed(errno) => {
-                self.retry_or_fail((token, errno), isolated, is_wanted, now, shared)
+                self.retry_or_fail((token, errno), isolated, is_wanted, now)
             }
         };
         (outcome, Ok(()))
@@ -199,45 +196,39 @@ impl Device {
         isolated: Option<u64>,
         is_wanted: bool,
         now: Instant,
-        shared: &Shared,
     ) -> Outcome {
         let direction = self.pieces[token].request().direction();
         let attempt = match isolated {
             None => Attempt::First,
-            Some(before) if shared.health.successes(direction) > before => Attempt::AmongSuccesses,
+            Some(before) if self.shared.health.successes(direction) > before => {
+                Attempt::AmongSuccesses
+            }
             Some(_) => Attempt::Alone,
         };
-        if is_wanted && self.merits_retry(token, errno, attempt, shared) {
-            let successes = shared.health.successes(direction);
+        if is_wanted && self.merits_retry(token, errno, attempt) {
+            let successes = self.shared.health.successes(direction);
             let failed = FailedOnce { token, errno, since: now, successes };
             self.isolated[direction as usize].waiting.push_back(failed);
             return Outcome::InFlight;
         }
-        self.end_failed(token, errno, attempt, now, shared)
+        self.end_failed(token, errno, attempt, now)
     }
 
-    fn merits_retry(&self, token: usize, errno: i32, attempt: Attempt, shared: &Shared) -> bool {
+    fn merits_retry(&self, token: usize, errno: i32, attempt: Attempt) -> bool {
         let request = self.pieces[token].request();
-        judge(request, errno, attempt, shared.health.state(request.direction()))
+        judge(request, errno, attempt, self.shared.health.state(request.direction()))
             == Verdict::RetryAlone
     }
 
-    fn end_failed(
-        &mut self,
-        token: usize,
-        errno: i32,
-        attempt: Attempt,
-        now: Instant,
-        shared: &Shared,
-    ) -> Outcome {
+    fn end_failed(&mut self, token: usize, errno: i32, attempt: Attempt, now: Instant) -> Outcome {
         let request = self.pieces[token].request();
         // One that merits no second attempt any more says nothing of its extent.
         let state = match attempt {
             Attempt::First => DeviceState::Fails,
-            _ => shared.health.state(request.direction()),
+            _ => self.shared.health.state(request.direction()),
         };
-        let failure = Failure::of(request, errno, attempt, state, shared.cache.config.path());
-        shared.health.note_failure(request, errno, now);
+        let failure = Failure::of(request, errno, attempt, state, self.shared.cache.config.path());
+        self.shared.health.note_failure(request, errno, now);
         self.fail(token, failure)
     }
 
@@ -247,8 +238,6 @@ impl Device {
         &mut self,
         is_wanted: impl Fn(usize) -> bool,
         now: Instant,
-        shared: &Shared,
-        engine: &mut impl Engine,
     ) -> (Vec<Outcome>, Result<(), EngineError>) {
         let mut failed = Vec::new();
         for direction in DIRECTIONS {
@@ -263,13 +252,13 @@ impl Device {
                 if is_late
                     || !is_wanted(id)
                     || failed.iter().any(has_failed)
-                    || !self.merits_retry(token, errno, Attempt::First, shared)
+                    || !self.merits_retry(token, errno, Attempt::First)
                 {
-                    failed.push(self.end_failed(token, errno, Attempt::First, now, shared));
+                    failed.push(self.end_failed(token, errno, Attempt::First, now));
                     continue;
                 }
-                shared.cache.counters.transfers_resumed.add(1);
-                if let Err(error) = self.submit(token, shared, engine) {
+                self.shared.cache.counters.transfers_resumed.add(1);
+                if let Err(error) = self.submit(token) {
                     failed.push(self.fail(token, Failure::Closed));
                     return (failed, Err(error));
                 }
@@ -284,11 +273,6 @@ impl Device {
         let waiting = self.isolated.iter_mut().flat_map(|line| line.waiting.drain(..));
         let tokens: Vec<usize> = waiting.map(|failed| failed.token).collect();
         tokens.into_iter().map(|token| self.fail(token, Failure::Closed)).collect()
-    }
-
-    /// Bytes of pieces that the kernel is done with and the processor is not.
-    pub(super) fn moved_bytes(&self) -> u64 {
-        self.moved_bytes
     }
 
     /// Whether so much waits for the processor that it comes before the device.

@@ -40,31 +40,18 @@ pub(super) struct SyncCounts {
 
 /// Submitted batches on their way to a reactor: a queue per class, an element per batch.
 #[derive(Default)]
-pub(crate) struct Intake {
-    queues: [SegQueue<Vec<Operation>>; 3],
-    /// Keys whose SETs are to be promoted.
-    awaited: SegQueue<Digest>,
+pub(super) struct Intake {
+    pub(super) queues: [SegQueue<Vec<Operation>>; 3],
+    /// Keys whose SETs are to be promoted, as GETs wait for them.
+    pub(super) awaited: SegQueue<Digest>,
 }
 
 impl Intake {
-    pub(crate) fn push(&self, class: Class, operations: Vec<Operation>) {
-        self.queues[class as usize].push(operations);
-    }
-
-    pub(crate) fn pop(&self) -> Option<Vec<Operation>> {
+    pub(super) fn pop(&self) -> Option<Vec<Operation>> {
         self.queues.iter().find_map(SegQueue::pop)
     }
 
-    /// GETs wait for what is being written for this key.
-    pub(crate) fn push_awaited(&self, digest: Digest) {
-        self.awaited.push(digest);
-    }
-
-    pub(crate) fn pop_awaited(&self) -> Option<Digest> {
-        self.awaited.pop()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.queues.iter().all(SegQueue::is_empty) && self.awaited.is_empty()
     }
 }

@@ -10,7 +10,6 @@
 //!
 //! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
 
-mod answers;
 mod chunk_file;
 mod commit;
 mod device;
@@ -33,17 +32,17 @@ mod verify;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub(crate) use answers::Answer;
 pub(crate) use errnos::is_gone;
 pub(crate) use health::Alarm;
 pub(crate) use lanes::Spread;
 pub(crate) use latency::Latencies;
 pub(crate) use operation::Operation;
-pub(crate) use record_writer::{RecordWriter, WriterEnd};
+pub(crate) use record_writer::{Answer, RecordWriter, WriterEnd};
 pub(crate) use shared::Shared;
 
 use crate::engine::{Engine, EngineError, Waker};
@@ -195,7 +194,7 @@ impl<E: Engine> Operations<E> {
         };
         if ending == ReactorEnd::Failed {
             // Before the first answer that tells of it.
-            shared.note_failed();
+            shared.has_failed.store(true, Ordering::SeqCst);
         }
         let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
         if ending == ReactorEnd::Failed {
@@ -259,7 +258,7 @@ impl<E: Engine> Operations<E> {
             self.finish_reaped()?;
             self.start_chunk_files()?;
             // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
-            if came_back && !has_fed && self.device.moved_bytes() >= FEED_FIRST_BYTES {
+            if came_back && !has_fed && self.device.moved_bytes >= FEED_FIRST_BYTES {
                 has_fed = true;
                 continue;
             }
@@ -282,7 +281,7 @@ impl<E: Engine> Operations<E> {
             || self.shared.reclaims_deleted(self.number)
             || self.can_go_on();
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
-        let outcome = self.engine.reap(timeout, &mut self.reaped);
+        let outcome = self.device.engine.reap(timeout, &mut self.reaped);
         lane.waker.awake();
         self.shared.cache.counters.reactor_turns.add(1);
         outcome
@@ -292,12 +291,12 @@ impl<E: Engine> Operations<E> {
     fn quiesce(&mut self) -> bool {
         self.drop_queued();
         if self.in_flight() > 0 {
-            self.engine.cancel_all();
+            self.device.engine.cancel_all();
         }
         let deadline = Instant::now() + CANCEL_TIMEOUT;
         while self.in_flight() > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.engine.reap(Some(left), &mut self.reaped).is_err() {
+            if left.is_zero() || self.device.engine.reap(Some(left), &mut self.reaped).is_err() {
                 return false;
             }
             self.finish_stopped();

@@ -29,12 +29,11 @@ pub(super) const CHECKSUM_TURN_BYTES: u64 = 1 << 20;
 
 pub(super) struct Operations<E> {
     pub(super) shared: Arc<Shared>,
-    pub(super) engine: E,
     /// Results that the engine gave back.
     pub(super) reaped: Vec<Reaped>,
     pub(super) number: usize,
     pub(super) scheduler: Scheduler,
-    pub(super) device: Device,
+    pub(super) device: Device<E>,
     pub(super) active: Slab<Active>,
     pub(super) commit: GroupCommit,
     pub(super) verification: Verification,
@@ -70,11 +69,15 @@ impl<E: Engine> Operations<E> {
         let mut limits = limits_of(&shared);
         // Half for loads, half for stores.
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
-        let device = Device::new(transfers_of(&shared), limits.max_in_flight_bytes);
+        let device = Device::new(
+            Arc::clone(&shared),
+            engine,
+            transfers_of(&shared),
+            limits.max_in_flight_bytes,
+        );
         Self {
             number,
             shared,
-            engine,
             scheduler: Scheduler::new(limits),
             device,
             reaped: Vec::new(),
@@ -143,7 +146,7 @@ impl<E: Engine> Operations<E> {
             }
         }
         // After the SETs: what comes later than its SET is found.
-        while let Some(digest) = lane.intake.pop_awaited() {
+        while let Some(digest) = lane.intake.awaited.pop() {
             if let Some(id) = self.set_of(digest) {
                 self.promote(id);
             }

@@ -7,20 +7,70 @@
 //! - Nothing is written into a place, and the device is not told that it is free, before the record is cleared that named it.
 //! - In `persistent`, a sync of the index begins when the records are written that it is for.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::answers::Answer;
+use crate::backlog::QueueShare;
+use crate::batch::BatchItem;
+use crate::cache::Cache;
 use crate::thread::{LONGEST_RETURN, has_ended};
+
+/// Answers that wait for changes of records.
+#[derive(Default)]
+pub(super) struct WaitingAnswers {
+    /// In the order of their tickets.
+    answers: VecDeque<(u64, Answer)>,
+    have_ended: bool,
+}
+
+/// What is answered when all changes are made that were queued before it.
+pub(crate) enum Answer {
+    /// Of a SET, whose chunk got a record with this generation, or none.
+    Stored {
+        item: BatchItem,
+        share: Arc<QueueShare>,
+        generation: Option<u64>,
+    },
+    Removed(Vec<BatchItem>),
+}
+
+impl Answer {
+    fn give(self, cache: &Cache) {
+        match self {
+            Self::Removed(items) => items.into_iter().for_each(BatchItem::succeed),
+            Self::Stored { item, share, generation } => {
+                // Before the answer: who sees that finds the room.
+                drop(share);
+                if generation.is_some_and(|generation| cache.records().changes.has_lost(generation)) {
+                    cache.counters.set_failed.add(1);
+                    let path = cache.config.path().display();
+                    item.fail(|| {
+                        format!("cannot write the record of a chunk into the index of {path}")
+                    });
+                } else {
+                    item.succeed();
+                }
+            }
+        }
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Self::Removed(items) => items.len(),
+            Self::Stored { .. } => 1,
+        }
+    }
+}
 
 impl Shared {
     /// Answers when all changes of records are made that were queued by now. If nobody makes them any more it fails.
     pub(crate) fn answer_when_written(&self, answer: Answer) {
         let progress = &self.cache.records().changes.progress;
-        let mut waiting = self.answers.0.lock();
+        let mut waiting = self.answers.lock();
         let ticket = progress.ticket();
         if progress.is_done(ticket) {
             drop(waiting);
@@ -36,7 +86,7 @@ impl Shared {
     /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
     fn note_changes_made(&self) {
         let progress = &self.cache.records().changes.progress;
-        let mut waiting = self.answers.0.lock();
+        let mut waiting = self.answers.lock();
         let end = waiting.answers.partition_point(|(ticket, _)| progress.is_done(*ticket));
         let due: Vec<Answer> = waiting.answers.drain(..end).map(|(_, answer)| answer).collect();
         drop(waiting);
@@ -51,7 +101,7 @@ impl Shared {
     /// Nobody makes changes any more: fails what waits for them.
     fn fail_answers(&self) {
         self.cache.records().changes.progress.end();
-        let mut waiting = self.answers.0.lock();
+        let mut waiting = self.answers.lock();
         waiting.have_ended = true;
         let left = std::mem::take(&mut waiting.answers);
         drop(waiting);
@@ -141,7 +191,7 @@ impl Drop for FailAnswersOnDrop<'_> {
             "{}: {reason}; every operation fails from here on",
             self.shared.cache.config.path().display()
         );
-        self.shared.note_failed();
+        self.shared.has_failed.store(true, Ordering::SeqCst);
         self.shared.health.fail(|| reason.into());
         self.shared.stop(Duration::ZERO);
         self.shared.fail_answers();

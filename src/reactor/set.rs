@@ -5,13 +5,13 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::answers::Answer;
 use super::commit::MemberEnd;
 use super::errnos::{Fate, Request};
 use super::failure::Failure;
 use super::health::{Direction, errno_of};
 use super::operation::{Operation, SetOperation, Stage};
 use super::operations::{CHECKSUM_TURN_BYTES, Operations};
+use super::record_writer::Answer;
 use crate::cache::Begun;
 use crate::cache::Next;
 use crate::config::Durability;

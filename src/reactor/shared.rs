@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::answers::Answers;
 use super::health::Health;
 use super::lanes::{Lane, Spread};
 use super::latency::Latencies;
 use super::limits;
+use super::record_writer::WaitingAnswers;
 use crate::cache::Cache;
 use crate::completion::CompletionQueue;
 use crate::engine::Waker;
@@ -21,7 +21,7 @@ pub(crate) struct Shared {
     pub(crate) cache: Arc<Cache>,
     pub(crate) completions: Arc<CompletionQueue>,
     pub(crate) health: Health,
-    pub(super) answers: Answers,
+    pub(super) answers: Mutex<WaitingAnswers>,
     pub(super) lanes: Box<[Lane]>,
     /// Syncs that failed; see [`super::failed_syncs`].
     pub(super) failed_syncs: AtomicU64,
@@ -31,8 +31,8 @@ pub(crate) struct Shared {
     live: AtomicUsize,
     /// No reactor takes anything any more.
     stopped: AtomicBool,
-    /// A reactor has failed, and all of them stop for it: nothing can be loaded any more.
-    has_failed: AtomicBool,
+    /// A reactor has failed, and all of them stop for it: nothing can be loaded any more, and what is stored must not be promised.
+    pub(super) has_failed: AtomicBool,
 }
 
 impl Shared {
@@ -45,7 +45,7 @@ impl Shared {
             cache,
             completions,
             health: Health::default(),
-            answers: Answers::default(),
+            answers: Mutex::default(),
             live: AtomicUsize::new(wakers.len()),
             lanes: wakers.into_iter().map(Lane::new).collect(),
             failed_syncs: AtomicU64::new(0),
@@ -71,7 +71,7 @@ impl Shared {
         for (lane, part) in self.lanes.iter().zip(spread.parts) {
             if !part.operations.is_empty() {
                 lane.load.add_queued(spread.class, part.bytes);
-                lane.intake.push(spread.class, part.operations);
+                lane.intake.queues[spread.class as usize].push(part.operations);
                 lane.waker.wake();
             }
         }
@@ -98,7 +98,7 @@ impl Shared {
     /// GETs wait for what is being written for these keys: whichever reactor has such a SET promotes it.
     pub(crate) fn promote(&self, awaited: &[Digest]) {
         for lane in self.lanes.iter().filter(|_| !awaited.is_empty()) {
-            awaited.iter().for_each(|digest| lane.intake.push_awaited(*digest));
+            awaited.iter().for_each(|digest| lane.intake.awaited.push(*digest));
             lane.waker.wake();
         }
     }
@@ -110,11 +110,6 @@ impl Shared {
         *current = Some(current.map_or(deadline, |earlier| earlier.min(deadline)));
         drop(current);
         self.lanes.iter().for_each(|lane| lane.waker.wake());
-    }
-
-    /// A reactor has failed: what is stored must not be promised from here on.
-    pub(super) fn note_failed(&self) {
-        self.has_failed.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn has_failed(&self) -> bool {

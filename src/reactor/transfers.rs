@@ -103,7 +103,7 @@ impl<E: Engine> Operations<E> {
         let piece =
             Piece::new(grant, target, chunk, buffer, store.geometry(), &mut self.device.pool);
         self.shared.cache.counters.bounced_bytes.add(piece.bounced_bytes as u64);
-        let started = self.device.start(piece, &self.shared, &mut self.engine);
+        let started = self.device.start(piece);
         if started.is_err() {
             // Not in flight: nothing to wait for.
             self.end_failed_piece(grant, Failure::Closed, Instant::now());
@@ -131,15 +131,13 @@ impl<E: Engine> Operations<E> {
             let active = &self.active[grant.id];
             let is_load = grant.class == Class::Get || active.is_awaited;
             let wanted = (active.failure.is_none(), is_load);
-            let (ended, submitted) =
-                self.device.complete((token, result), wanted, now, &self.shared, &mut self.engine);
+            let (ended, submitted) = self.device.complete((token, result), wanted, now);
             outcome = outcome.and(submitted);
             self.end_transfer(grant, ended, now);
         }
         let active = &self.active;
         let is_wanted = |id: usize| active[id].failure.is_none();
-        let (failed, submitted) =
-            self.device.start_isolated(is_wanted, now, &self.shared, &mut self.engine);
+        let (failed, submitted) = self.device.start_isolated(is_wanted, now);
         self.end_failed_pieces(failed, now);
         outcome.and(submitted)
     }
@@ -248,7 +246,7 @@ impl<E: Engine> Operations<E> {
                 // SAFETY: the request names no memory but the name, which does not move with its owner; that stays in `active`,
                 // with the file, until the request is reaped (or is leaked): an operation with one in flight is not ended. The
                 // directory is open as long as `shared` lives.
-                if let Err(error) = unsafe { self.engine.submit(transfer) } {
+                if let Err(error) = unsafe { self.device.engine.submit(transfer) } {
                     self.fail_chunk_file(id, Failure::Closed);
                     return Err(error);
                 }
