@@ -4,57 +4,82 @@
 //! behind it do; it fails, or others go for it, only when the store can grow no more.
 
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Cache;
-use crate::thread::{LONGEST_RETURN, has_ended};
+use super::threads::CacheThread;
+use crate::sync::{Condvar, Mutex};
 
-pub(crate) struct GrowthThread {
-    cache: Arc<Cache>,
-    thread: JoinHandle<()>,
+/// What the growth thread is to do.
+#[derive(Default)]
+pub(super) struct Growth {
+    orders: Mutex<GrowthOrders>,
+    ordered: Condvar,
+    /// From an order until all is done that was ordered.
+    is_under_way: AtomicBool,
 }
 
-impl GrowthThread {
-    pub(crate) fn start(cache: &Arc<Cache>) -> std::io::Result<Self> {
-        let cache = Arc::clone(cache);
-        let thread = Builder::new().name("kvring-growth".into()).spawn({
-            let cache = Arc::clone(&cache);
-            move || keep_growing(&GiveUpOnDrop(&cache))
-        })?;
-        Ok(Self { cache, thread })
+#[derive(Default)]
+struct GrowthOrders {
+    ends: bool,
+    /// Bytes for which there is to be room.
+    needed_bytes: Option<u64>,
+}
+
+impl Growth {
+    fn next_order(&self) -> Option<u64> {
+        let mut orders = self.orders.lock();
+        loop {
+            if orders.ends {
+                return None;
+            }
+            if let Some(needed_bytes) = orders.needed_bytes.take() {
+                return Some(needed_bytes);
+            }
+            orders = self.ordered.wait(orders);
+        }
     }
 
-    /// Ends it after what it is doing, and says whether it did: the file system may not give it back. Not by dropping it, as
-    /// the maintenance thread.
-    pub(crate) fn end(self) -> bool {
-        self.cache.growth.end();
-        has_ended(self.thread, Instant::now() + LONGEST_RETURN, "the store did not grow any more")
+    fn end(&self) {
+        self.orders.lock().ends = true;
+        self.ordered.notify_one();
     }
 }
 
 /// Ends the waiting of SETs with the thread, also if that is a panic.
-struct GiveUpOnDrop<'cache>(&'cache Cache);
+struct NoMoreGrowth<'cache>(&'cache Cache);
 
-impl Drop for GiveUpOnDrop<'_> {
+impl Drop for NoMoreGrowth<'_> {
     fn drop(&mut self) {
-        self.0.growth.give_up();
+        self.0.growth.end();
+        self.0.growth.is_under_way.store(false, Ordering::SeqCst);
         self.0.wake_reactors();
     }
 }
 
-fn keep_growing(ending: &GiveUpOnDrop<'_>) {
-    let cache = ending.0;
+fn keep_growing(cache: &Cache) {
+    let _ending = NoMoreGrowth(cache);
     while let Some(needed_bytes) = cache.growth.next_order() {
         cache.grow(needed_bytes);
-        cache.growth.note_done();
+        let orders = cache.growth.orders.lock();
+        if orders.needed_bytes.is_none() {
+            cache.growth.is_under_way.store(false, Ordering::SeqCst);
+        }
+        drop(orders);
         cache.wake_reactors();
     }
 }
 
 impl Cache {
+    /// Starts the growth thread.
+    pub(crate) fn start_growth(self: &Arc<Self>) -> std::io::Result<CacheThread> {
+        let lost = "the store did not grow any more";
+        CacheThread::start(self, "kvring-growth", keep_growing, |cache| cache.growth.end(), lost)
+    }
+
+    /// Whether SETs that found no room are to wait. The reactors are woken when it ends.
     pub(crate) fn is_growing(&self) -> bool {
-        self.growth.is_under_way()
+        self.growth.is_under_way.load(Ordering::SeqCst)
     }
 
     fn wake_reactors(&self) {
@@ -64,19 +89,25 @@ impl Cache {
     /// Has the store grow if it soon has to.
     pub(super) fn grow_ahead(&self) {
         let is_due = || self.store.is_growth_due(0) || self.index.table().is_growth_due();
-        if !self.growth.is_under_way() && is_due() {
+        if !self.is_growing() && is_due() {
             self.order_growth(0);
         }
     }
 
     /// Has the store grow until there is room for `needed_bytes`, if it can. False if nobody does that any more.
     pub(crate) fn order_growth(&self, needed_bytes: u64) -> bool {
-        if !self.config.works_inline {
-            return self.growth.order(needed_bytes);
+        if self.config.works_inline {
+            self.grow(needed_bytes);
+            self.wake_reactors();
+            return true;
         }
-        self.grow(needed_bytes);
-        self.wake_reactors();
-        true
+        let mut orders = self.growth.orders.lock();
+        if !orders.ends {
+            orders.needed_bytes = orders.needed_bytes.max(Some(needed_bytes));
+            self.growth.is_under_way.store(true, Ordering::SeqCst);
+            self.growth.ordered.notify_one();
+        }
+        !orders.ends
     }
 
     /// Makes the first data file, and the first part of the index, if they are not there. What is in the way of that is told
@@ -100,7 +131,7 @@ impl Cache {
 
     /// Grows until there is room for `needed_bytes`, or for some time. What is in the way of that is the answer to those who
     /// ask for room from here on.
-    pub(super) fn grow(&self, needed_bytes: u64) {
+    fn grow(&self, needed_bytes: u64) {
         if self.store.is_look_due(true) {
             self.look_at_blocks();
         }

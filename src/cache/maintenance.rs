@@ -4,15 +4,16 @@
 //! It works in slices and rests between them, so that what users wait for goes on beside it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread::{Builder, JoinHandle};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Cache;
 use super::presence::LOOK_PAUSE;
-use super::signals::is_above;
-use crate::config::Discard;
-use crate::thread::{LONGEST_RETURN, has_ended};
+use super::threads::CacheThread;
+use crate::block::Extent;
+use crate::config::{Discard, Tuning};
+use crate::store::Fill;
+use crate::sync::{Condvar, Mutex};
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
 const SWEEPS_PER_TTL: u32 = 20;
@@ -36,36 +37,72 @@ const SLICE: Duration = Duration::from_micros(200);
 /// How much longer than it has worked it rests.
 const RESTS: u32 = 4;
 
-pub(crate) struct MaintenanceThread {
-    cache: Arc<Cache>,
-    thread: JoinHandle<()>,
+/// By how much of itself the length to make room for falls with each chunk that is shorter.
+const FORGETS: u32 = 64;
+
+/// What the maintenance thread is told.
+pub(super) struct Maintenance {
+    /// Above this share of the space it evicts, down to the other one.
+    high_watermark: f64,
+    low_watermark: f64,
+    /// Blocks of about the longest chunk of late.
+    typical_blocks: AtomicU32,
+    is_short: AtomicBool,
+    orders: Mutex<MaintenanceOrders>,
+    ordered: Condvar,
 }
 
-impl MaintenanceThread {
-    /// Starts it. `tell_lost` is called with the reason when the files of the store are not found any more and other paths can
-    /// take its keys.
-    ///
-    /// # Errors
-    /// The system refuses a thread.
-    pub(crate) fn start(
-        cache: &Arc<Cache>,
-        tell_lost: impl Fn(String) + Send + 'static,
-    ) -> std::io::Result<Self> {
-        let cache = Arc::clone(cache);
-        let thread = Builder::new().name("kvring-maintain".into()).spawn({
-            let cache = Arc::clone(&cache);
-            move || keep(&cache, &tell_lost)
-        })?;
-        Ok(Self { cache, thread })
+#[derive(Default)]
+struct MaintenanceOrders {
+    ends: bool,
+    is_short: bool,
+}
+
+impl Maintenance {
+    pub(super) fn new(tuning: &Tuning) -> Self {
+        Self {
+            high_watermark: tuning.high_watermark,
+            low_watermark: tuning.low_watermark,
+            typical_blocks: AtomicU32::new(1),
+            is_short: AtomicBool::new(false),
+            orders: Mutex::default(),
+            ordered: Condvar::new(),
+        }
     }
 
-    /// Ends it, at the next slice, and says whether it did: a device may take a discard and not give it back. Not by dropping
-    /// it: that must do nothing in a fork, where the thread is not.
-    pub(crate) fn end(self) -> bool {
-        self.cache.maintenance.end();
-        let lost = "nothing expired or was evicted early";
-        has_ended(self.thread, Instant::now() + LONGEST_RETURN, lost)
+    /// A chunk of `bytes` got an extent, or none; wakes the maintenance thread if space is short now.
+    pub(super) fn note_placed(&self, bytes: u64, fill: impl FnOnce() -> Fill) {
+        let blocks = Extent::blocks_for(bytes);
+        let before = self.typical_blocks.load(Ordering::Relaxed);
+        self.typical_blocks.store(blocks.max(before - before / FORGETS), Ordering::Relaxed);
+        if !self.is_short.load(Ordering::Relaxed) && is_above(fill(), self.high_watermark) {
+            self.is_short.store(true, Ordering::Relaxed);
+            self.orders.lock().is_short = true;
+            self.ordered.notify_all();
+        }
     }
+
+    fn end(&self) {
+        self.orders.lock().ends = true;
+        self.ordered.notify_all();
+    }
+
+    /// Rests for four times as long as the `slice` of work took that ends now. Says whether to go on: not if the thread is to
+    /// end, nor, if it `yields`, while space is short.
+    fn rest(&self, slice: &mut Instant, yields: bool) -> bool {
+        let goes_on = |orders: &MaintenanceOrders| !orders.ends && !(yields && orders.is_short);
+        let mut orders = self.orders.lock();
+        if goes_on(&orders) {
+            let rested = Instant::now() + slice.elapsed() * RESTS;
+            (orders, _) = self.ordered.wait_until(orders, rested);
+        }
+        *slice = Instant::now();
+        goes_on(&orders)
+    }
+}
+
+fn is_above(fill: Fill, share: f64) -> bool {
+    !fill.can_grow && fill.allocated_bytes as f64 > fill.total_bytes as f64 * share
 }
 
 fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
@@ -85,7 +122,7 @@ fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
         while !orders.ends && !orders.is_short {
             let others = [next_sweep, next_discard].into_iter().flatten();
             let next = others.fold(next_look.min(next_uses), Instant::min);
-            let (again, is_due) = cache.maintenance.told.wait_until(orders, next);
+            let (again, is_due) = cache.maintenance.ordered.wait_until(orders, next);
             orders = again;
             if is_due {
                 break;
@@ -132,6 +169,17 @@ fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
 }
 
 impl Cache {
+    /// Starts the maintenance thread. `tell_lost` is called with the reason when the files of the store are not found any more
+    /// and other paths can take its keys.
+    pub(crate) fn start_maintenance(
+        self: &Arc<Self>,
+        tell_lost: impl Fn(String) + Send + 'static,
+    ) -> std::io::Result<CacheThread> {
+        let work = move |cache: &Self| keep(cache, &tell_lost);
+        let lost = "nothing expired or was evicted early";
+        CacheThread::start(self, "kvring-maintain", work, |cache| cache.maintenance.end(), lost)
+    }
+
     /// Evicts down to the low watermark, if the high one was passed. Tells of each run of blocks that it made room for, and
     /// how many bytes it evicted for it.
     pub(super) fn evict_ahead(&self, mut told: impl FnMut(u32, u64)) {
@@ -156,18 +204,8 @@ impl Cache {
     fn discard_freed(&self) {
         // It waits for records to be cleared.
         self.index.table().changes.announce();
-        let mut start = Instant::now();
-        while self.store.discard_freed() {
-            let mut orders = self.maintenance.orders.lock();
-            if !orders.ends && !orders.is_short {
-                let rested = Instant::now() + start.elapsed() * RESTS;
-                (orders, _) = self.maintenance.told.wait_until(orders, rested);
-            }
-            if orders.ends || orders.is_short {
-                return;
-            }
-            start = Instant::now();
-        }
+        let mut slice = Instant::now();
+        while self.store.discard_freed() && self.maintenance.rest(&mut slice, true) {}
     }
 
     /// Has it written into the records how their chunks were used, until there is something more urgent, or the file system takes
@@ -183,14 +221,8 @@ impl Cache {
                 if !table.changes.progress.wait_until(table.changes.progress.ticket(), deadline) {
                     return;
                 }
-                let worked = slice.elapsed();
-                if worked >= SLICE {
-                    let orders = self.maintenance.orders.lock();
-                    if orders.ends || orders.is_short {
-                        return;
-                    }
-                    drop(self.maintenance.told.wait_until(orders, Instant::now() + worked * RESTS));
-                    slice = Instant::now();
+                if slice.elapsed() >= SLICE && !self.maintenance.rest(&mut slice, true) {
+                    return;
                 }
             }
         }
@@ -210,14 +242,9 @@ impl Cache {
                 self.counters.expired.add(expired.chunks);
                 self.counters.expired_bytes.add(expired.bytes);
                 self.reclaim_all(expired.extents);
-                let worked = slice.elapsed();
-                if pauses && worked >= SLICE {
-                    let orders = self.maintenance.orders.lock();
-                    if orders.ends {
-                        return self.counters.expired.get() - before;
-                    }
-                    drop(self.maintenance.told.wait_until(orders, Instant::now() + worked * RESTS));
-                    slice = Instant::now();
+                let is_over = pauses && slice.elapsed() >= SLICE;
+                if is_over && !self.maintenance.rest(&mut slice, false) {
+                    return self.counters.expired.get() - before;
                 }
             }
         }

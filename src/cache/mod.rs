@@ -13,7 +13,7 @@ mod quota;
 mod read;
 mod requests;
 mod room;
-mod signals;
+mod threads;
 mod write;
 
 use std::sync::{Arc, OnceLock, Weak};
@@ -23,16 +23,16 @@ use crossbeam_queue::SegQueue;
 
 pub(crate) use admission::WriteBudget;
 pub(crate) use doubts::{Doubts, Finding};
-pub(crate) use growth::GrowthThread;
-pub(crate) use maintenance::MaintenanceThread;
 pub(crate) use read::{Opened, ReadHandle};
 pub(crate) use requests::{ChunkIndex, GetRequest, SetRequest};
+pub(crate) use threads::CacheThread;
 pub(crate) use write::{
     Begun, Claim, Next, RecordedWrite, Superseded, SupersedingWrite, WriteHandle,
 };
 
+use growth::Growth;
+use maintenance::Maintenance;
 use presence::Presence;
-use signals::{Growth, Maintenance};
 
 use crate::block::Extent;
 use crate::config::Config;
@@ -80,10 +80,7 @@ impl Cache {
         open_store: OpenStore,
     ) -> Self {
         Self {
-            maintenance: Maintenance::new(
-                config.tuning.low_watermark,
-                config.tuning.high_watermark,
-            ),
+            maintenance: Maintenance::new(&config.tuning),
             growth: Growth::default(),
             write_budget,
             paths: OnceLock::new(),

@@ -13,7 +13,7 @@ use super::engines::{MakeEngine, describe};
 use super::home::FoundHome;
 use super::shutdown::Shutdown;
 use crate::budget::Budget;
-use crate::cache::{Cache, ChunkIndex, GrowthThread, MaintenanceThread, WriteBudget};
+use crate::cache::{Cache, CacheThread, ChunkIndex, WriteBudget};
 use crate::completion::CompletionQueue;
 use crate::config::{Config, Durability};
 use crate::engine::Waker;
@@ -196,8 +196,8 @@ impl Volume {
 struct Threads {
     writer: Option<RecordWriter>,
     reactors: Option<Reactors>,
-    growth: Option<GrowthThread>,
-    maintenance: Option<MaintenanceThread>,
+    growth: Option<CacheThread>,
+    maintenance: Option<CacheThread>,
 }
 
 impl Threads {
@@ -215,10 +215,10 @@ impl Threads {
         self.writer = Some(RecordWriter::start(shared).map_err(thread_error())?);
         self.reactors = Some(Reactors::start(shared, suspects, make_engine)?);
         begin_session(shared, was_closed).map_err(io_error("write the index of"))?;
-        self.growth = Some(GrowthThread::start(&shared.cache).map_err(thread_error())?);
+        self.growth = Some(shared.cache.start_growth().map_err(thread_error())?);
         let owner = Arc::clone(shared);
         let fail = move |reason: String| owner.health.fail(|| reason);
-        let maintenance = MaintenanceThread::start(&shared.cache, fail);
+        let maintenance = shared.cache.start_maintenance(fail);
         self.maintenance = Some(maintenance.map_err(thread_error())?);
         Ok(())
     }
@@ -227,10 +227,10 @@ impl Threads {
     /// whether all that was asked for is done.
     fn end(&mut self) -> (bool, bool) {
         // It frees extents, which needs the files.
-        let maintenance = self.maintenance.take().is_none_or(MaintenanceThread::end);
+        let maintenance = self.maintenance.take().is_none_or(CacheThread::end);
         let reactors = self.reactors.take().map_or(ReactorEnd::Leaked, Reactors::join);
         // What was queued may have needed it until now.
-        let growth = self.growth.take().is_none_or(GrowthThread::end);
+        let growth = self.growth.take().is_none_or(CacheThread::end);
         // After all that change records.
         let written = WriterEnd { has_ended: true, is_done: true };
         let written = self.writer.take().map_or(written, RecordWriter::end);

@@ -1,0 +1,41 @@
+//! The threads of a cache: maintenance and growth.
+
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+
+use super::Cache;
+use crate::thread::{LONGEST_RETURN, has_ended};
+
+/// A running thread of a cache. Dropping it does not end it: that must do nothing in a fork, where the thread is not.
+pub(crate) struct CacheThread {
+    cache: Arc<Cache>,
+    thread: JoinHandle<()>,
+    order_end: fn(&Cache),
+    /// What is lost if it ends in a panic, for the log.
+    lost: &'static str,
+}
+
+impl CacheThread {
+    /// Starts a thread that works until `order_end` is called.
+    pub(super) fn start(
+        cache: &Arc<Cache>,
+        name: &str,
+        work: impl FnOnce(&Cache) + Send + 'static,
+        order_end: fn(&Cache),
+        lost: &'static str,
+    ) -> std::io::Result<Self> {
+        let cache = Arc::clone(cache);
+        let thread = Builder::new().name(name.into()).spawn({
+            let cache = Arc::clone(&cache);
+            move || work(&cache)
+        })?;
+        Ok(Self { cache, thread, order_end, lost })
+    }
+
+    /// Ends it after what it is doing, and says whether it did: a file system or a device may not give it back.
+    pub(crate) fn end(self) -> bool {
+        (self.order_end)(&self.cache);
+        has_ended(self.thread, Instant::now() + LONGEST_RETURN, self.lost)
+    }
+}
