@@ -12,9 +12,11 @@
 //! A SET that a load waits for is promoted: it is served beside the loads, counts as one of them, and has a budget of its own.
 //! Where the device takes a piece of either only, a piece of a due SET follows seven of promoted ones: neither starves.
 
-use std::collections::VecDeque;
-use std::ops::Add;
+mod queue;
+
 use std::time::{Duration, Instant};
+
+use queue::{Queue, Waiting};
 
 /// What an operation is, in the order in which classes are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,85 +109,10 @@ impl Line {
     }
 }
 
-/// Operations in the order in which they came.
-struct Queue {
-    /// Nothing in the place of what was taken out of the middle; the front is always there.
-    waiting: VecDeque<Option<Waiting>>,
-    /// Ticket of the front.
-    first: u64,
-}
-
-impl Default for Queue {
-    /// Tickets begin where there is room before the first one, for what is put back.
-    fn default() -> Self {
-        Self { waiting: VecDeque::new(), first: 1 << 32 }
-    }
-}
-
-impl Queue {
-    fn push(&mut self, waiting: Waiting) -> Ticket {
-        self.waiting.push_back(Some(waiting));
-        Ticket(self.first + self.waiting.len() as u64 - 1)
-    }
-
-    /// Puts back what was taken from the front, or from before it.
-    fn push_front(&mut self, waiting: Waiting) -> Ticket {
-        self.waiting.push_front(Some(waiting));
-        self.first -= 1;
-        Ticket(self.first)
-    }
-
-    fn front(&self) -> Option<&Waiting> {
-        self.waiting.front()?.as_ref()
-    }
-
-    fn front_mut(&mut self) -> Option<&mut Waiting> {
-        self.waiting.front_mut()?.as_mut()
-    }
-
-    fn take(&mut self, Ticket(number): Ticket) -> Option<Waiting> {
-        let position = usize::try_from(number.checked_sub(self.first)?).ok()?;
-        let taken = self.waiting.get_mut(position)?.take();
-        while matches!(self.waiting.front(), Some(None)) {
-            self.waiting.pop_front();
-            self.first += 1;
-        }
-        taken
-    }
-
-    fn take_front(&mut self) {
-        self.take(Ticket(self.first));
-    }
-
-    fn clear(&mut self) {
-        self.first += self.waiting.len() as u64;
-        self.waiting.clear();
-    }
-
-    fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-}
-
-struct Waiting {
-    id: usize,
-    granted_bytes: u64,
-    total_bytes: u64,
-    since: Instant,
-}
-
 #[derive(Clone, Copy, Default)]
 struct InFlight {
     pieces: usize,
     bytes: u64,
-}
-
-impl Add for InFlight {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { pieces: self.pieces + other.pieces, bytes: self.bytes + other.bytes }
-    }
 }
 
 /// Operations that wait for the device.
@@ -243,7 +170,7 @@ impl Scheduler {
         }
     }
 
-    /// The next piece that may start now. `loads_elsewhere` tells whether others load from the same device. Each grant
+    /// The next piece that may start now. `loads_elsewhere`: whether others load from the same device. Each grant
     /// is to be returned by [`Self::finish`].
     pub fn next_grant(&mut self, now: Instant, loads_elsewhere: bool) -> Option<Grant> {
         let loads = self.look_at_loads(now, loads_elsewhere);
@@ -278,10 +205,8 @@ impl Scheduler {
                     || !self.holds_sets && self.set_fits(line, length_bytes, loads, is_due)
             })
         };
-        let device_fits = |line: Line| {
-            self.next_length(line)
-                .is_some_and(|length_bytes| self.device_fits(line.class(), length_bytes))
-        };
+        let device_fits =
+            |line: Line| self.next_length(line).is_some_and(|bytes| self.device_fits(line, bytes));
         let can_go = |line: &Line| within_budget(*line) && device_fits(*line);
         // Both want the room that the device has for SETs. The one whose turn it is may need more of it than there is yet:
         // the other one leaves it that.
@@ -301,18 +226,19 @@ impl Scheduler {
         first.or_else(|| (!is_due && !is_waited_for && can_go(&Line::Set)).then_some(Line::Set))
     }
 
-    /// What the device has of a class.
-    fn in_flight_of(&self, class: Class) -> InFlight {
-        let of_line = |line: Line| self.in_flight[line as usize];
-        match class {
-            Class::Set => of_line(Line::Set) + of_line(Line::Promoted),
-            Class::Get | Class::Delete => of_line(Line::of(class)),
-        }
+    fn in_flight_of(&self, lines: &[Line]) -> InFlight {
+        lines.iter().fold(InFlight::default(), |sum, line| {
+            let InFlight { pieces, bytes } = self.in_flight[*line as usize];
+            InFlight { pieces: sum.pieces + pieces, bytes: sum.bytes + bytes }
+        })
     }
 
-    /// Whether the device takes a piece of `class` beside what it has of it.
-    fn device_fits(&self, class: Class, length_bytes: u64) -> bool {
-        let in_flight = self.in_flight_of(class);
+    /// Whether the device takes a piece beside what it has of the same class.
+    fn device_fits(&self, line: Line, length_bytes: u64) -> bool {
+        let in_flight = match line {
+            Line::Promoted | Line::Set => self.in_flight_of(&[Line::Promoted, Line::Set]),
+            Line::Get | Line::Delete => self.in_flight_of(&[line]),
+        };
         in_flight.pieces == 0
             || length_bytes == 0
             || in_flight.pieces < self.limits.queue_depth
@@ -343,8 +269,7 @@ impl Scheduler {
 
     /// Whether the next piece of a SET is within the budget of its kind: promoted, due, or any.
     fn set_fits(&self, line: Line, length_bytes: u64, loads: Loads, is_due: bool) -> bool {
-        let (limits, [promoted, get]) =
-            (&self.limits, [Line::Promoted, Line::Get].map(|line| self.in_flight[line as usize]));
+        let limits = &self.limits;
         let own = self.in_flight[line as usize];
         if line == Line::Promoted {
             let budget_bytes = limits.set_in_flight_between_loads_bytes;
@@ -356,10 +281,11 @@ impl Scheduler {
             Loads::Present => limits.set_in_flight_while_loading_bytes,
         };
         if is_due {
-            let share_bytes = (promoted + get).bytes / LOADS_PER_DUE_SET;
+            let share_bytes =
+                self.in_flight_of(&[Line::Promoted, Line::Get]).bytes / LOADS_PER_DUE_SET;
             return own.pieces == 0 || own.bytes + length_bytes <= budget_bytes.max(share_bytes);
         }
-        let sets = own + promoted;
+        let sets = self.in_flight_of(&[Line::Promoted, Line::Set]);
         let goes_alone = sets.pieces == 0 && loads != Loads::Present;
         goes_alone || sets.bytes + length_bytes <= budget_bytes
     }

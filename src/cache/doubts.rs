@@ -1,4 +1,4 @@
-//! Chunks that could not be read, and may be intact: the device may have failed for a while, and not their place.
+//! Chunks that could not be read, and may be intact: the device may have failed for a while, and not their extents.
 //!
 //! A chunk is dropped only if it fails, the device reads something else after that, and the chunk fails again, while the
 //! device works. Until then it stays, and GETs of it try again.
@@ -23,8 +23,8 @@ struct Doubt {
     since: Instant,
     /// Successful reads of the device until then.
     successes: u64,
-    /// Failures of it may be the fault of its place.
-    may_be_its_place: bool,
+    /// The failure may be the fault of its extent.
+    may_be_its_extent: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) enum Finding {
     New,
     /// It was, and still is.
     Known,
-    /// Its place cannot be read, and others can.
+    /// Its extent cannot be read, and others can.
     Unreadable,
 }
 
@@ -48,7 +48,7 @@ impl Doubts {
     pub(crate) fn add(
         &self,
         suspect: Suspect,
-        may_be_its_place: bool,
+        may_be_its_extent: bool,
         successes: u64,
         now: Instant,
     ) -> Finding {
@@ -56,15 +56,15 @@ impl Doubts {
         let digest = suspect.digest;
         let before = chunks.get(&digest).filter(|doubt| doubt.suspect == suspect).copied();
         let is_confirmed = before.is_some_and(|before| {
-            before.may_be_its_place
-                && may_be_its_place
+            before.may_be_its_extent
+                && may_be_its_extent
                 && successes > before.successes
                 && now.saturating_duration_since(before.since) <= LONGEST_DOUBT
         });
         if is_confirmed {
             chunks.remove(&digest);
         } else if before.is_some() || chunks.len() < MOST_DOUBTS {
-            let doubt = Doubt { suspect, since: now, successes, may_be_its_place };
+            let doubt = Doubt { suspect, since: now, successes, may_be_its_extent };
             chunks.insert(digest, doubt);
         } else {
             // One that is not listed here is not to be looked at in idle moments either: that list would have no bound.

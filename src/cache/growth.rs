@@ -110,8 +110,8 @@ impl Cache {
         !orders.ends
     }
 
-    /// Makes the first data file, and the first part of the index, if they are not there. What is in the way of that is told
-    /// by the SETs that fail.
+    /// Makes the first data file, and the first part of the index, if they are not there. SETs that fail name
+    /// what is in the way.
     pub(crate) fn prepare_growth(&self) {
         let table = self.index.table();
         if table.slot_count() == 0 {
@@ -129,8 +129,8 @@ impl Cache {
         self.store.look_at_blocks();
     }
 
-    /// Grows until there is room for `needed_bytes`, or for some time. What is in the way of that is the answer to those who
-    /// ask for room from here on.
+    /// Grows until there is room for `needed_bytes`, or for some time. Requests for room are refused with
+    /// what was in the way.
     fn grow(&self, needed_bytes: u64) {
         if self.store.is_look_due(true) {
             self.look_at_blocks();

@@ -1,7 +1,7 @@
 //! The maintenance thread: it evicts ahead of need, removes what has expired, has uses written, discards, and looks whether the files
 //! are where they belong.
 //!
-//! It works in slices and rests between them, so that what users wait for goes on beside it.
+//! It works in slices and rests between them, so that operations of users go on beside it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -26,7 +26,7 @@ const LONGEST_BEHIND: Duration = Duration::from_secs(5);
 /// A few uses that take so long to be written are written later on: the file system may be frozen.
 const LONGEST_WRITE: Duration = Duration::from_millis(100);
 
-/// Freed places are discarded so often, many at a time.
+/// Freed extents are discarded so often, many at a time.
 const DISCARD_PAUSE: Duration = Duration::from_millis(200);
 
 /// Entries that are looked at for expiry while a lock is held.
@@ -90,14 +90,14 @@ impl Maintenance {
     /// Rests for four times as long as the `slice` of work took that ends now. Says whether to go on: not if the thread is to
     /// end, nor, if it `yields`, while space is short.
     fn rest(&self, slice: &mut Instant, yields: bool) -> bool {
-        let goes_on = |orders: &MaintenanceOrders| !orders.ends && !(yields && orders.is_short);
+        let stops = |orders: &MaintenanceOrders| orders.ends || yields && orders.is_short;
         let mut orders = self.orders.lock();
-        if goes_on(&orders) {
+        if !stops(&orders) {
             let rested = Instant::now() + slice.elapsed() * RESTS;
             (orders, _) = self.ordered.wait_until(orders, rested);
         }
         *slice = Instant::now();
-        goes_on(&orders)
+        !stops(&orders)
     }
 }
 
@@ -180,9 +180,9 @@ impl Cache {
         CacheThread::start(self, "kvring-maintain", work, |cache| cache.maintenance.end(), lost)
     }
 
-    /// Evicts down to the low watermark, if the high one was passed. Tells of each run of blocks that it made room for, and
-    /// how many bytes it evicted for it.
-    pub(super) fn evict_ahead(&self, mut told: impl FnMut(u32, u64)) {
+    /// Evicts down to the low watermark, if the high one was passed. `notify` gets each run of blocks that it made room
+    /// for, and how many bytes it evicted for it.
+    pub(super) fn evict_ahead(&self, mut notify: impl FnMut(u32, u64)) {
         let maintenance = &self.maintenance;
         if !maintenance.is_short.load(Ordering::Relaxed) {
             return;
@@ -195,12 +195,12 @@ impl Cache {
             if !self.make_room(blocks) {
                 break;
             }
-            told(blocks, self.counters.evicted_bytes.get() - before);
+            notify(blocks, self.counters.evicted_bytes.get() - before);
         }
         maintenance.is_short.store(false, Ordering::Relaxed);
     }
 
-    /// Tells the device of what was freed, until there is something more urgent.
+    /// Discards extents that were freed, until there is something more urgent.
     fn discard_freed(&self) {
         // It waits for records to be cleared.
         self.index.table().changes.announce();

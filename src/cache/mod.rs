@@ -1,4 +1,4 @@
-//! What a chunk goes through between a key and its bytes on disk: claimed, placed, written, stored, read, evicted.
+//! What a chunk goes through between a key and its bytes on disk: claimed, given an extent, written, stored, read, evicted.
 //!
 //! Two handles own a chunk on its way. A [`WriteHandle`] has an extent, a record and a share of the quota; a [`ReadHandle`] has a
 //! reader's hold on a chunk that is stored. Dropping one gives everything back. Extents are given back to the store in one place,
@@ -207,7 +207,7 @@ impl Cache {
 
     /// Which chunk it is and where it lies, for messages.
     pub(crate) fn extent_text(&self, digest: Digest, extent: Extent) -> String {
-        let (place, path) = (self.store.extent_text(extent, digest), self.config.path().display());
-        format!("digest {digest}, {place} of {path}")
+        let text = self.store.extent_text(extent, digest);
+        format!("digest {digest}, {text} of {}", self.config.path().display())
     }
 }

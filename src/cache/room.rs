@@ -16,7 +16,7 @@ use crate::store::Store;
 /// Times that chunks go for one. More than one is needed where another thread takes the room.
 pub(super) const ATTEMPTS: usize = 64;
 
-/// A SET for whose record no chunk had to go for so long is the first of a streak, which is told.
+/// A SET for whose record no chunk had to go for so long is the first of a streak, which is logged.
 const STREAK_ENDS_AFTER: Duration = Duration::from_secs(60);
 
 /// Chunks that are looked at together for being in use.
@@ -63,7 +63,7 @@ impl RoomMaking {
     }
 }
 
-/// Once begun, and as long as it lives, what is freed is there for who makes room.
+/// Once begun, and as long as it lives, nobody else gets what is freed.
 struct DeferredReclaim<'store> {
     store: &'store dyn Store,
     is_begun: bool,
@@ -178,7 +178,7 @@ impl Cache {
         outcome
     }
 
-    /// Counts a SET for whose record another chunk goes; tells the first of a streak of them.
+    /// Counts a SET for whose record another chunk goes; logs the first of a streak of them.
     fn note_index_full(&self, error: &StoreError) {
         self.counters.index_full.add(1);
         let now = Instant::now();
@@ -275,8 +275,8 @@ impl Cache {
     }
 
     pub(super) fn evict_all(&self, victims: &[Victim]) -> bool {
-        let places = victims.iter().filter_map(|victim| self.index.evict(*victim));
-        places.fold(false, |_, extent| {
+        let extents = victims.iter().filter_map(|victim| self.index.evict(*victim));
+        extents.fold(false, |_, extent| {
             self.counters.evicted.add(1);
             self.counters.evicted_bytes.add(extent.size_bytes());
             self.reclaim(extent);

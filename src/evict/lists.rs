@@ -159,7 +159,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// An empty list. `name` tells it from the other ones of its policy.
+    /// An empty list. `name` is unique in its policy.
     pub(super) fn new(name: u8) -> Self {
         debug_assert!(name < EXCLUDED);
         Self { name, ..Self::default() }

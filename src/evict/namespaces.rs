@@ -115,7 +115,7 @@ impl Namespaces {
         self.by_fingerprint.get(&Namespace::called(name).fingerprint()).copied()
     }
 
-    /// Usage by name; `quota_bytes` tells that of a pool.
+    /// Usage by name; `quota_bytes` gives that of a pool.
     pub(super) fn all(
         &self,
         quota_bytes: impl Fn(PoolId) -> Option<u64>,
@@ -170,7 +170,7 @@ mod tests {
     }
 
     proptest! {
-        /// A namespace is there, under one number, while something is held of it or remembered; one with a quota always is.
+        /// A namespace is there, under one number, while something of it is stored or remembered; one with a quota always is.
         #[test]
         fn they_are_there_while_there_is_something_of_them(
             steps in prop::collection::vec((0..NAMES.len(), any::<bool>(), any::<bool>()), 1..100),

@@ -3,7 +3,7 @@
 use super::lists::{List, NodeId, Nodes};
 use super::policy::Policy;
 
-/// What a use does to a chunk's place in the list.
+/// Where a use moves a chunk in the list.
 #[derive(Clone, Copy)]
 pub(super) enum Rule {
     /// It goes last.

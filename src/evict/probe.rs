@@ -32,7 +32,7 @@ impl EvictionProbe {
         Self { policy, nodes: Nodes::default(), found: Vec::new() }
     }
 
-    /// A chunk is held from now on; `returns` if it was evicted not long ago.
+    /// A chunk is stored from now on; `returns` if it was evicted not long ago.
     pub fn insert(&mut self, chunk: u32, blocks: u32, returns: bool) -> Held {
         let extent = Extent { file: 0, first_block: 0, blocks };
         let id = self.nodes.insert(ChunkNode::new(0, chunk, extent, 0, 0));

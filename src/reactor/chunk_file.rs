@@ -29,7 +29,7 @@ pub(super) const CHUNK_FILE_TOKENS: usize = 1 << 62;
 /// What is to be done with the file next, or is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileStage {
-    /// The files of chunks that were evicted for it have to be gone.
+    /// The files of chunks that were evicted for it have to be removed.
     AwaitSpace,
     Open,
     Preallocate,
@@ -39,7 +39,7 @@ pub(super) enum FileStage {
 
 pub(super) struct ChunkFile {
     directory: RawFd,
-    /// Where it is stays the same while the kernel looks at it.
+    /// At a fixed address, as the kernel reads it.
     name: CString,
     stage: FileStage,
     open: Option<OpenFile>,
@@ -95,7 +95,7 @@ impl ChunkFile {
         }
     }
 
-    /// Its descriptor; one that nothing has while it is not open.
+    /// Its descriptor; -1 while it is not open.
     pub(super) fn descriptor(&self) -> RawFd {
         self.open.as_ref().map_or(-1, |open| open.file.as_raw_fd())
     }
@@ -148,7 +148,7 @@ impl ChunkFile {
             FileStage::Open => {
                 let purpose = match chunk.is_written {
                     true => libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL,
-                    // What has its name may be something that waits for others when it is opened.
+                    // A FIFO, for one, would wait for a writer.
                     false => libc::O_RDONLY | libc::O_NONBLOCK,
                 };
                 let flags = purpose | direct_flag(store) | libc::O_CLOEXEC | libc::O_NOFOLLOW;
@@ -165,7 +165,7 @@ impl ChunkFile {
         })
     }
 
-    /// Whether it waits for space that is there by now, or for nothing.
+    /// Whether it does not wait for space, or the space is there.
     pub(super) fn can_go_on(&self, chunk: ChunkOfFile, store: &dyn Store) -> bool {
         self.stage != FileStage::AwaitSpace || !matches!(store.space_ready(chunk.extent), Ok(false))
     }
@@ -185,9 +185,6 @@ impl ChunkFile {
     }
 
     /// Takes the result of a request into account. Says whether the operation has nothing more to do with the file.
-    ///
-    /// # Errors
-    /// Why the operation fails.
     pub(super) fn finish(
         &mut self,
         chunk: ChunkOfFile,

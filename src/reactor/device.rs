@@ -1,4 +1,4 @@
-//! The bytes of one reactor: pieces in the kernel, bounce memory, second attempts, checksums.
+//! The bytes of one reactor: pieces in the kernel, bounce memory, isolated retries, checksums.
 //!
 //! What may be the fault of one sector is tried again alone, one read and one write at a time: the kernel joins requests for
 //! neighbours and fails all of them for one bad sector. Apart from each other, those that are intact can be read, or written.
@@ -18,7 +18,7 @@ use crate::buffer::BouncePool;
 use crate::engine::{Engine, EngineError};
 use crate::schedule::Grant;
 
-/// What has waited so long has no second attempt any more: the device takes seconds to fail, and is to be found out.
+/// A piece that has waited so long is not tried again: the device takes seconds to fail, and that must show.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
@@ -32,7 +32,7 @@ struct FailedOnce {
     successes: u64,
 }
 
-/// Second attempts in one direction, so that no load waits for stores.
+/// Isolated retries in one direction, so that no load waits for stores.
 #[derive(Default)]
 struct IsolatedRetries {
     waiting: VecDeque<FailedOnce>,
@@ -154,7 +154,7 @@ impl<E: Engine> Device<E> {
             PieceProgress::Done => {
                 let direction = piece.request().direction();
                 if self.shared.health.note_success(direction) && direction == Direction::Write {
-                    // It was the device, and not they.
+                    // The device had failed, and not the extents.
                     self.shared.cache.store.retry_bad_extents();
                 }
                 self.note_moved(token, is_load)
@@ -183,8 +183,8 @@ impl<E: Engine> Device<E> {
         Outcome::Moved
     }
 
-    /// Takes note that the kernel is done with a piece; says, if that was its second attempt, how many transfers had succeeded
-    /// in its direction until the first one failed.
+    /// Takes note that the kernel is done with a piece. If that was its isolated retry: how many transfers had succeeded in its
+    /// direction when the first attempt failed.
     fn end_isolated(&mut self, token: usize) -> Option<u64> {
         let take = |line: &mut IsolatedRetries| line.in_flight.take_if(|own| own.token == token);
         self.isolated.iter_mut().find_map(take).map(|own| own.successes)
@@ -222,7 +222,7 @@ impl<E: Engine> Device<E> {
 
     fn end_failed(&mut self, token: usize, errno: i32, attempt: Attempt, now: Instant) -> Outcome {
         let request = self.pieces[token].request();
-        // One that merits no second attempt any more says nothing of its extent.
+        // One that merits no retry any more says nothing of its extent.
         let state = match attempt {
             Attempt::First => DeviceState::Fails,
             _ => self.shared.health.state(request.direction()),
@@ -232,8 +232,8 @@ impl<E: Engine> Device<E> {
         self.fail(token, failure)
     }
 
-    /// Gives the kernel the next second attempts, one in each direction. Returns those that fail without one: what is not
-    /// wanted any more, by the id of its operation, and what has waited too long.
+    /// Gives the kernel the next isolated retries, one in each direction. Returns those that fail without one: their operations
+    /// are not wanted any more, or they have waited too long.
     pub(super) fn start_isolated(
         &mut self,
         is_wanted: impl Fn(usize) -> bool,
@@ -268,7 +268,7 @@ impl<E: Engine> Device<E> {
         (failed, Ok(()))
     }
 
-    /// Gives up the second attempts that wait.
+    /// Fails the pieces that wait for an isolated retry.
     pub(super) fn drop_isolated(&mut self) -> Vec<Outcome> {
         let waiting = self.isolated.iter_mut().flat_map(|line| line.waiting.drain(..));
         let tokens: Vec<usize> = waiting.map(|failed| failed.token).collect();

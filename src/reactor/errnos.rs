@@ -1,4 +1,4 @@
-//! What the errno of a failed transfer says, and what follows from it. This is the one place where errnos are judged.
+//! What the errno of a failed transfer says, and what follows from it. Errnos are judged here alone.
 
 use libc::{
     EACCES, EAGAIN, EBADE, EBADF, EBADMSG, ECANCELED, EDQUOT, EEXIST, EFAULT, EILSEQ, EINTR, EIO,
@@ -48,19 +48,18 @@ impl Request {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
-    /// One place on the device, or the whole of it: nobody can tell from one failure.
-    Place,
-    /// The device, or the file system on it.
+    /// One extent, or the whole device: nobody can tell from one failure.
+    Extent,
     Device,
     Gone,
-    /// The file of one chunk: it is not there, or something else is in its place.
+    /// The file of one chunk: it is not there, or something else has its name.
     ChunkFile,
     Room,
     /// This process, or what it may have.
     Process,
 }
 
-/// What becomes of the chunk that a read was for, or of the place that a write was for.
+/// What becomes of the chunk that a read was for, or of the extent that a write was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// The failure says nothing of it: it stays as it is.
@@ -90,7 +89,6 @@ pub(super) enum Attempt {
 pub(super) enum Verdict {
     /// It is asked for once more, with nothing of its kind beside it.
     RetryAlone,
-    /// The operation fails: a GET misses.
     Fail(Fate, Weight),
 }
 
@@ -100,12 +98,12 @@ pub(super) fn judge(request: Request, errno: i32, attempt: Attempt, state: Devic
     let can_retry =
         request.is_transfer() && attempt == Attempt::First && state != DeviceState::Fails;
     match subject {
-        Subject::Place if can_retry => Verdict::RetryAlone,
-        Subject::Place if state == DeviceState::Works => {
+        Subject::Extent if can_retry => Verdict::RetryAlone,
+        Subject::Extent if state == DeviceState::Works => {
             let is_unreadable = request == Request::Read && attempt == Attempt::AmongSuccesses;
             Verdict::Fail(if is_unreadable { Fate::Drop } else { Fate::Doubt }, Weight::Counts)
         }
-        Subject::Place | Subject::Device => Verdict::Fail(Fate::Keep, Weight::Counts),
+        Subject::Extent | Subject::Device => Verdict::Fail(Fate::Keep, Weight::Counts),
         Subject::Gone => Verdict::Fail(Fate::Keep, Weight::Gone),
         Subject::ChunkFile => Verdict::Fail(Fate::Drop, Weight::Nothing),
         Subject::Room | Subject::Process => Verdict::Fail(Fate::Keep, Weight::Nothing),
@@ -138,10 +136,10 @@ pub(super) fn weight_of(request: Request, errno: i32) -> Weight {
     }
 }
 
-/// Whether who opens a path and gets `errno` has lost the device below it.
+/// Whether `errno`, of an attempt to open a path, says that the device below it is lost.
 pub(crate) fn is_gone(errno: i32) -> bool {
     match subject_of(Request::Read, errno) {
-        Subject::Place | Subject::Gone => true,
+        Subject::Extent | Subject::Gone => true,
         _ => matches!(errno, EROFS | ETIMEDOUT | ENOLINK | EBADE),
     }
 }
@@ -153,7 +151,7 @@ fn subject_of(request: Request, errno: i32) -> Subject {
     match (request, errno) {
         (_, ENOMEM | EMFILE | ENFILE | EBADF | EFAULT | ECANCELED) => Subject::Process,
         (OpenChunkFile, EACCES | EPERM) => Subject::Process,
-        // ENXIO: a socket, or a special file of no device, is in its place.
+        // ENXIO: a socket, or a special file of no device, has its name.
         (OpenChunkFile, ENOENT | ENXIO | ELOOP | EISDIR | ENOTDIR) => Subject::ChunkFile,
         (MakeChunkFile, EEXIST | ENXIO) => Subject::ChunkFile,
         (MakeChunkFile | WriteChunkFile | WriteDataFile | Grow, ENOSPC | EDQUOT) => Subject::Room,
@@ -161,8 +159,10 @@ fn subject_of(request: Request, errno: i32) -> Subject {
         (OpenChunkFile | MakeChunkFile, ENODEV | ENOMEDIUM) => Subject::Device,
         (_, ENODEV | ENXIO | ENOMEDIUM) => Subject::Gone,
         // The space is there by what the device says, and is not: behind what it has by now, or it gives out more than it has.
-        (Request::Write, ENOSPC | EDQUOT) => Subject::Place,
-        (_, END_OF_FILE | EIO | ENODATA | EILSEQ | EREMOTEIO | EUCLEAN | EBADMSG) => Subject::Place,
+        (Request::Write, ENOSPC | EDQUOT) => Subject::Extent,
+        (_, END_OF_FILE | EIO | ENODATA | EILSEQ | EREMOTEIO | EUCLEAN | EBADMSG) => {
+            Subject::Extent
+        }
         _ => Subject::Device,
     }
 }

@@ -21,7 +21,7 @@ const FEW_OF_64: u32 = 16;
 /// A device that falters for so long counts as failed.
 const LONGEST_FALTERING: Duration = Duration::from_secs(10);
 
-/// Failed operations in a row that the log tells of one by one.
+/// Failed operations in a row that are logged one by one.
 const MOST_LOGGED_IN_A_STREAK: u32 = 16;
 
 /// Tells of a store, by its number, that has failed.
@@ -47,10 +47,10 @@ impl Direction {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum DeviceState {
-    /// What fails may be the fault of one place.
+    /// A failure may be the fault of one extent.
     #[default]
     Works,
-    /// So much fails that a failure says nothing of one place.
+    /// So much fails that a failure says nothing of one extent.
     Falters,
     Fails,
 }
@@ -89,7 +89,6 @@ impl DirectionHealth {
         self.state.store(state as u8, Ordering::Relaxed);
     }
 
-    /// Says whether the device works again since this success.
     fn succeed(&self) -> bool {
         if !self.is_watched.load(Ordering::Relaxed) {
             return false;

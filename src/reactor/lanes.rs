@@ -1,4 +1,4 @@
-//! The lane to each reactor: the operations that are handed to it. An operation goes to the reactor with the least to do before it.
+//! A lane hands operations to one reactor. An operation goes to the reactor with the least to do before it.
 //!
 //! Any reactor may get any operation. A SET has claimed its key, where later operations on the key wait until it is done, and a
 //! GET has opened its chunk.
@@ -14,7 +14,7 @@ use crate::key::Digest;
 use crate::schedule::Class;
 use crate::sync::Mutex;
 
-/// The way to one reactor, and what the others need to know of it.
+/// What submitting threads and other reactors need to know of one reactor.
 pub(super) struct Lane {
     pub(super) intake: Intake,
     pub(super) waker: Arc<Waker>,
@@ -80,7 +80,7 @@ impl Load {
         }
     }
 
-    /// What was queued is in hand. To be called when it counts there, so that it is never missing.
+    /// What was queued is taken up. To be called after `set_in_flight`, so that it is never missing.
     pub(super) fn remove_queued(&self, bytes: &[u64; 3]) {
         for (queued, bytes) in self.queued.iter().zip(bytes).filter(|(_, bytes)| **bytes > 0) {
             queued.fetch_sub(*bytes, Ordering::Relaxed);

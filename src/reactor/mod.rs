@@ -1,14 +1,7 @@
-//! The thread that owns an engine and walks operations through their steps.
+//! The reactor: a thread that owns an engine and takes operations through their stages. docs/architecture.md has the life of a SET and a
+//! GET.
 //!
-//! Life of an operation: a submitting thread pushes it (a batch at a time) on the intake and wakes the reactor. The
-//! reactor queues it in the scheduler and, when granted, starts it piece by piece: a SET is placed at its first piece, a
-//! GET comes with its place. Pieces come back in any order; short ones go on where they stopped, interrupted ones are
-//! tried again with a bound, what may be a neighbour's bad sector once more. The first failed one fails its operation, whose
-//! other pieces are waited for. With the last piece a SET is published and a GET verified; then its key is answered.
-//! Pieces are summed up after the device has its next transfers. All batches that became complete in one turn are
-//! announced together.
-//!
-//! The caller's memory is used from the first piece's start to the last one's end and never after the answer.
+//! The caller's memory is used from the start of the first piece to the end of the last one, and never after the answer.
 
 mod chunk_file;
 mod commit;
@@ -111,8 +104,8 @@ impl Reactors {
         Ok(reactors)
     }
 
-    /// Waits for the reactors to end; how the worst of them did. Without a limit: until it tells, one may use the memory of
-    /// callers. The thread of one that leaks is left behind: it does not exit before the kernel has given back what its ring has.
+    /// Waits for the reactors to end, without a limit, as they may use the memory of callers. Returns how the worst one ended. The
+    /// thread of one that leaks is left behind: it does not exit before the kernel has given back what its ring has.
     pub(crate) fn join(self) -> ReactorEnd {
         let join = |(thread, ending): ReactorThread| {
             let ending = ending.recv().unwrap_or(ReactorEnd::Leaked);
@@ -193,7 +186,7 @@ impl<E: Engine> Operations<E> {
             }
         };
         if ending == ReactorEnd::Failed {
-            // Before the first answer that tells of it.
+            // Before the first operation is answered for it.
             shared.has_failed.store(true, Ordering::SeqCst);
         }
         let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);

@@ -1,10 +1,10 @@
 //! The thread that changes records in the file of the index, in the order in which they were changed in memory. It alone may
 //! wait for that file system: no reactor and no submit does.
 //!
-//! Who waits for it:
+//! These wait for it:
 //!
 //! - A SET is answered when its record is written, a DELETE when its records are cleared: a kill loses nothing that was answered.
-//! - Nothing is written into a place, and the device is not told that it is free, before the record is cleared that named it.
+//! - Nothing is written to an extent, and it is not discarded, before the record is cleared that named it.
 //! - In `persistent`, a sync of the index begins when the records are written that it is for.
 
 use std::collections::VecDeque;
@@ -43,9 +43,10 @@ impl Answer {
         match self {
             Self::Removed(items) => items.into_iter().for_each(BatchItem::succeed),
             Self::Stored { item, share, generation } => {
-                // Before the answer: who sees that finds the room.
+                // Before the answer: the caller may submit more then.
                 drop(share);
-                if generation.is_some_and(|generation| cache.records().changes.has_lost(generation)) {
+                if generation.is_some_and(|generation| cache.records().changes.has_lost(generation))
+                {
                     cache.counters.set_failed.add(1);
                     let path = cache.config.path().display();
                     item.fail(|| {
@@ -112,7 +113,7 @@ impl Shared {
     }
 }
 
-/// How often it is looked at for coming on.
+/// Pause between two looks at its progress.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct RecordWriter {
@@ -145,7 +146,7 @@ impl RecordWriter {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Ends it when everything is written, if the file system lets it. What it has not come to is not answered.
+    /// Ends it when everything is written, if the file system lets it. Changes that are not written are not answered.
     pub(crate) fn end(self) -> WriterEnd {
         let table = self.shared.cache.records();
         table.changes.end();
@@ -157,7 +158,7 @@ impl RecordWriter {
             if progress.wait_until(ticket, Instant::now() + LOOK_PAUSE) {
                 break;
             }
-            // As long as it comes on.
+            // As long as it makes progress.
             if progress.done() > done {
                 (done, deadline) = (progress.done(), Instant::now() + LONGEST_RETURN);
             }

@@ -70,7 +70,7 @@ impl SetOperation {
             shared.answer_when_written(Answer::Stored { item, share, generation });
             return waiting;
         };
-        // Before the answer: whoever sees that finds the room.
+        // Before the answer: the caller may submit more then.
         drop(share);
         let text = text.unwrap_or_default();
         cache.counters.set_failed.add(1);

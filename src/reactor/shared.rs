@@ -153,7 +153,7 @@ impl Shared {
         }
         let lane = &self.lanes[number];
         lane.load.set_in_flight(in_flight_bytes);
-        // Before the loads of others are looked at: who ends the last one sees it, or this one sees none.
+        // Before the loads of others are looked at: either the reactor that ends the last load sees this, or this one sees no load.
         lane.sets_wait.store(sets_wait, Ordering::SeqCst);
         if lane.loads.swap(loads, Ordering::SeqCst) > 0 && loads == 0 {
             let waiting = |lane: &&Lane| lane.sets_wait.load(Ordering::SeqCst);

@@ -2,6 +2,8 @@
 
 mod model;
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,0 +1,72 @@
+//! A queue of the scheduler: operations in the order in which they came.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::Ticket;
+
+pub(super) struct Queue {
+    /// `None` where an operation was taken out of the middle; the front is always there.
+    pub(super) waiting: VecDeque<Option<Waiting>>,
+    /// Ticket of the front.
+    pub(super) first: u64,
+}
+
+impl Default for Queue {
+    /// Tickets begin where there is room before the first one, for what is put back.
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), first: 1 << 32 }
+    }
+}
+
+impl Queue {
+    pub(super) fn push(&mut self, waiting: Waiting) -> Ticket {
+        self.waiting.push_back(Some(waiting));
+        Ticket(self.first + self.waiting.len() as u64 - 1)
+    }
+
+    /// Puts back what was taken from the front, or from before it.
+    pub(super) fn push_front(&mut self, waiting: Waiting) -> Ticket {
+        self.waiting.push_front(Some(waiting));
+        self.first -= 1;
+        Ticket(self.first)
+    }
+
+    pub(super) fn front(&self) -> Option<&Waiting> {
+        self.waiting.front()?.as_ref()
+    }
+
+    pub(super) fn front_mut(&mut self) -> Option<&mut Waiting> {
+        self.waiting.front_mut()?.as_mut()
+    }
+
+    pub(super) fn take(&mut self, Ticket(number): Ticket) -> Option<Waiting> {
+        let position = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        let taken = self.waiting.get_mut(position)?.take();
+        while matches!(self.waiting.front(), Some(None)) {
+            self.waiting.pop_front();
+            self.first += 1;
+        }
+        taken
+    }
+
+    pub(super) fn take_front(&mut self) {
+        self.take(Ticket(self.first));
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.first += self.waiting.len() as u64;
+        self.waiting.clear();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+pub(super) struct Waiting {
+    pub(super) id: usize,
+    pub(super) granted_bytes: u64,
+    pub(super) total_bytes: u64,
+    pub(super) since: Instant,
+}
