@@ -7,9 +7,7 @@ use std::time::Duration;
 use nix::unistd::{Uid, User};
 
 use super::nearest::nearest;
-use super::values::{
-    OptionValue, is_word, number, parse_size, size_text, text, whole, within, wrong_kind,
-};
+use super::values::{OptionValue, number, parse_size, size_text, text, whole, within, wrong_kind};
 
 pub(super) trait Takes<T> {
     /// Reads a value, or says why it does not fit.
@@ -75,17 +73,16 @@ impl Takes<u64> for Size {
 
 impl Takes<Duration> for Time {
     fn read(&self, value: &OptionValue) -> Result<Duration, String> {
-        let unread = |error: &dyn Display| format!("it cannot be read: {error}");
         let duration = match value {
             OptionValue::Text(text) if text.trim().parse::<f64>().is_err() => {
-                humantime::parse_duration(text).map_err(|error| unread(&error))?
+                humantime::parse_duration(text).map_err(|error| error.to_string())
             }
-            _ => Duration::try_from_secs_f64(number(value)?).map_err(|error| unread(&error))?,
+            _ => Duration::try_from_secs_f64(number(value)?).map_err(|error| error.to_string()),
         };
-        if (self.0..=self.1).contains(&duration) {
-            Ok(duration)
-        } else {
-            Err("it is out of range".into())
+        match duration {
+            Ok(duration) if (self.0..=self.1).contains(&duration) => Ok(duration),
+            Ok(_) => Err("it is out of range".into()),
+            Err(error) => Err(format!("it cannot be read: {error}")),
         }
     }
 
@@ -196,7 +193,7 @@ impl<T, K: Takes<T>> Takes<Vec<T>> for List<K> {
 
 impl<T: PartialEq, K: Takes<T>> Takes<T> for Or<T, K> {
     fn read(&self, value: &OptionValue) -> Result<T, String> {
-        if is_word(value, self.0) { Ok(self.1()) } else { self.2.read(value) }
+        if *value == OptionValue::Text(self.0.into()) { Ok(self.1()) } else { self.2.read(value) }
     }
 
     fn range(&self) -> String {
@@ -210,7 +207,11 @@ impl<T: PartialEq, K: Takes<T>> Takes<T> for Or<T, K> {
 
 impl<T, K: Takes<T>> Takes<Option<T>> for OrNone<K> {
     fn read(&self, value: &OptionValue) -> Result<Option<T>, String> {
-        if is_word(value, self.0) { Ok(None) } else { self.1.read(value).map(Some) }
+        if *value == OptionValue::Text(self.0.into()) {
+            Ok(None)
+        } else {
+            self.1.read(value).map(Some)
+        }
     }
 
     fn range(&self) -> String {

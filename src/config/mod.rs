@@ -92,15 +92,13 @@ impl Config {
     /// # Errors
     /// `ConfigError` when `capacity_bytes` or `path` is out of range.
     pub fn new(path: impl Into<String>, capacity_bytes: u64) -> Result<Self, ConfigError> {
+        let capacity = match capacity_bytes {
+            Self::WHOLE_DEVICE => OptionValue::Text("all".into()),
+            bytes => OptionValue::Integer(bytes.into()),
+        };
         Self::from_options([
             ("path".to_owned(), OptionValue::Text(path.into())),
-            (
-                "capacity".to_owned(),
-                match capacity_bytes {
-                    Self::WHOLE_DEVICE => OptionValue::Text("all".into()),
-                    bytes => OptionValue::Integer(bytes.into()),
-                },
-            ),
+            ("capacity".to_owned(), capacity),
         ])
     }
 

@@ -43,10 +43,6 @@ impl Display for OptionValue {
     }
 }
 
-pub(super) fn is_word(value: &OptionValue, word: &str) -> bool {
-    matches!(value, OptionValue::Text(text) if text == word)
-}
-
 pub(super) fn text(value: &OptionValue) -> Result<&str, String> {
     match value {
         OptionValue::Text(text) => Ok(text),

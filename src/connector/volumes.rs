@@ -113,29 +113,26 @@ impl Volumes {
         if !live.contains(number) {
             return;
         }
-        let mut failed = vec![number];
         let mut rest = live.without(number);
-        loop {
-            if rest.is_empty() {
-                let health = &self.all[number].shared.health;
-                let (path, reason) = (self.all[number].path().display(), health.reason());
-                let reason = reason.unwrap_or_default();
-                log::error!(
-                    "{path} has failed: {reason}; there is no other path that works, so it stays in use"
-                );
-                return health.stay_in_use();
-            }
-            let refusing = self.note(rest);
-            if refusing.is_empty() {
+        while !rest.is_empty() {
+            let noted = self.note(rest);
+            if noted == rest {
                 break;
             }
-            for number in refusing {
-                rest = rest.without(number);
-                failed.push(number);
-            }
+            rest = noted;
+        }
+        if rest.is_empty() {
+            let health = &self.all[number].shared.health;
+            log::error!(
+                "{} has failed: {}; there is no other path that works, so it stays in use",
+                self.all[number].path().display(),
+                health.reason().unwrap_or_default()
+            );
+            return health.stay_in_use();
         }
         self.live.store(rest.0, Ordering::SeqCst);
-        for volume in failed.into_iter().map(|number| &self.all[number]) {
+        let failed = live.iter().filter(|number| !rest.contains(*number));
+        for volume in failed.map(|number| &self.all[number]) {
             volume.index().eviction_index().leave_quotas();
             log::error!(
                 "{} has failed and is out of use: {}; its keys are missed, and the other paths take new ones; repair or \
@@ -148,8 +145,8 @@ impl Volumes {
         }
     }
 
-    /// Notes in the volumes in `set` that these are in use. Returns those where that fails.
-    fn note(&self, set: VolumeSet) -> Vec<usize> {
+    /// Notes in the volumes in `set` that these are in use. Returns those where that succeeds.
+    fn note(&self, set: VolumeSet) -> VolumeSet {
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         let unavailable = self.unavailable.len() + self.all.len() - set.iter().count();
         let note =
@@ -162,7 +159,7 @@ impl Volumes {
                 true
             })
         };
-        set.iter().filter(is_refused).collect()
+        set.iter().filter(is_refused).fold(set, VolumeSet::without)
     }
 }
 
