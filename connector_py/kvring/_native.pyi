@@ -165,7 +165,7 @@ class Connector:
         """
 
     def submit_batch_exists(self, keys: list[str]) -> int:
-        """Ask which keys are held; return the future id.
+        """Ask which keys are stored; return the future id.
 
         Keys of a path whose threads have failed are answered False: nobody can load them.
 
@@ -229,7 +229,7 @@ class Connector:
         """
 
     def submit_batch_prefix(self, keys: list[str]) -> int:
-        """Ask how many leading keys are held; return the future id.
+        """Ask how many leading keys are stored; return the future id.
 
         Answered like submit_batch_exists: True for each leading key that is held, False from the
         first on that is not. What is found is leased as one.
@@ -240,7 +240,7 @@ class Connector:
         """
 
     def pin(self, keys: list[str]) -> list[bool]:
-        """Pin what is held of the keys; tell of each whether it is pinned now.
+        """Pin those of the keys that are stored; return of each whether it is pinned now.
 
         A pinned key is neither evicted nor expires until it is unpinned or deleted, or the store
         is closed; what replaces its chunk is pinned in its place. Half of the capacity at most is

@@ -69,7 +69,7 @@ impl Connector {
         py.detach(|| self.core.submit_get(&keys.0, &spans, keep_alive)).map_err(from_submit)
     }
 
-    /// Ask which keys are held. Returns the future id of the batch.
+    /// Ask which keys are stored. Returns the future id of the batch.
     fn submit_batch_exists(&self, py: Python<'_>, keys: Keys) -> PyResult<u64> {
         py.detach(|| self.core.submit_exists(&keys.0)).map_err(from_submit)
     }
@@ -127,12 +127,12 @@ impl Connector {
         counters_dict(py, &stats)
     }
 
-    /// Ask how many leading keys are held. Returns the future id of the batch.
+    /// Ask how many leading keys are stored. Returns the future id of the batch.
     fn submit_batch_prefix(&self, py: Python<'_>, keys: Keys) -> PyResult<u64> {
         py.detach(|| self.core.submit_prefix(&keys.0)).map_err(from_submit)
     }
 
-    /// Pin what is held of the keys.
+    /// Pin those of the keys that are stored.
     fn pin(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<bool>> {
         py.detach(|| self.core.pin(&keys.0)).map_err(from_submit)
     }

@@ -20,10 +20,12 @@ impl Connector {
         let _gate = self.enter(keys)?;
         let route = self.volumes.route();
         let count = match route.only() {
-            Some(volume) => volume.count_prefix(keys),
+            Some(volume) => volume.shared.cache.count_prefix(keys, !volume.shared.has_failed()),
             None => {
-                let is_stored =
-                    |key: &Hashed<'_>| route.volume_of(key.digest).contains_each(&[*key]) == [true];
+                let is_stored = |key: &Hashed<'_>| {
+                    let volume = &self.volumes.all()[route.number_of(key.digest)];
+                    volume.contains_each(&[*key]) == [true]
+                };
                 // One by one: those after the first miss are not leased.
                 keys.iter().map(|key| Hashed::of(key.as_ref())).take_while(is_stored).count()
             }

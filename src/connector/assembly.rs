@@ -101,26 +101,22 @@ fn leave_out_all(
     Ok(left_out)
 }
 
-/// Adds the path that `error` is about to those to be left out, if its device is what does not work and there are others.
+/// Adds the path that `error` is about to those that are left out, if its device is what does not work and there are others.
 /// Returns the error if not.
 pub(super) fn leave_out(
     error: OpenError,
     config: &Config,
-    left_out: &mut Vec<Unavailable>,
-) -> Result<(), OpenError> {
-    let about = match &error {
-        OpenError::Io { path, .. } if is_device_error(&error) => {
-            config.paths.iter().find(|own| path.starts_with(own))
-        }
-        _ => None,
+    left_out: &[Unavailable],
+) -> Result<Vec<Unavailable>, OpenError> {
+    let is_about = |own: &PathBuf| match &error {
+        OpenError::Io { path, .. } => path.starts_with(own),
+        _ => false,
     };
-    let is_known = |path: &&PathBuf| left_out.iter().any(|unavailable| unavailable.path == **path);
-    match about.filter(|path| !is_known(path)) {
-        Some(path) if left_out.len() + 1 < config.paths.len() => {
-            left_out.push(Unavailable::new(path, &error));
-            Ok(())
-        }
-        _ => Err(error),
+    let is_new = |path: &PathBuf| left_out.iter().all(|unavailable| unavailable.path != *path);
+    let are_others = left_out.len() + 1 < config.paths.len();
+    match config.paths.iter().position(is_about).filter(|number| is_new(&config.paths[*number])) {
+        Some(number) => leave_out_all(config, vec![(number, error)], left_out, are_others, 0),
+        None => Err(error),
     }
 }
 

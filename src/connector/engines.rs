@@ -35,14 +35,15 @@ pub(super) fn maker(config: &Config) -> MakeEngine {
     let path = config.path().to_owned();
     let mut has_warned = false;
     Arc::new(Mutex::new(Box::new(move |queue_depth, waker| {
+        let posix = |waker| PosixEngine::new(queue_depth.min(most_threads), waker);
         if choice == EngineChoice::Posix {
-            return Ok(Box::new(PosixEngine::new(queue_depth.min(most_threads), waker)?));
+            return Ok(Box::new(posix(waker)?));
         }
         match UringEngine::new(queue_depth, Arc::clone(&waker)) {
             Ok(engine) if registered_files => Ok(Box::new(engine)),
             Ok(engine) => Ok(Box::new(engine.without_registered_files())),
             Err(EngineError::Unavailable(refusal)) if choice == EngineChoice::Auto => {
-                let engine = PosixEngine::new(queue_depth.min(most_threads), waker)?;
+                let engine = posix(waker)?;
                 if !std::mem::replace(&mut has_warned, true) {
                     log::warn!(
                         "{}: threads take the place of io_uring, which is faster: {refusal}; or set engine to 'posix'",

@@ -102,7 +102,7 @@ impl Connector {
             match started {
                 Ok(started) => break started,
                 // It could be read and not written, perhaps: the others go on without it.
-                Err(error) => leave_out(error, &config, &mut left_out)?,
+                Err(error) => left_out = leave_out(error, &config, &left_out)?,
             }
         };
         let recovery = Recovery::of_all(volumes.all().iter().map(|volume| &volume.recovery));

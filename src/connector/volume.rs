@@ -154,10 +154,6 @@ impl Volume {
         self.shared.cache.contains_each(keys, !self.shared.has_failed())
     }
 
-    pub(super) fn count_prefix<K: Keyed>(&self, keys: &[K]) -> usize {
-        self.shared.cache.count_prefix(keys, !self.shared.has_failed())
-    }
-
     pub(super) fn pin_keys<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
         match self.shared.has_failed() {
             true => vec![false; keys.len()],

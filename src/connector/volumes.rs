@@ -168,10 +168,6 @@ impl<'volumes> Route<'volumes> {
         self.volumes.placement.volume_of(digest, self.live)
     }
 
-    pub(super) fn volume_of(self, digest: Digest) -> &'volumes Volume {
-        &self.volumes.all[self.number_of(digest)]
-    }
-
     /// The volume of all keys, if there is only one.
     pub(super) fn only(self) -> Option<&'volumes Volume> {
         match &*self.volumes.all {
