@@ -106,7 +106,7 @@ impl Claim {
                     let request = &self.request;
                     cache.counters.set_unchanged.add(1);
                     cache.counters.set_joined.add(u64::from(request.has_waited));
-                    cache.index.touch_held(request.digest, cache.config.clock.now_ms());
+                    cache.index.touch_stored(request.digest, cache.config.clock.now_ms());
                     return Begun::Unchanged;
                 }
                 Comparison::Changed if !cache.admits(&self.request, now) => {
@@ -130,7 +130,7 @@ impl Claim {
         let (request, compared) = (&self.request, &mut self.compared);
         let length = request.buffer.length_bytes();
         let Some((_, stored_checksum)) =
-            cache.index.held(request.digest).filter(|(bytes, _)| *bytes == length as u64)
+            cache.index.stored(request.digest).filter(|(bytes, _)| *bytes == length as u64)
         else {
             return Comparison::Changed;
         };

@@ -10,7 +10,6 @@ use super::names::StoreId;
 use super::record::{GENERATIONS_END, RECORD_BYTES};
 use crate::block::BLOCK_BYTES;
 
-/// Version of the format described here.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 pub(crate) const MAGIC: [u8; 8] = *b"KVRINGIX";
 /// Bytes before the first record, with all blocks that follow here.
@@ -23,7 +22,6 @@ pub(crate) const SESSION_OFFSET: u64 = 512;
 pub(crate) const MEMBERSHIP_OFFSET: u64 = 2048;
 /// Where the length block starts, also a sector of its own; only on a block device.
 pub(crate) const LENGTH_OFFSET: u64 = 1024;
-/// Longest host name that is recorded, in bytes.
 pub(crate) const HOST_BYTES: usize = 64;
 
 /// Who has a store open.
@@ -31,7 +29,6 @@ pub(crate) const HOST_BYTES: usize = 64;
 pub(crate) struct Owner {
     pub(crate) process_id: u32,
     pub(crate) host: String,
-    /// The id of the store, where it is known.
     pub(crate) store_id: Option<StoreId>,
 }
 

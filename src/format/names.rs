@@ -10,7 +10,6 @@ use crate::key::Digest;
 
 pub(crate) type StoreId = [u8; 16];
 
-/// Permissions of files: the owner's alone, as they hold keys and what is stored under them.
 pub(crate) const FILE_MODE: libc::mode_t = 0o600;
 pub(crate) const INDEX_NAME: &str = "index.kvring";
 
@@ -23,7 +22,6 @@ pub(crate) const PROBE_NAME: &str = "geometry-probe.kvring";
 /// Blocks of a part of a device; most devices have one. Its blocks are counted in 32 bits: these are 8 TiB.
 pub(crate) const PART_BLOCKS: u64 = 1 << 31;
 
-/// Directory of the chunks inside the store's directory.
 pub(crate) const CHUNKS_NAME: &str = "chunks";
 
 /// Directories in it, one for each first byte of a digest.
@@ -84,7 +82,6 @@ pub(crate) fn id_text(store_id: StoreId) -> String {
     store_id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Name of the index file of the store with this id on a block device.
 pub(crate) fn device_index_name(store_id: [u8; 16]) -> String {
     format!("index-{}.kvring", id_text(store_id))
 }

@@ -11,7 +11,6 @@ pub const MAX_CHUNK_BYTES: u64 = 2 << 30;
 
 /// Bytes of a record. Two fill a sector, so that none ever straddles one.
 pub(crate) const RECORD_BYTES: usize = 256;
-/// Key bytes that fit into one record.
 pub(crate) const KEY_PART_BYTES: usize = 168;
 /// `next_slot` of a record that has no continuation.
 pub(crate) const NO_SLOT: u32 = u32::MAX;

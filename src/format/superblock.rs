@@ -8,7 +8,6 @@ use crate::block::BLOCK_BYTES;
 
 const MIB: u64 = 1 << 20;
 
-/// Version of the format described here.
 pub(crate) const DEVICE_FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"KVRINGDV";
 /// The first part of the device: the superblock in its first block, a copy in its last, zeros between them.
@@ -114,7 +113,6 @@ impl Superblock {
 }
 
 impl SuperblockCopy {
-    /// The superblock, if this one is whole.
     pub(crate) fn intact(self) -> Option<Superblock> {
         match self {
             Self::Intact(superblock) => Some(superblock),

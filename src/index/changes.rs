@@ -27,19 +27,16 @@ const MANY: u64 = 64;
 /// Most changes that are made before those that wait for them are notified.
 const MOST_AT_ONCE: usize = 256;
 
-/// A change of a record in the file.
 #[derive(Clone)]
 pub(crate) enum Change {
     Write(u32, Arc<Record>),
     /// The next open does not find the record.
     Invalidate(u32),
-    /// When its chunk was used, and how often.
     Use(u32, u64),
     /// The next sync writes all of the file.
     MarkAll,
 }
 
-/// The queue, and the records that are not written yet.
 #[derive(Default)]
 pub(crate) struct Changes {
     /// A thread makes them; else the caller of [`Table::change`](super::table::Table::change) does.
@@ -47,7 +44,6 @@ pub(crate) struct Changes {
     queue: SegQueue<Change>,
     /// The thread sleeps, or is about to, and has not been woken.
     is_asleep: AtomicBool,
-    /// Whether it is to end when there is nothing more.
     ends: Mutex<bool>,
     notified: Condvar,
     pub(super) unwritten: Unwritten,
@@ -55,7 +51,6 @@ pub(crate) struct Changes {
     /// Ticket behind the last change that freed an extent.
     freed: AtomicU64,
     any_lost: AtomicBool,
-    /// Generations of chunks whose records could not be written.
     lost: Mutex<Vec<u64>>,
 }
 
@@ -140,7 +135,6 @@ impl Changes {
         }
     }
 
-    /// Has the thread end when it has made what is queued.
     pub(crate) fn end(&self) {
         *self.ends.lock() = true;
         self.notified.notify_one();

@@ -16,12 +16,10 @@ const PIECE: usize = 64;
 #[derive(Default)]
 pub(super) struct Entries {
     pieces: Vec<Vec<ChunkEntry>>,
-    /// Numbers below the end that are not in use.
     free: Vec<u32>,
 }
 
 impl Entries {
-    /// Returns the number of the entry.
     pub(super) fn insert(&mut self, entry: ChunkEntry) -> u32 {
         if let Some(number) = self.free.pop() {
             self[number] = entry;
@@ -38,7 +36,6 @@ impl Entries {
         number as u32
     }
 
-    /// Where the numbers end.
     pub(super) fn end(&self) -> u32 {
         let full = self.pieces.len().saturating_sub(1) * PIECE;
         (full + self.pieces.last().map_or(0, Vec::len)) as u32
@@ -48,7 +45,6 @@ impl Entries {
         prefetch_line((&raw const self[number]).cast());
     }
 
-    /// Removes an entry that is there.
     pub(super) fn remove(&mut self, number: u32) -> ChunkEntry {
         debug_assert!(!self.free.contains(&number), "entry {number} is removed twice");
         self.free.push(number);
@@ -86,7 +82,6 @@ pub(super) struct ChunkEntry {
     pub(super) leased_until_s: u32,
     checksum_kind: Option<ChecksumKind>,
     pub(super) detached: bool,
-    /// Neither evicted nor expired.
     pub(super) pinned: bool,
     /// It was read and matched its checksum, since the store was opened.
     pub(super) was_read: bool,
@@ -94,7 +89,6 @@ pub(super) struct ChunkEntry {
     pub(super) last_use: u64,
     /// Its last use is not in its record yet.
     pub(super) is_behind: bool,
-    /// Slots of the index file that its record takes.
     pub(super) slots: u8,
     /// It had to stay and left the eviction index, to be entered again when it is neither pinned nor read.
     pub(super) excluded: bool,

@@ -127,31 +127,31 @@ impl<G, S> Index<G, S> {
                 let fingerprint = Namespace::of(key).fingerprint();
                 let namespace =
                     self.eviction_index.remember(&NamespaceOf { fingerprint, name: &name });
-                Ghost { digest, namespace, since_bytes, refused_sets: 0, was_held: false }
+                Ghost { digest, namespace, since_bytes, refused_sets: 0, was_evicted: false }
             }
         };
-        let admitted = ghost.was_held || ghost.refused_sets.saturating_add(1) >= sets_needed;
+        let admitted = ghost.was_evicted || ghost.refused_sets.saturating_add(1) >= sets_needed;
         let refused_sets = ghost.refused_sets.saturating_add(u8::from(!admitted));
         // Also if it is admitted: it is a ghost until it is stored.
         let since_bytes = if admitted { ghost.since_bytes } else { since_bytes };
         // A key is stored or a ghost, never both.
-        let outdated = if admitted { None } else { self.take_out_held(&mut shard, digest) };
+        let outdated = if admitted { None } else { self.take_out_stored(&mut shard, digest) };
         self.remember(&mut shard, Ghost { refused_sets, since_bytes, ..ghost });
         if admitted { Ok(()) } else { Err(outdated) }
     }
 
     /// A SET is not going to write: the chunk stored under its key is outdated, so it goes.
     pub(crate) fn drop_outdated(&self, digest: Digest) -> Option<Extent> {
-        self.take_out_held(&mut self.shard(digest).1, digest)
+        self.take_out_stored(&mut self.shard(digest).1, digest)
     }
 
-    fn take_out_held(&self, shard: &mut Shard<G, S>, digest: Digest) -> Option<Extent> {
+    fn take_out_stored(&self, shard: &mut Shard<G, S>, digest: Digest) -> Option<Extent> {
         let found = shard.find(digest)?;
         self.take_out(shard, found.entry, Gone::Removed)
     }
 
     /// A SET found its very bytes stored: that is a use.
-    pub(crate) fn touch_held(&self, digest: Digest, now_ms: u64) {
+    pub(crate) fn touch_stored(&self, digest: Digest, now_ms: u64) {
         let (_, mut shard) = self.shard(digest);
         if let Some(found) = shard.find(digest) {
             self.touch(&mut shard, found, now_ms);

@@ -12,7 +12,6 @@ const ROUND: usize = 64;
 /// One part in so many of the capacity may be leased: leases must not stop the store.
 const LEASABLE_PART: u64 = 4;
 
-/// The leases that one batch gives.
 struct Leasing {
     now_s: u32,
     until_s: u32,
@@ -34,12 +33,12 @@ impl<G, S> Index<G, S> {
 
     /// How many leading keys are stored, leased until the same moment. Stops at the first that is not.
     pub(crate) fn contains_prefix<K: Keyed>(&self, keys: &[K], now_ms: u64) -> (usize, u64) {
-        let (held, refused) = self.look(keys, now_ms, true);
-        (held.iter().take_while(|held| **held).count(), refused)
+        let (stored, refused) = self.look(keys, now_ms, true);
+        (stored.iter().take_while(|stored| **stored).count(), refused)
     }
 
     fn look<K: Keyed>(&self, keys: &[K], now_ms: u64, stops_at_miss: bool) -> (Vec<bool>, u64) {
-        let mut held = Vec::with_capacity(keys.len());
+        let mut stored = Vec::with_capacity(keys.len());
         let mut digests = Vec::with_capacity(ROUND.min(keys.len()));
         let mut leasing = self.begin_leasing();
         'rounds: for keys in keys.chunks(ROUND) {
@@ -54,11 +53,11 @@ impl<G, S> Index<G, S> {
                 match found.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms)) {
                     Some(found) => {
                         lease(&mut shard, found, &mut leasing);
-                        held.push(true);
+                        stored.push(true);
                     }
                     None => {
                         self.note_ghost(&shard, *digest);
-                        held.push(false);
+                        stored.push(false);
                         if stops_at_miss {
                             break 'rounds;
                         }
@@ -68,7 +67,7 @@ impl<G, S> Index<G, S> {
         }
         let refused = leasing.refused;
         self.end_leasing(leasing);
-        (held, refused)
+        (stored, refused)
     }
 
     fn begin_leasing(&self) -> Leasing {

@@ -55,18 +55,15 @@ impl FoundIndex {
         self.index_file.is_some()
     }
 
-    /// Id of the store, if it is known.
     pub(crate) fn store_id(&self) -> Option<StoreId> {
         self.id
     }
 
-    /// Who has, or had, the store open.
     pub(crate) fn owner(&self) -> Option<Owner> {
         let index_file = self.index_file.as_ref()?;
         read_owner(&index_file.file, index_file.offset)
     }
 
-    /// Whether it has shared keys with other stores.
     pub(crate) fn sharing(&self) -> Sharing {
         match (&self.index_file, &self.reset) {
             (Some(index_file), None) => Sharing::read(index_file),
@@ -74,7 +71,6 @@ impl FoundIndex {
         }
     }
 
-    /// Whether there is a chunk in it.
     pub(crate) fn has_chunks(&self) -> bool {
         let (Some(index_file), Some(length), None) = (&self.index_file, self.length, &self.reset)
         else {

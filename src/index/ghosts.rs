@@ -21,10 +21,9 @@ pub(super) struct Ghost {
     /// SETs that were not admitted.
     pub(super) refused_sets: u8,
     /// Its chunk was evicted.
-    pub(super) was_held: bool,
+    pub(super) was_evicted: bool,
 }
 
-/// The remembered keys of a shard.
 #[derive(Default)]
 pub(super) struct Ghosts {
     table: HashTable<Ghost>,
@@ -99,7 +98,7 @@ mod tests {
             namespace: 0,
             since_bytes,
             refused_sets: 0,
-            was_held: true,
+            was_evicted: true,
         }
     }
 

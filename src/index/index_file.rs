@@ -40,7 +40,6 @@ const MOST_EXTENTS: usize = 4096;
 const UNSHARED_AT_ONCE_BYTES: usize = 1 << 20;
 const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
 
-/// An open index file.
 pub(super) struct IndexFile {
     /// The file, or the device.
     pub(super) path: PathBuf,
@@ -60,7 +59,6 @@ pub(super) struct IndexFile {
     pub(super) missing: Option<String>,
 }
 
-/// A part of a device.
 struct Region {
     device: Arc<Device>,
     most_bytes: u64,

@@ -16,7 +16,6 @@ const CROWD: usize = 32;
 /// `entries` of a place that holds nothing.
 const NONE: u32 = u32::MAX;
 
-/// Elements by tag.
 #[derive(Default)]
 pub(super) struct Lookup {
     buckets: Vec<Bucket>,
@@ -77,7 +76,6 @@ impl Lookup {
         self.path(tag).take_while(|number| self.buckets[*number].passed > 0).nth(CROWD).is_some()
     }
 
-    /// Adds an element. That it is not there yet is the caller's to know.
     pub(super) fn insert(&mut self, tag: u32, found: Located) {
         debug_assert!(found.entry != NONE, "no slab has so many entries");
         self.reserve(1);
@@ -107,7 +105,6 @@ impl Lookup {
         Some(bucket.records[place])
     }
 
-    /// All elements.
     pub(super) fn iter(&self) -> impl Iterator<Item = Located> + '_ {
         let held = |bucket: &Bucket, place: &usize| bucket.entries[*place] != NONE;
         self.buckets.iter().flat_map(move |bucket| {
@@ -115,12 +112,10 @@ impl Lookup {
         })
     }
 
-    /// Number of elements.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Makes room for so many more elements.
     pub(super) fn reserve(&mut self, additional: usize) {
         let needed = (self.len + additional).div_ceil(MAX_PER_BUCKET);
         if needed > self.buckets.len() {

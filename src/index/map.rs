@@ -7,7 +7,7 @@ use super::ghosts::Ghost;
 use super::leases::{Footprint, Leases};
 use super::lookup::Located;
 use super::quarantine::Quarantine;
-use super::shard::{Pending, Pin, Shard, Suspect, WaitingOperation};
+use super::shard::{Pending, Shard, WaitingOperation};
 use super::table::Table;
 use crate::block::Extent;
 use crate::config::Eviction;
@@ -28,7 +28,7 @@ pub(crate) struct Index<G, S> {
     /// First generation of this session.
     pub(super) first_generation: u64,
     keys: AtomicU64,
-    held_bytes: AtomicU64,
+    stored_bytes: AtomicU64,
     /// Keys being written that GETs wait for.
     pub(super) awaited: AtomicUsize,
     pub(super) quarantine: Quarantine,
@@ -76,15 +76,6 @@ pub(super) enum Gone {
 #[repr(align(64))]
 pub(super) struct LockedShard<G, S>(pub(super) Mutex<Shard<G, S>>);
 
-/// Outcome of [`Index::enter_get`].
-pub(crate) enum EnteredGet<G> {
-    Hit(G, Pin),
-    /// The key is not stored in this length.
-    Miss(G),
-    /// It waits for a SET of the same key, which is to be promoted, and comes back from [`Index::finish_set`].
-    Waits,
-}
-
 impl<G, S> Index<G, S> {
     pub(super) fn new(table: Table, generation: u64, rules: Rules) -> Self {
         Self {
@@ -100,7 +91,7 @@ impl<G, S> Index<G, S> {
             generation: AtomicU64::new(generation),
             first_generation: generation,
             keys: AtomicU64::new(0),
-            held_bytes: AtomicU64::new(0),
+            stored_bytes: AtomicU64::new(0),
             awaited: AtomicUsize::new(0),
             quarantine: Quarantine::default(),
             verify_from: AtomicU64::new(u64::MAX),
@@ -127,56 +118,16 @@ impl<G, S> Index<G, S> {
         self.generation.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// All chunks are verified.
     pub(crate) fn all_verified(&self) {
         self.verify_from.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Keys stored.
     pub(crate) fn keys(&self) -> u64 {
         self.keys.load(Ordering::Relaxed)
     }
 
-    /// Payload bytes stored.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        self.held_bytes.load(Ordering::Relaxed)
-    }
-
-    /// GET: pins the chunk of `key` if it is stored in exactly `length_bytes`, though another may be being written: that SET is
-    /// not answered yet. Else waits for that SET.
-    pub(crate) fn enter_get(
-        &self,
-        digest: Digest,
-        key: &str,
-        length_bytes: u64,
-        now_ms: u64,
-        request: G,
-    ) -> EnteredGet<G> {
-        let (number, mut shard) = self.shard(digest);
-        let stored = self.find_stored(&shard, digest, key, now_ms);
-        if let Some(found) = stored
-            && let Some(pin) = shard.pin(number, found.entry, length_bytes)
-        {
-            self.touch(&mut shard, found, now_ms);
-            return EnteredGet::Hit(request, pin);
-        }
-        if let Some(pending) = shard.pending_mut(digest) {
-            // A chunk that is written before a DELETE, which is answered, is not stored any more.
-            let is_deleted = matches!(pending.waiting.back(), Some(WaitingOperation::Delete));
-            if *pending.key != *key || is_deleted {
-                return EnteredGet::Miss(request);
-            }
-            pending.waiting.push_back(WaitingOperation::Get { length_bytes, request });
-            pending.waiting_gets += 1;
-            if pending.waiting_gets == 1 {
-                self.awaited.fetch_add(1, Ordering::SeqCst);
-            }
-            return EnteredGet::Waits;
-        }
-        if stored.is_none() {
-            self.note_ghost(&shard, digest);
-        }
-        EnteredGet::Miss(request)
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.stored_bytes.load(Ordering::Relaxed)
     }
 
     /// The entry of `key`, unless it has expired.
@@ -189,25 +140,6 @@ impl<G, S> Index<G, S> {
     ) -> Option<Located> {
         let found = shard.find(digest).filter(|found| self.table.key_is(found.record, key))?;
         (!self.is_expired(&shard.entries[found.entry], now_ms)).then_some(found)
-    }
-
-    /// Pins a chunk to verify it, if it is still the same.
-    pub(crate) fn pin_suspect(&self, suspect: Suspect) -> Option<Pin> {
-        let (number, mut shard) = self.shard(suspect.digest);
-        let found = shard.find(suspect.digest)?;
-        if self.table.read(found.record).generation != suspect.generation {
-            return None;
-        }
-        let length_bytes = u64::from(shard.entries[found.entry].length_bytes);
-        shard.pin(number, found.entry, length_bytes)
-    }
-
-    /// Names the chunk behind `pin` for [`Index::pin_suspect`]; none if it is gone already.
-    pub(crate) fn suspect_of(&self, pin: &Pin) -> Option<Suspect> {
-        let shard = self.shards[pin.shard as usize].0.lock();
-        let digest = shard.entries[pin.entry].digest;
-        let found = shard.find(digest).filter(|found| found.entry == pin.entry)?;
-        Some(Suspect { digest, generation: self.table.read(found.record).generation })
     }
 
     /// DELETE: the key is not stored any more. Returns whether it was, and the extent that is free now, if any.
@@ -237,41 +169,11 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// Drops the chunk behind `pin`, whose bytes are damaged.
-    pub(crate) fn discard(&self, pin: &Pin) {
-        let mut shard = self.shards[pin.shard as usize].0.lock();
-        let tag = shard.entries[pin.entry].digest.tag();
-        if shard.lookup.find(tag, |found| found.entry == pin.entry).is_some() {
-            // Its readers include the pin: the extent is freed when that is returned.
-            self.take_out(&mut shard, pin.entry, Gone::Removed);
-        }
-    }
-
-    /// Digest of the key of the chunk behind `pin`, also if it is gone already.
-    pub(crate) fn digest_of(&self, pin: &Pin) -> Digest {
-        self.shards[pin.shard as usize].0.lock().entries[pin.entry].digest
-    }
-
-    /// Returns a pin; `matched` says whether the chunk was read and matched its checksum. Returns the extent that is free now, if
-    /// this was the last reader of a chunk that is gone.
-    pub(crate) fn unpin(&self, pin: &Pin, matched: bool) -> Option<Extent> {
-        let mut shard = self.shards[pin.shard as usize].0.lock();
-        let entry = &mut shard.entries[pin.entry];
-        entry.was_read |= matched;
-        entry.readers -= 1;
-        if !entry.detached {
-            self.release(entry);
-        }
-        let unused = entry.detached && entry.readers == 0;
-        unused.then(|| shard.entries.remove(pin.entry).extent())
-    }
-
     /// Whether searches for the digest are so long that it must be forged.
     pub(super) fn is_crowded(&self, digest: Digest) -> bool {
         self.shard(digest).1.lookup.is_crowded(digest.tag())
     }
 
-    /// Makes room for `keys` keys.
     pub(super) fn reserve(&self, keys: usize) {
         let each = keys / SHARDS;
         // Three standard deviations more: shards differ by chance.
@@ -344,7 +246,7 @@ impl<G, S> Index<G, S> {
                     namespace: entry.namespace,
                     since_bytes: before + size_bytes,
                     refused_sets: 0,
-                    was_held: true,
+                    was_evicted: true,
                 };
                 self.remember(shard, ghost);
             }
@@ -370,14 +272,15 @@ impl<G, S> Index<G, S> {
         !entry.pinned && entry.leased_until_s <= self.now_s()
     }
 
-    /// The clock of leases, in seconds.
     pub(crate) fn now_s(&self) -> u32 {
         self.rules.clock.passed_s()
     }
 
     /// Counts a miss that would be a hit in a larger store.
     pub(super) fn note_ghost(&self, shard: &Shard<G, S>, digest: Digest) {
-        let Some(ghost) = shard.ghosts.get(digest).filter(|ghost| ghost.was_held) else { return };
+        let Some(ghost) = shard.ghosts.get(digest).filter(|ghost| ghost.was_evicted) else {
+            return;
+        };
         let evicted_since =
             self.evicted_bytes.load(Ordering::Relaxed).saturating_sub(ghost.since_bytes);
         if evicted_since <= self.rules.capacity_bytes / 2 {
@@ -408,7 +311,7 @@ impl<G, S> Index<G, S> {
 
     pub(super) fn count(&self, keys: i64, bytes: i64) {
         self.keys.fetch_add(keys as u64, Ordering::Relaxed);
-        self.held_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.stored_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {

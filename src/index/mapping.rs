@@ -1,5 +1,4 @@
-//! The index file mapped into memory, so that a page which the disk cannot return is a hole in it and not the end of the
-//! process.
+//! The index file mapped into memory. A page that the disk cannot return is a hole in it and not the end of the process.
 //!
 //! Access to such a page raises SIGBUS. The handler here puts a zeroed page of ordinary memory in its place and notes
 //! that; records read from it are no records, and its slots are never handed out again, as nothing stored in it would
@@ -18,14 +17,13 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::sigbus;
 
-/// Holes are noted one by one up to here; with more of them no slot is handed out any more.
+/// With more holes no slot is handed out any more.
 const MAX_HOLES: usize = 1024;
-/// Mappings of one process that are looked after; one per open store.
+/// Of one process; one per open store.
 const MAX_MAPPINGS: usize = 256;
 /// Piece in which the file is read ahead of the mapping.
 const READ_BYTES: usize = 1 << 20;
 
-/// A file in memory.
 pub(super) struct Mapping {
     // Not unmapped in a fork, where it is not mapped: something else may be at its address there.
     map: ManuallyDrop<MmapRaw>,
@@ -33,7 +31,7 @@ pub(super) struct Mapping {
     process_id: u32,
 }
 
-/// What the handler knows of a mapping. Static, as the handler may look at it at any moment.
+/// A mapping, for the handler. Static, as the handler may look at it at any moment.
 pub(super) struct MappedRange {
     is_taken: AtomicBool,
     start: AtomicUsize,
@@ -65,12 +63,10 @@ impl Mapping {
         Ok(Self { map: ManuallyDrop::new(map), guarded, process_id: std::process::id() })
     }
 
-    /// First byte.
     pub(super) fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// Bytes that can be addressed.
     pub(super) fn length_bytes(&self) -> usize {
         self.map.len()
     }
@@ -113,7 +109,11 @@ impl Mapping {
             match mark(offset as u64, part) {
                 Ok(()) => {}
                 // Before Linux 5.14.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => touch(part),
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    for byte in part.iter().step_by(page_bytes()) {
+                        byte.fetch_or(0, Ordering::Relaxed);
+                    }
+                }
                 // Not the end: a page that cannot be read fails those beside it only.
                 Err(error) => outcome = Err(error),
             }
@@ -137,12 +137,10 @@ impl Mapping {
         }
     }
 
-    /// Pages that were lost so far.
     pub(super) fn hole_count(&self) -> usize {
         self.guarded.hole_count.load(Ordering::Acquire)
     }
 
-    /// Whether the byte at `offset` lies in a page that was lost.
     pub(super) fn is_hole(&self, offset: usize) -> bool {
         match self.hole_count() {
             0 => false,
@@ -155,13 +153,6 @@ impl Mapping {
                     .any(|hole| hole & !STATE_BITS == page && hole & STATE_BITS != FAILED)
             }
         }
-    }
-}
-
-/// Writes to each page what is there.
-fn touch(pages: &[AtomicU8]) {
-    for byte in pages.iter().step_by(page_bytes()) {
-        byte.fetch_or(0, Ordering::Relaxed);
     }
 }
 
@@ -191,7 +182,7 @@ impl MappedRange {
         start != 0 && (start..start + self.length.load(Ordering::SeqCst)).contains(&address)
     }
 
-    /// The handler does not look after it any more, and another mapping may have the place.
+    /// The handler ignores it from here on, and another mapping may take it.
     pub(super) fn release(&self) {
         self.length.store(0, Ordering::SeqCst);
         self.start.store(0, Ordering::SeqCst);
@@ -233,8 +224,8 @@ impl MappedRange {
     }
 
     fn place_memory(&self, page: usize) -> bool {
-        // SAFETY: a whole page inside the mapping, which nobody can have replaced: it is unmapped only when its slot
-        // here is given up. Rust sees only raw pointers into it.
+        // SAFETY: a whole page inside the mapping, which nobody can have replaced: it is unmapped only after `release`. Rust has
+        // only raw pointers into it.
         let placed = unsafe {
             libc::mmap(
                 ptr::without_provenance_mut(page),
@@ -264,7 +255,6 @@ fn page_bytes() -> usize {
     }
 }
 
-/// Has the handler look after a mapping.
 fn guard(start: usize, length: usize) -> io::Result<&'static MappedRange> {
     let Some(guarded) =
         MAPPED_RANGES.iter().find(|other| !other.is_taken.swap(true, Ordering::SeqCst))

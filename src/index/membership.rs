@@ -14,7 +14,6 @@ use crate::format::membership::Membership;
 #[expect(clippy::large_enum_variant, reason = "there are a few of them, at open")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// It never did.
     Never,
     /// It did, or does, with these.
     With(Membership),

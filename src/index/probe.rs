@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::found::FoundIndex;
 use super::index_file::IndexPlace;
-use super::map::{EnteredGet, Index, Rules};
+use super::map::{Index, Rules};
+use super::reads::EnteredGet;
 use super::table::{ChunkFields, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::block::Extent;

@@ -6,14 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sync::Mutex;
 
-/// How long a key stays out.
 const QUARANTINE_MS: u64 = 60 * 60 * 1000;
 
 /// Most keys that are remembered. Two keys with one BLAKE2b-128 digest are not expected to be seen ever, so reaching this
 /// means an attack or a bug; then the oldest are forgotten.
 const MAX_KEYS: usize = 1024;
 
-/// Non-cacheable keys, and until when.
 #[derive(Default)]
 pub(super) struct Quarantine {
     any: AtomicBool,

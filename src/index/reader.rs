@@ -30,7 +30,6 @@ pub(super) struct IndexReader {
     region_bytes: Option<u64>,
 }
 
-/// Records that follow each other.
 pub(super) struct Run {
     pub(super) records: Vec<Record>,
     /// Pages among them that the disk does not return; their records are zeros.
@@ -38,7 +37,6 @@ pub(super) struct Run {
 }
 
 impl IndexReader {
-    /// That of the store in a directory.
     pub(super) fn in_directory(directory: &Directory) -> Result<Self, OpenError> {
         let opened = Self::open(directory, INDEX_NAME, None);
         match &opened {
@@ -107,7 +105,6 @@ impl IndexReader {
         }
     }
 
-    /// Bytes in use.
     pub(super) fn length(&self) -> Result<u64, OpenError> {
         match self.region_bytes {
             Some(bytes) => Ok(bytes),

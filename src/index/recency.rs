@@ -7,11 +7,9 @@ use super::map::Index;
 use super::shard::Shard;
 use crate::format::record::{use_parts, use_word};
 
-/// Most chunks of a shard whose uses are collected while its lock is held.
 const MOST_AT_ONCE: usize = 64;
 
 impl<G, S> Index<G, S> {
-    /// Notes a use of a chunk.
     pub(super) fn touch(&self, shard: &mut Shard<G, S>, found: Located, now_ms: u64) {
         let entry = &mut shard.entries[found.entry];
         let (_, uses) = use_parts(entry.last_use);
@@ -48,7 +46,6 @@ impl<G, S> Index<G, S> {
         first > 0
     }
 
-    /// Has all of them written.
     pub(crate) fn write_all_uses(&self) {
         for number in 0..self.shard_count() {
             while self.write_uses(number) {}

@@ -20,10 +20,8 @@ const ENTRIES_AT_ONCE: u32 = 64;
 /// Chunks that had expired and were taken out.
 #[derive(Debug, Default)]
 pub(crate) struct Expired {
-    /// Those that are free now.
     pub(crate) extents: Vec<Extent>,
     pub(crate) chunks: u64,
-    /// Of their payload.
     pub(crate) bytes: u64,
     /// The entry to go on with, if there are more.
     pub(crate) next: Option<u32>,
@@ -151,7 +149,6 @@ impl<G, S> Index<G, S> {
         next
     }
 
-    /// [`Index::scan`] over all of shard `number`.
     fn scan_all<F: Fn(&ChunkEntry) -> bool>(
         &self,
         number: usize,
@@ -295,7 +292,6 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// Compares the entries with their records.
     fn check_records(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for number in 0..self.shards.len() {
@@ -358,7 +354,7 @@ impl<G, S> Index<G, S> {
                 *ghosts.entry(ghost.namespace).or_default() += 1;
             }
         }
-        let counted = (self.keys(), self.held_bytes(), *self.pinned.lock());
+        let counted = (self.keys(), self.stored_bytes(), *self.pinned.lock());
         if counted != (check.keys, payload_bytes, pinned) {
             check.problems.push(format!(
                 "keys, bytes and pins are counted as {counted:?}, and are {:?}",

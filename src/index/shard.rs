@@ -12,7 +12,6 @@ use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
 use crate::key::Digest;
 
-/// Keys of one shard, behind one lock.
 // In this order: the fields that a lookup needs share a cache line with the lock.
 #[repr(C)]
 pub(super) struct Shard<G, S> {
@@ -87,7 +86,6 @@ impl<G, S> Shard<G, S> {
         self.pending.insert_unique(hash(&pending), pending, hash);
     }
 
-    /// The key that is being written under `digest`.
     pub(super) fn pending_mut(&mut self, digest: Digest) -> Option<&mut Pending<G, S>> {
         if self.pending.is_empty() {
             return None;
@@ -95,14 +93,19 @@ impl<G, S> Shard<G, S> {
         self.pending.find_mut(digest.table_hash(), |pending| pending.digest == digest)
     }
 
-    /// Pins an entry if it is of exactly this length.
     pub(super) fn pin(&mut self, shard: u32, entry: u32, length_bytes: u64) -> Option<Pin> {
-        let held = &mut self.entries[entry];
-        if u64::from(held.length_bytes) != length_bytes {
+        let pinned = &mut self.entries[entry];
+        if u64::from(pinned.length_bytes) != length_bytes {
             return None;
         }
-        held.readers += 1;
-        Some(Pin { shard, entry, extent: held.extent(), length_bytes, checksum: held.checksum() })
+        pinned.readers += 1;
+        Some(Pin {
+            shard,
+            entry,
+            extent: pinned.extent(),
+            length_bytes,
+            checksum: pinned.checksum(),
+        })
     }
 
     pub(super) fn link(&mut self, found: Located) {

@@ -5,7 +5,6 @@ use std::ops::Range;
 /// Slots that one piece of the stack takes. In pieces, so that giving a slot back never copies all the others.
 const PIECE: usize = 8192;
 
-/// Free slots: those that were used before, and those that never were.
 #[derive(Debug, Default)]
 pub(super) struct FreeSlots {
     given_back: Vec<Vec<u32>>,
@@ -25,7 +24,6 @@ impl FreeSlots {
         slot
     }
 
-    /// Takes a slot back.
     pub(super) fn give_back(&mut self, slot: u32) {
         match self.given_back.last_mut() {
             Some(piece) if piece.len() < PIECE => piece.push(slot),
@@ -47,7 +45,6 @@ impl FreeSlots {
         }
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> u32 {
         let full = self.given_back.len().saturating_sub(1) * PIECE;
         let last = self.given_back.last().map_or(0, Vec::len);

@@ -24,7 +24,6 @@ const AHEAD_PART: u64 = 2;
 const MOST_PART: u64 = 8;
 
 impl Table {
-    /// Why there is no free slot.
     pub(super) fn why_full(&self) -> StoreError {
         match &*self.refusal.lock() {
             Some((again, error)) if Instant::now() < *again => error.clone(),
@@ -56,12 +55,10 @@ impl Table {
         }
     }
 
-    /// Bytes that the file has.
     fn length_bytes(&self) -> u64 {
         HEADER_BYTES + u64::from(self.slot_count()) * RECORD_BYTES as u64
     }
 
-    /// Bytes by which it grows.
     fn step_bytes(&self) -> u64 {
         (self.length_bytes() / 8 / GROWTH_BYTES * GROWTH_BYTES)
             .clamp(GROWTH_BYTES, self.index_file.longest_step_bytes())
@@ -110,7 +107,6 @@ impl Table {
         }
     }
 
-    /// Reserves `bytes` more behind the end of the file.
     fn reserve_behind(&self, reserved: &mut u64, bytes: u64) -> Result<(), StoreError> {
         if bytes == 0 {
             return Ok(());

@@ -47,7 +47,6 @@ pub(crate) struct ChunkFields {
     pub(crate) created_ms: u64,
 }
 
-/// State of the index file when it was opened.
 #[derive(Debug)]
 pub(crate) struct IndexState {
     /// Session block of the last owner, if it is whole.
@@ -72,7 +71,6 @@ pub(crate) struct Table {
     pub(super) reserved: Mutex<u64>,
     /// After the file could not grow: when to try again, and why.
     pub(super) refusal: Mutex<Option<(Instant, StoreError)>>,
-    /// Slots of the file, used or free.
     pub(super) total: AtomicU32,
     holes_logged: AtomicUsize,
     pub(super) lacks_blocks: AtomicBool,
@@ -137,7 +135,6 @@ impl Table {
         Ok((table, IndexState { session, reset, made_now, truncated }))
     }
 
-    /// Slots of the file, used or free.
     pub(crate) fn slot_count(&self) -> u32 {
         self.total.load(Ordering::Acquire)
     }
@@ -200,7 +197,6 @@ impl Table {
         self.is_in_hole(slot)
     }
 
-    /// Whether the page of `slot` is known to be lost.
     pub(super) fn is_in_hole(&self, slot: u32) -> bool {
         self.mapping.is_hole(HEADER_BYTES as usize + slot as usize * RECORD_BYTES)
     }
@@ -219,7 +215,6 @@ impl Table {
         count
     }
 
-    /// Takes unused slots back.
     pub(crate) fn release(&self, reservation: Reservation) {
         let mut free = self.free.lock();
         reservation.slots.into_iter().rev().for_each(|slot| free.give_back(slot));

@@ -230,7 +230,6 @@ impl Table {
         StoreError::IndexShared { path: self.index_file.path.clone() }
     }
 
-    /// Makes all records written so far durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         // The map and the file share the page cache: fdatasync writes what was stored through the map.
         self.index_file.sync()

@@ -21,11 +21,9 @@ use crate::key::{Digest, Namespace};
 
 /// Outcome of [`Index::enter_set`].
 pub(crate) enum EnteredSet<S> {
-    /// It may write.
     Ready(S),
     /// Another key has this digest; the key is in quarantine from now on.
     Collides(S),
-    /// The key is in quarantine.
     Quarantined(S),
     /// It waits behind a SET of the same key and comes back from [`Index::finish_set`].
     Waits,
@@ -33,11 +31,9 @@ pub(crate) enum EnteredSet<S> {
 
 /// What happens next after a SET.
 pub(crate) enum Resumed<G, S> {
-    /// This GET reads now.
     Hit(G, Pin),
     /// This GET found nothing.
     Miss(G),
-    /// This SET writes now.
     Start(S),
     /// This extent is not used any more.
     Free(Extent),
@@ -45,13 +41,11 @@ pub(crate) enum Resumed<G, S> {
 
 /// The record of a chunk that is being written.
 pub(crate) enum RecordState {
-    /// It has slots.
     Reserved(Reservation),
     /// It is in the index file; the key does not find it yet.
     Written(u32),
 }
 
-/// A written chunk on its way into the index.
 pub(crate) struct Publication {
     pub(crate) record: RecordState,
     pub(crate) content: ChunkFields,
@@ -94,7 +88,7 @@ impl<G, S> Index<G, S> {
     }
 
     /// Length and checksum of the chunk stored under `digest`, for a SET that has claimed its key.
-    pub(crate) fn held(&self, digest: Digest) -> Option<(u64, Option<PayloadChecksum>)> {
+    pub(crate) fn stored(&self, digest: Digest) -> Option<(u64, Option<PayloadChecksum>)> {
         let shard = self.shard(digest).1;
         let found = shard.find(digest)?;
         let entry = &shard.entries[found.entry];
@@ -258,7 +252,7 @@ impl<G, S> Index<G, S> {
             self.inherit(&mut entry, &old_entry);
         }
         let ghost = shard.ghosts.remove(digest);
-        let returns = ghost.is_some_and(|ghost| ghost.was_held);
+        let returns = ghost.is_some_and(|ghost| ghost.was_evicted);
         ghost.iter().for_each(|ghost| self.eviction_index.forget(ghost.namespace, 1));
         let number = shard.entries.insert(entry);
         let chunk = ChunkRef { shard: shard_number, entry: number };
