@@ -65,20 +65,17 @@ pub struct Config {
     pub io_threads: usize,
     /// Most bytes of SETs that are not answered yet.
     pub set_queue_bytes: u64,
-    /// What is no option.
+    /// For tests and benchmarks, as all below: no options.
     #[doc(hidden)]
     pub tuning: Tuning,
-    /// What calls the system on files, beside the engine; no option, for tests.
     #[doc(hidden)]
     pub files: Arc<dyn FileOperations>,
-    /// The clock; no option, for tests.
     #[doc(hidden)]
     pub clock: Clock,
-    /// Which boot of the machine this is; no option, for tests.
+    /// Which boot of the machine this is.
     #[doc(hidden)]
     pub boot: u32,
-    /// Whether growing and writing records happen on the thread that needs them, so that each run does the same; no option, for
-    /// tests.
+    /// Whether growing and writing records happen on the thread that needs them, so that each run does the same.
     #[doc(hidden)]
     pub works_inline: bool,
 }

@@ -1,5 +1,6 @@
 //! Which engine moves the bytes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config::{Config, EngineChoice};
@@ -57,19 +58,17 @@ pub(super) fn maker(config: &Config) -> MakeEngine {
     })))
 }
 
-/// The engines of all reactors: once if they are alike, and else (the system may have run short of rings or threads) how
-/// many there are of each.
+/// The engines of all reactors, with the number of each where they differ: the system may run short of rings or threads.
 pub(super) fn describe(engines: &[String]) -> String {
-    let mut kinds: Vec<&String> = engines.iter().collect();
-    kinds.sort();
-    kinds.dedup();
-    if let [kind] = kinds[..] {
-        return kind.clone();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for engine in engines {
+        *counts.entry(engine).or_default() += 1;
     }
-    let count = |kind| engines.iter().filter(|other| *other == kind).count();
-    let counted: Vec<String> =
-        kinds.into_iter().map(|kind| format!("{} x {kind}", count(kind))).collect();
-    counted.join(", ")
+    let counted = counts.iter().map(|(engine, count)| match counts.len() {
+        1 => (*engine).to_owned(),
+        _ => format!("{count} x {engine}"),
+    });
+    counted.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use crate::index::owner_on_device;
 use crate::store::device::{Device, Target};
 
 /// Erases the head and the tail of the block device at `path`, and all of it where it can be discarded and `discards`: the next
-/// open formats it. `agree` is told what the device holds, while nobody else can have it; nothing is written if it says no.
-/// Returns what it said.
+/// open formats it. `agree` gets what the device holds, while it is locked; nothing is written if it returns false.
+/// Returns what it returned.
 ///
 /// # Errors
 /// `OpenError`: it is no block device, is in use, is read-only or too short, holds a store (which is never erased), cannot be

@@ -86,7 +86,7 @@ def test_a_single_path_may_be_a_list(disks: list[str]) -> None:
         ([], "1GiB", "'path' = [] is not valid: it is empty"),
         (["", "b"], "1GiB", "'path' = ['', 'b'] is not valid: it is empty"),
         (["a", 7], "1GiB", "it is a number, not a string"),
-        ([f"path{number}" for number in range(31)], "1GiB", "31 paths are too many"),
+        ([f"path{number}" for number in range(31)], "1GiB", "31 are too many"),
         (["a", "b"], ["1GiB", "1GiB", "1GiB"], "2 paths but 3 capacities"),
         (["a", "b"], [], "'capacity' = [] is not valid: it is empty"),
         (["a", "b"], ["1GiB", "1KiB"], "1 KiB is less than 16 MiB"),
