@@ -29,9 +29,7 @@ struct Doubt {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// It is in doubt from now on.
     New,
-    /// It was, and still is.
     Known,
     /// Its extent cannot be read, and others can.
     Unreadable,

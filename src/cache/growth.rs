@@ -10,7 +10,6 @@ use super::Cache;
 use super::threads::CacheThread;
 use crate::sync::{Condvar, Mutex};
 
-/// What the growth thread is to do.
 #[derive(Default)]
 pub(super) struct Growth {
     orders: Mutex<GrowthOrders>,
@@ -22,7 +21,6 @@ pub(super) struct Growth {
 #[derive(Default)]
 struct GrowthOrders {
     ends: bool,
-    /// Bytes for which there is to be room.
     needed_bytes: Option<u64>,
 }
 
@@ -71,7 +69,6 @@ fn keep_growing(cache: &Cache) {
 }
 
 impl Cache {
-    /// Starts the growth thread.
     pub(crate) fn start_growth(self: &Arc<Self>) -> std::io::Result<CacheThread> {
         let lost = "the store did not grow any more";
         CacheThread::start(self, "kvring-growth", keep_growing, |cache| cache.growth.end(), lost)

@@ -40,7 +40,6 @@ const RESTS: u32 = 4;
 /// By how much of itself the length to make room for falls with each chunk that is shorter.
 const FORGETS: u32 = 64;
 
-/// What the maintenance thread is told.
 pub(super) struct Maintenance {
     /// Above this share of the space it evicts, down to the other one.
     high_watermark: f64,

@@ -62,7 +62,6 @@ impl ReadHandle {
         self.pin.length_bytes
     }
 
-    /// Checksum of the payload, if one was kept.
     pub(crate) fn checksum(&self) -> Option<PayloadChecksum> {
         self.pin.checksum
     }
@@ -96,7 +95,6 @@ impl ReadHandle {
         true
     }
 
-    /// Drops the chunk: its key is not stored any more.
     pub(crate) fn discard(self) {
         self.cache.index.discard(&self.pin);
     }

@@ -29,6 +29,7 @@ const VICTIMS_A_STEP: usize = 256;
 const STEPS_A_TURN: usize = 8;
 
 /// Room that is being made for a chunk, a step at a time. Those that lie in the way of a long one may be very many.
+#[derive(Default)]
 pub(super) struct RoomMaking {
     blocks: u32,
     search: RoomSearch,
@@ -45,16 +46,7 @@ pub(super) struct RoomMaking {
 
 impl RoomMaking {
     fn new(blocks: u32) -> Self {
-        Self {
-            blocks,
-            search: RoomSearch::new(blocks),
-            victims: Vec::new(),
-            looked_at: 0,
-            staying: 0,
-            gone: 0,
-            has_evicted: false,
-            attempts: 0,
-        }
+        Self { blocks, search: RoomSearch::new(blocks), ..Self::default() }
     }
 
     fn begin_with(&mut self, victims: Vec<Victim>) {

@@ -17,7 +17,6 @@ pub(crate) struct CacheThread {
 }
 
 impl CacheThread {
-    /// Starts a thread that works until `order_end` is called.
     pub(super) fn start(
         cache: &Arc<Cache>,
         name: &str,

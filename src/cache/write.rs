@@ -35,7 +35,6 @@ pub(crate) struct Claim {
     room: Option<Box<RoomMaking>>,
 }
 
-/// What became of a claim that was asked to begin.
 pub(crate) enum Begun {
     /// Its very bytes are stored already.
     Unchanged,
@@ -51,7 +50,6 @@ pub(crate) enum Begun {
     Refused(StoreError),
 }
 
-/// How far a chunk was compared with the one that is stored under its key.
 #[derive(Default)]
 struct Compared {
     bytes: usize,

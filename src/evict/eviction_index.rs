@@ -104,7 +104,6 @@ impl EvictionIndex {
         pool.touch(nodes, id);
     }
 
-    /// Excludes a chunk from eviction until the second `until_s`.
     pub(crate) fn exclude(&self, id: NodeId, until_s: u32) {
         let mut inner = self.inner.lock();
         let (pool, nodes) = inner.pool_of(id);
@@ -147,7 +146,6 @@ impl EvictionIndex {
         }
     }
 
-    /// Up to `count` chunks that go first.
     pub(crate) fn coldest(&self, count: usize, now_s: u32) -> Vec<Victim> {
         loop {
             let mut inner = self.inner.lock();
@@ -176,7 +174,6 @@ impl EvictionIndex {
         self.inner.lock().pools[usize::from(pool)].remove_blocks(blocks);
     }
 
-    /// Blocks that a pool takes of its quota, with those being written.
     pub(crate) fn blocks_of(&self, pool: PoolId) -> u64 {
         let pool = &self.inner.lock().pools[usize::from(pool)];
         if pool.quota.is_some() { pool.blocks } else { 0 }
@@ -245,7 +242,6 @@ impl EvictionIndex {
         inner.namespaces.usage_mut(namespace).remembered_keys += 1;
     }
 
-    /// `keys` keys of the namespace are remembered no longer.
     pub(crate) fn forget(&self, namespace: NamespaceId, keys: u64) {
         if keys > 0 {
             let mut inner = self.inner.lock();

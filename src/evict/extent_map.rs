@@ -104,7 +104,6 @@ impl ExtentMap {
     }
 }
 
-/// A search for the chunks that are cheapest to evict for a run of `blocks`.
 pub(super) struct Search<'data, F: ?Sized> {
     pub(super) extents: &'data ExtentMap,
     pub(super) nodes: &'data Nodes,
@@ -169,7 +168,6 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         true
     }
 
-    /// The cheapest window that contains `seed`.
     pub(super) fn around(&mut self, seed: NodeId, rank: &impl Fn(NodeId) -> u8) -> Option<Window> {
         let extent = self.nodes[seed].extent;
         let own = self.segment(seed, rank);

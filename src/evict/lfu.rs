@@ -24,12 +24,10 @@ impl Lfu {
         Self { age: 0, by_priority: (0..LISTS).map(|number| List::new(number as u8)).collect() }
     }
 
-    /// All lists, the coldest first.
     fn coldest_first(&self) -> impl Iterator<Item = &List> {
         (0..LISTS).map(|above| &self.by_priority[((self.age + above) % LISTS) as usize])
     }
 
-    /// How far the priority of a chunk is above the age.
     fn above_age(&self, nodes: &Nodes, id: NodeId) -> u64 {
         (u64::from(nodes[id].list) + LISTS - self.age % LISTS) % LISTS
     }

@@ -37,7 +37,6 @@ pub(crate) struct ChunkNode {
     pub(crate) extent: Extent,
     /// How often it was used, as far as that can be counted.
     pub(crate) uses: u16,
-    /// Which policy has it.
     pub(crate) pool: u16,
     /// The clock of its list when it came in; the second until which it is excluded.
     stamp: u32,
@@ -52,7 +51,6 @@ pub(crate) struct ChunkNode {
 const _: () = assert!(size_of::<ChunkNode>() <= 44);
 
 impl ChunkNode {
-    /// A chunk that no policy has yet.
     pub(crate) fn new(shard: u32, entry: u32, extent: Extent, uses: u16, pool: u16) -> Self {
         let (stamp, colder, hotter) = (0, None, None);
         let (list, chances) = (NO_LIST, 0);
@@ -70,7 +68,6 @@ impl ChunkNode {
         self.list = NO_LIST;
     }
 
-    /// Until which second it is excluded from eviction, if it is.
     pub(super) fn excluded_until_s(&self) -> Option<u32> {
         (self.list == EXCLUDED).then_some(self.stamp)
     }
@@ -120,7 +117,6 @@ impl Nodes {
         node
     }
 
-    /// Whether this is the number of a chunk in an order of eviction.
     pub(super) fn is_ordered(&self, id: NodeId) -> bool {
         !matches!(self[id].list, FREE | EXCLUDED | NO_LIST)
     }
@@ -154,7 +150,6 @@ pub(super) struct List {
     pub(super) coldest: Option<NodeId>,
     hottest: Option<NodeId>,
     pub(super) len: usize,
-    /// Blocks that its chunks take.
     pub(super) blocks: u64,
 }
 

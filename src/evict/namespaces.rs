@@ -7,7 +7,6 @@ use slab::Slab;
 use super::pool::PoolId;
 use crate::key::Namespace;
 
-/// A namespace, as a chunk's key names it.
 pub(crate) struct NamespaceOf<'key> {
     pub(crate) fingerprint: u64,
     /// Its name, asked for when the fingerprint is new.

@@ -38,7 +38,6 @@ impl ChunkPool {
         Self { policy, blocks: 0, chunks: 0, ordered_blocks: 0, quota, excluded }
     }
 
-    /// Counts a chunk that comes into the order of eviction.
     pub(super) fn count_chunk(&mut self, blocks: u32) {
         self.chunks += 1;
         self.blocks += u64::from(blocks);

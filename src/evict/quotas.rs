@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::block::BLOCK_BYTES;
 
-/// The quotas of a store, by name of the namespace.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quotas(pub(super) Vec<(String, Arc<Quota>)>);
 

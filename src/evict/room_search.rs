@@ -16,7 +16,7 @@ const MOST_STEPS: usize = 16_384;
 const USELESS_FOR_S: u32 = 10;
 
 /// A search for room. It can be left off, to let go of the lock, and gone on with.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RoomSearch {
     pub(super) blocks: u32,
     /// The seeds that are left, and the scan that follows if there is no room around any of them.
@@ -36,7 +36,7 @@ pub(crate) enum Room {
 
 impl RoomSearch {
     pub(crate) fn new(blocks: u32) -> Self {
-        Self { blocks, started: None, steps: 0, best: None }
+        Self { blocks, ..Self::default() }
     }
 }
 

@@ -104,12 +104,15 @@ impl ChunkFile {
         self.directory
     }
 
+    fn open_directory(&self) -> BorrowedFd<'_> {
+        // SAFETY: the directory is open as long as the store.
+        unsafe { BorrowedFd::borrow_raw(self.directory) }
+    }
+
     /// Looks at what was opened to be read, which has to be a file with this length.
     fn check(&self, length_bytes: u64, flags: i32) -> io::Result<()> {
         let open = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        // SAFETY: the directory is open as long as the store.
-        let directory = unsafe { BorrowedFd::borrow_raw(self.directory) };
-        match check_opened(&open.file, directory, flags)? {
+        match check_opened(&open.file, self.open_directory(), flags)? {
             found_bytes if found_bytes == length_bytes => Ok(()),
             found_bytes => Err(io::Error::other(format!(
                 "its file has {found_bytes} bytes, not {length_bytes}"
@@ -119,9 +122,7 @@ impl ChunkFile {
 
     /// Why it could not be opened: an error without an errno if what has its name is no file.
     fn refusal(&self, errno: i32) -> io::Error {
-        // SAFETY: the directory is open as long as the store.
-        let directory = unsafe { BorrowedFd::borrow_raw(self.directory) };
-        refusal_of(directory, &*self.name, io::Error::from_raw_os_error(errno))
+        refusal_of(self.open_directory(), &*self.name, io::Error::from_raw_os_error(errno))
     }
 
     /// What comes next for it, in an operation with this chunk that `is_written`, or read. `store` has the space for it.

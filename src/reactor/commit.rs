@@ -56,7 +56,6 @@ pub(super) enum MemberEnd {
     Failed(Failure),
 }
 
-/// What one sync is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum SyncTarget {
     /// A file that stays open as long as the store.
@@ -66,6 +65,7 @@ pub(super) enum SyncTarget {
     Names(RawFd),
 }
 
+#[derive(Default)]
 struct Group {
     members: Vec<usize>,
     phase: Phase,
@@ -80,8 +80,9 @@ struct Group {
     failed_syncs: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Phase {
+    #[default]
     Data,
     Index,
     /// The clearing of the records that they replace.
@@ -203,16 +204,7 @@ impl<E: Engine> Operations<E> {
             .flat_map(|id| self.active[*id].written_files(&self.shared))
             .filter(|target| seen.insert(*target))
             .collect();
-        self.commit.group = Some(Group {
-            members,
-            phase: Phase::Data,
-            outstanding: 0,
-            error: None,
-            awaited: None,
-            awaited_records: None,
-            withdrawn: Vec::new(),
-            failed_syncs: 0,
-        });
+        self.commit.group = Some(Group { members, ..Group::default() });
         self.submit_syncs(&targets)
     }
 

@@ -90,9 +90,6 @@ impl DirectionHealth {
     }
 
     fn succeed(&self) -> bool {
-        if !self.is_watched.load(Ordering::Relaxed) {
-            return false;
-        }
         let mut history = self.history.lock();
         history.successes += 1;
         (history.error_streak, history.logged, history.streak_since) = (0, 0, None);

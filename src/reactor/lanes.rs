@@ -130,7 +130,6 @@ impl Lane {
 }
 
 impl Spread {
-    /// Nothing yet, of a batch of `expected` operations of `class`.
     pub(super) fn new(lanes: &[Lane], class: Class, expected: usize) -> Self {
         let share = if lanes.len() == 1 { expected } else { 0 };
         let part = |lane: &Lane| LanePart {

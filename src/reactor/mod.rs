@@ -248,7 +248,7 @@ impl<E: Engine> Operations<E> {
             }
             self.reap_or_sleep(timeout, deadline.is_some())?;
             let came_back = !self.reaped.is_empty();
-            self.finish_reaped()?;
+            self.finish_reaped(false)?;
             self.start_chunk_files()?;
             // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
             if came_back && !has_fed && self.device.moved_bytes >= FEED_FIRST_BYTES {
@@ -292,7 +292,8 @@ impl<E: Engine> Operations<E> {
             if left.is_zero() || self.device.engine.reap(Some(left), &mut self.reaped).is_err() {
                 return false;
             }
-            self.finish_stopped();
+            // It submits nothing, and so cannot fail.
+            let _ = self.finish_reaped(true);
             // What waited behind a SET that ended now will not start any more either.
             self.drop_queued();
         }

@@ -116,7 +116,6 @@ impl Active {
         matches!(self.operation, Operation::Set(_))
     }
 
-    /// The file of its chunk, if that is in one of its own.
     pub(super) fn chunk_file(&mut self) -> Option<(&mut ChunkFile, ChunkOfFile)> {
         let chunk = self.chunk_of_file()?;
         Some((self.chunk_file.as_mut()?, chunk))

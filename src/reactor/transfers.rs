@@ -112,52 +112,43 @@ impl<E: Engine> Operations<E> {
     }
 
     /// Takes the results of requests; answers the operations that are done. One at a time off the list, so that a panic
-    /// loses none.
-    pub(super) fn finish_reaped(&mut self) -> Result<(), EngineError> {
+    /// loses none. `stopped`: nothing may be submitted any more.
+    pub(super) fn finish_reaped(&mut self, stopped: bool) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         let now = Instant::now();
         self.reaped.reverse();
         while let Some(Reaped { token, result }) = self.reaped.pop() {
             if token == SYNC_TOKEN {
-                outcome = outcome.and(self.finish_sync(result, false));
+                outcome = outcome.and(self.finish_sync(result, stopped));
                 self.end_grouped();
                 continue;
             }
             if token >= CHUNK_FILE_TOKENS {
-                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, false);
+                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, stopped);
+                if stopped {
+                    self.drop_due_chunk_files();
+                }
                 continue;
             }
             let grant = self.device.grant(token);
             let active = &self.active[grant.id];
             let is_load = grant.class == Class::Get || active.is_awaited;
             let wanted = (active.failure.is_none(), is_load);
-            let (ended, submitted) = self.device.complete((token, result), wanted, now);
+            let (ended, submitted) = match stopped {
+                true => (self.device.complete_stopped(token, result), Ok(())),
+                false => self.device.complete((token, result), wanted, now),
+            };
             outcome = outcome.and(submitted);
             self.end_transfer(grant, ended, now);
+        }
+        if stopped {
+            return outcome;
         }
         let active = &self.active;
         let is_wanted = |id: usize| active[id].failure.is_none();
         let (failed, submitted) = self.device.start_isolated(is_wanted, now);
         self.end_failed_pieces(failed, now);
         outcome.and(submitted)
-    }
-
-    /// Like `finish_reaped` when nothing may be submitted any more.
-    pub(super) fn finish_stopped(&mut self) {
-        while let Some(Reaped { token, result }) = self.reaped.pop() {
-            if token == SYNC_TOKEN {
-                // It submits nothing, and so cannot fail.
-                let _ = self.finish_sync(result, true);
-                self.end_grouped();
-            } else if token >= CHUNK_FILE_TOKENS {
-                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, true);
-                self.drop_due_chunk_files();
-            } else {
-                let grant = self.device.grant(token);
-                let ended = self.device.complete_stopped(token, result);
-                self.end_transfer(grant, ended, Instant::now());
-            }
-        }
     }
 
     fn end_transfer(&mut self, grant: Grant, ended: Outcome, now: Instant) {

@@ -48,7 +48,6 @@ impl Verification {
         self.pause.filter(|_| !self.waiting.is_empty()).map(|(due, _)| due)
     }
 
-    /// A chunk is in doubt since now.
     pub(super) fn add(&mut self, suspect: Suspect, now: Instant) {
         self.waiting.push_back(Unverified { suspect, is_after_crash: false });
         self.pause.get_or_insert((now + FIRST_PAUSE, FIRST_PAUSE));
@@ -67,7 +66,6 @@ impl Verification {
         }
     }
 
-    /// The next chunk to be verified, when there is nothing else to do.
     pub(super) fn next(&mut self, now: Instant, cache: &Arc<Cache>) -> Option<ReadHandle> {
         loop {
             if self.left_after_crash == Some(0) {
