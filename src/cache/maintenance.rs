@@ -86,6 +86,19 @@ impl Maintenance {
         self.ordered.notify_all();
     }
 
+    /// Waits for orders, or until something else is due.
+    fn next_orders(&self, due: Instant) -> MaintenanceOrders {
+        let mut orders = self.orders.lock();
+        while !orders.ends && !orders.is_short {
+            let (again, is_due) = self.ordered.wait_until(orders, due);
+            orders = again;
+            if is_due {
+                break;
+            }
+        }
+        MaintenanceOrders { ends: orders.ends, is_short: std::mem::take(&mut orders.is_short) }
+    }
+
     /// Rests for four times as long as the `slice` of work took that ends now. Says whether to go on: not if the thread is to
     /// end, nor, if it `yields`, while space is short.
     fn rest(&self, slice: &mut Instant, yields: bool) -> bool {
@@ -117,23 +130,13 @@ fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
     let mut uses_ticket = 0;
     loop {
         cache.index.table().changes.announce();
-        let mut orders = cache.maintenance.orders.lock();
-        while !orders.ends && !orders.is_short {
-            let others = [next_sweep, next_discard].into_iter().flatten();
-            let next = others.fold(next_look.min(next_uses), Instant::min);
-            let (again, is_due) = cache.maintenance.ordered.wait_until(orders, next);
-            orders = again;
-            if is_due {
-                break;
-            }
-        }
-        let is_short = std::mem::take(&mut orders.is_short);
-        let ends = orders.ends;
-        drop(orders);
-        if ends {
+        let others = [next_sweep, next_discard].into_iter().flatten();
+        let next_due = others.fold(next_look.min(next_uses), Instant::min);
+        let orders = cache.maintenance.next_orders(next_due);
+        if orders.ends {
             return;
         }
-        if is_short {
+        if orders.is_short {
             cache.evict_ahead(|_, _| ());
         }
         if Instant::now() >= next_look {

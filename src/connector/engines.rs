@@ -6,8 +6,9 @@ use std::sync::Arc;
 use crate::config::{Config, EngineChoice};
 use crate::engine::posix::PosixEngine;
 use crate::engine::uring::UringEngine;
-use crate::engine::{Engine, EngineError, Waker};
+use crate::engine::{EngineError, Waker};
 use crate::error::OpenError;
+use crate::reactor::MakeEngine;
 use crate::store::DRIVE_DEPTH;
 use crate::sync::Mutex;
 
@@ -22,10 +23,6 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
     }
     Ok(())
 }
-
-/// Makes the engine of a reactor, with a queue depth and the waker that ends its waits.
-pub(super) type MakeEngine =
-    Arc<Mutex<Box<dyn FnMut(usize, Arc<Waker>) -> Result<Box<dyn Engine>, EngineError> + Send>>>;
 
 /// The engine that is configured. It warns once if the posix engine has to take the place of io_uring.
 pub(super) fn maker(config: &Config) -> MakeEngine {

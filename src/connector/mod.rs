@@ -20,7 +20,6 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use assembly::{leave_out, open_all};
-use engines::MakeEngine;
 pub use error::SubmitError;
 pub use format_device::format_device;
 pub use shutdown::Shutdown;
@@ -34,6 +33,7 @@ use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
+use crate::reactor::MakeEngine;
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
 /// How long `close` works on what is queued before it drops the rest.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 
-use super::engines::{MakeEngine, describe};
+use super::engines::describe;
 use super::home::FoundHome;
 use super::shutdown::Shutdown;
 use crate::budget::Budget;
@@ -24,7 +24,7 @@ use crate::format::record::MAX_CHUNK_BYTES;
 use crate::index::{Index, Recovery, Rules, Sharing, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::open_stores::OpenStore;
-use crate::reactor::{ReactorEnd, Reactors, RecordWriter, Shared, WriterEnd};
+use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared, WriterEnd};
 use crate::sync::Mutex;
 use crate::thread::{LONGEST_SYNC, join_until};
 

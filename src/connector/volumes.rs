@@ -7,13 +7,12 @@ use std::sync::mpsc::Receiver;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::engines::MakeEngine;
 use super::volume::{Volume, close_all};
 use crate::error::OpenError;
 use crate::format::membership::Membership;
 use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
-use crate::reactor::{Alarm, Spread};
+use crate::reactor::{Alarm, MakeEngine, Spread};
 use crate::schedule::Class;
 use crate::thread::{LONGEST_SYNC, has_ended};
 

@@ -166,7 +166,7 @@ impl Active {
     }
 }
 
-impl<E: Engine> Operations<E> {
+impl Operations {
     /// Whether records, or syncs of other reactors, that the group waits for are done.
     pub(super) fn group_can_go_on(&self) -> bool {
         let Some(group) = &self.commit.group else { return false };

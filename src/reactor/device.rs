@@ -55,9 +55,9 @@ pub(super) struct Checksummed {
 }
 
 /// Pieces sit in a fixed array: the kernel holds their addresses.
-pub(super) struct Device<E> {
+pub(super) struct Device {
     shared: Arc<Shared>,
-    pub(super) engine: E,
+    pub(super) engine: Box<dyn Engine>,
     pieces: Slab<Piece>,
     pub(super) pool: BouncePool,
     isolated: [IsolatedRetries; DIRECTIONS.len()],
@@ -70,11 +70,11 @@ pub(super) struct Device<E> {
     unsummed: VecDeque<usize>,
 }
 
-impl<E: Engine> Device<E> {
+impl Device {
     /// A device that takes this many transfers at a time, as the scheduler must make sure.
     pub(super) fn new(
         shared: Arc<Shared>,
-        engine: E,
+        engine: Box<dyn Engine>,
         most_transfers: usize,
         most_moved_bytes: u64,
     ) -> Self {

@@ -55,6 +55,10 @@ const FEED_FIRST_BYTES: u64 = 256 << 10;
 /// Changes of records wait for the reactor to sleep, or for so many turns: waking the thread that makes them costs more than they do.
 const ANNOUNCED_TURNS: u32 = 4;
 
+/// Makes the engine of a reactor, with a queue depth and the waker that ends its waits.
+pub(crate) type MakeEngine =
+    Arc<Mutex<Box<dyn FnMut(usize, Arc<Waker>) -> Result<Box<dyn Engine>, EngineError> + Send>>>;
+
 /// How a reactor ended, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ReactorEnd {
@@ -75,15 +79,11 @@ pub(crate) struct Reactors {
 
 impl Reactors {
     /// Starts a reactor for each lane, whose engine is made on its own thread. If one fails, none runs.
-    pub(crate) fn start<E, M>(
+    pub(crate) fn start(
         shared: &Arc<Shared>,
         suspects: Vec<Suspect>,
-        make_engine: &Arc<Mutex<M>>,
-    ) -> Result<Self, OpenError>
-    where
-        E: Engine,
-        M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
-    {
+        make_engine: &MakeEngine,
+    ) -> Result<Self, OpenError> {
         let mut reactors = Self { threads: Vec::new(), engines: Vec::new() };
         let mut suspects = Some(suspects);
         for number in 0..shared.lanes.len() {
@@ -118,16 +118,12 @@ impl Reactors {
     }
 }
 
-fn start<E, M>(
+fn start(
     number: usize,
     shared: &Arc<Shared>,
     suspects: Vec<Suspect>,
-    make_engine: Arc<Mutex<M>>,
-) -> Result<(ReactorThread, String), OpenError>
-where
-    E: Engine,
-    M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
-{
+    make_engine: MakeEngine,
+) -> Result<(ReactorThread, String), OpenError> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let (tell_ending, ending) = mpsc::sync_channel(1);
     let path = shared.cache.config.path().to_owned();
@@ -170,7 +166,7 @@ fn limits_of(shared: &Shared) -> Limits {
     limits::of_reactor(&shared.cache.config, shared.device_limits(), shared.lanes.len())
 }
 
-impl<E: Engine> Operations<E> {
+impl Operations {
     /// Runs until it is stopped, or dies; answers everything in either case.
     fn live(mut self) -> ReactorEnd {
         let shared = Arc::clone(&self.shared);

@@ -27,13 +27,13 @@ use crate::schedule::{Class, Grant, Scheduler};
 /// with what it was given before.
 pub(super) const CHECKSUM_TURN_BYTES: u64 = 1 << 20;
 
-pub(super) struct Operations<E> {
+pub(super) struct Operations {
     pub(super) shared: Arc<Shared>,
     /// Results that the engine gave back.
     pub(super) reaped: Vec<Reaped>,
     pub(super) number: usize,
     pub(super) scheduler: Scheduler,
-    pub(super) device: Device<E>,
+    pub(super) device: Device,
     pub(super) active: Slab<Active>,
     pub(super) commit: GroupCommit,
     pub(super) verification: Verification,
@@ -59,12 +59,12 @@ pub(super) struct Operations<E> {
     pub(super) awaits_growth: bool,
 }
 
-impl<E: Engine> Operations<E> {
+impl Operations {
     pub(super) fn new(
         number: usize,
         shared: Arc<Shared>,
         suspects: Vec<Suspect>,
-        engine: E,
+        engine: Box<dyn Engine>,
     ) -> Self {
         let mut limits = limits_of(&shared);
         // Half for loads, half for stores.

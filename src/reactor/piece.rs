@@ -81,14 +81,7 @@ impl Piece {
         pool: &mut BouncePool,
     ) -> Self {
         let (offset, length) = (grant.offset_bytes as usize, grant.length_bytes as usize);
-        let in_place = match buffer {
-            None => 0,
-            Some(_) if !geometry.direct => length,
-            Some(buffer) if buffer.is_aligned_to(geometry.memory_alignment_bytes) => {
-                length - length % BLOCK
-            }
-            Some(_) => 0,
-        };
+        let in_place = buffer.map_or(0, |buffer| in_place_bytes(buffer, length, geometry));
         let bounced_bytes = length - in_place;
         let mut piece = Self {
             grant,
@@ -255,6 +248,15 @@ impl Piece {
         if let Some(bounce) = self.bounce {
             pool.give_back(bounce);
         }
+    }
+}
+
+/// Bytes of a piece that need no bounce memory.
+fn in_place_bytes(buffer: CallerBuffer, length: usize, geometry: Geometry) -> usize {
+    match geometry.direct {
+        false => length,
+        true if buffer.is_aligned_to(geometry.memory_alignment_bytes) => length - length % BLOCK,
+        true => 0,
     }
 }
 

@@ -15,7 +15,6 @@ use super::record_writer::Answer;
 use crate::cache::Begun;
 use crate::cache::Next;
 use crate::config::Durability;
-use crate::engine::Engine;
 use crate::error::StoreError;
 use crate::schedule::Grant;
 
@@ -89,7 +88,7 @@ impl SetOperation {
     }
 }
 
-impl<E: Engine> Operations<E> {
+impl Operations {
     /// A SET that has no extent was granted its first piece. Says whether it has one now and is to be written; if not, it is
     /// back in the queue, or ended.
     pub(super) fn begin_set(&mut self, grant: Grant, now: Instant) -> bool {

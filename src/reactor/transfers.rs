@@ -19,7 +19,7 @@ use crate::store::Location;
 /// Bytes that could be summed up in the time that giving an extent back takes.
 const RECLAIM_COSTS_BYTES: u64 = 4096;
 
-impl<E: Engine> Operations<E> {
+impl Operations {
     pub(super) fn start(&mut self, grant: Grant, now: Instant) -> Result<(), EngineError> {
         let active = &mut self.active[grant.id];
         active.waiting_bytes -= grant.length_bytes;
