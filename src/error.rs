@@ -12,35 +12,27 @@ use crate::key::Digest;
 
 /// A wrong option, found before anything is touched.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of each error says what its fields are")]
 pub enum ConfigError {
     /// The option does not exist.
     #[error("unknown option '{name}'{hint}; the options are: {known}", hint = did_you_mean(*nearest))]
     Unknown {
-        /// The name that was given.
         name: String,
-        /// The one that was probably meant.
         nearest: Option<&'static str>,
-        /// All names that exist.
         known: String,
     },
     /// The option does not exist any more.
     #[error("option '{name}' is gone: {fate}; leave it out")]
     Gone {
-        /// The name that was given.
         name: String,
-        /// What became of it.
         fate: String,
     },
     /// The option exists; its value does not fit.
     #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}")]
     Invalid {
-        /// The option.
         name: &'static str,
-        /// The value that was given, as text.
         value: String,
-        /// What is wrong with it.
         reason: String,
-        /// What it accepts, with its unit.
         range: String,
     },
     /// Required options are missing.
@@ -49,7 +41,6 @@ pub enum ConfigError {
         quoted(names)
     )]
     Missing {
-        /// The options.
         names: Vec<&'static str>,
     },
     /// Paths and capacities do not pair up.
@@ -57,9 +48,7 @@ pub enum ConfigError {
         "{paths} paths but {capacities} capacities; give one capacity for all, or one for each path"
     )]
     Capacities {
-        /// Number of paths.
         paths: usize,
-        /// Number of capacities.
         capacities: usize,
     },
 }
@@ -72,8 +61,9 @@ fn quoted(names: &[&str]) -> String {
     names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
 }
 
-/// Failures to find a place for a chunk.
+/// Failures to find an extent for a chunk. `needed_bytes` are rounded up to blocks.
 #[derive(Clone, Debug, Error)]
+#[allow(missing_docs, reason = "the message of each error says what its fields are")]
 pub enum StoreError {
     /// The chunk is longer than any that the store takes.
     #[error(
@@ -81,13 +71,9 @@ pub enum StoreError {
          (2 GiB, or an eighth of capacity = {capacity_bytes}); raise capacity or store shorter chunks"
     )]
     TooLong {
-        /// Digest of its key.
         digest: Digest,
-        /// Its length.
         length_bytes: u64,
-        /// Longest chunk of this store.
         limit_bytes: u64,
-        /// The configured capacity.
         capacity_bytes: u64,
     },
     /// Nothing can be placed within the capacity.
@@ -95,9 +81,7 @@ pub enum StoreError {
         "store full: no room for {needed_bytes} bytes within the capacity of {capacity_bytes} bytes; delete chunks or raise capacity"
     )]
     Full {
-        /// Bytes asked for, rounded up to blocks.
         needed_bytes: u64,
-        /// The configured capacity.
         capacity_bytes: u64,
     },
     /// The store is about to grow. Who is told so tries again afterwards.
@@ -105,7 +89,6 @@ pub enum StoreError {
         "store full: it is growing, and {needed_bytes} bytes have no room until then; try again"
     )]
     Growing {
-        /// Bytes asked for.
         needed_bytes: u64,
     },
     /// The index has no room for a record, and cannot grow within the capacity.
@@ -114,9 +97,7 @@ pub enum StoreError {
          capacity, or store longer chunks"
     )]
     IndexFull {
-        /// Bytes that it has.
         index_bytes: u64,
-        /// The configured capacity.
         capacity_bytes: u64,
     },
     /// What has the space cannot go now.
@@ -125,7 +106,6 @@ pub enum StoreError {
          slowly, unpin keys, or raise capacity"
     )]
     Guarded {
-        /// Bytes asked for, rounded up to blocks.
         needed_bytes: u64,
     },
     /// The chunk's namespace has a quota that it does not fit into.
@@ -134,11 +114,8 @@ pub enum StoreError {
          to go is being read, leased or pinned, or not enough; raise the quota"
     )]
     Quota {
-        /// Bytes asked for, rounded up to blocks.
         needed_bytes: u64,
-        /// The namespace.
         namespace: String,
-        /// Its quota.
         quota_bytes: u64,
     },
     /// The file system would have less free space than it is to keep.
@@ -147,9 +124,7 @@ pub enum StoreError {
          {free_bytes} bytes above it); free space there or lower min_free"
     )]
     Floor {
-        /// Bytes by which a file was to grow.
         needed_bytes: u64,
-        /// What is free above the floor.
         free_bytes: u64,
     },
     /// Data files share blocks with a copy, or have holes, and the file system lacks the space to write there.
@@ -158,9 +133,7 @@ pub enum StoreError {
          file system has {free_bytes} bytes above min_free for writing them anew; remove the copy, or free space there"
     )]
     Shared {
-        /// Bytes of the data files for which nothing is reserved.
         shared_bytes: u64,
-        /// What is free above the floor.
         free_bytes: u64,
     },
     /// The index shares blocks with a copy, or has holes, and the file system lacks the space to write there.
@@ -169,7 +142,6 @@ pub enum StoreError {
          writing it anew; remove the copy, or free space there"
     )]
     IndexShared {
-        /// The index.
         path: PathBuf,
     },
     /// A write into a data file found the file system full.
@@ -179,9 +151,7 @@ pub enum StoreError {
          space there"
     )]
     NoBlocks {
-        /// The store.
         path: PathBuf,
-        /// What the file system said.
         source: Arc<io::Error>,
     },
     /// The file system refused to grow a file.
@@ -189,17 +159,15 @@ pub enum StoreError {
         "store full: cannot grow {path} by {bytes} bytes: {source}; free space on that file system"
     )]
     Grow {
-        /// The file.
         path: PathBuf,
-        /// How much it was to grow.
         bytes: u64,
-        /// What the file system said.
         source: Arc<io::Error>,
     },
 }
 
 /// Failures to open a store.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of each error says what its fields are")]
 pub enum OpenError {
     /// A wrong option.
     #[error(transparent)]
@@ -212,17 +180,13 @@ pub enum OpenError {
         "{path} is in use by {holder}; close it there or choose another path (one store has one owner)"
     )]
     InUse {
-        /// The store.
         path: PathBuf,
-        /// Process id and host of the owner, as far as they can be read.
         holder: String,
     },
     /// Something that is no kvring has the block device.
     #[error("{path} is in use by {user}; release it there, or choose another device")]
     Claimed {
-        /// The device.
         path: PathBuf,
-        /// What it is.
         user: String,
     },
     /// The block device holds something that kvring has not written.
@@ -231,15 +195,12 @@ pub enum OpenError {
          there may go, erase it with `kvring format {path}` (nothing was written)"
     )]
     NotFormatted {
-        /// The device.
         path: PathBuf,
-        /// What is there, as far as it is known.
         found: String,
     },
     /// The path is below /dev, and there is nothing. Of several paths, one that the others know of is left out instead.
     #[error("{path} cannot hold a store: there is no such device; look for the right name with lsblk", path = path.display())]
     NoDevice {
-        /// What is not there.
         path: PathBuf,
     },
     /// The block device is read-only. Of several paths it is left out.
@@ -248,15 +209,12 @@ pub enum OpenError {
          choose another", path = path.display()
     )]
     ReadOnlyDevice {
-        /// The device.
         path: PathBuf,
     },
     /// The path names something that no store can be on.
     #[error("{path} cannot hold a store: {reason}")]
     Unsuitable {
-        /// What it names.
         path: PathBuf,
-        /// Why, and what to do.
         reason: String,
     },
     /// The store was written by a newer kvring.
@@ -265,27 +223,20 @@ pub enum OpenError {
          (it was left as it is)"
     )]
     NewerFormat {
-        /// The index file, or the block device.
         path: PathBuf,
-        /// Version in its header.
         found: u32,
-        /// Highest version understood here.
         supported: u32,
     },
     /// Two of the paths lead to one store.
     #[error("{path} and {other} are the same store; name each once")]
     SameStore {
-        /// One of them.
         path: PathBuf,
-        /// The other one.
         other: PathBuf,
     },
     /// One path lies inside another.
     #[error("{path} is inside {outer}; give each of them a directory of its own")]
     Nested {
-        /// The inner one.
         path: PathBuf,
-        /// The outer one.
         outer: PathBuf,
     },
     /// The store is one of several that share keys, and the others are not these.
@@ -294,7 +245,6 @@ pub enum OpenError {
          (the store was left as it is)"
     )]
     ForeignVolume {
-        /// The store.
         path: PathBuf,
     },
     /// Two stores that never shared keys.
@@ -303,11 +253,8 @@ pub enum OpenError {
          them out, or empty one of them, which then takes its share as a new path (both were left as they are)"
     )]
     Unrelated {
-        /// A store that never shared keys with others.
         path: PathBuf,
-        /// The other one.
         other: PathBuf,
-        /// What that is.
         what: &'static str,
     },
     /// The store was made with another layout.
@@ -316,11 +263,8 @@ pub enum OpenError {
          (the store was left as it is)"
     )]
     OtherLayout {
-        /// The store.
         path: PathBuf,
-        /// Its layout.
         found: &'static str,
-        /// The one that was asked for.
         wanted: &'static str,
     },
     /// The index cannot be mapped: it takes more address space than the process may have.
@@ -332,25 +276,17 @@ pub enum OpenError {
         limit = limit_bytes.map_or_else(String::new, |bytes| format!(", and this process may have {} in all", ByteSize(bytes)))
     )]
     AddressSpace {
-        /// The index file, or the block device.
         path: PathBuf,
-        /// What the mapping takes.
         needed_bytes: u64,
-        /// What the process may have, if that is limited.
         limit_bytes: Option<u64>,
-        /// What else can be done.
         way_out: &'static str,
-        /// What the system said.
         source: io::Error,
     },
     /// A file or directory cannot be made, opened or read.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was tried.
         action: &'static str,
-        /// On what.
         path: PathBuf,
-        /// What the system said.
         source: io::Error,
     },
 }

@@ -44,7 +44,7 @@ counters! {
     get_misses,
     /// Keys stored by SET.
     set_stored,
-    /// Keys of SET that were already held with the same bytes.
+    /// Keys of SET that were already stored with the same bytes.
     set_unchanged,
     /// Keys of SET that failed.
     set_failed,
@@ -61,7 +61,7 @@ counters! {
     exists_misses,
     /// Keys removed by DELETE.
     deleted,
-    /// Keys named by DELETE that were not held.
+    /// Keys named by DELETE that were not stored.
     delete_absent,
     /// Payload bytes read.
     read_bytes,
@@ -123,55 +123,74 @@ counters! {
     abandoned,
 }
 
-/// State of what is at one path, at one moment.
-#[derive(Clone, Debug, Default)]
-pub struct PathStats {
-    /// The path.
-    pub path: PathBuf,
-    /// Whether it is in use; if not, its keys are missed, and it counts in no sum.
-    pub in_use: bool,
-    /// Why it has failed; empty if it works. A path that is the last one stays in use.
-    pub reason: String,
-    /// Engine that moves the bytes, with the flags it got; of several paths, all different ones.
-    pub engine: String,
-    /// Whether transfers bypass the page cache.
-    pub direct_io: bool,
-    /// Alignment in bytes that caller memory needs to be used in place.
-    pub memory_alignment_bytes: u64,
-    /// What the target asks of transfers, and what the device below it is made of.
-    pub geometry: Geometry,
-    /// Keys held.
-    pub keys: u64,
-    /// Payload bytes held.
-    pub held_bytes: u64,
+macro_rules! path_stats {
+    ($($(#[doc = $meaning:literal])+ $name:ident,)+) => {
+        /// State of what is at one path, at one moment.
+        #[derive(Clone, Debug, Default)]
+        pub struct PathStats {
+            /// The path.
+            pub path: PathBuf,
+            /// Whether it is in use; if not, its keys are missed, and it counts in no sum.
+            pub in_use: bool,
+            /// Why it has failed; empty if it works. A path that is the last one stays in use.
+            pub reason: String,
+            /// Engine that moves the bytes, with the flags it got; of several paths, all different ones.
+            pub engine: String,
+            /// Whether transfers bypass the page cache.
+            pub direct_io: bool,
+            /// Alignment in bytes that caller memory needs to be used in place.
+            pub memory_alignment_bytes: u64,
+            /// What the target asks of transfers, and what the device below it is made of.
+            pub geometry: Geometry,
+            $($(#[doc = $meaning])+ pub $name: u64,)+
+        }
+
+        impl PathStats {
+            /// Its numbers, by name.
+            pub fn numbers(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name),)+]
+            }
+
+            fn add_numbers(&mut self, other: &Self) {
+                $(self.$name += other.$name;)+
+            }
+        }
+    };
+}
+
+path_stats! {
+    /// Keys stored.
+    keys,
+    /// Payload bytes stored.
+    held_bytes,
     /// Records of the index in use: one for each key, more for keys of over 168 bytes.
-    pub records: u64,
-    /// Pages of the index that the disk did not return since it was opened; what they held is missed.
-    pub index_pages_lost: u64,
+    records,
+    /// Pages of the index that the disk did not return since it was opened; their chunks are missed.
+    index_pages_lost,
     /// Bytes of the data files that hold chunks, rounding to blocks included.
-    pub allocated_bytes: u64,
+    allocated_bytes,
     /// Configured capacity.
-    pub capacity_bytes: u64,
+    capacity_bytes,
     /// What data files and index take of it.
-    pub used_bytes: u64,
+    used_bytes,
     /// Number of data files.
-    pub data_files: u64,
+    data_files,
     /// Bytes of the data files that share their blocks with a copy, or have none.
-    pub shared_bytes: u64,
+    shared_bytes,
     /// Bytes of the data files that are leased.
-    pub leased_bytes: u64,
+    leased_bytes,
     /// Bytes of the data files that are pinned.
-    pub pinned_bytes: u64,
-    /// Most transfers of loads, and as many of stores, that are in the device at a time.
-    pub queue_depth: u64,
+    pinned_bytes,
+    /// Most reads, and as many writes, that are in the device at a time.
+    queue_depth,
     /// Most bytes of either.
-    pub max_in_flight_bytes: u64,
+    max_in_flight_bytes,
     /// Records that opening threw out, whatever for.
-    pub discarded_at_open: u64,
-    /// Keys asked for, by EXISTS or GET, that were not held and would have been with one and a half times the capacity.
-    pub would_hit_at_1_5x: u64,
+    discarded_at_open,
+    /// Keys asked for, by EXISTS or GET, that were not stored and would have been with one and a half times the capacity.
+    would_hit_at_1_5x,
     /// The same with twice the capacity.
-    pub would_hit_at_2x: u64,
+    would_hit_at_2x,
 }
 
 impl PathStats {
@@ -191,47 +210,10 @@ impl PathStats {
             total.direct_io &= one.direct_io;
             total.memory_alignment_bytes =
                 total.memory_alignment_bytes.max(one.memory_alignment_bytes);
-            total.keys += one.keys;
-            total.held_bytes += one.held_bytes;
-            total.records += one.records;
-            total.index_pages_lost += one.index_pages_lost;
-            total.allocated_bytes += one.allocated_bytes;
-            total.capacity_bytes += one.capacity_bytes;
-            total.used_bytes += one.used_bytes;
-            total.data_files += one.data_files;
-            total.shared_bytes += one.shared_bytes;
-            total.leased_bytes += one.leased_bytes;
-            total.pinned_bytes += one.pinned_bytes;
-            total.queue_depth += one.queue_depth;
-            total.max_in_flight_bytes += one.max_in_flight_bytes;
-            total.discarded_at_open += one.discarded_at_open;
-            total.would_hit_at_1_5x += one.would_hit_at_1_5x;
-            total.would_hit_at_2x += one.would_hit_at_2x;
+            total.add_numbers(one);
         }
         total.engine = engines.join("; ");
         total
-    }
-
-    /// Its numbers, by name.
-    pub fn numbers(&self) -> [(&'static str, u64); 16] {
-        [
-            ("keys", self.keys),
-            ("held_bytes", self.held_bytes),
-            ("records", self.records),
-            ("index_pages_lost", self.index_pages_lost),
-            ("allocated_bytes", self.allocated_bytes),
-            ("capacity_bytes", self.capacity_bytes),
-            ("used_bytes", self.used_bytes),
-            ("data_files", self.data_files),
-            ("shared_bytes", self.shared_bytes),
-            ("leased_bytes", self.leased_bytes),
-            ("pinned_bytes", self.pinned_bytes),
-            ("queue_depth", self.queue_depth),
-            ("max_in_flight_bytes", self.max_in_flight_bytes),
-            ("discarded_at_open", self.discarded_at_open),
-            ("would_hit_at_1_5x", self.would_hit_at_1_5x),
-            ("would_hit_at_2x", self.would_hit_at_2x),
-        ]
     }
 }
 
