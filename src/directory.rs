@@ -28,7 +28,7 @@ use crate::engine::{FileOperations, SystemFiles};
 use crate::error::OpenError;
 use crate::fork::{ClosedOnFork, close_file_behind};
 use crate::format::header::Owner;
-use crate::lock::{LockRefusal, describe_holder, lock_exclusively};
+use crate::lock::{LockRefusal, lock_exclusively};
 
 /// Permissions of directories.
 const DIRECTORY_MODE: libc::mode_t = 0o700;
@@ -331,15 +331,12 @@ impl Directory {
     pub(crate) fn lock(&self, owner: impl Fn() -> Option<Owner>) -> Result<(), OpenError> {
         match lock_exclusively(&self.file, owner) {
             Ok(()) => Ok(()),
-            Err(LockRefusal::Held(owner)) => {
-                let holder = describe_holder(owner.as_ref());
-                Err(OpenError::InUse { path: self.path.clone(), holder })
-            }
             Err(LockRefusal::Io(error)) => {
                 let path = self.path.display();
                 log::warn!("{path} cannot be locked ({error}): its files alone are");
                 Ok(())
             }
+            Err(held) => Err(held.error(&self.path, self.error("lock", ""))),
         }
     }
 

@@ -73,8 +73,7 @@ pub(crate) fn current_boot() -> u32 {
     std::fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |id| crc32c(&id))
 }
 
-/// How to name the holder of a lock.
-pub(crate) fn describe_holder(owner: Option<&Owner>) -> String {
+fn describe_holder(owner: Option<&Owner>) -> String {
     match owner {
         None => "a process that cannot be told".into(),
         Some(owner) if owner.is_this_process() => match owner.own_hold() {
@@ -99,10 +98,24 @@ pub(crate) fn describe_holder(owner: Option<&Owner>) -> String {
 
 /// Why a lock was not had.
 pub(crate) enum LockRefusal {
-    /// Somebody holds it.
     Held(Option<Owner>),
-    /// The file system said no.
     Io(io::Error),
+}
+
+impl LockRefusal {
+    /// The error of an open of the store at `store`; `error` makes that of a lock that the system refused.
+    pub(crate) fn error(
+        self,
+        store: &Path,
+        error: impl FnOnce(io::Error) -> OpenError,
+    ) -> OpenError {
+        match self {
+            Self::Io(source) => error(source),
+            Self::Held(owner) => {
+                OpenError::InUse { path: store.to_owned(), holder: describe_holder(owner.as_ref()) }
+            }
+        }
+    }
 }
 
 /// Locks `file` against every other opener. At once, if `owner` (asked again on every try, as it may be just writing
@@ -145,13 +158,7 @@ pub(crate) fn lock_for(
     owner: impl Fn() -> Option<Owner>,
     error: impl FnOnce(io::Error) -> OpenError,
 ) -> Result<(), OpenError> {
-    lock_exclusively(file, owner).map_err(|refusal| match refusal {
-        LockRefusal::Io(source) => error(source),
-        LockRefusal::Held(owner) => {
-            let holder = describe_holder(owner.as_ref());
-            OpenError::InUse { path: store.to_owned(), holder }
-        }
-    })
+    lock_exclusively(file, owner).map_err(|refusal| refusal.error(store, error))
 }
 
 /// The same for any kind of lock: `attempt` returns it, or `None` while somebody has it.

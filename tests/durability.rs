@@ -46,8 +46,8 @@ fn a_set_is_synced_twice() {
     if layout() == Layout::Files {
         // Made with its length beforehand, without padding afterwards; its name is synced with it.
         assert!(matches!(actions[0], Action::Open(_)));
-        assert_eq!(actions[1], Action::Reserve);
-        assert_eq!(actions[3..6], [Action::Cut, Action::Sync, Action::SyncNames]);
+        assert_eq!(actions[1], Action::Preallocate);
+        assert_eq!(actions[3..6], [Action::Truncate, Action::Sync, Action::SyncDirectory]);
         actions.retain(|action| matches!(action, Action::Write | Action::Sync));
     }
     assert_eq!(actions, [Action::Write, Action::Sync, Action::Sync]);

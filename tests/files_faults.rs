@@ -32,7 +32,7 @@ fn full_when_told() -> (Arc<AtomicBool>, impl FnMut(u64, Action, usize) -> Fault
     let is_full = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&is_full);
     let script = move |_, action, _| match action {
-        Action::Reserve if told.swap(false, Ordering::SeqCst) => Fault::Errno(libc::ENOSPC),
+        Action::Preallocate if told.swap(false, Ordering::SeqCst) => Fault::Errno(libc::ENOSPC),
         _ => Fault::None,
     };
     (is_full, script)
@@ -69,9 +69,9 @@ fn without_descriptors_loads_miss_and_keep_their_chunk() {
 fn failed_steps_leave_nothing_behind() {
     let kinds: [fn(Action) -> bool; 4] = [
         |action| matches!(action, Action::Open(_)),
-        |action| action == Action::Reserve,
+        |action| action == Action::Preallocate,
         |action| action == Action::Write,
-        |action| action == Action::Cut,
+        |action| action == Action::Truncate,
     ];
     for (kind, errno) in (0..kinds.len())
         .flat_map(|kind| [libc::EIO, libc::ENOSPC].into_iter().map(move |errno| (kind, errno)))
@@ -154,7 +154,7 @@ fn a_full_file_system_costs_one_chunk_for_each() {
 fn without_anything_to_evict_the_cause_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let script = |_, action, _| match action {
-        Action::Reserve => Fault::Errno(libc::ENOSPC),
+        Action::Preallocate => Fault::Errno(libc::ENOSPC),
         _ => Fault::None,
     };
     let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
@@ -181,7 +181,7 @@ fn closing_in_the_middle_leaves_only_whole_chunks() {
                 let awaited = match turn / 2 {
                     0 => matches!(action, Action::Open(_)),
                     1 => action == Action::Write,
-                    _ => action == Action::Cut,
+                    _ => action == Action::Truncate,
                 };
                 if awaited && reached.fetch_add(1, Ordering::SeqCst) == 3 {
                     stuck.store(true, Ordering::SeqCst);

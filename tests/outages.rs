@@ -36,7 +36,7 @@ fn reads(action: Action) -> bool {
 
 fn writes(action: Action) -> bool {
     match action {
-        Action::Write | Action::Reserve | Action::Cut => true,
+        Action::Write | Action::Preallocate | Action::Truncate => true,
         Action::Open(flags) => flags & libc::O_CREAT != 0,
         _ => false,
     }

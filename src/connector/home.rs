@@ -18,11 +18,11 @@ use crate::index::{FoundIndex, IndexPlace, owner_in_directory, owner_on_device};
 use crate::store::Store;
 use crate::store::chunk_files::FileStore;
 use crate::store::data_files::{ExtentStore, FoundFile};
-use crate::store::device::{Device, Target};
+use crate::store::device::{BlockDevice, PathKind};
 
 pub(super) enum Home {
     Directory(Arc<Directory>),
-    Device(Arc<Device>),
+    Device(Arc<BlockDevice>),
 }
 
 /// A directory or device as it was found: locked, and not changed yet.
@@ -36,7 +36,7 @@ pub(super) struct FoundHome {
 impl FoundHome {
     /// Looks at what `config` names, and locks it. Nothing is changed. `None` for a directory that can be made.
     pub(super) fn look(config: &Config, now_ms: u64) -> Result<Option<Self>, OpenError> {
-        if Target::of(config.path())? == Target::Device {
+        if PathKind::of(config.path())? == PathKind::Device {
             return Self::on_device(config, now_ms).map(Some);
         }
         config.check_for_directory()?;
@@ -53,7 +53,7 @@ impl FoundHome {
     fn on_device(config: &Config, now_ms: u64) -> Result<Self, OpenError> {
         config.check_for_device()?;
         let index_path = config.index_path.as_deref();
-        let device = Arc::new(Device::look(config, now_ms, |device, superblock| {
+        let device = Arc::new(BlockDevice::look(config, now_ms, |device, superblock| {
             owner_on_device(device, superblock, index_path)
         })?);
         let place = match index_path {

@@ -2,11 +2,11 @@
 
 mod error;
 mod files;
-mod ladder;
 mod pool;
 pub(crate) mod posix;
 mod refusal;
 mod registered_files;
+mod ring_setup;
 pub(crate) mod uring;
 
 use std::io;
@@ -31,14 +31,14 @@ pub enum Action {
     /// Makes durable what was written to the file and completed before (fdatasync).
     Sync,
     /// Makes durable which names are in the directory `file` (fsync).
-    SyncNames,
+    SyncDirectory,
     /// Opens the file called `name` in the directory `file` with these flags of openat(2), making it, for its owner alone,
     /// if they say so. The result is its descriptor.
     Open(i32),
-    /// Reserves the first `offset_bytes` bytes of the file (fallocate), which is at least as long then.
-    Reserve,
-    /// Cuts the file to `offset_bytes` bytes (ftruncate).
-    Cut,
+    /// Gives the first `offset_bytes` bytes of the file blocks (fallocate); the file is at least as long then.
+    Preallocate,
+    /// Makes the file `offset_bytes` bytes long (ftruncate).
+    Truncate,
 }
 
 /// One vectored transfer at one place of one file, or something else that the disk has to be asked for.
@@ -92,7 +92,7 @@ pub trait Engine {
     /// Its name and what of the kernel it uses, for `stats()`.
     fn description(&self) -> String;
 
-    /// Most reads and writes that it works on at a time. More would wait in it, where no load overtakes a store.
+    /// Most reads and writes that it works on at a time. More would wait in it, where no read overtakes a write.
     fn depth(&self) -> usize {
         usize::MAX
     }
@@ -118,7 +118,7 @@ pub trait Engine {
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError>;
 
-    /// Asks the kernel to give up what is under way; each transfer is still reaped. Nothing is submitted after it.
+    /// Asks the kernel to cancel what is under way; each transfer is still reaped. Nothing is submitted after it.
     fn cancel_all(&mut self);
 }
 

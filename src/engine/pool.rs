@@ -8,15 +8,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, Builder, JoinHandle};
 
-use crate::sync::{Condvar, Mutex};
 use crossbeam_queue::SegQueue;
 
 use super::{Reaped, Transfer, Waker};
+use crate::sync::{Condvar, Mutex};
 
 /// Does a transfer, as [`super::Engine::submit`] says, and returns what [`Reaped::result`] is to be.
 pub(super) type Perform = unsafe fn(Transfer) -> i32;
 
-/// What threads have done, and the one who waits for it.
+/// Finished transfers, and the waker of the thread that reaps them.
 pub(super) struct Done {
     pub(super) reaped: SegQueue<Reaped>,
     pub(super) waker: Arc<Waker>,
@@ -24,28 +24,28 @@ pub(super) struct Done {
 
 /// Some threads and the transfers that wait for them. Dropping it waits for what they have begun.
 pub(super) struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Shared {
-    queue: Mutex<Queue>,
+struct PoolShared {
+    queue: Mutex<PoolQueue>,
     filled: Condvar,
     done: Arc<Done>,
     perform: Perform,
 }
 
 #[derive(Default)]
-struct Queue {
-    transfers: VecDeque<Queued>,
+struct PoolQueue {
+    transfers: VecDeque<PendingTransfer>,
     ends: bool,
 }
 
-struct Queued(Transfer);
+struct PendingTransfer(Transfer);
 
-// SAFETY: who submitted it vouched that vectors and memory stay valid until it is reaped (see `Engine::submit`), which
+// SAFETY: its submitter vouched that vectors and memory stay valid until it is reaped (see `Engine::submit`), which
 // holds for every thread; only the one that takes it from the queue uses them.
-unsafe impl Send for Queued {}
+unsafe impl Send for PendingTransfer {}
 
 impl Pool {
     /// Starts `count` threads, or as many of them as the system allows, but at least one.
@@ -56,8 +56,8 @@ impl Pool {
         perform: Perform,
     ) -> io::Result<Self> {
         let (queue, filled, done) = (Mutex::default(), Condvar::new(), Arc::clone(done));
-        let mut pool =
-            Self { shared: Arc::new(Shared { queue, filled, done, perform }), threads: Vec::new() };
+        let shared = Arc::new(PoolShared { queue, filled, done, perform });
+        let mut pool = Self { shared, threads: Vec::new() };
         let reactor = thread::current().name().unwrap_or("kvring").to_owned();
         for number in 0..count {
             let shared = Arc::clone(&pool.shared);
@@ -71,24 +71,20 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Number of threads.
     pub(super) fn threads(&self) -> usize {
         self.threads.len()
     }
 
-    /// Queues a transfer.
-    ///
     /// # Safety
     /// As [`super::Engine::submit`].
     pub(super) unsafe fn submit(&self, transfer: Transfer) {
-        self.shared.queue.lock().transfers.push_back(Queued(transfer));
+        self.shared.queue.lock().transfers.push_back(PendingTransfer(transfer));
         self.shared.filled.notify_one();
     }
 
     /// Answers what no thread has begun, and ends each thread after what it is at.
     pub(super) fn cancel_all(&self) {
-        let cancelled = self.shared.end();
-        for Queued(transfer) in cancelled {
+        for PendingTransfer(transfer) in self.shared.end() {
             self.shared.done.add(Reaped { token: transfer.token, result: -libc::ECANCELED });
         }
     }
@@ -104,9 +100,9 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PoolShared {
     fn work(&self) {
-        while let Some(Queued(transfer)) = self.next() {
+        while let Some(PendingTransfer(transfer)) = self.next() {
             // SAFETY: it was submitted, and is reaped only from here on.
             let perform = || unsafe { (self.perform)(transfer) };
             // Whatever happens, it is answered: its owner waits for it.
@@ -116,7 +112,7 @@ impl Shared {
     }
 
     /// Waits for a transfer; none when the pool ends.
-    fn next(&self) -> Option<Queued> {
+    fn next(&self) -> Option<PendingTransfer> {
         let mut queue = self.queue.lock();
         while !queue.ends {
             match queue.transfers.pop_front() {
@@ -128,7 +124,7 @@ impl Shared {
     }
 
     /// Ends the threads; returns what they will not begin any more.
-    fn end(&self) -> VecDeque<Queued> {
+    fn end(&self) -> VecDeque<PendingTransfer> {
         let mut queue = self.queue.lock();
         queue.ends = true;
         self.filled.notify_all();

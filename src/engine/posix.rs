@@ -3,7 +3,7 @@
 //! Life of a transfer: `submit` queues it, a thread does it, and its result waits for `reap`, which sleeps on the waker
 //! alone: threads ring it as submitters do. Nothing spins.
 //!
-//! What is in the hands of a thread cannot be cancelled; it is waited for, as with io_uring and a device.
+//! A transfer that a thread has begun cannot be cancelled; it is waited for, as with io_uring and a device.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -20,11 +20,11 @@ use super::{Action, Engine, Reaped, Transfer, Waker};
 use crate::engine::EngineError;
 use crate::format::names::FILE_MODE;
 
-/// Most threads that read and write. Half of them are for loads: enough to keep a drive busy with transfers of some
+/// Most threads that read and write. Half of them are for reads: enough to keep a drive busy with transfers of some
 /// 100 KiB, and no more than a container's limit on processes has room for.
 const MAX_THREADS: usize = 32;
 
-/// Threads that sync: so many files at a time. Of their own, as a sync takes long and a load must not wait for it.
+/// Threads that sync: so many files at a time. Of their own, as a sync takes long and a read must not wait for it.
 const SYNC_THREADS: usize = 4;
 
 /// Threads behind the [`Engine`] trait.
@@ -61,7 +61,7 @@ impl PosixEngine {
 
     fn pool(&self, action: Action) -> &Pool {
         match action {
-            Action::Sync | Action::SyncNames => &self.syncs,
+            Action::Sync | Action::SyncDirectory => &self.syncs,
             _ => &self.transfers,
         }
     }
@@ -139,11 +139,11 @@ pub(super) unsafe fn perform(transfer: Transfer) -> i32 {
         // SAFETY: no pointers.
         Action::Sync => unsafe { libc::fdatasync(file) as isize },
         // SAFETY: no pointers.
-        Action::SyncNames => unsafe { libc::fsync(file) as isize },
+        Action::SyncDirectory => unsafe { libc::fsync(file) as isize },
         // SAFETY: no pointers.
-        Action::Reserve => unsafe { libc::fallocate(file, 0, 0, offset) as isize },
+        Action::Preallocate => unsafe { libc::fallocate(file, 0, 0, offset) as isize },
         // SAFETY: no pointers.
-        Action::Cut => unsafe { libc::ftruncate(file, offset) as isize },
+        Action::Truncate => unsafe { libc::ftruncate(file, offset) as isize },
         // SAFETY: the caller vouches for the name.
         Action::Open(flags) => unsafe { libc::openat(file, name, flags, FILE_MODE) as isize },
         // SAFETY: the caller vouches for the vectors and for their memory, writable for a read.

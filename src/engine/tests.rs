@@ -1,9 +1,10 @@
-//! What holds for every engine, and the ladder of rings.
+//! What holds for every engine, and which ring each kernel gives.
 
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::FromRawFd;
 
+use super::ring_setup::RingFlags;
 use super::*;
 use crate::engine::posix::PosixEngine;
 use crate::engine::uring::UringEngine;
@@ -76,10 +77,10 @@ fn use_all_of(engine: &mut dyn Engine) {
     assert_eq!(move_through(engine, &file, Action::Read, 10, &read[..1]), 0);
     let read_only = File::open("/dev/null").unwrap();
     assert_eq!(move_through(engine, &read_only, Action::Write, 0, &both), -libc::EBADF);
-    make_and_cut(engine);
+    make_and_truncate(engine);
 }
 
-fn make_and_cut(engine: &mut dyn Engine) {
+fn make_and_truncate(engine: &mut dyn Engine) {
     let directory = tempfile::tempdir().unwrap();
     let opened = File::open(directory.path()).unwrap();
     let open = |engine: &mut dyn Engine, flags| {
@@ -94,12 +95,14 @@ fn make_and_cut(engine: &mut dyn Engine) {
     // SAFETY: it was opened for us just now.
     let file = unsafe { File::from_raw_fd(made) };
     assert_eq!(open(engine, make), -libc::EEXIST);
-    for (action, length) in [(Action::Reserve, 8192), (Action::Cut, 5000), (Action::Cut, 4999)] {
+    for (action, length) in
+        [(Action::Preallocate, 8192), (Action::Truncate, 5000), (Action::Truncate, 4999)]
+    {
         let transfer = Transfer::without_memory(action, made, 42);
         assert_eq!(carry_out(engine, Transfer { offset_bytes: length, ..transfer }), 0);
         assert_eq!(file.metadata().unwrap().len(), length);
     }
-    let names = Transfer::without_memory(Action::SyncNames, opened.as_raw_fd(), 42);
+    let names = Transfer::without_memory(Action::SyncDirectory, opened.as_raw_fd(), 42);
     assert_eq!(carry_out(engine, names), 0);
 }
 
@@ -107,8 +110,8 @@ fn make_and_cut(engine: &mut dyn Engine) {
 fn engines_do_the_same() {
     use_all_of(&mut uring());
     let mut older = uring();
-    assert!(older.can_cut, "this kernel is newer than 6.9");
-    older.can_cut = false;
+    assert!(older.can_truncate, "this kernel is newer than 6.9");
+    older.can_truncate = false;
     use_all_of(&mut older);
     use_all_of(&mut posix());
     let boxed: Box<dyn Engine> = Box::new(posix());
@@ -116,28 +119,23 @@ fn engines_do_the_same() {
     use_all_of(&mut { boxed });
 }
 
-/// A kernel that knows only the first so many flags, in the order in which they came.
-fn kernel_with(known: usize) -> impl Fn(u32, ladder::Flavor) -> io::Result<io_uring::IoUring> {
-    move |entries, flavor| {
-        let ladder::Flavor { submit_all, coop_taskrun, single_issuer, defer_taskrun, .. } = flavor;
-        let asked = [submit_all, coop_taskrun, single_issuer, defer_taskrun];
-        match asked.iter().skip(known).any(|flag| *flag) {
-            true => Err(io::Error::from_raw_os_error(libc::EINVAL)),
-            false => ladder::set_up(entries, flavor),
-        }
+/// A kernel that knows no more flags than these.
+fn kernel_with(known: RingFlags) -> impl Fn(u32, RingFlags) -> io::Result<io_uring::IoUring> {
+    move |entries, flags| match flags > known {
+        true => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        false => ring_setup::set_up(entries, flags),
     }
 }
 
 #[test]
 fn each_kernel_gets_the_best_ring_that_it_knows() {
     let expected = [
-        "plain",                                    // 5.15
-        "plain",                                    // 5.18
-        "coop_taskrun",                             // 5.19
-        "single_issuer+coop_taskrun",               // 6.0
-        "single_issuer+defer_taskrun+coop_taskrun", // 6.1
+        (RingFlags::Plain, "plain"),
+        (RingFlags::CoopTaskrun, "coop_taskrun"),
+        (RingFlags::SingleIssuer, "single_issuer+coop_taskrun"),
+        (RingFlags::DeferTaskrun, "single_issuer+defer_taskrun+coop_taskrun"),
     ];
-    for (known, flags) in expected.into_iter().enumerate() {
+    for (known, flags) in expected {
         let waker = Waker::new().unwrap();
         let mut engine = UringEngine::with(8, waker, kernel_with(known)).unwrap();
         assert_eq!(engine.description(), format!("io_uring ({flags}+registered_files)"));

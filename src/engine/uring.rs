@@ -13,8 +13,8 @@ use std::time::Duration;
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
-use super::ladder::{self, Flavor};
 use super::registered_files::RegisteredFiles;
+use super::ring_setup::{self, RingFlags};
 use super::{Action, Engine, Reaped, Transfer, Waker, posix};
 use crate::engine::EngineError;
 use crate::fork::ClosedOnFork;
@@ -31,10 +31,10 @@ pub struct UringEngine {
     // The ring keeps the files of its transfers open, and so their locks.
     _closed_on_fork: ClosedOnFork,
     ring: IoUring,
-    flavor: Flavor,
+    flags: RingFlags,
     pub(super) files: RegisteredFiles,
     /// Whether the kernel has IORING_OP_FTRUNCATE (6.9).
-    pub(super) can_cut: bool,
+    pub(super) can_truncate: bool,
     waker: Arc<Waker>,
     pub(super) wake_armed: bool,
     /// Completions that were taken to make room, for the next reap.
@@ -45,9 +45,9 @@ impl UringEngine {
     /// A ring for `queue_depth` transfers. Call it on the thread that will reap: SINGLE_ISSUER binds the ring to it.
     ///
     /// # Errors
-    /// `EngineError::Unavailable` when the kernel refuses every flavor of ring, or gives one that does not work.
+    /// `EngineError::Unavailable` when the kernel refuses every ring, or gives one that does not work.
     pub fn new(queue_depth: usize, waker: Arc<Waker>) -> Result<Self, EngineError> {
-        Self::with(queue_depth, waker, ladder::set_up)
+        Self::with(queue_depth, waker, ring_setup::set_up)
     }
 
     /// The same engine, which looks the file of each transfer up.
@@ -61,18 +61,19 @@ impl UringEngine {
     pub(super) fn with(
         queue_depth: usize,
         waker: Arc<Waker>,
-        set_up: impl Fn(u32, Flavor) -> io::Result<IoUring>,
+        set_up: impl Fn(u32, RingFlags) -> io::Result<IoUring>,
     ) -> Result<Self, EngineError> {
         // Beside the transfers: the armed wake-up and a cancel.
         let entries = (queue_depth + 2).next_power_of_two() as u32;
-        let (ring, flavor) = ladder::climb(entries, set_up).map_err(EngineError::Unavailable)?;
+        let (ring, flags) =
+            ring_setup::negotiate(entries, set_up).map_err(EngineError::Unavailable)?;
         let closed_on_fork = ClosedOnFork::new(ring.as_raw_fd());
         Ok(Self {
             _closed_on_fork: closed_on_fork,
             files: RegisteredFiles::new(&ring),
-            can_cut: supports(&ring, opcode::Ftruncate::CODE),
+            can_truncate: supports(&ring, opcode::Ftruncate::CODE),
             ring,
-            flavor,
+            flags,
             waker,
             wake_armed: false,
             early: Vec::new(),
@@ -113,7 +114,7 @@ impl UringEngine {
             && !submissions.taskrun()
             && !submissions.cq_overflow();
         drop(submissions);
-        if is_needless && self.flavor.coop_taskrun {
+        if is_needless && self.flags >= RingFlags::CoopTaskrun {
             return Ok(());
         }
         let submitter = self.ring.submitter();
@@ -127,7 +128,7 @@ impl UringEngine {
         };
         match entered {
             Ok(_) => Ok(()),
-            Err(error) => match error.raw_os_error() {
+            Err(source) => match source.raw_os_error() {
                 // A signal, the time limit, or completions that must be taken first: look at the completions.
                 Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
                 Some(libc::EAGAIN) => {
@@ -135,7 +136,7 @@ impl UringEngine {
                     std::thread::sleep(Duration::from_millis(1));
                     Ok(())
                 }
-                _ => Err(EngineError::Failed { operation: "io_uring_enter", source: error }),
+                _ => Err(EngineError::Failed { operation: "io_uring_enter", source }),
             },
         }
     }
@@ -154,11 +155,11 @@ impl UringEngine {
 impl Engine for UringEngine {
     fn description(&self) -> String {
         let files = if self.files.is_available { "+registered_files" } else { "" };
-        format!("io_uring ({}{files})", self.flavor.name)
+        format!("io_uring ({}{files})", self.flags.name())
     }
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        if transfer.action == Action::Cut && !self.can_cut {
+        if transfer.action == Action::Truncate && !self.can_truncate {
             // Here: of what is cut off, a block at most was written.
             // SAFETY: the contract of this function.
             let result = unsafe { posix::perform(transfer) };
@@ -206,24 +207,21 @@ unsafe fn entry_of(file: Fd, transfer: Transfer) -> squeue::Entry {
     let (vectors, count) = (transfer.vectors, transfer.vector_count as u32);
     match (transfer.action, transfer.vector_count) {
         (Action::Sync, _) => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
-        (Action::SyncNames, _) => opcode::Fsync::new(file).build(),
-        (Action::Reserve, _) => opcode::Fallocate::new(file, offset).build(),
-        (Action::Cut, _) => opcode::Ftruncate::new(file, offset).build(),
+        (Action::SyncDirectory, _) => opcode::Fsync::new(file).build(),
+        (Action::Preallocate, _) => opcode::Fallocate::new(file, offset).build(),
+        (Action::Truncate, _) => opcode::Ftruncate::new(file, offset).build(),
         (Action::Open(flags), _) => {
             let open = opcode::OpenAt::new(Fd(transfer.file), transfer.name);
             open.flags(flags).mode(FILE_MODE).build()
         }
-        (Action::Read, 1) => {
+        (Action::Read | Action::Write, 1) => {
             // SAFETY: the caller vouches for one valid vector.
             let vector = unsafe { *vectors };
-            let length = vector.iov_len as u32;
-            opcode::Read::new(file, vector.iov_base.cast(), length).offset(offset).build()
-        }
-        (Action::Write, 1) => {
-            // SAFETY: the caller vouches for one valid vector.
-            let vector = unsafe { *vectors };
-            let length = vector.iov_len as u32;
-            opcode::Write::new(file, vector.iov_base.cast(), length).offset(offset).build()
+            let (memory, length) = (vector.iov_base.cast::<u8>(), vector.iov_len as u32);
+            match transfer.action == Action::Read {
+                true => opcode::Read::new(file, memory, length).offset(offset).build(),
+                false => opcode::Write::new(file, memory, length).offset(offset).build(),
+            }
         }
         (Action::Read, _) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
         (Action::Write, _) => opcode::Writev::new(file, vectors, count).offset(offset).build(),

@@ -29,7 +29,7 @@ use crate::error::OpenError;
 use crate::fork::{ClosedOnFork, close_file_behind};
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, LENGTH_OFFSET, Length};
 use crate::format::names::{INDEX_NAME, StoreId};
-use crate::store::device::{Device, new_store_id};
+use crate::store::device::{BlockDevice, new_store_id};
 use crate::store::fiemap::find_unreserved;
 
 const MAX_MAP_BYTES: u64 = 1 << 40;
@@ -60,7 +60,7 @@ pub(super) struct IndexFile {
 }
 
 struct Region {
-    device: Arc<Device>,
+    device: Arc<BlockDevice>,
     most_bytes: u64,
 }
 

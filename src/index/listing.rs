@@ -16,7 +16,7 @@ use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
 use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, chunk_path, data_file_name};
 use crate::format::record::{Record, STATE_FREE, STATE_KEY_PART};
 use crate::key::Namespace;
-use crate::store::device::Target;
+use crate::store::device::PathKind;
 
 /// Records read at a time.
 const READ_RECORDS: usize = 4096;
@@ -119,8 +119,8 @@ enum ChunkHome {
 /// `OpenError` when there is no store, its index cannot be read, or its format is newer.
 pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunks, OpenError> {
     let mut damage = Damage::default();
-    let (index, home) = match Target::of(path)? {
-        Target::Directory => {
+    let (index, home) = match PathKind::of(path)? {
+        PathKind::Directory => {
             let directory = Directory::open(path).map_err(OpenError::io("open", path))?;
             let index = IndexReader::in_directory(&directory)?;
             let has_chunk_files =
@@ -131,7 +131,7 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
             };
             (index, home)
         }
-        Target::Device => {
+        PathKind::Device => {
             let device = File::open(path).map_err(OpenError::io("read", path))?;
             let (superblock, is_whole) = superblock_of(&device, path)?;
             damage.has_one_superblock = !is_whole;

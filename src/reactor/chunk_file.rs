@@ -155,8 +155,8 @@ impl ChunkFile {
                 let flags = purpose | direct_flag(store) | libc::O_CLOEXEC | libc::O_NOFOLLOW;
                 (Action::Open(flags), self.directory, 0)
             }
-            FileStage::Preallocate => (Action::Reserve, self.descriptor(), chunk.length_bytes),
-            FileStage::Truncate => (Action::Cut, self.descriptor(), chunk.length_bytes),
+            FileStage::Preallocate => (Action::Preallocate, self.descriptor(), chunk.length_bytes),
+            FileStage::Truncate => (Action::Truncate, self.descriptor(), chunk.length_bytes),
         };
         self.attempts += 1;
         NextRequest::Submit(Transfer {

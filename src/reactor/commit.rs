@@ -222,7 +222,7 @@ impl Operations {
             let (action, file, is_lasting) = match target {
                 SyncTarget::Lasting(file) => (Action::Sync, file, true),
                 SyncTarget::ChunkFile(file) => (Action::Sync, file, false),
-                SyncTarget::Names(directory) => (Action::SyncNames, directory, true),
+                SyncTarget::Names(directory) => (Action::SyncDirectory, directory, true),
             };
             let transfer =
                 Transfer { is_lasting, ..Transfer::without_memory(action, file, SYNC_TOKEN) };

@@ -16,16 +16,16 @@ use crate::format::names::{INDEX_NAME, StoreId, device_index_name};
 use crate::format::superblock::Superblock;
 use crate::index::reading::read_owner;
 use crate::lock::{holder_of, lock_for};
-use crate::store::device::Device;
+use crate::store::device::BlockDevice;
 
 #[derive(Clone, Debug)]
 pub(crate) enum IndexPlace {
     /// A file in the store's directory.
     Directory(Arc<Directory>),
     /// The part of this device that is reserved for it.
-    Device(Arc<Device>),
+    Device(Arc<BlockDevice>),
     /// A file in a directory, for the store on this device.
-    Beside(PathBuf, Arc<Device>),
+    Beside(PathBuf, Arc<BlockDevice>),
 }
 
 impl IndexPlace {
@@ -96,7 +96,7 @@ impl IndexFile {
         }
     }
 
-    fn of_device(device: &Arc<Device>) -> Result<Self, OpenError> {
+    fn of_device(device: &Arc<BlockDevice>) -> Result<Self, OpenError> {
         let file = device.open_beside().map_err(OpenError::io("open", device.path()))?;
         let superblock = device.superblock();
         Ok(Self {
@@ -113,7 +113,7 @@ impl IndexFile {
         })
     }
 
-    fn make_beside(path: &Path, device: &Device) -> Result<Self, OpenError> {
+    fn make_beside(path: &Path, device: &BlockDevice) -> Result<Self, OpenError> {
         let directory =
             Directory::open_or_make(path).map_err(OpenError::io("make the directory", path))?;
         let directory = Arc::new(directory.with_files(device.files()));

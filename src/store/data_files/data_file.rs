@@ -18,7 +18,7 @@ use crate::format::header::Owner;
 use crate::format::names::{CHUNKS_NAME, INDEX_NAME, PROBE_NAME, data_file_number};
 use crate::lock::lock_for;
 use crate::store::Geometry;
-use crate::store::device::Device;
+use crate::store::device::BlockDevice;
 use crate::store::fiemap::find_unreserved;
 
 /// An open data file that is nobody else's.
@@ -33,7 +33,7 @@ pub(crate) struct DataFile {
 #[derive(Debug)]
 enum Medium {
     File { _closed_on_fork: ClosedOnFork, file: File, files: Arc<dyn FileOperations> },
-    Device(Arc<Device>),
+    Device(Arc<BlockDevice>),
 }
 
 impl DataFile {
@@ -77,7 +77,7 @@ impl DataFile {
     }
 
     /// The part of a claimed device that begins at `offset`.
-    pub(crate) fn of_device(device: &Arc<Device>, offset: u64) -> Self {
+    pub(crate) fn of_device(device: &Arc<BlockDevice>, offset: u64) -> Self {
         Self { geometry: device.geometry(), home: Medium::Device(Arc::clone(device)), offset }
     }
 

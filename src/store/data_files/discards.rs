@@ -11,14 +11,14 @@ use super::data_file::DataFile;
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::store::RecordsAreCleared;
 use crate::store::allocator::Allocator;
-use crate::store::device::Device;
+use crate::store::device::BlockDevice;
 use crate::sync::Mutex;
 
 /// Most that is taken from the allocator at a time: 16 MiB.
 const PIECE_BLOCKS: u32 = 4096;
 
 pub(super) struct Discards {
-    device: Arc<Device>,
+    device: Arc<BlockDevice>,
     freed: Mutex<Vec<Extent>>,
     /// Freed extents in order, joined, in pieces.
     pieces: Mutex<VecDeque<Extent>>,
@@ -27,7 +27,7 @@ pub(super) struct Discards {
 }
 
 impl Discards {
-    pub(super) fn new(device: Arc<Device>) -> Self {
+    pub(super) fn new(device: Arc<BlockDevice>) -> Self {
         Self {
             device,
             freed: Mutex::default(),

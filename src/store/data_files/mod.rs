@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::allocator::Allocator;
-use super::device::Device;
+use super::device::BlockDevice;
 use super::sizes::{
     IndexShare, SMALLEST_FILE_BYTES, assured_file_bytes, file_bytes_within, index_share_bytes,
     longest_chunk_bytes, next_file_bytes, on_disk_bytes,
@@ -124,7 +124,11 @@ impl ExtentStore {
     }
 
     /// The data part of a device, as much of it as `budget` allows. All of it is unwritten until [`Store::rebuild`].
-    pub(crate) fn on_device(device: &Arc<Device>, budget: Arc<Budget>, discard: Discard) -> Self {
+    pub(crate) fn on_device(
+        device: &Arc<BlockDevice>,
+        budget: Arc<Budget>,
+        discard: Discard,
+    ) -> Self {
         let capacity_bytes = budget.capacity_bytes();
         // The index keeps its share although it may not use it: else the data would be shorter with each open.
         let spare_bytes = index_share_bytes(capacity_bytes).next_multiple_of(MIB);

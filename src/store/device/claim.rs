@@ -3,14 +3,13 @@
 //! device mapper make the same claim.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::super::geometry::sysfs_directory;
 use crate::error::OpenError;
 use crate::format::header::Owner;
-use crate::lock::{LockRefusal, describe_holder, wait_for_owner};
+use crate::lock::wait_for_owner;
 
 /// Opens the device for transfers, and for nobody else. At once refused if a live kvring, or something that is no kvring,
 /// has it; what a dead one left in the kernel is waited for.
@@ -32,17 +31,9 @@ pub(super) fn claim(
             Err(error) => Err(error),
         }
     };
-    let refusal = match wait_for_owner(attempt, owner) {
-        Ok(file) => return Ok(file),
-        Err(refusal) => refusal,
-    };
-    let path = path.to_owned();
-    Err(match (user, refusal) {
-        (Some(user), _) => OpenError::Claimed { path, user },
-        (None, LockRefusal::Held(owner)) => {
-            OpenError::InUse { path, holder: describe_holder(owner.as_ref()) }
-        }
-        (None, LockRefusal::Io(source)) => OpenError::Io { action: "open", path, source },
+    wait_for_owner(attempt, owner).map_err(|refusal| match (user, refusal) {
+        (Some(user), _) => OpenError::Claimed { path: path.to_owned(), user },
+        (None, refusal) => refusal.error(path, OpenError::io("open", path)),
     })
 }
 
@@ -92,13 +83,4 @@ fn family(device_number: u64) -> Vec<u64> {
 fn parsed(text: &str) -> Option<u64> {
     let (major, minor) = text.split_once(':')?;
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
-}
-
-/// Opens the device once more, beside the claim.
-pub(super) fn open_beside(path: &Path, device_number: u64, writes: bool) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).write(writes).open(path)?;
-    match file.metadata()?.rdev() == device_number {
-        true => Ok(file),
-        false => Err(io::Error::other("its name leads to another device by now")),
-    }
 }

@@ -6,7 +6,7 @@ mod checks;
 mod claim;
 mod contents;
 pub(crate) mod ioctl;
-mod target;
+mod path_kind;
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::format::names::id_text;
 use crate::format::superblock::{Superblock, SuperblockCopy};
-pub(crate) use target::Target;
+pub(crate) use path_kind::PathKind;
 
 use self::checks::{
     Preparation, check_capacity, check_device, preparation, read_blocks, tail_offset,
@@ -38,7 +38,7 @@ const MIB: u64 = 1 << 20;
 
 /// A claimed device that holds a store.
 #[derive(Debug)]
-pub(crate) struct Device {
+pub(crate) struct BlockDevice {
     _closed_on_fork: ClosedOnFork,
     /// It has the claim.
     file: File,
@@ -51,9 +51,9 @@ pub(crate) struct Device {
     preparation: Preparation,
 }
 
-impl Device {
+impl BlockDevice {
     /// Claims the device that `config` names and checks that it holds a store, or may be formatted; nothing of it is changed
-    /// before [`Device::prepare`]. `owner` reads from the device who has, or had, the store open.
+    /// before [`BlockDevice::prepare`]. `owner` reads from the device who has, or had, the store open.
     pub(crate) fn look(
         config: &Config,
         now_ms: u64,
@@ -133,7 +133,9 @@ impl Device {
         match &self.preparation {
             Preparation::Nothing => {}
             Preparation::Repair => self.repair(),
-            Preparation::Format(_) => self.format(discard).map_err(self.format_error())?,
+            Preparation::Format(_) => {
+                self.format(discard).map_err(OpenError::io("format", &self.path))?;
+            }
         }
         Ok(())
     }
@@ -148,7 +150,7 @@ impl Device {
 
     /// Makes it blank.
     pub(crate) fn erase(&self, discards: bool) -> Result<(), OpenError> {
-        self.clear(discards).map_err(self.format_error())?;
+        self.clear(discards).map_err(OpenError::io("format", &self.path))?;
         match signature(&self.path) {
             Signature::Found(left) => Err(OpenError::Unsuitable {
                 path: self.path.clone(),
@@ -158,16 +160,10 @@ impl Device {
         }
     }
 
-    fn format_error(&self) -> impl FnOnce(io::Error) -> OpenError {
-        |source| OpenError::Io { action: "format", path: self.path.clone(), source }
-    }
-
-    /// As it was named.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All that it has.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
@@ -190,17 +186,14 @@ impl Device {
         self.geometry
     }
 
-    /// What calls the system on its files.
     pub(crate) fn files(&self) -> &Arc<dyn FileOperations> {
         &self.files
     }
 
-    /// Descriptor for transfers.
     pub(crate) fn descriptor(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// First byte of the data.
     pub(crate) fn data_offset(&self) -> u64 {
         self.superblock().data_offset
     }
@@ -214,7 +207,11 @@ impl Device {
 
     /// Opens the device once more, without the claim and through the page cache.
     pub(crate) fn open_beside(&self) -> io::Result<File> {
-        claim::open_beside(&self.path, self.number, true)
+        let file = File::options().read(true).write(true).open(&self.path)?;
+        match file.metadata()?.rdev() == self.number {
+            true => Ok(file),
+            false => Err(io::Error::other("its name leads to another device by now")),
+        }
     }
 
     /// Gives the store another id, durably: an index with the one it had is not its index any more.
@@ -378,7 +375,6 @@ pub(crate) fn superblock_copies(device: &File) -> [SuperblockCopy; 2] {
     })
 }
 
-/// A random id.
 pub(crate) fn new_store_id() -> io::Result<[u8; 16]> {
     let mut id = [0; 16];
     io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut id)?;

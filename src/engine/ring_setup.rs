@@ -11,90 +11,68 @@ use super::refusal::Refusal;
 /// How long a ring may take to answer when it is tried out.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Set-up flags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Flavor {
-    pub(super) name: &'static str,
-    pub(super) submit_all: bool,
-    pub(super) coop_taskrun: bool,
-    pub(super) single_issuer: bool,
-    pub(super) defer_taskrun: bool,
+/// Set-up flags of a ring: each level has those of the levels before it, and the kernel it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum RingFlags {
+    /// 5.11.
+    Plain,
+    /// 5.19, with SUBMIT_ALL of 5.18.
+    CoopTaskrun,
+    /// 6.0.
+    SingleIssuer,
+    /// 6.1.
+    DeferTaskrun,
 }
 
-/// Best first; each step down runs on an older kernel: 6.1, 6.0, 5.19, and 5.11.
-const LADDER: [Flavor; 4] = [
-    Flavor {
-        name: "single_issuer+defer_taskrun+coop_taskrun",
-        submit_all: true,
-        coop_taskrun: true,
-        single_issuer: true,
-        defer_taskrun: true,
-    },
-    Flavor {
-        name: "single_issuer+coop_taskrun",
-        submit_all: true,
-        coop_taskrun: true,
-        single_issuer: true,
-        defer_taskrun: false,
-    },
-    Flavor {
-        name: "coop_taskrun",
-        submit_all: true,
-        coop_taskrun: true,
-        single_issuer: false,
-        defer_taskrun: false,
-    },
-    Flavor {
-        name: "plain",
-        submit_all: false,
-        coop_taskrun: false,
-        single_issuer: false,
-        defer_taskrun: false,
-    },
-];
+impl RingFlags {
+    const BEST_FIRST: [Self; 4] =
+        [Self::DeferTaskrun, Self::SingleIssuer, Self::CoopTaskrun, Self::Plain];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::DeferTaskrun => "single_issuer+defer_taskrun+coop_taskrun",
+            Self::SingleIssuer => "single_issuer+coop_taskrun",
+            Self::CoopTaskrun => "coop_taskrun",
+            Self::Plain => "plain",
+        }
+    }
+}
 
 /// The best ring that `set_up` (the kernel's, in tests a worse one) gives.
 ///
 /// # Errors
 /// Why there is none that works.
-pub(super) fn climb(
+pub(super) fn negotiate(
     entries: u32,
-    set_up: impl Fn(u32, Flavor) -> io::Result<IoUring>,
-) -> Result<(IoUring, Flavor), Refusal> {
+    set_up: impl Fn(u32, RingFlags) -> io::Result<IoUring>,
+) -> Result<(IoUring, RingFlags), Refusal> {
     let mut refusal = io::Error::from_raw_os_error(libc::EINVAL);
-    for flavor in LADDER {
-        match set_up(entries, flavor) {
+    for flags in RingFlags::BEST_FIRST {
+        match set_up(entries, flags) {
             Ok(mut ring) => {
                 try_out(&mut ring)?;
-                return Ok((ring, flavor));
+                return Ok((ring, flags));
             }
-            // An unknown flag is EINVAL; anything else would be refused on every step.
-            Err(error) => {
-                let is_unknown = error.raw_os_error() == Some(libc::EINVAL);
-                refusal = error;
-                if !is_unknown {
-                    break;
-                }
-            }
+            Err(error) => refusal = error,
+        }
+        // An unknown flag is EINVAL; anything else would be refused with fewer flags too.
+        if refusal.raw_os_error() != Some(libc::EINVAL) {
+            break;
         }
     }
     Err(Refusal::of_call("io_uring_setup", &refusal))
 }
 
-/// A ring of the kernel's.
-pub(super) fn set_up(entries: u32, flavor: Flavor) -> io::Result<IoUring> {
+pub(super) fn set_up(entries: u32, flags: RingFlags) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.dontfork().setup_clamp();
-    if flavor.submit_all {
-        builder.setup_submit_all();
+    if flags >= RingFlags::CoopTaskrun {
+        builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag();
     }
-    if flavor.coop_taskrun {
-        builder.setup_coop_taskrun().setup_taskrun_flag();
-    }
-    if flavor.single_issuer {
+    if flags >= RingFlags::SingleIssuer {
         builder.setup_single_issuer();
     }
-    if flavor.defer_taskrun {
+    if flags == RingFlags::DeferTaskrun {
         builder.setup_defer_taskrun();
     }
     builder.build(entries)

@@ -8,14 +8,14 @@ use crate::error::OpenError;
 
 /// What a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum PathKind {
     /// A directory, which may have to be made.
     Directory,
     /// A block device, also by a symlink.
     Device,
 }
 
-impl Target {
+impl PathKind {
     /// Looks at `path`.
     ///
     /// # Errors
