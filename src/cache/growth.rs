@@ -4,45 +4,10 @@
 //! behind it do; it fails, or others go for it, only when the store can grow no more.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::Cache;
 use super::threads::CacheThread;
-use crate::sync::{Condvar, Mutex};
-
-#[derive(Default)]
-pub(super) struct Growth {
-    orders: Mutex<GrowthOrders>,
-    ordered: Condvar,
-    /// From an order until all is done that was ordered.
-    is_under_way: AtomicBool,
-}
-
-#[derive(Default)]
-struct GrowthOrders {
-    ends: bool,
-    needed_bytes: Option<u64>,
-}
-
-impl Growth {
-    fn next_order(&self) -> Option<u64> {
-        let mut orders = self.orders.lock();
-        loop {
-            if orders.ends {
-                return None;
-            }
-            if let Some(needed_bytes) = orders.needed_bytes.take() {
-                return Some(needed_bytes);
-            }
-            orders = self.ordered.wait(orders);
-        }
-    }
-
-    fn end(&self) {
-        self.orders.lock().ends = true;
-        self.ordered.notify_one();
-    }
-}
 
 /// Ends the waiting of SETs with the thread, also if that is a panic.
 struct NoMoreGrowth<'cache>(&'cache Cache);

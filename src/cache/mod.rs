@@ -8,6 +8,7 @@ mod admission;
 mod doubts;
 mod growth;
 mod maintenance;
+mod orders;
 mod presence;
 mod quota;
 mod read;
@@ -30,8 +31,7 @@ pub(crate) use write::{
     Begun, Claim, Next, RecordedWrite, Superseded, SupersedingWrite, WriteHandle,
 };
 
-use growth::Growth;
-use maintenance::Maintenance;
+use orders::{Growth, Maintenance};
 use presence::Presence;
 
 use crate::block::Extent;

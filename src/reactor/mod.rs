@@ -41,7 +41,6 @@ pub(crate) use shared::Shared;
 use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::index::Suspect;
-use crate::schedule::Limits;
 use crate::sync::Mutex;
 use operations::{CHECKSUM_TURN_BYTES, Operations};
 
@@ -131,7 +130,7 @@ fn start(
     let name = format!("kvring-{number}");
     let thread = Builder::new().name(name).spawn(move || {
         let waker = Arc::clone(&shared.lanes[number].waker);
-        let engine = make_engine.lock()(transfers_of(&shared), waker);
+        let engine = make_engine.lock()(shared.most_transfers(), waker);
         // It may hold what belongs to the caller.
         drop(make_engine);
         match engine {
@@ -155,15 +154,6 @@ fn start(
         }
         .into()),
     }
-}
-
-/// Most transfers that one reactor has in the device: loads, and as many stores.
-fn transfers_of(shared: &Shared) -> usize {
-    2 * limits_of(shared).queue_depth
-}
-
-fn limits_of(shared: &Shared) -> Limits {
-    limits::of_reactor(&shared.cache.config, shared.device_limits(), shared.lanes.len())
 }
 
 impl Operations {

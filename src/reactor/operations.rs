@@ -17,7 +17,6 @@ use super::get::{Shown, end_get, end_read};
 use super::latency::Timeline;
 use super::operation::{Active, Operation};
 use super::verify::Verification;
-use super::{limits_of, transfers_of};
 use crate::engine::{Engine, EngineError, Reaped};
 use crate::index::Suspect;
 use crate::key::Digest;
@@ -66,13 +65,13 @@ impl Operations {
         suspects: Vec<Suspect>,
         engine: Box<dyn Engine>,
     ) -> Self {
-        let mut limits = limits_of(&shared);
+        let mut limits = shared.limits();
         // Half for loads, half for stores.
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
         let device = Device::new(
             Arc::clone(&shared),
             engine,
-            transfers_of(&shared),
+            shared.most_transfers(),
             limits.max_in_flight_bytes,
         );
         Self {

@@ -13,7 +13,7 @@ use crate::cache::Cache;
 use crate::completion::CompletionQueue;
 use crate::engine::Waker;
 use crate::key::Digest;
-use crate::schedule::Class;
+use crate::schedule::{Class, Limits};
 use crate::sync::Mutex;
 
 /// The cache of one path, and a lane to each of its reactors.
@@ -36,6 +36,16 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Most transfers that one reactor has in the device: loads, and as many stores.
+    pub(super) fn most_transfers(&self) -> usize {
+        2 * self.limits().queue_depth
+    }
+
+    /// What one reactor may have in the device.
+    pub(super) fn limits(&self) -> Limits {
+        limits::of_reactor(&self.cache.config, self.device_limits(), self.lanes.len())
+    }
+
     pub(crate) fn new(
         cache: Arc<Cache>,
         completions: Arc<CompletionQueue>,
