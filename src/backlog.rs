@@ -10,7 +10,6 @@ pub(crate) struct Backlog {
     queued: Mutex<Amount>,
 }
 
-/// Operations and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) operations: u64,
@@ -28,7 +27,6 @@ impl Backlog {
         Arc::new(Self { limit, queued: Mutex::default() })
     }
 
-    /// What is under way.
     pub(crate) fn queued(&self) -> Amount {
         *self.queued.lock()
     }

@@ -40,7 +40,6 @@ impl Budget {
         Self { floor: Some((Arc::clone(directory), min_free_bytes)), ..self }
     }
 
-    /// The configured capacity.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
@@ -50,7 +49,6 @@ impl Budget {
         self.used_bytes.load(Ordering::Acquire)
     }
 
-    /// What can still be reserved.
     pub(crate) fn left_bytes(&self) -> u64 {
         self.capacity_bytes.saturating_sub(self.used_bytes())
     }
@@ -122,7 +120,6 @@ impl Budget {
         }
     }
 
-    /// Gives `bytes` back.
     pub(crate) fn release(&self, bytes: u64) {
         let before = self.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes, "released {bytes} of {before} bytes");

@@ -49,12 +49,10 @@ impl Field {
     }
 }
 
-/// CRC-32C of `bytes`.
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// Which checksum a chunk has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChecksumKind {
     /// CRC-32C, in the lower half: chunks stored by an earlier kvring.
@@ -64,7 +62,6 @@ pub(crate) enum ChecksumKind {
 }
 
 impl ChecksumKind {
-    /// That of `bytes`.
     pub(crate) fn of(self, bytes: &[u8]) -> u64 {
         match self {
             Self::Crc32c => crc32c(bytes).into(),
@@ -82,7 +79,6 @@ impl ChecksumKind {
     }
 }
 
-/// Checksum of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PayloadChecksum {
     pub(crate) kind: ChecksumKind,

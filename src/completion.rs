@@ -47,7 +47,6 @@ impl CompletionQueue {
         })
     }
 
-    /// Descriptor to poll for reading.
     pub(crate) fn event_fd(&self) -> RawFd {
         self.handed_out.descriptor
     }
@@ -81,7 +80,6 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes all completions that are there.
     pub(crate) fn drain(&self, into: &mut Vec<Completion>) {
         // The ring is cleared before the queue is read: what is pushed after that rings again.
         let _ = self.event.read();

@@ -30,10 +30,8 @@ use crate::fork::{ClosedOnFork, close_file_behind};
 use crate::format::header::Owner;
 use crate::lock::{LockRefusal, lock_exclusively};
 
-/// Permissions of directories.
 const DIRECTORY_MODE: libc::mode_t = 0o700;
 
-/// An open directory.
 #[derive(Debug)]
 pub(crate) struct Directory {
     // Before the descriptor is closed.
@@ -45,15 +43,12 @@ pub(crate) struct Directory {
     full_path: PathBuf,
 }
 
-/// What is in a directory.
-pub(crate) struct Entry {
+pub(crate) struct DirectoryEntry {
     pub(crate) name: CString,
-    /// Whether it is a regular file.
     pub(crate) is_file: bool,
 }
 
 impl Directory {
-    /// Opens the directory at `path`.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = libc::O_DIRECTORY | libc::O_NONBLOCK;
         let file = File::options().read(true).custom_flags(flags).open(path)?;
@@ -119,7 +114,6 @@ impl Directory {
         Self { files: Arc::clone(files), ..self }
     }
 
-    /// What calls the system on its files.
     pub(crate) fn files(&self) -> &Arc<dyn FileOperations> {
         &self.files
     }
@@ -269,7 +263,6 @@ impl Directory {
         self.open_at(name, flags).map_err(|error| refusal_of(self.file.as_fd(), name, error))
     }
 
-    /// Whether there is something of that name.
     pub(crate) fn contains(&self, name: &str) -> io::Result<bool> {
         match fstatat(&self.file, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
@@ -278,13 +271,11 @@ impl Directory {
         }
     }
 
-    /// Removes a name that is no directory's.
     pub(crate) fn remove(&self, name: &CStr) -> io::Result<()> {
         self.files.remove(&self.file, name)
     }
 
-    /// What is in it.
-    pub(crate) fn entries(&self) -> io::Result<Vec<Entry>> {
+    pub(crate) fn entries(&self) -> io::Result<Vec<DirectoryEntry>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         // Opened again: two lists through one descriptor would share their place in it.
         let mut listing = Dir::openat(&self.file, ".", flags, Mode::empty())?;
@@ -300,7 +291,7 @@ impl Directory {
                 None => fstatat(&self.file, name, AtFlags::AT_SYMLINK_NOFOLLOW)
                     .is_ok_and(|found| is_regular(&found)),
             };
-            entries.push(Entry { name: name.to_owned(), is_file });
+            entries.push(DirectoryEntry { name: name.to_owned(), is_file });
         }
         Ok(entries)
     }
@@ -310,12 +301,10 @@ impl Directory {
         self.files.sync_all(&self.file)
     }
 
-    /// Bytes that it takes on disk itself.
     pub(crate) fn own_bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.blocks() * 512)
     }
 
-    /// What its file system has, and has free.
     pub(crate) fn file_system(&self) -> io::Result<Statvfs> {
         Ok(fstatvfs(&self.file)?)
     }
@@ -340,7 +329,6 @@ impl Directory {
         }
     }
 
-    /// The open directory itself.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }

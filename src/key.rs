@@ -22,7 +22,6 @@ impl Digest {
         Self(bytemuck::cast(bytes))
     }
 
-    /// Its bytes.
     pub(crate) fn bytes(self) -> [u8; 16] {
         bytemuck::cast(self.0)
     }

@@ -21,7 +21,6 @@ const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Owner {
-    /// This process.
     pub(crate) fn current() -> Self {
         let mut host =
             gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

@@ -29,7 +29,6 @@ impl VolumeSet {
         self.0 == 0
     }
 
-    /// Numbers of its volumes.
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         (0..MAX_VOLUMES).filter(move |number| self.contains(*number))
     }

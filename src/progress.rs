@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use crate::sync::{Condvar, Mutex};
 
-/// Counts of a queue.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     queued: AtomicU64,
@@ -27,7 +26,6 @@ impl Progress {
         self.advanced.notify_all();
     }
 
-    /// How many are done.
     pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::SeqCst)
     }

@@ -16,17 +16,14 @@ pub(crate) use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 pub(crate) struct Mutex<T>(StdMutex<T>);
 
 impl<T> Mutex<T> {
-    /// Puts `value` behind a lock.
     pub(crate) const fn new(value: T) -> Self {
         Self(StdMutex::new(value))
     }
 
-    /// Waits for the lock.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the lock if nobody has it.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),
@@ -41,17 +38,14 @@ impl<T> Mutex<T> {
 pub(crate) struct RwLock<T>(StdRwLock<T>);
 
 impl<T> RwLock<T> {
-    /// Puts `value` behind a lock.
     pub(crate) const fn new(value: T) -> Self {
         Self(StdRwLock::new(value))
     }
 
-    /// Waits until nobody writes.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody reads or writes.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,7 +61,6 @@ pub(crate) struct Condvar {
 }
 
 impl Condvar {
-    /// With nobody waiting.
     pub(crate) const fn new() -> Self {
         Self { inner: std::sync::Condvar::new(), waiting: AtomicUsize::new(0) }
     }
@@ -77,14 +70,12 @@ impl Condvar {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Wakes one thread that waits.
     pub(crate) fn notify_one(&self) {
         if self.waiting() > 0 {
             self.inner.notify_one();
         }
     }
 
-    /// Wakes all threads that wait.
     pub(crate) fn notify_all(&self) {
         if self.waiting() > 0 {
             self.inner.notify_all();

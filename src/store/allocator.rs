@@ -38,7 +38,6 @@ impl Allocator {
         self.files[number] = FileSpace { blocks, frontier: 0 };
     }
 
-    /// Free blocks that end where `block` begins.
     pub(crate) fn free_before(&self, file: u32, block: u32) -> u32 {
         self.free_run_ending_at(file, block).map_or(0, |(_, size)| size)
     }
@@ -70,7 +69,6 @@ impl Allocator {
         Some(extent)
     }
 
-    /// Whether there is a run of `blocks` blocks.
     pub(crate) fn has_room(&self, blocks: u32) -> bool {
         self.by_size.range((blocks, 0, 0)..).next().is_some() || self.at_frontier(blocks).is_some()
     }
@@ -163,12 +161,10 @@ impl Allocator {
         }
     }
 
-    /// Blocks given out.
     pub(crate) fn allocated(&self) -> u64 {
         self.allocated
     }
 
-    /// Blocks of all files.
     pub(crate) fn total(&self) -> u64 {
         self.files.iter().map(|file| u64::from(file.blocks)).sum()
     }

@@ -38,7 +38,6 @@ pub(super) fn cost_bytes(blocks: u32, unit_bytes: u64) -> u64 {
     data_bytes + map_blocks * BLOCK_BYTES + INODE_BYTES
 }
 
-/// Bytes that a directory with so many files takes.
 pub(super) fn directory_bytes(files: u64) -> u64 {
     match files {
         0..=SMALL_DIRECTORY_FILES => BLOCK_BYTES,
@@ -60,13 +59,11 @@ pub(super) struct Account {
     files: HashMap<u32, Digest>,
     next_number: u32,
     directories: [DirectorySpace; DIRECTORIES],
-    /// What the files given out cost.
     pub(super) live_bytes: u64,
     /// Blocks of these, and of those that are being removed.
     pub(super) allocated_blocks: u64,
     /// To be removed, in this order.
     pub(super) leaving: VecDeque<Extent>,
-    /// What they cost.
     leaving_bytes: u64,
     /// Bytes of files being removed that were promised to new ones, ever; and how many of these came.
     promised_bytes: u64,
@@ -199,7 +196,6 @@ impl Account {
         self.refused.insert(number);
     }
 
-    /// Whether files are being removed.
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving_bytes > 0
     }
@@ -209,7 +205,6 @@ impl Account {
         self.promised_bytes > self.arrived_bytes
     }
 
-    /// The file is to be removed.
     pub(super) fn begin_removal(&mut self, extent: Extent) {
         self.creation_done(extent.file);
         let cost = cost_bytes(extent.blocks, self.unit_bytes);

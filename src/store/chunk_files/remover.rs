@@ -9,11 +9,9 @@ use super::Files;
 use crate::format::names::file_c_name;
 use crate::thread::{LONGEST_RETURN, has_ended};
 
-/// The running thread.
 pub(super) struct Remover(JoinHandle<()>);
 
 impl Remover {
-    /// Starts it.
     pub(super) fn start(files: &Arc<Files>) -> io::Result<Self> {
         let files = Arc::clone(files);
         let thread = Builder::new().name("kvring-remover".into()).spawn(move || remove(&files))?;

@@ -69,7 +69,6 @@ impl DataFile {
         Ok(Self { home, geometry, offset: 0 })
     }
 
-    /// Takes the permissions of others from a file.
     pub(super) fn make_private(&self) {
         if let Medium::File { file, .. } = &self.home {
             make_private(file.as_fd());
@@ -100,7 +99,6 @@ impl DataFile {
         files.sync_all(file)
     }
 
-    /// Whole blocks in it.
     pub(crate) fn blocks(&self) -> io::Result<u32> {
         let length = self.growing_file()?.0.metadata()?.len();
         Ok(u32::try_from(length / BLOCK_BYTES).unwrap_or(u32::MAX))
@@ -182,7 +180,6 @@ pub(crate) fn make_home_private(directory: &Directory) -> Result<(), OpenError> 
     directory.make_private(is_own_name).map_err(directory.error("look into", ""))
 }
 
-/// Removes the file called `name`.
 pub(super) fn remove_file(directory: &Directory, name: &str) -> io::Result<()> {
     directory.remove(&CString::new(name)?)
 }

@@ -41,7 +41,6 @@ impl Discards {
         let _ = self.are_cleared.set(are_cleared);
     }
 
-    /// An extent was freed.
     pub(super) fn note(&self, extent: Extent) {
         if !self.is_refused.load(Ordering::Relaxed) {
             self.freed.lock().push(extent);

@@ -24,7 +24,6 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// A write found no space for its blocks.
     pub(super) fn note_refused(&self) {
         self.is_refused.store(true, Ordering::SeqCst);
     }

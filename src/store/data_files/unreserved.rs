@@ -99,7 +99,6 @@ impl Unreserved {
         unpaid.iter().map(|part| u64::from(part.blocks)).sum::<u64>() <= self.spendable
     }
 
-    /// Blocks that the last look found.
     pub(super) fn found_blocks(&self) -> u64 {
         self.found_blocks
     }
@@ -135,7 +134,6 @@ pub(super) struct BlockSet {
 }
 
 impl BlockSet {
-    /// How many it has.
     pub(super) fn blocks(&self) -> u64 {
         self.blocks
     }
