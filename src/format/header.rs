@@ -112,36 +112,17 @@ pub(crate) struct Session {
     pub(crate) checksum: u32,
 }
 
-/// Generations that mean something.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Marks {
-    pub(crate) generation: u64,
-    pub(crate) verify_from: u64,
-    pub(crate) untrusted_before: u64,
-}
-
 impl Session {
-    pub(crate) fn new(
-        owner: &Owner,
-        opened_ms: u64,
-        boot: u32,
-        marks: &Marks,
-        clean: bool,
-    ) -> Self {
-        let mut session = Self {
-            clean: clean.into(),
-            process_id: owner.process_id,
-            opened_ms,
-            generation: marks.generation,
-            verify_from: marks.verify_from,
-            untrusted_before: marks.untrusted_before,
-            host: [0; HOST_BYTES],
-            boot,
-            checksum: 0,
-        };
+    /// That of an owner who has the store open. [`Session::sealed`] is to follow.
+    pub(crate) fn of(owner: &Owner, opened_ms: u64) -> Self {
+        let mut session = Self { process_id: owner.process_id, opened_ms, ..Self::zeroed() };
         session.host[..owner.host.len()].copy_from_slice(owner.host.as_bytes());
-        session.checksum = checksum_of(&session);
         session
+    }
+
+    /// With its checksum.
+    pub(crate) fn sealed(self) -> Self {
+        Self { checksum: checksum_of(&self), ..self }
     }
 
     /// Whether it is whole, and what it says can be.
@@ -166,8 +147,7 @@ mod tests {
     #[test]
     fn session_keeps_its_owner() {
         let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES), store_id: None };
-        let marks = Marks { generation: 2, verify_from: 3, untrusted_before: 4 };
-        let session = Session::new(&owner, 1, 5, &marks, false);
+        let session = Session { generation: 2, boot: 5, ..Session::of(&owner, 1) }.sealed();
         assert!(session.is_sensible());
         assert_eq!(session.owner(), owner);
     }

@@ -19,23 +19,17 @@ impl<G, S> Index<G, S> {
     /// Whether a victim must stay: it is still stored, and read, leased or pinned. Then it is not chosen again before that ends.
     pub(crate) fn must_stay(&self, victim: Victim) -> bool {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
-        let entry = &shard.entries[victim.chunk.entry];
-        let is_there = !entry.detached && entry.node == Some(victim.node);
-        is_there && !self.can_go_from(&mut shard, victim)
+        entry_of(&mut shard, victim).is_some_and(|entry| !self.can_go(entry))
     }
 
     /// Evicts a chunk, if it can go. Returns its extent, free now.
     pub(crate) fn evict(&self, victim: Victim) -> Option<Extent> {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
-        let can_go = self.can_go_from(&mut shard, victim);
+        let can_go = entry_of(&mut shard, victim).is_some_and(|entry| self.can_go(entry));
         if can_go { self.take_out(&mut shard, victim.chunk.entry, Gone::Evicted) } else { None }
     }
 
-    fn can_go_from(&self, shard: &mut Shard<G, S>, victim: Victim) -> bool {
-        let entry = &mut shard.entries[victim.chunk.entry];
-        if entry.detached || entry.node != Some(victim.node) {
-            return false;
-        }
+    fn can_go(&self, entry: &mut ChunkEntry) -> bool {
         let can_go = entry.can_go(self.now_s());
         if !can_go {
             self.exclude(entry);
@@ -157,4 +151,10 @@ impl<G, S> Index<G, S> {
             self.touch(&mut shard, found, now_ms);
         }
     }
+}
+
+/// The entry of a victim, if it is still stored.
+fn entry_of<G, S>(shard: &mut Shard<G, S>, victim: Victim) -> Option<&mut ChunkEntry> {
+    let entry = &mut shard.entries[victim.chunk.entry];
+    (!entry.detached && entry.node == Some(victim.node)).then_some(entry)
 }

@@ -68,7 +68,7 @@ impl Damage {
             (*torn > 0, format!("{torn} records of the index are torn: their chunks are missed")),
             (
                 *out_of_range > 0,
-                format!("{out_of_range} records name places that their data file does not have"),
+                format!("{out_of_range} records name extents that their data file does not have"),
             ),
             (
                 *unreadable_pages > 0,

@@ -51,7 +51,10 @@ impl Bucket {
         Located { entry: self.entries[place], record: self.records[place] }
     }
 
-    /// Places that hold something with this tag.
+    fn used(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..WIDTH).filter(|place| self.entries[*place] != NONE)
+    }
+
     fn tagged(&self, tag: u32) -> impl Iterator<Item = usize> + '_ {
         (0..WIDTH).filter(move |place| self.tags[*place] == tag && self.entries[*place] != NONE)
     }
@@ -106,10 +109,7 @@ impl Lookup {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Located> + '_ {
-        let held = |bucket: &Bucket, place: &usize| bucket.entries[*place] != NONE;
-        self.buckets.iter().flat_map(move |bucket| {
-            (0..WIDTH).filter(move |place| held(bucket, place)).map(|place| bucket.at(place))
-        })
+        self.buckets.iter().flat_map(|bucket| bucket.used().map(|place| bucket.at(place)))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -132,7 +132,7 @@ impl Lookup {
     fn resize(&mut self, buckets: usize) {
         let old = std::mem::replace(&mut self.buckets, vec![Bucket::EMPTY; buckets]);
         for bucket in &old {
-            for place in (0..WIDTH).filter(|place| bucket.entries[*place] != NONE) {
+            for place in bucket.used() {
                 self.place(bucket.tags[place], bucket.at(place));
             }
         }

@@ -147,13 +147,11 @@ pub(super) fn superblock_of(device: &File, path: &Path) -> Result<(Superblock, b
         let is_whole = copies == [SuperblockCopy::Intact(superblock); 2];
         return Ok((superblock, is_whole));
     }
-    let newer = copies.into_iter().find_map(|copy| match copy {
-        SuperblockCopy::Newer(found) => Some(found),
-        _ => None,
-    });
-    if let Some(found) = newer {
-        let (path, supported) = (path.to_owned(), DEVICE_FORMAT_VERSION);
-        return Err(OpenError::NewerFormat { path, found, supported });
+    for copy in copies {
+        if let SuperblockCopy::Newer(found) = copy {
+            let (path, supported) = (path.to_owned(), DEVICE_FORMAT_VERSION);
+            return Err(OpenError::NewerFormat { path, found, supported });
+        }
     }
     let reason = match () {
         () if copies.contains(&SuperblockCopy::Damaged) => {

@@ -34,7 +34,7 @@ impl Table {
             part.digest = content.digest.0;
             part.generation = content.generation;
             part.length_bytes = number as u64;
-            self.write(reservation.slots[number], part, &reservation.slots, number, parts[number]);
+            self.write(reservation, number, part, parts[number]);
         }
         let mut record = Record::zeroed();
         record.last_use = use_word(content.created_ms, 0);
@@ -49,15 +49,21 @@ impl Table {
         record.set_chunk_checksum(content.checksum);
         record.namespace = content.namespace;
         let first_part = parts.first().copied().unwrap_or_default();
-        self.write(reservation.slots[0], record, &reservation.slots, 0, first_part);
+        self.write(reservation, 0, record, first_part);
         reservation.slots[0]
     }
 
-    fn write(&self, slot: u32, mut record: Record, slots: &[u32], number: usize, key_part: &[u8]) {
+    fn write(
+        &self,
+        Reservation { slots }: &Reservation,
+        number: usize,
+        mut record: Record,
+        part: &[u8],
+    ) {
         record.next_slot = slots.get(number + 1).copied().unwrap_or(NO_SLOT);
-        record.key[..key_part.len()].copy_from_slice(key_part);
+        record.key[..part.len()].copy_from_slice(part);
         record.checksum = record.computed_checksum();
-        self.change(Change::Write(slot, Arc::new(record)));
+        self.change(Change::Write(slots[number], Arc::new(record)));
     }
 
     /// Frees the record in `slot`, and the further parts of its key.

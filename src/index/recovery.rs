@@ -12,7 +12,7 @@ use super::table::Table;
 use crate::block::Extent;
 use crate::budget::Budget;
 use crate::error::OpenError;
-use crate::format::header::{Marks, Owner, Session};
+use crate::format::header::{Owner, Session};
 use crate::format::record::{GENERATIONS_END, STATE_CHUNK, slots_for};
 use crate::store::Store;
 
@@ -252,13 +252,15 @@ impl<G, S> Index<G, S> {
 
     /// Writes who has the store open, and whether it is closed in order.
     pub(crate) fn write_session(&self, now_ms: u64, clean: bool) -> std::io::Result<()> {
-        let marks = Marks {
+        let session = Session {
+            clean: clean.into(),
             generation: self.next_generation(),
             verify_from: self.verify_from.load(Ordering::Relaxed),
             untrusted_before: self.untrusted_before.load(Ordering::Relaxed),
+            boot: self.rules.boot,
+            ..Session::of(&Owner::current(), now_ms)
         };
-        let session = Session::new(&Owner::current(), now_ms, self.rules.boot, &marks, clean);
-        self.table.write_session(&session)
+        self.table.write_session(&session.sealed())
     }
 }
 

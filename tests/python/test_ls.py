@@ -200,7 +200,7 @@ def test_an_index_that_was_cut_short(store: Path) -> None:
 
 def test_places_that_are_not_there(store: Path) -> None:
     (store / "data-00000.kvring").unlink()
-    assert "8 records name places that their data file does not have" in broken(store)
+    assert "8 records name extents that their data file does not have" in broken(store)
 
 
 def test_an_owner_at_work_is_no_damage(open_client: Callable[..., Client]) -> None:

@@ -21,7 +21,7 @@ device, from an offset on.
 
 _EPILOG = """
 What is broken is told on standard error: a store whose index is missing, damaged, not to be read or
-of a newer version; records that are torn or name places that are not there. Only the index and
+of a newer version; records that are torn or name extents that do not exist. Only the index and
 the lengths of data files are looked at, no chunk is read. Exit status: 0 if all is well, 1 if
 something is broken or there is no store, 2 for wrong arguments.
 """

@@ -12,7 +12,7 @@ use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
-use crate::format::names::{INDEX_NAME, StoreId, device_index_name};
+use crate::format::names::{INDEX_NAME, device_index_name};
 use crate::format::superblock::Superblock;
 use crate::index::reading::read_owner;
 use crate::lock::{holder_of, lock_for};
@@ -62,6 +62,11 @@ pub(crate) fn owner_in_directory(directory: &Directory) -> Option<Owner> {
     }
 }
 
+fn file_name(device: Option<&BlockDevice>) -> String {
+    let of_device = |device: &BlockDevice| device_index_name(device.superblock().store_id);
+    device.map_or_else(|| INDEX_NAME.to_owned(), of_device)
+}
+
 impl IndexFile {
     /// Opens and locks what is there, and changes nothing. None where there is nothing yet.
     pub(in crate::index) fn find(place: &IndexPlace) -> Result<Option<Self>, OpenError> {
@@ -69,9 +74,7 @@ impl IndexFile {
             return Ok(None);
         }
         match place {
-            IndexPlace::Directory(directory) => {
-                Self::find_file(directory, INDEX_NAME, directory.path(), None)
-            }
+            IndexPlace::Directory(directory) => Self::find_file(directory, None),
             IndexPlace::Device(device) => Self::of_device(device).map(Some),
             IndexPlace::Beside(path, device) => {
                 let directory = match Directory::open(path) {
@@ -79,8 +82,7 @@ impl IndexFile {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                     Err(error) => return Err(OpenError::io("open the directory", path)(error)),
                 };
-                let id = device.superblock().store_id;
-                Self::find_file(&directory, &device_index_name(id), device.path(), Some(id))
+                Self::find_file(&directory, Some(device.as_ref()))
             }
         }
     }
@@ -88,9 +90,7 @@ impl IndexFile {
     /// Makes and locks one where [`IndexFile::find`] found none.
     pub(in crate::index) fn make(place: &IndexPlace) -> Result<Self, OpenError> {
         match place {
-            IndexPlace::Directory(directory) => {
-                Self::make_file(directory, INDEX_NAME, directory.path(), None)
-            }
+            IndexPlace::Directory(directory) => Self::make_file(directory, None),
             IndexPlace::Device(device) => Self::of_device(device),
             IndexPlace::Beside(path, device) => Self::make_beside(path, device),
         }
@@ -117,61 +117,58 @@ impl IndexFile {
         let directory =
             Directory::open_or_make(path).map_err(OpenError::io("make the directory", path))?;
         let directory = Arc::new(directory.with_files(device.files()));
-        let expected = directory.path_of(&device_index_name(device.superblock().store_id));
+        let expected = directory.path_of(&file_name(Some(device)));
         if !device.is_new() {
             // The file may come back, or be in another directory: from here on it is of another store.
             device.renew_id().map_err(OpenError::io("write", device.path()))?;
         }
-        let id = device.superblock().store_id;
-        let mut index_file =
-            Self::make_file(&directory, &device_index_name(id), device.path(), Some(id))?;
+        let mut index_file = Self::make_file(&directory, Some(device))?;
         index_file.missing =
             (!device.is_new()).then(|| format!("{} was missing", expected.display()));
         Ok(index_file)
     }
 
+    /// Of the store in the directory, or on `device`.
     fn find_file(
         directory: &Arc<Directory>,
-        name: &str,
-        store: &Path,
-        store_id: Option<StoreId>,
+        device: Option<&BlockDevice>,
     ) -> Result<Option<Self>, OpenError> {
-        match directory.open_file(name) {
-            Ok(file) => Self::of_file(file, directory, name, store, store_id).map(Some),
+        let name = file_name(device);
+        match directory.open_file(&name) {
+            Ok(file) => Self::of_file(file, directory, name, device).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(directory.error("open", name)(error)),
+            Err(error) => Err(directory.error("open", &name)(error)),
         }
     }
 
     fn make_file(
         directory: &Arc<Directory>,
-        name: &str,
-        store: &Path,
-        store_id: Option<StoreId>,
+        device: Option<&BlockDevice>,
     ) -> Result<Self, OpenError> {
-        let file = directory.create(name).map_err(directory.error("make", name))?;
-        Self::of_file(file, directory, name, store, store_id)
+        let name = file_name(device);
+        let file = directory.create(&name).map_err(directory.error("make", &name))?;
+        Self::of_file(file, directory, name, device)
     }
 
     fn of_file(
         file: File,
         directory: &Arc<Directory>,
-        name: &str,
-        store: &Path,
-        store_id: Option<StoreId>,
+        name: String,
+        device: Option<&BlockDevice>,
     ) -> Result<Self, OpenError> {
         let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
-        lock_for(&file, store, || read_owner(&file, 0), directory.error("lock", name))?;
+        let store = device.map_or_else(|| directory.path(), BlockDevice::path);
+        lock_for(&file, store, || read_owner(&file, 0), directory.error("lock", &name))?;
         Ok(Self {
-            path: directory.path_of(name),
-            home: Some((Arc::clone(directory), name.to_owned())),
+            path: directory.path_of(&name),
+            home: Some((Arc::clone(directory), name)),
             _closed_on_fork: closed_on_fork,
             file,
             offset: 0,
             files: Arc::clone(directory.files()),
             region: None,
             cannot_reserve: AtomicBool::new(false),
-            store_id,
+            store_id: device.map(|device| device.superblock().store_id),
             missing: None,
         })
     }
