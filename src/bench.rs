@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::batch::Batch;
-use crate::completion::{Completion, CompletionQueue};
+use crate::batch_completion::Batch;
+use crate::completion_queue::{Completion, CompletionQueue};
 
 pub use crate::evict::probe::{EvictionProbe, Held};
 pub use crate::index::probe::IndexProbe;

@@ -18,7 +18,7 @@
 //!
 //! A module knows only those before it in this list:
 //!
-//! - `block`, `time`, `sync`, `thread`, `fork`, `checksum`, `key`, `buffer`, `progress`, `completion`, `batch`, `backlog`: tools
+//! - `block`, `time`, `sync`, `thread`, `fork`, `checksum`, `key`, `buffer`, `progress`, `completion_queue`, `batch_completion`, `backlog`: tools
 //! - `format`: what is on disk
 //! - `engine`: what moves bytes
 //! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `budget`: what a store is opened with
@@ -39,7 +39,7 @@ compile_error!(
 );
 
 mod backlog;
-mod batch;
+mod batch_completion;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;
@@ -48,7 +48,7 @@ mod budget;
 mod buffer;
 mod cache;
 mod checksum;
-mod completion;
+mod completion_queue;
 mod config;
 mod connector;
 mod directory;
@@ -75,7 +75,7 @@ mod time;
 
 pub use block::BLOCK_BYTES;
 pub use buffer::{AlignedBlock, CallerBuffer};
-pub use completion::{Completion, KeepAlive};
+pub use completion_queue::{Completion, KeepAlive};
 pub use config::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
     MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, size_bytes,

@@ -12,11 +12,11 @@
 //! A SET that a load waits for is promoted: it is served beside the loads, counts as one of them, and has a budget of its own.
 //! Where the device takes a piece of either only, a piece of a due SET follows seven of promoted ones: neither starves.
 
-mod queue;
+mod waiting;
 
 use std::time::{Duration, Instant};
 
-use queue::{Queue, Waiting};
+use waiting::{Queue, Waiting};
 
 /// What an operation is, in the order in which classes are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

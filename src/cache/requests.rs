@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backlog::QueueShare;
-use crate::batch::BatchItem;
+use crate::batch_completion::BatchItem;
 use crate::buffer::CallerBuffer;
 use crate::index::Index;
 use crate::key::Digest;

@@ -19,7 +19,7 @@ use super::home::FoundHome;
 use super::path_names::check_paths;
 use super::volume::{Common, Volume};
 use super::volumes::{Unavailable, Volumes};
-use crate::completion::CompletionQueue;
+use crate::completion_queue::CompletionQueue;
 use crate::config::Config;
 use crate::error::OpenError;
 use crate::format::membership::Membership;

@@ -27,7 +27,7 @@ use volume::close_all;
 use volumes::{Volumes, Watch};
 
 use crate::backlog::{Amount, Backlog};
-use crate::completion::{Completion, CompletionQueue, KeepAlive};
+use crate::completion_queue::{Completion, CompletionQueue, KeepAlive};
 use crate::config::Config;
 use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;

@@ -14,7 +14,7 @@ use super::home::FoundHome;
 use super::shutdown::Shutdown;
 use crate::budget::Budget;
 use crate::cache::{Cache, CacheThread, ChunkIndex, WriteBudget};
-use crate::completion::CompletionQueue;
+use crate::completion_queue::CompletionQueue;
 use crate::config::{Config, Durability};
 use crate::engine::Waker;
 use crate::error::OpenError;

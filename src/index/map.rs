@@ -2,17 +2,16 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::collisions::Quarantine;
 use super::entries::ChunkEntry;
 use super::ghosts::Ghost;
 use super::leases::{Footprint, Leases};
 use super::lookup::Located;
-use super::quarantine::Quarantine;
 use super::shard::{Pending, Shard, WaitingOperation};
 use super::table::Table;
 use crate::block::Extent;
 use crate::config::Eviction;
 use crate::evict::{ChunkRef, EvictionIndex, NamespaceOf, Quotas};
-use crate::format::record::use_parts;
 use crate::key::{Digest, Namespace};
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::Clock;
@@ -261,15 +260,6 @@ impl<G, S> Index<G, S> {
             }
         }
         (entry.readers == 0).then(|| shard.entries.remove(number).extent())
-    }
-
-    /// Whether a chunk has expired. A clock that was set back expires nothing.
-    pub(super) fn is_expired(&self, entry: &ChunkEntry, now_ms: u64) -> bool {
-        let Some(ttl_ms) = self.rules.ttl_ms else { return false };
-        if use_parts(entry.last_use).0.saturating_add(ttl_ms) > now_ms {
-            return false;
-        }
-        !entry.pinned && entry.leased_until_s <= self.now_s()
     }
 
     pub(crate) fn now_s(&self) -> u32 {

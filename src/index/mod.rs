@@ -1,9 +1,11 @@
 //! Which chunks are stored: a map in memory for lookups, and an index file of records for the next open.
 
 mod changes;
+mod collisions;
 mod entries;
 mod eviction;
 mod exists;
+mod expiry;
 mod found;
 mod ghosts;
 mod header;
@@ -16,7 +18,6 @@ mod mapping;
 mod membership;
 #[cfg(feature = "bench")]
 pub(crate) mod probe;
-mod quarantine;
 mod reader;
 mod reading;
 mod reads;

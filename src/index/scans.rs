@@ -17,16 +17,6 @@ use crate::key::{Digest, Namespace};
 /// Entries that are looked at while a lock is held.
 const ENTRIES_AT_ONCE: u32 = 64;
 
-/// Chunks that had expired and were taken out.
-#[derive(Debug, Default)]
-pub(crate) struct Expired {
-    pub(crate) extents: Vec<Extent>,
-    pub(crate) chunks: u64,
-    pub(crate) bytes: u64,
-    /// The entry to go on with, if there are more.
-    pub(crate) next: Option<u32>,
-}
-
 /// State of a key in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyState {
@@ -97,25 +87,9 @@ impl<G, S> Index<G, S> {
         self.shards.len()
     }
 
-    /// Looks at `most` entries of shard `number` from `from` on, and takes out those that have expired.
-    pub(crate) fn expire(&self, number: usize, from: u32, most: u32, now_ms: u64) -> Expired {
-        let mut expired = Expired::default();
-        if self.rules.ttl_ms.is_none() {
-            return expired;
-        }
-        let now_s = self.now_s();
-        let has_expired =
-            || |entry: &ChunkEntry| entry.can_go(now_s) && self.is_expired(entry, now_ms);
-        expired.next = self.scan(number, from, most, has_expired, |shard, found| {
-            expired.chunks = found.len() as u64;
-            (expired.extents, expired.bytes) = self.take_out_all(shard, &found);
-        });
-        expired
-    }
-
     /// Calls `act` with those of `most` chunks of shard `number` from entry `from` on that are meant, if there are any. Returns
     /// where to go on, if there are more. `meant` is called with the shard locked.
-    fn scan<F: Fn(&ChunkEntry) -> bool>(
+    pub(super) fn scan<F: Fn(&ChunkEntry) -> bool>(
         &self,
         number: usize,
         from: u32,
@@ -189,7 +163,11 @@ impl<G, S> Index<G, S> {
         (extents, count)
     }
 
-    fn take_out_all(&self, shard: &mut Shard<G, S>, chunks: &[Located]) -> (Vec<Extent>, u64) {
+    pub(super) fn take_out_all(
+        &self,
+        shard: &mut Shard<G, S>,
+        chunks: &[Located],
+    ) -> (Vec<Extent>, u64) {
         let mut bytes = 0;
         let mut extents = Vec::with_capacity(chunks.len());
         for found in chunks {

@@ -10,8 +10,9 @@ use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
-use super::errnos::{Attempt, Fate, Request, is_interruption, is_no_space, is_unsupported};
-use super::failure::Failure;
+use super::errnos::{
+    Attempt, Failure, Fate, Request, is_interruption, is_no_space, is_unsupported,
+};
 use super::health::Health;
 use super::piece::MAX_ATTEMPTS;
 use crate::block::Extent;

@@ -19,9 +19,8 @@ use std::time::Instant;
 use std::{io, mem};
 
 use super::Shared;
-use super::errnos::{Request, is_cancellation};
+use super::errnos::{Failure, Request, is_cancellation};
 use super::failed_syncs::SyncsUnderWay;
-use super::failure::Failure;
 use super::health::Direction;
 use super::operation::{Active, Operation, Stage};
 use super::operations::Operations;

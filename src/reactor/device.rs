@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::Shared;
-use super::errnos::{Attempt, Verdict, judge};
-use super::failure::Failure;
+use super::errnos::{Attempt, Failure, Verdict, judge};
 use super::health::{DeviceState, Direction};
 use super::piece::{Piece, PieceProgress};
 use crate::buffer::BouncePool;

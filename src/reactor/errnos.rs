@@ -1,5 +1,8 @@
 //! What the errno of a failed transfer says, and what follows from it. Errnos are judged here alone.
 
+use std::io;
+use std::sync::Arc;
+
 use libc::{
     EACCES, EAGAIN, EBADE, EBADF, EBADMSG, ECANCELED, EDQUOT, EEXIST, EFAULT, EILSEQ, EINTR, EIO,
     EISDIR, ELOOP, EMFILE, ENFILE, ENODATA, ENODEV, ENOENT, ENOLINK, ENOMEDIUM, ENOMEM, ENOSPC,
@@ -7,6 +10,7 @@ use libc::{
 };
 
 use super::health::{DeviceState, Direction};
+use crate::error::StoreError;
 
 /// What stands for an errno where a file, or a device, ends before the chunk does.
 pub(super) const END_OF_FILE: i32 = 0;
@@ -164,6 +168,61 @@ fn subject_of(request: Request, errno: i32) -> Subject {
             Subject::Extent
         }
         _ => Subject::Device,
+    }
+}
+
+/// Why an operation did not do what it was asked.
+pub(super) enum Failure {
+    /// It got no extent, or was refused before any transfer.
+    NoRoom(StoreError),
+    /// The next open would not find it, for this reason.
+    Missed(Arc<str>),
+    /// The device or the file system said no; what that means for the chunk to be read, or the extent to be written.
+    Transfer(io::Error, Fate),
+    Sync(io::Error),
+    /// It waited for a SET of its key with the same bytes that failed, with this message.
+    Joined(String),
+    Closed,
+}
+
+impl Failure {
+    /// That of a `request` in the store at `path` that failed with `errno` and is not tried again.
+    pub(super) fn of(
+        request: Request,
+        errno: i32,
+        attempt: Attempt,
+        state: DeviceState,
+        path: &std::path::Path,
+    ) -> Self {
+        if request == Request::WriteDataFile && is_no_space(request, errno) {
+            let source = Arc::new(io::Error::from_raw_os_error(errno));
+            return Self::NoRoom(StoreError::NoBlocks { path: path.to_owned(), source });
+        }
+        let error = match errno {
+            END_OF_FILE => {
+                io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the chunk does")
+            }
+            errno => io::Error::from_raw_os_error(errno),
+        };
+        let fate = match judge(request, errno, attempt, state) {
+            Verdict::Fail(fate, _) => fate,
+            Verdict::RetryAlone => Fate::Keep,
+        };
+        Self::Transfer(error, fate)
+    }
+
+    /// What is said of it, about `what` was to be written.
+    pub(super) fn text(&self, what: impl FnOnce() -> String) -> String {
+        match self {
+            Self::NoRoom(error) => error.to_string(),
+            Self::Missed(reason) => format!(
+                "nothing is stored any more: {reason}; put it back, or open the store again (what is stored is still loaded)"
+            ),
+            Self::Transfer(error, _) => format!("cannot write {}: {error}", what()),
+            Self::Sync(error) => format!("cannot make {} durable: {error}", what()),
+            Self::Joined(message) => message.clone(),
+            Self::Closed => "the connector was closed before the chunk was written".into(),
+        }
     }
 }
 

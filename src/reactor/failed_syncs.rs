@@ -9,7 +9,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
-use super::failure::Failure;
+use super::errnos::Failure;
 
 /// For each reactor, how many of its syncs have to have come back.
 pub(super) struct SyncsUnderWay(Vec<u64>);

@@ -4,8 +4,7 @@ use std::io;
 use std::time::Instant;
 
 use super::Shared;
-use super::errnos::Fate;
-use super::failure::Failure;
+use super::errnos::{Failure, Fate};
 use super::health::{DeviceState, Direction};
 use crate::cache::{Finding, GetRequest, ReadHandle};
 use crate::index::Suspect;

@@ -8,7 +8,6 @@ mod commit;
 mod device;
 mod errnos;
 mod failed_syncs;
-mod failure;
 mod get;
 mod health;
 mod lanes;

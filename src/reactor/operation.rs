@@ -1,7 +1,7 @@
 //! One operation: what it is for, and how far it is.
 
 use super::chunk_file::{ChunkFile, ChunkOfFile};
-use super::failure::Failure;
+use super::errnos::Failure;
 use super::latency::Timeline;
 use crate::block::Extent;
 use crate::cache::{Claim, GetRequest, ReadHandle, RecordedWrite, SupersedingWrite, WriteHandle};

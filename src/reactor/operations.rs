@@ -12,7 +12,7 @@ use slab::Slab;
 use super::Shared;
 use super::commit::GroupCommit;
 use super::device::Device;
-use super::failure::Failure;
+use super::errnos::Failure;
 use super::get::{Shown, end_get, end_read};
 use super::latency::Timeline;
 use super::operation::{Active, Operation};

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::backlog::QueueShare;
-use crate::batch::BatchItem;
+use crate::batch_completion::BatchItem;
 use crate::cache::Cache;
 use crate::thread::{LONGEST_RETURN, has_ended};
 

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::commit::MemberEnd;
-use super::errnos::{Fate, Request};
-use super::failure::Failure;
+use super::errnos::{Failure, Fate, Request};
 use super::health::{Direction, errno_of};
 use super::operation::{Operation, SetOperation, Stage};
 use super::operations::{CHECKSUM_TURN_BYTES, Operations};

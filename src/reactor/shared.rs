@@ -10,7 +10,7 @@ use super::latency::Latencies;
 use super::limits;
 use super::record_writer::WaitingAnswers;
 use crate::cache::Cache;
-use crate::completion::CompletionQueue;
+use crate::completion_queue::CompletionQueue;
 use crate::engine::Waker;
 use crate::key::Digest;
 use crate::schedule::{Class, Limits};

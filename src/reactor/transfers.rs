@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::chunk_file::{CHUNK_FILE_TOKENS, ChunkFile, NextRequest};
 use super::commit::SYNC_TOKEN;
 use super::device::Outcome;
-use super::failure::Failure;
+use super::errnos::Failure;
 use super::operation::Operation;
 use super::operations::Operations;
 use super::piece::{Piece, PieceTarget, TargetKind};

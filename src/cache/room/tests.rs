@@ -8,12 +8,12 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::backlog::{Amount, Backlog};
-use crate::batch::Batch;
+use crate::batch_completion::Batch;
 use crate::block::BLOCK_BYTES;
 use crate::budget::Budget;
 use crate::buffer::CallerBuffer;
 use crate::cache::{Begun, Claim, GetRequest, Opened};
-use crate::completion::CompletionQueue;
+use crate::completion_queue::CompletionQueue;
 use crate::config::{Checksum, Config, Eviction};
 use crate::directory::Directory;
 use crate::engine::Waker;

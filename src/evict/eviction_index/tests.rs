@@ -1,5 +1,7 @@
 //! The chunks held, by random steps, with everything compared after each one.
 
+mod bounds;
+
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -360,64 +362,4 @@ fn many_used(eviction: Eviction, count: u32, quotas: &Quotas) -> EvictionIndex {
         (0..3).for_each(|_| eviction_index.touch(node));
     }
     eviction_index
-}
-
-/// Chunks for a very long one are told in parts, and all of them in the end.
-#[test]
-fn much_room_is_found_a_bounded_part_at_a_time() {
-    const COUNT: u32 = 20_000;
-    for eviction in Eviction::ALL {
-        let eviction_index = many_used(eviction, COUNT, &Quotas::default());
-        let mut left = u64::from(COUNT);
-        let mut turns = 0;
-        while left > 0 {
-            turns += 1;
-            let mut search = RoomSearch::new(COUNT);
-            match eviction_index.for_room(&mut search, &Anywhere(left), 0) {
-                Room::Found(victims) => {
-                    assert!(victims.len() <= 2048, "{} at once", victims.len());
-                    left -= victims.len() as u64;
-                    victims.iter().for_each(|victim| eviction_index.leave(victim.node, 0));
-                }
-                Room::Unfinished => assert_eq!(eviction, Eviction::S3Fifo),
-                Room::Nowhere => panic!("{left} are left"),
-            }
-        }
-        assert!(turns >= COUNT / 2048, "{turns} turns");
-        let nowhere = eviction_index.for_room(&mut RoomSearch::new(1), &Anywhere(1), 0);
-        assert!(matches!(nowhere, Room::Nowhere));
-    }
-}
-
-/// Each chunk has three chances more: one look takes some of them away, and the next goes on.
-#[test]
-fn a_look_at_chunks_with_chances_is_bounded() {
-    let eviction_index = many_used(Eviction::S3Fifo, 20_000, &Quotas::default());
-    let mut search = RoomSearch::new(1);
-    let looks = (0..).take_while(|_| {
-        matches!(eviction_index.for_room(&mut search, &Anywhere(1), 0), Room::Unfinished)
-    });
-    assert!((10..100).contains(&looks.count()));
-    assert_eq!(eviction_index.coldest(3, 0).len(), 3);
-}
-
-/// So are those of a namespace with a quota.
-#[test]
-fn much_of_a_quota_is_found_a_bounded_part_at_a_time() {
-    const COUNT: u32 = 20_000;
-    let quotas = Quotas::new(&[("model".to_owned(), u64::from(COUNT) * BLOCK_BYTES)]);
-    for eviction in Eviction::ALL {
-        let eviction_index = many_used(eviction, COUNT, &quotas);
-        let (pool, _) = eviction_index.pool_of(Namespace::called("model").fingerprint());
-        let mut left = eviction_index.evictable_blocks_of(pool, 0);
-        assert_eq!(left, u64::from(COUNT));
-        while left > 0 {
-            let (victims, freed, has_more) = eviction_index.coldest_of(pool, left);
-            assert!(victims.len() <= 2048, "{} at once", victims.len());
-            left -= freed;
-            assert_eq!(has_more, left > 0);
-            victims.iter().for_each(|victim| eviction_index.leave(victim.node, 0));
-        }
-        assert_eq!(eviction_index.evictable_blocks_of(pool, 0), 0);
-    }
 }

@@ -4,18 +4,17 @@
 //! So a file without a record belongs to no chunk, and recovery removes it.
 
 mod account;
+mod opening;
 mod remover;
 
-use std::ffi::{CStr, OsStr};
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-
 use self::account::{Account, cost_bytes, directory_bytes};
+use self::opening::{longest_within, raise_open_files, scan};
 use self::remover::Remover;
 use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffered};
 use super::sizes::{index_share_bytes, longest_chunk_bytes};
@@ -28,16 +27,12 @@ use crate::engine::Waker;
 use crate::error::{OpenError, StoreError};
 use crate::format::names::{
     CHUNKS_NAME, DIRECTORIES, chunk_path, directory_name, directory_of, file_c_name,
-    parse_file_name,
 };
 use crate::key::Digest;
 use crate::sync::{Condvar, Mutex};
 
 /// Pause after the file system had no space: until then only the space of removed chunks is given out.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
-
-/// Open files that the process should be allowed: those of chunks in flight, the directories, and all others.
-const WANTED_OPEN_FILES: u64 = 16_384;
 
 /// How long `release` waits for files to be removed; the rest is left to the next open.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -391,44 +386,5 @@ impl Drop for FileStore {
         if let Some(remover) = self.remover.lock().take() {
             remover.end(&self.shared, Duration::ZERO);
         }
-    }
-}
-
-/// Notes the chunks' files in directory `number`, and removes what has the number of another one. What is no regular file is
-/// nobody's here.
-fn scan(directory: &Directory, number: usize, account: &mut Account) -> io::Result<()> {
-    let is_open_to_others = directory.is_open_to_others();
-    for entry in directory.entries()?.into_iter().filter(|entry| entry.is_file) {
-        let name = OsStr::from_bytes(entry.name.to_bytes());
-        if is_open_to_others && parse_file_name(number, name).is_some() {
-            directory.make_file_private(&entry.name);
-        }
-        if let Some((digest, file)) = parse_file_name(number, name)
-            && !account.note_found(digest, file)
-        {
-            // Only copies made by hand can be twice; which of them is the chunk nobody knows.
-            directory.remove(&entry.name)?;
-        }
-    }
-    Ok(())
-}
-
-/// Longest chunk of `most_bytes` or less whose file costs at most `free_bytes`.
-fn longest_within(free_bytes: u64, most_bytes: u64, unit_bytes: u64) -> u64 {
-    let mut blocks = (free_bytes.min(most_bytes) / BLOCK_BYTES) as u32;
-    while blocks > 0 && cost_bytes(blocks, unit_bytes) > free_bytes {
-        blocks -= 1;
-    }
-    u64::from(blocks) * BLOCK_BYTES
-}
-
-/// Lets the process have as many open files as chunks may need at a time, if it may.
-fn raise_open_files() {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
-    let wanted = WANTED_OPEN_FILES.min(hard);
-    if soft < wanted
-        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
-    {
-        log::warn!("cannot raise the limit of open files from {soft} to {wanted}: {error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::completion::{Completion, CompletionQueue, KeepAlive};
+use crate::completion_queue::{Completion, CompletionQueue, KeepAlive};
 use crate::sync::Mutex;
 
 /// Keys of one submit that are still to be answered.
