@@ -7,6 +7,7 @@
 use std::ptr;
 
 use super::errnos::{Request, is_interruption};
+use super::padding::{copy_and_pad, in_place_bytes};
 use crate::block::BLOCK_BYTES;
 use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 use crate::checksum::ChecksumKind;
@@ -109,16 +110,7 @@ impl Piece {
             if let Some(buffer) = buffer
                 && target.action == Action::Write
             {
-                // SAFETY: source and destination have `bounced_bytes` bytes, the destination `padded`; the pool's memory
-                // is nobody else's. The padding is zeroed: what earlier users left there must not reach the disk.
-                unsafe {
-                    ptr::copy_nonoverlapping(
-                        buffer.at(offset + in_place),
-                        bounce.as_ptr(),
-                        bounced_bytes,
-                    );
-                    bounce.as_ptr().add(bounced_bytes).write_bytes(0, padded - bounced_bytes);
-                }
+                copy_and_pad(buffer, offset + in_place, bounced_bytes, &bounce);
             }
             piece.add_vector(bounce.as_ptr(), padded);
             piece.bounce = Some(bounce);
@@ -248,15 +240,6 @@ impl Piece {
         if let Some(bounce) = self.bounce {
             pool.give_back(bounce);
         }
-    }
-}
-
-/// Bytes of a piece that need no bounce memory.
-fn in_place_bytes(buffer: CallerBuffer, length: usize, geometry: Geometry) -> usize {
-    match geometry.direct {
-        false => length,
-        true if buffer.is_aligned_to(geometry.memory_alignment_bytes) => length - length % BLOCK,
-        true => 0,
     }
 }
 
