@@ -134,14 +134,14 @@ impl Cache {
         self.counters.exists_misses.add(misses as u64);
     }
 
-    /// Removes a key from the index. Its extent is given back by [`Cache::next_deleted`], or by its last reader.
-    pub(crate) fn delete(&self, digest: Digest, key: &str) {
+    /// Removes a key from the index. Its extent waits for [`Cache::next_deleted`] from `now` on, or for its last reader.
+    pub(crate) fn delete(&self, digest: Digest, key: &str, now: Instant) {
         let (found, extent) = self.index.delete(digest, key);
         let counters = &self.counters;
         let counter = if found { &counters.deleted } else { &counters.delete_absent };
         counter.add(1);
         if let Some(extent) = extent {
-            self.deleted.push((extent, Instant::now()));
+            self.deleted.push((extent, now));
         }
     }
 

@@ -174,7 +174,7 @@ impl Connector {
         if keys.is_empty() {
             return Ok(self.complete(Vec::new(), String::new(), Box::new(())));
         }
-        let future_id = self.future_id();
+        let (future_id, now) = (self.future_id(), Instant::now());
         let route = self.volumes.route();
         let mut removed: Vec<Vec<BatchItem>> = Vec::new();
         removed.resize_with(self.volumes.all().len(), Vec::new);
@@ -182,7 +182,7 @@ impl Connector {
         for (key, item) in keys.iter().zip(items) {
             let digest = Digest::of(key.as_ref());
             let number = route.number_of(digest);
-            self.volumes.all()[number].shared.cache.delete(digest, key.as_ref());
+            self.volumes.all()[number].shared.cache.delete(digest, key.as_ref(), now);
             removed[number].push(item);
         }
         for (volume, items) in self.volumes.all().iter().zip(removed) {

@@ -24,12 +24,10 @@ use super::failed_syncs::SyncsUnderWay;
 use super::health::Direction;
 use super::operation::{Active, Operation, Stage};
 use super::operations::Operations;
-
 use crate::block::Extent;
 use crate::cache::Superseded;
 use crate::config::Layout;
-use crate::engine::EngineError;
-use crate::engine::{Action, Engine, Transfer};
+use crate::engine::{Action, Engine, EngineError, Transfer};
 use crate::store::Location;
 
 /// Token of every sync; pieces have small ones.

@@ -11,8 +11,7 @@ use super::operation::Operation;
 use super::operations::Operations;
 use super::piece::{Piece, PieceTarget, TargetKind};
 use crate::block::BLOCK_BYTES;
-use crate::engine::EngineError;
-use crate::engine::{Action, Engine, Reaped};
+use crate::engine::{Action, Engine, EngineError, Reaped};
 use crate::schedule::{Class, Grant};
 use crate::store::Location;
 
