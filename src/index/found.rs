@@ -6,7 +6,7 @@ use bytemuck::Zeroable;
 use super::header::{check_header, refuse_foreign};
 use super::index_file::{IndexFile, IndexPlace};
 use super::membership::Sharing;
-use super::reading::read_owner;
+use super::owner::read_owner;
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Header, Owner};
 use crate::format::names::StoreId;

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::index_file::IndexFile;
-use super::reading::read_session;
+use super::owner::read_session;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{FORMAT_VERSION, HEADER_BYTES, Header, MAGIC};

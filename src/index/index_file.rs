@@ -21,7 +21,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 pub(crate) use opening::{IndexPlace, owner_in_directory, owner_on_device};
 
 use super::mapping::Mapping;
-use super::reading::read_value;
+use super::owner::read_value;
 use crate::budget::Budget;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;

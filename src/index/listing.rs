@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use super::reader::{IndexReader, superblock_of};
+use super::offline_reader::{IndexReader, superblock_of};
 use crate::block::BLOCK_BYTES;
 use crate::checksum::crc32c;
 use crate::directory::Directory;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::found::FoundIndex;
 use super::index_file::IndexPlace;
 use super::map::{Index, Rules};
-use super::reads::EnteredGet;
+use super::reader_pins::EnteredGet;
 use super::table::{ChunkFields, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::block::Extent;

@@ -16,7 +16,7 @@ use super::found::FoundIndex;
 use super::header::start_anew;
 use super::index_file::IndexFile;
 use super::mapping::Mapping;
-use super::reading::read_session;
+use super::owner::read_session;
 use super::slots::FreeSlots;
 use crate::block::Extent;
 use crate::budget::Budget;

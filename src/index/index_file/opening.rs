@@ -14,7 +14,7 @@ use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::format::names::{INDEX_NAME, device_index_name};
 use crate::format::superblock::Superblock;
-use crate::index::reading::read_owner;
+use crate::index::owner::read_owner;
 use crate::lock::{holder_of, lock_for};
 use crate::store::device::BlockDevice;
 

@@ -8,7 +8,7 @@ use crate::budget::Budget;
 use crate::directory::Directory;
 use crate::index::found::FoundIndex;
 use crate::index::index_file::IndexPlace;
-use crate::index::reads::EnteredGet;
+use crate::index::reader_pins::EnteredGet;
 use crate::index::table::ChunkFields;
 use crate::index::writing::{EnteredSet, Publication, RecordState};
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bytemuck::Zeroable;
 
 use super::header::judge_header;
-use super::reading::read_value;
+use super::owner::read_value;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, LENGTH_OFFSET, Length};

@@ -1,4 +1,4 @@
-//! Reading the structures of an index file, and its owner in them.
+//! The owner and the session that an index file names, as they are read without its lock.
 
 use std::fs::File;
 use std::io;
