@@ -21,7 +21,7 @@
 //! - `block`, `time`, `sync`, `thread`, `fork`, `checksum`, `key`, `buffer`, `progress`, `completion_queue`, `batch_completion`, `backlog`: tools
 //! - `format`: what is on disk
 //! - `engine`: what moves bytes
-//! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `budget`: what a store is opened with
+//! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `capacity`: what a store is opened with
 //! - `store`: where bytes live
 //! - `evict`, `index`: what is stored, and what goes
 //! - `stats`, `cache`: what a chunk goes through
@@ -44,9 +44,9 @@ mod batch_completion;
 #[doc(hidden)]
 pub mod bench;
 mod block;
-mod budget;
 mod buffer;
 mod cache;
+mod capacity;
 mod checksum;
 mod completion_queue;
 mod config;

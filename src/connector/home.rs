@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::{AccessFlags, faccessat};
 
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::engine::Waker;

@@ -22,7 +22,7 @@ pub(crate) use opening::{IndexPlace, owner_in_directory, owner_on_device};
 
 use super::mapping::Mapping;
 use super::owner::read_value;
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
 use crate::error::OpenError;

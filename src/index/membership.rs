@@ -36,7 +36,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::budget::Budget;
+    use crate::capacity::Budget;
     use crate::directory::Directory;
     use crate::index::table::Table;
     use crate::index::{FoundIndex, IndexPlace};

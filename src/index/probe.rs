@@ -11,7 +11,7 @@ use super::reader_pins::EnteredGet;
 use super::table::{ChunkFields, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::block::Extent;
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::config::Eviction;
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};

@@ -10,7 +10,7 @@ use super::map::{Index, Rules};
 use super::shard::Suspect;
 use super::table::Table;
 use crate::block::Extent;
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::error::OpenError;
 use crate::format::header::{Owner, Session};
 use crate::format::record::{GENERATIONS_END, STATE_CHUNK, slots_for};

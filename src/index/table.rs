@@ -19,7 +19,7 @@ use super::mapping::Mapping;
 use super::owner::read_session;
 use super::slots::FreeSlots;
 use crate::block::Extent;
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
 use crate::fork::ClosedOnFork;

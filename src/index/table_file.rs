@@ -261,7 +261,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::budget::Budget;
+    use crate::capacity::Budget;
     use crate::directory::Directory;
     use crate::format::names::INDEX_NAME;
     use crate::index::found::FoundIndex;

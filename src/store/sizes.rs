@@ -1,7 +1,7 @@
 //! How long data files are, what they take on disk, and what they leave to the index.
 
 use crate::block::BLOCK_BYTES;
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::error::StoreError;
 use crate::format::record::MAX_CHUNK_BYTES;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::block::BLOCK_BYTES;
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::directory::Directory;
 use crate::index::found::FoundIndex;
 use crate::index::index_file::IndexPlace;

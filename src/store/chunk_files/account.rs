@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::block::{BLOCK_BYTES, Extent};
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::format::names::{DIRECTORIES, directory_of};
 use crate::key::Digest;
 

@@ -20,7 +20,7 @@ use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffe
 use super::sizes::{index_share_bytes, longest_chunk_bytes};
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::block::{BLOCK_BYTES, Extent};
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::config::Layout;
 use crate::directory::Directory;
 use crate::engine::Waker;

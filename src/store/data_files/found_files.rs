@@ -6,7 +6,7 @@ use std::io;
 
 use super::data_file::{DataFile, list_data_files, remove_file};
 use crate::block::BLOCK_BYTES;
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Owner};

@@ -16,7 +16,7 @@ use super::sizes::{
 };
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::block::{BLOCK_BYTES, Extent};
-use crate::budget::Budget;
+use crate::capacity::Budget;
 use crate::config::{Discard, Layout};
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
