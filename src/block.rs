@@ -20,6 +20,11 @@ impl Extent {
         bytes.div_ceil(BLOCK_BYTES) as u32
     }
 
+    /// Its file and first block. Of two extents that do not overlap, the one that starts first lies before the other.
+    pub(crate) fn start(self) -> (u32, u32) {
+        (self.file, self.first_block)
+    }
+
     /// The block after its last one.
     pub(crate) fn end_block(self) -> u64 {
         u64::from(self.first_block) + u64::from(self.blocks)

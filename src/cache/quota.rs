@@ -23,7 +23,7 @@ impl Cache {
         if self.config.quotas.is_empty() {
             return Ok(None);
         }
-        let eviction_index = self.index.eviction_index();
+        let mut eviction_index = self.index.eviction_index.lock();
         let (pool, Some(quota_bytes)) = eviction_index.pool_of(request.namespace) else {
             return Ok(None);
         };
@@ -31,6 +31,7 @@ impl Cache {
         let Err(over) = eviction_index.reserve_quota(pool, blocks) else {
             return Ok(Some((pool, blocks)));
         };
+        drop(eviction_index);
         begin();
         if u64::from(blocks) * BLOCK_BYTES <= quota_bytes
             && self.make_room_in_quota(pool, blocks, over)
@@ -43,7 +44,7 @@ impl Cache {
 
     pub(super) fn release_quota(&self, share: Option<QuotaShare>) {
         if let Some((pool, blocks)) = share {
-            self.index.eviction_index().release_quota(pool, blocks);
+            self.index.eviction_index.lock().release_quota(pool, blocks);
         }
     }
 
@@ -63,7 +64,8 @@ impl Cache {
             let has_evicted =
                 sources.iter().zip(victims).map(evict).fold(false, |some, one| some | one);
             attempts += usize::from(has_evicted && !has_more);
-            match self.index.eviction_index().reserve_quota(pool, blocks) {
+            let reserved = self.index.eviction_index.lock().reserve_quota(pool, blocks);
+            match reserved {
                 Ok(()) => return true,
                 Err(still_over) => over = still_over,
             }
@@ -75,12 +77,11 @@ impl Cache {
 /// Chunks of the pool with `over` blocks, at each path: more where it takes more for the capacity. None if all that may go
 /// would not do: what goes in vain is lost. The second value says that they are only some, and others are to follow.
 fn chosen(sources: &[&Cache], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victim>>, bool)> {
-    let may_go =
-        |path: &&Cache| path.index.eviction_index().evictable_blocks_of(pool, path.index.now_s());
+    let may_go = |path: &&Cache| path.index.evictable_blocks_of(pool);
     if sources.iter().map(may_go).sum::<u64>() < over {
         return None;
     }
-    let taken = |path: &&Cache| path.index.eviction_index().blocks_of(pool);
+    let taken = |path: &&Cache| path.index.eviction_index.lock().blocks_of(pool);
     let all: u64 = sources.iter().map(taken).sum();
     let fullness = |path: &&Cache| taken(path) as f64 / path.config.capacity_bytes() as f64;
     let mut order: Vec<(usize, f64)> = sources.iter().map(fullness).enumerate().collect();
@@ -99,7 +100,8 @@ fn chosen(sources: &[&Cache], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victim
             if missing == 0 {
                 break;
             }
-            let (some, blocks, are_more) = path.index.eviction_index().coldest_of(pool, wanted);
+            let (some, blocks, are_more) =
+                path.index.eviction_index.lock().coldest_of(pool, wanted);
             freed += blocks;
             has_more |= are_more;
             victims[*number] = some;

@@ -157,7 +157,7 @@ impl Cache {
         }
         // One at a time: the record of one chunk is room for that of another, if its key is no longer.
         while is_final(&outcome) && attempts < ATTEMPTS {
-            let victims = self.index.eviction_index().coldest(1, self.index.now_s());
+            let victims = self.index.coldest(1);
             if victims.is_empty() {
                 break;
             }
@@ -197,7 +197,7 @@ impl Cache {
             return;
         }
         while is_over() {
-            let victims = self.index.eviction_index().coldest(LOOKED_AT, self.index.now_s());
+            let victims = self.index.coldest(LOOKED_AT);
             if victims.is_empty() {
                 break;
             }
@@ -223,9 +223,11 @@ impl Cache {
     /// One step of it; `None` until it is known. It ends: each round goes on, takes a chunk that must stay out of the order of eviction,
     /// or another thread has evicted one.
     fn go_on_making_room(&self, room: &mut RoomMaking) -> Option<bool> {
-        let eviction_index = self.index.eviction_index();
         if room.victims.is_empty() {
-            match eviction_index.for_room(&mut room.search, &*self.store, self.index.now_s()) {
+            let now_s = self.index.now_s();
+            let found =
+                self.index.eviction_index.lock().for_room(&mut room.search, &*self.store, now_s);
+            match found {
                 Room::Found(victims) => room.begin_with(victims),
                 Room::Unfinished => return None,
                 Room::Nowhere => return Some(false),
@@ -257,7 +259,7 @@ impl Cache {
             return is_enough.then_some(true);
         }
         // Where one must stay, more may have to.
-        self.count_staying(&eviction_index.coldest(LOOKED_AT, self.index.now_s()));
+        self.count_staying(&self.index.coldest(LOOKED_AT));
         None
     }
 

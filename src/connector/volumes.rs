@@ -132,7 +132,7 @@ impl Volumes {
         self.live.store(rest.0, Ordering::SeqCst);
         let failed = live.iter().filter(|number| !rest.contains(*number));
         for volume in failed.map(|number| &self.all[number]) {
-            volume.index().eviction_index().leave_quotas();
+            volume.index().eviction_index.lock().leave_quotas();
             log::error!(
                 "{} has failed and is out of use: {}; its keys are missed, and the other paths take new ones; repair or \
                  replace it and open the store again",

@@ -3,15 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{ChunkNode, NodeId, Nodes};
+use super::{ChunkRef, NodeId, Nodes};
 use crate::block::Extent;
 use crate::store::FreeSpace;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChunkRef {
-    pub(crate) shard: u32,
-    pub(crate) entry: u32,
-}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
@@ -28,21 +22,14 @@ const MOST_BESIDE: usize = 1024;
 /// How much more a block of the chunk that goes last costs than one of the chunk that goes first.
 const RANK_WEIGHT: u64 = 3;
 
-#[derive(Default)]
-pub(super) struct ExtentMap {
-    chunks: BTreeMap<(u32, u32), NodeId>,
-}
+/// By [`Extent::start`].
+pub(super) type ExtentMap = BTreeMap<(u32, u32), NodeId>;
 
 #[derive(Clone, Copy)]
 struct Segment {
     blocks: u64,
     cost: u64,
     chunk: Option<NodeId>,
-}
-
-pub(super) struct Window {
-    pub(super) chunks: Vec<NodeId>,
-    pub(super) cost: u64,
 }
 
 /// A search through all extents in order, from `first` to the end and from the start to `first`. It can be left off and gone
@@ -61,7 +48,7 @@ pub(super) struct Scan {
 
 impl Scan {
     pub(super) fn from(extent: Extent) -> Self {
-        let first = (extent.file, extent.first_block);
+        let first = extent.start();
         Self { first, start: first, end: first, ..Self::default() }
     }
 
@@ -73,46 +60,19 @@ impl Scan {
 }
 
 pub(super) fn victim(nodes: &Nodes, node: NodeId) -> Victim {
-    let ChunkNode { shard, entry, .. } = nodes[node];
-    Victim { node, chunk: ChunkRef { shard, entry } }
+    Victim { node, chunk: nodes[node].chunk }
 }
 
-impl ExtentMap {
-    pub(super) fn insert(&mut self, extent: Extent, id: NodeId) {
-        self.chunks.insert((extent.file, extent.first_block), id);
-    }
-
-    pub(super) fn remove(&mut self, extent: Extent) {
-        self.chunks.remove(&(extent.file, extent.first_block));
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.chunks.len()
-    }
-
-    pub(super) fn at(&self, extent: Extent) -> Option<NodeId> {
-        self.chunks.get(&(extent.file, extent.first_block)).copied()
-    }
-
-    pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> {
-        self.chunks.values().copied()
-    }
-
-    fn ending_at(&self, nodes: &Nodes, file: u32, block: u32) -> Option<NodeId> {
-        let (_, &id) = self.chunks.range((file, 0)..(file, block)).next_back()?;
-        (nodes[id].extent.end_block() == u64::from(block)).then_some(id)
-    }
-}
-
-pub(super) struct Search<'data, F: ?Sized> {
+pub(super) struct Search<'data> {
     pub(super) extents: &'data ExtentMap,
     pub(super) nodes: &'data Nodes,
-    pub(super) free: &'data F,
+    pub(super) free: &'data dyn FreeSpace,
+    pub(super) rank: &'data dyn Fn(NodeId) -> u8,
     pub(super) blocks: u64,
     pub(super) steps: usize,
 }
 
-impl<F: FreeSpace + ?Sized> Search<'_, F> {
+impl Search<'_> {
     pub(super) fn is_over(&self) -> bool {
         self.steps >= STEPS_AT_ONCE
     }
@@ -127,7 +87,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
             let (file, block) = scan.end;
             // Free blocks before the first chunk are counted when that comes.
             let free = if scan.run.is_empty() { 0 } else { self.free.free_from(file, block) };
-            let next = self.extents.chunks.get(&scan.end).copied();
+            let next = self.extents.get(&scan.end).copied();
             let next = next.filter(|id| !self.is_obstacle(*id));
             if free > 0 {
                 scan.blocks += u64::from(free);
@@ -152,7 +112,7 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
     fn go_past_obstacle(&self, scan: &mut Scan) -> bool {
         (scan.blocks, scan.run) = (0, Vec::new());
         let behind = |start: (u32, u32)| {
-            let (&(file, block), &id) = self.extents.chunks.range(start..).next()?;
+            let (&(file, block), &id) = self.extents.range(start..).next()?;
             let blocks = if self.is_obstacle(id) { self.nodes[id].extent.blocks } else { 0 };
             Some((file, block + blocks))
         };
@@ -168,15 +128,16 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         true
     }
 
-    pub(super) fn around(&mut self, seed: NodeId, rank: &impl Fn(NodeId) -> u8) -> Option<Window> {
+    /// The cheapest run around a chunk that is long enough: what it costs, and its chunks.
+    pub(super) fn around(&mut self, seed: NodeId) -> Option<(u64, Vec<NodeId>)> {
         let extent = self.nodes[seed].extent;
-        let own = self.segment(seed, rank);
+        let own = self.segment(seed);
         let missing = self.blocks.saturating_sub(own.blocks);
-        let mut row = self.beside(extent, missing, rank, true);
+        let mut row = self.beside(extent, missing, true);
         row.reverse();
         let seed_at = row.len();
         row.push(own);
-        row.extend(self.beside(extent, missing, rank, false));
+        row.extend(self.beside(extent, missing, false));
         // For each segment to begin with, the shortest window that has the seed.
         let (mut end, mut blocks, mut cost) = (0, 0, 0);
         let mut best: Option<(u64, Range<usize>)> = None;
@@ -196,18 +157,11 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
             cost -= row[start].cost;
         }
         let (cost, window) = best?;
-        let chunks = row[window].iter().filter_map(|segment| segment.chunk).collect();
-        Some(Window { chunks, cost })
+        Some((cost, row[window].iter().filter_map(|segment| segment.chunk).collect()))
     }
 
     /// What lies before or after an extent, the nearest first: `missing` blocks, or less at an obstacle or after many segments.
-    fn beside(
-        &mut self,
-        extent: Extent,
-        missing: u64,
-        rank: &impl Fn(NodeId) -> u8,
-        before: bool,
-    ) -> Vec<Segment> {
+    fn beside(&mut self, extent: Extent, missing: u64, before: bool) -> Vec<Segment> {
         let mut segments = Vec::new();
         let mut found = 0;
         let file = extent.file;
@@ -224,11 +178,11 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
                 Segment { blocks: u64::from(free), cost: 0, chunk: None }
             } else {
                 let neighbour = match before {
-                    true => self.extents.ending_at(self.nodes, file, block),
-                    false => self.extents.chunks.get(&(file, block)).copied(),
+                    true => self.ending_at(file, block),
+                    false => self.extents.get(&(file, block)).copied(),
                 };
                 match neighbour.filter(|id| !self.is_obstacle(*id)) {
-                    Some(id) => self.segment(id, rank),
+                    Some(id) => self.segment(id),
                     None => break,
                 }
             };
@@ -246,9 +200,14 @@ impl<F: FreeSpace + ?Sized> Search<'_, F> {
         self.nodes[id].excluded_until_s().is_some() || !self.free.makes_room(self.nodes[id].extent)
     }
 
-    fn segment(&self, id: NodeId, rank: &impl Fn(NodeId) -> u8) -> Segment {
+    fn ending_at(&self, file: u32, block: u32) -> Option<NodeId> {
+        let (_, &id) = self.extents.range((file, 0)..(file, block)).next_back()?;
+        (self.nodes[id].extent.end_block() == u64::from(block)).then_some(id)
+    }
+
+    fn segment(&self, id: NodeId) -> Segment {
         let blocks = u64::from(self.nodes[id].extent.blocks);
-        let weight = 255 + RANK_WEIGHT * u64::from(rank(id));
+        let weight = 255 + RANK_WEIGHT * u64::from((self.rank)(id));
         Segment { blocks, cost: blocks * weight, chunk: Some(id) }
     }
 }

@@ -29,10 +29,16 @@ impl NodeId {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ChunkNode {
+/// Where the index has a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkRef {
     pub(crate) shard: u32,
     pub(crate) entry: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkNode {
+    pub(crate) chunk: ChunkRef,
     /// Must not change while a policy has the chunk.
     pub(crate) extent: Extent,
     /// How often it was used, as far as that can be counted.
@@ -51,10 +57,9 @@ pub(crate) struct ChunkNode {
 const _: () = assert!(size_of::<ChunkNode>() <= 44);
 
 impl ChunkNode {
-    pub(crate) fn new(shard: u32, entry: u32, extent: Extent, uses: u16, pool: u16) -> Self {
+    pub(crate) fn new(chunk: ChunkRef, extent: Extent, uses: u16, pool: u16) -> Self {
         let (stamp, colder, hotter) = (0, None, None);
-        let (list, chances) = (NO_LIST, 0);
-        Self { shard, entry, extent, uses, pool, stamp, colder, hotter, list, chances }
+        Self { chunk, extent, uses, pool, stamp, colder, hotter, list: NO_LIST, chances: 0 }
     }
 
     /// Excludes it, which is in no list, from eviction until `until_s`.

@@ -11,31 +11,30 @@ mod ordered;
 mod policy;
 mod pool;
 #[cfg(feature = "bench")]
+#[path = "../../benches/inside/eviction_probe.rs"]
 pub(crate) mod probe;
 mod quotas;
 mod room_search;
 mod s3fifo;
 
 pub(crate) use eviction_index::{EvictionIndex, UNTIL_RELEASED_S};
-pub(crate) use extent_map::{ChunkRef, Victim};
-pub(crate) use lists::{ChunkNode, NodeId, Nodes};
+pub(crate) use extent_map::Victim;
+pub(crate) use lists::{ChunkNode, ChunkRef, NodeId, Nodes};
+pub(crate) use namespaces::NamespaceId;
 pub use namespaces::NamespaceUsage;
-pub(crate) use namespaces::{NamespaceId, NamespaceOf};
 pub(crate) use policy::Policy;
 pub(crate) use pool::PoolId;
 pub(crate) use quotas::Quotas;
 pub(crate) use room_search::{Room, RoomSearch};
 
 use crate::config::Eviction;
-use ordered::{Ordered, Rule};
+use ordered::Ordered;
 
 impl Eviction {
     pub(crate) fn policy(self) -> Box<dyn Policy> {
         match self {
-            Self::Lru => Box::new(Ordered::new(Rule::Lru)),
+            Self::Lru | Self::Fifo | Self::Mru => Box::new(Ordered::new(self)),
             Self::Lfu => Box::new(lfu::Lfu::new()),
-            Self::Fifo => Box::new(Ordered::new(Rule::Fifo)),
-            Self::Mru => Box::new(Ordered::new(Rule::Mru)),
             Self::S3Fifo => Box::new(s3fifo::S3Fifo::new(s3fifo::SMALL_SHARE)),
         }
     }

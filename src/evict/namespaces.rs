@@ -7,13 +7,7 @@ use slab::Slab;
 use super::pool::PoolId;
 use crate::key::Namespace;
 
-pub(crate) struct NamespaceOf<'key> {
-    pub(crate) fingerprint: u64,
-    /// Its name, asked for when the fingerprint is new.
-    pub(crate) name: &'key dyn Fn() -> String,
-}
-
-/// Number of a namespace, valid while something refers to it.
+/// Number of a namespace, valid while there is something of it.
 pub(crate) type NamespaceId = u32;
 
 /// What a namespace takes.
@@ -52,9 +46,8 @@ pub(super) struct Namespaces {
 struct NamespaceState {
     fingerprint: u64,
     name: String,
+    /// Its own if it has a quota, else 0.
     pool: PoolId,
-    /// Chunks stored and keys remembered, and one more if it has a quota.
-    references: u64,
     usage: NamespaceUsage,
 }
 
@@ -62,37 +55,26 @@ impl Namespaces {
     /// Adds a namespace with a quota: it stays, and has a pool of its own.
     pub(super) fn add_with_pool(&mut self, name: &str, pool: PoolId) {
         let fingerprint = Namespace::called(name).fingerprint();
-        let id = self.add(fingerprint, name.to_owned());
+        let id = self.id_of((fingerprint, || name.to_owned()));
         self.all[id as usize].pool = pool;
-        self.all[id as usize].references = 1;
     }
 
-    fn add(&mut self, fingerprint: u64, name: String) -> NamespaceId {
-        let id = self.all.insert(NamespaceState { fingerprint, name, ..NamespaceState::default() })
-            as NamespaceId;
-        self.by_fingerprint.insert(fingerprint, id);
-        id
+    /// Number of the namespace with this fingerprint, which is added if it is new. Something of it is to be counted next.
+    pub(super) fn id_of(
+        &mut self,
+        (fingerprint, name): (u64, impl FnOnce() -> String),
+    ) -> NamespaceId {
+        *self.by_fingerprint.entry(fingerprint).or_insert_with(|| {
+            let name = name();
+            self.all.insert(NamespaceState { fingerprint, name, ..NamespaceState::default() })
+                as NamespaceId
+        })
     }
 
-    /// Takes a reference to the namespace, which is added if it is new.
-    pub(super) fn acquire(&mut self, namespace: &NamespaceOf<'_>) -> NamespaceId {
-        let id = match self.by_fingerprint.get(&namespace.fingerprint) {
-            Some(id) => *id,
-            None => self.add(namespace.fingerprint, (namespace.name)()),
-        };
-        self.acquire_again(id);
-        id
-    }
-
-    pub(super) fn acquire_again(&mut self, id: NamespaceId) {
-        self.all[id as usize].references += 1;
-    }
-
-    /// Gives back `count` references; the namespace is gone with the last one.
-    pub(super) fn release(&mut self, id: NamespaceId, count: u64) {
-        let state = &mut self.all[id as usize];
-        state.references -= count;
-        if state.references == 0 {
+    /// Removes a namespace if nothing of it is counted any more, and it has no quota.
+    pub(super) fn drop_unused(&mut self, id: NamespaceId) {
+        let state = &self.all[id as usize];
+        if state.usage.keys + state.usage.remembered_keys == 0 && state.pool == 0 {
             self.by_fingerprint.remove(&state.fingerprint);
             self.all.remove(id as usize);
         }
@@ -182,12 +164,13 @@ mod tests {
                 let name = NAMES[number];
                 match *id {
                     Some(known) if releases && *count > 0 => {
-                        namespaces.release(known, 1);
+                        namespaces.usage_mut(known).keys -= 1;
+                        namespaces.drop_unused(known);
                         *count -= 1;
                         *id = id.filter(|_| *count > 0);
                     }
                     Some(known) if again => {
-                        namespaces.acquire_again(known);
+                        namespaces.usage_mut(known).keys += 1;
                         *count += 1;
                     }
                     before => {
@@ -196,8 +179,8 @@ mod tests {
                             was_asked.set(true);
                             name.to_owned()
                         };
-                        let of = NamespaceOf { fingerprint: fingerprint(name), name: &spell };
-                        let now = namespaces.acquire(&of);
+                        let now = namespaces.id_of((fingerprint(name), spell));
+                        namespaces.usage_mut(now).keys += 1;
                         prop_assert!(before.is_none_or(|before| before == now));
                         prop_assert_eq!(was_asked.get(), before.is_none() && name != "quota");
                         (*count, *id) = (*count + 1, Some(now));

@@ -1,33 +1,26 @@
 //! LRU, FIFO and MRU: one list of chunks. They differ in whether a use moves a chunk, and in the end that it moves to.
+//!
+//! With MRU what was used last goes first. So a part of what is used in turn, and is larger than the cache, stays.
 
 use super::lists::{List, NodeId, Nodes};
 use super::policy::Policy;
-
-/// Where a use moves a chunk in the list.
-#[derive(Clone, Copy)]
-pub(super) enum Rule {
-    /// It goes last.
-    Lru,
-    /// Nothing: the order is that of arrival.
-    Fifo,
-    /// It goes first. So a part of what is used in turn, and is larger than the cache, stays.
-    Mru,
-}
+use crate::config::Eviction;
 
 pub(super) struct Ordered {
-    rule: Rule,
+    /// One of these three.
+    rule: Eviction,
     pub(super) list: List,
 }
 
 impl Ordered {
-    pub(super) fn new(rule: Rule) -> Self {
+    pub(super) fn new(rule: Eviction) -> Self {
         Self { rule, list: List::default() }
     }
 
     fn push(&mut self, nodes: &mut Nodes, id: NodeId) {
         match self.rule {
-            Rule::Lru | Rule::Fifo => self.list.push_hot(nodes, id),
-            Rule::Mru => self.list.push_cold(nodes, id),
+            Eviction::Mru => self.list.push_cold(nodes, id),
+            _ => self.list.push_hot(nodes, id),
         }
     }
 }
@@ -39,7 +32,7 @@ impl Policy for Ordered {
 
     fn touch(&mut self, nodes: &mut Nodes, id: NodeId) {
         nodes[id].count_use();
-        if !matches!(self.rule, Rule::Fifo) {
+        if self.rule != Eviction::Fifo {
             self.list.remove(nodes, id);
             self.push(nodes, id);
         }

@@ -1,9 +1,9 @@
 //! The search for room: which chunks to evict for a chunk of so many blocks, at the lowest cost that can be found.
 
 use super::NodeId;
-use super::eviction_index::Inner;
-use super::extent_map::{Scan, Search, Victim, victim};
-use super::pool::{ChunkPool, coldest, coldest_with};
+use super::eviction_index::EvictionIndex;
+use super::extent_map::{Scan, Search, Victim};
+use super::pool::{coldest, coldest_with};
 use crate::store::FreeSpace;
 
 /// Chunks that would go first, around each of which the cheapest run is looked for: a part of all, within bounds.
@@ -40,13 +40,27 @@ impl RoomSearch {
     }
 }
 
-impl Inner {
-    pub(super) fn for_room(
+impl EvictionIndex {
+    /// Goes on with a search for chunks whose eviction makes room at the lowest cost: a run of neighbours, or the coldest
+    /// where space need not be contiguous. One call looks at a bounded number of chunks.
+    pub(crate) fn for_room(
         &mut self,
         search: &mut RoomSearch,
-        free: &(impl FreeSpace + ?Sized),
+        free: &dyn FreeSpace,
         now_s: u32,
     ) -> Room {
+        let came_back = self.reinsert(now_s);
+        match self.search_on(search, free, now_s) {
+            // The search has not seen those.
+            Room::Nowhere if came_back => {
+                *search = RoomSearch::new(search.blocks);
+                Room::Unfinished
+            }
+            room => room,
+        }
+    }
+
+    fn search_on(&mut self, search: &mut RoomSearch, free: &dyn FreeSpace, now_s: u32) -> Room {
         if let Some(missing) = free.missing_blocks(search.blocks) {
             let (enough, _) = coldest_with(&mut self.pools, &mut self.nodes, missing.max(1));
             return match enough.is_empty() {
@@ -56,7 +70,7 @@ impl Inner {
         }
         if search.started.is_none() {
             let wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
-            let seeds = self.coldest(wanted);
+            let seeds = coldest(&mut self.pools, &mut self.nodes, wanted);
             if self.exclude_useless(&seeds, free, now_s) {
                 return Room::Unfinished;
             }
@@ -67,14 +81,15 @@ impl Inner {
         let (nodes, pools) = (&self.nodes, &self.pools);
         let rank = |id: NodeId| pools[usize::from(nodes[id].pool)].policy.rank(nodes, id);
         let blocks = u64::from(search.blocks);
-        let mut look = Search { extents: &self.extents, nodes, free, blocks, steps: 0 };
+        let mut look =
+            Search { extents: &self.extents, nodes, free, rank: &rank, blocks, steps: 0 };
         for seed in seeds {
             // Its number may be another chunk's by now, which is a seed as good.
             if nodes.is_ordered(seed)
-                && let Some(window) = look.around(seed, &rank)
-                && search.best.as_ref().is_none_or(|(cost, _)| window.cost < *cost)
+                && let Some((cost, chunks)) = look.around(seed)
+                && search.best.as_ref().is_none_or(|(least, _)| cost < *least)
             {
-                search.best = Some((window.cost, self.victims(&window.chunks)));
+                search.best = Some((cost, self.victims(&chunks)));
             }
             if search.best.is_some() && search.steps + look.steps >= MOST_STEPS {
                 break;
@@ -100,31 +115,13 @@ impl Inner {
     }
 
     /// Excludes those of `chunks` whose eviction makes no room. Returns whether there were any.
-    fn exclude_useless(
-        &mut self,
-        chunks: &[NodeId],
-        free: &(impl FreeSpace + ?Sized),
-        now_s: u32,
-    ) -> bool {
+    fn exclude_useless(&mut self, chunks: &[NodeId], free: &dyn FreeSpace, now_s: u32) -> bool {
         let before = self.ordered();
         for id in chunks {
             if !free.makes_room(self.nodes[*id].extent) {
-                let (pool, nodes) = self.pool_of(*id);
-                pool.exclude(nodes, *id, now_s + USELESS_FOR_S);
+                self.exclude(*id, now_s + USELESS_FOR_S);
             }
         }
         self.ordered() < before
-    }
-
-    pub(super) fn coldest(&mut self, count: usize) -> Vec<NodeId> {
-        coldest(&mut self.pools, &mut self.nodes, count)
-    }
-
-    pub(super) fn ordered(&self) -> usize {
-        self.pools.iter().map(ChunkPool::ordered).sum()
-    }
-
-    pub(super) fn victims(&self, chosen: &[NodeId]) -> Vec<Victim> {
-        chosen.iter().map(|id| victim(&self.nodes, *id)).collect()
     }
 }

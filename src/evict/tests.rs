@@ -15,7 +15,8 @@ use super::*;
 use crate::block::Extent;
 
 fn node(chunk: u32, blocks: u32, uses: u16) -> ChunkNode {
-    ChunkNode::new(0, chunk, Extent { file: 0, first_block: 0, blocks }, uses, 0)
+    let extent = Extent { file: 0, first_block: 0, blocks };
+    ChunkNode::new(ChunkRef { shard: 0, entry: chunk }, extent, uses, 0)
 }
 
 #[derive(Clone, Debug)]
@@ -84,7 +85,7 @@ impl<P: Policy> Pair<'_, P> {
         let (id, _) = self.held.remove(&chunk).unwrap();
         self.policy.remove(&mut self.nodes, id);
         self.model.remove(chunk);
-        assert_eq!(self.nodes.remove(id).entry, chunk);
+        assert_eq!(self.nodes.remove(id).chunk.entry, chunk);
     }
 
     fn coldest(&mut self, count: usize) -> Vec<u32> {
@@ -94,7 +95,7 @@ impl<P: Policy> Pair<'_, P> {
         self.policy.coldest(&mut self.nodes, count, &mut found);
         assert!(found.starts_with(&before));
         let chunks: Vec<u32> =
-            found[before.len()..].iter().map(|id| self.nodes[*id].entry).collect();
+            found[before.len()..].iter().map(|id| self.nodes[*id].chunk.entry).collect();
         assert_eq!(chunks, self.model.coldest(count));
         assert_eq!(chunks.len(), count.min(self.held.len()));
         chunks
@@ -175,19 +176,19 @@ proptest! {
     #[test]
     fn lru_is_like_its_model(steps in steps()) {
         let mut model = OneOrder::new(true, false);
-        compare(Ordered::new(Rule::Lru), |lru| vec![&lru.list], &mut model, &steps);
+        compare(Ordered::new(Eviction::Lru), |lru| vec![&lru.list], &mut model, &steps);
     }
 
     #[test]
     fn fifo_is_like_its_model(steps in steps()) {
         let mut model = OneOrder::new(false, false);
-        compare(Ordered::new(Rule::Fifo), |fifo| vec![&fifo.list], &mut model, &steps);
+        compare(Ordered::new(Eviction::Fifo), |fifo| vec![&fifo.list], &mut model, &steps);
     }
 
     #[test]
     fn mru_is_like_its_model(steps in steps()) {
         let mut model = OneOrder::new(true, true);
-        compare(Ordered::new(Rule::Mru), |mru| vec![&mru.list], &mut model, &steps);
+        compare(Ordered::new(Eviction::Mru), |mru| vec![&mru.list], &mut model, &steps);
     }
 
     #[test]

@@ -9,13 +9,33 @@ use super::leases::Footprint;
 use super::map::{Gone, Index};
 use super::shard::Shard;
 use crate::block::Extent;
-use crate::evict::{NamespaceOf, UNTIL_RELEASED_S, Victim};
+use crate::evict::{PoolId, UNTIL_RELEASED_S, Victim};
 use crate::key::{Digest, Keyed, Namespace};
 
 /// One part in so many of the capacity may be pinned: a quarter of it is neither pinned nor leased.
 const PINNABLE_PART: u64 = 2;
 
 impl<G, S> Index<G, S> {
+    /// At most `count` chunks that go first. Others have the eviction index in between.
+    pub(crate) fn coldest(&self, count: usize) -> Vec<Victim> {
+        loop {
+            let found = self.eviction_index.lock().coldest(count, self.now_s());
+            if let Some(victims) = found {
+                return victims;
+            }
+        }
+    }
+
+    /// Blocks of a pool with a quota that can be evicted, as far as is known.
+    pub(crate) fn evictable_blocks_of(&self, pool: PoolId) -> u64 {
+        loop {
+            let found = self.eviction_index.lock().evictable_blocks_of(pool, self.now_s());
+            if let Some(blocks) = found {
+                return blocks;
+            }
+        }
+    }
+
     /// Whether a victim must stay: it is still stored, and read, leased or pinned. Then it is not chosen again before that ends.
     pub(crate) fn must_stay(&self, victim: Victim) -> bool {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
@@ -41,7 +61,7 @@ impl<G, S> Index<G, S> {
     pub(super) fn exclude(&self, entry: &mut ChunkEntry) {
         if let Some(node) = entry.node {
             entry.excluded = true;
-            self.eviction_index.exclude(node, entry.stays_until_s());
+            self.eviction_index.lock().exclude(node, entry.stays_until_s());
         }
     }
 
@@ -50,7 +70,7 @@ impl<G, S> Index<G, S> {
         let until_s = entry.stays_until_s();
         if let Some(node) = entry.node.filter(|_| entry.excluded && until_s < UNTIL_RELEASED_S) {
             entry.excluded = false;
-            self.eviction_index.release(node, until_s);
+            self.eviction_index.lock().release(node, until_s);
         }
     }
 
@@ -117,10 +137,9 @@ impl<G, S> Index<G, S> {
         let ghost = match shard.ghosts.remove(digest) {
             Some(ghost) => ghost,
             None => {
-                let name = || Namespace::of(key).name();
-                let fingerprint = Namespace::of(key).fingerprint();
-                let namespace =
-                    self.eviction_index.remember(&NamespaceOf { fingerprint, name: &name });
+                let namespace = Namespace::of(key);
+                let named = (namespace.fingerprint(), || namespace.name());
+                let namespace = self.eviction_index.lock().remember(named);
                 Ghost { digest, namespace, since_bytes, refused_sets: 0, was_evicted: false }
             }
         };

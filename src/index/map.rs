@@ -11,7 +11,7 @@ use super::shard::{Pending, Shard, WaitingOperation};
 use super::table::Table;
 use crate::block::Extent;
 use crate::config::Eviction;
-use crate::evict::{ChunkRef, EvictionIndex, NamespaceOf, Quotas};
+use crate::evict::{ChunkRef, EvictionIndex, Quotas};
 use crate::key::{Digest, Namespace};
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::Clock;
@@ -36,7 +36,7 @@ pub(crate) struct Index<G, S> {
     /// As in [`Session`](crate::format::header::Session).
     pub(super) untrusted_before: AtomicU64,
     pub(super) rules: Rules,
-    pub(super) eviction_index: EvictionIndex,
+    pub(crate) eviction_index: Mutex<EvictionIndex>,
     pub(super) leases: Mutex<Leases>,
     pub(super) pinned: Mutex<Footprint>,
     /// Bytes evicted since the store was opened: the clock of ghosts.
@@ -78,7 +78,7 @@ pub(super) struct LockedShard<G, S>(pub(super) Mutex<Shard<G, S>>);
 impl<G, S> Index<G, S> {
     pub(super) fn new(table: Table, generation: u64, rules: Rules) -> Self {
         Self {
-            eviction_index: EvictionIndex::new(rules.eviction, &rules.quotas),
+            eviction_index: Mutex::new(EvictionIndex::new(rules.eviction, &rules.quotas)),
             leases: Mutex::new(Leases::new(rules.lease_s)),
             pinned: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
@@ -100,10 +100,6 @@ impl<G, S> Index<G, S> {
 
     pub(crate) fn table(&self) -> &Table {
         &self.table
-    }
-
-    pub(crate) fn eviction_index(&self) -> &EvictionIndex {
-        &self.eviction_index
     }
 
     /// GETs and EXISTS that would hit in a larger store: with one and a half times the capacity, and twice.
@@ -194,7 +190,7 @@ impl<G, S> Index<G, S> {
             shard.unlink(other.entry);
             let older = shard.entries.remove(other.entry);
             if let Some(node) = older.node {
-                self.eviction_index.forget_restored(node, older.namespace);
+                self.eviction_index.lock().forget_restored(node, older.namespace);
             }
             displaced = Some((other.record, older.extent()));
             self.count(-1, -i64::from(older.length_bytes));
@@ -206,15 +202,14 @@ impl<G, S> Index<G, S> {
             let key = self.table.key(&head).unwrap_or_default();
             Namespace::of(&String::from_utf8_lossy(&key)).name()
         };
-        let namespace = NamespaceOf { fingerprint: head.namespace, name: &name };
         let moment = match self.rules.eviction {
             Eviction::Fifo => head.generation,
             _ => head.last_used_ms(),
         };
-        let (node, namespace) = self.eviction_index.restore(
+        let (node, namespace) = self.eviction_index.lock().restore(
             ChunkRef { shard: shard_number, entry: number },
             entry.extent(),
-            &namespace,
+            (head.namespace, name),
             (moment, head.uses()),
         );
         let entered = &mut shard.entries[number];
@@ -239,7 +234,7 @@ impl<G, S> Index<G, S> {
             if gone == Gone::Evicted {
                 let size_bytes = entry.extent().size_bytes();
                 let before = self.evicted_bytes.fetch_add(size_bytes, Ordering::Relaxed);
-                self.eviction_index.remember_leaving(entry.namespace);
+                self.eviction_index.lock().remember_leaving(entry.namespace);
                 let ghost = Ghost {
                     digest: entry.digest,
                     namespace: entry.namespace,
@@ -250,7 +245,7 @@ impl<G, S> Index<G, S> {
                 self.remember(shard, ghost);
             }
             if let Some(node) = entry.node {
-                self.eviction_index.leave(node, entry.namespace);
+                self.eviction_index.lock().leave(node, entry.namespace);
             }
             if entry.pinned {
                 *self.pinned.lock() -= entry.footprint();
@@ -284,7 +279,7 @@ impl<G, S> Index<G, S> {
     /// Remembers a key, which its namespace counts already.
     pub(super) fn remember(&self, shard: &mut Shard<G, S>, ghost: Ghost) {
         let (horizon_bytes, stored) = (self.rules.capacity_bytes, shard.lookup.len());
-        let forget = |ghost: Ghost| self.eviction_index.forget(ghost.namespace, 1);
+        let forget = |ghost: Ghost| self.eviction_index.lock().forget(ghost.namespace, 1);
         shard.ghosts.insert(ghost, horizon_bytes, stored, forget);
     }
 

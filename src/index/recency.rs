@@ -18,7 +18,7 @@ impl<G, S> Index<G, S> {
             shard.used.push(found.entry);
         }
         if let Some(node) = entry.node {
-            self.eviction_index.touch(node);
+            self.eviction_index.lock().touch(node);
         }
     }
 

@@ -239,7 +239,7 @@ impl<G, S> Index<G, S> {
             }
         }
         stored.retain(|extent| extent.blocks > 0);
-        self.eviction_index.all_restored();
+        self.eviction_index.lock().all_restored();
         (stored, older_slots)
     }
 

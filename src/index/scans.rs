@@ -144,7 +144,7 @@ impl<G, S> Index<G, S> {
     ) {
         // The number of a namespace without chunks may be given to another.
         let meant = || {
-            let namespace = self.eviction_index.namespace_called(name);
+            let namespace = self.eviction_index.lock().namespace_called(name);
             move |entry: &ChunkEntry| Some(entry.namespace) == namespace
         };
         self.scan_all(number, meant, act);
@@ -184,7 +184,7 @@ impl<G, S> Index<G, S> {
                 *writing.entry(Namespace::of(&pending.key).name()).or_default() += 1;
             }
         }
-        let mut usage = self.eviction_index.usage();
+        let mut usage = self.eviction_index.lock().usage();
         for (name, usage) in &mut usage {
             usage.writing_keys = writing.remove(name).unwrap_or_default();
         }
@@ -246,9 +246,10 @@ impl<G, S> Index<G, S> {
                 purged.bytes += bytes;
             });
             let mut shard = self.shards[number].0.lock();
-            if let Some(namespace) = self.eviction_index.namespace_called(name) {
+            let namespace = self.eviction_index.lock().namespace_called(name);
+            if let Some(namespace) = namespace {
                 let forgotten = shard.ghosts.forget_namespace(namespace);
-                self.eviction_index.forget(namespace, forgotten as u64);
+                self.eviction_index.lock().forget(namespace, forgotten as u64);
             }
         }
         (purged, extents)
@@ -339,8 +340,8 @@ impl<G, S> Index<G, S> {
                 (check.keys, payload_bytes, pinned)
             ));
         }
-        check.problems.extend(self.eviction_index.check(&chunks, &ghosts));
-        check.reserved_bytes = self.eviction_index.reserved_bytes();
+        check.problems.extend(self.eviction_index.lock().check(&chunks, &ghosts));
+        check.reserved_bytes = self.eviction_index.lock().reserved_bytes();
         match allocated_bytes().checked_sub(check.held_bytes) {
             Some(moving_bytes) => check.moving_bytes = moving_bytes,
             None => check.problems.push("chunks take more than is allocated".into()),

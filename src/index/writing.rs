@@ -15,7 +15,7 @@ use super::shard::{Pending, Pin, Shard, WaitingOperation};
 use super::table::{ChunkFields, Reservation};
 use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
-use crate::evict::{ChunkRef, NamespaceOf};
+use crate::evict::ChunkRef;
 use crate::format::record::{slots_for, use_word};
 use crate::key::{Digest, Namespace};
 
@@ -253,12 +253,11 @@ impl<G, S> Index<G, S> {
         }
         let ghost = shard.ghosts.remove(digest);
         let returns = ghost.is_some_and(|ghost| ghost.was_evicted);
-        ghost.iter().for_each(|ghost| self.eviction_index.forget(ghost.namespace, 1));
+        ghost.iter().for_each(|ghost| self.eviction_index.lock().forget(ghost.namespace, 1));
         let number = shard.entries.insert(entry);
         let chunk = ChunkRef { shard: shard_number, entry: number };
-        let name = || Namespace::of(key).name();
-        let namespace = NamespaceOf { fingerprint: content.namespace, name: &name };
-        let (node, namespace) = self.eviction_index.enter(chunk, extent, &namespace, returns);
+        let namespace = (content.namespace, || Namespace::of(key).name());
+        let (node, namespace) = self.eviction_index.lock().enter(chunk, extent, namespace, returns);
         let entry = &mut shard.entries[number];
         (entry.node, entry.namespace) = (Some(node), namespace);
         if entry.pinned {

@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
+use crate::evict::{Room, RoomSearch};
 use crate::key::Namespace;
+use crate::store::FreeSpace;
 
 /// The last two have a quota, in blocks.
 const NAMES: [&str; 4] = ["plain", "plain@salt", "small", "tiny"];
@@ -80,6 +82,15 @@ struct Held {
     namespace: NamespaceId,
     name: usize,
     stays_until_s: u32,
+}
+
+fn coldest(eviction_index: &mut EvictionIndex, count: usize, now_s: u32) -> Vec<Victim> {
+    std::iter::repeat_with(|| eviction_index.coldest(count, now_s)).find_map(|found| found).unwrap()
+}
+
+fn evictable(eviction_index: &mut EvictionIndex, pool: PoolId, now_s: u32) -> u64 {
+    let mut looks = std::iter::repeat_with(|| eviction_index.evictable_blocks_of(pool, now_s));
+    looks.find_map(|found| found).unwrap()
 }
 
 struct Model {
@@ -162,9 +173,9 @@ impl Model {
                 self.next_block += blocks;
                 self.next_entry += 1;
                 let fingerprint = Namespace::called(NAMES[*name]).fingerprint();
-                let namespace = NamespaceOf { fingerprint, name: &|| NAMES[*name].to_owned() };
+                let namespace = (fingerprint, || NAMES[*name].to_owned());
                 let (node, namespace) =
-                    self.eviction_index.enter(chunk, extent, &namespace, *returns);
+                    self.eviction_index.enter(chunk, extent, namespace, *returns);
                 let name = *name;
                 self.held.push(Held { node, chunk, extent, namespace, name, stays_until_s: 0 });
             }
@@ -217,7 +228,7 @@ impl Model {
                     }
                     Err(missing) => {
                         assert!(over > 0 && missing == over);
-                        let evictable = self.eviction_index.evictable_blocks_of(pool, self.now_s);
+                        let evictable = evictable(&mut self.eviction_index, pool, self.now_s);
                         let (victims, freed, has_more) = self.eviction_index.coldest_of(pool, over);
                         assert!(!has_more, "there are few");
                         self.check_victims(&victims);
@@ -266,7 +277,7 @@ impl Model {
                 }
             }
             Step::Coldest(count) => {
-                let victims = self.eviction_index.coldest(*count, self.now_s);
+                let victims = coldest(&mut self.eviction_index, *count, self.now_s);
                 self.check_victims(&victims);
                 assert!(victims.len() <= *count);
                 let can_any = self.held.iter().any(|held| !self.stays(held));
@@ -290,7 +301,7 @@ impl Model {
         false
     }
 
-    fn check(&self) {
+    fn check(&mut self) {
         let chunks =
             self.held.iter().map(|held| (held.node, (held.chunk, held.extent, held.namespace)));
         let mut remembered: HashMap<NamespaceId, u64> = HashMap::new();
@@ -352,13 +363,13 @@ impl FreeSpace for Anywhere {
 
 /// Chunks that are used: as many as it takes for a look at all of them to be too long.
 fn many_used(eviction: Eviction, count: u32, quotas: &Quotas) -> EvictionIndex {
-    let eviction_index = EvictionIndex::new(eviction, quotas);
+    let mut eviction_index = EvictionIndex::new(eviction, quotas);
     let fingerprint = Namespace::called("model").fingerprint();
-    let namespace = NamespaceOf { fingerprint, name: &|| "model".to_owned() };
     for number in 0..count {
         let extent = Extent { file: 0, first_block: number, blocks: 1 };
         let chunk = ChunkRef { shard: 0, entry: number };
-        let (node, _) = eviction_index.enter(chunk, extent, &namespace, false);
+        let namespace = (fingerprint, || "model".to_owned());
+        let (node, _) = eviction_index.enter(chunk, extent, namespace, false);
         (0..3).for_each(|_| eviction_index.touch(node));
     }
     eviction_index

@@ -10,6 +10,7 @@ use crate::evict::ChunkNode;
 use crate::store::allocator::Allocator;
 
 const FILES: [u32; 3] = [120, 200, 40];
+const CHUNK: ChunkRef = ChunkRef { shard: 0, entry: 0 };
 
 impl FreeSpace for Allocator {
     fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
@@ -42,8 +43,8 @@ impl Layout {
         layout.allocator.add_file(0, count);
         let mut chunks = Vec::new();
         while let Some(extent) = layout.allocator.allocate(1) {
-            let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
-            layout.extents.insert(extent, id);
+            let id = layout.nodes.insert(ChunkNode::new(CHUNK, extent, 0, 0));
+            layout.extents.insert(extent.start(), id);
             chunks.push(id);
         }
         (layout, chunks)
@@ -58,8 +59,8 @@ impl Layout {
             if *blocks > 24 && !layout.held.is_empty() {
                 layout.free(layout.held[which.index(layout.held.len())]);
             } else if let Some(extent) = layout.allocator.allocate(blocks % 24 + 1) {
-                let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
-                layout.extents.insert(extent, id);
+                let id = layout.nodes.insert(ChunkNode::new(CHUNK, extent, 0, 0));
+                layout.extents.insert(extent.start(), id);
                 layout.held.push(id);
                 layout.rank.push((id, *rank));
             }
@@ -71,7 +72,7 @@ impl Layout {
         self.held.retain(|other| *other != id);
         self.rank.retain(|(other, _)| *other != id);
         let node = self.nodes.remove(id);
-        self.extents.remove(node.extent);
+        self.extents.remove(&node.extent.start());
         self.allocator.free(node.extent);
     }
 
@@ -134,12 +135,13 @@ proptest! {
         let seeds: Vec<NodeId> = seeds.iter().map(one).filter(|id| !kept.contains(id)).collect();
         kept.iter().for_each(|id| layout.nodes[*id].exclude(1));
         let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
-        let mut search = Search { extents, nodes, free, blocks, steps: 0 };
-        let around = |seed: &NodeId| search.around(*seed, &|id| layout.rank(id));
-        let found = seeds.iter().filter_map(around).min_by_key(|window| window.cost);
+        let rank = |id| layout.rank(id);
+        let mut search = Search { extents, nodes, free, rank: &rank, blocks, steps: 0 };
+        let around = |seed: &NodeId| search.around(*seed);
+        let found = seeds.iter().filter_map(around).min_by_key(|(cost, _)| *cost);
         let expected = seeds.iter().filter_map(|seed| layout.cheapest(*seed, blocks, &kept)).min();
-        prop_assert_eq!(found.as_ref().map(|window| window.cost), expected);
-        let Some(Window { chunks, cost }) = found else { return Ok(()) };
+        prop_assert_eq!(found.as_ref().map(|(cost, _)| *cost), expected);
+        let Some((cost, chunks)) = found else { return Ok(()) };
         prop_assert_eq!(cost, chunks.iter().map(|id| layout.cost(*id)).sum::<u64>());
         prop_assert!(chunks.iter().all(|id| !kept.contains(id)), "one that is excluded goes");
         prop_assert_eq!(chunks.len(), chunks.iter().collect::<HashSet<_>>().len());
@@ -163,18 +165,18 @@ fn the_chunk_between_two_holes_goes() {
     let mut chunks = Vec::new();
     for _ in 0..30 {
         let extent = layout.allocator.allocate(4).unwrap();
-        let id = layout.nodes.insert(ChunkNode::new(0, 0, extent, 0, 0));
-        layout.extents.insert(extent, id);
+        let id = layout.nodes.insert(ChunkNode::new(CHUNK, extent, 0, 0));
+        layout.extents.insert(extent.start(), id);
         layout.held.push(id);
         layout.rank.push((id, 0));
         chunks.push(id);
     }
     [9, 11, 20].into_iter().for_each(|number| layout.free(chunks[number]));
     let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
-    let mut search = Search { extents, nodes, free, blocks: 12, steps: 0 };
-    let around = |seed: usize| search.around(chunks[seed], &|_| 0);
-    let window = [3, 10, 21].into_iter().filter_map(around).min_by_key(|window| window.cost);
-    assert_eq!(window.unwrap().chunks, [chunks[10]]);
+    let mut search = Search { extents, nodes, free, rank: &|_| 0, blocks: 12, steps: 0 };
+    let around = |seed: usize| search.around(chunks[seed]);
+    let window = [3, 10, 21].into_iter().filter_map(around).min_by_key(|(cost, _)| *cost);
+    assert_eq!(window.unwrap().1, [chunks[10]]);
 }
 
 /// A scan finds room where there is any, a bounded part of it at a time.
@@ -195,7 +197,7 @@ fn a_scan_looks_at_some_and_goes_on() {
         let mut turns = 0;
         let found = loop {
             let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
-            let mut search = Search { extents, nodes, free, blocks: 4, steps: 0 };
+            let mut search = Search { extents, nodes, free, rank: &|_| 0, blocks: 4, steps: 0 };
             let found = search.scan(&mut scan);
             assert!(search.steps <= STEPS_AT_ONCE, "{} steps", search.steps);
             turns += 1;
@@ -210,7 +212,7 @@ fn a_scan_looks_at_some_and_goes_on() {
     let mut scan = Scan::from(layout.nodes[chunks[5_000]].extent);
     let ends = |layout: &Layout, scan: &mut Scan| {
         let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
-        Search { extents, nodes, free, blocks: 4, steps: 0 }.scan(scan)
+        Search { extents, nodes, free, rank: &|_| 0, blocks: 4, steps: 0 }.scan(scan)
     };
     assert_eq!((0..20).find_map(|_| ends(&layout, &mut scan)), Some(false));
 }
@@ -221,9 +223,10 @@ fn a_long_run_is_found_a_bounded_part_at_a_time() {
     const CHUNKS: u32 = 20_000;
     let (layout, chunks) = Layout::full(CHUNKS);
     let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
-    let search = || Search { extents, nodes, free, blocks: u64::from(CHUNKS) / 2, steps: 0 };
+    let blocks = u64::from(CHUNKS) / 2;
+    let search = || Search { extents, nodes, free, rank: &|_| 0, blocks, steps: 0 };
     let mut around = search();
-    assert!(around.around(chunks[10_000], &|_| 0).is_none());
+    assert!(around.around(chunks[10_000]).is_none());
     assert!(around.steps <= STEPS_AT_ONCE, "{} steps for one chunk", around.steps);
     let mut scan = Scan::from(layout.nodes[chunks[5_000]].extent);
     let mut turns = 0;

@@ -7,7 +7,7 @@ use super::*;
 fn much_room_is_found_a_bounded_part_at_a_time() {
     const COUNT: u32 = 20_000;
     for eviction in Eviction::ALL {
-        let eviction_index = many_used(eviction, COUNT, &Quotas::default());
+        let mut eviction_index = many_used(eviction, COUNT, &Quotas::default());
         let mut left = u64::from(COUNT);
         let mut turns = 0;
         while left > 0 {
@@ -32,13 +32,13 @@ fn much_room_is_found_a_bounded_part_at_a_time() {
 /// Each chunk has three chances more: one look takes some of them away, and the next goes on.
 #[test]
 fn a_look_at_chunks_with_chances_is_bounded() {
-    let eviction_index = many_used(Eviction::S3Fifo, 20_000, &Quotas::default());
+    let mut eviction_index = many_used(Eviction::S3Fifo, 20_000, &Quotas::default());
     let mut search = RoomSearch::new(1);
     let looks = (0..).take_while(|_| {
         matches!(eviction_index.for_room(&mut search, &Anywhere(1), 0), Room::Unfinished)
     });
     assert!((10..100).contains(&looks.count()));
-    assert_eq!(eviction_index.coldest(3, 0).len(), 3);
+    assert_eq!(coldest(&mut eviction_index, 3, 0).len(), 3);
 }
 
 /// So are those of a namespace with a quota.
@@ -47,9 +47,9 @@ fn much_of_a_quota_is_found_a_bounded_part_at_a_time() {
     const COUNT: u32 = 20_000;
     let quotas = Quotas::new(&[("model".to_owned(), u64::from(COUNT) * BLOCK_BYTES)]);
     for eviction in Eviction::ALL {
-        let eviction_index = many_used(eviction, COUNT, &quotas);
+        let mut eviction_index = many_used(eviction, COUNT, &quotas);
         let (pool, _) = eviction_index.pool_of(Namespace::called("model").fingerprint());
-        let mut left = eviction_index.evictable_blocks_of(pool, 0);
+        let mut left = evictable(&mut eviction_index, pool, 0);
         assert_eq!(left, u64::from(COUNT));
         while left > 0 {
             let (victims, freed, has_more) = eviction_index.coldest_of(pool, left);
@@ -58,6 +58,6 @@ fn much_of_a_quota_is_found_a_bounded_part_at_a_time() {
             assert_eq!(has_more, left > 0);
             victims.iter().for_each(|victim| eviction_index.leave(victim.node, 0));
         }
-        assert_eq!(eviction_index.evictable_blocks_of(pool, 0), 0);
+        assert_eq!(evictable(&mut eviction_index, pool, 0), 0);
     }
 }

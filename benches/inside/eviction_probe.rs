@@ -2,7 +2,7 @@
 
 use super::policy::Policy;
 use super::s3fifo::S3Fifo;
-use super::{ChunkNode, NodeId, Nodes};
+use super::{ChunkNode, ChunkRef, NodeId, Nodes};
 use crate::block::Extent;
 use crate::config::Eviction;
 
@@ -35,7 +35,8 @@ impl EvictionProbe {
     /// A chunk is stored from now on; `returns` if it was evicted not long ago.
     pub fn insert(&mut self, chunk: u32, blocks: u32, returns: bool) -> Held {
         let extent = Extent { file: 0, first_block: 0, blocks };
-        let id = self.nodes.insert(ChunkNode::new(0, chunk, extent, 0, 0));
+        let chunk = ChunkRef { shard: 0, entry: chunk };
+        let id = self.nodes.insert(ChunkNode::new(chunk, extent, 0, 0));
         self.policy.insert(&mut self.nodes, id, returns);
         Held(id)
     }
@@ -51,6 +52,6 @@ impl EvictionProbe {
         self.policy.coldest(&mut self.nodes, 1, &mut self.found);
         let id = self.found.pop()?;
         self.policy.remove(&mut self.nodes, id);
-        Some(self.nodes.remove(id).entry)
+        Some(self.nodes.remove(id).chunk.entry)
     }
 }
