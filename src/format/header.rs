@@ -5,9 +5,9 @@ use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::checksum_of;
 use super::names::StoreId;
 use super::record::{GENERATIONS_END, RECORD_BYTES};
+use super::{is_sealed, sealed};
 use crate::block::BLOCK_BYTES;
 
 pub(crate) const FORMAT_VERSION: u32 = 1;
@@ -39,7 +39,7 @@ impl fmt::Display for Owner {
 }
 
 /// What never changes after the store is made.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Header {
     pub(crate) magic: [u8; 8],
@@ -54,7 +54,7 @@ pub(crate) struct Header {
 
 impl Header {
     pub(crate) fn new(store_id: StoreId, created_ms: u64) -> Self {
-        let mut header = Self {
+        sealed(Self {
             magic: MAGIC,
             version: FORMAT_VERSION,
             record_bytes: RECORD_BYTES as u32,
@@ -62,9 +62,12 @@ impl Header {
             created_ms,
             block_bytes: BLOCK_BYTES as u32,
             checksum: 0,
-        };
-        header.checksum = checksum_of(&header);
-        header
+        })
+    }
+
+    /// Whether it is as [`Header::new`] makes it.
+    pub(crate) fn is_whole(&self) -> bool {
+        *self == Self::new(self.store_id, self.created_ms)
     }
 }
 
@@ -80,13 +83,11 @@ pub(crate) struct Length {
 
 impl Length {
     pub(crate) fn new(bytes: u64) -> Self {
-        let mut length = Self { bytes, reserved: 0, checksum: 0 };
-        length.checksum = checksum_of(&length);
-        length
+        sealed(Self { bytes, reserved: 0, checksum: 0 })
     }
 
     pub(crate) fn is_intact(&self) -> bool {
-        self.checksum == checksum_of(self)
+        is_sealed(self)
     }
 }
 
@@ -113,21 +114,16 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// That of an owner who has the store open. [`Session::sealed`] is to follow.
+    /// That of an owner who has the store open. [`sealed`] is to follow.
     pub(crate) fn of(owner: &Owner, opened_ms: u64) -> Self {
         let mut session = Self { process_id: owner.process_id, opened_ms, ..Self::zeroed() };
         session.host[..owner.host.len()].copy_from_slice(owner.host.as_bytes());
         session
     }
 
-    /// With its checksum.
-    pub(crate) fn sealed(self) -> Self {
-        Self { checksum: checksum_of(&self), ..self }
-    }
-
     /// Whether it is whole, and what it says can be.
     pub(crate) fn is_sensible(&self) -> bool {
-        self.checksum == checksum_of(self) && self.generation < GENERATIONS_END
+        is_sealed(self) && self.generation < GENERATIONS_END
     }
 
     pub(crate) fn owner(&self) -> Owner {
@@ -147,7 +143,7 @@ mod tests {
     #[test]
     fn session_keeps_its_owner() {
         let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES), store_id: None };
-        let session = Session { generation: 2, boot: 5, ..Session::of(&owner, 1) }.sealed();
+        let session = sealed(Session { generation: 2, boot: 5, ..Session::of(&owner, 1) });
         assert!(session.is_sensible());
         assert_eq!(session.owner(), owner);
     }

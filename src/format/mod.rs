@@ -6,8 +6,15 @@ pub(crate) mod names;
 pub(crate) mod record;
 pub(crate) mod superblock;
 
-/// CRC-32C of all of a structure but its last 4 bytes, which hold it.
-fn checksum_of<T: bytemuck::NoUninit>(value: &T) -> u32 {
-    let bytes = bytemuck::bytes_of(value);
-    crate::checksum::crc32c(&bytes[..bytes.len() - size_of::<u32>()])
+/// A structure with the CRC-32C of everything before it in its last 4 bytes.
+pub(crate) fn sealed<T: bytemuck::Pod>(mut value: T) -> T {
+    let bytes = bytemuck::bytes_of_mut(&mut value);
+    let (content, checksum) = bytes.split_at_mut(bytes.len() - size_of::<u32>());
+    checksum.copy_from_slice(&crate::checksum::crc32c(content).to_le_bytes());
+    value
+}
+
+/// Whether it is as [`sealed`] makes it.
+fn is_sealed<T: bytemuck::Pod>(value: &T) -> bool {
+    bytemuck::bytes_of(value) == bytemuck::bytes_of(&sealed(*value))
 }

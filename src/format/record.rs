@@ -107,9 +107,10 @@ impl Record {
     }
 
     /// The whole key, as [`Record::visit_key`] finds it.
-    pub(crate) fn read_key(&self, read: impl Fn(u32) -> Option<Self>) -> Option<Vec<u8>> {
+    pub(crate) fn read_key(&self, read: impl Fn(u32) -> Option<Self>) -> Option<String> {
         let mut key = Vec::with_capacity(self.key_length.into());
-        self.visit_key(NO_SLOT, read, |_, part| key.extend_from_slice(part)).then_some(key)
+        let is_whole = self.visit_key(NO_SLOT, read, |_, part| key.extend_from_slice(part));
+        String::from_utf8(key).ok().filter(|_| is_whole)
     }
 
     /// Whether it is a chunk's, whole, and all that it says can be.

@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::checksum_of;
 use super::names::StoreId;
+use super::sealed;
 use crate::block::BLOCK_BYTES;
 
 const MIB: u64 = 1 << 20;
@@ -75,7 +75,7 @@ impl Superblock {
         };
         let data_offset = HEAD_BYTES + index_bytes;
         let end = device_bytes / BLOCK_BYTES * BLOCK_BYTES - TAIL_BYTES;
-        let mut superblock = Self {
+        sealed(Self {
             magic: MAGIC,
             version: DEVICE_FORMAT_VERSION,
             block_bytes: BLOCK_BYTES as u32,
@@ -88,16 +88,12 @@ impl Superblock {
             data_bytes: end - data_offset,
             reserved: 0,
             checksum: 0,
-        };
-        superblock.checksum = checksum_of(&superblock);
-        superblock
+        })
     }
 
     /// The same with another id.
     pub(crate) fn with_id(self, store_id: StoreId) -> Self {
-        let mut superblock = Self { store_id, ..self };
-        superblock.checksum = checksum_of(&superblock);
-        superblock
+        sealed(Self { store_id, ..self })
     }
 
     pub(crate) fn data_end(&self) -> u64 {

@@ -1,16 +1,16 @@
 //! The index of a store as an open finds it: locked, read, and not changed yet. So several paths can be compared before
 //! anything is changed at one of them.
 
-use bytemuck::Zeroable;
+use std::os::unix::fs::FileExt;
 
-use super::header::{check_header, refuse_foreign};
+use super::index_bytes::{data_in, read_owner, read_session};
 use super::index_file::{IndexFile, IndexPlace};
 use super::membership::Sharing;
-use super::owner::read_owner;
 use crate::error::OpenError;
-use crate::format::header::{HEADER_BYTES, Header, Owner};
-use crate::format::names::StoreId;
-use crate::format::record::{RECORD_BYTES, Record, STATE_CHUNK};
+use crate::format::header::{HEADER_BYTES, Header, MAGIC, Owner};
+use crate::format::names::{INDEX_NAME, StoreId};
+use crate::format::record::STATE_CHUNK;
+use crate::format::superblock::is_zero;
 
 const RECORDS_READ: usize = 4096;
 
@@ -36,17 +36,16 @@ impl FoundIndex {
             let reset = Some(String::new());
             return Ok(Self { place, index_file: None, length: Some(0), reset, id: None });
         };
-        let length = index_file.length().map_err(index_file.error("read the length of"))?;
-        let reset = check_header(&index_file, length)?;
-        if reset.as_ref().is_some_and(|reason| !reason.is_empty()) {
-            refuse_foreign(&index_file)?;
-        }
-        let id = match reset {
-            Some(_) => index_file.store_id,
-            None => {
-                let header = index_file.read_value::<Header>(0);
-                Some(header.map_err(index_file.error("read"))?.store_id)
-            }
+        let length = index_file.length()?;
+        let (id, reset) = match length {
+            Some(0) => (index_file.store_id, Some(String::new())),
+            _ => match index_file.check_header(length)? {
+                Ok(id) => (Some(id), None),
+                Err(reason) => {
+                    refuse_foreign(&index_file, length)?;
+                    (index_file.store_id, Some(reason))
+                }
+            },
         };
         Ok(Self { place, index_file: Some(index_file), length, reset, id })
     }
@@ -76,14 +75,36 @@ impl FoundIndex {
         else {
             return false;
         };
-        let mut records = vec![Record::zeroed(); RECORDS_READ];
-        let step = (RECORDS_READ * RECORD_BYTES) as u64;
-        (HEADER_BYTES..length).step_by(step as usize).any(|at| {
-            let count = (length - at).min(step) as usize / RECORD_BYTES;
-            let some = &mut records[..count];
-            // Unreadable records cannot be used either.
-            index_file.read_at(bytemuck::cast_slice_mut(some), at).is_ok()
-                && some.iter().any(|record| record.state == STATE_CHUNK && record.is_intact())
-        })
+        (0..)
+            .step_by(RECORDS_READ)
+            .map(|slot| index_file.records_from(slot, RECORDS_READ, length).0)
+            .take_while(|records| !records.is_empty())
+            .any(|some| some.iter().any(|one| one.state == STATE_CHUNK && one.is_intact()))
     }
+}
+
+/// Refuses a file that kvring has never written. Damage of one of ours leaves a part of its header, or there is data of a store
+/// beside it.
+fn refuse_foreign(index_file: &IndexFile, length: Option<u64>) -> Result<(), OpenError> {
+    let Some(directory) = index_file.store_directory() else { return Ok(()) };
+    // The rest of a shorter file counts as zeros; an unreadable one may have been ours.
+    let mut page = [0; HEADER_BYTES as usize];
+    let bytes = HEADER_BYTES.min(length.unwrap_or_default()) as usize;
+    if index_file.file.read_exact_at(&mut page[..bytes], 0).is_err() {
+        return Ok(());
+    }
+    let header: Header = bytemuck::pod_read_unaligned(&page[..size_of::<Header>()]);
+    let is_ours = header.magic == MAGIC
+        || Header { magic: MAGIC, ..header }.is_whole()
+        || read_session(&index_file.file, 0).is_some();
+    if is_ours || is_zero(&page) || data_in(directory).is_some() {
+        return Ok(());
+    }
+    Err(OpenError::Unsuitable {
+        path: directory.path().to_owned(),
+        reason: format!(
+            "its {INDEX_NAME} is not one that kvring has written; move that file away or choose another directory (it was \
+             left as it is)"
+        ),
+    })
 }

@@ -9,26 +9,25 @@ mod opening;
 
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use bytemuck::Pod;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 pub(crate) use opening::{IndexPlace, owner_in_directory, owner_on_device};
 
+use super::index_bytes::IndexBytes;
 use super::mapping::Mapping;
-use super::owner::read_value;
 use crate::capacity::Budget;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::fork::{ClosedOnFork, close_file_behind};
-use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, LENGTH_OFFSET, Length};
-use crate::format::names::{INDEX_NAME, StoreId};
+use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Header, LENGTH_OFFSET, Length};
+use crate::format::names::INDEX_NAME;
 use crate::store::device::{BlockDevice, new_store_id};
 use crate::store::fiemap::find_unreserved;
 
@@ -40,70 +39,45 @@ const MOST_EXTENTS: usize = 4096;
 const UNSHARED_AT_ONCE_BYTES: usize = 1 << 20;
 const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
 
+/// The index of a store whose lock we have.
 pub(super) struct IndexFile {
-    /// The file, or the device.
-    pub(super) path: PathBuf,
-    /// Of a file: its directory, and its name there.
-    home: Option<(Arc<Directory>, String)>,
+    // Before the file is closed.
     _closed_on_fork: ClosedOnFork,
-    pub(super) file: File,
-    /// Where in `file` it begins.
-    pub(super) offset: u64,
+    bytes: IndexBytes,
+    home: IndexHome,
     pub(super) files: Arc<dyn FileOperations>,
-    region: Option<Region>,
     /// The file system has no fallocate: nothing is reserved that is not written.
     cannot_reserve: AtomicBool,
-    /// The id that the header must have, if it is known.
-    pub(super) store_id: Option<StoreId>,
-    /// Why it was made anew, if that was not because the store is new.
-    pub(super) missing: Option<String>,
 }
 
-struct Region {
-    device: Arc<BlockDevice>,
-    most_bytes: u64,
+enum IndexHome {
+    /// A file of this name.
+    Directory(Arc<Directory>, String),
+    Device(Arc<BlockDevice>),
+}
+
+impl Deref for IndexFile {
+    type Target = IndexBytes;
+
+    fn deref(&self) -> &IndexBytes {
+        &self.bytes
+    }
 }
 
 impl IndexFile {
+    fn is_on_device(&self) -> bool {
+        matches!(self.home, IndexHome::Device(_))
+    }
+
     /// Takes the permissions of others from a file.
     pub(super) fn make_private(&self) {
-        if self.region.is_none() {
+        if !self.is_on_device() {
             make_private(self.file.as_fd());
         }
     }
 
-    pub(super) fn error(
-        &self,
-        action: &'static str,
-    ) -> impl FnOnce(io::Error) -> OpenError + use<> {
-        OpenError::io(action, &self.path)
-    }
-
-    /// Bytes in use; `None` if that cannot be told any more.
-    pub(super) fn length(&self) -> io::Result<Option<u64>> {
-        let Some(region) = &self.region else {
-            return self.file.metadata().map(|it| Some(it.len()));
-        };
-        let length = self.read_value::<Length>(LENGTH_OFFSET).ok();
-        let length = length.filter(|length| length.is_intact()).map(|length| length.bytes);
-        Ok(length.filter(|bytes| (HEADER_BYTES..=region.most_bytes).contains(bytes)))
-    }
-
-    pub(super) fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        self.file.read_exact_at(bytes, self.offset + at)
-    }
-
-    pub(super) fn read_value<T: Pod>(&self, at: u64) -> io::Result<T> {
-        read_value(&self.file, self.offset + at)
-    }
-
     pub(super) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         self.files.write_at(&self.file, bytes, self.offset + at)
-    }
-
-    /// Has the next sync write the part mapped at `at` again.
-    pub(super) fn mark_changed(&self, at: u64, mapped: &[AtomicU8]) -> io::Result<()> {
-        self.files.mark_changed(&self.file, self.offset + at, mapped)
     }
 
     fn truncate(&self, length: u64) -> io::Result<()> {
@@ -114,11 +88,14 @@ impl IndexFile {
         self.files.sync_data(&self.file)
     }
 
-    /// Makes it an index of this header and nothing else, durably.
-    pub(super) fn start_anew(&self, page: &mut [u8; HEADER_BYTES as usize]) -> io::Result<()> {
-        if let Some((directory, _)) = &self.home {
+    /// Makes it an empty index, durably.
+    pub(super) fn start_anew(&self, now_ms: u64) -> io::Result<()> {
+        let header = Header::new(self.store_id.map_or_else(new_store_id, Ok)?, now_ms);
+        let mut page = [0; HEADER_BYTES as usize];
+        page[..size_of::<Header>()].copy_from_slice(bytemuck::bytes_of(&header));
+        if let IndexHome::Directory(directory, _) = &self.home {
             self.truncate(0)?;
-            self.write_at(page, 0)?;
+            self.write_at(&page, 0)?;
             // With its name: nothing that is synced later is found without it.
             self.files.sync_all(&self.file)?;
             return directory.sync();
@@ -126,12 +103,8 @@ impl IndexFile {
         let length = Length::new(HEADER_BYTES);
         page[LENGTH_OFFSET as usize..][..size_of::<Length>()]
             .copy_from_slice(bytemuck::bytes_of(&length));
-        self.write_at(page, 0)?;
+        self.write_at(&page, 0)?;
         self.sync()
-    }
-
-    pub(super) fn id_for_header(&self) -> io::Result<StoreId> {
-        self.store_id.map_or_else(new_store_id, Ok)
     }
 
     /// Maps it as long as it can ever become within `capacity_bytes`: address space costs nothing, and records never move.
@@ -139,12 +112,9 @@ impl IndexFile {
     /// # Errors
     /// `OpenError`, also where the process may not have so much address space.
     pub(super) fn map(&self, length: u64, capacity_bytes: u64) -> Result<Mapping, OpenError> {
-        let bytes = match &self.region {
-            Some(region) => region.most_bytes,
-            None => {
-                (capacity_bytes / 8).clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length))
-            }
-        };
+        let bytes = self.most_bytes.unwrap_or_else(|| {
+            (capacity_bytes / 8).clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length))
+        });
         let mapping = Mapping::new(&self.file, self.offset, bytes as usize);
         let mapping = mapping.map_err(|source| self.unmappable(bytes, source))?;
         mapping.find_holes(&self.file, self.offset, length as usize);
@@ -159,16 +129,15 @@ impl IndexFile {
         let limit = getrlimit(Resource::RLIMIT_AS).map(|(soft, _)| soft);
         let limit_bytes = limit.ok().filter(|soft| *soft != RLIM_INFINITY);
         // The longest index of a device was decided when it was formatted.
-        let way_out = if self.region.is_some() {
-            ""
-        } else {
-            ", or lower capacity, of which it is an eighth"
+        let way_out = match self.is_on_device() {
+            true => "",
+            false => ", or lower capacity, of which it is an eighth",
         };
         OpenError::AddressSpace { path, needed_bytes, limit_bytes, way_out, source }
     }
 
     pub(super) fn longest_step_bytes(&self) -> u64 {
-        if self.region.is_some() { LONGEST_ZEROED_BYTES } else { LONGEST_STEP_BYTES }
+        if self.is_on_device() { LONGEST_ZEROED_BYTES } else { LONGEST_STEP_BYTES }
     }
 
     /// Preallocates `bytes` from `end` on, behind the last byte, which is that of `length`. An error says how much is
@@ -179,7 +148,7 @@ impl IndexFile {
         end: u64,
         bytes: u64,
     ) -> Result<(), (io::Error, u64)> {
-        if self.region.is_some() {
+        if self.is_on_device() {
             return Ok(());
         }
         let preallocate = |from: u64, bytes: u64| {
@@ -204,7 +173,7 @@ impl IndexFile {
 
     /// Counts the bytes reserved behind the end of the file in `budget`, and returns them. They are released if they do not fit.
     pub(super) fn take_reserve(&self, length: u64, budget: &Budget) -> io::Result<u64> {
-        if self.region.is_some() {
+        if self.is_on_device() {
             return Ok(0);
         }
         let on_disk_bytes = self.file.metadata()?.blocks() * 512;
@@ -218,8 +187,8 @@ impl IndexFile {
 
     /// Lengthens it from `length` by `added` bytes of zeros, which are reserved. After an error it is as long as it was.
     pub(super) fn grow(&self, length: u64, added: u64) -> io::Result<()> {
-        if let Some(region) = &self.region {
-            let write_zeros = || region.device.write_zeros(self.offset + length, added);
+        if let IndexHome::Device(device) = &self.home {
+            let write_zeros = || device.write_zeros(self.offset + length, added);
             // Once more: the first sync may report an error of an earlier owner's writes.
             write_zeros().or_else(|_| write_zeros())?;
             return self.write_at(bytemuck::bytes_of(&Length::new(length + added)), LENGTH_OFFSET);
@@ -236,11 +205,10 @@ impl IndexFile {
     }
 
     pub(super) fn open_again(&self) -> io::Result<File> {
-        if let Some(region) = &self.region {
-            return region.device.open_beside();
-        }
-        let (directory, name) = self.home.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let again = directory.open_file(name)?;
+        let again = match &self.home {
+            IndexHome::Device(device) => return device.open_beside(),
+            IndexHome::Directory(directory, name) => directory.open_file(name)?,
+        };
         let (own, found) = (self.file.metadata()?, again.metadata()?);
         match (own.dev(), own.ino()) == (found.dev(), found.ino()) {
             true => Ok(again),
@@ -251,13 +219,18 @@ impl IndexFile {
     /// Its directory, if that is the one of a store, where anybody may have put a file of its name. The name of an index beside
     /// a device has the id of its store.
     pub(super) fn store_directory(&self) -> Option<&Directory> {
-        let (directory, name) = self.home.as_ref()?;
-        (name == INDEX_NAME).then_some(directory)
+        match &self.home {
+            IndexHome::Directory(directory, name) if name == INDEX_NAME => Some(directory),
+            _ => None,
+        }
     }
 
     /// Gives blocks of their own to the parts of the file that share them with a copy, or have none.
     pub(super) fn unshare(&self) -> io::Result<()> {
-        let Some(length) = self.length()?.filter(|_| self.region.is_none()) else { return Ok(()) };
+        if self.is_on_device() {
+            return Ok(());
+        }
+        let length = self.file.metadata()?.len();
         let mut parts = Vec::new();
         let mut most_extents = MOST_EXTENTS;
         find_unreserved(self.file.as_fd(), length, &mut most_extents, |part, _| parts.push(part))?;
@@ -277,17 +250,17 @@ impl IndexFile {
 
     /// Why the next open would not find the file, if so; a part of a device is where it is.
     pub(super) fn missed(&self) -> Option<String> {
-        let (directory, name) = self.home.as_ref()?;
+        let IndexHome::Directory(directory, name) = &self.home else { return None };
         directory.missed().or_else(|| directory.missed_in(name, self.file.as_fd()))
     }
 
     /// Releases the file, and the lock with it; then its directory.
     pub(super) fn release(&self) -> io::Result<()> {
-        if self.region.is_none() {
+        if !self.is_on_device() {
             self.file.unlock()?;
         }
         close_file_behind(self.file.as_raw_fd());
-        if let Some((directory, _)) = &self.home {
+        if let IndexHome::Directory(directory, _) = &self.home {
             directory.release();
         }
         Ok(())

@@ -7,19 +7,22 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use super::offline_reader::{IndexReader, superblock_of};
+use super::index_bytes::{IndexBytes, data_in};
 use crate::block::BLOCK_BYTES;
 use crate::checksum::crc32c;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
-use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, chunk_path, data_file_name};
+use crate::format::names::{
+    CHUNKS_NAME, INDEX_NAME, PART_BLOCKS, StoreId, chunk_path, data_file_name, device_index_name,
+};
 use crate::format::record::{Record, STATE_FREE, STATE_KEY_PART};
+use crate::format::superblock::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
 use crate::key::Namespace;
-use crate::store::device::PathKind;
+use crate::store::device::{PathKind, superblock_copies};
 
-/// Records read at a time.
-const READ_RECORDS: usize = 4096;
+/// Records read at a time. There is one second look for all of them.
+const READ_RECORDS: usize = 16_384;
 
 /// After this time a record that its owner was writing is whole.
 const SECOND_LOOK_AFTER: Duration = Duration::from_millis(20);
@@ -63,44 +66,34 @@ pub struct Damage {
 impl Damage {
     /// A sentence for each kind of damage; none if all is well.
     pub fn sentences(&self) -> Vec<String> {
-        let Self { torn, out_of_range, unreadable_pages, .. } = self;
-        [
-            (*torn > 0, format!("{torn} records of the index are torn: their chunks are missed")),
-            (
-                *out_of_range > 0,
-                format!("{out_of_range} records name extents that their data file does not have"),
+        let counted = |count: u64, what: &str| (count > 0).then(|| format!("{count} {what}"));
+        let said = |is_so: bool, what: &str| is_so.then(|| what.to_owned());
+        let sentences = [
+            counted(self.torn, "records of the index are torn: their chunks are missed"),
+            counted(self.out_of_range, "records name extents that their data file does not have"),
+            counted(
+                self.unreadable_pages,
+                "pages of the index cannot be read: what they hold is missed",
             ),
-            (
-                *unreadable_pages > 0,
-                format!(
-                    "{unreadable_pages} pages of the index cannot be read: what they hold is missed"
-                ),
-            ),
-            (
-                self.is_cut_short,
-                "the index was cut short: what was behind its end is missed".into(),
-            ),
-            (
+            said(self.is_cut_short, "the index was cut short: what was behind its end is missed"),
+            said(
                 self.has_one_superblock,
-                "one of the two superblocks is damaged: opening the store writes it again".into(),
+                "one of the two superblocks is damaged: opening the store writes it again",
             ),
-        ]
-        .into_iter()
-        .filter_map(|(is_so, sentence)| is_so.then_some(sentence))
-        .collect()
+        ];
+        sentences.into_iter().flatten().collect()
     }
 }
 
 /// The chunks of a store, in no order. Those that are stored or deleted meanwhile may be missing. Damaged records are skipped and
 /// counted.
 pub struct StoredChunks {
-    index: IndexReader,
+    index: IndexBytes,
+    /// Bytes of it in use when they were looked at last.
+    length: u64,
     home: ChunkHome,
     next_slot: u64,
-    records: std::vec::IntoIter<(u32, Record)>,
-    /// Slot and fingerprint of records that are damaged, or that the owner was changing. They are read again at the end.
-    doubtful: Vec<(u32, u32)>,
-    is_second_look: bool,
+    chunks: std::vec::IntoIter<StoredChunk>,
     damage: Damage,
 }
 
@@ -122,7 +115,7 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
     let (index, home) = match PathKind::of(path)? {
         PathKind::Directory => {
             let directory = Directory::open(path).map_err(OpenError::io("open", path))?;
-            let index = IndexReader::in_directory(&directory)?;
+            let index = index_in(&directory)?;
             let has_chunk_files =
                 directory.contains(CHUNKS_NAME).map_err(OpenError::io("read", path))?;
             let home = match has_chunk_files {
@@ -135,19 +128,83 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
             let device = File::open(path).map_err(OpenError::io("read", path))?;
             let (superblock, is_whole) = superblock_of(&device, path)?;
             damage.has_one_superblock = !is_whole;
-            let index = IndexReader::of_device(device, path, &superblock, index_path)?;
+            let index = index_of_device(device, path, &superblock, index_path)?;
             (index, ChunkHome::Device(path.to_owned(), superblock.data_offset))
         }
     };
-    Ok(StoredChunks {
-        index,
-        home,
-        next_slot: 0,
-        records: Vec::new().into_iter(),
-        doubtful: Vec::new(),
-        is_second_look: false,
-        damage,
+    let length = index.length()?;
+    index.check_header(length)?.map_err(|reason| unreadable(&index.path, &reason))?;
+    let (length, chunks) = (length.unwrap_or_default(), Vec::new().into_iter());
+    Ok(StoredChunks { index, length, home, next_slot: 0, chunks, damage })
+}
+
+fn index_in(directory: &Directory) -> Result<IndexBytes, OpenError> {
+    open_index(directory, INDEX_NAME, None).map_err(|error| match (error, data_in(directory)) {
+        (OpenError::Io { source, .. }, Some(stored)) if source.kind() == io::ErrorKind::NotFound => {
+            unreadable(
+                directory.path(),
+                &format!(
+                    "there are {stored}, but no {INDEX_NAME}: nothing tells what they hold, and opening the store begins a new index"
+                ),
+            )
+        }
+        (error, _) => error,
     })
+}
+
+fn index_of_device(
+    device: File,
+    path: &Path,
+    superblock: &Superblock,
+    index_path: Option<&Path>,
+) -> Result<IndexBytes, OpenError> {
+    match index_path {
+        Some(index_path) => {
+            let directory =
+                Directory::open(index_path).map_err(OpenError::io("open", index_path))?;
+            let id = superblock.store_id;
+            open_index(&directory, &device_index_name(id), Some(id))
+        }
+        None if superblock.index_bytes == 0 => {
+            Err(unreadable(path, "its index is elsewhere: say where, as index_path"))
+        }
+        None => Ok(IndexBytes::of_device(device, path, superblock)),
+    }
+}
+
+fn open_index(
+    directory: &Directory,
+    name: &str,
+    store_id: Option<StoreId>,
+) -> Result<IndexBytes, OpenError> {
+    let file = directory.open_to_read(name).map_err(directory.error("read", name))?;
+    Ok(IndexBytes::of_file(file, directory.path_of(name), store_id))
+}
+
+/// The superblock of a device, and whether both of its copies are whole.
+fn superblock_of(device: &File, path: &Path) -> Result<(Superblock, bool), OpenError> {
+    let copies = superblock_copies(device);
+    if let Some(superblock) = copies.into_iter().find_map(SuperblockCopy::intact) {
+        return Ok((superblock, copies == [SuperblockCopy::Intact(superblock); 2]));
+    }
+    for copy in copies {
+        if let SuperblockCopy::Newer(found) = copy {
+            let (path, supported) = (path.to_owned(), DEVICE_FORMAT_VERSION);
+            return Err(OpenError::NewerFormat { path, found, supported });
+        }
+    }
+    let reason = match () {
+        () if copies.contains(&SuperblockCopy::Damaged) => {
+            "its superblock is damaged, and its copy too"
+        }
+        () if copies.contains(&SuperblockCopy::Unreadable) => "its superblock cannot be read",
+        () => "it holds no store",
+    };
+    Err(unreadable(path, reason))
+}
+
+fn unreadable(path: &Path, reason: &str) -> OpenError {
+    OpenError::io("read", path)(io::Error::new(io::ErrorKind::InvalidData, reason.to_owned()))
 }
 
 impl ChunkHome {
@@ -176,56 +233,59 @@ impl StoredChunks {
         &self.damage
     }
 
+    /// Goes on to further chunks; false at the end of the index.
     fn read_more(&mut self) -> Result<bool, OpenError> {
-        let run = self.index.read_records(self.next_slot, READ_RECORDS)?;
-        self.damage.unreadable_pages += run.unreadable_pages;
-        let first = self.next_slot as u32;
-        self.next_slot += run.records.len() as u64;
-        let records: Vec<_> = (first..).zip(run.records).collect();
-        let is_end = records.is_empty() && !self.is_second_look;
-        self.records = records.into_iter();
-        if is_end {
-            self.look_again()?;
+        self.length = self.index.length()?.unwrap_or(self.length);
+        let first = self.next_slot;
+        let (records, unreadable) = self.index.records_from(first, READ_RECORDS, self.length);
+        self.damage.unreadable_pages += unreadable;
+        self.next_slot += records.len() as u64;
+        let (mut chunks, mut doubtful) = (Vec::new(), Vec::new());
+        for (slot, record) in (first as u32..).zip(&records) {
+            let is_chunk = !matches!(record.state, STATE_FREE | STATE_KEY_PART);
+            if is_chunk && !self.add(record, &mut chunks) {
+                doubtful.push((slot, fingerprint(record)));
+            }
         }
-        Ok(self.records.len() > 0)
-    }
-
-    /// A record that looked damaged may have been written by the owner at that moment.
-    fn look_again(&mut self) -> Result<(), OpenError> {
-        self.is_second_look = true;
         let is_cut =
             |length: u64| !length.saturating_sub(HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
-        let seems_cut = is_cut(self.index.length()?);
-        if seems_cut || !self.doubtful.is_empty() {
+        let seems_cut = records.is_empty() && is_cut(self.length);
+        // What looks damaged may have been written by the owner at that moment.
+        if seems_cut || !doubtful.is_empty() {
             thread::sleep(SECOND_LOOK_AFTER);
         }
-        self.damage.is_cut_short = seems_cut && is_cut(self.index.length()?);
-        // The owner has changed those that differ by now.
-        let again = |(slot, before): (u32, u32)| {
-            let record = self.index.read_record(slot)?;
-            (fingerprint(&record) == before).then_some((slot, record))
-        };
-        let records: Vec<_> = self.doubtful.drain(..).filter_map(again).collect();
-        self.records = records.into_iter();
-        Ok(())
+        self.damage.is_cut_short = seems_cut && self.index.length()?.is_some_and(is_cut);
+        for (slot, before) in doubtful {
+            // The owner has changed those that differ by now. Parts of a key are written before its record and cleared after it.
+            let same = |index: &IndexBytes| {
+                index.record(slot).filter(|record| fingerprint(record) == before)
+            };
+            if let Some(record) = same(&self.index)
+                && !self.add(&record, &mut chunks)
+                && same(&self.index).is_some()
+            {
+                self.damage.torn += 1;
+            }
+        }
+        self.chunks = chunks.into_iter();
+        Ok(!records.is_empty())
     }
 
-    fn doubt(&mut self, slot: u32, record: &Record) {
-        let seen = fingerprint(record);
-        if !self.is_second_look {
-            self.doubtful.push((slot, seen));
-        } else if self.index.read_record(slot).is_some_and(|record| fingerprint(&record) == seen) {
-            // Parts of its key are written before it and cleared after it.
-            self.damage.torn += 1;
+    /// Adds the chunk of a record to `chunks` if it can be where the record says; false if the record is damaged.
+    fn add(&mut self, record: &Record, chunks: &mut Vec<StoredChunk>) -> bool {
+        let Some(chunk) = self.chunk_of(record) else { return false };
+        match self.home.contain(record) {
+            true => chunks.push(chunk),
+            false => self.damage.out_of_range += 1,
         }
+        true
     }
 
     fn chunk_of(&self, record: &Record) -> Option<StoredChunk> {
         if !record.is_sensible() {
             return None;
         }
-        let key = record.read_key(|slot| self.index.read_record(slot))?;
-        let key = String::from_utf8(key).ok()?;
+        let key = record.read_key(|slot| self.index.record(slot))?;
         let own_offset = u64::from(record.first_block) * BLOCK_BYTES;
         let (file, offset_bytes) = match &self.home {
             ChunkHome::DataFiles(..) => (data_file_name(record.data_file).into(), own_offset),
@@ -258,15 +318,8 @@ impl Iterator for StoredChunks {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            while let Some((slot, record)) = self.records.next() {
-                if matches!(record.state, STATE_FREE | STATE_KEY_PART) {
-                    continue;
-                }
-                match self.chunk_of(&record) {
-                    None => self.doubt(slot, &record),
-                    Some(chunk) if self.home.contain(&record) => return Some(Ok(chunk)),
-                    Some(_) => self.damage.out_of_range += 1,
-                }
+            if let Some(chunk) = self.chunks.next() {
+                return Some(Ok(chunk));
             }
             match self.read_more() {
                 Ok(true) => {}

@@ -198,10 +198,7 @@ impl<G, S> Index<G, S> {
         self.count(1, i64::from(entry.length_bytes));
         let number = shard.entries.insert(entry);
         let head = self.table.read(record);
-        let name = || {
-            let key = self.table.key(&head).unwrap_or_default();
-            Namespace::of(&String::from_utf8_lossy(&key)).name()
-        };
+        let name = || Namespace::of(&self.table.key(&head).unwrap_or_default()).name();
         let moment = match self.rules.eviction {
             Eviction::Fifo => head.generation,
             _ => head.last_used_ms(),

@@ -9,12 +9,13 @@
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::unix::fs::FileExt;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
+use super::index_bytes::read_pages;
 use super::sigbus;
 
 /// With more holes no slot is handed out any more.
@@ -56,6 +57,8 @@ impl Mapping {
     /// Maps `length_bytes` bytes of `file` from `offset` on. It may be shorter: then only what it has may be accessed.
     pub(super) fn new(file: &File, offset: u64, length_bytes: usize) -> io::Result<Self> {
         sigbus::install();
+        // Before a fault can ask for it.
+        page_bytes();
         let map = MmapOptions::new().offset(offset).len(length_bytes).map_raw(file)?;
         // A fork would keep the file open through it, and so the lock.
         map.advise(Advice::DontFork)?;
@@ -75,20 +78,11 @@ impl Mapping {
     /// read.
     pub(super) fn find_holes(&self, file: &File, offset: u64, length_bytes: usize) {
         let mut scratch = vec![0; READ_BYTES];
-        let mut is_readable = |start: usize, length: usize| {
-            file.read_exact_at(&mut scratch[..length], offset + start as u64).is_ok()
-        };
         for start in (0..length_bytes).step_by(READ_BYTES) {
-            let end = (start + READ_BYTES).min(length_bytes);
-            if is_readable(start, end - start) {
-                continue;
-            }
-            for page in (start..end).step_by(page_bytes()) {
-                let within = page_bytes().min(end - page);
-                if !is_readable(page, within) {
-                    self.guarded.make_hole(self.guarded.start.load(Ordering::Relaxed) + page);
-                }
-            }
+            let part = &mut scratch[..READ_BYTES.min(length_bytes - start)];
+            read_pages(file, part, offset + start as u64, |at| {
+                self.guarded.make_hole(self.map.as_ptr().addr() + start + at);
+            });
         }
     }
 
@@ -243,16 +237,9 @@ impl MappedRange {
 }
 
 fn page_bytes() -> usize {
-    static PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
-    match PAGE_BYTES.load(Ordering::Relaxed) {
-        0 => {
-            // SAFETY: no pointers; POSIX lists it among what a signal handler may call.
-            let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-            PAGE_BYTES.store(bytes, Ordering::Relaxed);
-            bytes
-        }
-        bytes => bytes,
-    }
+    static PAGE_BYTES: OnceLock<usize> = OnceLock::new();
+    // SAFETY: no pointers.
+    *PAGE_BYTES.get_or_init(|| unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize)
 }
 
 fn guard(start: usize, length: usize) -> io::Result<&'static MappedRange> {
@@ -270,6 +257,8 @@ fn guard(start: usize, length: usize) -> io::Result<&'static MappedRange> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     #[test]

@@ -8,7 +8,7 @@ mod exists;
 mod expiry;
 mod found;
 mod ghosts;
-mod header;
+mod index_bytes;
 mod index_file;
 mod leases;
 mod listing;
@@ -16,8 +16,6 @@ mod lookup;
 pub(crate) mod map;
 mod mapping;
 mod membership;
-mod offline_reader;
-mod owner;
 #[cfg(feature = "bench")]
 pub(crate) mod probe;
 mod reader_pins;

@@ -26,44 +26,32 @@ impl Table {
         content: &ChunkFields,
         key: &str,
     ) -> u32 {
-        let parts: Vec<&[u8]> = key.as_bytes().chunks(KEY_PART_BYTES).collect();
+        let slots = &reservation.slots;
         // The further parts first: a record that can be found is complete.
-        for number in (1..reservation.slots.len()).rev() {
-            let mut part = Record::zeroed();
-            part.state = STATE_KEY_PART;
-            part.digest = content.digest.0;
-            part.generation = content.generation;
-            part.length_bytes = number as u64;
-            self.write(reservation, number, part, parts[number]);
+        for number in (0..slots.len()).rev() {
+            let mut record = Record::zeroed();
+            record.state = STATE_KEY_PART;
+            record.digest = content.digest.0;
+            record.generation = content.generation;
+            record.length_bytes = number as u64;
+            if number == 0 {
+                record.last_use = use_word(content.created_ms, 0);
+                record.state = STATE_CHUNK;
+                record.key_length = key.len() as u16;
+                record.length_bytes = content.length_bytes;
+                record.created_ms = content.created_ms;
+                record.data_file = content.extent.file;
+                record.first_block = content.extent.first_block;
+                record.set_chunk_checksum(content.checksum);
+                record.namespace = content.namespace;
+            }
+            record.next_slot = slots.get(number + 1).copied().unwrap_or(NO_SLOT);
+            let part = key.as_bytes().chunks(KEY_PART_BYTES).nth(number).unwrap_or_default();
+            record.key[..part.len()].copy_from_slice(part);
+            record.checksum = record.computed_checksum();
+            self.change(Change::Write(slots[number], Arc::new(record)));
         }
-        let mut record = Record::zeroed();
-        record.last_use = use_word(content.created_ms, 0);
-        record.state = STATE_CHUNK;
-        record.key_length = key.len() as u16;
-        record.digest = content.digest.0;
-        record.generation = content.generation;
-        record.length_bytes = content.length_bytes;
-        record.created_ms = content.created_ms;
-        record.data_file = content.extent.file;
-        record.first_block = content.extent.first_block;
-        record.set_chunk_checksum(content.checksum);
-        record.namespace = content.namespace;
-        let first_part = parts.first().copied().unwrap_or_default();
-        self.write(reservation, 0, record, first_part);
-        reservation.slots[0]
-    }
-
-    fn write(
-        &self,
-        Reservation { slots }: &Reservation,
-        number: usize,
-        mut record: Record,
-        part: &[u8],
-    ) {
-        record.next_slot = slots.get(number + 1).copied().unwrap_or(NO_SLOT);
-        record.key[..part.len()].copy_from_slice(part);
-        record.checksum = record.computed_checksum();
-        self.change(Change::Write(slots[number], Arc::new(record)));
+        slots[0]
     }
 
     /// Frees the record in `slot`, and the further parts of its key.
@@ -134,27 +122,24 @@ impl Table {
                 unsafe { ((*record).key_length, &(*record).key) }
             }
         };
-        let key = key.as_bytes();
         if usize::from(key_length) != key.len() {
             return false;
         }
         if key.len() <= KEY_PART_BYTES {
-            return first_part[..key.len()] == *key;
+            return first_part[..key.len()] == *key.as_bytes();
         }
         self.key(&self.read(slot)).is_some_and(|stored| stored == key)
     }
 
     /// The exact key of `record`; `None` if a part of it is missing or damaged.
-    pub(super) fn key(&self, record: &Record) -> Option<Vec<u8>> {
+    pub(super) fn key(&self, record: &Record) -> Option<String> {
         record.read_key(|slot| self.read_if_there(slot))
     }
 
     /// Whether the digest in the record in `slot` is that of its key.
     pub(super) fn is_of_its_key(&self, slot: u32) -> bool {
         let record = self.read(slot);
-        let key = self.key(&record);
-        let key = key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
-        key.is_some_and(|key| Digest::of(key) == record.digest())
+        self.key(&record).is_some_and(|key| Digest::of(&key) == record.digest())
     }
 
     /// All slots of `record`, `slot` first; `None` if a part of its key is missing or damaged.

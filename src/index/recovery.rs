@@ -8,12 +8,13 @@ use super::entries::ChunkEntry;
 use super::found::FoundIndex;
 use super::map::{Index, Rules};
 use super::shard::Suspect;
-use super::table::Table;
+use super::table::{IndexState, Table};
 use crate::block::Extent;
 use crate::capacity::Budget;
 use crate::error::OpenError;
 use crate::format::header::{Owner, Session};
 use crate::format::record::{GENERATIONS_END, STATE_CHUNK, slots_for};
+use crate::format::sealed;
 use crate::store::Store;
 
 /// Generations of one session: more than it can use.
@@ -58,13 +59,19 @@ pub struct Recovery {
 impl Recovery {
     /// Records that were dropped, for any reason.
     pub fn discarded(&self) -> u64 {
-        self.torn
-            + self.out_of_range
-            + self.overlapping
-            + self.duplicate
-            + self.expired
-            + self.moved
-            + self.stale
+        self.dropped().iter().map(|(_, count)| count).sum()
+    }
+
+    fn dropped(&self) -> [(&'static str, u64); 7] {
+        [
+            ("torn", self.torn),
+            ("out of range", self.out_of_range),
+            ("overlapping", self.overlapping),
+            ("duplicate", self.duplicate),
+            ("expired", self.expired),
+            ("moved to other paths", self.moved),
+            ("stale", self.stale),
+        ]
     }
 
     /// The sum over several paths.
@@ -97,18 +104,8 @@ impl std::fmt::Display for Recovery {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let shutdown = if self.clean_shutdown { "clean" } else { "unclean" };
         write!(formatter, "{} chunks after {shutdown} shutdown", self.kept)?;
-        for (name, count) in [
-            ("torn", self.torn),
-            ("out of range", self.out_of_range),
-            ("overlapping", self.overlapping),
-            ("duplicate", self.duplicate),
-            ("expired", self.expired),
-            ("moved to other paths", self.moved),
-            ("stale", self.stale),
-        ] {
-            if count > 0 {
-                write!(formatter, ", {count} {name}")?;
-            }
+        for (name, count) in self.dropped().iter().filter(|(_, count)| *count > 0) {
+            write!(formatter, ", {count} {name}")?;
         }
         if self.orphans > 0 {
             write!(formatter, "; {} files without a record removed", self.orphans)?;
@@ -139,30 +136,33 @@ impl<G, S> Index<G, S> {
         open_store: impl FnOnce(&dyn Fn() -> HashMap<u32, u64>) -> Result<Box<dyn Store>, OpenError>,
     ) -> Result<OpenedIndex<Self>, OpenError> {
         let (table, found) = Table::open(found, Arc::clone(budget), now_ms)?;
+        let IndexState { session, reset, truncated } = found;
         let store = open_store(&|| table.mean_use_by_file())?;
-        let mut recovery =
-            Recovery { reset: found.reset, truncated: found.truncated, ..Recovery::default() };
-        if found.made_now && store.usage().data_files > 0 {
-            recovery.reset = Some("it was missing or empty, though there are data files".into());
+        let mut recovery = Recovery { reset, truncated, ..Recovery::default() };
+        if recovery.reset.as_ref().is_some_and(String::is_empty) {
+            let has_files = store.usage().data_files > 0;
+            let reason = "it was missing or empty, though there are data files";
+            recovery.reset = has_files.then(|| reason.into());
         }
         let oldest_ms = rules.ttl_ms.map_or(0, |ttl_ms| now_ms.saturating_sub(ttl_ms));
-        let (mut chunks, mut free) = read_records(&table, &*store, oldest_ms, &mut recovery);
-        drop_overlapping(&mut chunks, &table, &mut free, &mut recovery);
+        let mut used = vec![false; table.slot_count() as usize];
+        let mut chunks = read_records(&table, &*store, oldest_ms, &mut used, &mut recovery);
+        drop_overlapping(&mut chunks, &table, &mut used, &mut recovery);
         recovery.unreadable_pages = table.lost_pages() as u64;
 
         // An unreadable session block does not tell how the store was left.
-        recovery.clean_shutdown = match &found.session {
+        recovery.clean_shutdown = match &session {
             Some(session) => session.clean == 1,
             None => chunks.is_empty() && recovery.reset.is_none(),
         };
-        let first = first_generation(&chunks, found.session.as_ref()).unwrap_or_else(|| {
+        let first = first_generation(&chunks, session.as_ref()).unwrap_or_else(|| {
             // No store has had so many: the number was made up.
-            chunks.drain(..).for_each(|chunk| release(&table, chunk.slot, &mut free));
+            chunks.drain(..).for_each(|chunk| release(&table, chunk.slot, &mut used));
             recovery.reset = Some("its generations are used up".into());
             SESSION_GENERATIONS
         });
         let index = Self::new(table, first, rules);
-        let suspects = index.suspects(&chunks, found.session.as_ref(), recovery.clean_shutdown);
+        let suspects = index.suspects(&chunks, session.as_ref(), recovery.clean_shutdown);
         recovery.to_verify = suspects.len() as u64;
         let (stored, older_slots) = index.restore_all(&chunks, &mut recovery);
         recovery.kept = stored.len() as u64;
@@ -174,11 +174,10 @@ impl<G, S> Index<G, S> {
                 log::error!("cannot make durable what the last owner wrote: {error}");
             }
         }
-        older_slots.into_iter().for_each(|slot| release(&index.table, slot, &mut free));
+        older_slots.into_iter().for_each(|slot| release(&index.table, slot, &mut used));
         let action = "remove files without a record from";
         recovery.orphans = store.rebuild(&stored).map_err(index.table.index_file.error(action))?;
-        free.sort_unstable_by(|left, right| right.cmp(left));
-        index.table.set_free(free);
+        index.table.set_free(&used);
         Ok((index, store, recovery, suspects))
     }
 
@@ -260,7 +259,7 @@ impl<G, S> Index<G, S> {
             boot: self.rules.boot,
             ..Session::of(&Owner::current(), now_ms)
         };
-        self.table.write_session(&session.sealed())
+        self.table.write_session(&sealed(session))
     }
 }
 
@@ -279,17 +278,16 @@ fn first_generation(chunks: &[RecoveredChunk], session: Option<&Session>) -> Opt
     (first < GENERATIONS_END).then_some(first)
 }
 
-/// All whole records whose extent is there, and the slots that are free.
+/// All whole records whose extent is there. Their slots are `used`.
 fn read_records(
     table: &Table,
     store: &dyn Store,
     oldest_ms: u64,
+    used: &mut [bool],
     recovery: &mut Recovery,
-) -> (Vec<RecoveredChunk>, Vec<u32>) {
-    let total = table.slot_count();
+) -> Vec<RecoveredChunk> {
     let mut chunks = Vec::new();
-    let mut used = vec![false; total as usize];
-    for slot in 0..total {
+    for slot in 0..table.slot_count() {
         let record = table.read(slot);
         if record.state != STATE_CHUNK {
             continue;
@@ -317,15 +315,14 @@ fn read_records(
         entry.last_use = record.last_use;
         chunks.push(RecoveredChunk { entry, generation: record.generation, slot });
     }
-    let free = (0..total).filter(|slot| !used[*slot as usize]).collect();
-    (chunks, free)
+    chunks
 }
 
 /// Sorts by extent; of two that overlap the younger stays.
 fn drop_overlapping(
     chunks: &mut Vec<RecoveredChunk>,
     table: &Table,
-    free: &mut Vec<u32>,
+    used: &mut [bool],
     recovery: &mut Recovery,
 ) {
     chunks.sort_unstable_by_key(|chunk| chunk.entry.extent());
@@ -343,22 +340,23 @@ fn drop_overlapping(
                 survives = false;
                 break;
             }
-            release(table, last.slot, free);
+            release(table, last.slot, used);
             kept -= 1;
         }
         if survives {
             chunks[kept] = chunk;
             kept += 1;
         } else {
-            release(table, chunk.slot, free);
+            release(table, chunk.slot, used);
         }
     }
     chunks.truncate(kept);
 }
 
-fn release(table: &Table, slot: u32, free: &mut Vec<u32>) {
+fn release(table: &Table, slot: u32, used: &mut [bool]) {
     let record = table.read(slot);
-    let slots = table.slots_of(slot, &record).unwrap_or_else(|| vec![slot]);
-    slots.iter().for_each(|slot| table.wipe(*slot));
-    free.extend(slots);
+    for slot in table.slots_of(slot, &record).unwrap_or_else(|| vec![slot]) {
+        table.wipe(slot);
+        used[slot as usize] = false;
+    }
 }

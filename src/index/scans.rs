@@ -226,8 +226,7 @@ impl<G, S> Index<G, S> {
     }
 
     fn key_of(&self, found: Located) -> Option<String> {
-        let key = self.table.key(&self.table.read(found.record))?;
-        Some(String::from_utf8_lossy(&key).into_owned())
+        self.table.key(&self.table.read(found.record))
     }
 
     /// Takes out all chunks of the namespace called `name` but pinned ones; those being written are not stored afterwards either,

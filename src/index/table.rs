@@ -13,10 +13,9 @@ use std::time::Instant;
 
 use super::changes::Changes;
 use super::found::FoundIndex;
-use super::header::start_anew;
+use super::index_bytes::read_session;
 use super::index_file::IndexFile;
 use super::mapping::Mapping;
-use super::owner::read_session;
 use super::slots::FreeSlots;
 use crate::block::Extent;
 use crate::capacity::Budget;
@@ -47,16 +46,13 @@ pub(crate) struct ChunkFields {
     pub(crate) created_ms: u64,
 }
 
-#[derive(Debug)]
 pub(crate) struct IndexState {
     /// Session block of the last owner, if it is whole.
-    pub(crate) session: Option<Session>,
-    /// Why it was started anew, if it was.
-    pub(crate) reset: Option<String>,
-    /// It was missing or empty, and not because the device of the store was formatted just now.
-    pub(crate) made_now: bool,
+    pub(super) session: Option<Session>,
+    /// Why it was started anew, if it was. Empty if there was none, and not because the device of the store was formatted just now.
+    pub(super) reset: Option<String>,
     /// It is not as long as it was left.
-    pub(crate) truncated: bool,
+    pub(super) truncated: bool,
 }
 
 pub(crate) struct Table {
@@ -86,13 +82,11 @@ impl Table {
         now_ms: u64,
     ) -> Result<(Self, IndexState), OpenError> {
         let FoundIndex { place, index_file, length: found, mut reset, .. } = found;
-        let index_file = match index_file {
-            Some(index_file) => {
-                index_file.make_private();
-                index_file
-            }
+        let (index_file, missing) = match index_file {
+            Some(index_file) => (index_file, None),
             None => IndexFile::make(&place)?,
         };
+        index_file.make_private();
         if let Some(bytes) = found.filter(|_| reset.is_none())
             && !budget.reserve(bytes, budget.capacity_bytes() / 2)
         {
@@ -103,19 +97,17 @@ impl Table {
         }
         let session = if reset.is_some() {
             budget.reserve(HEADER_BYTES, 0);
-            start_anew(&index_file, now_ms).map_err(index_file.error("write"))?;
+            index_file.start_anew(now_ms).map_err(index_file.error("write"))?;
             None
         } else {
             read_session(&index_file.file, index_file.offset)
         };
-        let length = index_file.length().map_err(index_file.error("read the length of"))?;
-        let length = length.unwrap_or(HEADER_BYTES);
+        let length = index_file.length()?.unwrap_or(HEADER_BYTES);
         let mapping = index_file.map(length, budget.capacity_bytes())?;
         let reserve = index_file.take_reserve(length, &budget);
         let reserved = length + reserve.map_err(index_file.error("truncate"))?;
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
-        let made_now = reset.as_ref().is_some_and(String::is_empty) && !place.is_new();
-        let reset = index_file.missing.clone().or(reset.filter(|reason| !reason.is_empty()));
+        let reset = missing.or(reset.filter(|reason| !reason.is_empty() || !place.is_new()));
         let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
         let table = Self {
             index_file,
@@ -132,7 +124,7 @@ impl Table {
             budget,
         };
         table.unshare();
-        Ok((table, IndexState { session, reset, made_now, truncated }))
+        Ok((table, IndexState { session, reset, truncated }))
     }
 
     pub(crate) fn slot_count(&self) -> u32 {
@@ -161,10 +153,11 @@ impl Table {
         self.slot_count() - free.count()
     }
 
-    /// Declares which slots are free; called once, by recovery. They are handed out from the end.
-    pub(super) fn set_free(&self, slots: Vec<u32>) {
+    /// Declares which slots are used, and the others free; called once, by recovery. The lowest are handed out first.
+    pub(super) fn set_free(&self, used: &[bool]) {
         let mut free = self.free.lock();
-        slots.into_iter().for_each(|slot| free.give_back(slot));
+        let unused = (0..used.len()).rev().filter(|slot| !used[*slot]);
+        unused.for_each(|slot| free.give_back(slot as u32));
     }
 
     /// Slots for a key of `key_length` bytes; does not block.

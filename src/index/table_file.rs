@@ -77,11 +77,8 @@ impl Table {
     pub(super) fn make_in_order(&self, changes: &[Change]) -> bool {
         let page = |change: &Change| place_of(change).map(|(at, _)| at / PAGE_BYTES as u64);
         changes.chunk_by(|one, next| page(one).is_some() && page(one) == page(next)).all(|run| {
-            if run.len() > 1 && self.make_together(run) {
-                run.iter().for_each(|change| self.note_made(change, &Ok(())));
-                return true;
-            }
-            run.iter().all(|change| self.make_with_retries(change))
+            run.len() > 1 && self.make_together(run)
+                || run.iter().all(|change| self.make_with_retries(change))
         })
     }
 
@@ -122,7 +119,11 @@ impl Table {
             page[at..at + bytes.len()].copy_from_slice(bytes);
             (from, to) = (from.min(at), to.max(at + bytes.len()));
         }
-        self.index_file.write_at(&page[from..to], start + from as u64).is_ok()
+        let is_made = self.index_file.write_at(&page[from..to], start + from as u64).is_ok();
+        if is_made {
+            changes.iter().for_each(|change| self.note_made(change, &Ok(())));
+        }
+        is_made
     }
 
     fn try_to_make(&self, change: &Change) -> io::Result<()> {
@@ -243,9 +244,10 @@ impl Table {
     /// Has the next sync write all of it again: after a failed one the disk may lack what the kernel takes for written.
     pub(crate) fn write_anew(&self) {
         let bytes = HEADER_BYTES as usize + self.slot_count() as usize * RECORD_BYTES;
-        if let Err(error) =
-            self.mapping.mark_changed(bytes, |at, part| self.index_file.mark_changed(at, part))
-        {
+        let index = &self.index_file;
+        if let Err(error) = self.mapping.mark_changed(bytes, |at, part| {
+            index.files.mark_changed(&index.file, index.offset + at, part)
+        }) {
             log::warn!(
                 "{}: after a failed sync a deleted chunk may be back after power loss: {error}",
                 self.index_file.path.display()

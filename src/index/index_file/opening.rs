@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::{IndexFile, Region};
+use super::{IndexFile, IndexHome};
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::format::names::{INDEX_NAME, device_index_name};
 use crate::format::superblock::Superblock;
-use crate::index::owner::read_owner;
+use crate::index::index_bytes::{IndexBytes, read_owner};
 use crate::lock::{holder_of, lock_for};
 use crate::store::device::BlockDevice;
 
@@ -70,106 +70,80 @@ fn file_name(device: Option<&BlockDevice>) -> String {
 impl IndexFile {
     /// Opens and locks what is there, and changes nothing. None where there is nothing yet.
     pub(in crate::index) fn find(place: &IndexPlace) -> Result<Option<Self>, OpenError> {
-        if place.is_new() {
-            return Ok(None);
-        }
-        match place {
-            IndexPlace::Directory(directory) => Self::find_file(directory, None),
-            IndexPlace::Device(device) => Self::of_device(device).map(Some),
-            IndexPlace::Beside(path, device) => {
-                let directory = match Directory::open(path) {
-                    Ok(directory) => Arc::new(directory.with_files(device.files())),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                    Err(error) => return Err(OpenError::io("open the directory", path)(error)),
-                };
-                Self::find_file(&directory, Some(device.as_ref()))
+        let open = Directory::open_file;
+        let found = match place {
+            place if place.is_new() => return Ok(None),
+            IndexPlace::Directory(directory) => Self::in_directory(directory, None, "open", open),
+            IndexPlace::Device(device) => Self::of_device(device),
+            IndexPlace::Beside(path, device) => Directory::open(path)
+                .map_err(OpenError::io("open the directory", path))
+                .and_then(|directory| {
+                    let directory = Arc::new(directory.with_files(device.files()));
+                    Self::in_directory(&directory, Some(device.as_ref()), "open", open)
+                }),
+        };
+        match found {
+            Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(None)
             }
+            found => found.map(Some),
         }
     }
 
-    /// Makes and locks one where [`IndexFile::find`] found none.
-    pub(in crate::index) fn make(place: &IndexPlace) -> Result<Self, OpenError> {
+    /// Makes and locks one where [`IndexFile::find`] found none. Also says what was missing, if the store is not new.
+    pub(in crate::index) fn make(place: &IndexPlace) -> Result<(Self, Option<String>), OpenError> {
+        let create = Directory::create;
         match place {
-            IndexPlace::Directory(directory) => Self::make_file(directory, None),
-            IndexPlace::Device(device) => Self::of_device(device),
-            IndexPlace::Beside(path, device) => Self::make_beside(path, device),
+            IndexPlace::Directory(directory) => {
+                Ok((Self::in_directory(directory, None, "make", create)?, None))
+            }
+            IndexPlace::Device(device) => Ok((Self::of_device(device)?, None)),
+            IndexPlace::Beside(path, device) => {
+                let directory = Directory::open_or_make(path)
+                    .map_err(OpenError::io("make the directory", path))?;
+                let directory = Arc::new(directory.with_files(device.files()));
+                let expected = directory.path_of(&file_name(Some(device)));
+                if !device.is_new() {
+                    // The file may come back, or be in another directory: from here on it is of another store.
+                    device.renew_id().map_err(OpenError::io("write", device.path()))?;
+                }
+                let made = Self::in_directory(&directory, Some(device), "make", create)?;
+                let missing = format!("{} was missing", expected.display());
+                Ok((made, (!device.is_new()).then_some(missing)))
+            }
         }
     }
 
     fn of_device(device: &Arc<BlockDevice>) -> Result<Self, OpenError> {
         let file = device.open_beside().map_err(OpenError::io("open", device.path()))?;
-        let superblock = device.superblock();
         Ok(Self {
-            path: device.path().to_owned(),
-            home: None,
             _closed_on_fork: ClosedOnFork::new(file.as_raw_fd()),
-            file,
-            offset: superblock.index_offset,
+            bytes: IndexBytes::of_device(file, device.path(), &device.superblock()),
+            home: IndexHome::Device(Arc::clone(device)),
             files: Arc::clone(device.files()),
-            region: Some(Region { device: Arc::clone(device), most_bytes: superblock.index_bytes }),
             cannot_reserve: AtomicBool::new(false),
-            store_id: Some(superblock.store_id),
-            missing: None,
         })
     }
 
-    fn make_beside(path: &Path, device: &BlockDevice) -> Result<Self, OpenError> {
-        let directory =
-            Directory::open_or_make(path).map_err(OpenError::io("make the directory", path))?;
-        let directory = Arc::new(directory.with_files(device.files()));
-        let expected = directory.path_of(&file_name(Some(device)));
-        if !device.is_new() {
-            // The file may come back, or be in another directory: from here on it is of another store.
-            device.renew_id().map_err(OpenError::io("write", device.path()))?;
-        }
-        let mut index_file = Self::make_file(&directory, Some(device))?;
-        index_file.missing =
-            (!device.is_new()).then(|| format!("{} was missing", expected.display()));
-        Ok(index_file)
-    }
-
-    /// Of the store in the directory, or on `device`.
-    fn find_file(
+    /// The file of the store in the directory, or on `device`, as `open` opens or makes it; locked.
+    fn in_directory(
         directory: &Arc<Directory>,
         device: Option<&BlockDevice>,
-    ) -> Result<Option<Self>, OpenError> {
-        let name = file_name(device);
-        match directory.open_file(&name) {
-            Ok(file) => Self::of_file(file, directory, name, device).map(Some),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(directory.error("open", &name)(error)),
-        }
-    }
-
-    fn make_file(
-        directory: &Arc<Directory>,
-        device: Option<&BlockDevice>,
+        action: &'static str,
+        open: impl FnOnce(&Directory, &str) -> io::Result<File>,
     ) -> Result<Self, OpenError> {
         let name = file_name(device);
-        let file = directory.create(&name).map_err(directory.error("make", &name))?;
-        Self::of_file(file, directory, name, device)
-    }
-
-    fn of_file(
-        file: File,
-        directory: &Arc<Directory>,
-        name: String,
-        device: Option<&BlockDevice>,
-    ) -> Result<Self, OpenError> {
+        let file = open(directory, &name).map_err(directory.error(action, &name))?;
         let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
         let store = device.map_or_else(|| directory.path(), BlockDevice::path);
         lock_for(&file, store, || read_owner(&file, 0), directory.error("lock", &name))?;
+        let store_id = device.map(|device| device.superblock().store_id);
         Ok(Self {
-            path: directory.path_of(&name),
-            home: Some((Arc::clone(directory), name)),
             _closed_on_fork: closed_on_fork,
-            file,
-            offset: 0,
+            bytes: IndexBytes::of_file(file, directory.path_of(&name), store_id),
+            home: IndexHome::Directory(Arc::clone(directory), name),
             files: Arc::clone(directory.files()),
-            region: None,
             cannot_reserve: AtomicBool::new(false),
-            store_id: device.map(|device| device.superblock().store_id),
-            missing: None,
         })
     }
 }
