@@ -1,6 +1,6 @@
 //! Caller memory, and the pool of aligned memory that stands in where the caller's does not fit O_DIRECT.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use crate::block::BLOCK_BYTES;
@@ -77,10 +77,8 @@ impl AlignedBlock {
         let layout = Layout::from_size_align(size_bytes.max(1).next_multiple_of(block), block)
             .unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()));
         // SAFETY: the size is at least one block, not zero.
-        let raw = unsafe { alloc(layout) };
+        let raw = unsafe { alloc_zeroed(layout) };
         let Some(pointer) = NonNull::new(raw) else { handle_alloc_error(layout) };
-        // SAFETY: the allocation spans `layout.size()` bytes.
-        unsafe { pointer.as_ptr().write_bytes(0, layout.size()) };
         Self { pointer, layout }
     }
 
@@ -104,6 +102,7 @@ impl Drop for AlignedBlock {
 
 /// Aligned memory by power-of-two size, kept for reuse. The scheduler bounds the bytes in flight; as many may
 /// wait to be copied out.
+#[derive(Default)]
 pub(crate) struct BouncePool {
     free: [Vec<AlignedBlock>; SIZE_CLASSES],
 }
@@ -112,10 +111,6 @@ pub(crate) struct BouncePool {
 const SIZE_CLASSES: usize = 15;
 
 impl BouncePool {
-    pub(crate) fn new() -> Self {
-        Self { free: Default::default() }
-    }
-
     /// Memory of at least `size_bytes`. Its content is what the last user left.
     pub(crate) fn take(&mut self, size_bytes: usize) -> AlignedBlock {
         let class = size_class(size_bytes);
@@ -141,7 +136,7 @@ mod tests {
 
     #[test]
     fn pool_reuses_by_size() {
-        let mut pool = BouncePool::new();
+        let mut pool = BouncePool::default();
         let small = pool.take(1);
         let large = pool.take(5000);
         assert_eq!((small.size_bytes(), large.size_bytes()), (4096, 8192));

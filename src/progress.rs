@@ -39,27 +39,19 @@ impl Progress {
         self.done.load(Ordering::SeqCst) >= ticket
     }
 
-    /// Waits until that is done, and says whether it is: not if nobody works any more.
-    pub(crate) fn wait(&self, ticket: u64) -> bool {
+    /// Waits until that is done, but not past `deadline`, and says whether it is: not if nobody works any more.
+    pub(crate) fn wait(&self, ticket: u64, deadline: Option<Instant>) -> bool {
         if self.is_done(ticket) {
             return true;
         }
         let mut has_ended = self.has_ended.lock();
-        while !*has_ended && !self.is_done(ticket) {
-            has_ended = self.advanced.wait(has_ended);
-        }
-        drop(has_ended);
-        self.is_done(ticket)
-    }
-
-    /// Waits until that is done, and says whether it is, but no longer than until `deadline`.
-    pub(crate) fn wait_until(&self, ticket: u64, deadline: Instant) -> bool {
-        let mut has_ended = self.has_ended.lock();
         let mut is_over = false;
         while !*has_ended && !is_over && !self.is_done(ticket) {
-            (has_ended, is_over) = self.advanced.wait_until(has_ended, deadline);
+            (has_ended, is_over) = match deadline {
+                Some(deadline) => self.advanced.wait_until(has_ended, deadline),
+                None => (self.advanced.wait(has_ended), false),
+            };
         }
-        drop(has_ended);
         self.is_done(ticket)
     }
 
@@ -87,16 +79,16 @@ mod tests {
         progress.note_done(1);
         assert!(progress.is_done(first) && !progress.is_done(second));
         progress.note_done(1);
-        assert!(progress.wait(progress.ticket()));
+        assert!(progress.wait(progress.ticket(), None));
     }
 
     #[test]
     fn a_wait_ends_at_its_deadline() {
         let progress = Progress::default();
         let ticket = progress.note_queued();
-        assert!(!progress.wait_until(ticket, Instant::now()));
+        assert!(!progress.wait(ticket, Some(Instant::now())));
         progress.note_done(1);
-        assert!(progress.wait_until(ticket, Instant::now()));
+        assert!(progress.wait(ticket, Some(Instant::now())));
     }
 
     #[test]
@@ -105,7 +97,7 @@ mod tests {
         let ticket = progress.note_queued();
         let waiting = thread::spawn({
             let progress = Arc::clone(&progress);
-            move || progress.wait(ticket)
+            move || progress.wait(ticket, None)
         });
         progress.end();
         assert!(!waiting.join().unwrap());

@@ -77,9 +77,12 @@ impl Grant {
     }
 }
 
-/// Where an operation waits, as [`Scheduler::push`] tells it.
+/// Where an operation waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(u64);
+pub struct Ticket {
+    line: Line,
+    number: u64,
+}
 
 /// The queues, in the order in which they are served but for SETs that are due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,14 +163,22 @@ impl Scheduler {
     /// Queues an operation of `total_bytes`, submitted at `since`, at the end of its class.
     pub fn push(&mut self, class: Class, id: usize, total_bytes: u64, since: Instant) -> Ticket {
         let waiting = Waiting { id, granted_bytes: 0, total_bytes, since };
-        self.queues[Line::of(class) as usize].push(waiting)
+        self.push_to(Line::of(class), waiting)
     }
 
-    /// A load waits for the SET with this ticket: what is not granted of it goes ahead of all other SETs, and beside loads.
-    pub fn promote(&mut self, ticket: Ticket) {
-        if let Some(waiting) = self.queues[Line::Set as usize].take(ticket) {
-            self.queues[Line::Promoted as usize].push(waiting);
+    fn push_to(&mut self, line: Line, waiting: Waiting) -> Ticket {
+        Ticket { line, number: self.queues[line as usize].push(waiting) }
+    }
+
+    /// A load waits for the SET with this ticket: what is not granted of it goes ahead of all other SETs, and beside loads. Returns
+    /// where it waits from then on.
+    pub fn promote(&mut self, ticket: Ticket) -> Ticket {
+        if ticket.line == Line::Set
+            && let Some(waiting) = self.queues[Line::Set as usize].take(ticket.number)
+        {
+            return self.push_to(Line::Promoted, waiting);
         }
+        ticket
     }
 
     /// The next piece that may start now. `loads_elsewhere`: whether others load from the same device. Each grant
@@ -308,40 +319,22 @@ impl Scheduler {
         self.load_ended |= grant.class == Class::Get;
     }
 
-    /// Takes back the first piece of a SET, as if it had not been granted: it is the next of its queue again. Returns where
-    /// it waits if that has changed.
-    pub fn take_back(&mut self, grant: Grant, total_bytes: u64, since: Instant) -> Option<Ticket> {
+    /// Takes back the first piece of a SET, as if it had not been granted: it is the next of its queue again. Returns where it waits.
+    pub fn take_back(&mut self, grant: Grant, total_bytes: u64, since: Instant) -> Ticket {
         debug_assert!(grant.class == Class::Set && grant.offset_bytes == 0);
         self.finish(grant);
-        for line in [Line::Promoted, Line::Set] {
-            if let Some(front) = self.queues[line as usize].front_mut()
-                && front.id == grant.id
-            {
-                front.granted_bytes = 0;
-                return None;
-            }
+        let line = grant.line();
+        let queue = &mut self.queues[line as usize];
+        match queue.front_mut() {
+            Some(front) if front.id == grant.id => front.granted_bytes = 0,
+            _ => queue.push_front(Waiting { id: grant.id, granted_bytes: 0, total_bytes, since }),
         }
-        let queue = &mut self.queues[Line::Set as usize];
-        let waiting = Waiting { id: grant.id, granted_bytes: 0, total_bytes, since };
-        Some(queue.push_front(waiting))
+        Ticket { line, number: queue.first }
     }
 
-    /// Takes back what is not granted yet of operation `id`, of which a piece was granted before.
-    pub fn cancel_rest(&mut self, class: Class, id: usize) {
-        // Pieces are granted in order, so an operation that is granted in part is the first of its class, if it was not
-        // promoted since.
-        let queue = &mut self.queues[Line::of(class) as usize];
-        if queue.front().is_some_and(|waiting| waiting.id == id) {
-            return queue.take_front();
-        }
-        if class == Class::Set {
-            let promoted = &mut self.queues[Line::Promoted as usize];
-            let is_it =
-                |waiting: &Option<Waiting>| waiting.as_ref().is_some_and(|one| one.id == id);
-            if let Some(position) = promoted.waiting.iter().position(is_it) {
-                promoted.take(Ticket(promoted.first + position as u64));
-            }
-        }
+    /// Takes back what is not granted yet of an operation.
+    pub fn cancel_rest(&mut self, ticket: Ticket) {
+        self.queues[ticket.line as usize].take(ticket.number);
     }
 
     /// Empties the queues.

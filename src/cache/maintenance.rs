@@ -135,7 +135,7 @@ impl Cache {
                 has_more = self.index.write_uses(number);
                 table.changes.announce();
                 let deadline = Instant::now() + LONGEST_WRITE;
-                if !table.changes.progress.wait_until(table.changes.progress.ticket(), deadline) {
+                if !table.changes.progress.wait(table.changes.progress.ticket(), Some(deadline)) {
                     return;
                 }
                 if slice.elapsed() >= SLICE && !self.maintenance.rest(&mut slice, true) {

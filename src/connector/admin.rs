@@ -119,7 +119,7 @@ impl Connector {
         }
         // Not with the gate: close() and other submits would wait as well.
         drop(gate);
-        match waits.into_iter().all(|(progress, ticket)| progress.wait(ticket)) {
+        match waits.into_iter().all(|(progress, ticket)| progress.wait(ticket, None)) {
             true => Ok(all),
             false => Err(SubmitError::Closed),
         }

@@ -24,7 +24,7 @@ use crate::format::record::MAX_CHUNK_BYTES;
 use crate::index::{Index, Recovery, Rules, Sharing, Suspect};
 use crate::key::{Digest, Keyed};
 use crate::open_stores::OpenStore;
-use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared, WriterEnd};
+use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared};
 use crate::sync::Mutex;
 use crate::thread::{LONGEST_SYNC, join_until};
 
@@ -97,7 +97,7 @@ impl Volume {
         let table = index.table();
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
         let progress = Arc::clone(&table.changes.progress);
-        store.follow_records(Arc::new(move || progress.wait(progress.ticket())));
+        store.follow_records(Arc::new(move || progress.wait(progress.ticket(), None)));
         let id = table.store_id().map_err(io_error("read the index of"))?;
         let (completions, write_budget) =
             (Arc::clone(&common.completions), Arc::clone(&common.write_budget));
@@ -228,11 +228,9 @@ impl Threads {
         // What was queued may have needed it until now.
         let growth = self.growth.take().is_none_or(CacheThread::end);
         // After all that change records.
-        let written = WriterEnd { has_ended: true, is_done: true };
-        let written = self.writer.take().map_or(written, RecordWriter::end);
-        let have_ended =
-            maintenance && growth && written.has_ended && reactors != ReactorEnd::Leaked;
-        (have_ended, reactors == ReactorEnd::Orderly && written.is_done)
+        let (writer, is_written) = self.writer.take().map_or((true, true), RecordWriter::end);
+        let have_ended = maintenance && growth && writer && reactors != ReactorEnd::Leaked;
+        (have_ended, reactors == ReactorEnd::Orderly && is_written)
     }
 }
 

@@ -14,8 +14,8 @@ use super::errnos::{
     Attempt, Failure, Fate, Request, is_interruption, is_no_space, is_unsupported,
 };
 use super::health::Health;
-use super::piece::MAX_ATTEMPTS;
-use crate::block::Extent;
+use super::piece::{MAX_ATTEMPTS, PieceTarget};
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::cache::Cache;
 use crate::directory::{check_opened, make_private, refusal_of};
 use crate::engine::{Action, Transfer};
@@ -29,7 +29,7 @@ pub(super) const CHUNK_FILE_TOKENS: usize = 1 << 62;
 
 /// What is to be done with the file next, or is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FileStage {
+enum FileStage {
     /// The files of chunks that were evicted for it have to be removed.
     AwaitSpace,
     Open,
@@ -39,27 +39,17 @@ pub(super) enum FileStage {
 }
 
 pub(super) struct ChunkFile {
-    directory: RawFd,
+    pub(super) directory: RawFd,
     /// At a fixed address, as the kernel reads it.
     name: CString,
+    extent: Extent,
+    length_bytes: u64,
+    /// By a SET; else it is read.
+    is_written: bool,
     stage: FileStage,
     open: Option<OpenFile>,
     held_back: Vec<Grant>,
     attempts: u32,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct ChunkOfFile {
-    pub(super) extent: Extent,
-    pub(super) length_bytes: u64,
-    pub(super) is_written: bool,
-}
-
-pub(super) enum NextRequest {
-    Wait,
-    Submit(Transfer),
-    Pieces(Vec<Grant>),
-    Fail(StoreError),
 }
 
 struct OpenFile {
@@ -69,15 +59,16 @@ struct OpenFile {
 }
 
 impl ChunkFile {
-    pub(super) fn new(directory: RawFd, name: CString) -> Self {
-        Self {
-            directory,
-            name,
-            stage: FileStage::AwaitSpace,
-            open: None,
-            held_back: Vec::new(),
-            attempts: 0,
-        }
+    pub(super) fn new(
+        directory: RawFd,
+        name: CString,
+        extent: Extent,
+        length_bytes: u64,
+        is_written: bool,
+    ) -> Self {
+        let stage = if is_written { FileStage::AwaitSpace } else { FileStage::Open };
+        let (open, held_back, attempts) = (None, Vec::new(), 0);
+        Self { directory, name, extent, length_bytes, is_written, stage, open, held_back, attempts }
     }
 
     pub(super) fn is_ready(&self) -> bool {
@@ -101,8 +92,11 @@ impl ChunkFile {
         self.open.as_ref().map_or(-1, |open| open.file.as_raw_fd())
     }
 
-    pub(super) fn directory(&self) -> RawFd {
-        self.directory
+    /// Where the chunk is, in the open file.
+    pub(super) fn target(&self) -> PieceTarget {
+        let request = if self.is_written { Request::WriteChunkFile } else { Request::Read };
+        let file = self.descriptor();
+        PieceTarget { request, file, is_lasting: false, chunk_offset_bytes: 0 }
     }
 
     fn open_directory(&self) -> BorrowedFd<'_> {
@@ -110,14 +104,15 @@ impl ChunkFile {
         unsafe { BorrowedFd::borrow_raw(self.directory) }
     }
 
-    /// Looks at what was opened to be read, which has to be a file with this length.
-    fn check(&self, length_bytes: u64, flags: i32) -> io::Result<()> {
+    /// Looks at what was opened to be read, which has to be a file with the length of the chunk.
+    fn check(&self, flags: i32) -> io::Result<()> {
         let open = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        match check_opened(&open.file, self.open_directory(), flags)? {
-            found_bytes if found_bytes == length_bytes => Ok(()),
-            found_bytes => Err(io::Error::other(format!(
-                "its file has {found_bytes} bytes, not {length_bytes}"
-            ))),
+        let found_bytes = check_opened(&open.file, self.open_directory(), flags)?;
+        match self.length_bytes {
+            expected if found_bytes == expected => Ok(()),
+            expected => {
+                Err(io::Error::other(format!("its file has {found_bytes} bytes, not {expected}")))
+            }
         }
     }
 
@@ -126,29 +121,19 @@ impl ChunkFile {
         refusal_of(self.open_directory(), &*self.name, io::Error::from_raw_os_error(errno))
     }
 
-    /// What comes next for it, in an operation with this chunk that `is_written`, or read. `store` has the space for it.
+    /// The next request for it, or none while the space that was made for it is not there. `store` has the space.
     pub(super) fn next(
         &mut self,
-        chunk: ChunkOfFile,
         token: usize,
         store: &dyn Store,
-    ) -> NextRequest {
-        if self.stage == FileStage::AwaitSpace {
-            let is_ready = match chunk.is_written {
-                true => store.space_ready(chunk.extent),
-                false => Ok(true),
-            };
-            match is_ready {
-                Ok(true) => self.stage = FileStage::Open,
-                Ok(false) => return NextRequest::Wait,
-                Err(error) => return NextRequest::Fail(error),
-            }
+    ) -> Result<Option<Transfer>, StoreError> {
+        if self.stage == FileStage::AwaitSpace && store.space_ready(self.extent)? {
+            self.stage = FileStage::Open;
         }
         let (action, descriptor, offset_bytes) = match self.stage {
-            FileStage::AwaitSpace => return NextRequest::Wait,
-            FileStage::Transfer => return NextRequest::Pieces(mem::take(&mut self.held_back)),
+            FileStage::AwaitSpace | FileStage::Transfer => return Ok(None),
             FileStage::Open => {
-                let purpose = match chunk.is_written {
+                let purpose = match self.is_written {
                     true => libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL,
                     // A FIFO, for one, would wait for a writer.
                     false => libc::O_RDONLY | libc::O_NONBLOCK,
@@ -156,31 +141,31 @@ impl ChunkFile {
                 let flags = purpose | direct_flag(store) | libc::O_CLOEXEC | libc::O_NOFOLLOW;
                 (Action::Open(flags), self.directory, 0)
             }
-            FileStage::Preallocate => (Action::Preallocate, self.descriptor(), chunk.length_bytes),
-            FileStage::Truncate => (Action::Truncate, self.descriptor(), chunk.length_bytes),
+            FileStage::Preallocate => (Action::Preallocate, self.descriptor(), self.length_bytes),
+            FileStage::Truncate => (Action::Truncate, self.descriptor(), self.length_bytes),
         };
         self.attempts += 1;
-        NextRequest::Submit(Transfer {
+        Ok(Some(Transfer {
             offset_bytes,
             name: self.name.as_ptr(),
             ..Transfer::without_memory(action, descriptor, CHUNK_FILE_TOKENS | token)
-        })
+        }))
     }
 
     /// Whether it does not wait for space, or the space is there.
-    pub(super) fn can_go_on(&self, chunk: ChunkOfFile, store: &dyn Store) -> bool {
-        self.stage != FileStage::AwaitSpace || !matches!(store.space_ready(chunk.extent), Ok(false))
+    pub(super) fn can_go_on(&self, store: &dyn Store) -> bool {
+        self.stage != FileStage::AwaitSpace || !matches!(store.space_ready(self.extent), Ok(false))
     }
 
     /// Takes the file that was opened, so that it is closed whatever follows.
-    pub(super) fn take_opened(&mut self, chunk: ChunkOfFile, result: i32) {
+    pub(super) fn take_opened(&mut self, result: i32) {
         if self.stage != FileStage::Open || result < 0 {
             return;
         }
         // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
         let file = unsafe { OwnedFd::from_raw_fd(result) };
         let _closed_on_fork = ClosedOnFork::new(result);
-        if chunk.is_written {
+        if self.is_written {
             make_private(file.as_fd());
         }
         self.open = Some(OpenFile { _closed_on_fork, file });
@@ -189,53 +174,49 @@ impl ChunkFile {
     /// Takes the result of a request into account. Says whether the operation has nothing more to do with the file.
     pub(super) fn finish(
         &mut self,
-        chunk: ChunkOfFile,
         result: i32,
         cache: &Cache,
         health: &Health,
     ) -> Result<bool, Failure> {
         let (stage, store) = (self.stage, &*cache.store);
-        let is_opened_to_read = stage == FileStage::Open && !chunk.is_written;
-        let request = match is_opened_to_read {
-            true => Request::OpenChunkFile,
-            false => Request::MakeChunkFile,
+        let request = match self.is_written {
+            true => Request::MakeChunkFile,
+            false => Request::OpenChunkFile,
         };
         let failure_of = |error: io::Error| match error.raw_os_error() {
             Some(errno) => {
                 let state = health.state(request.direction());
                 health.note_failure(request, errno, Instant::now());
-                let path = cache.config.path();
-                Failure::of(request, errno, Attempt::First, state, path)
+                Failure::of(request, errno, Attempt::Alone, state, cache.config.path())
             }
             // It is not the file of the chunk.
             None => Failure::Transfer(error, Fate::Drop),
         };
-        let is_making = chunk.is_written && stage != FileStage::Truncate;
         match result.min(0).abs() {
             0 => {}
             errno if is_interruption(errno) && self.attempts < MAX_ATTEMPTS => return Ok(false),
-            errno if is_opened_to_read => return Err(failure_of(self.refusal(errno))),
-            errno if is_making && is_no_space(request, errno) => {
-                let error = || io::Error::from_raw_os_error(errno);
-                return Err(match store.creation_done(chunk.extent, Err(error())) {
-                    Err(error) => Failure::NoRoom(error),
-                    Ok(()) => failure_of(error()),
-                });
-            }
+            errno if !self.is_written => return Err(failure_of(self.refusal(errno))),
             // Writes may find the file system full.
             errno if stage == FileStage::Preallocate && is_unsupported(errno) => {}
-            errno => return Err(failure_of(io::Error::from_raw_os_error(errno))),
+            errno => {
+                let error = || io::Error::from_raw_os_error(errno);
+                if stage != FileStage::Truncate && is_no_space(request, errno) {
+                    let refused = store.creation_done(self.extent, Err(error()));
+                    refused.map_err(Failure::NoRoom)?;
+                }
+                return Err(failure_of(error()));
+            }
         }
         self.attempts = 0;
         self.stage = match stage {
-            FileStage::Open if chunk.is_written => FileStage::Preallocate,
+            FileStage::Open if self.is_written => FileStage::Preallocate,
             FileStage::Open => {
-                self.check(chunk.length_bytes, direct_flag(store)).map_err(failure_of)?;
+                self.check(direct_flag(store)).map_err(failure_of)?;
                 FileStage::Transfer
             }
             FileStage::Preallocate => {
                 // It cannot refuse what went well.
-                let _ = store.creation_done(chunk.extent, Ok(()));
+                let _ = store.creation_done(self.extent, Ok(()));
                 FileStage::Transfer
             }
             FileStage::Truncate => return Ok(true),
@@ -244,9 +225,11 @@ impl ChunkFile {
         Ok(false)
     }
 
-    /// All pieces are written. Says whether the padding behind the chunk has to be truncated.
+    /// All pieces went through, with O_DIRECT. Says whether padding was written behind the chunk, and has to be truncated.
     pub(super) fn begin_truncate(&mut self) -> bool {
-        let is_due = self.stage == FileStage::Transfer;
+        let is_due = self.is_written
+            && self.stage == FileStage::Transfer
+            && !self.length_bytes.is_multiple_of(BLOCK_BYTES);
         if is_due {
             self.stage = FileStage::Truncate;
         }

@@ -13,9 +13,9 @@
 //! ([`failed_syncs`](super::failed_syncs)): a SET whose write had begun before the failure was seen is written once more, or
 //! fails with it if its record is on its way already.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::os::fd::RawFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use super::Shared;
@@ -27,7 +27,7 @@ use super::operations::Operations;
 use crate::block::Extent;
 use crate::cache::Superseded;
 use crate::config::Layout;
-use crate::engine::{Action, Engine, EngineError, Transfer};
+use crate::engine::{Action, EngineError, Transfer};
 use crate::store::Location;
 
 /// Token of every sync; pieces have small ones.
@@ -41,32 +41,10 @@ const MOST_OPEN_FILES: usize = 256;
 pub(super) struct GroupCommit {
     /// SETs whose data is written.
     pub(super) waiting: Vec<usize>,
-    group: Option<Group>,
-    /// Members that are through.
-    pub(super) ended: VecDeque<(usize, MemberEnd)>,
-}
-
-pub(super) enum MemberEnd {
-    Durable,
-    /// What it has written may be lost, and it has no record yet: it is written once more.
-    WriteAgain,
-    Failed(Failure),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum SyncTarget {
-    /// A file that stays open as long as the store.
-    Lasting(RawFd),
-    /// The file of a chunk, open until its SET is answered.
-    ChunkFile(RawFd),
-    Names(RawFd),
-}
-
-#[derive(Default)]
-struct Group {
     members: Vec<usize>,
     phase: Phase,
-    outstanding: usize,
+    /// Syncs in flight.
+    pub(super) outstanding: usize,
     error: Option<i32>,
     /// Syncs of other reactors that have to come back before the phase is over.
     awaited: Option<SyncsUnderWay>,
@@ -79,7 +57,9 @@ struct Group {
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Phase {
+    /// There is no group.
     #[default]
+    Idle,
     Data,
     Index,
     /// The clearing of the records that they replace.
@@ -89,44 +69,38 @@ enum Phase {
 impl GroupCommit {
     /// Whether its next sync waits for records to be written.
     pub(super) fn awaits_records(&self) -> bool {
-        self.group.as_ref().is_some_and(|group| group.awaited_records.is_some())
-    }
-
-    pub(super) fn in_flight(&self) -> usize {
-        self.group.as_ref().map_or(0, |group| group.outstanding)
+        self.awaited_records.is_some()
     }
 
     /// Forgets all members; syncs in flight are still to be reaped.
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
-        self.ended.clear();
-        if let Some(group) = &mut self.group {
-            group.members.clear();
-        }
+        self.members.clear();
     }
 
     /// Whether SETs that wait for durability have so many files open, in layout `files`, that no further one should.
     pub(super) fn has_too_many_files(&self, layout: Layout) -> bool {
-        let members = self.group.as_ref().map_or(0, |group| group.members.len());
-        layout == Layout::Files && self.waiting.len() + members >= MOST_OPEN_FILES
-    }
-
-    fn end_all(&mut self, members: Vec<usize>, end: impl Fn() -> MemberEnd) {
-        self.ended.extend(members.into_iter().map(|id| (id, end())));
+        layout == Layout::Files && self.waiting.len() + self.members.len() >= MOST_OPEN_FILES
     }
 }
 
+/// `is_lasting`: the file stays open as long as the store; else until its SET is answered.
+fn sync_of(action: Action, file: RawFd, is_lasting: bool) -> Transfer {
+    Transfer { is_lasting, ..Transfer::without_memory(action, file, SYNC_TOKEN) }
+}
+
 impl Active {
-    fn written_files(&self, shared: &Shared) -> Vec<SyncTarget> {
+    /// The syncs of what it has written to.
+    fn data_syncs(&self, shared: &Shared) -> Vec<Transfer> {
         if let Some(file) = &self.chunk_file {
             // Its name too: without it a sync of the file is worth nothing after power loss.
             return vec![
-                SyncTarget::ChunkFile(file.descriptor()),
-                SyncTarget::Names(file.directory()),
+                sync_of(Action::Sync, file.descriptor(), false),
+                sync_of(Action::SyncDirectory, file.directory, true),
             ];
         }
         match self.operation.extent().map(|extent| shared.cache.store.locate(extent)) {
-            Some(Location::Shared { file, .. }) => vec![SyncTarget::Lasting(file)],
+            Some(Location::Shared { file, .. }) => vec![sync_of(Action::Sync, file, true)],
             Some(Location::Own { .. }) | None => Vec::new(),
         }
     }
@@ -166,43 +140,36 @@ impl Active {
 impl Operations {
     /// Whether records, or syncs of other reactors, that the group waits for are done.
     pub(super) fn group_can_go_on(&self) -> bool {
-        let Some(group) = &self.commit.group else { return false };
         let have_ended = |awaited| self.shared.have_ended(self.number, awaited);
-        group.awaited_records.is_some_and(|ticket| self.shared.cache.is_recorded(ticket))
-            || group.awaited.as_ref().is_some_and(have_ended)
+        self.commit.awaited_records.is_some_and(|ticket| self.shared.cache.is_recorded(ticket))
+            || self.commit.awaited.as_ref().is_some_and(have_ended)
     }
 
     /// Starts a group if SETs wait for one and none is in flight; goes on with one that waited for other reactors.
     pub(super) fn start_group(&mut self) -> Result<(), EngineError> {
-        let outcome = self.go_on_with_group();
-        self.end_grouped();
-        outcome
-    }
-
-    fn go_on_with_group(&mut self) -> Result<(), EngineError> {
-        if self.commit.group.as_ref().is_some_and(|group| group.awaited.is_some()) {
+        if self.commit.awaited.is_some() {
             self.finish_phase()?;
         }
         self.sync_index()?;
-        if self.commit.group.is_some() {
+        if self.commit.phase != Phase::Idle {
             return Ok(());
         }
         let waiting = mem::take(&mut self.commit.waiting);
         let (members, touched) = self.split_by_failed_syncs(waiting);
-        self.commit.end_all(touched, || MemberEnd::WriteAgain);
+        self.write_members_again(touched);
         if members.is_empty() {
             return Ok(());
         }
         // Each once, in the order of their first SETs: the numbers of descriptors would make it another one in every run, and
         // a simulated crash could not be replayed.
         let mut seen = HashSet::new();
-        let targets: Vec<SyncTarget> = members
+        let syncs: Vec<Transfer> = members
             .iter()
-            .flat_map(|id| self.active[*id].written_files(&self.shared))
-            .filter(|target| seen.insert(*target))
+            .flat_map(|id| self.active[*id].data_syncs(&self.shared))
+            .filter(|sync| seen.insert(sync.file))
             .collect();
-        self.commit.group = Some(Group { members, ..Group::default() });
-        self.submit_syncs(&targets)
+        (self.commit.members, self.commit.phase) = (members, Phase::Data);
+        self.submit_syncs(&syncs)
     }
 
     /// Those for which no sync of the store has failed since their writes began, and the others.
@@ -212,54 +179,46 @@ impl Operations {
         members.into_iter().partition(has_none_failed)
     }
 
-    fn submit_syncs(&mut self, targets: &[SyncTarget]) -> Result<(), EngineError> {
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
+    fn submit_syncs(&mut self, syncs: &[Transfer]) -> Result<(), EngineError> {
         let mut outcome = Ok(());
-        for &target in targets {
-            let (action, file, is_lasting) = match target {
-                SyncTarget::Lasting(file) => (Action::Sync, file, true),
-                SyncTarget::ChunkFile(file) => (Action::Sync, file, false),
-                SyncTarget::Names(directory) => (Action::SyncDirectory, directory, true),
-            };
-            let transfer =
-                Transfer { is_lasting, ..Transfer::without_memory(action, file, SYNC_TOKEN) };
+        for sync in syncs {
             self.shared.note_sync_begun(self.number);
             // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which this holds, and a
             // file of a chunk until its SET is answered, after the group's last sync is reaped.
-            outcome = unsafe { self.device.engine.submit(transfer) };
+            outcome = unsafe { self.device.engine.submit(*sync) };
             if outcome.is_err() {
                 self.shared.note_sync_ended(self.number, 0, false);
-                group.error = Some(libc::EIO);
+                self.commit.error = Some(libc::EIO);
                 break;
             }
             self.shared.cache.counters.syncs.add(1);
-            group.outstanding += 1;
+            self.commit.outstanding += 1;
         }
-        if group.outstanding == 0 {
+        if self.commit.outstanding == 0 {
             self.end_group();
         }
         outcome
     }
 
-    /// Takes the result of a sync; with the last one of a phase the group goes on. `stopped`: nothing may be submitted any more.
-    pub(super) fn finish_sync(&mut self, result: i32, stopped: bool) -> Result<(), EngineError> {
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
-        group.outstanding -= 1;
+    /// Takes the result of a sync; with the last one of a phase the group goes on.
+    pub(super) fn finish_sync(&mut self, result: i32) -> Result<(), EngineError> {
+        self.commit.outstanding -= 1;
+        let stopped = self.device.is_stopping;
         // The stopping reactor cancelled it: it was not begun, so it has dropped nothing, and other reactors go on.
         let is_cancelled = stopped && is_cancellation(-result);
         let errno = if is_cancelled { 0 } else { result.min(0).abs() };
-        let is_first_error = errno != 0 && group.error.is_none();
+        let is_first_error = errno != 0 && self.commit.error.is_none();
         if errno != 0 {
             self.shared.health.note_failure(Request::Sync, errno, Instant::now());
-            group.error.get_or_insert(errno);
+            self.commit.error.get_or_insert(errno);
         } else if !is_cancelled {
             self.shared.health.note_success(Direction::Sync);
         }
         self.shared.note_sync_ended(self.number, errno, is_first_error);
-        if group.outstanding > 0 {
+        if self.commit.outstanding > 0 {
             return Ok(());
         }
-        if stopped || group.error.is_some() {
+        if stopped || self.commit.error.is_some() {
             // When stopped, `drop_queued` has ended the members.
             self.end_group();
             return Ok(());
@@ -270,8 +229,7 @@ impl Operations {
     /// All syncs of the group's phase have succeeded: it goes on to the next one, unless it has to wait for those of other
     /// reactors first.
     fn finish_phase(&mut self) -> Result<(), EngineError> {
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
-        let (phase, number) = (group.phase, self.number);
+        let (number, group) = (self.number, &mut self.commit);
         let awaited = group.awaited.get_or_insert_with(|| self.shared.syncs_under_way(number));
         if !self.shared.have_ended(number, awaited) {
             return Ok(());
@@ -282,9 +240,9 @@ impl Operations {
         self.shared.cache.end_withdrawn(withdrawn, is_synced);
         let all = mem::take(&mut group.members);
         let (members, touched) = self.split_by_failed_syncs(all);
-        let next = match phase {
+        let next = match self.commit.phase {
             Phase::Data => {
-                self.commit.end_all(touched, || MemberEnd::WriteAgain);
+                self.write_members_again(touched);
                 members.iter().for_each(|id| self.active[*id].record());
                 Some(Phase::Index)
             }
@@ -294,12 +252,12 @@ impl Operations {
                 let replaced = members.iter().filter(|id| self.active[**id].supersede()).count();
                 (replaced > 0).then_some(Phase::Replaced)
             }
-            Phase::Replaced => {
+            Phase::Replaced | Phase::Idle => {
                 self.fail_members(touched, |shared| shared.sync_failure());
                 None
             }
         };
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
+        let group = &mut self.commit;
         group.members = members;
         match next {
             Some(next) if !group.members.is_empty() => {
@@ -319,20 +277,19 @@ impl Operations {
 
     /// Once the records are written that the group's sync of the index is for, begins it.
     fn sync_index(&mut self) -> Result<(), EngineError> {
-        let Some(group) = &mut self.commit.group else { return Ok(()) };
         let cache = &self.shared.cache;
-        if !group.awaited_records.is_some_and(|ticket| cache.is_recorded(ticket)) {
+        if !self.commit.awaited_records.is_some_and(|ticket| cache.is_recorded(ticket)) {
             return Ok(());
         }
-        group.awaited_records = None;
+        self.commit.awaited_records = None;
         let index = cache.records().sync_descriptor(self.number);
-        self.submit_syncs(&[SyncTarget::Lasting(index)])
+        self.submit_syncs(&[sync_of(Action::Sync, index, true)])
     }
 
     fn end_group(&mut self) {
-        let Some(Group { members, error, withdrawn, .. }) = self.commit.group.take() else {
-            return;
-        };
+        let waiting = mem::take(&mut self.commit.waiting);
+        let next = GroupCommit { waiting, ..GroupCommit::default() };
+        let GroupCommit { members, error, withdrawn, .. } = mem::replace(&mut self.commit, next);
         self.shared.cache.end_withdrawn(withdrawn, false);
         match error {
             Some(errno) => {
@@ -340,19 +297,34 @@ impl Operations {
                 let failure = |_: &Shared| Failure::Sync(io::Error::from_raw_os_error(errno));
                 self.fail_members(members, failure);
             }
-            None => self.commit.end_all(members, || MemberEnd::Durable),
+            None => members.into_iter().for_each(|id| self.answer(id)),
         }
     }
 
     fn fail_members(&mut self, members: Vec<usize>, failure: impl Fn(&Shared) -> Failure) {
-        let failure = || failure(&self.shared);
         if !members.is_empty() {
             let path = self.shared.cache.config.path().display();
-            let text = failure().text(|| format!("{} chunks in {path}", members.len()));
+            let text = failure(&self.shared).text(|| format!("{} chunks in {path}", members.len()));
             log::error!("{text}; they are not stored");
         }
         // Now: the next sync of the index covers that their records are cleared.
         members.iter().for_each(|id| self.active[*id].withdraw());
-        self.commit.end_all(members, || MemberEnd::Failed(failure()));
+        for id in members {
+            self.active[id].failure = Some(failure(&self.shared));
+            self.answer(id);
+        }
+    }
+
+    /// What these have written may be lost, and they have no record yet: they are written once more.
+    fn write_members_again(&mut self, members: Vec<usize>) {
+        let most_retries = self.shared.cache.config.tuning.persistent_max_retries;
+        for id in members {
+            if self.active[id].retries < most_retries {
+                self.write_again(id, Duration::ZERO);
+                continue;
+            }
+            self.active[id].failure = Some(self.shared.sync_failure());
+            self.answer(id);
+        }
     }
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::Shared;
-use super::errnos::{Attempt, Failure, Verdict, judge};
-use super::health::{DeviceState, Direction};
+use super::errnos::{Attempt, Failure, merits_retry};
+use super::health::Direction;
 use super::piece::{Piece, PieceProgress};
 use crate::buffer::BouncePool;
 use crate::engine::{Engine, EngineError};
@@ -38,14 +38,6 @@ struct IsolatedRetries {
     in_flight: Option<FailedOnce>,
 }
 
-pub(super) enum Outcome {
-    /// The kernel has it, or will again.
-    InFlight,
-    /// It is moved. Its memory is still to be looked at: see [`Device::next_checksummed`].
-    Moved,
-    Failed(Grant, Failure),
-}
-
 pub(super) struct Checksummed {
     pub(super) grant: Grant,
     /// To be combined with those of the other pieces by XOR; 0 without one.
@@ -67,6 +59,10 @@ pub(super) struct Device {
     most_moved_bytes: u64,
     /// Writes in the kernel whose checksum may be computed meanwhile; some may be done by now.
     unsummed: VecDeque<usize>,
+    /// Pieces that failed, of which their operations do not know yet.
+    pub(super) failed: VecDeque<(Grant, Failure)>,
+    /// Nothing may be submitted any more.
+    pub(super) is_stopping: bool,
 }
 
 impl Device {
@@ -81,12 +77,14 @@ impl Device {
             shared,
             engine,
             pieces: Slab::with_capacity(most_transfers),
-            pool: BouncePool::new(),
+            pool: BouncePool::default(),
             isolated: Default::default(),
             moved: Default::default(),
             moved_bytes: 0,
             most_moved_bytes,
             unsummed: VecDeque::new(),
+            failed: VecDeque::new(),
+            is_stopping: false,
         }
     }
 
@@ -95,7 +93,7 @@ impl Device {
         self.pieces.len() - waiting
     }
 
-    /// Gives the kernel a piece. If it is refused, nothing of it is in flight.
+    /// Gives the kernel a piece. One that it refuses has failed.
     pub(super) fn start(&mut self, piece: Piece) -> Result<(), EngineError> {
         // Never over the capacity it was made with, so that no piece ever moves.
         assert!(
@@ -107,7 +105,7 @@ impl Device {
         if can_be_summed_early {
             self.unsummed.push_back(token);
         }
-        self.submit(token).inspect_err(|_| self.release(token))
+        self.submit(token)
     }
 
     fn submit(&mut self, token: usize) -> Result<(), EngineError> {
@@ -116,70 +114,53 @@ impl Device {
         // SAFETY: the piece stays where it is in `pieces` until it is reaped (or everything is leaked); it owns vectors
         // and bounce memory; the caller's memory lives until the answer, which comes after the reaping; the store keeps
         // its files open as long as `shared` lives, which the reactor holds, and the file of a chunk is closed with the answer.
-        unsafe { self.engine.submit(transfer) }
+        let submitted = unsafe { self.engine.submit(transfer) };
+        submitted.inspect_err(|_| self.fail(token, Failure::Closed))
     }
 
-    fn release(&mut self, token: usize) {
-        self.pieces.remove(token).release(&mut self.pool);
-    }
-
-    fn fail(&mut self, token: usize, failure: Failure) -> Outcome {
-        let grant = self.pieces[token].grant;
-        self.release(token);
-        Outcome::Failed(grant, failure)
+    fn fail(&mut self, token: usize, failure: Failure) {
+        let piece = self.pieces.remove(token);
+        self.failed.push_back((piece.grant, failure));
+        piece.release(&mut self.pool);
     }
 
     pub(super) fn grant(&self, token: usize) -> Grant {
         self.pieces[token].grant
     }
 
-    /// Takes a result. `is_wanted`: the operation of the piece has not failed; `is_load`: somebody waits for its bytes.
+    /// Takes a result, and says whether the piece is moved. Its memory is still to be looked at then: see
+    /// [`Device::next_checksummed`]. `is_wanted`: the operation of the piece has not failed; `is_load`: somebody waits for its bytes.
     pub(super) fn complete(
         &mut self,
         (token, result): (usize, i32),
         (is_wanted, is_load): (bool, bool),
         now: Instant,
-    ) -> (Outcome, Result<(), EngineError>) {
+    ) -> Result<bool, EngineError> {
         let isolated = self.end_isolated(token);
         let piece = &mut self.pieces[token];
-        let outcome = match piece.advance(result) {
-            PieceProgress::Again => {
-                self.shared.cache.counters.transfers_resumed.add(1);
-                return match self.submit(token) {
-                    Ok(()) => (Outcome::InFlight, Ok(())),
-                    Err(error) => (self.fail(token, Failure::Closed), Err(error)),
-                };
-            }
+        match piece.advance(result) {
             PieceProgress::Done => {
                 let direction = piece.request().direction();
                 if self.shared.health.note_success(direction) && direction == Direction::Write {
                     // The device had failed, and not the extents.
                     self.shared.cache.store.retry_bad_extents();
                 }
-                self.note_moved(token, is_load)
+                let piece = self.pieces.remove(token);
+                self.moved_bytes += piece.grant.length_bytes;
+                self.moved[usize::from(!is_load)].push_back(piece);
+                return Ok(true);
+            }
+            // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
+            _ if self.is_stopping => self.fail(token, Failure::Closed),
+            PieceProgress::Again => {
+                self.shared.cache.counters.transfers_resumed.add(1);
+                self.submit(token)?;
             }
             PieceProgress::Failed(errno) => {
-                self.retry_or_fail((token, errno), isolated, is_wanted, now)
+                self.retry_or_fail((token, errno), isolated, is_wanted, now);
             }
-        };
-        (outcome, Ok(()))
-    }
-
-    /// As [`Device::complete`], when nothing may be submitted any more.
-    pub(super) fn complete_stopped(&mut self, token: usize, result: i32) -> Outcome {
-        self.end_isolated(token);
-        match self.pieces[token].advance(result) {
-            PieceProgress::Done => self.note_moved(token, false),
-            // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
-            PieceProgress::Again | PieceProgress::Failed(_) => self.fail(token, Failure::Closed),
         }
-    }
-
-    fn note_moved(&mut self, token: usize, is_load: bool) -> Outcome {
-        let piece = self.pieces.remove(token);
-        self.moved_bytes += piece.grant.length_bytes;
-        self.moved[usize::from(!is_load)].push_back(piece);
-        Outcome::Moved
+        Ok(false)
     }
 
     /// Takes note that the kernel is done with a piece. If that was its isolated retry: how many transfers had succeeded in its
@@ -195,83 +176,68 @@ impl Device {
         isolated: Option<u64>,
         is_wanted: bool,
         now: Instant,
-    ) -> Outcome {
+    ) {
         let direction = self.pieces[token].request().direction();
+        let successes = self.shared.health.successes(direction);
         let attempt = match isolated {
-            None => Attempt::First,
-            Some(before) if self.shared.health.successes(direction) > before => {
-                Attempt::AmongSuccesses
+            None if is_wanted && self.merits_retry(token, errno) => {
+                let failed = FailedOnce { token, errno, since: now, successes };
+                return self.isolated[direction as usize].waiting.push_back(failed);
             }
+            None => Attempt::First,
+            Some(before) if successes > before => Attempt::AmongSuccesses,
             Some(_) => Attempt::Alone,
         };
-        if is_wanted && self.merits_retry(token, errno, attempt) {
-            let successes = self.shared.health.successes(direction);
-            let failed = FailedOnce { token, errno, since: now, successes };
-            self.isolated[direction as usize].waiting.push_back(failed);
-            return Outcome::InFlight;
-        }
-        self.end_failed(token, errno, attempt, now)
+        self.end_failed(token, errno, attempt, now);
     }
 
-    fn merits_retry(&self, token: usize, errno: i32, attempt: Attempt) -> bool {
+    fn merits_retry(&self, token: usize, errno: i32) -> bool {
         let request = self.pieces[token].request();
-        judge(request, errno, attempt, self.shared.health.state(request.direction()))
-            == Verdict::RetryAlone
+        merits_retry(request, errno, self.shared.health.state(request.direction()))
     }
 
-    fn end_failed(&mut self, token: usize, errno: i32, attempt: Attempt, now: Instant) -> Outcome {
+    fn end_failed(&mut self, token: usize, errno: i32, attempt: Attempt, now: Instant) {
         let request = self.pieces[token].request();
-        // One that merits no retry any more says nothing of its extent.
-        let state = match attempt {
-            Attempt::First => DeviceState::Fails,
-            _ => self.shared.health.state(request.direction()),
-        };
+        let state = self.shared.health.state(request.direction());
         let failure = Failure::of(request, errno, attempt, state, self.shared.cache.config.path());
         self.shared.health.note_failure(request, errno, now);
-        self.fail(token, failure)
+        self.fail(token, failure);
     }
 
-    /// Gives the kernel the next isolated retries, one in each direction. Returns those that fail without one: their operations
-    /// are not wanted any more, or they have waited too long.
+    /// Gives the kernel the next isolated retries, one in each direction. Those fail without one whose operations are not wanted
+    /// any more, or that have waited too long.
     pub(super) fn start_isolated(
         &mut self,
         is_wanted: impl Fn(usize) -> bool,
         now: Instant,
-    ) -> (Vec<Outcome>, Result<(), EngineError>) {
-        let mut failed = Vec::new();
+    ) -> Result<(), EngineError> {
         for direction in DIRECTIONS {
             while self.isolated[direction as usize].in_flight.is_none()
                 && let Some(next) = self.isolated[direction as usize].waiting.pop_front()
             {
                 let FailedOnce { token, errno, since, .. } = next;
                 let id = self.pieces[token].grant.id;
-                let has_failed =
-                    |ended: &Outcome| matches!(ended, Outcome::Failed(grant, _) if grant.id == id);
-                let is_late = now.saturating_duration_since(since) > LONGEST_WAIT;
-                if is_late
+                if now.saturating_duration_since(since) > LONGEST_WAIT
                     || !is_wanted(id)
-                    || failed.iter().any(has_failed)
-                    || !self.merits_retry(token, errno, Attempt::First)
+                    || self.failed.iter().any(|(grant, _)| grant.id == id)
+                    || !self.merits_retry(token, errno)
                 {
-                    failed.push(self.end_failed(token, errno, Attempt::First, now));
+                    self.end_failed(token, errno, Attempt::First, now);
                     continue;
                 }
                 self.shared.cache.counters.transfers_resumed.add(1);
-                if let Err(error) = self.submit(token) {
-                    failed.push(self.fail(token, Failure::Closed));
-                    return (failed, Err(error));
-                }
+                self.submit(token)?;
                 self.isolated[direction as usize].in_flight = Some(next);
             }
         }
-        (failed, Ok(()))
+        Ok(())
     }
 
     /// Fails the pieces that wait for an isolated retry.
-    pub(super) fn drop_isolated(&mut self) -> Vec<Outcome> {
+    pub(super) fn drop_isolated(&mut self) {
         let waiting = self.isolated.iter_mut().flat_map(|line| line.waiting.drain(..));
         let tokens: Vec<usize> = waiting.map(|failed| failed.token).collect();
-        tokens.into_iter().map(|token| self.fail(token, Failure::Closed)).collect()
+        tokens.into_iter().for_each(|token| self.fail(token, Failure::Closed));
     }
 
     /// Whether so much waits for the processor that it comes before the device.

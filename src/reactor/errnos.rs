@@ -44,10 +44,6 @@ impl Request {
             Self::Sync => Direction::Sync,
         }
     }
-
-    fn is_transfer(self) -> bool {
-        matches!(self, Self::Read | Self::Write | Self::WriteDataFile | Self::WriteChunkFile)
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,37 +76,40 @@ pub(super) enum Weight {
     Gone,
 }
 
+/// How a request that failed was made. The kernel joins requests for neighbours, and fails all of them for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
+    /// Others of its kind may have been beside it: it says nothing of one extent.
     First,
-    /// The second one, with nothing of its kind beside it.
+    /// With nothing of its kind beside it.
     Alone,
-    /// The same, and others of its kind succeeded between the two.
+    /// The same, and others of its kind succeeded since its first attempt.
     AmongSuccesses,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It is asked for once more, with nothing of its kind beside it.
-    RetryAlone,
-    Fail(Fate, Weight),
+/// Whether a transfer whose first attempt failed is tried once more, with nothing of its kind beside it. `state` is that of the
+/// device, in the direction of the request.
+pub(super) fn merits_retry(request: Request, errno: i32, state: DeviceState) -> bool {
+    state != DeviceState::Fails && subject_of(request, errno) == Subject::Extent
 }
 
-/// Judges the failure of a `request` with `errno`. `state` is that of the device, in the direction of the request.
-pub(super) fn judge(request: Request, errno: i32, attempt: Attempt, state: DeviceState) -> Verdict {
-    let subject = subject_of(request, errno);
-    let can_retry =
-        request.is_transfer() && attempt == Attempt::First && state != DeviceState::Fails;
-    match subject {
-        Subject::Extent if can_retry => Verdict::RetryAlone,
-        Subject::Extent if state == DeviceState::Works => {
-            let is_unreadable = request == Request::Read && attempt == Attempt::AmongSuccesses;
-            Verdict::Fail(if is_unreadable { Fate::Drop } else { Fate::Doubt }, Weight::Counts)
-        }
-        Subject::Extent | Subject::Device => Verdict::Fail(Fate::Keep, Weight::Counts),
-        Subject::Gone => Verdict::Fail(Fate::Keep, Weight::Gone),
-        Subject::ChunkFile => Verdict::Fail(Fate::Drop, Weight::Nothing),
-        Subject::Room | Subject::Process => Verdict::Fail(Fate::Keep, Weight::Nothing),
+fn fate_of(request: Request, errno: i32, attempt: Attempt, state: DeviceState) -> Fate {
+    match (subject_of(request, errno), attempt) {
+        (Subject::ChunkFile, _) => Fate::Drop,
+        (Subject::Extent, Attempt::First) => Fate::Keep,
+        (Subject::Extent, _) if state != DeviceState::Works => Fate::Keep,
+        (Subject::Extent, Attempt::AmongSuccesses) if request == Request::Read => Fate::Drop,
+        (Subject::Extent, _) => Fate::Doubt,
+        _ => Fate::Keep,
+    }
+}
+
+/// What a failure says of the path, whatever becomes of its operation.
+pub(super) fn weight_of(request: Request, errno: i32) -> Weight {
+    match subject_of(request, errno) {
+        Subject::Extent | Subject::Device => Weight::Counts,
+        Subject::Gone => Weight::Gone,
+        Subject::ChunkFile | Subject::Room | Subject::Process => Weight::Nothing,
     }
 }
 
@@ -130,14 +129,6 @@ pub(super) fn is_cancellation(errno: i32) -> bool {
 
 pub(super) fn is_unsupported(errno: i32) -> bool {
     errno == EOPNOTSUPP
-}
-
-/// What a failure says of the path, whatever becomes of its operation.
-pub(super) fn weight_of(request: Request, errno: i32) -> Weight {
-    match judge(request, errno, Attempt::Alone, DeviceState::Fails) {
-        Verdict::Fail(_, weight) => weight,
-        Verdict::RetryAlone => Weight::Nothing,
-    }
 }
 
 /// Whether `errno`, of an attempt to open a path, says that the device below it is lost.
@@ -171,6 +162,14 @@ fn subject_of(request: Request, errno: i32) -> Subject {
     }
 }
 
+/// The error of a failed request.
+pub(super) fn error_of(errno: i32) -> io::Error {
+    match errno {
+        END_OF_FILE => io::Error::other("the file or device ends before the chunk does"),
+        errno => io::Error::from_raw_os_error(errno),
+    }
+}
+
 /// Why an operation did not do what it was asked.
 pub(super) enum Failure {
     /// It got no extent, or was refused before any transfer.
@@ -198,17 +197,7 @@ impl Failure {
             let source = Arc::new(io::Error::from_raw_os_error(errno));
             return Self::NoRoom(StoreError::NoBlocks { path: path.to_owned(), source });
         }
-        let error = match errno {
-            END_OF_FILE => {
-                io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the chunk does")
-            }
-            errno => io::Error::from_raw_os_error(errno),
-        };
-        let fate = match judge(request, errno, attempt, state) {
-            Verdict::Fail(fate, _) => fate,
-            Verdict::RetryAlone => Fate::Keep,
-        };
-        Self::Transfer(error, fate)
+        Self::Transfer(error_of(errno), fate_of(request, errno, attempt, state))
     }
 
     /// What is said of it, about `what` was to be written.
@@ -230,44 +219,46 @@ impl Failure {
 mod tests {
     use super::*;
 
-    const KEPT: Verdict = Verdict::Fail(Fate::Keep, Weight::Counts);
-    const NOTHING: Verdict = Verdict::Fail(Fate::Keep, Weight::Nothing);
-    const DROPPED: Verdict = Verdict::Fail(Fate::Drop, Weight::Nothing);
-    const DOUBTED: Verdict = Verdict::Fail(Fate::Doubt, Weight::Counts);
-
     #[test]
     fn what_may_be_one_place_is_tried_alone_and_doubted_where_the_device_works() {
         for errno in [EIO, ENODATA, EILSEQ, EREMOTEIO, EUCLEAN, END_OF_FILE] {
             for request in [Request::Read, Request::Write, Request::WriteDataFile] {
-                let judged = |attempt, state| judge(request, errno, attempt, state);
-                assert_eq!(judged(Attempt::First, DeviceState::Works), Verdict::RetryAlone);
-                assert_eq!(judged(Attempt::First, DeviceState::Falters), Verdict::RetryAlone);
-                assert_eq!(judged(Attempt::First, DeviceState::Fails), KEPT);
-                assert_eq!(judged(Attempt::Alone, DeviceState::Works), DOUBTED);
-                assert_eq!(judged(Attempt::Alone, DeviceState::Falters), KEPT);
-                assert_eq!(judged(Attempt::AmongSuccesses, DeviceState::Falters), KEPT);
+                assert!(merits_retry(request, errno, DeviceState::Works));
+                assert!(merits_retry(request, errno, DeviceState::Falters));
+                assert!(!merits_retry(request, errno, DeviceState::Fails));
+                assert_eq!(weight_of(request, errno), Weight::Counts);
+                let fate = |attempt, state| fate_of(request, errno, attempt, state);
+                assert_eq!(fate(Attempt::First, DeviceState::Works), Fate::Keep);
+                assert_eq!(fate(Attempt::Alone, DeviceState::Works), Fate::Doubt);
+                assert_eq!(fate(Attempt::Alone, DeviceState::Falters), Fate::Keep);
+                assert_eq!(fate(Attempt::AmongSuccesses, DeviceState::Falters), Fate::Keep);
             }
         }
-        let among = |request| judge(request, EIO, Attempt::AmongSuccesses, DeviceState::Works);
-        assert_eq!(among(Request::Read), Verdict::Fail(Fate::Drop, Weight::Counts));
-        assert_eq!(among(Request::Write), DOUBTED);
-        assert_eq!(judge(Request::Sync, EIO, Attempt::First, DeviceState::Fails), KEPT);
+        let among = |request| fate_of(request, EIO, Attempt::AmongSuccesses, DeviceState::Works);
+        assert_eq!(among(Request::Read), Fate::Drop);
+        assert_eq!(among(Request::Write), Fate::Doubt);
+        assert_eq!(weight_of(Request::Sync, EIO), Weight::Counts);
     }
 
     #[test]
     fn only_what_speaks_of_the_chunk_drops_it() {
-        let first = |request, errno| judge(request, errno, Attempt::First, DeviceState::Works);
+        let judged = |request, errno| {
+            let fate = fate_of(request, errno, Attempt::Alone, DeviceState::Works);
+            (fate, weight_of(request, errno))
+        };
         for errno in [ETIMEDOUT, ENOLINK, EROFS, EBADE] {
-            assert_eq!(first(Request::Read, errno), KEPT);
-            assert_eq!(first(Request::Write, errno), KEPT);
+            for request in [Request::Read, Request::Write] {
+                assert!(!merits_retry(request, errno, DeviceState::Works));
+                assert_eq!(judged(request, errno), (Fate::Keep, Weight::Counts));
+            }
         }
         for errno in [ENOMEM, EMFILE, ENFILE, EACCES] {
-            assert_eq!(first(Request::OpenChunkFile, errno), NOTHING);
+            assert_eq!(judged(Request::OpenChunkFile, errno), (Fate::Keep, Weight::Nothing));
         }
         for errno in [ENOENT, ENXIO, ELOOP] {
-            assert_eq!(first(Request::OpenChunkFile, errno), DROPPED);
+            assert_eq!(judged(Request::OpenChunkFile, errno), (Fate::Drop, Weight::Nothing));
         }
-        assert_eq!(first(Request::OpenChunkFile, EIO), DOUBTED);
+        assert_eq!(judged(Request::OpenChunkFile, EIO), (Fate::Doubt, Weight::Counts));
     }
 
     #[test]

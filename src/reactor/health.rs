@@ -1,14 +1,13 @@
 //! Whether the device below a store still works, judged by the errors of its transfers.
 
-use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
-use super::errnos::{END_OF_FILE, Request, Weight, weight_of};
+use super::errnos::{Request, Weight, error_of, weight_of};
 
 /// Errors of the device in a row, with no success in that direction in between, and the time they go on for, from which on it
 /// counts as failed. Some bad sectors do not reach it: what fails a second time fails its operation only.
@@ -45,7 +44,6 @@ impl Direction {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
 pub(super) enum DeviceState {
     /// A failure may be the fault of one extent.
     #[default]
@@ -59,12 +57,12 @@ pub(super) enum DeviceState {
 struct DirectionHealth {
     /// Something has failed not long ago. While nothing has, nothing is counted.
     is_watched: AtomicBool,
-    state: AtomicU8,
     history: Mutex<History>,
 }
 
 #[derive(Default)]
 struct History {
+    state: DeviceState,
     error_streak: u32,
     /// Lines that the log has of them.
     logged: u32,
@@ -78,17 +76,10 @@ struct History {
 
 impl DirectionHealth {
     fn state(&self) -> DeviceState {
-        match self.state.load(Ordering::Relaxed) {
-            0 => DeviceState::Works,
-            1 => DeviceState::Falters,
-            _ => DeviceState::Fails,
-        }
+        self.history.lock().state
     }
 
-    fn set_state(&self, state: DeviceState) {
-        self.state.store(state as u8, Ordering::Relaxed);
-    }
-
+    /// Says whether the device works again since then.
     fn succeed(&self) -> bool {
         let mut history = self.history.lock();
         history.successes += 1;
@@ -97,16 +88,15 @@ impl DirectionHealth {
         if history.recent == 0 {
             self.is_watched.store(false, Ordering::Relaxed);
         }
-        let before = self.state();
-        if before == DeviceState::Works {
+        if history.state == DeviceState::Works {
             return false;
         }
-        let falters = history.recent.count_ones() >= FEW_OF_64;
-        if !falters {
-            history.faltering_since = None;
+        if history.recent.count_ones() >= FEW_OF_64 {
+            history.state = DeviceState::Falters;
+            return false;
         }
-        self.set_state(if falters { DeviceState::Falters } else { DeviceState::Works });
-        !falters
+        (history.state, history.faltering_since) = (DeviceState::Works, None);
+        true
     }
 
     /// Says in what words the device has failed, if it has.
@@ -123,9 +113,9 @@ impl DirectionHealth {
         let falters_since = history.faltering_since;
         let faltered = falters_since.map(|since| now.saturating_duration_since(since));
         if in_a_row >= LONGEST_ERROR_STREAK {
-            self.set_state(DeviceState::Fails);
+            history.state = DeviceState::Fails;
         } else if faltered.is_some() {
-            self.set_state(self.state().max(DeviceState::Falters));
+            history.state = history.state.max(DeviceState::Falters);
         }
         if in_a_row >= LONGEST_ERROR_STREAK && streak_lasted >= SHORTEST_STREAK {
             return Some(format!("{in_a_row} {} in a row failed", direction.name()));
@@ -170,20 +160,15 @@ impl Health {
     }
 
     pub(super) fn note_failure(&self, request: Request, errno: i32, now: Instant) {
-        let error = || match errno {
-            END_OF_FILE => "the device ends before the chunk does".into(),
-            errno => io::Error::from_raw_os_error(errno).to_string(),
-        };
-        let direction = request.direction();
-        let weight = weight_of(request, errno);
+        let (weight, direction) = (weight_of(request, errno), request.direction());
         if weight == Weight::Nothing {
             return;
         }
         let failed = self.directions[direction as usize].fail(direction, now);
-        match (weight, failed) {
-            (Weight::Gone, _) => self.fail(|| format!("it is gone: {}", error())),
-            (_, Some(how)) => self.fail(|| format!("{how}, the last one with: {}", error())),
-            _ => {}
+        if weight == Weight::Gone {
+            self.fail(|| format!("it is gone: {}", error_of(errno)));
+        } else if let Some(how) = failed {
+            self.fail(|| format!("{how}, the last one with: {}", error_of(errno)));
         }
     }
 
@@ -247,11 +232,6 @@ impl Health {
     pub(crate) fn reason(&self) -> Option<String> {
         self.reason.lock().clone()
     }
-}
-
-/// The errno of a failed request; one that has none is an error of the device too.
-pub(super) fn errno_of(error: &io::Error) -> i32 {
-    error.raw_os_error().unwrap_or(libc::EIO)
 }
 
 #[cfg(test)]

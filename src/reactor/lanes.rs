@@ -3,9 +3,11 @@
 //! Any reactor may get any operation. A SET has claimed its key, where later operations on the key wait until it is done, and a
 //! GET has opened its chunk.
 
-use crossbeam_queue::SegQueue;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_queue::SegQueue;
 
 use super::latency::Latencies;
 use super::operation::Operation;
@@ -16,7 +18,10 @@ use crate::sync::Mutex;
 
 /// What submitting threads and other reactors need to know of one reactor.
 pub(super) struct Lane {
-    pub(super) intake: Intake,
+    /// Submitted batches.
+    pub(super) intake: SegQueue<Vec<Operation>>,
+    /// Keys whose SETs are to be promoted, as GETs wait for them.
+    pub(super) awaited: SegQueue<Digest>,
     pub(super) waker: Arc<Waker>,
     pub(super) latencies: Mutex<Latencies>,
     pub(super) load: Load,
@@ -38,63 +43,32 @@ pub(super) struct SyncCounts {
     pub(super) awaits_others: AtomicBool,
 }
 
-/// Submitted batches on their way to a reactor: a queue per class, an element per batch.
-#[derive(Default)]
-pub(super) struct Intake {
-    pub(super) queues: [SegQueue<Vec<Operation>>; 3],
-    /// Keys whose SETs are to be promoted, as GETs wait for them.
-    pub(super) awaited: SegQueue<Digest>,
-}
-
-impl Intake {
-    pub(super) fn pop(&self) -> Option<Vec<Operation>> {
-        self.queues.iter().find_map(SegQueue::pop)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.queues.iter().all(SegQueue::is_empty) && self.awaited.is_empty()
-    }
-}
-
 /// A batch stays with a reactor until that has so much more to do than the least busy one: small chunks cost less where
 /// few reactors are woken for them, and count down one batch in turns.
 const RUN_BYTES: u64 = 256 << 10;
 
-/// What a reactor has to do, in bytes of each class. Read without a lock, so it may be a little old.
+/// What a reactor has to do, in bytes of each class: pushed or taken up, and not answered yet. Read without a lock, so it may be a
+/// little old.
 #[derive(Default)]
-pub(super) struct Load {
-    /// Pushed, and not taken up yet.
-    queued: [AtomicU64; 3],
-    /// Taken up, and not answered yet.
-    in_flight: [AtomicU64; 3],
-}
+pub(super) struct Load([AtomicU64; 3]);
 
 impl Load {
-    pub(super) fn add_queued(&self, class: Class, bytes: u64) {
-        self.queued[class as usize].fetch_add(bytes, Ordering::Relaxed);
+    pub(super) fn add(&self, class: Class, bytes: u64) {
+        self.0[class as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn set_in_flight(&self, bytes: &[u64; 3]) {
-        for (in_flight, bytes) in self.in_flight.iter().zip(bytes) {
-            in_flight.store(*bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// What was queued is taken up. To be called after `set_in_flight`, so that it is never missing.
-    pub(super) fn remove_queued(&self, bytes: &[u64; 3]) {
-        for (queued, bytes) in self.queued.iter().zip(bytes).filter(|(_, bytes)| **bytes > 0) {
-            queued.fetch_sub(*bytes, Ordering::Relaxed);
+    /// Adds what has come since the last time less what was answered, and begins to count anew.
+    pub(super) fn change(&self, changes_bytes: &mut [i64; 3]) {
+        for (bytes, change) in self.0.iter().zip(changes_bytes).filter(|(_, change)| **change != 0)
+        {
+            bytes.fetch_add(mem::take(change) as u64, Ordering::Relaxed);
         }
     }
 
     /// Bytes that go before an operation of `class`: of classes that are served before it and of its own; then all bytes,
     /// as those behind it take processor time too.
     fn before(&self, class: Class) -> (u64, u64) {
-        let of = |class: usize| {
-            let (queued, in_flight) = (&self.queued[class], &self.in_flight[class]);
-            queued.load(Ordering::Relaxed) + in_flight.load(Ordering::Relaxed)
-        };
-        let all: [u64; 3] = std::array::from_fn(of);
+        let all = self.0.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
         (all[..=class as usize].iter().sum(), all.iter().sum())
     }
 }
@@ -117,7 +91,8 @@ pub(super) struct LanePart {
 impl Lane {
     pub(super) fn new(waker: Arc<Waker>) -> Self {
         Self {
-            intake: Intake::default(),
+            intake: SegQueue::new(),
+            awaited: SegQueue::new(),
             waker,
             latencies: Mutex::new(Latencies::new()),
             load: Load::default(),
@@ -168,17 +143,18 @@ mod tests {
 
     #[test]
     fn what_is_served_later_only_breaks_ties() {
-        let [idle, loading, storing] = [[0; 3], [10, 0, 0], [0, 0, 1000]].map(|in_flight| {
+        let [idle, loading, storing] = [[0; 3], [10, 0, 0], [0, 0, 1000]].map(|mut bytes| {
             let load = Load::default();
-            load.set_in_flight(&in_flight);
+            load.change(&mut bytes);
+            assert_eq!(bytes, [0; 3], "each is counted once");
             load
         });
-        storing.add_queued(Class::Set, 24);
+        storing.add(Class::Set, 24);
         assert_eq!(storing.before(Class::Get), (0, 1024));
         assert!(storing.before(Class::Get) < loading.before(Class::Get));
         assert!(idle.before(Class::Get) < storing.before(Class::Get));
         assert!(loading.before(Class::Set) < storing.before(Class::Set));
-        storing.remove_queued(&[0, 0, 24]);
+        storing.change(&mut [0, 0, -24]);
         assert_eq!(storing.before(Class::Set), (1000, 1000));
     }
 }

@@ -23,6 +23,7 @@ mod shared;
 mod transfers;
 mod verify;
 
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,7 +36,7 @@ pub(crate) use health::Alarm;
 pub(crate) use lanes::Spread;
 pub(crate) use latency::Latencies;
 pub(crate) use operation::Operation;
-pub(crate) use record_writer::{Answer, RecordWriter, WriterEnd};
+pub(crate) use record_writer::{Answer, RecordWriter};
 pub(crate) use shared::Shared;
 
 use crate::engine::{Engine, EngineError, Waker};
@@ -80,14 +81,13 @@ impl Reactors {
     /// Starts a reactor for each lane, whose engine is made on its own thread. If one fails, none runs.
     pub(crate) fn start(
         shared: &Arc<Shared>,
-        suspects: Vec<Suspect>,
+        mut suspects: Vec<Suspect>,
         make_engine: &MakeEngine,
     ) -> Result<Self, OpenError> {
         let mut reactors = Self { threads: Vec::new(), engines: Vec::new() };
-        let mut suspects = Some(suspects);
         for number in 0..shared.lanes.len() {
             // They are read one at a time, so one reactor is enough.
-            let suspects = suspects.take().unwrap_or_default();
+            let suspects = mem::take(&mut suspects);
             match start(number, shared, suspects, Arc::clone(make_engine)) {
                 Ok((thread, engine)) => {
                     reactors.threads.push(thread);
@@ -145,56 +145,49 @@ fn start(
     });
     let thread =
         thread.map_err(|source| OpenError::Io { action: "start a thread for", path, source })?;
-    match receiver.recv() {
-        Ok(Ok(description)) => Ok(((thread, ending), description)),
-        Ok(Err(error)) => Err(error.into()),
-        Err(_) => Err(EngineError::Failed {
-            operation: "starting",
-            source: std::io::Error::other("the reactor's thread ended at once"),
-        }
-        .into()),
-    }
+    let at_once = |_| EngineError::Failed {
+        operation: "starting",
+        source: std::io::Error::other("the reactor's thread ended at once"),
+    };
+    let description = receiver.recv().map_err(at_once)??;
+    Ok(((thread, ending), description))
 }
 
 impl Operations {
     /// Runs until it is stopped, or dies; answers everything in either case.
     fn live(mut self) -> ReactorEnd {
         let shared = Arc::clone(&self.shared);
-        let ending = match catch_unwind(AssertUnwindSafe(|| self.run())) {
-            Ok(Ok(())) => ReactorEnd::Orderly,
-            Ok(Err(error)) => {
-                log::error!("the reactor stops: {error}; every operation fails from here on");
-                ReactorEnd::Failed
-            }
-            Err(_) => {
-                log::error!("the reactor stops after a panic; every operation fails from here on");
-                ReactorEnd::Failed
-            }
+        let failure = match catch_unwind(AssertUnwindSafe(|| self.run())) {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(format!(": {error}")),
+            Err(_) => Some(" after a panic".to_owned()),
         };
-        if ending == ReactorEnd::Failed {
+        if let Some(how) = &failure {
+            log::error!("the reactor stops{how}; every operation fails from here on");
             // Before the first operation is answered for it.
             shared.has_failed.store(true, Ordering::SeqCst);
         }
         let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
-        if ending == ReactorEnd::Failed {
+        if failure.is_some() {
             shared.health.fail(|| "a thread that moves its bytes has stopped".into());
             // Without this one the others would leave keys without an answer.
             shared.stop(Duration::ZERO);
         }
-        if !quiet {
-            log::error!(
-                "the kernel still holds memory of {} transfers: it is leaked",
-                self.in_flight()
-            );
-            self.abandon();
-        }
+        let ending = match (quiet, failure) {
+            (true, None) => ReactorEnd::Orderly,
+            (true, Some(_)) => ReactorEnd::Failed,
+            (false, _) => ReactorEnd::Leaked,
+        };
         if quiet {
             drop(self);
         } else {
-            std::mem::forget(self);
+            let count = self.in_flight();
+            log::error!("the kernel still holds memory of {count} transfers: it is leaked");
+            self.abandon();
+            mem::forget(self);
         }
         shared.note_stopped();
-        if quiet { ending } else { ReactorEnd::Leaked }
+        ending
     }
 
     fn run(&mut self) -> Result<(), EngineError> {
@@ -215,9 +208,7 @@ impl Operations {
             self.start_chunk_files()?;
             self.shared.completions.announce();
 
-            let idle = self.is_idle()
-                && self.shared.lanes[self.number].intake.is_empty()
-                && !self.shared.reclaims_deleted(self.number);
+            let idle = self.is_idle() && !self.shared.has_work(self.number);
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }
@@ -232,16 +223,16 @@ impl Operations {
                 self.shared.cache.records().changes.announce();
                 turns_unannounced = 0;
             }
-            self.reap_or_sleep(timeout, deadline.is_some())?;
+            self.reap_or_sleep(timeout, deadline)?;
             let came_back = !self.reaped.is_empty();
-            self.finish_reaped(false)?;
+            self.finish_reaped()?;
             self.start_chunk_files()?;
             // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
             if came_back && !has_fed && self.device.moved_bytes >= FEED_FIRST_BYTES {
                 has_fed = true;
                 continue;
             }
-            let turns = 1 + u64::from(std::mem::take(&mut has_fed));
+            let turns = 1 + u64::from(mem::take(&mut has_fed));
             self.checksum_moved(turns * CHECKSUM_TURN_BYTES);
             self.device.precompute_checksums(CHECKSUM_TURN_BYTES);
         }
@@ -250,14 +241,12 @@ impl Operations {
     fn reap_or_sleep(
         &mut self,
         timeout: Option<Duration>,
-        stopping: bool,
+        deadline: Option<Instant>,
     ) -> Result<(), EngineError> {
         let lane = &self.shared.lanes[self.number];
         lane.waker.prepare_sleep();
-        let stop_came = !stopping && self.shared.deadline.lock().is_some();
-        let work_came = stop_came
-            || !lane.intake.is_empty()
-            || self.shared.reclaims_deleted(self.number)
+        let work_came = *self.shared.deadline.lock() != deadline
+            || self.shared.has_work(self.number)
             || self.can_go_on();
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.device.engine.reap(timeout, &mut self.reaped);
@@ -268,6 +257,7 @@ impl Operations {
 
     /// Drops what is queued and waits for what is in the kernel. Says whether the kernel is done.
     fn quiesce(&mut self) -> bool {
+        self.device.is_stopping = true;
         self.drop_queued();
         if self.in_flight() > 0 {
             self.device.engine.cancel_all();
@@ -279,7 +269,7 @@ impl Operations {
                 return false;
             }
             // It submits nothing, and so cannot fail.
-            let _ = self.finish_reaped(true);
+            let _ = self.finish_reaped();
             // What waited behind a SET that ended now will not start any more either.
             self.drop_queued();
         }

@@ -1,6 +1,6 @@
 //! One operation: what it is for, and how far it is.
 
-use super::chunk_file::{ChunkFile, ChunkOfFile};
+use super::chunk_file::ChunkFile;
 use super::errnos::Failure;
 use super::latency::Timeline;
 use crate::block::Extent;
@@ -112,28 +112,9 @@ pub(super) struct Active {
 }
 
 impl Active {
-    pub(super) fn is_written(&self) -> bool {
-        matches!(self.operation, Operation::Set(_))
-    }
-
-    pub(super) fn chunk_file(&mut self) -> Option<(&mut ChunkFile, ChunkOfFile)> {
-        let chunk = self.chunk_of_file()?;
-        Some((self.chunk_file.as_mut()?, chunk))
-    }
-
-    pub(super) fn chunk_of_file(&self) -> Option<ChunkOfFile> {
-        let (extent, length_bytes) = (self.operation.extent()?, self.operation.bytes());
-        Some(ChunkOfFile { extent, length_bytes, is_written: self.is_written() })
-    }
-
     /// Whether it has to wait before it writes: a record in the file still names its extent.
     pub(super) fn awaits_extent(&self) -> bool {
-        match &self.operation {
-            Operation::Set(set) => match &set.stage {
-                Stage::Writing(write) => !write.is_extent_free(),
-                _ => false,
-            },
-            _ => false,
-        }
+        let Operation::Set(set) = &self.operation else { return false };
+        matches!(&set.stage, Stage::Writing(write) if !write.is_extent_free())
     }
 }

@@ -42,7 +42,8 @@ pub(super) struct Operations {
     awaited: usize,
     /// Since the scheduler was asked last, something ended or came: it may have more to start.
     pub(super) has_changed: bool,
-    in_flight_bytes: [u64; 3],
+    /// Bytes of each class that came, less those that were answered, since the lane was told.
+    load_changes_bytes: [i64; 3],
     /// Whether other reactors had loads when this turn began.
     loads_elsewhere: bool,
     /// What the processor did in this turn instead of feeding the device, in bytes of summing up.
@@ -86,7 +87,7 @@ impl Operations {
             sets: HashTable::new(),
             awaited: 0,
             has_changed: false,
-            in_flight_bytes: [0; 3],
+            load_changes_bytes: [0; 3],
             loads_elsewhere: false,
             processed_bytes: 0,
             awaiting_extents: VecDeque::new(),
@@ -102,7 +103,7 @@ impl Operations {
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.device.in_flight() + self.chunk_files_in_flight + self.commit.in_flight()
+        self.device.in_flight() + self.chunk_files_in_flight + self.commit.outstanding
     }
 
     /// When to look again although nothing has come: a failed write is to be tried again, a SET that waits for loads, however
@@ -122,7 +123,7 @@ impl Operations {
                 let retried = &mut active[*id];
                 retried.ticket = scheduler.push(Class::Set, *id, retried.waiting_bytes, now);
                 if retried.is_awaited {
-                    scheduler.promote(retried.ticket);
+                    retried.ticket = scheduler.promote(retried.ticket);
                 }
             }
             *due > now
@@ -132,10 +133,10 @@ impl Operations {
     pub(super) fn take_up(&mut self) {
         let shared = Arc::clone(&self.shared);
         let lane = &shared.lanes[self.number];
-        let mut taken_bytes = [0; 3];
         while let Some(operations) = lane.intake.pop() {
             for operation in operations {
-                taken_bytes[operation.class() as usize] += operation.cost_bytes();
+                // It is counted since it was pushed.
+                self.count_load(&operation, -1);
                 self.accept(operation);
             }
         }
@@ -145,13 +146,16 @@ impl Operations {
             }
         }
         // After the SETs: what comes later than its SET is found.
-        while let Some(digest) = lane.intake.awaited.pop() {
+        while let Some(digest) = lane.awaited.pop() {
             if let Some(id) = self.set_of(digest) {
                 self.promote(id);
             }
         }
-        lane.load.set_in_flight(&self.in_flight_bytes);
-        lane.load.remove_queued(&taken_bytes);
+        lane.load.change(&mut self.load_changes_bytes);
+    }
+
+    fn count_load(&mut self, operation: &Operation, sign: i64) {
+        self.load_changes_bytes[operation.class() as usize] += sign * operation.cost_bytes() as i64;
     }
 
     pub(super) fn accept(&mut self, operation: Operation) {
@@ -180,14 +184,14 @@ impl Operations {
         let active = &mut self.active[id];
         if !mem::replace(&mut active.is_awaited, true) {
             self.awaited += 1;
-            self.scheduler.promote(active.ticket);
+            active.ticket = self.scheduler.promote(active.ticket);
         }
     }
 
     pub(super) fn enqueue(&mut self, operation: Operation, submitted: Instant) -> usize {
         self.has_changed = true;
+        self.count_load(&operation, 1);
         let (class, bytes) = (operation.class(), operation.bytes());
-        self.in_flight_bytes[class as usize] += operation.cost_bytes();
         let entry = self.active.vacant_entry();
         let id = entry.key();
         let ticket = self.scheduler.push(class, id, bytes, submitted);
@@ -244,10 +248,11 @@ impl Operations {
         outcome
     }
 
-    fn note_work(&self) {
+    fn note_work(&mut self) {
         let loads = self.scheduler.loads() + self.awaited;
         let sets_wait = self.scheduler.has_waiting_sets();
-        self.shared.note_work(self.number, &self.in_flight_bytes, loads, sets_wait);
+        self.shared.lanes[self.number].load.change(&mut self.load_changes_bytes);
+        self.shared.note_work(self.number, loads, sets_wait);
     }
 
     /// Whether something that it waits for has come since `start_some` looked. To be asked once more before sleeping: others
@@ -261,9 +266,8 @@ impl Operations {
         let awaits_records = !self.awaiting_extents.is_empty() || self.commit.awaits_records();
         self.shared.lanes[self.number].awaits_records.store(awaits_records, Ordering::SeqCst);
         let can_go_on = |id: &usize| {
-            let active = &self.active[*id];
-            let file = active.chunk_file.as_ref().zip(active.chunk_of_file());
-            file.is_none_or(|(file, chunk)| file.can_go_on(chunk, &*self.shared.cache.store))
+            let file = self.active[*id].chunk_file.as_ref();
+            file.is_none_or(|file| file.can_go_on(&*self.shared.cache.store))
         };
         loads_ended
             || has_grown
@@ -285,7 +289,7 @@ impl Operations {
         self.has_changed = true;
         // Before anybody can remove the file.
         drop(chunk_file);
-        self.in_flight_bytes[operation.class() as usize] -= operation.cost_bytes();
+        self.count_load(&operation, -1);
         let is_closed = matches!(failure, Some(Failure::Closed));
         if !is_closed && !matches!(operation, Operation::Verify(_)) {
             let mut latencies = self.shared.lanes[self.number].latencies.lock();
@@ -321,17 +325,13 @@ impl Operations {
     /// Drops what is queued; what has pieces in flight ends with the last of them.
     pub(super) fn drop_queued(&mut self) {
         self.checksum_moved(u64::MAX);
-        self.drop_due_chunk_files();
         self.commit.forget();
-        for grant in mem::take(&mut self.awaiting_extents) {
-            self.active[grant.id].unfinished -= 1;
-            self.active[grant.id].failure.get_or_insert(Failure::Closed);
-            self.scheduler.finish(grant);
-        }
         self.retries.clear();
         self.verification.clear();
-        let dropped = self.device.drop_isolated();
-        self.end_failed_pieces(dropped, Instant::now());
+        self.device.drop_isolated();
+        let awaiting_extents = self.awaiting_extents.drain(..);
+        self.device.failed.extend(awaiting_extents.map(|grant| (grant, Failure::Closed)));
+        self.end_failed_pieces(Instant::now);
         // Ending a SET may resume others behind it: until nothing is left.
         loop {
             self.scheduler.clear();

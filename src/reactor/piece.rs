@@ -4,6 +4,7 @@
 //! same vectored transfer; an unaligned address goes through bounce memory altogether. Without O_DIRECT everything goes
 //! in place.
 
+use std::os::fd::RawFd;
 use std::ptr;
 
 use super::errnos::{Request, is_interruption};
@@ -19,28 +20,28 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 const NO_VECTOR: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
 
 /// Times that a piece is given to the device without getting on before it counts as failed.
-pub(crate) const MAX_ATTEMPTS: u32 = 16;
-
-/// What a piece is in. Only the file of a chunk may be closed before the store.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TargetKind {
-    Device,
-    DataFile,
-    ChunkFile,
-}
+pub(super) const MAX_ATTEMPTS: u32 = 16;
 
 #[derive(Clone, Copy)]
-pub(crate) struct PieceTarget {
-    pub(crate) action: Action,
-    pub(crate) file: std::os::fd::RawFd,
-    pub(crate) kind: TargetKind,
+pub(super) struct PieceTarget {
+    /// Tells reads from writes, and what an error means.
+    pub(super) request: Request,
+    pub(super) file: RawFd,
+    /// Whether the file stays open as long as the store; that of a chunk may be closed before.
+    pub(super) is_lasting: bool,
     /// Byte of the file where the chunk starts.
-    pub(crate) chunk_offset_bytes: u64,
+    pub(super) chunk_offset_bytes: u64,
+}
+
+impl PieceTarget {
+    fn is_write(&self) -> bool {
+        self.request != Request::Read
+    }
 }
 
 /// A piece in flight. Owns its vectors and bounce memory until it is reaped; lives at a stable address meanwhile.
-pub(crate) struct Piece {
-    pub(crate) grant: Grant,
+pub(super) struct Piece {
+    pub(super) grant: Grant,
     target: PieceTarget,
     /// The chunk's memory; none for a chunk that is only looked at, which goes through bounce memory.
     buffer: Option<CallerBuffer>,
@@ -50,7 +51,7 @@ pub(crate) struct Piece {
     vector_count: usize,
     bounce: Option<AlignedBlock>,
     /// Bytes at the end of the piece that are copied from or to `bounce`.
-    pub(crate) bounced_bytes: usize,
+    pub(super) bounced_bytes: usize,
     /// What is still to be moved: padding is written with the rest, and read only where there is any, as a chunk's own file
     /// ends with the chunk.
     missing_bytes: usize,
@@ -63,7 +64,7 @@ pub(crate) struct Piece {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum PieceProgress {
+pub(super) enum PieceProgress {
     Done,
     Again,
     /// It failed with this errno; 0 stands for an unexpected end of the file.
@@ -73,7 +74,7 @@ pub(crate) enum PieceProgress {
 impl Piece {
     /// Lays out the vectors of a piece of a chunk of `chunk_bytes`, which is, or is to be, in `buffer`. Without one it is read
     /// for its checksum alone.
-    pub(crate) fn new(
+    pub(super) fn new(
         grant: Grant,
         target: PieceTarget,
         (chunk_bytes, checksum_kind): (u64, Option<ChecksumKind>),
@@ -108,13 +109,13 @@ impl Piece {
             let padded = bounced_bytes.next_multiple_of(BLOCK);
             let bounce = pool.take(padded);
             if let Some(buffer) = buffer
-                && target.action == Action::Write
+                && target.is_write()
             {
                 copy_and_pad(buffer, offset + in_place, bounced_bytes, &bounce);
             }
             piece.add_vector(bounce.as_ptr(), padded);
             piece.bounce = Some(bounce);
-            if target.action == Action::Write {
+            if target.is_write() {
                 piece.missing_bytes = in_place + padded;
             }
         }
@@ -127,7 +128,7 @@ impl Piece {
     }
 
     /// The transfer of what is still missing. Its vectors are this piece's: valid while it stays where it is.
-    pub(crate) fn transfer(&mut self, token: usize) -> Transfer {
+    pub(super) fn transfer(&mut self, token: usize) -> Transfer {
         self.attempts += 1;
         let skipped = self
             .vectors
@@ -136,9 +137,9 @@ impl Piece {
             .take_while(|vector| vector.iov_len == 0)
             .count();
         Transfer {
-            action: self.target.action,
+            action: if self.target.is_write() { Action::Write } else { Action::Read },
             file: self.target.file,
-            is_lasting: self.target.kind != TargetKind::ChunkFile,
+            is_lasting: self.target.is_lasting,
             offset_bytes: self.target.chunk_offset_bytes
                 + self.grant.offset_bytes
                 + self.moved_bytes as u64,
@@ -149,7 +150,7 @@ impl Piece {
         }
     }
 
-    pub(crate) fn advance(&mut self, result: i32) -> PieceProgress {
+    pub(super) fn advance(&mut self, result: i32) -> PieceProgress {
         match usize::try_from(result) {
             Ok(0) => PieceProgress::Failed(0),
             Ok(moved) => {
@@ -180,8 +181,8 @@ impl Piece {
     }
 
     /// Copies what was read through bounce memory to where the caller wants it.
-    pub(crate) fn deliver(&self) {
-        if self.target.action == Action::Write {
+    pub(super) fn deliver(&self) {
+        if self.target.is_write() {
             return;
         }
         if let (Some(bounce), Some(buffer)) = (&self.bounce, self.buffer) {
@@ -200,7 +201,7 @@ impl Piece {
 
     /// CRC of the piece's bytes, moved to where it is in that of the whole chunk: the XOR of this over all pieces is the CRC of
     /// the chunk, in whatever order they come. None where chunks have no checksum.
-    pub(crate) fn checksum(&mut self) -> Option<u64> {
+    pub(super) fn checksum(&mut self) -> Option<u64> {
         let kind = self.checksum_kind?;
         if self.checksum.is_none() {
             self.checksum = Some(kind.placed(kind.of(self.bytes()), self.behind_bytes));
@@ -209,10 +210,8 @@ impl Piece {
     }
 
     /// Whether its checksum can be computed already, and is not: what is written does not change meanwhile.
-    pub(crate) fn can_be_summed_early(&self) -> bool {
-        self.target.action == Action::Write
-            && self.checksum_kind.is_some()
-            && self.checksum.is_none()
+    pub(super) fn can_be_summed_early(&self) -> bool {
+        self.target.is_write() && self.checksum_kind.is_some() && self.checksum.is_none()
     }
 
     /// What it holds: to be looked at after a read, or for a write.
@@ -228,15 +227,10 @@ impl Piece {
     }
 
     pub(super) fn request(&self) -> Request {
-        match (self.target.action, self.target.kind) {
-            (Action::Read, _) => Request::Read,
-            (_, TargetKind::Device) => Request::Write,
-            (_, TargetKind::DataFile) => Request::WriteDataFile,
-            (_, TargetKind::ChunkFile) => Request::WriteChunkFile,
-        }
+        self.target.request
     }
 
-    pub(crate) fn release(self, pool: &mut BouncePool) {
+    pub(super) fn release(self, pool: &mut BouncePool) {
         if let Some(bounce) = self.bounce {
             pool.give_back(bounce);
         }

@@ -73,14 +73,13 @@ impl Shared {
         let progress = &self.cache.records().changes.progress;
         let mut waiting = self.answers.lock();
         let ticket = progress.ticket();
-        if progress.is_done(ticket) {
-            drop(waiting);
-            answer.give(&self.cache);
-        } else if waiting.have_ended {
-            drop(waiting);
-            drop(answer);
-        } else {
-            waiting.answers.push_back((ticket, answer));
+        match progress.is_done(ticket) {
+            true => {
+                drop(waiting);
+                answer.give(&self.cache);
+            }
+            false if waiting.have_ended => {}
+            false => waiting.answers.push_back((ticket, answer)),
         }
     }
 
@@ -113,19 +112,9 @@ impl Shared {
     }
 }
 
-/// Pause between two looks at its progress.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
-
 pub(crate) struct RecordWriter {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WriterEnd {
-    /// It is not in the file any more.
-    pub(crate) has_ended: bool,
-    pub(crate) is_done: bool,
 }
 
 impl RecordWriter {
@@ -146,22 +135,17 @@ impl RecordWriter {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Ends it when everything is written, if the file system lets it. Changes that are not written are not answered.
-    pub(crate) fn end(self) -> WriterEnd {
+    /// Ends it when everything is written, if the file system lets it. Changes that are not written are not answered. Says whether
+    /// it is out of the file, and whether everything is written.
+    pub(crate) fn end(self) -> (bool, bool) {
         let table = self.shared.cache.records();
         table.changes.end();
         let lost = "what was stored or deleted last is not in the index";
         let (progress, ticket) = (&table.changes.progress, table.changes.progress.ticket());
         let (mut done, mut deadline) = (progress.done(), Instant::now() + LONGEST_RETURN);
-        let is_at_work = |thread: &&JoinHandle<()>| !thread.is_finished();
-        while self.thread.as_ref().filter(is_at_work).is_some() && Instant::now() < deadline {
-            if progress.wait_until(ticket, Instant::now() + LOOK_PAUSE) {
-                break;
-            }
-            // As long as it makes progress.
-            if progress.done() > done {
-                (done, deadline) = (progress.done(), Instant::now() + LONGEST_RETURN);
-            }
+        // As long as it makes progress.
+        while !progress.wait(ticket, Some(deadline)) && progress.done() > done {
+            (done, deadline) = (progress.done(), Instant::now() + LONGEST_RETURN);
         }
         let has_ended = self.thread.is_none_or(|thread| has_ended(thread, deadline, lost));
         let is_done = progress.is_done(ticket);
@@ -169,7 +153,7 @@ impl RecordWriter {
             table.changes.defer(false);
         }
         self.shared.fail_answers();
-        WriterEnd { has_ended, is_done }
+        (has_ended, is_done)
     }
 }
 
@@ -182,7 +166,7 @@ struct FailAnswersOnDrop<'shared> {
 impl Drop for FailAnswersOnDrop<'_> {
     fn drop(&mut self) {
         if self.is_orderly {
-            return;
+            return self.shared.cache.records().changes.progress.end();
         }
         let reason = match std::thread::panicking() {
             true => "the thread that writes its records has stopped after a panic",

@@ -5,9 +5,8 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::commit::MemberEnd;
 use super::errnos::{Failure, Fate, Request};
-use super::health::{Direction, errno_of};
+use super::health::Direction;
 use super::operation::{Operation, SetOperation, Stage};
 use super::operations::{CHECKSUM_TURN_BYTES, Operations};
 use super::record_writer::Answer;
@@ -110,13 +109,7 @@ impl Operations {
                 set.stage = Stage::Writing(write);
                 return true;
             }
-            Begun::Comparing => {
-                let bytes = active.waiting_bytes + grant.length_bytes;
-                active.waiting_bytes = bytes;
-                // Not all of it was granted: it is where it was.
-                let ticket = self.scheduler.take_back(grant, bytes, active.timeline.submitted);
-                debug_assert!(ticket.is_none());
-            }
+            Begun::Comparing => self.put_back(grant),
             Begun::MakingRoom => {
                 self.processed_bytes += CHECKSUM_TURN_BYTES;
                 self.put_back(grant);
@@ -129,11 +122,9 @@ impl Operations {
             Begun::Unchanged | Begun::NotAdmitted => self.end_unwritten(grant, None),
             Begun::Refused(error) => {
                 if let StoreError::Grow { source, .. } = &error {
-                    self.shared.health.note_failure(
-                        Request::Grow,
-                        errno_of(source),
-                        Instant::now(),
-                    );
+                    // One without an errno is an error of the device too.
+                    let errno = source.raw_os_error().unwrap_or(libc::EIO);
+                    self.shared.health.note_failure(Request::Grow, errno, Instant::now());
                 }
                 self.end_unwritten(grant, Some(Failure::NoRoom(error)));
             }
@@ -145,19 +136,12 @@ impl Operations {
         let active = &mut self.active[grant.id];
         active.waiting_bytes = active.operation.bytes();
         let since = active.timeline.submitted;
-        if let Some(ticket) = self.scheduler.take_back(grant, active.waiting_bytes, since) {
-            active.ticket = ticket;
-            if active.is_awaited {
-                self.scheduler.promote(ticket);
-            }
-        }
+        active.ticket = self.scheduler.take_back(grant, active.waiting_bytes, since);
     }
 
     fn end_unwritten(&mut self, grant: Grant, failure: Option<Failure>) {
         self.scheduler.finish(grant);
-        if self.active[grant.id].waiting_bytes > 0 {
-            self.scheduler.cancel_rest(grant.class, grant.id);
-        }
+        self.cancel_rest(grant.id);
         self.active[grant.id].failure = failure;
         self.end(grant.id);
     }
@@ -203,7 +187,7 @@ impl Operations {
         }
     }
 
-    fn write_again(&mut self, id: usize, pause: Duration) {
+    pub(super) fn write_again(&mut self, id: usize, pause: Duration) {
         self.shared.cache.counters.write_retries.add(1);
         let active = &mut self.active[id];
         active.retries += 1;
@@ -215,23 +199,6 @@ impl Operations {
             file.begin_again();
         }
         self.retries.push((Instant::now() + pause, id));
-    }
-
-    /// Goes on with members of the group that are through with it.
-    pub(super) fn end_grouped(&mut self) {
-        let most_retries = self.shared.cache.config.tuning.persistent_max_retries;
-        while let Some((id, end)) = self.commit.ended.pop_front() {
-            self.active[id].failure = match end {
-                MemberEnd::WriteAgain if self.active[id].retries < most_retries => {
-                    self.write_again(id, Duration::ZERO);
-                    continue;
-                }
-                MemberEnd::WriteAgain => Some(self.shared.sync_failure()),
-                MemberEnd::Durable => None,
-                MemberEnd::Failed(failure) => Some(failure),
-            };
-            self.answer(id);
-        }
     }
 
     /// Ends a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its way with this one: it

@@ -80,8 +80,8 @@ impl Shared {
     pub(crate) fn push(&self, spread: Spread) {
         for (lane, part) in self.lanes.iter().zip(spread.parts) {
             if !part.operations.is_empty() {
-                lane.load.add_queued(spread.class, part.bytes);
-                lane.intake.queues[spread.class as usize].push(part.operations);
+                lane.load.add(spread.class, part.bytes);
+                lane.intake.push(part.operations);
                 lane.waker.wake();
             }
         }
@@ -105,10 +105,16 @@ impl Shared {
         number == 0 && self.cache.has_deleted()
     }
 
+    /// Whether anything waits for reactor `number` to be taken up.
+    pub(super) fn has_work(&self, number: usize) -> bool {
+        let lane = &self.lanes[number];
+        !lane.intake.is_empty() || !lane.awaited.is_empty() || self.reclaims_deleted(number)
+    }
+
     /// GETs wait for what is being written for these keys: whichever reactor has such a SET promotes it.
     pub(crate) fn promote(&self, awaited: &[Digest]) {
         for lane in self.lanes.iter().filter(|_| !awaited.is_empty()) {
-            awaited.iter().for_each(|digest| lane.intake.awaited.push(*digest));
+            awaited.iter().for_each(|digest| lane.awaited.push(*digest));
             lane.waker.wake();
         }
     }
@@ -150,19 +156,12 @@ impl Shared {
         self.completions.announce();
     }
 
-    /// Reactor `number` has this much to do now, this many loads, and SETs that wait for a grant or none.
-    pub(super) fn note_work(
-        &self,
-        number: usize,
-        in_flight_bytes: &[u64; 3],
-        loads: usize,
-        sets_wait: bool,
-    ) {
+    /// Reactor `number` has this many loads now, and SETs that wait for a grant or none.
+    pub(super) fn note_work(&self, number: usize, loads: usize, sets_wait: bool) {
         if self.lanes.len() == 1 {
             return;
         }
         let lane = &self.lanes[number];
-        lane.load.set_in_flight(in_flight_bytes);
         // Before the loads of others are looked at: either the reactor that ends the last load sees this, or this one sees no load.
         lane.sets_wait.store(sets_wait, Ordering::SeqCst);
         if lane.loads.swap(loads, Ordering::SeqCst) > 0 && loads == 0 {

@@ -3,15 +3,13 @@
 use std::mem;
 use std::time::Instant;
 
-use super::chunk_file::{CHUNK_FILE_TOKENS, ChunkFile, NextRequest};
+use super::chunk_file::{CHUNK_FILE_TOKENS, ChunkFile};
 use super::commit::SYNC_TOKEN;
-use super::device::Outcome;
-use super::errnos::Failure;
+use super::errnos::{Failure, Request};
 use super::operation::Operation;
 use super::operations::Operations;
-use super::piece::{Piece, PieceTarget, TargetKind};
-use crate::block::BLOCK_BYTES;
-use crate::engine::{Action, Engine, EngineError, Reaped};
+use super::piece::{Piece, PieceTarget};
+use crate::engine::{EngineError, Reaped};
 use crate::schedule::{Class, Grant};
 use crate::store::Location;
 
@@ -55,76 +53,75 @@ impl Operations {
 
     fn start_in_extent(&mut self, grant: Grant) -> Result<(), EngineError> {
         let active = &mut self.active[grant.id];
-        if active.chunk_file.is_none()
-            && let Some(Location::Own { directory, name }) =
-                active.operation.extent().map(|extent| self.shared.cache.store.locate(extent))
-        {
-            active.chunk_file = Some(Box::new(ChunkFile::new(directory, name)));
-        }
-        match &mut active.chunk_file {
-            Some(file) if !file.is_ready() => {
-                if file.hold_back(grant) {
-                    self.due_chunk_files.push(grant.id);
+        let file = match &mut active.chunk_file {
+            Some(file) => file,
+            none => {
+                let Some(extent) = active.operation.extent() else {
+                    unreachable!("what has pieces has an extent")
+                };
+                match self.shared.cache.store.locate(extent) {
+                    Location::Shared { file, offset_bytes, is_device } => {
+                        let request = match (&active.operation, is_device) {
+                            (Operation::Set(_), true) => Request::Write,
+                            (Operation::Set(_), false) => Request::WriteDataFile,
+                            _ => Request::Read,
+                        };
+                        let (is_lasting, chunk_offset_bytes) = (true, offset_bytes);
+                        let target = PieceTarget { request, file, is_lasting, chunk_offset_bytes };
+                        return self.start_piece(grant, target);
+                    }
+                    Location::Own { directory, name } => none.insert(Box::new(ChunkFile::new(
+                        directory,
+                        name,
+                        extent,
+                        active.operation.bytes(),
+                        matches!(active.operation, Operation::Set(_)),
+                    ))),
                 }
-                Ok(())
             }
-            _ => self.start_piece(grant),
+        };
+        if file.is_ready() {
+            let target = file.target();
+            return self.start_piece(grant, target);
         }
+        if file.hold_back(grant) {
+            self.due_chunk_files.push(grant.id);
+        }
+        Ok(())
     }
 
     /// Gives the device a piece; the file that it is in is open.
-    pub(super) fn start_piece(&mut self, grant: Grant) -> Result<(), EngineError> {
-        let active = &self.active[grant.id];
-        let (buffer, action) = match &active.operation {
-            Operation::Get(request, _) => (Some(request.buffer), Action::Read),
-            Operation::Verify(_) => (None, Action::Read),
-            Operation::Set(set) => (Some(set.claim.request.buffer), Action::Write),
-            Operation::Reclaim(_) => unreachable!("it has no pieces"),
+    fn start_piece(&mut self, grant: Grant, target: PieceTarget) -> Result<(), EngineError> {
+        let operation = &self.active[grant.id].operation;
+        let buffer = match operation {
+            Operation::Get(request, _) => Some(request.buffer),
+            Operation::Set(set) => Some(set.claim.request.buffer),
+            Operation::Verify(_) | Operation::Reclaim(_) => None,
         };
-        let store = &self.shared.cache.store;
-        let location = || active.operation.extent().map(|extent| store.locate(extent));
-        let (file, kind, chunk_offset_bytes) = match &active.chunk_file {
-            Some(file) => (file.descriptor(), TargetKind::ChunkFile, 0),
-            None => match location() {
-                Some(Location::Shared { file, offset_bytes, is_device: true }) => {
-                    (file, TargetKind::Device, offset_bytes)
-                }
-                Some(Location::Shared { file, offset_bytes, is_device: false }) => {
-                    (file, TargetKind::DataFile, offset_bytes)
-                }
-                Some(Location::Own { .. }) | None => unreachable!("its file is opened first"),
-            },
-        };
-        let target = PieceTarget { action, file, kind, chunk_offset_bytes };
-        let operation = &active.operation;
-        let checksum_kind = operation.checksum_kind(self.shared.cache.config.checksum);
-        let chunk = (operation.bytes(), checksum_kind);
-        let piece =
-            Piece::new(grant, target, chunk, buffer, store.geometry(), &mut self.device.pool);
-        self.shared.cache.counters.bounced_bytes.add(piece.bounced_bytes as u64);
+        let cache = &self.shared.cache;
+        let chunk = (operation.bytes(), operation.checksum_kind(cache.config.checksum));
+        let (geometry, pool) = (cache.store.geometry(), &mut self.device.pool);
+        let piece = Piece::new(grant, target, chunk, buffer, geometry, pool);
+        cache.counters.bounced_bytes.add(piece.bounced_bytes as u64);
         let started = self.device.start(piece);
-        if started.is_err() {
-            // Not in flight: nothing to wait for.
-            self.end_failed_piece(grant, Failure::Closed, Instant::now());
-        }
+        self.end_failed_pieces(Instant::now);
         started
     }
 
     /// Takes the results of requests; answers the operations that are done. One at a time off the list, so that a panic
-    /// loses none. `stopped`: nothing may be submitted any more.
-    pub(super) fn finish_reaped(&mut self, stopped: bool) -> Result<(), EngineError> {
+    /// loses none.
+    pub(super) fn finish_reaped(&mut self) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         let now = Instant::now();
         self.reaped.reverse();
         while let Some(Reaped { token, result }) = self.reaped.pop() {
             if token == SYNC_TOKEN {
-                outcome = outcome.and(self.finish_sync(result, stopped));
-                self.end_grouped();
+                outcome = outcome.and(self.finish_sync(result));
                 continue;
             }
             if token >= CHUNK_FILE_TOKENS {
-                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result, stopped);
-                if stopped {
+                self.finish_chunk_file(token - CHUNK_FILE_TOKENS, result);
+                if self.device.is_stopping {
                     self.drop_due_chunk_files();
                 }
                 continue;
@@ -133,52 +130,40 @@ impl Operations {
             let active = &self.active[grant.id];
             let is_load = grant.class == Class::Get || active.is_awaited;
             let wanted = (active.failure.is_none(), is_load);
-            let (ended, submitted) = match stopped {
-                true => (self.device.complete_stopped(token, result), Ok(())),
-                false => self.device.complete((token, result), wanted, now),
-            };
-            outcome = outcome.and(submitted);
-            self.end_transfer(grant, ended, now);
-        }
-        if stopped {
-            return outcome;
-        }
-        let active = &self.active;
-        let is_wanted = |id: usize| active[id].failure.is_none();
-        let (failed, submitted) = self.device.start_isolated(is_wanted, now);
-        self.end_failed_pieces(failed, now);
-        outcome.and(submitted)
-    }
-
-    fn end_transfer(&mut self, grant: Grant, ended: Outcome, now: Instant) {
-        match ended {
-            Outcome::InFlight => {}
-            Outcome::Moved => {
+            let completed = self.device.complete((token, result), wanted, now);
+            if let Ok(true) = completed {
                 self.scheduler.finish(grant);
                 self.active[grant.id].timeline.moved = Some(now);
             }
-            Outcome::Failed(grant, failure) => self.end_failed_piece(grant, failure, now),
+            outcome = outcome.and(completed.map(drop));
+            self.end_failed_pieces(|| now);
+        }
+        if self.device.is_stopping {
+            return outcome;
+        }
+        let active = &self.active;
+        let submitted = self.device.start_isolated(|id| active[id].failure.is_none(), now);
+        self.end_failed_pieces(|| now);
+        outcome.and(submitted)
+    }
+
+    pub(super) fn end_failed_pieces(&mut self, now: impl Fn() -> Instant) {
+        while let Some((grant, failure)) = self.device.failed.pop_front() {
+            self.scheduler.finish(grant);
+            let active = &mut self.active[grant.id];
+            active.timeline.moved = Some(now());
+            active.failure.get_or_insert(failure);
+            self.cancel_rest(grant.id);
+            self.end_piece(grant.id);
         }
     }
 
-    pub(super) fn end_failed_pieces(&mut self, failed: Vec<Outcome>, now: Instant) {
-        for ended in failed {
-            if let Outcome::Failed(grant, failure) = ended {
-                self.end_failed_piece(grant, failure, now);
-            }
+    /// Nothing more of an operation is granted.
+    pub(super) fn cancel_rest(&mut self, id: usize) {
+        let active = &mut self.active[id];
+        if mem::take(&mut active.waiting_bytes) > 0 {
+            self.scheduler.cancel_rest(active.ticket);
         }
-    }
-
-    fn end_failed_piece(&mut self, grant: Grant, failure: Failure, now: Instant) {
-        self.scheduler.finish(grant);
-        let active = &mut self.active[grant.id];
-        active.timeline.moved = Some(now);
-        active.failure.get_or_insert(failure);
-        if active.waiting_bytes > 0 {
-            active.waiting_bytes = 0;
-            self.scheduler.cancel_rest(grant.class, grant.id);
-        }
-        self.end_piece(grant.id);
     }
 
     /// Copies and sums up pieces that the kernel is done with, and answers what is through with them. At least one piece, and
@@ -217,22 +202,22 @@ impl Operations {
 
     fn start_chunk_file(&mut self, id: usize) -> Result<(), EngineError> {
         let active = &mut self.active[id];
-        let Some((file, chunk)) = active.chunk_file() else { return Ok(()) };
-        match file.next(chunk, id, &*self.shared.cache.store) {
-            NextRequest::Wait => self.due_chunk_files.push(id),
-            NextRequest::Fail(error) => self.fail_chunk_file(id, Failure::NoRoom(error)),
-            NextRequest::Pieces(pieces) => {
-                let mut outcome = Ok(());
-                for grant in pieces {
-                    // A piece that could not be started is ended by `start_piece`.
-                    match outcome {
-                        Ok(()) => outcome = self.start_piece(grant),
-                        Err(_) => self.finish_held_back(grant),
-                    }
+        let Some(file) = &mut active.chunk_file else { return Ok(()) };
+        if file.is_ready() {
+            let (mut outcome, target) = (Ok(()), file.target());
+            for grant in file.take_held_back() {
+                // A piece that could not be started is ended by `start_piece`.
+                match outcome {
+                    Ok(()) => outcome = self.start_piece(grant, target),
+                    Err(_) => self.finish_held_back(grant),
                 }
-                return outcome;
             }
-            NextRequest::Submit(transfer) => {
+            return outcome;
+        }
+        match file.next(id, &*self.shared.cache.store) {
+            Ok(None) => self.due_chunk_files.push(id),
+            Err(error) => self.fail_chunk_file(id, Failure::NoRoom(error)),
+            Ok(Some(transfer)) => {
                 // SAFETY: the request names no memory but the name, which does not move with its owner; that stays in `active`,
                 // with the file, until the request is reaped (or is leaked): an operation with one in flight is not ended. The
                 // directory is open as long as `shared` lives.
@@ -247,19 +232,18 @@ impl Operations {
         Ok(())
     }
 
-    /// Takes the result of a request for a chunk file. `stopped`: no further one may be made.
-    fn finish_chunk_file(&mut self, id: usize, result: i32, stopped: bool) {
+    /// Takes the result of a request for a chunk file.
+    fn finish_chunk_file(&mut self, id: usize, result: i32) {
         self.chunk_files_in_flight -= 1;
         let active = &mut self.active[id];
         active.unfinished -= 1;
+        let Some(file) = &mut active.chunk_file else { return };
+        file.take_opened(result);
         // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
-        let is_abandoned = active.failure.is_some() || stopped && result < 0;
-        let Some((file, chunk)) = active.chunk_file() else { return };
-        file.take_opened(chunk, result);
-        if is_abandoned {
+        if active.failure.is_some() || self.device.is_stopping && result < 0 {
             return self.fail_chunk_file(id, Failure::Closed);
         }
-        match file.finish(chunk, result, &self.shared.cache, &self.shared.health) {
+        match file.finish(result, &self.shared.cache, &self.shared.health) {
             Ok(true) => self.end(id),
             Ok(false) => self.due_chunk_files.push(id),
             Err(failure) => self.fail_chunk_file(id, failure),
@@ -270,12 +254,8 @@ impl Operations {
     fn fail_chunk_file(&mut self, id: usize, failure: Failure) {
         let active = &mut self.active[id];
         active.failure.get_or_insert(failure);
-        let class = active.operation.class();
         let held_back = active.chunk_file.as_mut().map_or(Vec::new(), |file| file.take_held_back());
-        if active.waiting_bytes > 0 {
-            active.waiting_bytes = 0;
-            self.scheduler.cancel_rest(class, id);
-        }
+        self.cancel_rest(id);
         held_back.into_iter().for_each(|grant| self.finish_held_back(grant));
         if self.active[id].unfinished == 0 {
             self.end(id);
@@ -290,12 +270,9 @@ impl Operations {
     /// All pieces of an operation are through. Says whether the padding behind the chunk has to be truncated before it ends.
     fn has_to_be_truncated(&mut self, id: usize) -> bool {
         let active = &mut self.active[id];
-        let is_padded = self.shared.cache.store.geometry().direct
-            && active.is_written()
-            && active.failure.is_none()
-            && !active.operation.bytes().is_multiple_of(BLOCK_BYTES);
-        let is_due =
-            is_padded && active.chunk_file.as_mut().is_some_and(|file| file.begin_truncate());
+        let Some(file) = &mut active.chunk_file else { return false };
+        let is_direct = self.shared.cache.store.geometry().direct;
+        let is_due = active.failure.is_none() && is_direct && file.begin_truncate();
         if is_due {
             self.due_chunk_files.push(id);
         }

@@ -60,9 +60,9 @@ fn what_is_given_back_is_next_again_and_loads_go_before_it() {
     clocked.push(Class::Set, 1, 2500);
     clocked.push(Class::Set, 2, 10);
     let first = clocked.grant().unwrap();
-    assert_eq!(clocked.scheduler.take_back(first, 2500, clocked.now), None);
+    clocked.scheduler.take_back(first, 2500, clocked.now);
     assert_eq!(clocked.grant(), Some(first));
-    assert_eq!(clocked.scheduler.take_back(first, 2500, clocked.now), None);
+    clocked.scheduler.take_back(first, 2500, clocked.now);
     clocked.push(Class::Get, 3, 10);
     let load = clocked.grant().unwrap();
     assert_eq!((load.id, clocked.grant()), (3, None), "the SET waits while something is loaded");
@@ -292,16 +292,14 @@ fn freeing_goes_on_while_loads_fill_the_device() {
 #[test]
 fn the_rest_of_a_failed_operation_is_taken_back_and_nothing_else() {
     let mut clocked = Clocked::new(LIMITS);
-    for id in 1..4 {
-        clocked.push(Class::Set, id, 1500);
-    }
+    let tickets = [1, 2, 3].map(|id| clocked.scheduler.push(Class::Set, id, 1500, clocked.now));
     let failed = clocked.grant().unwrap();
     clocked.scheduler.finish(failed);
-    clocked.scheduler.cancel_rest(Class::Set, 1);
+    clocked.scheduler.cancel_rest(tickets[0]);
     let next = [clocked.grant().unwrap(), clocked.grant().unwrap()];
     assert_eq!(next.map(|grant| (grant.id, grant.offset_bytes)), [(2, 0), (2, 1000)]);
     // Of this one nothing is left in the queue.
-    clocked.scheduler.cancel_rest(Class::Set, 2);
+    clocked.scheduler.cancel_rest(tickets[1]);
     assert_eq!(clocked.grant().map(|grant| (grant.id, grant.offset_bytes)), Some((3, 0)));
 }
 
@@ -354,16 +352,20 @@ fn a_set_that_is_taken_back_is_the_next_again() {
     let first = clocked.grant().unwrap();
     assert_eq!((first.id, first.length_bytes), (1, 1000));
     // In part, and as a whole.
-    assert_eq!(clocked.scheduler.take_back(first, 1500, since), None);
+    assert_eq!(clocked.scheduler.take_back(first, 1500, since), tickets[0]);
     let grants: Vec<Grant> = std::iter::from_fn(|| clocked.grant()).take(2).collect();
     assert_eq!(grants[0], first);
     clocked.scheduler.finish(grants[1]);
     let whole = Grant { length_bytes: 1000, ..grants[0] };
-    let ticket = clocked.scheduler.take_back(whole, 1500, since).unwrap();
-    assert_eq!(ticket, tickets[0]);
+    assert_eq!(clocked.scheduler.take_back(whole, 1500, since), tickets[0]);
     // Loads that wait for it find it under that ticket.
-    clocked.scheduler.promote(tickets[1]);
-    clocked.scheduler.promote(ticket);
+    let promoted = [tickets[1], tickets[0]].map(|ticket| clocked.scheduler.promote(ticket));
+    let grants: Vec<Grant> = std::iter::from_fn(|| clocked.grant()).take(2).collect();
+    assert_eq!([grants[0].id, grants[1].id], [2, 2]);
+    // Also there it is the next, as a whole.
+    clocked.scheduler.finish(grants[1]);
+    let whole = Grant { length_bytes: 1000, ..grants[0] };
+    assert_eq!(clocked.scheduler.take_back(whole, 1500, since), promoted[0]);
     assert_eq!(clocked.grant().unwrap().id, 2);
     clocked.scheduler.hold_sets(true);
     assert_eq!(clocked.grant(), None);

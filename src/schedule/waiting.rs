@@ -3,33 +3,30 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::Ticket;
-
 pub(super) struct Queue {
     /// `None` where an operation was taken out of the middle; the front is always there.
     pub(super) waiting: VecDeque<Option<Waiting>>,
-    /// Ticket of the front.
+    /// Number of the front.
     pub(super) first: u64,
 }
 
 impl Default for Queue {
-    /// Tickets begin where there is room before the first one, for what is put back.
+    /// Numbers begin where there is room before the first one, for what is put back.
     fn default() -> Self {
         Self { waiting: VecDeque::new(), first: 1 << 32 }
     }
 }
 
 impl Queue {
-    pub(super) fn push(&mut self, waiting: Waiting) -> Ticket {
+    pub(super) fn push(&mut self, waiting: Waiting) -> u64 {
         self.waiting.push_back(Some(waiting));
-        Ticket(self.first + self.waiting.len() as u64 - 1)
+        self.first + self.waiting.len() as u64 - 1
     }
 
     /// Puts back what was taken from the front, or from before it.
-    pub(super) fn push_front(&mut self, waiting: Waiting) -> Ticket {
+    pub(super) fn push_front(&mut self, waiting: Waiting) {
         self.waiting.push_front(Some(waiting));
         self.first -= 1;
-        Ticket(self.first)
     }
 
     pub(super) fn front(&self) -> Option<&Waiting> {
@@ -40,7 +37,7 @@ impl Queue {
         self.waiting.front_mut()?.as_mut()
     }
 
-    pub(super) fn take(&mut self, Ticket(number): Ticket) -> Option<Waiting> {
+    pub(super) fn take(&mut self, number: u64) -> Option<Waiting> {
         let position = usize::try_from(number.checked_sub(self.first)?).ok()?;
         let taken = self.waiting.get_mut(position)?.take();
         while matches!(self.waiting.front(), Some(None)) {
@@ -51,7 +48,7 @@ impl Queue {
     }
 
     pub(super) fn take_front(&mut self) {
-        self.take(Ticket(self.first));
+        self.take(self.first);
     }
 
     pub(super) fn clear(&mut self) {

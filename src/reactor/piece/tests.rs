@@ -11,16 +11,22 @@ fn piece(
     memory: &AlignedBlock,
     shift: usize,
     length: usize,
-    action: Action,
+    request: Request,
     geometry: Geometry,
 ) -> Piece {
     // SAFETY: the tests keep `memory` alive and alone.
     let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
     let (class, length_bytes) = (Class::Get, length as u64);
     let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, is_promoted: false };
-    let kind = TargetKind::DataFile;
-    let target = PieceTarget { action, file: 3, kind, chunk_offset_bytes: 40960 };
-    Piece::new(grant, target, (length as u64, None), Some(buffer), geometry, &mut BouncePool::new())
+    let target = PieceTarget { request, file: 3, is_lasting: true, chunk_offset_bytes: 40960 };
+    Piece::new(
+        grant,
+        target,
+        (length as u64, None),
+        Some(buffer),
+        geometry,
+        &mut BouncePool::default(),
+    )
 }
 
 fn lengths(piece: &Piece) -> Vec<usize> {
@@ -31,7 +37,7 @@ fn lengths(piece: &Piece) -> Vec<usize> {
 fn layout_of_every_kind() {
     let memory = AlignedBlock::zeroed(4 * BLOCK);
     let of = |shift, length, geometry| {
-        let piece = piece(&memory, shift, length, Action::Read, geometry);
+        let piece = piece(&memory, shift, length, Request::Read, geometry);
         (lengths(&piece), piece.bounced_bytes)
     };
     assert_eq!(of(0, 2 * BLOCK, direct()), (vec![2 * BLOCK], 0), "whole blocks in place");
@@ -57,7 +63,7 @@ fn layout_of_every_kind() {
 #[test]
 fn short_transfers_go_on_where_they_stopped() {
     let memory = AlignedBlock::zeroed(2 * BLOCK);
-    let mut piece = piece(&memory, 0, BLOCK + 5, Action::Write, direct());
+    let mut piece = piece(&memory, 0, BLOCK + 5, Request::WriteDataFile, direct());
     assert_eq!(piece.transfer(9).offset_bytes, 40960);
     assert_eq!(piece.advance(512), PieceProgress::Again);
     let transfer = piece.transfer(9);
@@ -80,7 +86,7 @@ fn reads_are_done_where_the_chunk_ends() {
         (2 * BLOCK, PieceProgress::Done),
         (BLOCK + 4, PieceProgress::Again),
     ] {
-        let mut piece = piece(&memory, 0, BLOCK + 5, Action::Read, direct());
+        let mut piece = piece(&memory, 0, BLOCK + 5, Request::Read, direct());
         piece.transfer(9);
         assert_eq!(piece.advance(moved as i32), progress, "{moved}");
     }
@@ -89,7 +95,7 @@ fn reads_are_done_where_the_chunk_ends() {
 #[test]
 fn interruptions_are_tried_again_with_a_bound_and_errors_are_not() {
     let memory = AlignedBlock::zeroed(BLOCK);
-    let mut piece = piece(&memory, 0, BLOCK, Action::Write, direct());
+    let mut piece = piece(&memory, 0, BLOCK, Request::WriteDataFile, direct());
     for _ in 1..MAX_ATTEMPTS {
         piece.transfer(0);
         assert_eq!(piece.advance(-libc::EAGAIN), PieceProgress::Again);
@@ -107,14 +113,14 @@ fn checksums_of_pieces_make_the_checksum_of_the_chunk_in_any_order() {
     // SAFETY: the allocation has three blocks, nobody else uses it.
     let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), length) };
     bytes.iter_mut().enumerate().for_each(|(position, byte)| *byte = (position * 31 % 251) as u8);
-    let whole = piece(&memory, 0, length, Action::Read, direct());
+    let whole = piece(&memory, 0, length, Request::Read, direct());
     for kind in [ChecksumKind::Crc32c, ChecksumKind::Crc64Nvme] {
         let mut combined = 0;
         for (offset, length) in [(2 * BLOCK, 77), (0, BLOCK), (BLOCK, BLOCK)] {
             let (offset_bytes, length_bytes) = (offset as u64, length as u64);
             let grant = Grant { offset_bytes, length_bytes, ..whole.grant };
             let chunk = (whole.grant.length_bytes, Some(kind));
-            let mut pool = BouncePool::new();
+            let mut pool = BouncePool::default();
             let mut piece =
                 Piece::new(grant, whole.target, chunk, whole.buffer, direct(), &mut pool);
             combined ^= piece.checksum().unwrap();
@@ -126,12 +132,12 @@ fn checksums_of_pieces_make_the_checksum_of_the_chunk_in_any_order() {
 #[test]
 fn padding_is_zeroed_before_it_is_written() {
     let memory = AlignedBlock::zeroed(BLOCK);
-    let mut pool = BouncePool::new();
+    let mut pool = BouncePool::default();
     let dirty = pool.take(BLOCK);
     // SAFETY: one block, ours alone.
     unsafe { dirty.as_ptr().write_bytes(0xee, BLOCK) };
     pool.give_back(dirty);
-    let whole = piece(&memory, 0, 10, Action::Write, direct());
+    let whole = piece(&memory, 0, 10, Request::WriteDataFile, direct());
     let again =
         Piece::new(whole.grant, whole.target, (10, None), whole.buffer, direct(), &mut pool);
     let bounce = again.bounce.as_ref().unwrap();

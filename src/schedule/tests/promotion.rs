@@ -90,8 +90,8 @@ fn the_rest_of_a_promoted_set_is_taken_back() {
     let first = clocked.grant().unwrap();
     clocked.scheduler.finish(first);
     clocked.scheduler.promote(tickets[2]);
-    clocked.scheduler.promote(tickets[0]);
-    clocked.scheduler.cancel_rest(Class::Set, 0);
+    let rest = clocked.scheduler.promote(tickets[0]);
+    clocked.scheduler.cancel_rest(rest);
     let left: Vec<_> = std::iter::from_fn(|| {
         let grant = clocked.grant()?;
         clocked.scheduler.finish(grant);
