@@ -15,10 +15,11 @@ pub(crate) struct Batch {
     completions: Arc<CompletionQueue>,
 }
 
+#[derive(Default)]
 struct Rest {
     error: Option<String>,
+    /// None once it is leaked, as the kernel may still hold that memory.
     keep_alive: Option<KeepAlive>,
-    abandoned: bool,
 }
 
 impl Batch {
@@ -34,7 +35,7 @@ impl Batch {
             future_id,
             remaining: AtomicUsize::new(size),
             results: (0..size).map(|_| AtomicBool::new(false)).collect(),
-            rest: Mutex::new(Rest { error: None, keep_alive: Some(keep_alive), abandoned: false }),
+            rest: Mutex::new(Rest { error: None, keep_alive: Some(keep_alive) }),
             completions: Arc::clone(completions),
         });
         (0..size).map(move |position| BatchItem { batch: Some(Arc::clone(&batch)), position })
@@ -50,17 +51,7 @@ impl Batch {
     }
 
     fn complete(&self) {
-        let (error, keep_alive) = {
-            let mut rest = self.rest.lock();
-            let keep_alive = rest.keep_alive.take();
-            if rest.abandoned {
-                // The kernel may still hold this memory: it is leaked, never freed under a transfer.
-                std::mem::forget(keep_alive);
-                (rest.error.take(), None)
-            } else {
-                (rest.error.take(), keep_alive)
-            }
-        };
+        let Rest { error, keep_alive } = std::mem::take(&mut *self.rest.lock());
         self.completions.push(Completion {
             future_id: self.future_id,
             ok: error.is_none(),
@@ -104,7 +95,7 @@ impl BatchItem {
     /// The key failed while the kernel still holds the batch's memory: that memory is leaked.
     pub(crate) fn abandon(self) {
         if let Some(batch) = &self.batch {
-            batch.rest.lock().abandoned = true;
+            std::mem::forget(batch.rest.lock().keep_alive.take());
         }
         self.fail(|| "the kernel did not finish in time; the memory of the batch is leaked".into());
     }

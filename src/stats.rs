@@ -11,12 +11,10 @@ use crate::store::Geometry;
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `amount`.
     pub(crate) fn add(&self, amount: u64) {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Its value now.
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

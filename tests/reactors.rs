@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
-use common::{Client, MIB, Memory, config, key, layout, pattern, real_engine};
+use common::{Client, MIB, Memory, config, key, layout, pattern};
 use kvring::testing::{Action, Waker};
 use kvring::{Config, Connector, Durability, EngineError, Layout};
 
@@ -335,14 +335,15 @@ fn one_that_panics_stops_all_and_every_batch_is_answered() {
 fn if_one_cannot_start_the_store_is_not_opened_and_not_held() {
     let directory = tempfile::tempdir().unwrap();
     let made = AtomicUsize::new(0);
-    let make_engine =
-        move |queue_depth: usize, waker: Arc<Waker>| match made.fetch_add(1, Ordering::SeqCst) {
-            2 => Err(EngineError::Failed {
-                operation: "starting",
-                source: std::io::Error::other("enough engines"),
-            }),
-            _ => real_engine(queue_depth, waker),
-        };
+    let make_engine = move |queue_depth: usize, waker: Arc<Waker>| match made
+        .fetch_add(1, Ordering::SeqCst)
+    {
+        2 => Err(EngineError::Failed {
+            operation: "starting",
+            source: std::io::Error::other("enough engines"),
+        }),
+        _ => FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), Arc::default()),
+    };
     let opened = Connector::open_with_engine(configured(directory.path()), make_engine);
     assert!(opened.map(drop).unwrap_err().to_string().contains("enough engines"));
     let client = Client::open(directory.path(), 256 * MIB);

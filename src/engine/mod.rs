@@ -62,6 +62,9 @@ pub struct Transfer {
     pub token: usize,
 }
 
+// SAFETY: it only names memory; who submits it vouches for that until it is reaped, whichever thread moves the bytes.
+unsafe impl Send for Transfer {}
+
 impl Transfer {
     /// One that moves no bytes, on a file that is not lasting.
     pub fn without_memory(action: Action, file: RawFd, token: usize) -> Self {
@@ -120,33 +123,6 @@ pub trait Engine {
 
     /// Asks the kernel to cancel what is under way; each transfer is still reaped. Nothing is submitted after it.
     fn cancel_all(&mut self);
-}
-
-impl<E: Engine + ?Sized> Engine for Box<E> {
-    fn description(&self) -> String {
-        (**self).description()
-    }
-
-    fn depth(&self) -> usize {
-        (**self).depth()
-    }
-
-    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        // SAFETY: the contract of this function.
-        unsafe { (**self).submit(transfer) }
-    }
-
-    fn reap(
-        &mut self,
-        timeout: Option<Duration>,
-        reaped: &mut Vec<Reaped>,
-    ) -> Result<(), EngineError> {
-        (**self).reap(timeout, reaped)
-    }
-
-    fn cancel_all(&mut self) {
-        (**self).cancel_all();
-    }
 }
 
 /// Wakes the thread that waits in [`Engine::reap`]; a system call only if it really sleeps.

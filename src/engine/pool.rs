@@ -37,15 +37,9 @@ struct PoolShared {
 
 #[derive(Default)]
 struct PoolQueue {
-    transfers: VecDeque<PendingTransfer>,
+    transfers: VecDeque<Transfer>,
     ends: bool,
 }
-
-struct PendingTransfer(Transfer);
-
-// SAFETY: its submitter vouched that vectors and memory stay valid until it is reaped (see `Engine::submit`), which
-// holds for every thread; only the one that takes it from the queue uses them.
-unsafe impl Send for PendingTransfer {}
 
 impl Pool {
     /// Starts `count` threads, or as many of them as the system allows, but at least one.
@@ -78,13 +72,13 @@ impl Pool {
     /// # Safety
     /// As [`super::Engine::submit`].
     pub(super) unsafe fn submit(&self, transfer: Transfer) {
-        self.shared.queue.lock().transfers.push_back(PendingTransfer(transfer));
+        self.shared.queue.lock().transfers.push_back(transfer);
         self.shared.filled.notify_one();
     }
 
     /// Answers what no thread has begun, and ends each thread after what it is at.
     pub(super) fn cancel_all(&self) {
-        for PendingTransfer(transfer) in self.shared.end() {
+        for transfer in self.shared.end() {
             self.shared.done.add(Reaped { token: transfer.token, result: -libc::ECANCELED });
         }
     }
@@ -102,7 +96,7 @@ impl Drop for Pool {
 
 impl PoolShared {
     fn work(&self) {
-        while let Some(PendingTransfer(transfer)) = self.next() {
+        while let Some(transfer) = self.next() {
             // SAFETY: it was submitted, and is reaped only from here on.
             let perform = || unsafe { (self.perform)(transfer) };
             // Whatever happens, it is answered: its owner waits for it.
@@ -112,7 +106,7 @@ impl PoolShared {
     }
 
     /// Waits for a transfer; none when the pool ends.
-    fn next(&self) -> Option<PendingTransfer> {
+    fn next(&self) -> Option<Transfer> {
         let mut queue = self.queue.lock();
         while !queue.ends {
             match queue.transfers.pop_front() {
@@ -124,7 +118,7 @@ impl PoolShared {
     }
 
     /// Ends the threads; returns what they will not begin any more.
-    fn end(&self) -> VecDeque<PendingTransfer> {
+    fn end(&self) -> VecDeque<Transfer> {
         let mut queue = self.queue.lock();
         queue.ends = true;
         self.filled.notify_all();

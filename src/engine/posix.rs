@@ -135,21 +135,17 @@ impl Engine for PosixEngine {
 pub(super) unsafe fn perform(transfer: Transfer) -> i32 {
     let Transfer { action, file, offset_bytes, vectors, vector_count, name, .. } = transfer;
     let (count, offset) = (vector_count as i32, offset_bytes as i64);
-    let moved = match action {
-        // SAFETY: no pointers.
-        Action::Sync => unsafe { libc::fdatasync(file) as isize },
-        // SAFETY: no pointers.
-        Action::SyncDirectory => unsafe { libc::fsync(file) as isize },
-        // SAFETY: no pointers.
-        Action::Preallocate => unsafe { libc::fallocate(file, 0, 0, offset) as isize },
-        // SAFETY: no pointers.
-        Action::Truncate => unsafe { libc::ftruncate(file, offset) as isize },
-        // SAFETY: the caller vouches for the name.
-        Action::Open(flags) => unsafe { libc::openat(file, name, flags, FILE_MODE) as isize },
-        // SAFETY: the caller vouches for the vectors and for their memory, writable for a read.
-        Action::Read => unsafe { libc::preadv(file, vectors, count, offset) },
-        // SAFETY: the caller vouches for the vectors and for their memory.
-        Action::Write => unsafe { libc::pwritev(file, vectors, count, offset) },
+    // SAFETY: the caller vouches for the name, for the vectors, and for their memory, writable for a read.
+    let moved = unsafe {
+        match action {
+            Action::Sync => libc::fdatasync(file) as isize,
+            Action::SyncDirectory => libc::fsync(file) as isize,
+            Action::Preallocate => libc::fallocate(file, 0, 0, offset) as isize,
+            Action::Truncate => libc::ftruncate(file, offset) as isize,
+            Action::Open(flags) => libc::openat(file, name, flags, FILE_MODE) as isize,
+            Action::Read => libc::preadv(file, vectors, count, offset),
+            Action::Write => libc::pwritev(file, vectors, count, offset),
+        }
     };
     match moved {
         // A transfer has far less than 2 GiB.

@@ -113,10 +113,9 @@ fn engines_do_the_same() {
     assert!(older.can_truncate, "this kernel is newer than 6.9");
     older.can_truncate = false;
     use_all_of(&mut older);
-    use_all_of(&mut posix());
-    let boxed: Box<dyn Engine> = Box::new(posix());
-    assert_eq!((boxed.depth(), boxed.description().as_str()), (8, "posix (12 threads)"));
-    use_all_of(&mut { boxed });
+    let mut posix = posix();
+    assert_eq!((posix.depth(), posix.description().as_str()), (8, "posix (12 threads)"));
+    use_all_of(&mut posix);
 }
 
 /// A kernel that knows no more flags than these.

@@ -126,18 +126,16 @@ impl UringEngine {
                 submitter.submit_with_args(1, &SubmitArgs::new().timespec(&timespec))
             }
         };
-        match entered {
-            Ok(_) => Ok(()),
-            Err(source) => match source.raw_os_error() {
-                // A signal, the time limit, or completions that must be taken first: look at the completions.
-                Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
-                Some(libc::EAGAIN) => {
-                    // The kernel is out of memory for requests: give it a moment, the entries stay queued.
-                    std::thread::sleep(Duration::from_millis(1));
-                    Ok(())
-                }
-                _ => Err(EngineError::Failed { operation: "io_uring_enter", source }),
-            },
+        let Err(source) = entered else { return Ok(()) };
+        match source.raw_os_error() {
+            // A signal, the time limit, or completions that must be taken first: look at the completions.
+            Some(libc::EINTR | libc::ETIME | libc::EBUSY) => Ok(()),
+            Some(libc::EAGAIN) => {
+                // The kernel is out of memory for requests: give it a moment, the entries stay queued.
+                std::thread::sleep(Duration::from_millis(1));
+                Ok(())
+            }
+            _ => Err(EngineError::Failed { operation: "io_uring_enter", source }),
         }
     }
 
