@@ -319,7 +319,7 @@ impl Scheduler {
         self.load_ended |= grant.class == Class::Get;
     }
 
-    /// Takes back the first piece of a SET, as if it had not been granted: it is the next of its queue again. Returns where it waits.
+    /// Takes back the first piece of a SET, as if it had not been granted: it is the next of its queue again. Returns its ticket.
     pub fn take_back(&mut self, grant: Grant, total_bytes: u64, since: Instant) -> Ticket {
         debug_assert!(grant.class == Class::Set && grant.offset_bytes == 0);
         self.finish(grant);

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Client, MIB, Memory, config, key, pattern, real_engine};
-use kvring::testing::{Engine, Waker};
+use kvring::testing::Waker;
 use kvring::{BLOCK_BYTES, Connector, Durability, SubmitError};
 
 const BLOCK: usize = BLOCK_BYTES as usize;

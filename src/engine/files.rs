@@ -17,47 +17,33 @@ use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
 
 use crate::format::names::FILE_MODE;
 
-/// Calls of the system on the files of a store. Each may wait for the file system. What an implementation leaves out does what
-/// the system does; every error is what the system says.
+/// Calls of the system on the files of a store, each named behind what it does. Each may wait for the file system. What an
+/// implementation leaves out does what the system does; every error is what the system says.
 pub trait FileOperations: Debug + Send + Sync {
     /// Opens what is called `name` in `directory` with these flags of openat(2). A file that they make is its owner's alone.
-    ///
-    /// # Errors
-    /// As openat(2).
     fn open(&self, directory: &File, name: &CStr, flags: c_int) -> io::Result<OwnedFd> {
         let mode = Mode::from_bits_truncate(FILE_MODE);
         Ok(openat(directory, name, OFlag::from_bits_retain(flags), mode)?)
     }
 
-    /// Gives these bytes of the file blocks of its own, with these flags of fallocate(2).
-    ///
-    /// # Errors
-    /// As fallocate(2): EOPNOTSUPP where the file system cannot.
+    /// Gives these bytes of the file blocks of its own, with these flags of fallocate(2): EOPNOTSUPP where that cannot.
     fn preallocate(&self, file: &File, bytes: Range<u64>, flags: c_int) -> io::Result<()> {
         let (start, length) = (bytes.start as i64, (bytes.end - bytes.start) as i64);
         Ok(fallocate(file, FallocateFlags::from_bits_retain(flags), start, length)?)
     }
 
-    /// Makes the file `length_bytes` long.
-    ///
-    /// # Errors
-    /// As ftruncate(2).
+    /// Makes the file `length_bytes` long: ftruncate(2).
     fn truncate(&self, file: &File, length_bytes: u64) -> io::Result<()> {
         file.set_len(length_bytes)
     }
 
-    /// Writes all of `bytes` to the file at `offset`.
-    ///
-    /// # Errors
-    /// As pwrite(2); some of the bytes may be written then.
+    /// Writes all of `bytes` to the file at `offset`: pwrite(2). Some of them may be written where it fails.
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         file.write_all_at(bytes, offset)
     }
 
-    /// Has the next sync of the file write `mapped` again, which is mapped from its `offset` on. No byte changes.
-    ///
-    /// # Errors
-    /// As madvise(2) with MADV_POPULATE_WRITE: EINVAL before Linux 5.14.
+    /// Has the next sync of the file write `mapped` again, which is mapped from its `offset` on. No byte changes:
+    /// madvise(2) with MADV_POPULATE_WRITE, EINVAL before Linux 5.14.
     fn mark_changed(&self, file: &File, offset: u64, mapped: &[AtomicU8]) -> io::Result<()> {
         let _ = (file, offset);
         let start = mapped.as_ptr().cast_mut().cast();
@@ -66,34 +52,22 @@ pub trait FileOperations: Debug + Send + Sync {
         Ok(Errno::result(result).map(drop)?)
     }
 
-    /// Makes durable what was written to the file.
-    ///
-    /// # Errors
-    /// As fdatasync(2); then nothing that was written counts as durable.
+    /// Makes durable what was written to the file: fdatasync(2). Where it fails, nothing that was written counts as durable.
     fn sync_data(&self, file: &File) -> io::Result<()> {
         file.sync_data()
     }
 
-    /// The same with the length of the file; of a directory, which names are in it.
-    ///
-    /// # Errors
-    /// As fsync(2).
+    /// The same with the length of the file; of a directory, which names are in it: fsync(2).
     fn sync_all(&self, file: &File) -> io::Result<()> {
         file.sync_all()
     }
 
-    /// Makes durable all that is on the file system of the directory.
-    ///
-    /// # Errors
-    /// As syncfs(2).
+    /// Makes durable all that is on the file system of the directory: syncfs(2).
     fn sync_file_system(&self, directory: &File) -> io::Result<()> {
         Ok(syncfs(directory)?)
     }
 
-    /// Removes what is called `name` in `directory`, and is no directory.
-    ///
-    /// # Errors
-    /// As unlinkat(2).
+    /// Removes what is called `name` in `directory`, and is no directory: unlinkat(2).
     fn remove(&self, directory: &File, name: &CStr) -> io::Result<()> {
         Ok(unlinkat(directory, name, UnlinkatFlags::NoRemoveDir)?)
     }

@@ -208,7 +208,7 @@ impl Operations {
             self.start_chunk_files()?;
             self.shared.completions.announce();
 
-            let idle = self.is_idle() && !self.shared.has_work(self.number);
+            let idle = self.active.is_empty() && !self.shared.has_work(self.number);
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }

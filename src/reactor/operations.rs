@@ -98,10 +98,6 @@ impl Operations {
         }
     }
 
-    pub(super) fn is_idle(&self) -> bool {
-        self.active.is_empty()
-    }
-
     pub(super) fn in_flight(&self) -> usize {
         self.device.in_flight() + self.chunk_files_in_flight + self.commit.outstanding
     }
