@@ -229,9 +229,10 @@ impl EvictionIndex {
             }
             listed.extend(all);
         }
-        let mut usage: HashMap<NamespaceId, (u64, u64)> = HashMap::new();
+        let mut usage: HashMap<NamespaceId, (u64, u64, u64)> =
+            remembered.iter().map(|(namespace, keys)| (*namespace, (0, 0, *keys))).collect();
         for (id, (chunk, extent, namespace)) in chunks {
-            let (keys, bytes) = usage.entry(*namespace).or_default();
+            let (keys, bytes, _) = usage.entry(*namespace).or_default();
             (*keys, *bytes) = (*keys + 1, *bytes + extent.size_bytes());
             if !listed.contains(id) {
                 problems.push(format!("{chunk:?} is in no order of eviction"));
@@ -244,7 +245,7 @@ impl EvictionIndex {
                 problems.push(format!("{chunk:?} at {extent:?} is known as something else"));
             }
         }
-        problems.extend(namespaces.check(&usage, remembered));
+        problems.extend(namespaces.check(usage));
         problems
     }
 

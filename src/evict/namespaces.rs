@@ -110,17 +110,11 @@ impl Namespaces {
         all
     }
 
-    /// What differs from `stored` (keys and bytes of each namespace) and `remembered`, which were counted.
-    pub(super) fn check(
-        &self,
-        stored: &HashMap<NamespaceId, (u64, u64)>,
-        remembered: &HashMap<NamespaceId, u64>,
-    ) -> Vec<String> {
+    /// What differs from what was counted: keys, bytes and remembered keys of each namespace.
+    pub(super) fn check(&self, mut counted: HashMap<NamespaceId, (u64, u64, u64)>) -> Vec<String> {
         let mut problems = Vec::new();
         for (id, NamespaceState { name, usage, .. }) in &self.all {
-            let id = id as NamespaceId;
-            let (keys, bytes) = stored.get(&id).copied().unwrap_or_default();
-            let counted = (keys, bytes, remembered.get(&id).copied().unwrap_or_default());
+            let counted = counted.remove(&(id as NamespaceId)).unwrap_or_default();
             let kept = (usage.keys, usage.allocated_bytes, usage.remembered_keys);
             if kept != counted {
                 problems.push(format!(
@@ -128,10 +122,8 @@ impl Namespaces {
                 ));
             }
         }
-        let gone = |id: &&NamespaceId| !self.all.contains(**id as usize);
-        for id in stored.keys().chain(remembered.keys()).filter(gone) {
-            problems.push(format!("there is something of namespace {id}, which is not there"));
-        }
+        let gone = |id| format!("there is something of namespace {id}, which is not there");
+        problems.extend(counted.into_keys().map(gone));
         problems
     }
 }

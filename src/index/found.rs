@@ -3,16 +3,43 @@
 
 use std::os::unix::fs::FileExt;
 
-use super::index_bytes::{data_in, read_owner, read_session};
+use bytemuck::Zeroable;
+
+use super::index_bytes::{IndexBytes, data_in, read_owner, read_session};
 use super::index_file::{IndexFile, IndexPlace};
-use super::membership::Sharing;
 use crate::error::OpenError;
-use crate::format::header::{HEADER_BYTES, Header, MAGIC, Owner};
+use crate::format::header::{HEADER_BYTES, Header, MAGIC, MEMBERSHIP_OFFSET, Owner};
+use crate::format::membership::Membership;
 use crate::format::names::{INDEX_NAME, StoreId};
 use crate::format::record::STATE_CHUNK;
 use crate::format::superblock::is_zero;
 
 const RECORDS_READ: usize = 4096;
+
+/// What a store knows of sharing keys with others: so one that was away while the others went on is found out.
+///
+/// Every store of the set that is in use has the same block, or an older one. It is written, and synced, to all of them
+/// before the set that it tells of is used. So the block with the highest epoch tells which stores have seen everything: what
+/// another one holds may have been replaced or deleted meanwhile.
+#[expect(clippy::large_enum_variant, reason = "there are a few of them, at open")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    Never,
+    /// It did, or does, with these.
+    With(Membership),
+    /// It did, and with whom cannot be read any more.
+    Lost,
+}
+
+impl Sharing {
+    fn read(index: &IndexBytes) -> Self {
+        match index.read_value::<Membership>(MEMBERSHIP_OFFSET) {
+            Ok(membership) if membership == Membership::zeroed() => Self::Never,
+            Ok(membership) if membership.is_sensible() => Self::With(membership),
+            _ => Self::Lost,
+        }
+    }
+}
 
 pub(crate) struct FoundIndex {
     pub(super) place: IndexPlace,
@@ -107,4 +134,31 @@ fn refuse_foreign(index_file: &IndexFile, length: Option<u64>) -> Result<(), Ope
              left as it is)"
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::capacity::Budget;
+    use crate::directory::Directory;
+    use crate::index::table::Table;
+
+    #[test]
+    fn what_is_noted_is_found_and_damage_is_seen() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
+        let budget = Arc::new(Budget::new(64 << 20));
+        let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
+        assert_eq!(Sharing::read(&table.index_file), Sharing::Never);
+        let id = table.store_id().unwrap();
+        let membership = Membership::new(7, 1, [[9; 16], id, [1; 16]]);
+        assert!(membership.members().is_sorted() && membership.members().contains(&id));
+        table.write_membership(&membership).unwrap();
+        assert_eq!(Sharing::read(&table.index_file), Sharing::With(membership));
+        assert_eq!(membership.missing(&[id, [2; 16]]), 3);
+        table.index_file.write_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();
+        assert_eq!(Sharing::read(&table.index_file), Sharing::Lost);
+    }
 }

@@ -15,7 +15,6 @@ mod listing;
 mod lookup;
 pub(crate) mod map;
 mod mapping;
-mod membership;
 #[cfg(feature = "bench")]
 pub(crate) mod probe;
 mod reader_pins;
@@ -32,11 +31,10 @@ pub(crate) mod table;
 mod table_file;
 mod writing;
 
-pub(crate) use found::FoundIndex;
+pub(crate) use found::{FoundIndex, Sharing};
 pub(crate) use index_file::{IndexPlace, owner_in_directory, owner_on_device};
 pub use listing::{Damage, StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::{Index, Rules};
-pub(crate) use membership::Sharing;
 pub(crate) use reader_pins::EnteredGet;
 pub use recovery::Recovery;
 pub use scans::{Check, KeyState, Purged};
