@@ -7,12 +7,12 @@
 //! By write(2), not through the mapping: before Linux 6.7 a page fault that waits for the file system holds the lock of the
 //! address space.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::SegQueue;
-use hashbrown::HashTable;
 
 use crate::format::record::Record;
 use crate::progress::Progress;
@@ -163,17 +163,13 @@ pub(super) struct Unwritten([UnwrittenPart; PARTS]);
 #[repr(align(64))]
 struct UnwrittenPart {
     count: AtomicUsize,
-    records: Mutex<HashTable<(u32, Arc<Record>)>>,
+    records: Mutex<BTreeMap<u32, Arc<Record>>>,
 }
 
 impl Default for Unwritten {
     fn default() -> Self {
         Self(std::array::from_fn(|_| UnwrittenPart::default()))
     }
-}
-
-fn hash(slot: u32) -> u64 {
-    u64::from(slot).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl Unwritten {
@@ -184,23 +180,16 @@ impl Unwritten {
     fn insert(&self, slot: u32, record: Arc<Record>) {
         let part = self.part(slot);
         let mut records = part.records.lock();
-        match records.find_mut(hash(slot), |(other, _)| *other == slot) {
-            Some((_, older)) => *older = record,
-            None => {
-                records.insert_unique(hash(slot), (slot, record), |(slot, _)| hash(*slot));
-                part.count.store(records.len(), Ordering::Release);
-            }
-        }
+        records.insert(slot, record);
+        part.count.store(records.len(), Ordering::Release);
     }
 
     /// It is in the file, or never will be. A younger one for the slot stays.
     pub(super) fn remove(&self, slot: u32, record: &Arc<Record>) {
         let part = self.part(slot);
         let mut records = part.records.lock();
-        let is_it =
-            |(other, held): &(u32, Arc<Record>)| *other == slot && Arc::ptr_eq(held, record);
-        if let Ok(found) = records.find_entry(hash(slot), is_it) {
-            found.remove();
+        if records.get(&slot).is_some_and(|held| Arc::ptr_eq(held, record)) {
+            records.remove(&slot);
             // After the write: a reader that sees none here reads the file.
             part.count.store(records.len(), Ordering::Release);
         }
@@ -212,7 +201,6 @@ impl Unwritten {
         if part.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let records = part.records.lock();
-        records.find(hash(slot), |(other, _)| *other == slot).map(|(_, record)| Arc::clone(record))
+        part.records.lock().get(&slot).cloned()
     }
 }
