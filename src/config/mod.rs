@@ -27,43 +27,33 @@ use crate::time::Clock;
 /// Smallest capacity: room for an index and one useful data file.
 pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
 
-/// Everything that can be set when a store is opened.
+/// Everything that can be set when a store is opened. [`OPTIONS`] says what each option does; `None` is the word for none.
 #[derive(Clone, Debug)]
+#[allow(
+    missing_docs,
+    reason = "the fields are the options, and the meaning of each is in `OPTIONS`"
+)]
 pub struct Config {
-    /// Where the store lives: one path, or several that share the keys.
     pub paths: Vec<PathBuf>,
-    /// Most bytes the store may take at each of them, index included; [`Config::WHOLE_DEVICE`] for all that a block device
-    /// has.
+    /// Of each path; [`Config::WHOLE_DEVICE`] for all that a block device has.
     pub capacities_bytes: Vec<u64>,
-    /// Directory of the index of a store on a block device; `None` for the device itself.
     pub index_path: Option<PathBuf>,
-    /// How chunks lie on disk.
     pub layout: Layout,
-    /// How the bytes are moved.
     pub engine: EngineChoice,
-    /// Payload checksum.
     pub checksum: Checksum,
-    /// What a completed SET withstands.
     pub durability: Durability,
-    /// Which chunks go when room is needed.
     pub eviction: Eviction,
-    /// Time without use after which a chunk is a miss.
     pub ttl: Option<Duration>,
-    /// Seconds for which a chunk that EXISTS found is not evicted.
     pub lease_s: u32,
-    /// Most bytes of a namespace, by its name.
     pub quotas: Vec<(String, u64)>,
-    /// Which SETs store something.
     pub admission: Admission,
-    /// Most bytes written in a day.
+    /// In a day.
     pub write_budget_bytes: Option<u64>,
-    /// Bytes that the file system keeps free; `None` for the smaller of 5 % of it and 10 GiB.
+    /// `None` for the smaller of 5 % of the file system and 10 GiB.
     pub min_free_bytes: Option<u64>,
-    /// When a block device is told which of its bytes are not needed any more.
     pub discard: Discard,
     /// Reactors of each path, each with a thread and an engine of its own.
     pub io_threads: usize,
-    /// Most bytes of SETs that are not answered yet.
     pub set_queue_bytes: u64,
     /// For tests and benchmarks, as all below: no options.
     #[doc(hidden)]

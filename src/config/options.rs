@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::kinds::{Count, List, OneOf, Or, OrNone, PathName, Size, SizesByName, Takes, Time};
+use super::kinds::{count, list, one_of, or, or_none, path_name, size, sizes_by_name, time};
 use super::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
     MIN_CAPACITY_BYTES, OptionValue, Tuning,
@@ -21,21 +21,23 @@ pub struct OptionSpec {
     pub unit: &'static str,
     /// What it does.
     pub meaning: &'static str,
-    range: fn() -> String,
-    default: fn() -> String,
+    /// The value in a configuration, and all that it takes.
+    describe: fn(&Config) -> (String, String),
     set: fn(&mut Config, &OptionValue) -> Result<(), String>,
 }
 
 macro_rules! option {
-    ($name:literal, $unit:literal, $field:ident, $takes:expr, $meaning:literal) => {
+    ($name:literal, $unit:literal, $field:ident, $kind:expr, $meaning:literal) => {
         OptionSpec {
             name: $name,
             unit: $unit,
             meaning: $meaning,
-            range: || range_of(&$takes, |config| &config.$field),
-            default: || $takes.show(&Config::defaults().$field),
+            describe: |config| {
+                let kind = $kind;
+                ((kind.show)(&config.$field), kind.range)
+            },
             set: |config, value| {
-                config.$field = $takes.read(value)?;
+                config.$field = ($kind.read)(value)?;
                 Ok(())
             },
         }
@@ -45,55 +47,51 @@ macro_rules! option {
 /// All options that exist.
 #[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec] = &[
-    option!("path", "", paths, List(PathName("a directory or a block device"), MAX_VOLUMES),
+    option!("path", "", paths, list(path_name("a directory or a block device"), MAX_VOLUMES),
         "where the store lives; a directory is made if it is missing, a block device is formatted if there is nothing on it; several paths, none inside another, share the keys in proportion to their capacities, and one that fails is left out"),
-    option!("capacity", "bytes", capacities_bytes, List(Or("all", || Config::WHOLE_DEVICE, Size(MIN_CAPACITY_BYTES, PIB)), MAX_VOLUMES),
+    option!("capacity", "bytes", capacities_bytes, list(or("all", || Config::WHOLE_DEVICE, size(MIN_CAPACITY_BYTES, PIB)), MAX_VOLUMES),
         "most bytes that the store takes on disk at each path, data and index together; 'all' of a block device; a list has one for each path"),
-    option!("index_path", "", index_path, OrNone("none", PathName("a directory")),
+    option!("index_path", "", index_path, or_none("none", path_name("a directory")),
         "where the index of a store on a block device lies, if not on the device itself; formatting settles which"),
-    option!("layout", "", layout, OneOf(&Layout::ALL, Layout::name),
+    option!("layout", "", layout, one_of(&Layout::ALL, Layout::name),
         "how chunks lie on disk: as extents of preallocated data files, or each in a file of its own, to be seen and copied with ordinary tools; a store keeps the layout that it was made with"),
-    option!("engine", "", engine, OneOf(&EngineChoice::ALL, EngineChoice::name),
+    option!("engine", "", engine, one_of(&EngineChoice::ALL, EngineChoice::name),
         "what moves the bytes: io_uring, or a pool of threads over preadv and pwritev; 'auto' takes io_uring where the kernel lets it, and says why not where it does not"),
-    option!("checksum", "", checksum, OneOf(&Checksum::ALL, Checksum::name),
+    option!("checksum", "", checksum, one_of(&Checksum::ALL, Checksum::name),
         "payload checksum, computed on SET and compared on every GET; with 'off' a re-stored key of the same length counts as unchanged"),
-    option!("durability", "", durability, OneOf(&Durability::ALL, Durability::name),
+    option!("durability", "", durability, one_of(&Durability::ALL, Durability::name),
         "what a completed SET withstands: the death of the process, or power loss as well (data and record are synced before it completes, grouped over all SETs that wait)"),
-    option!("eviction", "", eviction, OneOf(&Eviction::ALL, Eviction::name),
+    option!("eviction", "", eviction, one_of(&Eviction::ALL, Eviction::name),
         "which chunks go when room is needed; docs/eviction.md compares them"),
-    option!("ttl", "", ttl, OrNone("off", Time(Duration::from_secs(1), DAY.saturating_mul(3660))),
+    option!("ttl", "", ttl, or_none("off", time(Duration::from_secs(1), DAY.saturating_mul(3660))),
         "after this time without use a chunk is a miss, and its space is given back"),
-    option!("lease_s", "seconds", lease_s, Count(0, 3600),
+    option!("lease_s", "seconds", lease_s, count(0, 3600),
         "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased"),
-    option!("quotas", "bytes", quotas, Or("none", Vec::new, SizesByName(1 << 20, PIB)),
+    option!("quotas", "bytes", quotas, or("none", Vec::new, sizes_by_name(1 << 20, PIB)),
         "most bytes of a namespace (model, or model@salt), at all paths together; past it its own chunks go"),
-    option!("admit", "", admission, OneOf(&Admission::ALL, Admission::name),
+    option!("admit", "", admission, one_of(&Admission::ALL, Admission::name),
         "with 'second_use' a key is stored only when it is to be stored for the second time, which saves writes; until then its SETs complete without storing"),
-    option!("write_budget", "bytes a day", write_budget_bytes, OrNone("off", Size(1 << 30, PIB)),
+    option!("write_budget", "bytes a day", write_budget_bytes, or_none("off", size(1 << 30, PIB)),
         "most bytes written in a day, at all paths together, to spare the drive; an hour's worth may come at once, past it SETs complete without storing"),
-    option!("min_free", "bytes", min_free_bytes, OrNone("auto", Size(0, PIB)),
+    option!("min_free", "bytes", min_free_bytes, or_none("auto", size(0, PIB)),
         "the store does not grow where the file system would have less than this left; 'auto' is the smaller of 5 % of it and 10 GiB"),
-    option!("discard", "", discard, OneOf(&Discard::ALL, Discard::name),
+    option!("discard", "", discard, one_of(&Discard::ALL, Discard::name),
         "when a block device is told what it need not keep: all of it when it is formatted; with 'free' the extents of chunks that were deleted or evicted as well"),
-    option!("io_threads", "threads", io_threads, Or("auto", || Config::defaults().io_threads, Count(1, 64)),
+    option!("io_threads", "threads", io_threads, or("auto", || Config::defaults().io_threads, count(1, 64)),
         "threads that move bytes, each with a ring, or a pool of threads, of its own; what is submitted goes to the one with the least to do; 'auto' takes one for every 8 processors, 4 at most"),
-    option!("set_queue_bytes", "bytes", set_queue_bytes, Size(1 << 20, 1 << 40),
+    option!("set_queue_bytes", "bytes", set_queue_bytes, size(1 << 20, 1 << 40),
         "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again; where none is queued any batch is taken"),
 ];
-
-fn range_of<T>(takes: &impl Takes<T>, _field: fn(&Config) -> &T) -> String {
-    takes.range()
-}
 
 impl OptionSpec {
     /// Values that it accepts.
     pub fn range(&self) -> String {
-        (self.range)()
+        (self.describe)(&Config::defaults()).1
     }
 
     /// Value that it has when it is not given; `None` when it must be given.
     pub fn default(&self) -> Option<String> {
-        Some((self.default)()).filter(|text| !text.is_empty())
+        Some((self.describe)(&Config::defaults()).0).filter(|text| !text.is_empty())
     }
 
     pub(super) fn named(name: &str) -> Option<&'static Self> {
