@@ -4,13 +4,19 @@
 
 mod common;
 
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine, Script};
-use common::{Client, MIB, Memory, config_of, key};
+use common::{Client, MIB, Memory, config_of, eventually, key};
 use kvring::Connector;
+use kvring::testing::{FileOperations, SystemFiles, Waker};
 
 const KEYS: u64 = 200;
 
@@ -71,4 +77,67 @@ fn what_nobody_can_load_does_not_exist() {
             assert_eq!(listed.len(), held, "{fault:?}, {count} paths");
         }
     }
+}
+
+/// The index of the path `disk1` cannot be written once its reactor has failed.
+#[derive(Default)]
+struct LostWithReactor {
+    waker: Mutex<Option<Arc<Waker>>>,
+    has_failed: AtomicBool,
+}
+
+impl fmt::Debug for LostWithReactor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("LostWithReactor")
+    }
+}
+
+impl FileOperations for LostWithReactor {
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        let is_second = path.components().any(|part| part.as_os_str() == "disk1");
+        let waker = self.waker.lock().unwrap().clone();
+        let Some(waker) = waker.filter(|_| is_second) else {
+            return SystemFiles.write_at(file, bytes, offset);
+        };
+        eventually("its reactor fails", || {
+            waker.wake();
+            self.has_failed.load(Ordering::SeqCst)
+        });
+        // Until that is noted.
+        std::thread::sleep(Duration::from_millis(100));
+        Err(io::Error::from_raw_os_error(libc::EIO))
+    }
+}
+
+#[test]
+fn a_path_that_fails_while_it_is_opened_takes_no_other_one_out() {
+    let root = tempfile::tempdir().unwrap();
+    let paths: Vec<PathBuf> =
+        (0..3).map(|number| root.path().join(format!("disk{number}"))).collect();
+    let files = Arc::new(LostWithReactor::default());
+    let mut config = config_of(&paths, 64 * MIB);
+    config.io_threads = 1;
+    config.files = Arc::<LostWithReactor>::clone(&files);
+    let engines = AtomicUsize::new(0);
+    let make_engine = move |queue_depth, waker: Arc<Waker>| {
+        let is_second = engines.fetch_add(1, Ordering::SeqCst) == 1;
+        if is_second {
+            *files.waker.lock().unwrap() = Some(Arc::clone(&waker));
+        }
+        let script: Script = Box::new(|_, _, _| Fault::None);
+        let engine = FaultEngine::new(queue_depth, waker, script, Arc::default())?;
+        let files = Arc::clone(&files);
+        Ok(engine.watched(Box::new(move |_| {
+            if is_second {
+                files.has_failed.store(true, Ordering::SeqCst);
+                panic!("as a reactor does that has a bug");
+            }
+        })))
+    };
+    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    // An alarm would be heard by then.
+    std::thread::sleep(Duration::from_millis(200));
+    let in_use: Vec<bool> = client.connector.stats().paths.iter().map(|path| path.in_use).collect();
+    assert_eq!(in_use, [true, false, true]);
 }

@@ -91,16 +91,17 @@ impl Connector {
         let io_error = |action| OpenError::io(action, config.path());
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
-        let (alarm, alarms) = channel();
         let mut left_out = Vec::new();
-        let (config, volumes) = loop {
+        let (config, volumes, alarm, alarms) = loop {
+            // Paths have other numbers in the next attempt: an alarm of this one is not to take out another path there.
+            let (alarm, alarms) = channel();
             let opened = open_all(&config, &left_out, &completions);
             let started = opened.and_then(|(config, mut volumes)| {
                 volumes.start(&alarm, make_engine)?;
                 Ok((config, volumes))
             });
             match started {
-                Ok(started) => break started,
+                Ok((config, volumes)) => break (config, volumes, alarm, alarms),
                 // It could be read and not written, perhaps: the others go on without it.
                 Err(error) => left_out = leave_out(error, &config, &left_out)?,
             }
