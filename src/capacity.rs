@@ -13,7 +13,7 @@ const AUTO_FREE_MOST_BYTES: u64 = 10 << 30;
 /// Capacity of a store and what of it is taken.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    capacity_bytes: u64,
+    pub(crate) capacity_bytes: u64,
     used_bytes: AtomicU64,
     /// Of the free space of the file system, for blocks of data files that are not reserved.
     unreserved_bytes: AtomicU64,
@@ -38,10 +38,6 @@ impl Budget {
         min_free_bytes: Option<u64>,
     ) -> Self {
         Self { floor: Some((Arc::clone(directory), min_free_bytes)), ..self }
-    }
-
-    pub(crate) fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes
     }
 
     /// Bytes reserved so far: what the files take on disk or are about to.
@@ -114,10 +110,13 @@ impl Budget {
         }
         match self.reserve(bytes, 0) {
             true => Ok(()),
-            false => {
-                Err(StoreError::Full { needed_bytes: bytes, capacity_bytes: self.capacity_bytes })
-            }
+            false => Err(self.full(bytes)),
         }
+    }
+
+    /// The error of one who finds no room for `needed_bytes` within it.
+    pub(crate) fn full(&self, needed_bytes: u64) -> StoreError {
+        StoreError::Full { needed_bytes, capacity_bytes: self.capacity_bytes }
     }
 
     pub(crate) fn release(&self, bytes: u64) {

@@ -9,7 +9,7 @@ mod opened_file;
 use std::ffi::{CStr, CString};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) use opened_file::{check_opened, make_private, refusal_of, set_flags};
 
 use crate::engine::{FileOperations, SystemFiles};
 use crate::error::OpenError;
-use crate::fork::{ClosedOnFork, close_file_behind};
+use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::lock::{LockRefusal, lock_exclusively};
 
@@ -34,10 +34,8 @@ const DIRECTORY_MODE: libc::mode_t = 0o700;
 
 #[derive(Debug)]
 pub(crate) struct Directory {
-    // Before the descriptor is closed.
-    _closed_on_fork: ClosedOnFork,
-    file: File,
-    files: Arc<dyn FileOperations>,
+    pub(crate) file: ClosedOnFork,
+    pub(crate) files: Arc<dyn FileOperations>,
     path: PathBuf,
     /// The same wherever the process works.
     full_path: PathBuf,
@@ -85,8 +83,7 @@ impl Directory {
             Err(Errno::EEXIST) => false,
             Err(errno) => return Err(errno.into()),
         };
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = self.open_at(name, flags)?;
+        let file = self.open_at(name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         let directory = Self::of(file.into(), self.path.join(name));
         Ok((directory.with_files(&self.files), made))
     }
@@ -96,8 +93,7 @@ impl Directory {
     /// # Errors
     /// It is not, or cannot be opened.
     pub(crate) fn check_directory(&self, name: &str) -> io::Result<()> {
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        match self.open_at(name, flags) {
+        match self.open_at(name, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
@@ -105,8 +101,7 @@ impl Directory {
 
     fn of(file: File, path: PathBuf) -> Self {
         let full_path = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
-        let _closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
-        Self { _closed_on_fork, file, files: Arc::new(SystemFiles), path, full_path }
+        Self { file: ClosedOnFork::new(file), files: Arc::new(SystemFiles), path, full_path }
     }
 
     /// The same with calls on its files as `files` does them.
@@ -114,11 +109,8 @@ impl Directory {
         Self { files: Arc::clone(files), ..self }
     }
 
-    pub(crate) fn files(&self) -> &Arc<dyn FileOperations> {
-        &self.files
-    }
-
     fn open_at(&self, name: &str, flags: OFlag) -> io::Result<OwnedFd> {
+        let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         self.files.open(&self.file, &CString::new(name)?, flags.bits())
     }
 
@@ -231,8 +223,8 @@ impl Directory {
     /// # Errors
     /// EEXIST where there is something of that name, whatever it is.
     pub(crate) fn create(&self, name: &str) -> io::Result<File> {
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
-        let file = File::from(self.open_at(name, flags | OFlag::O_NOFOLLOW)?);
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
+        let file = File::from(self.open_at(name, flags)?);
         // A umask may have taken bits of the owner, too.
         make_private(file.as_fd());
         Ok(file)
@@ -259,8 +251,8 @@ impl Directory {
     }
 
     fn open_existing(&self, name: &str, access: OFlag) -> io::Result<OwnedFd> {
-        let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        self.open_at(name, flags).map_err(|error| refusal_of(self.file.as_fd(), name, error))
+        let opened = self.open_at(name, access | OFlag::O_NONBLOCK);
+        opened.map_err(|error| refusal_of(self.file.as_fd(), name, error))
     }
 
     pub(crate) fn contains(&self, name: &str) -> io::Result<bool> {
@@ -329,29 +321,17 @@ impl Directory {
         }
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.file
-    }
-
     /// Closes it, and gives up its lock: nothing in it can be reached any more.
     pub(crate) fn release(&self) {
-        // Explicitly: it would stay with a descriptor that somebody else has of it.
-        if let Err(error) = self.file.unlock() {
+        if let Err(error) = self.file.release() {
             log::debug!("{}: {error}", self.path.display());
         }
-        close_file_behind(self.file.as_raw_fd());
     }
 }
 
 impl AsFd for Directory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
-    }
-}
-
-impl AsRawFd for Directory {
-    fn as_raw_fd(&self) -> i32 {
-        self.file.as_raw_fd()
     }
 }
 

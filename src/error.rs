@@ -12,24 +12,19 @@ use crate::key::Digest;
 
 /// A wrong option, found before anything is touched.
 #[derive(Debug, Error)]
-#[allow(missing_docs, reason = "the message of each error says what its fields are")]
+#[allow(missing_docs, reason = "the message of each error says what it means")]
 pub enum ConfigError {
-    /// The option does not exist.
     #[error("unknown option '{name}'{hint}; the options are: {known}", hint = did_you_mean(*nearest))]
     Unknown { name: String, nearest: Option<&'static str>, known: String },
-    /// The option does not exist any more.
     #[error("option '{name}' is gone: {fate}; leave it out")]
     Gone { name: String, fate: String },
-    /// The option exists; its value does not fit.
     #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}")]
     Invalid { name: &'static str, value: String, reason: String, range: String },
-    /// Required options are missing.
     #[error(
         "required and not given: {}; for example \"path\": \"/mnt/nvme/kvring\", \"capacity\": \"500GiB\"",
         quoted(names)
     )]
     Missing { names: Vec<&'static str> },
-    /// Paths and capacities do not pair up.
     #[error(
         "{paths} paths but {capacities} capacities; give one capacity for all, or one for each path"
     )]
@@ -46,15 +41,13 @@ fn quoted(names: &[&str]) -> String {
 
 /// Failures to find an extent for a chunk. `needed_bytes` are rounded up to blocks.
 #[derive(Clone, Debug, Error)]
-#[allow(missing_docs, reason = "the message of each error says what its fields are")]
+#[allow(missing_docs, reason = "the message of each error says what it means")]
 pub enum StoreError {
-    /// The chunk is longer than any that the store takes.
     #[error(
         "the chunk of the key with digest {digest} has {length_bytes} bytes, and the longest that fits has {limit_bytes} \
          (2 GiB, or an eighth of capacity = {capacity_bytes}); raise capacity or store shorter chunks"
     )]
     TooLong { digest: Digest, length_bytes: u64, limit_bytes: u64, capacity_bytes: u64 },
-    /// Nothing can be placed within the capacity.
     #[error(
         "store full: no room for {needed_bytes} bytes within the capacity of {capacity_bytes} bytes; delete chunks or raise capacity"
     )]
@@ -64,50 +57,42 @@ pub enum StoreError {
         "store full: it is growing, and {needed_bytes} bytes have no room until then; try again"
     )]
     Growing { needed_bytes: u64 },
-    /// The index has no room for a record, and cannot grow within the capacity.
     #[error(
         "the index is full: it has {index_bytes} of the capacity of {capacity_bytes} bytes, and data files the rest; raise \
          capacity, or store longer chunks"
     )]
     IndexFull { index_bytes: u64, capacity_bytes: u64 },
-    /// What has the space cannot go now.
     #[error(
         "store full: what would have to go for {needed_bytes} bytes is being written or read, leased or pinned; store more \
          slowly, unpin keys, or raise capacity"
     )]
     Guarded { needed_bytes: u64 },
-    /// The chunk's namespace has a quota that it does not fit into.
     #[error(
         "no room for {needed_bytes} bytes in namespace '{namespace}', whose quota is {quota_bytes} bytes: what would have \
          to go is being read, leased or pinned, or not enough; raise the quota"
     )]
     Quota { needed_bytes: u64, namespace: String, quota_bytes: u64 },
-    /// The file system would have less free space than it is to keep.
     #[error(
         "store full: growing by {needed_bytes} bytes would leave the file system less than min_free (there are \
          {free_bytes} bytes above it); free space there or lower min_free"
     )]
     Floor { needed_bytes: u64, free_bytes: u64 },
-    /// Data files share blocks with a copy, or have holes, and the file system lacks the space to write there.
     #[error(
         "store full: {shared_bytes} bytes of the data files share their blocks with a copy (a reflink), or have none, and the \
          file system has {free_bytes} bytes above min_free for writing them anew; remove the copy, or free space there"
     )]
     Shared { shared_bytes: u64, free_bytes: u64 },
-    /// The index shares blocks with a copy, or has holes, and the file system lacks the space to write there.
     #[error(
         "store full: {path} shares its blocks with a copy (a reflink), or has none, and its file system has none left for \
          writing it anew; remove the copy, or free space there"
     )]
     IndexShared { path: PathBuf },
-    /// A write into a data file found the file system full.
     #[error(
         "store full: the file system of {path} has no space for blocks of a data file ({source}): the file shares its blocks \
          with a copy (a reflink), has holes, or lies on something that gives out more than it has; remove the copy, or free \
          space there"
     )]
     NoBlocks { path: PathBuf, source: Arc<io::Error> },
-    /// The file system refused to grow a file.
     #[error(
         "store full: cannot grow {path} by {bytes} bytes: {source}; free space on that file system"
     )]
@@ -116,12 +101,10 @@ pub enum StoreError {
 
 /// Failures to open a store.
 #[derive(Debug, Error)]
-#[allow(missing_docs, reason = "the message of each error says what its fields are")]
+#[allow(missing_docs, reason = "the message of each error says what it means")]
 pub enum OpenError {
-    /// A wrong option.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The I/O engine cannot start.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// Another live connector has the store open.
@@ -132,7 +115,6 @@ pub enum OpenError {
     /// Something that is no kvring has the block device.
     #[error("{path} is in use by {user}; release it there, or choose another device")]
     Claimed { path: PathBuf, user: String },
-    /// The block device holds something that kvring has not written.
     #[error(
         "{path} holds {found}; kvring writes to no device that it has not formatted: choose another one, or, if what is \
          there may go, erase it with `kvring format {path}` (nothing was written)"
@@ -150,37 +132,30 @@ pub enum OpenError {
     /// The path names something that no store can be on.
     #[error("{path} cannot hold a store: {reason}")]
     Unsuitable { path: PathBuf, reason: String },
-    /// The store was written by a newer kvring.
     #[error(
         "{path} has format version {found}, this kvring reads up to {supported}; upgrade kvring or choose another path \
          (it was left as it is)"
     )]
     NewerFormat { path: PathBuf, found: u32, supported: u32 },
-    /// Two of the paths lead to one store.
     #[error("{path} and {other} are the same store; name each once")]
     SameStore { path: PathBuf, other: PathBuf },
-    /// One path lies inside another.
     #[error("{path} is inside {outer}; give each of them a directory of its own")]
     Nested { path: PathBuf, outer: PathBuf },
-    /// The store is one of several that share keys, and the others are not these.
     #[error(
         "{path} belongs to another set of paths, of which none is here; leave it out, open it with its own, or empty it \
          (the store was left as it is)"
     )]
     ForeignVolume { path: PathBuf },
-    /// Two stores that never shared keys.
     #[error(
         "{path} holds chunks of a store of its own, and {other} those of {what}: they do not become one store; leave one of \
          them out, or empty one of them, which then takes its share as a new path (both were left as they are)"
     )]
     Unrelated { path: PathBuf, other: PathBuf, what: &'static str },
-    /// The store was made with another layout.
     #[error(
         "{path} holds a store of layout '{found}', not '{wanted}'; open it with layout: '{found}', or choose another path \
          (the store was left as it is)"
     )]
     OtherLayout { path: PathBuf, found: &'static str, wanted: &'static str },
-    /// The index cannot be mapped: it takes more address space than the process may have.
     #[error(
         "cannot map {path}: {source}; the index reserves {needed} of address space for all that it can become (no memory){limit}; \
          raise the limit on address space (ulimit -v, RLIMIT_AS){way_out}",
@@ -195,12 +170,24 @@ pub enum OpenError {
         way_out: &'static str,
         source: io::Error,
     },
-    /// A file or directory cannot be made, opened or read.
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
+impl From<OpenError> for io::Error {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Io { source, .. } => source,
+            error => Self::other(error),
+        }
+    }
+}
+
 impl OpenError {
+    pub(crate) fn unsuitable(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Unsuitable { path: path.to_owned(), reason: reason.into() }
+    }
+
     /// What makes the error of `action` on `path` from what the system said.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_owned();

@@ -3,7 +3,10 @@
 //! A lock by flock(2) belongs to the open file, which a fork shares: it would outlive its owner in every fork that
 //! does. So the child puts /dev/null in the place of each such descriptor, before it runs anything else.
 
-use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Descriptors that can be listed; more than any number of stores in one process needs. Beyond it a fork keeps the rest.
@@ -16,17 +19,18 @@ static LISTED: [AtomicI32; MAX_LISTED] = [const { AtomicI32::new(NONE) }; MAX_LI
 /// signal handler may. No lock goes with it: a thread that had it would be missing in a fork.
 static STAND_IN: AtomicI32 = AtomicI32::new(NONE);
 
-/// While it lives, forks close the descriptor. Drop it before the descriptor is closed.
+/// An open file whose descriptor forks close.
 #[derive(Debug)]
-pub(crate) struct ClosedOnFork {
-    descriptor: RawFd,
+pub(crate) struct ClosedOnFork<F: AsRawFd = File> {
+    file: F,
     position: Option<usize>,
 }
 
-impl ClosedOnFork {
-    /// Lists an open descriptor.
-    pub(crate) fn new(descriptor: RawFd) -> Self {
+impl<F: AsRawFd> ClosedOnFork<F> {
+    /// Lists its descriptor.
+    pub(crate) fn new(file: F) -> Self {
         stand_in();
+        let descriptor = file.as_raw_fd();
         let free = |listed: &AtomicI32| {
             // Chunks' own files come and go: most of the list is only read.
             listed.load(Ordering::Relaxed) == NONE
@@ -34,30 +38,51 @@ impl ClosedOnFork {
                     .compare_exchange(NONE, descriptor, Ordering::SeqCst, Ordering::Relaxed)
                     .is_ok()
         };
-        Self { descriptor, position: LISTED.iter().position(free) }
+        Self { position: LISTED.iter().position(free), file }
     }
-}
 
-impl Drop for ClosedOnFork {
-    fn drop(&mut self) {
-        if let Some(position) = self.position {
-            // In a fork the position may be another's by now.
-            let _ = LISTED[position].compare_exchange(
-                self.descriptor,
-                NONE,
-                Ordering::SeqCst,
-                Ordering::Relaxed,
-            );
+    /// Closes the file. The descriptor stays valid as long as this lives.
+    pub(crate) fn close_behind(&self) {
+        if let Some(stand_in) = stand_in() {
+            // SAFETY: no pointers; both are open descriptors of this process, and the place keeps a valid one.
+            unsafe { libc::dup3(stand_in, self.file.as_raw_fd(), libc::O_CLOEXEC) };
         }
     }
 }
 
-/// Closes the file behind a descriptor of ours that has to stay valid until its owner closes it. Returns whether it did.
-pub(crate) fn close_file_behind(descriptor: RawFd) -> bool {
-    let Some(stand_in) = stand_in() else { return false };
-    // SAFETY: no pointers; both are open descriptors of this process, and the place keeps a valid one.
-    let placed = unsafe { libc::dup3(stand_in, descriptor, libc::O_CLOEXEC) };
-    placed == descriptor
+impl ClosedOnFork {
+    /// Gives up the lock on the file, and closes it.
+    pub(crate) fn release(&self) -> io::Result<()> {
+        // Explicitly: it would stay with a descriptor that somebody else has of it.
+        let unlocked = self.file.unlock();
+        self.close_behind();
+        unlocked
+    }
+}
+
+impl<F: AsRawFd + AsFd> AsFd for ClosedOnFork<F> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl<F: AsRawFd> Deref for ClosedOnFork<F> {
+    type Target = F;
+
+    fn deref(&self) -> &F {
+        &self.file
+    }
+}
+
+/// Before the file is closed, as its descriptor may be another's afterwards.
+impl<F: AsRawFd> Drop for ClosedOnFork<F> {
+    fn drop(&mut self) {
+        if let Some(position) = self.position {
+            let (listed, descriptor) = (&LISTED[position], self.file.as_raw_fd());
+            // In a fork the position may be another's by now.
+            let _ = listed.compare_exchange(descriptor, NONE, Ordering::SeqCst, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The stand-in; none if it cannot be had.

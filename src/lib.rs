@@ -3,18 +3,7 @@
 //! Batches of (key, memory) come in. The bytes move between that memory and the disk by io_uring (or threads) and O_DIRECT. Completions
 //! go out through an eventfd. Chunks survive restarts.
 //!
-//! ```text
-//!   submit_get / set / exists / delete              drain
-//!            |                                        ^
-//!        connector: a path per key                completion (eventfd)
-//!            |                                        ^
-//!        cache: index, store, eviction             batch: one answer per batch
-//!            |  gives out write and read handles      ^
-//!            v                                        |
-//!        reactor: schedule (which next), device (pieces), engine (io_uring, or threads)
-//! ```
-//!
-//! docs/architecture.md follows a SET and a GET through it.
+//! docs/architecture.md has a picture of it, and follows a SET and a GET through it.
 //!
 //! A module knows only those before it in this list:
 //!

@@ -59,14 +59,9 @@ impl Placement {
         if self.candidates.len() == 1 {
             return 0;
         }
-        let mut best = (f64::INFINITY, 0);
-        for number in live.iter().take_while(|number| *number < self.candidates.len()) {
-            let score = self.candidates[number].score(digest);
-            if score < best.0 {
-                best = (score, number);
-            }
-        }
-        best.1
+        let known = live.iter().take_while(|number| *number < self.candidates.len());
+        let scores = known.map(|number| (self.candidates[number].score(digest), number));
+        scores.min_by(|one, other| one.0.total_cmp(&other.0)).map_or(0, |(_, number)| number)
     }
 }
 

@@ -13,9 +13,6 @@ use crate::key::Hashed;
 impl Connector {
     /// Asks how many leading keys are stored, and leases these. The answers are as those of [`Connector::submit_exists`] up to
     /// the first key that is not stored, and false from there on.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_prefix<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         let route = self.volumes.route();
@@ -23,7 +20,7 @@ impl Connector {
             Some(volume) => volume.shared.cache.count_prefix(keys, !volume.shared.has_failed()),
             None => {
                 let is_stored = |key: &Hashed<'_>| {
-                    let volume = &self.volumes.all()[route.number_of(key.digest)];
+                    let volume = &self.volumes.all[route.number_of(key.digest)];
                     volume.contains_each(&[*key]) == [true]
                 };
                 // One by one: those after the first miss are not leased.
@@ -36,9 +33,6 @@ impl Connector {
 
     /// Pins `keys`: a pinned chunk is neither evicted nor expires before it is unpinned or deleted, or the store is closed.
     /// Says of each key whether it is pinned now: not if it is not stored, or half of the capacity is pinned.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed, forked, or a key is too long.
     pub fn pin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
         let _gate = self.enter(keys)?;
         let now_ms = self.config.clock.now_ms();
@@ -47,9 +41,6 @@ impl Connector {
     }
 
     /// Unpins keys. Says of each key whether it was pinned.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed, forked, or a key is too long.
     pub fn unpin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
         let _gate = self.enter(keys)?;
         let route = self.volumes.route();
@@ -57,9 +48,6 @@ impl Connector {
     }
 
     /// What each namespace takes, by name: the model, or `model@salt`; empty for keys that are not of LMCache's form.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed or forked.
     pub fn usage(&self) -> Result<Vec<(String, NamespaceUsage)>, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
         let mut all: BTreeMap<String, NamespaceUsage> = BTreeMap::new();
@@ -72,9 +60,6 @@ impl Connector {
     /// Keys of a namespace that are stored or being written: at least `limit` from `cursor` (0 at first) on, if there are so
     /// many, and the cursor to continue with, if there are more. Keys stored or removed meanwhile may be missing. A path whose
     /// reactors have failed has none.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed or forked.
     #[expect(clippy::type_complexity, reason = "a list, and where to go on")]
     pub fn keys(
         &self,
@@ -85,7 +70,7 @@ impl Connector {
         let _gate = self.enter::<&str>(&[])?;
         // The shards of all paths, one path after the other.
         let (mut keys, mut skipped) = (Vec::new(), 0);
-        for (number, volume) in self.volumes.all().iter().enumerate() {
+        for (number, volume) in self.volumes.all.iter().enumerate() {
             let shards = volume.index().shard_count();
             let from = cursor.saturating_sub(skipped);
             // Those of a path that is out of use count too: one may go between two pages.
@@ -104,9 +89,6 @@ impl Connector {
 
     /// Removes a namespace: its chunks, those being written, and the keys remembered for admission. It waits for the index file.
     /// A pinned key stays, with the chunk that is being written for it.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed or forked.
     pub fn purge(&self, namespace: &str) -> Result<Purged, SubmitError> {
         let gate = self.enter::<&str>(&[])?;
         let mut all = Purged::default();
@@ -126,9 +108,6 @@ impl Connector {
     }
 
     /// Removes expired chunks now, and returns how many. This happens in the background as well.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed or forked.
     pub fn expire(&self) -> Result<u64, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
         let expire = |volume: &Volume| {
@@ -141,9 +120,6 @@ impl Connector {
 
     /// Compares map, index, order of eviction, namespaces and allocated space with each other while nothing changes: all
     /// submits wait for it, for about a second with 10,000,000 keys.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed or forked.
     pub fn check(&self) -> Result<Check, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
         let mut all = Check::default();

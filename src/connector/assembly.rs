@@ -14,14 +14,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::Builder;
+use std::time::Instant;
 
 use super::home::FoundHome;
 use super::path_names::check_paths;
-use super::volume::{Common, Volume};
+use super::volume::Volume;
 use super::volumes::{Unavailable, Volumes};
+use crate::cache::WriteBudget;
 use crate::completion_queue::CompletionQueue;
 use crate::config::Config;
 use crate::error::OpenError;
+use crate::evict::Quotas;
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::index::table::Table;
@@ -41,7 +44,8 @@ pub(super) fn open_all(
     completions: &Arc<CompletionQueue>,
 ) -> Result<(Config, Volumes), OpenError> {
     check_paths(config)?;
-    let common = Common::new(config, completions);
+    let quotas = Quotas::new(&config.quotas);
+    let write_budget = Arc::new(WriteBudget::new(config.write_budget_bytes, Instant::now()));
     let now_ms = config.clock.now_ms();
     let numbers = (0..config.paths.len()).filter(|number| {
         !left_out.iter().any(|unavailable| unavailable.path == config.paths[*number])
@@ -63,8 +67,9 @@ pub(super) fn open_all(
     let missing = newest.map_or(0, |newest| newest.missing(&ids));
     let unavailable = leave_out_all(config, refused, left_out, !looks.is_empty(), missing)?;
     let are_outdated = compare(&looks)?;
-    let (opened, failed) =
-        at_once(found, |number, found| Volume::open(resolved.of_path(number), found, &common));
+    let (opened, failed) = at_once(found, |number, found| {
+        Volume::open(resolved.of_path(number), found, completions, &quotas, &write_budget)
+    });
     if !failed.is_empty() {
         // It could be read and not written. The others go on without it, if they agree without it.
         let left_out = leave_out_all(config, failed, &unavailable, !opened.is_empty(), 0)?;

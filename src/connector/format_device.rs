@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::config::Config;
 use crate::error::OpenError;
 use crate::index::owner_on_device;
-use crate::store::device::{BlockDevice, PathKind};
+use crate::store::device::{BlockDevice, is_device};
 
 /// Erases the head and the tail of the block device at `path`, and all of it where it can be discarded and `discards`: the next
 /// open formats it. `agree` gets what the device holds, while it is locked; nothing is written if it returns false.
@@ -19,13 +19,13 @@ pub fn format_device(
     discards: bool,
     agree: impl FnOnce(&str) -> bool,
 ) -> Result<bool, OpenError> {
-    if PathKind::of(path)? == PathKind::Directory {
-        let reason = "it is no block device, and only those are formatted".into();
-        return Err(OpenError::Unsuitable { path: path.to_owned(), reason });
+    if !is_device(path)? {
+        let reason = "it is no block device, and only those are formatted";
+        return Err(OpenError::unsuitable(path, reason));
     }
     let config = Config::of_device(path);
     let owner = |file: &_, superblock: &_| owner_on_device(file, superblock, None);
-    let device = BlockDevice::look_to_erase(&config, owner)?;
+    let device = BlockDevice::look(&config, 0, owner, false)?;
     let agreed = agree(device.holds());
     if agreed {
         device.erase(discards)?;

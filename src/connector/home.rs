@@ -1,6 +1,5 @@
 //! Where a store lives: in a directory, or on a block device.
 
-use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,11 +13,12 @@ use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::OpenError;
+use crate::index::table::Table;
 use crate::index::{FoundIndex, IndexPlace, owner_in_directory, owner_on_device};
 use crate::store::Store;
 use crate::store::chunk_files::FileStore;
-use crate::store::data_files::{ExtentStore, FoundFile};
-use crate::store::device::{BlockDevice, PathKind};
+use crate::store::data_files::{ExtentStore, FoundFile, find_files};
+use crate::store::device::{BlockDevice, is_device};
 
 pub(super) enum Home {
     Directory(Arc<Directory>),
@@ -36,7 +36,7 @@ pub(super) struct FoundHome {
 impl FoundHome {
     /// Looks at what `config` names, and locks it. Nothing is changed. `None` for a directory that can be made.
     pub(super) fn look(config: &Config, now_ms: u64) -> Result<Option<Self>, OpenError> {
-        if PathKind::of(config.path())? == PathKind::Device {
+        if is_device(config.path())? {
             return Self::on_device(config, now_ms).map(Some);
         }
         config.check_for_directory()?;
@@ -53,9 +53,8 @@ impl FoundHome {
     fn on_device(config: &Config, now_ms: u64) -> Result<Self, OpenError> {
         config.check_for_device()?;
         let index_path = config.index_path.as_deref();
-        let device = Arc::new(BlockDevice::look(config, now_ms, |device, superblock| {
-            owner_on_device(device, superblock, index_path)
-        })?);
+        let owner = |device: &_, superblock: &_| owner_on_device(device, superblock, index_path);
+        let device = Arc::new(BlockDevice::look(config, now_ms, owner, true)?);
         let place = match index_path {
             None => IndexPlace::Device(Arc::clone(&device)),
             Some(path) => IndexPlace::Beside(path.to_owned(), Arc::clone(&device)),
@@ -75,7 +74,7 @@ impl FoundHome {
             check_can_be_made(config.path())?;
         }
         let files = match config.layout {
-            Layout::Extents => Some(ExtentStore::look(&directory, || index.owner())?),
+            Layout::Extents => Some(find_files(&directory, || index.owner())?),
             Layout::Files => {
                 FileStore::look(&directory)?;
                 None
@@ -87,7 +86,7 @@ impl FoundHome {
     /// What the store may take: `wanted_bytes`, or all of the device.
     pub(super) fn capacity_bytes(&self, wanted_bytes: u64) -> u64 {
         match &self.home {
-            Home::Device(device) if wanted_bytes == Config::WHOLE_DEVICE => device.size_bytes(),
+            Home::Device(device) if wanted_bytes == Config::WHOLE_DEVICE => device.size_bytes,
             _ => wanted_bytes,
         }
     }
@@ -121,19 +120,20 @@ impl Home {
         config: &Config,
         files: Option<Vec<FoundFile>>,
         budget: &Arc<Budget>,
-        mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+        table: &Table,
         wakers: &[Arc<Waker>],
     ) -> Result<Box<dyn Store>, OpenError> {
-        let budget = Arc::clone(budget);
+        let (budget, progress) = (Arc::clone(budget), Arc::clone(&table.changes.progress));
+        let are_cleared = Box::new(move || progress.wait(progress.ticket(), None));
         Ok(match (self, files) {
             (Self::Directory(directory), Some(files)) => {
-                Box::new(ExtentStore::open(directory, files, budget, mean_use_by_file)?)
+                Box::new(ExtentStore::open(directory, files, budget, || table.mean_use_by_file())?)
             }
             (Self::Directory(directory), None) => {
-                Box::new(FileStore::open(directory, budget, wakers.to_vec())?)
+                Box::new(FileStore::open(directory, budget, wakers.to_vec(), are_cleared)?)
             }
             (Self::Device(device), _) => {
-                Box::new(ExtentStore::on_device(device, budget, config.discard))
+                Box::new(ExtentStore::on_device(device, budget, config.discard, are_cleared))
             }
         })
     }

@@ -106,12 +106,12 @@ impl Connector {
                 Err(error) => left_out = leave_out(error, &config, &left_out)?,
             }
         };
-        let recovery = Recovery::of_all(volumes.all().iter().map(|volume| &volume.recovery));
+        let recovery = Recovery::of_all(volumes.all.iter().map(|volume| &volume.recovery));
         let volumes = Arc::new(volumes);
         let watch = Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"));
-        let watch = watch.inspect_err(|_| drop(close_all(volumes.all(), Duration::ZERO, true)))?;
+        let watch = watch.inspect_err(|_| drop(close_all(&volumes.all, Duration::ZERO, true)))?;
         // Last: an open that fails leaves no data file behind.
-        volumes.all().iter().for_each(|volume| volume.shared.cache.prepare_growth());
+        volumes.all.iter().for_each(|volume| volume.shared.cache.prepare_growth());
         let backlog = Backlog::new(Amount {
             operations: config.tuning.set_queue_operations,
             bytes: config.set_queue_bytes,
@@ -171,7 +171,7 @@ impl Connector {
         let watch = self.watch.lock().take();
         // It writes to the files.
         let has_watch_ended = watch.is_none_or(Watch::end);
-        let closed = close_all(self.volumes.all(), drain_timeout, has_watch_ended).into_iter();
+        let closed = close_all(&self.volumes.all, drain_timeout, has_watch_ended).into_iter();
         // A path that is out of use is outdated anyway, and what was dropped there no loss of this moment.
         let counts = closed.enumerate().filter(|(number, _)| self.volumes.is_live(*number));
         let done = Shutdown::of_all(counts.map(|(_, done)| done));

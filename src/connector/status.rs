@@ -35,7 +35,7 @@ impl Connector {
         let mut latencies = Latencies::new();
         let mut counters = Counters::default().snapshot();
         let mut paths = Vec::new();
-        for (number, volume) in self.volumes.all().iter().enumerate() {
+        for (number, volume) in self.volumes.all.iter().enumerate() {
             paths.push(self.path_stats(volume, self.volumes.is_live(number), is_owner));
             if is_owner {
                 volume.shared.add_latencies(&mut latencies);
@@ -55,7 +55,7 @@ impl Connector {
             partial_flush: shutdown.partial_flush,
             set_queued_operations: queued.operations,
             set_queued_bytes: queued.bytes,
-            io_threads: (self.config.io_threads * self.volumes.all().len()) as u64,
+            io_threads: (self.config.io_threads * self.volumes.all.len()) as u64,
             latencies: if is_owner { latencies.snapshot() } else { Vec::new() },
             counters,
             total: PathStats::of_all(&paths),
@@ -90,7 +90,7 @@ impl Connector {
             records,
             index_pages_lost: index.table().lost_pages() as u64,
             allocated_bytes: usage.allocated_bytes,
-            capacity_bytes: volume.budget.capacity_bytes(),
+            capacity_bytes: volume.budget.capacity_bytes,
             used_bytes: volume.budget.used_bytes(),
             data_files: usage.data_files,
             shared_bytes: usage.shared_bytes,

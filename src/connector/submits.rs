@@ -21,9 +21,6 @@ use crate::schedule::Class;
 impl Connector {
     /// Loads chunks. A key that is not stored, or not in exactly its buffer's length, is answered false and its buffer stays
     /// unchanged. `keep_alive` is dropped with the completion.
-    ///
-    /// # Errors
-    /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, or a key is too long.
     pub fn submit_get<K: AsRef<str>>(
         &self,
         keys: &[K],
@@ -39,7 +36,7 @@ impl Connector {
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
         let route = self.volumes.route();
         let mut spreads = route.spreads(Class::Get, keys.len());
-        let mut awaited = vec![Vec::new(); self.volumes.all().len()];
+        let mut awaited = vec![Vec::new(); self.volumes.all.len()];
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         let digests: Vec<Digest> = keys.iter().map(|key| Digest::of(key.as_ref())).collect();
         if let Some(volume) = route.only() {
@@ -49,7 +46,7 @@ impl Connector {
             let key = key.as_ref();
             let request = GetRequest { item, buffer: *buffer, submitted };
             let number = route.number_of(digest);
-            let shared = &self.volumes.all()[number].shared;
+            let shared = &self.volumes.all[number].shared;
             match shared.cache.open(digest, key, now_ms, request) {
                 Opened::Hit(request, read) => {
                     spreads[number].add(Operation::Get(request, read));
@@ -62,7 +59,7 @@ impl Connector {
             }
         }
         route.push(spreads);
-        for (volume, awaited) in self.volumes.all().iter().zip(&awaited) {
+        for (volume, awaited) in self.volumes.all.iter().zip(&awaited) {
             volume.shared.promote(awaited);
         }
         self.completions.announce();
@@ -75,9 +72,6 @@ impl Connector {
     ///
     /// A batch past `set_queue_bytes`, or past 131,072 keys that are not answered yet, is answered at once: not `ok`, "queue
     /// full".
-    ///
-    /// # Errors
-    /// `SubmitError`, and then nothing is queued: closed, forked, counts differ, a key is too long, or a chunk is empty.
     pub fn submit_set<K: AsRef<str>>(
         &self,
         keys: &[K],
@@ -124,7 +118,7 @@ impl Connector {
                 share,
             };
             let number = route.number_of(digest);
-            let shared = &self.volumes.all()[number].shared;
+            let shared = &self.volumes.all[number].shared;
             if buffer.length_bytes() as u64 > limit_bytes {
                 self.refuse_long(request, limit_bytes, shared);
                 continue;
@@ -150,9 +144,6 @@ impl Connector {
 
     /// Asks which keys are stored, and leases these for `lease_s`: the load that follows finds them. Answered from memory,
     /// without I/O. False for all keys of a path whose reactors have failed: nobody can load them.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         let route = self.volumes.route();
@@ -166,9 +157,6 @@ impl Connector {
     /// Removes keys. None of them is found when this returns. The completion follows when the index file has it, so that no restart
     /// brings them back; the space is freed after the last reader. True means "not here any more", also for a key that was not
     /// stored: LMCache picks a key that is answered false again and again, and its accounting never comes down.
-    ///
-    /// # Errors
-    /// `SubmitError`: closed, forked, or a key is too long.
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         if keys.is_empty() {
@@ -177,15 +165,15 @@ impl Connector {
         let (future_id, now) = (self.future_id(), Instant::now());
         let route = self.volumes.route();
         let mut removed: Vec<Vec<BatchItem>> = Vec::new();
-        removed.resize_with(self.volumes.all().len(), Vec::new);
+        removed.resize_with(self.volumes.all.len(), Vec::new);
         let items = Batch::start(future_id, keys.len(), Box::new(()), &self.completions);
         for (key, item) in keys.iter().zip(items) {
             let digest = Digest::of(key.as_ref());
             let number = route.number_of(digest);
-            self.volumes.all()[number].shared.cache.delete(digest, key.as_ref(), now);
+            self.volumes.all[number].shared.cache.delete(digest, key.as_ref(), now);
             removed[number].push(item);
         }
-        for (volume, items) in self.volumes.all().iter().zip(removed) {
+        for (volume, items) in self.volumes.all.iter().zip(removed) {
             if !items.is_empty() {
                 volume.shared.reclaim_deleted();
                 volume.shared.answer_when_written(Answer::Removed(items));
@@ -219,7 +207,7 @@ impl Connector {
 
     fn reject_full(&self, keys: usize, keep_alive: KeepAlive) -> u64 {
         // No path's more than another's: the first one counts them.
-        let counters = &self.volumes.all()[0].shared.cache.counters;
+        let counters = &self.volumes.all[0].shared.cache.counters;
         counters.set_failed.add(keys as u64);
         counters.set_rejected_queue_full.add(keys as u64);
         let (queued, config) = (self.backlog.queued(), &self.config);
@@ -266,7 +254,7 @@ mod tests {
         let mut byte = 0;
         let key: Arc<str> = "k".into();
         let mut items = Batch::start(7, 1, Box::new(()), &connector.completions);
-        let shared = &connector.volumes.all()[0].shared;
+        let shared = &connector.volumes.all[0].shared;
         let request = SetRequest {
             item: items.next().unwrap(),
             // SAFETY: a refused chunk is not looked at, and the byte lives longer.

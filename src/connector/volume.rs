@@ -28,23 +28,6 @@ use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared};
 use crate::sync::Mutex;
 use crate::thread::{LONGEST_SYNC, join_until};
 
-/// What the paths of a store share.
-pub(super) struct Common {
-    completions: Arc<CompletionQueue>,
-    quotas: Quotas,
-    write_budget: Arc<WriteBudget>,
-}
-
-impl Common {
-    pub(super) fn new(config: &Config, completions: &Arc<CompletionQueue>) -> Self {
-        Self {
-            completions: Arc::clone(completions),
-            quotas: Quotas::new(&config.quotas),
-            write_budget: Arc::new(WriteBudget::new(config.write_budget_bytes, Instant::now())),
-        }
-    }
-}
-
 /// A path in use.
 pub(super) struct Volume {
     pub(super) shared: Arc<Shared>,
@@ -60,11 +43,14 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    /// Opens what was found, makes what is missing, and recovers the chunks. `config` is of that path alone.
+    /// Opens what was found, makes what is missing, and recovers the chunks. `config` is of that path alone; the paths of a
+    /// store share the others.
     pub(super) fn open(
         config: Config,
         found: Option<FoundHome>,
-        common: &Common,
+        completions: &Arc<CompletionQueue>,
+        quotas: &Quotas,
+        write_budget: &Arc<WriteBudget>,
     ) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
         let io_error = |action| OpenError::io(action, &path);
@@ -73,7 +59,7 @@ impl Volume {
         let rules = Rules {
             capacity_bytes: config.capacity_bytes(),
             eviction: config.eviction,
-            quotas: common.quotas.clone(),
+            quotas: quotas.clone(),
             ttl_ms: config.ttl.map(|ttl| ttl.as_millis() as u64),
             boot: config.boot,
             lease_s: config.lease_s,
@@ -91,16 +77,13 @@ impl Volume {
         }
         let sharing = index.sharing();
         let (index, store, recovery, suspects) =
-            Index::open(index, &budget, rules, config.clock.now_ms(), |mean_use_by_file| {
-                home.open_store(&config, files, &budget, mean_use_by_file, &wakers)
+            Index::open(index, &budget, rules, config.clock.now_ms(), |table| {
+                home.open_store(&config, files, &budget, table, &wakers)
             })?;
         let table = index.table();
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
-        let progress = Arc::clone(&table.changes.progress);
-        store.follow_records(Arc::new(move || progress.wait(progress.ticket(), None)));
         let id = table.store_id().map_err(io_error("read the index of"))?;
-        let (completions, write_budget) =
-            (Arc::clone(&common.completions), Arc::clone(&common.write_budget));
+        let (completions, write_budget) = (Arc::clone(completions), Arc::clone(write_budget));
         let reactors = wakers.iter().map(Arc::clone).collect();
         let open_store = OpenStore::new(id);
         let cache = Cache::new(config, index, store, write_budget, reactors, open_store);
@@ -235,7 +218,7 @@ impl Threads {
 }
 
 fn warn_of_capacity(path: &Path, budget: &Budget) {
-    let (used_bytes, capacity_bytes) = (budget.used_bytes(), budget.capacity_bytes());
+    let (used_bytes, capacity_bytes) = (budget.used_bytes(), budget.capacity_bytes);
     let most_bytes = used_bytes.saturating_add(budget.free_above_floor_bytes());
     if most_bytes < capacity_bytes && budget.floor_above_all().is_none() {
         log::warn!(

@@ -33,7 +33,8 @@ impl Unavailable {
 
 /// All volumes, and those of them that are in use.
 pub(super) struct Volumes {
-    all: Box<[Volume]>,
+    /// Also those that have failed.
+    pub(super) all: Box<[Volume]>,
     pub(super) unavailable: Vec<Unavailable>,
     placement: Placement,
     live: AtomicU32,
@@ -82,11 +83,6 @@ impl Volumes {
             }
         }
         Ok(())
-    }
-
-    /// Also those that have failed.
-    pub(super) fn all(&self) -> &[Volume] {
-        &self.all
     }
 
     pub(super) fn live(&self) -> impl Iterator<Item = &Volume> {

@@ -5,7 +5,7 @@
 //! wait. Errors and short transfers are the caller's to judge: they come back as the kernel reports them.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -29,7 +29,7 @@ static WAKE_COUNT: AtomicU64 = AtomicU64::new(0);
 /// io_uring behind the [`Engine`] trait.
 pub struct UringEngine {
     // The ring keeps the files of its transfers open, and so their locks.
-    _closed_on_fork: ClosedOnFork,
+    _closed_on_fork: ClosedOnFork<RawFd>,
     ring: IoUring,
     flags: RingFlags,
     pub(super) files: RegisteredFiles,

@@ -10,7 +10,7 @@ mod opening;
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ use crate::capacity::Budget;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
-use crate::fork::{ClosedOnFork, close_file_behind};
+use crate::fork::ClosedOnFork;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Header, LENGTH_OFFSET, Length};
 use crate::format::names::INDEX_NAME;
 use crate::store::device::{BlockDevice, new_store_id};
@@ -42,7 +42,7 @@ const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
 /// The index of a store whose lock we have.
 pub(super) struct IndexFile {
     // Before the file is closed.
-    _closed_on_fork: ClosedOnFork,
+    closed_on_fork: ClosedOnFork<RawFd>,
     bytes: IndexBytes,
     home: IndexHome,
     pub(super) files: Arc<dyn FileOperations>,
@@ -178,7 +178,7 @@ impl IndexFile {
         }
         let on_disk_bytes = self.file.metadata()?.blocks() * 512;
         let reserve = on_disk_bytes.saturating_sub(length) / GROWTH_BYTES * GROWTH_BYTES;
-        if reserve > 0 && !budget.reserve(reserve, budget.capacity_bytes() / 2) {
+        if reserve > 0 && !budget.reserve(reserve, budget.capacity_bytes / 2) {
             self.truncate(length)?;
             return Ok(0);
         }
@@ -259,7 +259,7 @@ impl IndexFile {
         if !self.is_on_device() {
             self.file.unlock()?;
         }
-        close_file_behind(self.file.as_raw_fd());
+        self.closed_on_fork.close_behind();
         if let IndexHome::Directory(directory, _) = &self.home {
             directory.release();
         }

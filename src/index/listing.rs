@@ -19,7 +19,7 @@ use crate::format::names::{
 use crate::format::record::{Record, STATE_FREE, STATE_KEY_PART};
 use crate::format::superblock::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
 use crate::key::Namespace;
-use crate::store::device::{PathKind, superblock_copies};
+use crate::store::device::{is_device, superblock_copies};
 
 /// Records read at a time. There is one second look for all of them.
 const READ_RECORDS: usize = 16_384;
@@ -112,8 +112,8 @@ enum ChunkHome {
 /// `OpenError` when there is no store, its index cannot be read, or its format is newer.
 pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunks, OpenError> {
     let mut damage = Damage::default();
-    let (index, home) = match PathKind::of(path)? {
-        PathKind::Directory => {
+    let (index, home) = match is_device(path)? {
+        false => {
             let directory = Directory::open(path).map_err(OpenError::io("open", path))?;
             let index = index_in(&directory)?;
             let has_chunk_files =
@@ -124,7 +124,7 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
             };
             (index, home)
         }
-        PathKind::Device => {
+        true => {
             let device = File::open(path).map_err(OpenError::io("read", path))?;
             let (superblock, is_whole) = superblock_of(&device, path)?;
             damage.has_one_superblock = !is_whole;

@@ -1,6 +1,5 @@
 //! Reading the index file at open: whole records that fit the data become the map, the rest becomes free space.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -133,11 +132,11 @@ impl<G, S> Index<G, S> {
         budget: &Arc<Budget>,
         rules: Rules,
         now_ms: u64,
-        open_store: impl FnOnce(&dyn Fn() -> HashMap<u32, u64>) -> Result<Box<dyn Store>, OpenError>,
+        open_store: impl FnOnce(&Table) -> Result<Box<dyn Store>, OpenError>,
     ) -> Result<OpenedIndex<Self>, OpenError> {
         let (table, found) = Table::open(found, Arc::clone(budget), now_ms)?;
         let IndexState { session, reset, truncated } = found;
-        let store = open_store(&|| table.mean_use_by_file())?;
+        let store = open_store(&table)?;
         let mut recovery = Recovery { reset, truncated, ..Recovery::default() };
         if recovery.reset.as_ref().is_some_and(String::is_empty) {
             let has_files = store.usage().data_files > 0;

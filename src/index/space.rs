@@ -125,7 +125,7 @@ impl Table {
     }
 
     fn full(&self, index_bytes: u64) -> StoreError {
-        StoreError::IndexFull { index_bytes, capacity_bytes: self.budget.capacity_bytes() }
+        StoreError::IndexFull { index_bytes, capacity_bytes: self.budget.capacity_bytes }
     }
 
     fn refused(&self, bytes: u64, source: io::Error) -> StoreError {

@@ -6,7 +6,6 @@
 //! slot behind its old end is handed out, so no access goes past its end.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -58,7 +57,7 @@ pub(crate) struct IndexState {
 pub(crate) struct Table {
     pub(super) index_file: IndexFile,
     /// The same for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
-    pub(super) sync_files: OnceLock<Vec<(ClosedOnFork, File)>>,
+    pub(super) sync_files: OnceLock<Vec<ClosedOnFork>>,
     pub(super) mapping: Mapping,
     pub(crate) changes: Changes,
     /// Never locked for long: giving slots back takes it.
@@ -88,11 +87,11 @@ impl Table {
         };
         index_file.make_private();
         if let Some(bytes) = found.filter(|_| reset.is_none())
-            && !budget.reserve(bytes, budget.capacity_bytes() / 2)
+            && !budget.reserve(bytes, budget.capacity_bytes / 2)
         {
             reset = Some(format!(
                 "its {bytes} bytes no longer fit the capacity of {}",
-                budget.capacity_bytes()
+                budget.capacity_bytes
             ));
         }
         let session = if reset.is_some() {
@@ -103,7 +102,7 @@ impl Table {
             read_session(&index_file.file, index_file.offset)
         };
         let length = index_file.length()?.unwrap_or(HEADER_BYTES);
-        let mapping = index_file.map(length, budget.capacity_bytes())?;
+        let mapping = index_file.map(length, budget.capacity_bytes)?;
         let reserve = index_file.take_reserve(length, &budget);
         let reserved = length + reserve.map_err(index_file.error("truncate"))?;
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
@@ -132,7 +131,7 @@ impl Table {
     }
 
     /// Unix time in ms at which the chunks of each data file were used on average, by its number.
-    pub(super) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
+    pub(crate) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
         let mut sums: HashMap<u32, (u128, u128)> = HashMap::new();
         let records = (0..self.slot_count()).map(|slot| self.read(slot));
         for record in records.filter(|record| record.state == STATE_CHUNK && record.is_intact()) {
@@ -144,7 +143,7 @@ impl Table {
 
     /// Slots that there are at least once the data files have taken what they may.
     pub(super) fn assured_slots(&self) -> u64 {
-        let assured_bytes = index_share_bytes(self.budget.capacity_bytes());
+        let assured_bytes = index_share_bytes(self.budget.capacity_bytes);
         u64::from(self.slot_count()).max(assured_bytes / RECORD_BYTES as u64)
     }
 

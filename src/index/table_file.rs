@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::changes::Change;
 use super::table::Table;
 use crate::error::StoreError;
-use crate::fork::{ClosedOnFork, close_file_behind};
+use crate::fork::ClosedOnFork;
 use crate::format::header::{HEADER_BYTES, Header, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
@@ -179,19 +179,13 @@ impl Table {
     pub(crate) fn release_file(&self) -> io::Result<()> {
         self.index_file.release()?;
         self.mapping.release();
-        for (_, file) in self.sync_files.get().into_iter().flatten() {
-            close_file_behind(file.as_raw_fd());
-        }
-        Ok(())
+        self.sync_files.get().into_iter().flatten().try_for_each(ClosedOnFork::release)
     }
 
     /// Opens the file once for each of `reactors` that sync it. The kernel reports a write-back error once to each open file:
     /// through a shared one, a reactor's sync could take the error that belongs to another's records.
     pub(crate) fn prepare_syncs(&self, reactors: usize) -> io::Result<()> {
-        let open = |_| {
-            let file = self.index_file.open_again()?;
-            Ok((ClosedOnFork::new(file.as_raw_fd()), file))
-        };
+        let open = |_| self.index_file.open_again().map(ClosedOnFork::new);
         let files = (1..reactors).map(open).collect::<io::Result<Vec<_>>>()?;
         self.sync_files.get_or_init(|| files);
         Ok(())
@@ -200,7 +194,7 @@ impl Table {
     /// Descriptor of the file by which reactor `number` syncs it.
     pub(crate) fn sync_descriptor(&self, number: usize) -> RawFd {
         let others = self.sync_files.get().map_or(&[][..], Vec::as_slice);
-        let of = |position: usize| others.get(position).map(|(_, file)| file.as_raw_fd());
+        let of = |position: usize| others.get(position).map(|file| file.as_raw_fd());
         number.checked_sub(1).and_then(of).unwrap_or(self.index_file.file.as_raw_fd())
     }
 

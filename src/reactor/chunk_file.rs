@@ -47,15 +47,9 @@ pub(super) struct ChunkFile {
     /// By a SET; else it is read.
     is_written: bool,
     stage: FileStage,
-    open: Option<OpenFile>,
+    open: Option<ClosedOnFork<OwnedFd>>,
     held_back: Vec<Grant>,
     attempts: u32,
-}
-
-struct OpenFile {
-    // Before the file is closed.
-    _closed_on_fork: ClosedOnFork,
-    file: OwnedFd,
 }
 
 impl ChunkFile {
@@ -89,7 +83,7 @@ impl ChunkFile {
 
     /// Its descriptor; -1 while it is not open.
     pub(super) fn descriptor(&self) -> RawFd {
-        self.open.as_ref().map_or(-1, |open| open.file.as_raw_fd())
+        self.open.as_ref().map_or(-1, |open| open.as_raw_fd())
     }
 
     /// Where the chunk is, in the open file.
@@ -107,7 +101,7 @@ impl ChunkFile {
     /// Looks at what was opened to be read, which has to be a file with the length of the chunk.
     fn check(&self, flags: i32) -> io::Result<()> {
         let open = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let found_bytes = check_opened(&open.file, self.open_directory(), flags)?;
+        let found_bytes = check_opened(open, self.open_directory(), flags)?;
         match self.length_bytes {
             expected if found_bytes == expected => Ok(()),
             expected => {
@@ -164,11 +158,10 @@ impl ChunkFile {
         }
         // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
         let file = unsafe { OwnedFd::from_raw_fd(result) };
-        let _closed_on_fork = ClosedOnFork::new(result);
         if self.is_written {
             make_private(file.as_fd());
         }
-        self.open = Some(OpenFile { _closed_on_fork, file });
+        self.open = Some(ClosedOnFork::new(file));
     }
 
     /// Takes the result of a request into account. Says whether the operation has nothing more to do with the file.

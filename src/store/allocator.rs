@@ -1,12 +1,13 @@
-//! The allocator: free extents of the data files, by offset to join neighbours, and by size to find the tightest fit.
+//! The allocator: free extents of the data files.
 //!
 //! Each file has a frontier: blocks below it were written once, blocks above it never were. Written extents are given out
 //! first, since the first write of a preallocated block costs the file system an extent conversion.
 
 mod bad_extents;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
+use super::runs::Runs;
 use crate::block::Extent;
 
 #[derive(Clone, Copy, Debug)]
@@ -19,9 +20,9 @@ struct FileSpace {
 #[derive(Debug, Default)]
 pub(crate) struct Allocator {
     files: Vec<FileSpace>,
-    by_offset: BTreeMap<(u32, u32), u32>,
-    by_size: BTreeSet<(u32, u32, u32)>,
-    allocated: u64,
+    /// Free, and written once.
+    free: Runs,
+    pub(super) allocated: u64,
     /// Free extents that could not be written, the oldest first, and their blocks.
     bad: VecDeque<Extent>,
     bad_blocks: u64,
@@ -39,12 +40,12 @@ impl Allocator {
     }
 
     pub(crate) fn free_before(&self, file: u32, block: u32) -> u32 {
-        self.free_run_ending_at(file, block).map_or(0, |(_, size)| size)
+        self.free.before(file, block).map_or(0, |run| run.blocks)
     }
 
     /// Free blocks from `block` on, unwritten ones as well.
     pub(crate) fn free_from(&self, file: u32, block: u32) -> u32 {
-        let written = self.by_offset.get(&(file, block)).copied().unwrap_or(0);
+        let written = self.free.from(file, block).map_or(0, |run| run.blocks);
         let FileSpace { blocks, frontier } = self.files[file as usize];
         let unwritten = if block + written == frontier { blocks - frontier } else { 0 };
         written + unwritten
@@ -54,14 +55,11 @@ impl Allocator {
     /// before it), else nothing.
     pub(crate) fn allocate(&mut self, blocks: u32) -> Option<Extent> {
         debug_assert!(blocks > 0);
-        let tightest = self.by_size.range((blocks, 0, 0)..).next().copied();
-        let extent = match tightest {
-            Some((size, file, first)) => {
-                self.remove_free(file, first, size);
-                if size > blocks {
-                    self.insert_free(file, first + blocks, size - blocks);
-                }
-                Extent { file, first_block: first, blocks }
+        let extent = match self.free.tightest(blocks) {
+            Some(run) => {
+                let extent = Extent { blocks, ..run };
+                self.free.cut(run, extent);
+                extent
             }
             None => self.allocate_at_frontier(blocks)?,
         };
@@ -70,14 +68,14 @@ impl Allocator {
     }
 
     pub(crate) fn has_room(&self, blocks: u32) -> bool {
-        self.by_size.range((blocks, 0, 0)..).next().is_some() || self.at_frontier(blocks).is_some()
+        self.free.tightest(blocks).is_some() || self.at_frontier(blocks).is_some()
     }
 
     /// Space for `blocks` blocks at the frontier of a file, with the written space just before it.
     fn at_frontier(&self, blocks: u32) -> Option<Extent> {
         (0_u32..).zip(&self.files).find_map(|(file, space)| {
-            let below = self.free_run_ending_at(file, space.frontier);
-            let first_block = below.map_or(space.frontier, |(first, _)| first);
+            let below = self.free.before(file, space.frontier);
+            let first_block = below.map_or(space.frontier, |run| run.first_block);
             (space.blocks - first_block >= blocks).then_some(Extent { file, first_block, blocks })
         })
     }
@@ -85,12 +83,10 @@ impl Allocator {
     fn allocate_at_frontier(&mut self, blocks: u32) -> Option<Extent> {
         let extent = self.at_frontier(blocks)?;
         let Extent { file, first_block, .. } = extent;
-        let frontier = &mut self.files[file as usize].frontier;
-        let written = *frontier - first_block;
-        *frontier = first_block + blocks;
-        if written > 0 {
-            self.remove_free(file, first_block, written);
+        if let Some(written) = self.free.from(file, first_block) {
+            self.free.cut(written, written);
         }
+        self.files[file as usize].frontier = first_block + blocks;
         Some(extent)
     }
 
@@ -111,58 +107,29 @@ impl Allocator {
             self.files[file as usize].frontier = end;
             self.put_back(Extent { file, first_block: frontier, blocks: end - frontier });
         }
-        let taken = parts_within(
-            &self.by_offset,
-            Extent { file, first_block, blocks: end.saturating_sub(first_block) },
-        );
-        for &(first, size, part) in &taken {
-            let (start, stop) = (part.first_block, part.first_block + part.blocks);
-            self.remove_free(file, first, size);
-            if first < start {
-                self.insert_free(file, first, start - first);
-            }
-            if stop < first + size {
-                self.insert_free(file, stop, first + size - stop);
-            }
-        }
-        taken.into_iter().map(|(.., part)| part).collect()
+        self.free.remove(Extent { file, first_block, blocks: end.saturating_sub(first_block) })
     }
 
     /// Makes an extent free that is not, and joins it with free neighbours.
     pub(crate) fn put_back(&mut self, extent: Extent) {
-        let Extent { file, mut first_block, mut blocks } = extent;
-        if let Some((first, size)) = self.free_run_ending_at(file, first_block) {
-            self.remove_free(file, first, size);
-            first_block = first;
-            blocks += size;
-        }
-        let next = first_block + blocks;
-        if let Some(&size) = self.by_offset.get(&(file, next)) {
-            self.remove_free(file, next, size);
-            blocks += size;
-        }
-        self.insert_free(file, first_block, blocks);
+        self.free.insert(extent);
     }
 
     /// Makes `stored` (sorted, without overlaps, inside the files) the only extents given out. Space between them counts as
     /// written, space behind the last one as unwritten.
     pub(crate) fn rebuild(&mut self, stored: &[Extent]) {
-        self.by_offset.clear();
-        self.by_size.clear();
+        self.free = Runs::default();
         self.allocated = 0;
         self.files.iter_mut().for_each(|file| file.frontier = 0);
         for extent in stored {
             let frontier = self.files[extent.file as usize].frontier;
             if extent.first_block > frontier {
-                self.insert_free(extent.file, frontier, extent.first_block - frontier);
+                let blocks = extent.first_block - frontier;
+                self.free.insert(Extent { first_block: frontier, blocks, ..*extent });
             }
             self.files[extent.file as usize].frontier = extent.first_block + extent.blocks;
             self.allocated += u64::from(extent.blocks);
         }
-    }
-
-    pub(crate) fn allocated(&self) -> u64 {
-        self.allocated
     }
 
     pub(crate) fn total(&self) -> u64 {
@@ -173,40 +140,6 @@ impl Allocator {
     pub(crate) fn blocks_of(&self, file: u32) -> u64 {
         self.files.get(file as usize).map_or(0, |file| u64::from(file.blocks))
     }
-
-    fn free_run_ending_at(&self, file: u32, end: u32) -> Option<(u32, u32)> {
-        let (&(_, first), &size) = self.by_offset.range((file, 0)..(file, end)).next_back()?;
-        (first + size == end).then_some((first, size))
-    }
-
-    fn insert_free(&mut self, file: u32, first: u32, size: u32) {
-        self.by_offset.insert((file, first), size);
-        self.by_size.insert((size, file, first));
-    }
-
-    fn remove_free(&mut self, file: u32, first: u32, size: u32) {
-        self.by_offset.remove(&(file, first));
-        self.by_size.remove(&(size, file, first));
-    }
-}
-
-/// The runs (by file and first block, with their blocks) that overlap `extent`, in order: first block and blocks of each, and
-/// its part within.
-pub(super) fn parts_within(
-    runs: &BTreeMap<(u32, u32), u32>,
-    extent: Extent,
-) -> Vec<(u32, u32, Extent)> {
-    let Extent { file, first_block, .. } = extent;
-    let end = extent.end_block().min(u64::from(u32::MAX)) as u32;
-    // A run that begins before it may reach into it.
-    let before = runs.range(..(file, first_block)).next_back();
-    let from = before.filter(|(key, _)| key.0 == file).map_or(first_block, |(key, _)| key.1);
-    let part = |(&(_, first), &blocks): (&(u32, u32), &u32)| {
-        let (start, stop) = (first.max(first_block), (first + blocks).min(end));
-        let part = || Extent { file, first_block: start, blocks: stop - start };
-        (start < stop).then(|| (first, blocks, part()))
-    };
-    runs.range((file, from)..(file, end)).filter_map(part).collect()
 }
 
 #[cfg(test)]
@@ -225,23 +158,10 @@ mod tests {
         allocator
     }
 
-    /// What [`check_covered`] checks, and neighbours are joined.
+    /// Free, given-out and unwritten blocks cover every file exactly once.
     fn check(allocator: &Allocator, held: &[Extent]) {
-        check_covered(allocator, held);
-        for (&(file, first), &size) in &allocator.by_offset {
-            assert!(
-                !allocator.by_offset.contains_key(&(file, first + size)),
-                "neighbours were not joined"
-            );
-        }
-    }
-
-    /// Free, given-out and unwritten blocks cover every file exactly once, and both views agree.
-    fn check_covered(allocator: &Allocator, held: &[Extent]) {
         let mut runs: Vec<Extent> = held.to_vec();
-        runs.extend(
-            allocator.by_offset.iter().map(|(&(file, first), &size)| extent(file, first, size)),
-        );
+        runs.extend(allocator.free.iter());
         runs.sort();
         let mut covered = vec![0_u64; allocator.files.len()];
         for run in runs {
@@ -256,12 +176,8 @@ mod tests {
             assert_eq!(covered[file], u64::from(space.frontier));
             assert!(space.frontier <= space.blocks);
         }
-        for (&(file, first), &size) in &allocator.by_offset {
-            assert!(allocator.by_size.contains(&(size, file, first)));
-        }
-        assert_eq!(allocator.by_offset.len(), allocator.by_size.len());
         assert_eq!(
-            allocator.allocated(),
+            allocator.allocated,
             held.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>()
         );
     }
@@ -319,7 +235,7 @@ mod tests {
             let mut outside = held.clone();
             outside.extend(&taken);
             allocator.allocated += taken.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>();
-            check_covered(&allocator, &outside);
+            check(&allocator, &outside);
             taken.into_iter().for_each(|extent| allocator.free(extent));
             check(&allocator, &held);
         }

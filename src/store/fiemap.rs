@@ -4,8 +4,6 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use nix::errno::Errno;
-
 /// Extents asked for at a time.
 const AT_ONCE: usize = 256;
 /// The file has none behind it.
@@ -47,14 +45,13 @@ mod raw {
 }
 
 /// Tells of the parts of the first `length` bytes of a file that share their blocks with another file, or have none (`true`
-/// beside them): a write there takes new ones. At most `most_extents` of its extents are looked at, and those are taken off. False where the file
-/// system cannot tell.
+/// beside them): a write there takes new ones. At most `most_extents` of its extents are looked at, and those are taken off.
 pub(crate) fn find_unreserved(
     file: BorrowedFd<'_>,
     length: u64,
     most_extents: &mut usize,
     mut found: impl FnMut(Range<u64>, bool),
-) -> io::Result<bool> {
+) -> io::Result<()> {
     let mut start = 0;
     while start < length && *most_extents > 0 {
         let room = AT_ONCE.min(*most_extents) as u32;
@@ -63,10 +60,7 @@ pub(crate) fn find_unreserved(
         let mut map = Map { header, extents: [MappedExtent::default(); AT_ONCE] };
         // SAFETY: the kernel writes the header and at most `room` extents behind it, for which there is room; both are plain
         // numbers. The pointer is one to all of `map`.
-        match unsafe { raw::fs_ioc_fiemap(file.as_raw_fd(), (&raw mut map).cast()) } {
-            Err(Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::EINVAL) => return Ok(false),
-            outcome => outcome?,
-        };
+        unsafe { raw::fs_ioc_fiemap(file.as_raw_fd(), (&raw mut map).cast()) }?;
         let extents = &map.extents[..AT_ONCE.min(map.header.mapped as usize)];
         for extent in extents {
             let end = extent.logical.saturating_add(extent.length).min(length);
@@ -86,7 +80,7 @@ pub(crate) fn find_unreserved(
     if start < length && *most_extents > 0 {
         found(start..length, true);
     }
-    Ok(true)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -104,7 +98,7 @@ mod tests {
         file.sync_all().unwrap();
         let mut holes = Vec::new();
         let mut most = 1000;
-        if !find_unreserved(file.as_fd(), 4 << 20, &mut most, |hole, _| holes.push(hole)).unwrap() {
+        if find_unreserved(file.as_fd(), 4 << 20, &mut most, |hole, _| holes.push(hole)).is_err() {
             return;
         }
         assert_eq!(holes, [0..1 << 20, 2 << 20..4 << 20]);

@@ -69,20 +69,15 @@ impl Geometry {
         let is_device = metadata.file_type().is_block_device();
         let number = if is_device { metadata.rdev() } else { metadata.dev() };
         let queue = |name| queue_attribute(number, name);
-        let optimal = queue("optimal_io_size").filter(|bytes| *bytes > 0);
+        let ask = |request, name| match is_device {
+            true => ioctl::ask(file, request).map(Some),
+            false => Ok(queue(name)),
+        };
+        let optimal = ask(ioctl::OPTIMAL_IO_BYTES, "optimal_io_size")?.filter(|bytes| *bytes > 0);
         Ok(Self {
-            logical_block_bytes: match is_device {
-                true => Some(ioctl::logical_block_bytes(file)?),
-                false => queue("logical_block_size"),
-            },
-            physical_block_bytes: match is_device {
-                true => Some(ioctl::physical_block_bytes(file)?),
-                false => queue("physical_block_size"),
-            },
-            optimal_io_bytes: match is_device {
-                true => Some(ioctl::optimal_io_bytes(file)?).filter(|bytes| *bytes > 0),
-                false => optimal.or(Some(metadata.blksize())),
-            },
+            logical_block_bytes: ask(ioctl::LOGICAL_BLOCK_BYTES, "logical_block_size")?,
+            physical_block_bytes: ask(ioctl::PHYSICAL_BLOCK_BYTES, "physical_block_size")?,
+            optimal_io_bytes: optimal.or((!is_device).then(|| metadata.blksize())),
             discard_granularity_bytes: queue("discard_max_bytes")
                 .filter(|most| *most > 0)
                 .and_then(|_| queue("discard_granularity")),
@@ -108,7 +103,7 @@ pub(super) fn sysfs_directory(device_number: u64) -> String {
 /// Alignment of memory and of offsets for direct transfers on `file`; 0 if it has none.
 /// statx(2) fills the STATX_DIOALIGN fields since Linux 6.1, for block devices later.
 fn direct_alignment(file: &File) -> (u64, u64) {
-    let unknown = ioctl::logical_block_bytes(file).unwrap_or(DEFAULT_ALIGNMENT_BYTES);
+    let unknown = ioctl::ask(file, ioctl::LOGICAL_BLOCK_BYTES).unwrap_or(DEFAULT_ALIGNMENT_BYTES);
     let mut answer = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path is an empty C string and AT_EMPTY_PATH makes the descriptor the subject; `answer` has room for
     // one struct statx.

@@ -7,12 +7,12 @@ pub(crate) mod device;
 mod drives;
 pub(crate) mod fiemap;
 mod geometry;
+mod runs;
 mod sizes;
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 
 pub(crate) use drives::DRIVE_DEPTH;
 pub use geometry::Geometry;
@@ -75,45 +75,34 @@ pub(crate) trait FreeSpace {
     /// Free blocks from `block` on.
     fn free_from(&self, file: u32, block: u32) -> u32;
     /// Whether the eviction of its chunk makes room at an extent.
-    fn makes_room(&self, extent: Extent) -> bool {
-        let _ = extent;
+    fn makes_room(&self, _extent: Extent) -> bool {
         true
     }
 }
 
-/// Waits until the records of what was freed are cleared, and says whether they are.
-pub(crate) type RecordsAreCleared = Arc<dyn Fn() -> bool + Send + Sync>;
+/// Called before a freed extent is discarded or a freed file removed: waits until no record names any that was freed so far,
+/// and returns whether that is so.
+pub(crate) type RecordsAreCleared = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Gives out extents for chunks and says where they are.
 pub(crate) trait Store: FreeSpace + Send + Sync {
-    /// An extent for `size_bytes` bytes of the chunk with this digest. It waits for nothing.
-    ///
-    /// # Errors
-    /// `StoreError` when there is none: [`StoreError::Growing`] where [`Store::grow`] may make one.
+    /// An extent for `size_bytes` bytes of the chunk with this digest. It waits for nothing. Where there is none and
+    /// [`Store::grow`] may make one, the error is [`StoreError::Growing`].
     fn allocate(&self, size_bytes: u64, digest: Digest) -> Result<Extent, StoreError>;
 
     /// Makes sure, at open, that the index has its share and that there is room for a first chunk.
-    ///
-    /// # Errors
-    /// `StoreError` when the capacity or the file system is in the way.
-    fn prepare(&self, index: &dyn IndexShare) -> Result<(), StoreError> {
-        let _ = index;
+    fn prepare(&self, _index: &dyn IndexShare) -> Result<(), StoreError> {
         Ok(())
     }
 
     /// Whether the store can grow and should: soon there will not be much room, or there is none for `needed_bytes`.
-    fn is_growth_due(&self, needed_bytes: u64) -> bool {
-        let _ = needed_bytes;
+    fn is_growth_due(&self, _needed_bytes: u64) -> bool {
         false
     }
 
     /// Grows by one step, in which there is room for `needed_bytes`, after the index has got its share. It waits for the
     /// file system; extents are given out and located meanwhile.
-    ///
-    /// # Errors
-    /// `StoreError` when the capacity or the file system is in the way.
-    fn grow(&self, needed_bytes: u64, index: &dyn IndexShare) -> Result<(), StoreError> {
-        let _ = (needed_bytes, index);
+    fn grow(&self, _needed_bytes: u64, _index: &dyn IndexShare) -> Result<(), StoreError> {
         Ok(())
     }
 
@@ -122,9 +111,7 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
 
     /// Begins or ends a time in which freed files are not removed: the chunk that they were evicted for takes their space,
     /// and removal would give it to the file system. To be ended as often as begun.
-    fn defer_reclaim(&self, defers: bool) {
-        let _ = defers;
-    }
+    fn defer_reclaim(&self, _defers: bool) {}
 
     /// Takes an extent back that could not be written, and notes it as bad.
     fn free_unwritable(&self, extent: Extent) {
@@ -135,8 +122,7 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     fn note_no_blocks(&self) {}
 
     /// Whether it is time for [`Store::look_at_blocks`]; `is_refused`: after [`Store::note_no_blocks`] only.
-    fn is_look_due(&self, is_refused: bool) -> bool {
-        let _ = is_refused;
+    fn is_look_due(&self, _is_refused: bool) -> bool {
         false
     }
 
@@ -146,12 +132,6 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
 
     /// Gives out bad extents again: the device can be written.
     fn retry_bad_extents(&self) {}
-
-    /// Sets, at open, what to call before a freed extent is discarded or a freed file removed: it waits until no record
-    /// names any, and returns whether that is so.
-    fn follow_records(&self, are_cleared: RecordsAreCleared) {
-        let _ = are_cleared;
-    }
 
     /// Discards some of the extents that were freed, if that is configured. Returns whether there may be more.
     fn discard_freed(&self) -> bool {
@@ -172,17 +152,12 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     ///
     /// # Errors
     /// `StoreError` when it will not come; the extent is to be freed.
-    fn space_ready(&self, extent: Extent) -> Result<bool, StoreError> {
-        let _ = extent;
+    fn space_ready(&self, _extent: Extent) -> Result<bool, StoreError> {
         Ok(true)
     }
 
-    /// The chunk's own file was made with all of its space, or the file system refused that.
-    ///
-    /// # Errors
-    /// What to answer when it refused.
-    fn creation_done(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError> {
-        let _ = (extent, outcome);
+    /// The chunk's own file was made with all of its space, or the file system refused that: returns what to answer then.
+    fn creation_done(&self, _extent: Extent, _outcome: io::Result<()>) -> Result<(), StoreError> {
         Ok(())
     }
 
@@ -191,9 +166,6 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
 
     /// Makes `stored` (sorted, without overlaps, each contained) the only extents given out. Returns how many files without
     /// a chunk were removed.
-    ///
-    /// # Errors
-    /// What the file system says.
     fn rebuild(&self, stored: &[Extent]) -> io::Result<u64>;
 
     /// What the target asks of a transfer.
@@ -214,14 +186,8 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     }
 
     /// Releases the files and their locks: another process may own them from here on.
-    ///
-    /// # Errors
-    /// What flock(2) says.
     fn release(&self) -> io::Result<()>;
 
-    /// Makes everything written so far durable.
-    ///
-    /// # Errors
-    /// What the system says; then nothing may be taken as durable.
+    /// Makes everything written so far durable. After an error nothing may be taken as durable.
     fn sync(&self) -> io::Result<()>;
 }

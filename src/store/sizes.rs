@@ -25,9 +25,6 @@ pub(crate) trait IndexShare {
     fn missing_bytes(&self, data_bytes: u64, allocated_bytes: u64) -> u64;
 
     /// Preallocates `bytes` for it. The caller knows that the file system has them above its floor.
-    ///
-    /// # Errors
-    /// `StoreError` when the capacity or the file system is in the way.
     fn preallocate(&self, bytes: u64) -> Result<(), StoreError>;
 }
 
@@ -35,13 +32,13 @@ pub(crate) trait IndexShare {
 pub(super) fn assured_file_bytes(budget: &Budget) -> u64 {
     let left_bytes = budget.left_bytes();
     let fitting = file_bytes_within(left_bytes.saturating_sub(index_share_bytes(left_bytes)));
-    longest_chunk_bytes(budget.capacity_bytes()).min(fitting)
+    longest_chunk_bytes(budget.capacity_bytes).min(fitting)
 }
 
 /// Bytes that the next data file would have if the file system has them: the longest chunk fits; more where that would make
 /// over 256 open files, or what the capacity leaves. 0 if that is not worth a file.
 pub(super) fn next_file_bytes(budget: &Budget) -> u64 {
-    let capacity_bytes = budget.capacity_bytes();
+    let capacity_bytes = budget.capacity_bytes;
     let wanted = longest_chunk_bytes(capacity_bytes).max(capacity_bytes / 256);
     let left_bytes = budget.left_bytes();
     let fitting = wanted.min(file_bytes_within(left_bytes - left_bytes.div_ceil(INDEX_PART)));

@@ -23,7 +23,7 @@ use crate::index::{FoundIndex, IndexPlace};
 use crate::key::Namespace;
 use crate::open_stores::OpenStore;
 use crate::store::Store;
-use crate::store::data_files::ExtentStore;
+use crate::store::data_files::{ExtentStore, find_files};
 use crate::time::Clock;
 use std::sync::Arc;
 
@@ -83,9 +83,9 @@ impl Still {
         let opened = Arc::new(Directory::open(directory.path()).unwrap());
         let place = IndexPlace::Directory(Arc::clone(&opened));
         let (found, files) =
-            (FoundIndex::look(place).unwrap(), ExtentStore::look(&opened, || None).unwrap());
-        let (index, store, ..) = Index::open(found, &budget, rules, 1, |mean_use_by_file| {
-            ExtentStore::open(&opened, files, Arc::clone(&budget), mean_use_by_file)
+            (FoundIndex::look(place).unwrap(), find_files(&opened, || None).unwrap());
+        let (index, store, ..) = Index::open(found, &budget, rules, 1, |table| {
+            ExtentStore::open(&opened, files, Arc::clone(&budget), || table.mean_use_by_file())
                 .map(|store| Box::new(store) as Box<dyn Store>)
         })
         .unwrap();

@@ -58,7 +58,7 @@ pub(crate) fn owner_in_directory(directory: &Directory) -> Option<Owner> {
     match directory.open_to_read(INDEX_NAME) {
         Ok(index) => read_owner(&index, 0),
         // Somebody has removed it; the lock is there all the same.
-        Err(_) => holder_of(directory.file()),
+        Err(_) => holder_of(&directory.file),
     }
 }
 
@@ -78,7 +78,7 @@ impl IndexFile {
             IndexPlace::Beside(path, device) => Directory::open(path)
                 .map_err(OpenError::io("open the directory", path))
                 .and_then(|directory| {
-                    let directory = Arc::new(directory.with_files(device.files()));
+                    let directory = Arc::new(directory.with_files(&device.files));
                     Self::in_directory(&directory, Some(device.as_ref()), "open", open)
                 }),
         };
@@ -101,11 +101,11 @@ impl IndexFile {
             IndexPlace::Beside(path, device) => {
                 let directory = Directory::open_or_make(path)
                     .map_err(OpenError::io("make the directory", path))?;
-                let directory = Arc::new(directory.with_files(device.files()));
+                let directory = Arc::new(directory.with_files(&device.files));
                 let expected = directory.path_of(&file_name(Some(device)));
                 if !device.is_new() {
                     // The file may come back, or be in another directory: from here on it is of another store.
-                    device.renew_id().map_err(OpenError::io("write", device.path()))?;
+                    device.renew_id().map_err(OpenError::io("write", &device.path))?;
                 }
                 let made = Self::in_directory(&directory, Some(device), "make", create)?;
                 let missing = format!("{} was missing", expected.display());
@@ -115,12 +115,12 @@ impl IndexFile {
     }
 
     fn of_device(device: &Arc<BlockDevice>) -> Result<Self, OpenError> {
-        let file = device.open_beside().map_err(OpenError::io("open", device.path()))?;
+        let file = device.open_beside().map_err(OpenError::io("open", &device.path))?;
         Ok(Self {
-            _closed_on_fork: ClosedOnFork::new(file.as_raw_fd()),
-            bytes: IndexBytes::of_device(file, device.path(), &device.superblock()),
+            closed_on_fork: ClosedOnFork::new(file.as_raw_fd()),
+            bytes: IndexBytes::of_device(file, &device.path, &device.superblock()),
             home: IndexHome::Device(Arc::clone(device)),
-            files: Arc::clone(device.files()),
+            files: Arc::clone(&device.files),
             cannot_reserve: AtomicBool::new(false),
         })
     }
@@ -135,14 +135,14 @@ impl IndexFile {
         let name = file_name(device);
         let file = open(directory, &name).map_err(directory.error(action, &name))?;
         let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
-        let store = device.map_or_else(|| directory.path(), BlockDevice::path);
+        let store = device.map_or_else(|| directory.path(), |device| device.path.as_path());
         lock_for(&file, store, || read_owner(&file, 0), directory.error("lock", &name))?;
         let store_id = device.map(|device| device.superblock().store_id);
         Ok(Self {
-            _closed_on_fork: closed_on_fork,
+            closed_on_fork,
             bytes: IndexBytes::of_file(file, directory.path_of(&name), store_id),
             home: IndexHome::Directory(Arc::clone(directory), name),
-            files: Arc::clone(directory.files()),
+            files: Arc::clone(&directory.files),
             cannot_reserve: AtomicBool::new(false),
         })
     }

@@ -42,7 +42,7 @@ mod tests {
         for extent in &extents {
             allocator.free_bad(*extent);
         }
-        assert_eq!(allocator.allocated(), 0);
+        assert_eq!(allocator.allocated, 0);
         // Ten blocks may be bad: the first extent came back.
         assert_eq!(allocator.allocate(4), Some(extents[0]));
         let next = allocator.allocate(4).unwrap();

@@ -53,12 +53,13 @@ struct DirectorySpace {
 }
 
 /// What is known of all files.
+#[derive(Default)]
 pub(super) struct Account {
     pub(super) unit_bytes: u64,
     /// Digest by number: of files given out, and of those that are being removed.
-    files: HashMap<u32, Digest>,
+    pub(super) files: HashMap<u32, Digest>,
     next_number: u32,
-    directories: [DirectorySpace; DIRECTORIES],
+    directories: Vec<DirectorySpace>,
     pub(super) live_bytes: u64,
     /// Blocks of these, and of those that are being removed.
     pub(super) allocated_blocks: u64,
@@ -70,7 +71,7 @@ pub(super) struct Account {
     arrived_bytes: u64,
     /// Files that are not made yet: how much must have arrived first, and what they cost.
     unmade: HashMap<u32, (u64, u64)>,
-    unmade_bytes: u64,
+    pub(super) unmade_bytes: u64,
     /// Files that the file system refused to make. What they leave was never there: it is promised to nobody.
     refused: HashSet<u32>,
     refused_bytes: u64,
@@ -78,22 +79,8 @@ pub(super) struct Account {
 
 impl Account {
     pub(super) fn new(unit_bytes: u64) -> Self {
-        Self {
-            unit_bytes,
-            files: HashMap::new(),
-            next_number: 0,
-            directories: [DirectorySpace::default(); DIRECTORIES],
-            live_bytes: 0,
-            allocated_blocks: 0,
-            leaving: VecDeque::new(),
-            leaving_bytes: 0,
-            promised_bytes: 0,
-            arrived_bytes: 0,
-            unmade: HashMap::new(),
-            unmade_bytes: 0,
-            refused: HashSet::new(),
-            refused_bytes: 0,
-        }
+        let directories = vec![DirectorySpace::default(); DIRECTORIES];
+        Self { unit_bytes, directories, ..Self::default() }
     }
 
     /// Notes a file that was found. False if another one has its number.
@@ -152,11 +139,6 @@ impl Account {
     /// Bytes being removed that are nobody's yet.
     pub(super) fn unpromised_bytes(&self) -> u64 {
         self.leaving_bytes - self.refused_bytes - (self.promised_bytes - self.arrived_bytes)
-    }
-
-    /// Bytes of files that are given out and not made yet.
-    pub(super) fn unmade_bytes(&self) -> u64 {
-        self.unmade_bytes
     }
 
     /// Gives out a file. `promised_bytes` of what it needs are still being removed, the rest is in the budget.
@@ -244,11 +226,6 @@ impl Account {
     pub(super) fn digest_of(&self, number: u32) -> Option<Digest> {
         self.files.get(&number).copied()
     }
-
-    /// Files that are there, or will be.
-    pub(super) fn count(&self) -> usize {
-        self.files.len()
-    }
 }
 
 #[cfg(test)]
@@ -319,8 +296,8 @@ mod tests {
                 end_one(&mut account, &mut on_disk, &mut existing);
             }
             let directories: u64 = account.directories.iter().map(|directory| directory.reserved_bytes).sum();
-            prop_assert_eq!((budget.used_bytes(), account.live_bytes, account.count()), (directories, 0, 0));
-            prop_assert!(!account.is_awaited() && account.unmade_bytes() == 0 && account.allocated_blocks == 0);
+            prop_assert_eq!((budget.used_bytes(), account.live_bytes, account.files.len()), (directories, 0, 0));
+            prop_assert!(!account.is_awaited() && account.unmade_bytes == 0 && account.allocated_blocks == 0);
             prop_assert!(account.refused.is_empty() && account.refused_bytes == 0);
         }
     }

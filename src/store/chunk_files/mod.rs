@@ -8,9 +8,12 @@ mod opening;
 mod remover;
 
 use std::ffi::CStr;
-use std::io;
+use std::io::{
+    self,
+    ErrorKind::{IsADirectory, NotFound},
+};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::account::{Account, cost_bytes, directory_bytes};
@@ -61,7 +64,7 @@ struct Files {
     removed: Condvar,
     /// Woken when a file may be made for which others had to be removed.
     wakers: Vec<Arc<Waker>>,
-    are_cleared: OnceLock<RecordsAreCleared>,
+    are_cleared: RecordsAreCleared,
 }
 
 struct FileState {
@@ -97,6 +100,7 @@ impl FileStore {
         directory: &Arc<Directory>,
         budget: Arc<Budget>,
         wakers: Vec<Arc<Waker>>,
+        are_cleared: RecordsAreCleared,
     ) -> Result<Self, OpenError> {
         make_home_private(directory)?;
         let (geometry, unit_bytes) = probe(directory)?;
@@ -128,9 +132,9 @@ impl FileStore {
                 .and_then(|()| directory.sync())
                 .map_err(directory.error("sync", CHUNKS_NAME))?;
         }
-        let spare_bytes = index_share_bytes(budget.capacity_bytes());
+        let spare_bytes = index_share_bytes(budget.capacity_bytes);
         let free_bytes = budget.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
-        let most_bytes = longest_chunk_bytes(budget.capacity_bytes());
+        let most_bytes = longest_chunk_bytes(budget.capacity_bytes);
         let max_chunk_bytes = longest_within(free_bytes, most_bytes, unit_bytes);
         let state = FileState { account, refusal: None, deferrals: 0, ends: None };
         let shared = Arc::new(Files {
@@ -142,7 +146,7 @@ impl FileStore {
             work: Condvar::new(),
             removed: Condvar::new(),
             wakers,
-            are_cleared: OnceLock::new(),
+            are_cleared,
         });
         let remover = Remover::start(&shared).map_err(directory.error("start a thread for", ""))?;
         Ok(Self { shared, geometry, max_chunk_bytes, remover: Mutex::new(Some(remover)) })
@@ -162,7 +166,7 @@ impl Files {
     /// file system that bounds the store.
     fn free_bytes(&self, state: &FileState) -> u64 {
         let above_floor_bytes =
-            self.budget.free_above_floor_bytes().saturating_sub(state.account.unmade_bytes());
+            self.budget.free_above_floor_bytes().saturating_sub(state.account.unmade_bytes);
         let room_bytes = self.budget.left_bytes().min(above_floor_bytes);
         let used_bytes = self.budget.used_bytes();
         let others_bytes = used_bytes.saturating_sub(state.account.live_bytes);
@@ -178,26 +182,19 @@ impl Files {
             return error.clone();
         }
         let free_bytes = self.budget.free_above_floor_bytes();
-        if free_bytes.saturating_sub(state.account.unmade_bytes()) < needed_bytes
+        if free_bytes.saturating_sub(state.account.unmade_bytes) < needed_bytes
             && self.budget.left_bytes() >= needed_bytes
         {
             return StoreError::Floor { needed_bytes, free_bytes };
         }
-        StoreError::Full { needed_bytes, capacity_bytes: self.budget.capacity_bytes() }
+        self.budget.full(needed_bytes)
     }
 
     /// Removes a file; one that is not there is removed.
     fn remove(&self, digest: Digest, name: &CStr) -> io::Result<()> {
         match self.directories[directory_of(digest)].remove(name) {
             // Nor is it there if a directory has its name.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::IsADirectory
-                ) =>
-            {
-                Ok(())
-            }
+            Err(error) if matches!(error.kind(), NotFound | IsADirectory) => Ok(()),
             outcome => outcome,
         }
     }
@@ -241,10 +238,6 @@ impl Store for FileStore {
         self.shared.work.notify_one();
     }
 
-    fn follow_records(&self, are_cleared: RecordsAreCleared) {
-        let _ = self.shared.are_cleared.set(are_cleared);
-    }
-
     fn defer_reclaim(&self, defers: bool) {
         let mut state = self.shared.state.lock();
         match defers {
@@ -261,7 +254,10 @@ impl Store for FileStore {
         // A file that was not given out would be a bug; nothing has the name that it gets.
         let digest = digest.unwrap_or(Digest([0; 2]));
         let directory = &self.shared.directories[directory_of(digest)];
-        Location::Own { directory: directory.as_raw_fd(), name: file_c_name(digest, extent.file) }
+        Location::Own {
+            directory: directory.as_fd().as_raw_fd(),
+            name: file_c_name(digest, extent.file),
+        }
     }
 
     fn extent_text(&self, extent: Extent, digest: Digest) -> String {
@@ -280,10 +276,9 @@ impl Store for FileStore {
         if !state.account.space_ready(extent.file) {
             return Ok(false);
         }
-        let (used_bytes, capacity_bytes) =
-            (self.shared.budget.used_bytes(), self.shared.budget.capacity_bytes());
-        match used_bytes > capacity_bytes {
-            true => Err(StoreError::Full { needed_bytes: extent.size_bytes(), capacity_bytes }),
+        let budget = &self.shared.budget;
+        match budget.used_bytes() > budget.capacity_bytes {
+            true => Err(budget.full(extent.size_bytes())),
             false => Ok(true),
         }
     }
@@ -335,7 +330,7 @@ impl Store for FileStore {
         // Also after a refusal: with nothing free, everything would be evicted for the sake of the watermarks.
         let free_bytes = self.shared.free_bytes(&state) + state.account.unpromised_bytes();
         let over_bytes =
-            self.shared.budget.used_bytes().saturating_sub(self.shared.budget.capacity_bytes());
+            self.shared.budget.used_bytes().saturating_sub(self.shared.budget.capacity_bytes);
         // Opened with a smaller capacity, it can be over it.
         let total_bytes = match over_bytes.saturating_sub(state.account.unpromised_bytes()) {
             0 => allocated_bytes + free_bytes,
@@ -348,7 +343,7 @@ impl Store for FileStore {
         let state = self.shared.state.lock();
         StoreUsage {
             allocated_bytes: state.account.allocated_blocks * BLOCK_BYTES,
-            data_files: state.account.count() as u64,
+            data_files: state.account.files.len() as u64,
             shared_bytes: 0,
         }
     }
@@ -374,7 +369,7 @@ impl Store for FileStore {
     /// The whole file system: it is the one call that covers files which are closed.
     fn sync(&self) -> io::Result<()> {
         match self.shared.directories.first() {
-            Some(directory) => directory.files().sync_file_system(directory.file()),
+            Some(directory) => directory.files.sync_file_system(&directory.file),
             None => Ok(()),
         }
     }

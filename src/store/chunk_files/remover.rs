@@ -43,7 +43,7 @@ fn remove(files: &Files) {
         let Some(digest) = state.account.digest_of(extent.file) else { continue };
         drop(state);
         // What replaces it may not be found by a start yet.
-        if !files.are_cleared.get().is_none_or(|are_cleared| are_cleared()) {
+        if !(files.are_cleared)() {
             return;
         }
         let outcome = files.remove(digest, &file_c_name(digest, extent.file));

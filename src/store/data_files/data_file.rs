@@ -1,92 +1,65 @@
 //! One preallocated data file: how it is made, opened and locked. A part of a block device is one as well, of a length that
 //! does not change.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use crate::block::BLOCK_BYTES;
-use crate::directory::{Directory, make_private, set_flags};
+use crate::directory::{Directory, set_flags};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
-use crate::fork::{ClosedOnFork, close_file_behind};
+use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::format::names::{CHUNKS_NAME, INDEX_NAME, PROBE_NAME, data_file_number};
 use crate::lock::lock_for;
 use crate::store::Geometry;
 use crate::store::device::BlockDevice;
-use crate::store::fiemap::find_unreserved;
+
+/// Data files by number.
+pub(super) type DataFiles = BTreeMap<u32, Arc<DataFile>>;
 
 /// An open data file that is nobody else's.
 #[derive(Debug)]
 pub(crate) struct DataFile {
-    home: Medium,
-    geometry: Geometry,
-    /// Where in what `descriptor` names it begins.
+    /// Parts of a device share one.
+    pub(super) file: Arc<ClosedOnFork>,
+    files: Arc<dyn FileOperations>,
+    pub(super) geometry: Geometry,
+    /// Where in `file` it begins.
     offset: u64,
 }
 
-#[derive(Debug)]
-enum Medium {
-    File { _closed_on_fork: ClosedOnFork, file: File, files: Arc<dyn FileOperations> },
-    Device(Arc<BlockDevice>),
-}
-
 impl DataFile {
-    /// Makes the data file `name`, which is not there, and locks it.
-    pub(crate) fn create(directory: &Directory, name: &str) -> Result<Self, OpenError> {
-        let file = directory.create(name).map_err(directory.error("make", name))?;
-        Self::of_file(directory, name, file, || None).inspect_err(|_| {
-            let _ = remove_file(directory, name);
-        })
-    }
-
-    /// Opens the data file `name` and locks it.
-    pub(crate) fn open(
-        directory: &Directory,
-        name: &str,
-        owner: impl Fn() -> Option<Owner>,
-    ) -> Result<Self, OpenError> {
-        let file = directory.open_file(name).map_err(directory.error("open", name))?;
-        Self::of_file(directory, name, file, owner)
-    }
-
-    fn of_file(
+    /// Locks a file that is open, and called `name`.
+    pub(super) fn lock(
         directory: &Directory,
         name: &str,
         file: File,
         owner: impl Fn() -> Option<Owner>,
     ) -> Result<Self, OpenError> {
-        let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
+        let file = Arc::new(ClosedOnFork::new(file));
         lock_for(&file, directory.path(), owner, directory.error("lock", name))?;
         let geometry = best_geometry(&file).map_err(directory.error("open", name))?;
-        let files = Arc::clone(directory.files());
-        let home = Medium::File { _closed_on_fork: closed_on_fork, file, files };
-        Ok(Self { home, geometry, offset: 0 })
-    }
-
-    pub(super) fn make_private(&self) {
-        if let Medium::File { file, .. } = &self.home {
-            make_private(file.as_fd());
-        }
+        Ok(Self { file, files: Arc::clone(&directory.files), geometry, offset: 0 })
     }
 
     /// The part of a claimed device that begins at `offset`.
-    pub(crate) fn of_device(device: &Arc<BlockDevice>, offset: u64) -> Self {
-        Self { geometry: device.geometry(), home: Medium::Device(Arc::clone(device)), offset }
+    pub(crate) fn of_device(device: &BlockDevice, offset: u64) -> Self {
+        let (file, files) = (Arc::clone(&device.file), Arc::clone(&device.files));
+        Self { file, files, geometry: device.geometry, offset }
     }
 
     /// Reserves `size_bytes` on the file system, so that no later write can run out of space.
     pub(crate) fn preallocate(&self, size_bytes: u64) -> io::Result<()> {
-        let (file, files) = self.growing_file()?;
-        match files.preallocate(file, 0..size_bytes, 0) {
+        match self.files.preallocate(&self.file, 0..size_bytes, 0) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 log::warn!("the file system cannot preallocate: writes may find it full later");
-                files.truncate(file, size_bytes)
+                self.files.truncate(&self.file, size_bytes)
             }
             outcome => outcome,
         }
@@ -94,70 +67,22 @@ impl DataFile {
 
     /// Gives back what lies behind `size_bytes`, durably: a later owner must not count on it.
     pub(crate) fn truncate(&self, size_bytes: u64) -> io::Result<()> {
-        let (file, files) = self.growing_file()?;
-        files.truncate(file, size_bytes)?;
-        files.sync_all(file)
-    }
-
-    pub(crate) fn blocks(&self) -> io::Result<u32> {
-        let length = self.growing_file()?.0.metadata()?.len();
-        Ok(u32::try_from(length / BLOCK_BYTES).unwrap_or(u32::MAX))
-    }
-
-    /// The length of a part of a device never changes.
-    fn growing_file(&self) -> io::Result<(&File, &dyn FileOperations)> {
-        match &self.home {
-            Medium::File { file, files, .. } => Ok((file, &**files)),
-            Medium::Device(_) => Err(io::ErrorKind::Unsupported.into()),
-        }
-    }
-
-    pub(crate) fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
-    /// Gives up the file, and the lock with it. Nothing may be under way on it.
-    pub(crate) fn release(&self) -> io::Result<()> {
-        match &self.home {
-            Medium::File { file, .. } => {
-                file.unlock()?;
-                close_file_behind(file.as_raw_fd());
-            }
-            Medium::Device(device) => device.release(),
-        }
-        Ok(())
+        self.files.truncate(&self.file, size_bytes)?;
+        self.files.sync_all(&self.file)
     }
 
     pub(crate) fn sync(&self) -> io::Result<()> {
-        match &self.home {
-            Medium::File { file, files, .. } => files.sync_data(file),
-            Medium::Device(device) => device.sync(),
-        }
-    }
-
-    /// Tells of the parts of its first `length` bytes for which nothing is reserved; see [`find_unreserved`].
-    pub(super) fn find_unreserved(
-        &self,
-        length: u64,
-        most_extents: &mut usize,
-        found: impl FnMut(Range<u64>, bool),
-    ) -> io::Result<bool> {
-        find_unreserved(self.growing_file()?.0.as_fd(), length, most_extents, found)
+        self.files.sync_data(&self.file)
     }
 
     /// Reserves what it has no blocks for, and leaves the rest as it is.
     pub(super) fn fill_holes(&self) -> io::Result<()> {
-        let (file, files) = self.growing_file()?;
-        files.preallocate(file, 0..file.metadata()?.len(), 0)
+        self.files.preallocate(&self.file, 0..self.file.metadata()?.len(), 0)
     }
 
     /// Descriptor for transfers, and where the block with this number begins.
     pub(crate) fn locate(&self, block: u32) -> (RawFd, u64) {
-        let descriptor = match &self.home {
-            Medium::File { file, .. } => file.as_raw_fd(),
-            Medium::Device(device) => device.descriptor(),
-        };
-        (descriptor, self.offset + u64::from(block) * BLOCK_BYTES)
+        (self.file.as_raw_fd(), self.offset + u64::from(block) * BLOCK_BYTES)
     }
 }
 
@@ -190,7 +115,7 @@ pub(crate) fn probe(directory: &Directory) -> Result<(Geometry, u64), OpenError>
     // One that somebody was killed with.
     let _ = remove_file(directory, PROBE_NAME);
     let made = directory.create(PROBE_NAME).and_then(|file| {
-        let preallocated = directory.files().preallocate(&file, 0..1, 0);
+        let preallocated = directory.files.preallocate(&file, 0..1, 0);
         let taken_bytes = preallocated.and_then(|()| Ok(file.metadata()?.blocks() * 512));
         Ok((best_geometry(&file)?, taken_bytes.unwrap_or(0)))
     });

@@ -3,15 +3,15 @@
 //! A freed extent can be given out again at once. When its turn comes, what is still free of it is taken from the allocator,
 //! discarded, and put back.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
-use super::data_file::DataFile;
+use super::data_file::DataFiles;
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::store::RecordsAreCleared;
 use crate::store::allocator::Allocator;
 use crate::store::device::BlockDevice;
+use crate::store::runs::Runs;
 use crate::sync::Mutex;
 
 /// Most that is taken from the allocator at a time: 16 MiB.
@@ -19,51 +19,46 @@ const PIECE_BLOCKS: u32 = 4096;
 
 pub(super) struct Discards {
     device: Arc<BlockDevice>,
-    freed: Mutex<Vec<Extent>>,
-    /// Freed extents in order, joined, in pieces.
-    pieces: Mutex<VecDeque<Extent>>,
+    freed: Mutex<Runs>,
+    /// Freed before these.
+    next: Mutex<Runs>,
     is_refused: AtomicBool,
-    are_cleared: OnceLock<RecordsAreCleared>,
+    are_cleared: RecordsAreCleared,
 }
 
 impl Discards {
-    pub(super) fn new(device: Arc<BlockDevice>) -> Self {
+    pub(super) fn new(device: Arc<BlockDevice>, are_cleared: RecordsAreCleared) -> Self {
         Self {
             device,
             freed: Mutex::default(),
-            pieces: Mutex::default(),
+            next: Mutex::default(),
             is_refused: AtomicBool::new(false),
-            are_cleared: OnceLock::new(),
+            are_cleared,
         }
-    }
-
-    pub(super) fn follow_records(&self, are_cleared: RecordsAreCleared) {
-        let _ = self.are_cleared.set(are_cleared);
     }
 
     pub(super) fn note(&self, extent: Extent) {
         if !self.is_refused.load(Ordering::Relaxed) {
-            self.freed.lock().push(extent);
+            let mut freed = self.freed.lock();
+            // One that was freed twice was given out between.
+            freed.remove(extent);
+            freed.insert(extent);
         }
     }
 
     /// Discards the next piece. Returns whether there was one.
-    pub(super) fn discard_next(
-        &self,
-        allocator: &Mutex<Allocator>,
-        files: &[Arc<DataFile>],
-    ) -> bool {
+    pub(super) fn discard_next(&self, allocator: &Mutex<Allocator>, files: &DataFiles) -> bool {
         let Some(piece) = self.next_piece() else { return false };
-        let Some(file) = files.get(piece.file as usize) else { return true };
+        let Some(file) = files.get(&piece.file) else { return true };
         let runs = allocator.lock().take_free_within(piece);
-        let are_cleared = self.are_cleared.get().is_none_or(|are_cleared| are_cleared());
+        let are_cleared = (self.are_cleared)();
         for run in runs.iter().filter(|_| are_cleared) {
             let (_, offset) = file.locate(run.first_block);
             debug_assert!(offset.is_multiple_of(BLOCK_BYTES));
             if let Err(error) = self.device.discard(offset, run.size_bytes())
                 && !self.is_refused.swap(true, Ordering::Relaxed)
             {
-                let path = self.device.path().display();
+                let path = self.device.path.display();
                 log::warn!("{path} discards nothing any more: {error}");
             }
         }
@@ -73,35 +68,19 @@ impl Discards {
     }
 
     fn next_piece(&self) -> Option<Extent> {
-        let mut pieces = self.pieces.lock();
-        if pieces.is_empty() {
-            let freed = std::mem::take(&mut *self.freed.lock());
-            *pieces = joined(freed);
+        let mut next = self.next.lock();
+        if next.blocks() == 0 {
+            *next = std::mem::take(&mut *self.freed.lock());
         }
-        pieces.pop_front()
+        take_piece(&mut next)
     }
 }
 
-/// The extents in order, neighbours joined, in pieces.
-fn joined(mut extents: Vec<Extent>) -> VecDeque<Extent> {
-    extents.sort_unstable();
-    let mut pieces: VecDeque<Extent> = VecDeque::new();
-    for extent in extents {
-        if let Some(last) = pieces.back_mut()
-            && last.file == extent.file
-            && last.end_block() >= u64::from(extent.first_block)
-        {
-            // One that was freed twice was given out between.
-            let end = last.end_block().max(extent.end_block());
-            let blocks = (end - u64::from(last.first_block)) as u32;
-            if blocks <= PIECE_BLOCKS {
-                last.blocks = blocks;
-                continue;
-            }
-        }
-        pieces.push_back(extent);
-    }
-    pieces
+fn take_piece(runs: &mut Runs) -> Option<Extent> {
+    let run = runs.iter().next()?;
+    let piece = Extent { blocks: run.blocks.min(PIECE_BLOCKS), ..run };
+    runs.cut(run, piece);
+    Some(piece)
 }
 
 #[cfg(test)]
@@ -111,16 +90,11 @@ mod tests {
     #[test]
     fn neighbours_go_together_up_to_a_piece() {
         let extent = |file, first_block, blocks| Extent { file, first_block, blocks };
-        let extents = vec![
-            extent(0, 8, 4),
-            extent(1, 0, 2),
-            extent(0, 0, 8),
-            extent(0, 4, 4),
-            extent(0, 20, 1),
-        ];
-        assert_eq!(joined(extents), [extent(0, 0, 12), extent(0, 20, 1), extent(1, 0, 2)]);
-        let many = (0..10).map(|number| extent(0, number * 1000, 1000)).collect();
-        let lengths: Vec<u32> = joined(many).iter().map(|piece| piece.blocks).collect();
-        assert_eq!(lengths, [4000, 4000, 2000]);
+        let mut runs = Runs::default();
+        for freed in [extent(0, 8, 5000), extent(1, 0, 2), extent(0, 0, 8)] {
+            runs.insert(freed);
+        }
+        let pieces: Vec<Extent> = std::iter::from_fn(|| take_piece(&mut runs)).collect();
+        assert_eq!(pieces, [extent(0, 0, 4096), extent(0, 4096, 912), extent(1, 0, 2)]);
     }
 }

@@ -3,27 +3,42 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::AsFd;
 
 use super::data_file::{DataFile, list_data_files, remove_file};
 use crate::block::BLOCK_BYTES;
 use crate::capacity::Budget;
-use crate::directory::Directory;
+use crate::config::Layout;
+use crate::directory::{Directory, make_private};
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Owner};
-use crate::format::names::data_file_name;
+use crate::format::names::{CHUNKS_NAME, data_file_name};
 use crate::store::sizes::{
     SMALLEST_FILE_BYTES, file_bytes_within, index_share_bytes, on_disk_bytes,
 };
 
 /// Opens and locks the data files in `directory`; nothing of them is changed.
-pub(super) fn find_files(
+///
+/// # Errors
+/// Somebody has them, or the store is one of layout `files`.
+pub(crate) fn find_files(
     directory: &Directory,
     owner: impl Fn() -> Option<Owner>,
 ) -> Result<Vec<FoundFile>, OpenError> {
+    if directory.contains(CHUNKS_NAME).map_err(directory.error("look for", CHUNKS_NAME))? {
+        return Err(OpenError::OtherLayout {
+            path: directory.path().to_owned(),
+            found: Layout::Files.name(),
+            wanted: Layout::Extents.name(),
+        });
+    }
     let open = |number| {
         let name = data_file_name(number);
-        let file = DataFile::open(directory, &name, &owner)?;
-        let blocks = file.blocks().map_err(directory.error("read the length of", &name))?;
+        let file = directory.open_file(&name).map_err(directory.error("open", &name))?;
+        let file = DataFile::lock(directory, &name, file, &owner)?;
+        let metadata = file.file.metadata();
+        let length = metadata.map_err(directory.error("read the length of", &name))?.len();
+        let blocks = u32::try_from(length / BLOCK_BYTES).unwrap_or(u32::MAX);
         Ok(FoundFile { number, name, file, blocks })
     };
     let numbers = list_data_files(directory).map_err(directory.error("list", ""))?;
@@ -38,20 +53,20 @@ pub(super) fn fit_files(
     budget: &Budget,
     mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
 ) -> Result<Vec<FoundFile>, OpenError> {
-    found.iter().for_each(|found| found.file.make_private());
+    found.iter().for_each(|found| make_private(found.file.file.as_fd()));
     // Their owner died before they had space.
     for FoundFile { name, .. } in found.extract_if(.., |found| found.blocks == 0) {
         remove_file(directory, &name).map_err(directory.error("remove", &name))?;
     }
-    let mut room = Allowance::new(&found, budget);
-    if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > room.bytes {
+    let (mut room_bytes, reason) = room_for(&found, budget);
+    if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > room_bytes {
         let mean_use = mean_use_by_file();
         let used_ms = |file: &FoundFile| mean_use.get(&file.number).copied();
         found.sort_by_key(|file| (Reverse(used_ms(file)), file.number));
     }
     let mut fitting = Vec::new();
     for mut file in found {
-        let outcome = file.fit(directory, &mut room, budget);
+        let outcome = file.fit(directory, &mut room_bytes, reason, budget);
         if outcome.map_err(directory.error("shorten or remove", &file.name))? {
             fitting.push(file);
         }
@@ -76,13 +91,14 @@ impl FoundFile {
     fn fit(
         &mut self,
         directory: &Directory,
-        room: &mut Allowance,
+        room_bytes: &mut u64,
+        reason: &str,
         budget: &Budget,
     ) -> io::Result<bool> {
-        if self.on_disk_bytes() > room.bytes {
+        if self.on_disk_bytes() > *room_bytes {
             let size_bytes = u64::from(self.blocks) * BLOCK_BYTES;
-            let fitting_bytes = file_bytes_within(room.bytes).min(size_bytes);
-            let (path, reason) = (directory.path_of(&self.name), room.reason);
+            let fitting_bytes = file_bytes_within(*room_bytes).min(size_bytes);
+            let path = directory.path_of(&self.name);
             let path = path.display();
             if fitting_bytes < SMALLEST_FILE_BYTES {
                 log::warn!("{path} no longer fits {reason}: what it holds is evicted");
@@ -95,35 +111,25 @@ impl FoundFile {
             self.file.truncate(fitting_bytes)?;
             self.blocks = (fitting_bytes / BLOCK_BYTES) as u32;
         }
-        room.bytes -= self.on_disk_bytes();
+        *room_bytes -= self.on_disk_bytes();
         let fits = budget.reserve(self.on_disk_bytes(), 0);
         debug_assert!(fits, "there is no more room than the capacity leaves");
         Ok(fits)
     }
 }
 
-/// What the data files may take.
-struct Allowance {
-    bytes: u64,
-    /// What bounds it.
-    reason: &'static str,
-}
-
-impl Allowance {
-    /// The index gets its share first. It has too little where data files were made before it, on a file system that has
-    /// nothing left.
-    fn new(found: &[FoundFile], budget: &Budget) -> Self {
-        let on_disk_bytes: u64 = found.iter().map(FoundFile::on_disk_bytes).sum();
-        let data_bytes: u64 = found.iter().map(|file| u64::from(file.blocks) * BLOCK_BYTES).sum();
-        // There is nothing else yet.
-        let index_bytes = budget.used_bytes();
-        let file_system_bytes = on_disk_bytes.saturating_add(budget.free_above_floor_bytes());
-        let left_bytes = budget.left_bytes();
-        let share_bytes = index_share_bytes(data_bytes.min(left_bytes));
-        let missing_bytes = (HEADER_BYTES + share_bytes).saturating_sub(index_bytes);
-        let bytes = left_bytes.min(file_system_bytes).saturating_sub(missing_bytes);
-        let is_capacity = left_bytes < on_disk_bytes;
-        let reason = if is_capacity { "the capacity" } else { "beside the share of the index" };
-        Self { bytes, reason }
-    }
+/// What the data files may take, and what bounds it. The index gets its share first: it has too little where data files were made
+/// before it, on a file system that has nothing left.
+fn room_for(found: &[FoundFile], budget: &Budget) -> (u64, &'static str) {
+    let on_disk_bytes: u64 = found.iter().map(FoundFile::on_disk_bytes).sum();
+    let data_bytes: u64 = found.iter().map(|file| u64::from(file.blocks) * BLOCK_BYTES).sum();
+    // There is nothing else yet.
+    let index_bytes = budget.used_bytes();
+    let file_system_bytes = on_disk_bytes.saturating_add(budget.free_above_floor_bytes());
+    let left_bytes = budget.left_bytes();
+    let share_bytes = index_share_bytes(data_bytes.min(left_bytes));
+    let missing_bytes = (HEADER_BYTES + share_bytes).saturating_sub(index_bytes);
+    let is_capacity = left_bytes < on_disk_bytes;
+    let reason = if is_capacity { "the capacity" } else { "beside the share of the index" };
+    (left_bytes.min(file_system_bytes).saturating_sub(missing_bytes), reason)
 }

@@ -21,9 +21,7 @@ impl ExtentStore {
             self.directory.is_some() && next_file_bytes(&self.budget) >= needed_bytes.max(1);
         match can_grow || self.is_growing.load(Ordering::SeqCst) {
             true => StoreError::Growing { needed_bytes },
-            false => {
-                StoreError::Full { needed_bytes, capacity_bytes: self.budget.capacity_bytes() }
-            }
+            false => self.budget.full(needed_bytes),
         }
     }
 
@@ -45,8 +43,7 @@ impl ExtentStore {
         };
         let (most_bytes, size_bytes) = (within(left_bytes), within(left_bytes.min(free_bytes)));
         if most_bytes < needed_bytes.max(MIB) {
-            let capacity_bytes = self.budget.capacity_bytes();
-            return Err(StoreError::Full { needed_bytes, capacity_bytes });
+            return Err(self.budget.full(needed_bytes));
         }
         // Where the file system has little, many small files would come of taking each bit that it gives.
         let least_bytes = match fill.total_bytes {
@@ -83,18 +80,14 @@ impl ExtentStore {
 
     /// Makes a data file. The locks are taken only once it is there for good.
     fn add_file(&self, size_bytes: u64) -> Result<(), StoreError> {
-        let Some(directory) = &self.directory else {
-            let capacity_bytes = self.budget.capacity_bytes();
-            return Err(StoreError::Full { needed_bytes: size_bytes, capacity_bytes });
-        };
+        let Some(directory) = &self.directory else { return Err(self.budget.full(size_bytes)) };
         self.budget.reserve_growth(on_disk_bytes(size_bytes))?;
-        let is_taken: Vec<bool> = self.files.read().iter().map(Option::is_some).collect();
-        match make_file(directory, &is_taken, size_bytes) {
+        match make_file(directory, &self.all_files(), size_bytes) {
             Ok((number, file)) => {
                 let mut files = self.files.write();
                 let mut allocator = self.allocator.lock();
-                set_file(&mut files, number as u32, file);
-                allocator.add_file(number as u32, (size_bytes / BLOCK_BYTES) as u32);
+                files.insert(number, Arc::new(file));
+                allocator.add_file(number, (size_bytes / BLOCK_BYTES) as u32);
                 Ok(())
             }
             Err((name, source)) => {
@@ -106,37 +99,39 @@ impl ExtentStore {
     }
 }
 
-/// Makes a data file of `size_bytes`, durably. Its number is the lowest that is not taken and that nothing else in the
+/// Makes a data file of `size_bytes` beside `files`, durably. Its number is the lowest that none of them and that nothing else in the
 /// directory has: what is there was put there by somebody else.
 fn make_file(
     directory: &Directory,
-    is_taken: &[bool],
+    files: &DataFiles,
     size_bytes: u64,
-) -> Result<(usize, DataFile), (String, io::Error)> {
-    let is_free = |number: &usize| !is_taken.get(*number).copied().unwrap_or(false);
-    let mut numbers = (0..is_taken.len() + OTHERS_FILES).filter(is_free).peekable();
+) -> Result<(u32, DataFile), (String, io::Error)> {
+    let count = files.len() as u32;
+    let is_free = |number: &u32| !files.contains_key(number);
+    let mut numbers = (0..count + OTHERS_FILES).filter(is_free).peekable();
     while let Some(number) = numbers.next() {
-        let name = data_file_name(number as u32);
-        let file = match DataFile::create(directory, &name) {
-            Ok(file) => file,
-            Err(OpenError::Io { source, .. })
-                if source.kind() == io::ErrorKind::AlreadyExists && numbers.peek().is_some() =>
+        let name = data_file_name(number);
+        let file = match directory.create(&name) {
+            Err(error)
+                if error.kind() == io::ErrorKind::AlreadyExists && numbers.peek().is_some() =>
             {
                 continue;
             }
-            Err(OpenError::Io { source, .. }) => return Err((name, source)),
-            Err(error) => return Err((name, io::Error::other(error.to_string()))),
+            Err(source) => return Err((name, source)),
+            Ok(file) => file,
         };
-        // The file's name too: without it a sync of the file is worth nothing after power loss.
-        let made = file.preallocate(size_bytes).and_then(|()| directory.sync());
-        return match made {
-            Ok(()) => Ok((number, file)),
-            Err(source) => {
-                // What fallocate had reserved before it failed goes back with the file.
-                let _ = remove_file(directory, &name);
-                Err((name, source))
-            }
+        let make = || -> io::Result<(u32, DataFile)> {
+            let file = DataFile::lock(directory, &name, file, || None)?;
+            file.preallocate(size_bytes)?;
+            // The file's name too: without it a sync of the file is worth nothing after power loss.
+            directory.sync()?;
+            Ok((number, file))
         };
+        return make().map_err(|source| {
+            // What fallocate had reserved before it failed goes back with the file.
+            let _ = remove_file(directory, &name);
+            (name, source)
+        });
     }
-    Err((data_file_name(is_taken.len() as u32), io::Error::from_raw_os_error(libc::EEXIST)))
+    Err((data_file_name(count), io::Error::from_raw_os_error(libc::EEXIST)))
 }

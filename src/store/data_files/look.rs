@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::statfs::{BTRFS_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs};
 
-use super::unreserved::BlockSet;
 use super::*;
+use crate::store::fiemap::find_unreserved;
+use crate::store::runs::Runs;
 
 /// Extents of all data files that one look takes: some 0.2 s. What lies behind them counts as reserved until a
 /// write there finds no space.
@@ -18,19 +19,6 @@ const RESTS: u32 = 100;
 /// What the looks know. Its lock is held while the file system is asked.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
-    /// A write has found no space since the last one began.
-    is_refused: AtomicBool,
-    state: Mutex<LookState>,
-}
-
-impl Looks {
-    pub(super) fn note_refused(&self) {
-        self.is_refused.store(true, Ordering::SeqCst);
-    }
-}
-
-#[derive(Debug, Default)]
-struct LookState {
     next: Option<Instant>,
     is_logged: bool,
 }
@@ -39,23 +27,23 @@ impl ExtentStore {
     /// Whether to look again: after a refusal; and while something is shared, or may come to be, for which there is no space.
     pub(super) fn is_due(&self, is_refused: bool) -> bool {
         let Some(directory) = &self.directory else { return false };
-        if self.looks.is_refused.load(Ordering::SeqCst) {
+        if self.has_write_failed.load(Ordering::SeqCst) {
             return true;
         }
         let now = Instant::now();
-        if is_refused || self.looks.state.lock().next.is_none_or(|next| now < next) {
+        if is_refused || self.looks.lock().next.is_none_or(|next| now < next) {
             return false;
         }
         let total_bytes = self.allocator.lock().total() * BLOCK_BYTES;
-        self.unreserved.lock().found_blocks() > 0
+        self.unreserved.lock().found_blocks > 0
             || (can_share(directory) && self.budget.free_for_blocks_bytes() < total_bytes)
     }
 
     pub(super) fn look_for_unreserved(&self) {
         let Some(directory) = &self.directory else { return };
-        let mut state = self.looks.state.lock();
+        let mut looks = self.looks.lock();
         let begin = Instant::now();
-        let is_refused = self.looks.is_refused.swap(false, Ordering::SeqCst);
+        let is_refused = self.has_write_failed.swap(false, Ordering::SeqCst);
         let Some((mut found, files_with_holes)) = self.find_unreserved() else { return };
         let mut free_blocks = self.budget.free_for_blocks_bytes() / BLOCK_BYTES;
         if !files_with_holes.is_empty() && found.blocks() <= free_blocks {
@@ -69,12 +57,12 @@ impl ExtentStore {
         let mut allocator = self.allocator.lock();
         let mut unreserved = self.unreserved.lock();
         unreserved.note(&mut allocator, found, free_blocks, is_refused);
-        let (is_short, shared_blocks) = (unreserved.is_short(), unreserved.found_blocks());
+        let (is_short, shared_blocks) = (unreserved.is_short(), unreserved.found_blocks);
         let total_bytes = allocator.total() * BLOCK_BYTES;
         drop((unreserved, allocator));
-        state.next = Some(Instant::now() + SHORTEST_PAUSE.max(begin.elapsed() * RESTS));
+        looks.next = Some(Instant::now() + SHORTEST_PAUSE.max(begin.elapsed() * RESTS));
         let path = directory.path().display();
-        match (is_short, std::mem::replace(&mut state.is_logged, is_short)) {
+        match (is_short, std::mem::replace(&mut looks.is_logged, is_short)) {
             (true, false) => log::warn!(
                 "{path}: {} of {total_bytes} bytes of the data files share their blocks with a copy (a reflink), or have none, \
                  and the file system has only {} bytes above min_free for writing them anew: that much is used for new chunks, \
@@ -88,27 +76,23 @@ impl ExtentStore {
     }
 
     /// The blocks that are not reserved, and the files that have holes among them; `None` where the file system cannot tell.
-    fn find_unreserved(&self) -> Option<(BlockSet, Vec<Arc<DataFile>>)> {
-        let files: Vec<(u32, Arc<DataFile>)> = (0..)
-            .zip(self.files.read().iter())
-            .filter_map(|(number, file)| Some((number, Arc::clone(file.as_ref()?))))
-            .collect();
+    fn find_unreserved(&self) -> Option<(Runs, Vec<Arc<DataFile>>)> {
         let mut most_extents = MOST_EXTENTS;
-        let mut all = BlockSet::default();
+        let mut all = Runs::default();
         let mut with_holes = Vec::new();
-        for (number, file) in files {
+        for (number, file) in self.all_files() {
             let length = self.allocator.lock().blocks_of(number) * BLOCK_BYTES;
             let mut has_holes = false;
-            let outcome = file.find_unreserved(length, &mut most_extents, |bytes, is_hole| {
+            find_unreserved(file.file.as_fd(), length, &mut most_extents, |bytes, is_hole| {
                 let first_block = (bytes.start / BLOCK_BYTES) as u32;
                 let blocks = bytes.end.div_ceil(BLOCK_BYTES) as u32 - first_block;
-                all.insert(Extent { file: number, first_block, blocks });
+                let extent = Extent { file: number, first_block, blocks };
+                // A block of the file system may be a part of one here.
+                all.remove(extent);
+                all.insert(extent);
                 has_holes |= is_hole;
-            });
-            match outcome {
-                Ok(true) => {}
-                Ok(false) | Err(_) => return None,
-            }
+            })
+            .ok()?;
             if has_holes {
                 with_holes.push(file);
             }
@@ -120,7 +104,7 @@ impl ExtentStore {
     pub(super) fn short_of_blocks(&self) -> Option<StoreError> {
         let unreserved = self.unreserved.lock();
         unreserved.is_short().then(|| StoreError::Shared {
-            shared_bytes: unreserved.found_blocks() * BLOCK_BYTES,
+            shared_bytes: unreserved.found_blocks * BLOCK_BYTES,
             free_bytes: self.budget.free_for_blocks_bytes(),
         })
     }
@@ -128,7 +112,7 @@ impl ExtentStore {
 
 /// Whether files of this file system can come to share blocks. Others that can are looked at when a write finds no space.
 fn can_share(directory: &Directory) -> bool {
-    fstatfs(directory.file()).is_ok_and(|answer| {
+    fstatfs(&directory.file).is_ok_and(|answer| {
         [XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC].contains(&answer.filesystem_type())
     })
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ use super::sizes::{
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::capacity::Budget;
-use crate::config::{Discard, Layout};
+use crate::config::Discard;
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
-use crate::format::header::{HEADER_BYTES, Owner};
-use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, data_file_name};
+use crate::format::header::HEADER_BYTES;
+use crate::format::names::{PART_BLOCKS, data_file_name};
 use crate::key::Digest;
 use crate::sync::{Mutex, RwLock};
 
@@ -33,11 +33,11 @@ mod look;
 mod unreserved;
 
 pub(crate) use data_file::{list_data_files, make_home_private, probe, warn_if_buffered};
-pub(crate) use found_files::FoundFile;
+pub(crate) use found_files::{FoundFile, find_files};
 
-use data_file::{DataFile, remove_file};
+use data_file::{DataFile, DataFiles, remove_file};
 use discards::Discards;
-use found_files::{find_files, fit_files};
+use found_files::fit_files;
 use look::Looks;
 use unreserved::Unreserved;
 
@@ -50,20 +50,23 @@ pub(crate) struct ExtentStore {
     budget: Arc<Budget>,
     geometry: Geometry,
     max_chunk_bytes: u64,
-    files: RwLock<Vec<Option<Arc<DataFile>>>>,
+    /// By number.
+    files: RwLock<DataFiles>,
     allocator: Mutex<Allocator>,
     /// After the file system has refused to grow: when to ask it again, and its error.
     refusal: Mutex<Option<(Instant, StoreError)>>,
     discards: Option<Discards>,
     /// Its lock is taken after that of the allocator.
     unreserved: Mutex<Unreserved>,
-    looks: Looks,
+    looks: Mutex<Looks>,
+    /// A write has found no space for its blocks since the last look began.
+    has_write_failed: AtomicBool,
     /// A data file is being made: it is in the budget, and its blocks cannot be given out yet.
     is_growing: AtomicBool,
 }
 
 /// Files of others with names of data files that are passed over when one is made.
-const OTHERS_FILES: usize = 16;
+const OTHERS_FILES: u32 = 16;
 
 /// Pause after the file system has refused to grow: asking it costs time in which chunks can be evicted instead.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
@@ -75,24 +78,6 @@ const STREAK_ENDS_AFTER: Duration = Duration::from_secs(60);
 const AHEAD_PART: u64 = 4;
 
 impl ExtentStore {
-    /// Opens and locks the data files in `directory`; nothing of them is changed.
-    ///
-    /// # Errors
-    /// Somebody has them, or the store is one of layout `files`.
-    pub(crate) fn look(
-        directory: &Directory,
-        owner: impl Fn() -> Option<Owner>,
-    ) -> Result<Vec<FoundFile>, OpenError> {
-        if directory.contains(CHUNKS_NAME).map_err(directory.error("look for", CHUNKS_NAME))? {
-            return Err(OpenError::OtherLayout {
-                path: directory.path().to_owned(),
-                found: Layout::Files.name(),
-                wanted: Layout::Extents.name(),
-            });
-        }
-        find_files(directory, owner)
-    }
-
     /// Takes over the data files that were found. All of their space is unwritten until [`Store::rebuild`]. Where they no
     /// longer fit the capacity, the least recently used are removed, by `mean_use_by_file`.
     pub(crate) fn open(
@@ -102,22 +87,22 @@ impl ExtentStore {
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
     ) -> Result<Self, OpenError> {
         make_home_private(directory)?;
-        let mut files: Vec<Option<Arc<DataFile>>> = Vec::new();
+        let mut files = DataFiles::new();
         let mut allocator = Allocator::default();
         let mut longest = 0;
         for found in fit_files(found, directory, &budget, mean_use_by_file)? {
             longest = longest.max(u64::from(found.blocks) * BLOCK_BYTES);
             allocator.add_file(found.number, found.blocks);
-            set_file(&mut files, found.number, found.file);
+            files.insert(found.number, Arc::new(found.file));
         }
-        let geometry = match files.iter().flatten().next() {
-            Some(file) => file.geometry(),
+        let geometry = match files.values().next() {
+            Some(file) => file.geometry,
             None => probe(directory)?.0,
         };
         warn_if_buffered(geometry, directory);
         let max_chunk_bytes = longest
             .max(assured_file_bytes(&budget))
-            .min(longest_chunk_bytes(budget.capacity_bytes()));
+            .min(longest_chunk_bytes(budget.capacity_bytes));
         let mut store = Self::new(budget, geometry, max_chunk_bytes, files, allocator);
         store.directory = Some(Arc::clone(directory));
         Ok(store)
@@ -128,8 +113,9 @@ impl ExtentStore {
         device: &Arc<BlockDevice>,
         budget: Arc<Budget>,
         discard: Discard,
+        are_cleared: RecordsAreCleared,
     ) -> Self {
-        let capacity_bytes = budget.capacity_bytes();
+        let capacity_bytes = budget.capacity_bytes;
         // The index keeps its share although it may not use it: else the data would be shorter with each open.
         let spare_bytes = index_share_bytes(capacity_bytes).next_multiple_of(MIB);
         let for_index = budget.used_bytes().max(HEADER_BYTES + spare_bytes);
@@ -137,18 +123,20 @@ impl ExtentStore {
         budget.add(device.marks_bytes());
         let data_bytes = device.data_bytes().min(capacity_bytes.saturating_sub(for_others));
         let mut allocator = Allocator::default();
-        let mut files = Vec::new();
+        let mut files = DataFiles::new();
         let mut longest = 0;
         for (number, (offset, blocks)) in (0..).zip(parts(data_bytes / BLOCK_BYTES)) {
             let fits = budget.reserve(u64::from(blocks) * BLOCK_BYTES, 0);
             debug_assert!(fits, "it is no more than was left");
             longest = longest.max(u64::from(blocks) * BLOCK_BYTES);
             allocator.add_file(number, blocks);
-            files.push(Some(Arc::new(DataFile::of_device(device, device.data_offset() + offset))));
+            let file = DataFile::of_device(device, device.superblock().data_offset + offset);
+            files.insert(number, Arc::new(file));
         }
         let max_chunk_bytes = longest.min(longest_chunk_bytes(capacity_bytes));
-        let mut store = Self::new(budget, device.geometry(), max_chunk_bytes, files, allocator);
-        store.discards = (discard == Discard::Free).then(|| Discards::new(Arc::clone(device)));
+        let mut store = Self::new(budget, device.geometry, max_chunk_bytes, files, allocator);
+        store.discards =
+            (discard == Discard::Free).then(|| Discards::new(Arc::clone(device), are_cleared));
         store
     }
 
@@ -156,7 +144,7 @@ impl ExtentStore {
         budget: Arc<Budget>,
         geometry: Geometry,
         max_chunk_bytes: u64,
-        files: Vec<Option<Arc<DataFile>>>,
+        files: DataFiles,
         allocator: Allocator,
     ) -> Self {
         Self {
@@ -169,14 +157,15 @@ impl ExtentStore {
             refusal: Mutex::default(),
             discards: None,
             unreserved: Mutex::default(),
-            looks: Looks::default(),
+            looks: Mutex::default(),
+            has_write_failed: AtomicBool::new(false),
             is_growing: AtomicBool::new(false),
         }
     }
 
     /// The data files as they are now, for I/O without the lock, which GETs need.
-    fn all_files(&self) -> Vec<Arc<DataFile>> {
-        self.files.read().iter().flatten().cloned().collect()
+    fn all_files(&self) -> DataFiles {
+        self.files.read().clone()
     }
 }
 
@@ -264,7 +253,7 @@ impl Store for ExtentStore {
     }
 
     fn note_no_blocks(&self) {
-        self.looks.note_refused();
+        self.has_write_failed.store(true, Ordering::SeqCst);
     }
 
     fn is_look_due(&self, is_refused: bool) -> bool {
@@ -283,12 +272,6 @@ impl Store for ExtentStore {
         self.allocator.lock().retry_bad();
     }
 
-    fn follow_records(&self, are_cleared: RecordsAreCleared) {
-        if let Some(discards) = &self.discards {
-            discards.follow_records(are_cleared);
-        }
-    }
-
     fn discard_freed(&self) -> bool {
         let Some(discards) = &self.discards else { return false };
         discards.discard_next(&self.allocator, &self.all_files())
@@ -297,7 +280,7 @@ impl Store for ExtentStore {
     fn locate(&self, extent: Extent) -> Location {
         let files = self.files.read();
         // Extents are only ever given out in files that exist; a missing one would be a bug, answered by EBADF.
-        let file = files.get(extent.file as usize).and_then(Option::as_ref);
+        let file = files.get(&extent.file);
         let (file, offset_bytes) = file.map_or((-1, 0), |file| file.locate(extent.first_block));
         Location::Shared { file, offset_bytes, is_device: self.directory.is_none() }
     }
@@ -336,7 +319,7 @@ impl Store for ExtentStore {
         let (of_chunks, withheld) = unreserved.lost_blocks();
         let lost = (of_chunks + withheld).saturating_sub(unreserved.spendable_blocks());
         Fill {
-            allocated_bytes: allocator.allocated().saturating_sub(of_chunks) * BLOCK_BYTES,
+            allocated_bytes: allocator.allocated.saturating_sub(of_chunks) * BLOCK_BYTES,
             total_bytes: allocator.total().saturating_sub(lost) * BLOCK_BYTES,
             can_grow: self.directory.is_some()
                 && !unreserved.is_short()
@@ -347,40 +330,28 @@ impl Store for ExtentStore {
 
     fn usage(&self) -> StoreUsage {
         StoreUsage {
-            allocated_bytes: self.allocator.lock().allocated() * BLOCK_BYTES,
-            data_files: self.files.read().iter().flatten().count() as u64,
-            shared_bytes: self.unreserved.lock().found_blocks() * BLOCK_BYTES,
+            allocated_bytes: self.allocator.lock().allocated * BLOCK_BYTES,
+            data_files: self.files.read().len() as u64,
+            shared_bytes: self.unreserved.lock().found_blocks * BLOCK_BYTES,
         }
     }
 
     fn missed(&self) -> Option<String> {
         let directory = self.directory.as_ref()?;
         // Without the lock while the file system is asked: loads need it.
-        let files: Vec<(u32, RawFd)> = (0..)
-            .zip(self.files.read().iter())
-            .filter_map(|(number, file)| Some((number, file.as_ref()?.locate(0).0)))
-            .collect();
-        files.into_iter().find_map(|(number, file)| {
-            // SAFETY: data files stay open until they are given up, which is after the last look at them.
-            let file = unsafe { BorrowedFd::borrow_raw(file) };
-            directory.missed_in(&data_file_name(number), file)
+        let files = self.all_files();
+        files.iter().find_map(|(number, file)| {
+            directory.missed_in(&data_file_name(*number), file.file.as_fd())
         })
     }
 
     fn release(&self) -> io::Result<()> {
-        self.all_files().iter().try_for_each(|file| file.release())
+        self.all_files().values().try_for_each(|file| file.file.release())
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.all_files().iter().try_for_each(|file| file.sync())
+        self.all_files().values().try_for_each(|file| file.sync())
     }
-}
-
-/// Puts a data file at its number.
-fn set_file(files: &mut Vec<Option<Arc<DataFile>>>, number: u32, file: DataFile) {
-    let number = number as usize;
-    files.resize_with(files.len().max(number + 1), || None);
-    files[number] = Some(Arc::new(file));
 }
 
 /// Where each part of so many blocks begins, in bytes, and how many it has.

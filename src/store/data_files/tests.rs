@@ -41,7 +41,7 @@ fn place(store: &ExtentStore, size_bytes: u64) -> Result<Extent, StoreError> {
 fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
     let budget = Arc::new(Budget::new(capacity_bytes));
     let directory = Arc::new(Directory::open(directory).unwrap());
-    let found = ExtentStore::look(&directory, || None).unwrap();
+    let found = find_files(&directory, || None).unwrap();
     ExtentStore::open(&directory, found, budget, HashMap::new).unwrap()
 }
 
@@ -54,7 +54,7 @@ fn holes_are_filled_when_it_is_opened() {
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     let outcome = fallocate(&file, punch, MIB as i64, 4 * MIB as i64);
-    let can_tell = find_unreserved(file.as_fd(), 1, &mut 1, |_, _| ()).unwrap();
+    let can_tell = find_unreserved(file.as_fd(), 1, &mut 1, |_, _| ()).is_ok();
     if outcome.is_err() || !can_tell {
         return;
     }

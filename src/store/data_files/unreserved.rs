@@ -4,10 +4,9 @@
 //! An unreserved block is *paid* when it may be written: its space is taken off what may be spent. An extent with a block that
 //! cannot be paid is not given out, and nothing is evicted for it.
 
-use std::collections::BTreeMap;
-
 use crate::block::Extent;
-use crate::store::allocator::{Allocator, parts_within};
+use crate::store::allocator::Allocator;
+use crate::store::runs::Runs;
 
 /// Free blocks that a file system may refuse to give: it keeps some for its own maps.
 const MOST_REFUSED_BLOCKS: u64 = 8192;
@@ -16,13 +15,13 @@ const MOST_REFUSED_BLOCKS: u64 = 8192;
 #[derive(Debug, Default)]
 pub(super) struct Unreserved {
     /// How many the last look found.
-    found_blocks: u64,
+    pub(super) found_blocks: u64,
     /// Not paid.
-    unpaid: BlockSet,
+    unpaid: Runs,
     /// Those not paid that are free; the allocator does not have them.
-    withheld: BlockSet,
+    withheld: Runs,
     /// Paid, and not seen to have blocks of their own since.
-    paid: BlockSet,
+    paid: Runs,
     /// How many may still be paid.
     spendable: u64,
     /// Blocks that the file system had free when it refused a write.
@@ -35,12 +34,12 @@ impl Unreserved {
     pub(super) fn note(
         &mut self,
         allocator: &mut Allocator,
-        found: BlockSet,
+        found: Runs,
         free_blocks: u64,
         is_refused: bool,
     ) {
         let withheld = std::mem::take(&mut self.withheld);
-        withheld.runs().for_each(|run| allocator.put_back(run));
+        withheld.iter().for_each(|run| allocator.put_back(run));
         let paid = std::mem::take(&mut self.paid);
         let mut refused_blocks = self.refused_blocks;
         if is_refused {
@@ -53,20 +52,20 @@ impl Unreserved {
             return;
         }
         *self = Self { found_blocks, refused_blocks, ..Self::default() };
-        for run in paid.runs() {
+        for run in paid.iter() {
             found.within(run).into_iter().for_each(|part| self.paid.insert(part));
         }
         // Free blocks are paid anew.
-        for run in found.runs() {
+        for run in found.iter() {
             for part in allocator.take_free_within(run) {
                 self.withheld.insert(part);
                 self.paid.remove(part);
             }
         }
         self.unpaid = found;
-        self.paid.runs().for_each(|part| self.unpaid.remove(part));
+        self.paid.iter().for_each(|part| drop(self.unpaid.remove(part)));
         self.spendable = usable_blocks.saturating_sub(self.paid.blocks());
-        let withheld: Vec<Extent> = self.withheld.runs().collect();
+        let withheld: Vec<Extent> = self.withheld.iter().collect();
         for run in withheld {
             let blocks = run.blocks.min(u32::try_from(self.spendable).unwrap_or(u32::MAX));
             if blocks == 0 {
@@ -99,10 +98,6 @@ impl Unreserved {
         unpaid.iter().map(|part| u64::from(part.blocks)).sum::<u64>() <= self.spendable
     }
 
-    pub(super) fn found_blocks(&self) -> u64 {
-        self.found_blocks
-    }
-
     /// Blocks that cannot be given out for want of space: those of chunks, and free ones.
     pub(super) fn lost_blocks(&self) -> (u64, u64) {
         let withheld = self.withheld.blocks();
@@ -125,71 +120,16 @@ impl Unreserved {
     }
 }
 
-/// Blocks, as runs that do not overlap.
-#[derive(Debug, Default)]
-pub(super) struct BlockSet {
-    /// File and first block of each run, and how many it has.
-    runs: BTreeMap<(u32, u32), u32>,
-    blocks: u64,
-}
-
-impl BlockSet {
-    pub(super) fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
-    pub(super) fn runs(&self) -> impl Iterator<Item = Extent> {
-        self.runs.iter().map(|(&(file, first_block), &blocks)| Extent { file, first_block, blocks })
-    }
-
-    /// Those of its blocks that are in `extent`, in order.
-    pub(super) fn within(&self, extent: Extent) -> Vec<Extent> {
-        parts_within(&self.runs, extent).into_iter().map(|(.., part)| part).collect()
-    }
-
-    pub(super) fn insert(&mut self, extent: Extent) {
-        self.remove(extent);
-        self.blocks += u64::from(extent.blocks);
-        let Extent { file, first_block, blocks } = extent;
-        // Extents of a file come in order, and many follow each other.
-        match self.runs.range_mut(..(file, first_block)).next_back() {
-            Some((&(other, first), before)) if other == file && first + *before == first_block => {
-                *before += blocks;
-            }
-            _ => drop(self.runs.insert((file, first_block), blocks)),
-        }
-    }
-
-    pub(super) fn remove(&mut self, extent: Extent) {
-        let Extent { file, .. } = extent;
-        for (first, blocks, part) in parts_within(&self.runs, extent) {
-            self.runs.remove(&(file, first));
-            let (end, part_end) = (first + blocks, part.first_block + part.blocks);
-            if first < part.first_block {
-                self.runs.insert((file, first), part.first_block - first);
-            }
-            if part_end < end {
-                self.runs.insert((file, part_end), end - part_end);
-            }
-            self.blocks -= u64::from(part.blocks);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-
     use super::*;
 
     fn extent(first_block: u32, blocks: u32) -> Extent {
         Extent { file: 0, first_block, blocks }
     }
 
-    fn set(runs: &[Extent]) -> BlockSet {
-        let mut set = BlockSet::default();
+    fn set(runs: &[Extent]) -> Runs {
+        let mut set = Runs::default();
         runs.iter().for_each(|run| set.insert(*run));
         set
     }
@@ -213,7 +153,7 @@ mod tests {
         let mut unreserved = Unreserved::default();
         unreserved.note(&mut allocator, set(&[extent(0, 100)]), 100, false);
         assert!(!unreserved.is_short() && unreserved.makes_room(held[0]));
-        assert_eq!(unreserved.found_blocks(), 100);
+        assert_eq!(unreserved.found_blocks, 100);
         assert_eq!(drain(&mut allocator).len(), 60);
     }
 
@@ -236,8 +176,8 @@ mod tests {
         unreserved.note(&mut allocator, set(&[extent(0, 40), extent(50, 40)]), 18, false);
         assert_eq!(drain(&mut allocator).len(), 3);
         // The copy is gone.
-        unreserved.note(&mut allocator, BlockSet::default(), 0, false);
-        assert_eq!((unreserved.found_blocks(), unreserved.is_short()), (0, false));
+        unreserved.note(&mut allocator, Runs::default(), 0, false);
+        assert_eq!((unreserved.found_blocks, unreserved.is_short()), (0, false));
         let rest = drain(&mut allocator).len();
         assert_eq!(rest + 35 + 3 + 30, 100, "all but what is held and was given out");
     }
@@ -250,30 +190,5 @@ mod tests {
         assert_eq!(drain(&mut allocator).len(), 0);
         unreserved.note(&mut allocator, set(&[extent(0, 100)]), 30, false);
         assert_eq!(drain(&mut allocator).len(), 10);
-    }
-
-    proptest! {
-        #[test]
-        fn it_is_a_set(steps in prop::collection::vec((0_u32..2, 0_u32..40, 1_u32..20, any::<bool>()), 1..60), (from, length) in (0_u32..40, 1_u32..20)) {
-            let mut set = BlockSet::default();
-            let mut model = BTreeSet::new();
-            for (file, first_block, blocks, comes) in steps {
-                let extent = Extent { file, first_block, blocks };
-                let all = (first_block..first_block + blocks).map(|block| (file, block));
-                match comes {
-                    true => { set.insert(extent); model.extend(all); }
-                    false => { set.remove(extent); all.for_each(|block| { model.remove(&block); }); }
-                }
-                let listed = |runs: Vec<Extent>| -> Vec<(u32, u32)> {
-                    let blocks = |run: Extent| (run.first_block..run.end_block() as u32).map(move |block| (run.file, block));
-                    runs.into_iter().flat_map(blocks).collect()
-                };
-                prop_assert_eq!(set.blocks(), model.len() as u64);
-                prop_assert_eq!(listed(set.runs().collect()), model.iter().copied().collect::<Vec<_>>());
-                let range = Extent { file: 1, first_block: from, blocks: length };
-                let expected: Vec<_> = model.range((1, from)..(1, from + length)).copied().collect();
-                prop_assert_eq!(listed(set.within(range)), expected);
-            }
-        }
     }
 }

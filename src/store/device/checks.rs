@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::contents::{Blocks, DeviceContent, Signature, signature};
+use super::contents::{Blocks, DeviceContent, signature};
 use super::ioctl;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
@@ -20,32 +20,25 @@ pub(super) fn tail_offset(size_bytes: u64) -> u64 {
 
 /// Whether the device can hold a store at all. Returns its length.
 pub(super) fn check_device(probe: &File, path: &Path) -> Result<u64, OpenError> {
-    let unsuitable = |reason| OpenError::Unsuitable { path: path.to_owned(), reason };
-    let look = || {
-        Ok((
-            ioctl::is_read_only(probe)?,
-            ioctl::logical_block_bytes(probe)?,
-            ioctl::size_bytes(probe)?,
-        ))
-    };
-    let (is_read_only, block_bytes, size_bytes) = look().map_err(|source: io::Error| {
-        OpenError::Io { action: "read the geometry of", path: path.to_owned(), source }
-    })?;
-    if is_read_only {
+    let error = || OpenError::io("read the geometry of", path);
+    if ioctl::ask(probe, ioctl::IS_READ_ONLY).map_err(error())? != 0 {
         return Err(OpenError::ReadOnlyDevice { path: path.to_owned() });
     }
-    if block_bytes > BLOCK_BYTES {
-        return Err(unsuitable(format!(
+    let block_bytes = ioctl::ask(probe, ioctl::LOGICAL_BLOCK_BYTES).map_err(error())?;
+    let size_bytes = io::Seek::seek(&mut &*probe, io::SeekFrom::End(0)).map_err(error())?;
+    let reason = if block_bytes > BLOCK_BYTES {
+        format!(
             "its logical blocks have {block_bytes} bytes, the most that kvring can use is {BLOCK_BYTES}; format the drive with \
              smaller ones (nvme format --lbaf), or choose a directory on it"
-        )));
-    }
-    if size_bytes < MIN_DEVICE_BYTES {
-        return Err(unsuitable(format!(
+        )
+    } else if size_bytes < MIN_DEVICE_BYTES {
+        format!(
             "it has {size_bytes} bytes, at least {MIN_DEVICE_BYTES} are needed; choose a larger one"
-        )));
-    }
-    Ok(size_bytes)
+        )
+    } else {
+        return Ok(size_bytes);
+    };
+    Err(OpenError::unsuitable(path, reason))
 }
 
 pub(super) fn check_capacity(config: &Config, size_bytes: u64) -> Result<(), ConfigError> {
@@ -100,16 +93,16 @@ pub(super) fn preparation(
             "a kvring store whose superblock is damaged, and its copy too".into()
         }
         DeviceContent::Blank => match signature(&path) {
-            Signature::Found(what) => what,
+            Ok(Some(what)) => what,
             // It is not there on every system; that both ends are zeros is told without it.
-            Signature::None | Signature::Unknown(_) => {
+            _ => {
                 return Ok(Preparation::Format("nothing: its first and last MiB are zeros".into()));
             }
         },
         DeviceContent::Foreign => match signature(&path) {
-            Signature::Found(what) => what,
-            Signature::None => "data of a kind that blkid does not know".into(),
-            Signature::Unknown(why) => format!("data of unknown kind ({why})"),
+            Ok(Some(what)) => what,
+            Ok(None) => "data of a kind that blkid does not know".into(),
+            Err(why) => format!("data of unknown kind ({why})"),
         },
     };
     if is_opened {
@@ -124,12 +117,9 @@ pub(super) fn read_blocks(file: &File, start: u64, end: u64) -> Blocks {
     // SAFETY: initialised memory of this block, which nobody else has.
     let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), (end - start) as usize) };
     let block = BLOCK_BYTES as usize;
-    if file.read_exact_at(bytes, start).is_ok() {
-        return bytes.chunks(block).map(|block| Some(block.to_vec())).collect();
-    }
-    let offsets = (start..).step_by(block);
+    let is_read = file.read_exact_at(bytes, start).is_ok();
     let read = |(bytes, offset): (&mut [u8], u64)| {
-        file.read_exact_at(bytes, offset).ok().map(|()| bytes.to_vec())
+        (is_read || file.read_exact_at(bytes, offset).is_ok()).then(|| bytes.to_vec())
     };
-    bytes.chunks_mut(block).zip(offsets).map(read).collect()
+    bytes.chunks_mut(block).zip((start..).step_by(block)).map(read).collect()
 }

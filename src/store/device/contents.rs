@@ -40,10 +40,7 @@ pub(super) fn content(
     };
     let copies = [SuperblockCopy::of(first.as_deref()), SuperblockCopy::of(last.as_deref())];
     let between = &rest[..rest.len() - 1];
-    let intact = copies.iter().find_map(|copy| match copy {
-        SuperblockCopy::Intact(superblock) => Some(*superblock),
-        _ => None,
-    });
+    let intact = copies.into_iter().find_map(SuperblockCopy::intact);
     let newer = copies.iter().find_map(|copy| match copy {
         SuperblockCopy::Newer(version) => Some(*version),
         _ => None,
@@ -69,48 +66,34 @@ pub(super) fn content(
     }
 }
 
-/// What blkid(8) says.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Signature {
-    /// It knows nothing of the kind.
-    None,
-    /// A file system, RAID, partition table or the like, in words.
-    Found(String),
-    /// It cannot be asked.
-    Unknown(String),
-}
-
-/// Asks blkid(8) by its low-level probe, which looks at the device and at no cache.
-pub(super) fn signature(path: &std::path::Path) -> Signature {
-    let mut outcome = Signature::Unknown("blkid (util-linux) is not installed".into());
-    for program in BLKID {
-        let answer = Command::new(program).args(["-p", "-o", "export", "--"]).arg(path).output();
-        let Ok(answer) = answer else { continue };
-        outcome = match answer.status.code() {
-            Some(0) => described(&String::from_utf8_lossy(&answer.stdout)),
-            Some(2) => Signature::None,
-            Some(8) => Signature::Found("more than one signature that blkid knows".into()),
-            _ => Signature::Unknown(format!("blkid failed: {}", answer.status)),
-        };
-        break;
+/// What blkid(8) finds: a file system, RAID, partition table or the like, in words. Its low-level probe looks at the device and at
+/// no cache. An error says why it cannot be asked.
+pub(super) fn signature(path: &std::path::Path) -> Result<Option<String>, String> {
+    let ask =
+        |program| Command::new(program).args(["-p", "-o", "export", "--"]).arg(path).output().ok();
+    let answer = BLKID.into_iter().find_map(ask).ok_or("blkid (util-linux) is not installed")?;
+    match answer.status.code() {
+        Some(0) => Ok(described(&String::from_utf8_lossy(&answer.stdout))),
+        Some(2) => Ok(None),
+        Some(8) => Ok(Some("more than one signature that blkid knows".into())),
+        _ => Err(format!("blkid failed: {}", answer.status)),
     }
-    outcome
 }
 
 /// Of a partition blkid also tells its entry in the table of its disk, which is nothing on it.
-fn described(export: &str) -> Signature {
+fn described(export: &str) -> Option<String> {
     let value = |name: &str| {
         export.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap_or("")
     };
     let what = match (value("TYPE"), value("PTTYPE")) {
-        ("", "") => return Signature::None,
+        ("", "") => return None,
         ("", table) => format!("a partition table ({table})"),
         (kind, _) => kind.to_owned(),
     };
     let named = |name| Some(value(name)).filter(|text| !text.is_empty());
     let label = named("LABEL").map(|label| format!(" '{label}'")).unwrap_or_default();
     let uuid = named("UUID").map(|uuid| format!(" (UUID {uuid})")).unwrap_or_default();
-    Signature::Found(format!("{what}{label}{uuid}"))
+    Some(format!("{what}{label}{uuid}"))
 }
 
 #[cfg(test)]
@@ -179,7 +162,7 @@ mod tests {
 
     #[test]
     fn what_blkid_says() {
-        let found = |text: &str| Signature::Found(text.into());
+        let found = |text: &str| Some(text.to_owned());
         assert_eq!(
             described("DEVNAME=/dev/a\nLABEL=home\nUUID=1-2\nTYPE=ext4\n"),
             found("ext4 'home' (UUID 1-2)")
@@ -187,7 +170,7 @@ mod tests {
         assert_eq!(described("DEVNAME=/dev/a\nPTTYPE=gpt\n"), found("a partition table (gpt)"));
         assert_eq!(
             described("PART_ENTRY_TYPE=0x83\nPART_ENTRY_SCHEME=dos\n"),
-            Signature::None,
+            None,
             "of the table that the partition is in"
         );
     }

@@ -10,26 +10,26 @@ mod path_kind;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::format::names::id_text;
 use crate::format::superblock::{Superblock, SuperblockCopy};
-pub(crate) use path_kind::PathKind;
+pub(crate) use path_kind::is_device;
 
 use self::checks::{
     Preparation, check_capacity, check_device, preparation, read_blocks, tail_offset,
 };
-use self::contents::{DeviceContent, Signature, content, signature};
+use self::contents::{DeviceContent, content, signature};
 use super::Geometry;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
 use crate::config::{Config, Discard, MIN_CAPACITY_BYTES};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
-use crate::fork::{ClosedOnFork, close_file_behind};
+use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::format::superblock::{COPY_OFFSET, HEAD_BYTES};
 use crate::sync::Mutex;
@@ -39,65 +39,41 @@ const MIB: u64 = 1 << 20;
 /// A claimed device that holds a store.
 #[derive(Debug)]
 pub(crate) struct BlockDevice {
-    _closed_on_fork: ClosedOnFork,
     /// It has the claim.
-    file: File,
-    files: Arc<dyn FileOperations>,
-    path: PathBuf,
+    pub(crate) file: Arc<ClosedOnFork>,
+    pub(crate) files: Arc<dyn FileOperations>,
+    pub(crate) path: PathBuf,
     number: u64,
-    geometry: Geometry,
-    size_bytes: u64,
+    pub(crate) geometry: Geometry,
+    pub(crate) size_bytes: u64,
     superblock: Mutex<Superblock>,
     preparation: Preparation,
 }
 
 impl BlockDevice {
-    /// Claims the device that `config` names and checks that it holds a store, or may be formatted; nothing of it is changed
-    /// before [`BlockDevice::prepare`]. `owner` reads from the device who has, or had, the store open.
+    /// Claims the device that `config` names and checks that it may be opened: it holds a store, or may be formatted; or else that
+    /// it may be erased, which a store may not. Nothing of it is changed before [`BlockDevice::prepare`]. `owner` reads from the
+    /// device who has, or had, the store open.
     pub(crate) fn look(
-        config: &Config,
-        now_ms: u64,
-        owner: impl Fn(&File, &Superblock) -> Option<Owner>,
-    ) -> Result<Self, OpenError> {
-        let device = Self::claim(config, now_ms, owner, true)?;
-        if !device.is_new() {
-            device.check_index_place(config.index_path.is_some())?;
-            device.check_length()?;
-        }
-        Ok(device)
-    }
-
-    /// Claims the device that `config` names and checks that it may be erased: a store may not.
-    pub(crate) fn look_to_erase(
-        config: &Config,
-        owner: impl Fn(&File, &Superblock) -> Option<Owner>,
-    ) -> Result<Self, OpenError> {
-        Self::claim(config, 0, owner, false)
-    }
-
-    fn claim(
         config: &Config,
         now_ms: u64,
         owner: impl Fn(&File, &Superblock) -> Option<Owner>,
         is_opened: bool,
     ) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
-        let io_error = |action| OpenError::io(action, &path);
+        let io_error = |action| OpenError::io(action, config.path());
         let probe = File::open(&path).map_err(io_error("open"))?;
         let size_bytes = check_device(&probe, &path)?;
         let number = probe.metadata().map_err(io_error("open"))?.rdev();
         let owner = || owner(&probe, &read_superblock(&probe)?);
-        let file = claim::claim(&path, number, owner)?;
-        let closed_on_fork = ClosedOnFork::new(file.as_raw_fd());
+        let file = Arc::new(ClosedOnFork::new(claim::claim(&path, number, owner)?));
         if file.metadata().map_err(io_error("open"))?.rdev() != number {
             return Err(io_error("open")(io::Error::other("its name leads to another device now")));
         }
         check_capacity(config, size_bytes)?;
         let geometry = Geometry::direct(&file).map_err(io_error("read the geometry of"))?;
-        let geometry = geometry.ok_or_else(|| OpenError::Unsuitable {
-            path: path.clone(),
-            reason: "it has no direct I/O in blocks of 4096 bytes".into(),
-        })?;
+        let reason = "it has no direct I/O in blocks of 4096 bytes";
+        let geometry = geometry.ok_or_else(|| OpenError::unsuitable(&path, reason))?;
         let found = content(
             &read_blocks(&file, 0, HEAD_BYTES),
             &read_blocks(&file, tail_offset(size_bytes), size_bytes),
@@ -112,17 +88,20 @@ impl BlockDevice {
                 Superblock::new(id, now_ms, size_bytes, is_elsewhere)
             }
         };
-        Ok(Self {
-            _closed_on_fork: closed_on_fork,
+        let device = Self {
             file,
             files: Arc::clone(&config.files),
-            path: path.clone(),
+            path,
             number,
             geometry,
             size_bytes,
             superblock: Mutex::new(superblock),
             preparation,
-        })
+        };
+        if !device.is_new() {
+            device.check_as_formatted(is_elsewhere)?;
+        }
+        Ok(device)
     }
 
     /// Formats it, or repairs what is damaged, if it needs that.
@@ -151,21 +130,9 @@ impl BlockDevice {
     /// Makes it blank.
     pub(crate) fn erase(&self, discards: bool) -> Result<(), OpenError> {
         self.clear(discards).map_err(OpenError::io("format", &self.path))?;
-        match signature(&self.path) {
-            Signature::Found(left) => Err(OpenError::Unsuitable {
-                path: self.path.clone(),
-                reason: format!("{left} is still there, and not at its ends; wipe it (wipefs -a)"),
-            }),
-            Signature::None | Signature::Unknown(_) => Ok(()),
-        }
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(crate) fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        let Ok(Some(left)) = signature(&self.path) else { return Ok(()) };
+        let reason = format!("{left} is still there, and not at its ends; wipe it (wipefs -a)");
+        Err(OpenError::unsuitable(&self.path, reason))
     }
 
     /// What head and end take: they are written as everything else is, and count towards the capacity.
@@ -180,22 +147,6 @@ impl BlockDevice {
 
     pub(crate) fn superblock(&self) -> Superblock {
         *self.superblock.lock()
-    }
-
-    pub(crate) fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
-    pub(crate) fn files(&self) -> &Arc<dyn FileOperations> {
-        &self.files
-    }
-
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.file.as_raw_fd()
-    }
-
-    pub(crate) fn data_offset(&self) -> u64 {
-        self.superblock().data_offset
     }
 
     /// Bytes for data; less than were set aside if the device has become shorter.
@@ -237,15 +188,6 @@ impl BlockDevice {
         ioctl::discard(&self.file, start, length)
     }
 
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.files.sync_data(&self.file)
-    }
-
-    /// Releases the claim. No transfer may be under way.
-    pub(crate) fn release(&self) {
-        close_file_behind(self.descriptor());
-    }
-
     fn format(&self, discard: Discard) -> io::Result<()> {
         let superblock = self.superblock();
         self.clear(discard != Discard::Never)?;
@@ -283,41 +225,30 @@ impl BlockDevice {
         log::warn!("{path}: one of the two superblocks was damaged or missing; it {what}");
     }
 
-    /// Whether it is about as long as it was.
-    fn check_length(&self) -> Result<(), OpenError> {
+    /// Checks that it is about as long as it was, and that its index is where it was.
+    fn check_as_formatted(&self, is_elsewhere: bool) -> Result<(), OpenError> {
         let (is, was) = (self.size_bytes, self.superblock().device_bytes);
-        if self.data_bytes() < MIN_CAPACITY_BYTES {
-            return Err(OpenError::Unsuitable {
-                path: self.path.clone(),
-                reason: format!(
-                    "it has {is} bytes and had {was} when it was formatted; make it longer again"
-                ),
-            });
-        }
-        if is != was {
-            log::warn!(
-                "{} has {is} bytes and had {was} when it was formatted; what is added is not used, and what is gone is missed",
-                self.path.display()
-            );
-        }
-        Ok(())
-    }
-
-    fn check_index_place(&self, is_elsewhere: bool) -> Result<(), OpenError> {
         let was_elsewhere = self.superblock().index_bytes == 0;
-        if is_elsewhere == was_elsewhere {
-            return Ok(());
-        }
-        let (place, way_out) = match was_elsewhere {
-            true => ("in a file elsewhere", "give the index_path that it was formatted with"),
-            false => ("on the device itself", "leave index_path out"),
-        };
-        Err(OpenError::Unsuitable {
-            path: self.path.clone(),
-            reason: format!(
+        let reason = if is_elsewhere != was_elsewhere {
+            let (place, way_out) = match was_elsewhere {
+                true => ("in a file elsewhere", "give the index_path that it was formatted with"),
+                false => ("on the device itself", "leave index_path out"),
+            };
+            format!(
                 "it was formatted for an index {place}; {way_out}, or, if what it holds may go, zero its first MiB, and the next open formats it"
-            ),
-        })
+            )
+        } else if self.data_bytes() < MIN_CAPACITY_BYTES {
+            format!("it has {is} bytes and had {was} when it was formatted; make it longer again")
+        } else {
+            if is != was {
+                log::warn!(
+                    "{} has {is} bytes and had {was} when it was formatted; what is added is not used, and what is gone is missed",
+                    self.path.display()
+                );
+            }
+            return Ok(());
+        };
+        Err(OpenError::unsuitable(&self.path, reason))
     }
 
     /// The copy first: what is there at any moment is one of them, whole.
@@ -344,7 +275,7 @@ impl BlockDevice {
             let at = (offset + done as u64) as libc::off_t;
             // SAFETY: one vector over memory that lives through the call and is only read.
             let written = unsafe {
-                libc::pwritev2(self.descriptor(), &raw const vector, 1, at, libc::RWF_DSYNC)
+                libc::pwritev2(self.file.as_raw_fd(), &raw const vector, 1, at, libc::RWF_DSYNC)
             };
             match written {
                 0 => return Err(io::ErrorKind::WriteZero.into()),
