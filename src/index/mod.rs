@@ -16,6 +16,7 @@ mod lookup;
 pub(crate) mod map;
 mod mapping;
 #[cfg(feature = "bench")]
+#[path = "../../benches/inside/index_probe.rs"]
 pub(crate) mod probe;
 mod reader_pins;
 mod recency;

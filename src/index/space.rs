@@ -38,23 +38,6 @@ impl Table {
             && self.refusal.lock().as_ref().is_none_or(|(again, _)| Instant::now() >= *again)
     }
 
-    /// As [`Table::reserve`], but it waits for the file to grow.
-    ///
-    /// # Errors
-    /// `StoreError` when it cannot.
-    #[cfg(any(test, feature = "bench"))]
-    pub(crate) fn reserve_or_grow(
-        &self,
-        key_length: usize,
-    ) -> Result<super::table::Reservation, StoreError> {
-        loop {
-            match self.reserve(key_length) {
-                Err(StoreError::Growing { .. }) => self.grow()?,
-                outcome => return outcome,
-            }
-        }
-    }
-
     fn length_bytes(&self) -> u64 {
         HEADER_BYTES + u64::from(self.slot_count()) * RECORD_BYTES as u64
     }

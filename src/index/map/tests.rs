@@ -6,10 +6,11 @@ use super::*;
 use crate::block::BLOCK_BYTES;
 use crate::capacity::Budget;
 use crate::directory::Directory;
+use crate::error::StoreError;
 use crate::index::found::FoundIndex;
 use crate::index::index_file::IndexPlace;
 use crate::index::reader_pins::EnteredGet;
-use crate::index::table::ChunkFields;
+use crate::index::table::{ChunkFields, Reservation};
 use crate::index::writing::{EnteredSet, Publication, RecordState};
 
 mod changes;
@@ -45,6 +46,16 @@ fn store(index: &TestIndex, digest: Digest, key: &Arc<str>, length_bytes: u64) {
     assert!(index.finish_set(digest, Some(publication)).is_empty());
 }
 
+/// Slots for a key; the file grows for them.
+pub(in crate::index) fn reserved(index: &TestIndex, key_length: usize) -> Reservation {
+    loop {
+        match index.table().reserve(key_length) {
+            Err(StoreError::Growing { .. }) => index.table().grow().unwrap(),
+            outcome => return outcome.unwrap(),
+        }
+    }
+}
+
 fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> Publication {
     let content = ChunkFields {
         digest: Digest::of(key),
@@ -55,7 +66,7 @@ fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> Publication {
         checksum: None,
         created_ms: 0,
     };
-    let record = RecordState::Reserved(index.table().reserve_or_grow(key.len()).unwrap());
+    let record = RecordState::Reserved(reserved(index, key.len()));
     Publication { record, content }
 }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use super::*;
-use crate::index::map::tests::{TestIndex, index_with};
+use crate::index::map::tests::{TestIndex, index_with, reserved};
 use crate::index::table::ChunkFields;
 use crate::index::writing::{EnteredSet, Publication, RecordState};
 
@@ -40,7 +40,7 @@ fn index(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
             checksum: None,
             created_ms: 0,
         };
-        let record = RecordState::Reserved(index.table().reserve_or_grow(key.len()).unwrap());
+        let record = RecordState::Reserved(reserved(&index, key.len()));
         assert!(index.finish_set(digest, Some(Publication { record, content })).is_empty());
     }
     (directory, index)

@@ -8,7 +8,7 @@ use super::found::FoundIndex;
 use super::index_file::IndexPlace;
 use super::map::{Index, Rules};
 use super::reader_pins::EnteredGet;
-use super::table::{ChunkFields, Table};
+use super::table::{ChunkFields, Reservation, Table};
 use super::writing::{EnteredSet, Publication, RecordState};
 use crate::block::Extent;
 use crate::capacity::Budget;
@@ -71,13 +71,8 @@ impl IndexProbe {
             checksum: None,
             created_ms: Clock::default().now_ms(),
         };
-        let reservation = match self.0.table().reserve_or_grow(key.len()) {
-            Ok(reservation) => reservation,
-            Err(error) => {
-                self.0.finish_set(digest, None);
-                return Err(error);
-            }
-        };
+        let reserved = self.reserve(key.len());
+        let reservation = reserved.inspect_err(|_| drop(self.0.finish_set(digest, None)))?;
         let record = RecordState::Reserved(reservation);
         let start = Instant::now();
         self.0.finish_set(digest, Some(Publication { record, content }));
@@ -107,6 +102,15 @@ impl IndexProbe {
     /// DELETE. Says whether the key was held.
     pub fn delete(&self, key: &str) -> bool {
         self.0.delete(Digest::of(key), key).0
+    }
+
+    fn reserve(&self, key_length: usize) -> Result<Reservation, StoreError> {
+        loop {
+            match self.0.table().reserve(key_length) {
+                Err(StoreError::Growing { .. }) => self.0.table().grow()?,
+                outcome => return outcome,
+            }
+        }
     }
 
     fn claim(&self, key: &str) -> Digest {
