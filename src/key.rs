@@ -49,23 +49,7 @@ impl fmt::Display for Digest {
     }
 }
 
-/// A key of a batch, with its digest.
-pub(crate) trait Keyed {
-    fn key(&self) -> &str;
-    fn digest(&self) -> Digest;
-}
-
-impl<K: AsRef<str>> Keyed for K {
-    fn key(&self) -> &str {
-        self.as_ref()
-    }
-
-    fn digest(&self) -> Digest {
-        Digest::of(self.as_ref())
-    }
-}
-
-/// A key whose digest is known already.
+/// A key with its digest.
 #[derive(Clone, Copy)]
 pub(crate) struct Hashed<'key> {
     pub(crate) key: &'key str,
@@ -73,18 +57,9 @@ pub(crate) struct Hashed<'key> {
 }
 
 impl<'key> Hashed<'key> {
-    pub(crate) fn of(key: &'key str) -> Self {
+    pub(crate) fn of(key: &'key (impl AsRef<str> + ?Sized)) -> Self {
+        let key = key.as_ref();
         Self { key, digest: Digest::of(key) }
-    }
-}
-
-impl Keyed for Hashed<'_> {
-    fn key(&self) -> &str {
-        self.key
-    }
-
-    fn digest(&self) -> Digest {
-        self.digest
     }
 }
 

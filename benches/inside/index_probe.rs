@@ -16,7 +16,7 @@ use crate::config::Eviction;
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
 use crate::evict::Quotas;
-use crate::key::{Digest, Namespace};
+use crate::key::{Digest, Hashed, Namespace};
 use crate::time::Clock;
 
 const LENGTH_BYTES: u64 = 4096;
@@ -96,7 +96,8 @@ impl IndexProbe {
 
     /// EXISTS.
     pub fn exists<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
-        self.0.contains_each(keys, Clock::default().now_ms()).0
+        let keys = keys.iter().map(Hashed::of);
+        self.0.contains_each(keys, false, Clock::default().now_ms()).0
     }
 
     /// DELETE. Says whether the key was held.

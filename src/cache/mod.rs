@@ -38,7 +38,7 @@ use crate::block::Extent;
 use crate::config::Config;
 use crate::engine::Waker;
 use crate::index::table::Table;
-use crate::key::{Digest, Keyed};
+use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::stats::Counters;
 use crate::store::Store;
@@ -107,31 +107,25 @@ impl Cache {
         let _ = self.paths.set(all.iter().map(Arc::downgrade).collect());
     }
 
-    /// Which of `keys` are stored; leases them. The caller says whether anything `can_be_loaded`.
-    pub(crate) fn contains_each<K: Keyed>(&self, keys: &[K], can_be_loaded: bool) -> Vec<bool> {
-        let (results, refused) = match can_be_loaded {
-            false => (vec![false; keys.len()], 0),
-            true => self.index.contains_each(keys, self.config.clock.now_ms()),
+    /// Which of `keys` are stored; leases them. If it `stops_at_miss`, there are no answers behind the first miss. The caller says
+    /// whether anything `can_be_loaded`.
+    pub(crate) fn contains_each<'key>(
+        &self,
+        keys: impl Iterator<Item = Hashed<'key>>,
+        stops_at_miss: bool,
+        can_be_loaded: bool,
+    ) -> Vec<bool> {
+        let now_ms = self.config.clock.now_ms();
+        let (stored, refused) = match (can_be_loaded, stops_at_miss) {
+            (true, _) => self.index.contains_each(keys, stops_at_miss, now_ms),
+            (false, true) => (keys.take(1).map(|_| false).collect(), 0),
+            (false, false) => (keys.map(|_| false).collect(), 0),
         };
-        let hits = results.iter().filter(|hit| **hit).count();
-        self.count_exists(hits, results.len() - hits, refused);
-        results
-    }
-
-    /// How many leading `keys` are stored; leases them.
-    pub(crate) fn count_prefix<K: Keyed>(&self, keys: &[K], can_be_loaded: bool) -> usize {
-        let (count, refused) = match can_be_loaded {
-            false => (0, 0),
-            true => self.index.contains_prefix(keys, self.config.clock.now_ms()),
-        };
-        self.count_exists(count, usize::from(count < keys.len()), refused);
-        count
-    }
-
-    fn count_exists(&self, hits: usize, misses: usize, leases_refused: u64) {
-        self.counters.leases_refused.add(leases_refused);
+        let hits = stored.iter().filter(|stored| **stored).count();
+        self.counters.leases_refused.add(refused);
         self.counters.exists_hits.add(hits as u64);
-        self.counters.exists_misses.add(misses as u64);
+        self.counters.exists_misses.add((stored.len() - hits) as u64);
+        stored
     }
 
     /// Removes a key from the index. Its extent waits for [`Cache::next_deleted`] from `now` on, or for its last reader.

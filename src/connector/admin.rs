@@ -16,18 +16,19 @@ impl Connector {
     pub fn submit_prefix<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         let route = self.volumes.route();
-        let count = match route.only() {
-            Some(volume) => volume.shared.cache.count_prefix(keys, !volume.shared.has_failed()),
+        let hashed = keys.iter().map(Hashed::of);
+        let mut results = match route.only() {
+            Some(volume) => volume.contains_each(hashed, true),
             None => {
-                let is_stored = |key: &Hashed<'_>| {
+                let is_stored = |key: Hashed<'_>| {
                     let volume = &self.volumes.all[route.number_of(key.digest)];
-                    volume.contains_each(&[*key]) == [true]
+                    volume.contains_each(std::iter::once(key), false)[0].then_some(true)
                 };
                 // One by one: those after the first miss are not leased.
-                keys.iter().map(|key| Hashed::of(key.as_ref())).take_while(is_stored).count()
+                hashed.map_while(is_stored).collect()
             }
         };
-        let results = (0..keys.len()).map(|position| position < count).collect();
+        results.resize(keys.len(), false);
         Ok(self.complete(results, String::new(), Box::new(())))
     }
 

@@ -14,7 +14,7 @@ use crate::cache::{Claim, GetRequest, Opened, SetRequest};
 use crate::completion_queue::KeepAlive;
 use crate::error::StoreError;
 use crate::index::EnteredSet;
-use crate::key::{Digest, Fingerprints};
+use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
 
@@ -38,12 +38,11 @@ impl Connector {
         let mut spreads = route.spreads(Class::Get, keys.len());
         let mut awaited = vec![Vec::new(); self.volumes.all.len()];
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
-        let digests: Vec<Digest> = keys.iter().map(|key| Digest::of(key.as_ref())).collect();
+        let hashed: Vec<Hashed<'_>> = keys.iter().map(Hashed::of).collect();
         if let Some(volume) = route.only() {
-            volume.index().prefetch_each(keys, &digests);
+            volume.index().prefetch_each(&hashed);
         }
-        for (((item, key), digest), buffer) in items.zip(keys).zip(digests).zip(buffers) {
-            let key = key.as_ref();
+        for ((item, Hashed { key, digest }), buffer) in items.zip(hashed).zip(buffers) {
             let request = GetRequest { item, buffer: *buffer, submitted };
             let number = route.number_of(digest);
             let shared = &self.volumes.all[number].shared;
@@ -148,8 +147,10 @@ impl Connector {
         let _gate = self.enter(keys)?;
         let route = self.volumes.route();
         let results = match route.only() {
-            Some(volume) => volume.contains_each(keys),
-            None => route.ask_each(keys, |volume, keys| volume.contains_each(keys)),
+            Some(volume) => volume.contains_each(keys.iter().map(Hashed::of), false),
+            None => route.ask_each(keys, |volume, keys| {
+                volume.contains_each(keys.iter().copied(), false)
+            }),
         };
         Ok(self.complete(results, String::new(), Box::new(())))
     }

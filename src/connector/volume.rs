@@ -22,7 +22,7 @@ use crate::evict::Quotas;
 use crate::format::names::StoreId;
 use crate::format::record::MAX_CHUNK_BYTES;
 use crate::index::{Index, Recovery, Rules, Sharing, Suspect};
-use crate::key::{Digest, Keyed};
+use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared};
 use crate::sync::Mutex;
@@ -132,12 +132,17 @@ impl Volume {
         &self.shared.cache.index
     }
 
-    /// Which of `keys`, all of this volume, are stored and can be loaded; leases them.
-    pub(super) fn contains_each<K: Keyed>(&self, keys: &[K]) -> Vec<bool> {
-        self.shared.cache.contains_each(keys, !self.shared.has_failed())
+    /// Which of `keys`, all of this volume, are stored and can be loaded, at most up to the first miss if it `stops_at_miss`; leases
+    /// them.
+    pub(super) fn contains_each<'key>(
+        &self,
+        keys: impl Iterator<Item = Hashed<'key>>,
+        stops_at_miss: bool,
+    ) -> Vec<bool> {
+        self.shared.cache.contains_each(keys, stops_at_miss, !self.shared.has_failed())
     }
 
-    pub(super) fn pin_keys<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
+    pub(super) fn pin_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
         match self.shared.has_failed() {
             true => vec![false; keys.len()],
             false => self.index().pin_keys(keys, now_ms),

@@ -179,7 +179,7 @@ impl<'volumes> Route<'volumes> {
     ) -> Vec<bool> {
         let mut parts = vec![(Vec::new(), Vec::new()); self.volumes.all.len()];
         for (position, key) in keys.iter().enumerate() {
-            let key = Hashed::of(key.as_ref());
+            let key = Hashed::of(key);
             let (positions, keys) = &mut parts[self.number_of(key.digest)];
             positions.push(position);
             keys.push(key);

@@ -10,7 +10,7 @@ use super::map::{Gone, Index};
 use super::shard::Shard;
 use crate::block::Extent;
 use crate::evict::{PoolId, UNTIL_RELEASED_S, Victim};
-use crate::key::{Digest, Keyed, Namespace};
+use crate::key::{Digest, Hashed, Namespace};
 
 /// One part in so many of the capacity may be pinned: a quarter of it is neither pinned nor leased.
 const PINNABLE_PART: u64 = 2;
@@ -76,11 +76,10 @@ impl<G, S> Index<G, S> {
 
     /// Pins the stored ones of `keys`: they are neither evicted nor expire until they are unpinned, deleted, or the store is
     /// closed. Says of each key whether it is pinned now: not if it is not stored, or too much is pinned.
-    pub(crate) fn pin_keys<K: Keyed>(&self, keys: &[K], now_ms: u64) -> Vec<bool> {
-        let pin = |key: &K| {
-            let digest = key.digest();
+    pub(crate) fn pin_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
+        let pin = |&Hashed { key, digest }: &Hashed<'_>| {
             let (_, mut shard) = self.shard(digest);
-            let found = self.find_stored(&shard, digest, key.key(), now_ms);
+            let found = self.find_stored(&shard, digest, key, now_ms);
             let Some(found) = found else { return false };
             let entry = &mut shard.entries[found.entry];
             if entry.pinned {
@@ -106,12 +105,10 @@ impl<G, S> Index<G, S> {
     }
 
     /// Says of each key whether it was pinned.
-    pub(crate) fn unpin_keys<K: Keyed>(&self, keys: &[K]) -> Vec<bool> {
-        let unpin = |key: &K| {
-            let digest = key.digest();
+    pub(crate) fn unpin_keys(&self, keys: &[Hashed<'_>]) -> Vec<bool> {
+        let unpin = |&Hashed { key, digest }: &Hashed<'_>| {
             let (_, mut shard) = self.shard(digest);
-            let found =
-                shard.find(digest).filter(|found| self.table.key_is(found.record, key.key()));
+            let found = shard.find(digest).filter(|found| self.table.key_is(found.record, key));
             let Some(found) = found else { return false };
             let entry = &mut shard.entries[found.entry];
             let was_pinned = std::mem::take(&mut entry.pinned);

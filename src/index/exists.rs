@@ -4,7 +4,7 @@ use super::leases::Footprint;
 use super::lookup::Located;
 use super::map::Index;
 use super::shard::Shard;
-use crate::key::{Digest, Keyed};
+use crate::key::{Digest, Hashed};
 
 /// Keys that are looked up together: their cache lines fit into the first-level cache of a processor.
 const ROUND: usize = 64;
@@ -24,31 +24,27 @@ struct Leasing {
 }
 
 impl<G, S> Index<G, S> {
-    /// EXISTS: which keys are stored, and how many leases were refused because too much is leased already. In rounds, so that the
-    /// cold memory of a large store (buckets first, then records and entries) comes into the processor's cache for many keys at
-    /// once instead of one after the other.
-    pub(crate) fn contains_each<K: Keyed>(&self, keys: &[K], now_ms: u64) -> (Vec<bool>, u64) {
-        self.look(keys, now_ms, false)
-    }
-
-    /// How many leading keys are stored, leased until the same moment. Stops at the first that is not.
-    pub(crate) fn contains_prefix<K: Keyed>(&self, keys: &[K], now_ms: u64) -> (usize, u64) {
-        let (stored, refused) = self.look(keys, now_ms, true);
-        (stored.iter().take_while(|stored| **stored).count(), refused)
-    }
-
-    fn look<K: Keyed>(&self, keys: &[K], now_ms: u64, stops_at_miss: bool) -> (Vec<bool>, u64) {
-        let mut stored = Vec::with_capacity(keys.len());
-        let mut digests = Vec::with_capacity(ROUND.min(keys.len()));
+    /// EXISTS: which keys are stored, all leased until the same moment, and how many leases were refused because too much is leased
+    /// already. If it `stops_at_miss`, there are no answers behind the first miss. In rounds, so that the cold memory of a large
+    /// store (buckets first, then records and entries) comes into the processor's cache for many keys at once instead of one
+    /// after the other.
+    pub(crate) fn contains_each<'key>(
+        &self,
+        keys: impl Iterator<Item = Hashed<'key>>,
+        stops_at_miss: bool,
+        now_ms: u64,
+    ) -> (Vec<bool>, u64) {
+        let mut keys = keys.peekable();
+        let (mut stored, mut round) = (Vec::with_capacity(keys.size_hint().0), Vec::new());
         let mut leasing = self.begin_leasing();
-        'rounds: for keys in keys.chunks(ROUND) {
-            digests.clear();
-            digests.extend(keys.iter().map(Keyed::digest));
-            self.prefetch_each(keys, &digests);
+        'rounds: while keys.peek().is_some() {
+            round.clear();
+            round.extend(keys.by_ref().take(ROUND));
+            self.prefetch_each(&round);
             // Looked up again: the chunk may have gone since, and its slot may be another's.
-            for (key, digest) in keys.iter().zip(&digests) {
+            for Hashed { key, digest } in &round {
                 let (_, mut shard) = self.shard(*digest);
-                let is_it = |found: Located| self.table.holds(found.record, *digest, key.key());
+                let is_it = |found: Located| self.table.holds(found.record, *digest, key);
                 let found = shard.lookup.find(digest.tag(), is_it);
                 match found.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms)) {
                     Some(found) => {
@@ -107,12 +103,12 @@ impl<G, S> Index<G, S> {
     }
 
     /// Brings bucket, record and entry of each key into the processor's cache: of many at once instead of one after the other.
-    pub(crate) fn prefetch_each<K: Keyed>(&self, keys: &[K], digests: &[Digest]) {
-        digests.iter().for_each(|digest| self.prefetch(*digest));
-        for (key, digest) in keys.iter().zip(digests) {
+    pub(crate) fn prefetch_each(&self, keys: &[Hashed<'_>]) {
+        keys.iter().for_each(|key| self.prefetch(key.digest));
+        for Hashed { key, digest } in keys {
             let (_, shard) = self.shard(*digest);
             if let Some(found) = shard.lookup.find(digest.tag(), |_| true) {
-                self.table.prefetch(found.record, key.key().len());
+                self.table.prefetch(found.record, key.len());
                 shard.entries.prefetch(found.entry);
             }
         }

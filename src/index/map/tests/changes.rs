@@ -50,7 +50,7 @@ fn is_held(index: &TestIndex, key: &str, length_bytes: u64) -> bool {
         EnteredGet::Hit(_, pin) => index.unpin(&pin, false).is_none(),
         _ => false,
     };
-    assert_eq!(index.contains_each(&[key], 0).0, [held]);
+    assert_eq!(exists(index, &[key]), [held]);
     held
 }
 
@@ -62,7 +62,7 @@ fn what_is_not_written_yet_is_known_and_what_was_written_is_gone() {
     for key in &keys {
         store(&index, Digest::of(key), key, 100);
         assert!(is_held(&index, key, 100));
-        assert!(!index.contains_each(&["other"], 0).0[0]);
+        assert!(!exists(&index, &["other"])[0]);
     }
     assert!(found_by_a_start(directory.path()).is_empty());
     assert!(fits_its_records(&index));
@@ -124,9 +124,9 @@ fn the_file_is_the_same_however_late_it_is_written() {
                 _ => replace(&index, &key, 100 + step),
             }
             if step % 5 == 0 {
-                let held = index.contains_each(&[&*key], 0).0[0];
-                assert_eq!(index.pin_keys(&[&*key], 0), [held]);
-                index.unpin_keys(&[&*key]);
+                let held = exists(&index, &[&*key])[0];
+                assert_eq!(index.pin_keys(&[Hashed::of(&key)], 0), [held]);
+                index.unpin_keys(&[Hashed::of(&key)]);
             }
             if step % 97 == 0 {
                 index.write_all_uses();
