@@ -9,7 +9,8 @@ use super::index_file::IndexPlace;
 use super::map::{Index, Rules};
 use super::reader_pins::EnteredGet;
 use super::table::{ChunkFields, Reservation, Table};
-use super::writing::{EnteredSet, Publication, RecordState};
+use super::shard::Pin;
+use super::writing::EnteredSet;
 use crate::block::Extent;
 use crate::capacity::Budget;
 use crate::config::Eviction;
@@ -72,23 +73,22 @@ impl IndexProbe {
             created_ms: Clock::default().now_ms(),
         };
         let reserved = self.reserve(key.len());
-        let reservation = reserved.inspect_err(|_| drop(self.0.finish_set(digest, None)))?;
-        let record = RecordState::Reserved(reservation);
+        let reservation = reserved.inspect_err(|_| self.finish(digest, None))?;
         let start = Instant::now();
-        self.0.finish_set(digest, Some(Publication { record, content }));
+        self.finish(digest, Some((reservation, content)));
         Ok(start.elapsed())
     }
 
     /// A SET that is submitted and fails.
     pub fn set_in_vain(&self, key: &str) {
         let digest = self.claim(key);
-        self.0.finish_set(digest, None);
+        self.finish(digest, None);
     }
 
     /// What a GET does to the index. Says whether it hit.
     pub fn get(&self, key: &str) -> bool {
-        let entered =
-            self.0.enter_get(Digest::of(key), key, LENGTH_BYTES, Clock::default().now_ms(), ());
+        let (digest, now_ms) = (Digest::of(key), Clock::default().now_ms());
+        let entered = self.0.enter_get(digest, key, LENGTH_BYTES, now_ms, (), |pin| pin);
         let EnteredGet::Hit((), pin) = entered else { return false };
         self.0.unpin(&pin, false);
         true
@@ -103,6 +103,10 @@ impl IndexProbe {
     /// DELETE. Says whether the key was held.
     pub fn delete(&self, key: &str) -> bool {
         self.0.delete(Digest::of(key), key).0
+    }
+
+    fn finish(&self, digest: Digest, publication: Option<(Reservation, ChunkFields)>) {
+        self.0.finish_set(digest, publication, |_: Pin| ());
     }
 
     fn reserve(&self, key_length: usize) -> Result<Reservation, StoreError> {

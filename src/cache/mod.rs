@@ -24,12 +24,10 @@ use crossbeam_queue::SegQueue;
 
 pub(crate) use admission::WriteBudget;
 pub(crate) use doubts::{Doubts, Finding};
-pub(crate) use read::{Opened, ReadHandle};
+pub(crate) use read::ReadHandle;
 pub(crate) use requests::{ChunkIndex, GetRequest, SetRequest};
 pub(crate) use threads::CacheThread;
-pub(crate) use write::{
-    Begun, Claim, Next, RecordedWrite, Superseded, SupersedingWrite, WriteHandle,
-};
+pub(crate) use write::{Begun, Claim, RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
 
 use orders::{Growth, Maintenance};
 use presence::Presence;

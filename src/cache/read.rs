@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use super::Cache;
 use super::requests::GetRequest;
-use crate::block::Extent;
-use crate::checksum::PayloadChecksum;
 use crate::config::Checksum;
 use crate::index::{EnteredGet, Pin, Suspect};
 use crate::key::Digest;
@@ -13,17 +11,9 @@ use crate::key::Digest;
 /// A reader's hold on a stored chunk. Dropped, it lets go of the chunk; the last reader of one that is gone gives its extent back.
 pub(crate) struct ReadHandle {
     cache: Arc<Cache>,
-    pin: Pin,
+    pub(crate) pin: Pin,
     /// The chunk was read, and its checksum fitted.
     has_matched: bool,
-}
-
-pub(crate) enum Opened {
-    Hit(GetRequest, ReadHandle),
-    /// It is not stored in this length.
-    Miss(GetRequest),
-    /// It waits for the SET that writes its key, which is to be promoted.
-    Waits,
 }
 
 impl Cache {
@@ -34,13 +24,10 @@ impl Cache {
         key: &str,
         now_ms: u64,
         request: GetRequest,
-    ) -> Opened {
+    ) -> EnteredGet<GetRequest, ReadHandle> {
         let length_bytes = request.buffer.length_bytes() as u64;
-        match self.index.enter_get(digest, key, length_bytes, now_ms, request) {
-            EnteredGet::Hit(request, pin) => Opened::Hit(request, ReadHandle::new(self, pin)),
-            EnteredGet::Miss(request) => Opened::Miss(request),
-            EnteredGet::Waits => Opened::Waits,
-        }
+        let held = |pin| ReadHandle::new(self, pin);
+        self.index.enter_get(digest, key, length_bytes, now_ms, request, held)
     }
 
     /// Opens a chunk to verify it, if it is still the one that was suspected.
@@ -54,18 +41,6 @@ impl ReadHandle {
         Self { cache: Arc::clone(cache), pin, has_matched: false }
     }
 
-    pub(crate) fn extent(&self) -> Extent {
-        self.pin.extent
-    }
-
-    pub(crate) fn length_bytes(&self) -> u64 {
-        self.pin.length_bytes
-    }
-
-    pub(crate) fn checksum(&self) -> Option<PayloadChecksum> {
-        self.pin.checksum
-    }
-
     /// What names the chunk for later; none if it is gone already.
     pub(crate) fn suspect(&self) -> Option<Suspect> {
         self.cache.index.suspect_of(&self.pin)
@@ -73,7 +48,7 @@ impl ReadHandle {
 
     /// Which chunk it is and where it lies, for messages.
     pub(crate) fn extent_text(&self) -> String {
-        self.cache.extent_text(self.cache.index.digest_of(&self.pin), self.pin.extent)
+        self.cache.extent_text(self.pin.digest, self.pin.extent)
     }
 
     /// All of it was read. Says whether `checksum` is that of what was stored; a chunk that is damaged is dropped.

@@ -23,7 +23,6 @@ pub(crate) struct SetRequest {
     /// Fingerprint of the key's namespace.
     pub(crate) namespace: u64,
     pub(crate) submitted: Instant,
-    pub(crate) has_waited: bool,
     /// Its batch's share of the SETs that are not answered yet.
     pub(crate) share: Arc<QueueShare>,
 }

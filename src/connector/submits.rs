@@ -10,10 +10,10 @@ use super::error::SubmitError;
 use crate::backlog::Amount;
 use crate::batch_completion::{Batch, BatchItem};
 use crate::buffer::CallerBuffer;
-use crate::cache::{Claim, GetRequest, Opened, SetRequest};
+use crate::cache::{Claim, GetRequest, SetRequest};
 use crate::completion_queue::KeepAlive;
 use crate::error::StoreError;
-use crate::index::EnteredSet;
+use crate::index::{EnteredGet, EnteredSet};
 use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
@@ -47,14 +47,14 @@ impl Connector {
             let number = route.number_of(digest);
             let shared = &self.volumes.all[number].shared;
             match shared.cache.open(digest, key, now_ms, request) {
-                Opened::Hit(request, read) => {
+                EnteredGet::Hit(request, read) => {
                     spreads[number].add(Operation::Get(request, read));
                 }
-                Opened::Miss(request) => {
+                EnteredGet::Miss(request) => {
                     shared.cache.counters.get_misses.add(1);
                     request.item.miss();
                 }
-                Opened::Waits => awaited[number].push(digest),
+                EnteredGet::Waits => awaited[number].push(digest),
             }
         }
         route.push(spreads);
@@ -113,7 +113,6 @@ impl Connector {
                 key: Arc::clone(&key),
                 namespace,
                 submitted,
-                has_waited: false,
                 share,
             };
             let number = route.number_of(digest);
@@ -125,7 +124,7 @@ impl Connector {
             shared.cache.counters.set_queued.add(1);
             match shared.cache.claim(now_ms, request) {
                 EnteredSet::Ready(request) => {
-                    spreads[number].add(Operation::set(Claim::new(request)));
+                    spreads[number].add(Operation::set(Claim::new(request, false)));
                 }
                 EnteredSet::Collides(request) => {
                     shared.cache.counters.hash_collision.add(1);
@@ -263,7 +262,6 @@ mod tests {
             digest: Digest::of(&key),
             namespace: Namespace::of(&key).fingerprint(),
             key,
-            has_waited: false,
             submitted: Instant::now(),
             share: Arc::new(share.unwrap()),
         };

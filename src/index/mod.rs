@@ -40,4 +40,4 @@ pub(crate) use reader_pins::EnteredGet;
 pub use recovery::Recovery;
 pub use scans::{Check, KeyState, Purged};
 pub(crate) use shard::{Pin, Suspect};
-pub(crate) use writing::{EnteredSet, Publication, RecordState, Resumed};
+pub(crate) use writing::{EnteredSet, Resumed};

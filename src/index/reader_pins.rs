@@ -8,8 +8,8 @@ use crate::block::Extent;
 use crate::key::Digest;
 
 /// Outcome of [`Index::enter_get`].
-pub(crate) enum EnteredGet<G> {
-    Hit(G, Pin),
+pub(crate) enum EnteredGet<G, R> {
+    Hit(G, R),
     /// The key is not stored in this length.
     Miss(G),
     /// It waits for a SET of the same key, which is to be promoted, and comes back from [`Index::finish_set`].
@@ -18,22 +18,23 @@ pub(crate) enum EnteredGet<G> {
 
 impl<G, S> Index<G, S> {
     /// GET: pins the chunk of `key` if it is stored in exactly `length_bytes`, though another may be being written: that SET is
-    /// not answered yet. Else waits for that SET.
-    pub(crate) fn enter_get(
+    /// not answered yet. Else waits for that SET. `held` is what has the pin.
+    pub(crate) fn enter_get<R>(
         &self,
         digest: Digest,
         key: &str,
         length_bytes: u64,
         now_ms: u64,
         request: G,
-    ) -> EnteredGet<G> {
-        let (number, mut shard) = self.shard(digest);
+        held: impl Fn(Pin) -> R,
+    ) -> EnteredGet<G, R> {
+        let (_, mut shard) = self.shard(digest);
         let stored = self.find_stored(&shard, digest, key, now_ms);
         if let Some(found) = stored
-            && let Some(pin) = shard.pin(number, found.entry, length_bytes)
+            && let Some(pin) = shard.pin(found.entry, length_bytes)
         {
             self.touch(&mut shard, found, now_ms);
-            return EnteredGet::Hit(request, pin);
+            return EnteredGet::Hit(request, held(pin));
         }
         if let Some(pending) = shard.pending_mut(digest) {
             // A chunk that is written before a DELETE, which is answered, is not stored any more.
@@ -56,39 +57,33 @@ impl<G, S> Index<G, S> {
 
     /// Pins a chunk to verify it, if it is still the same.
     pub(crate) fn pin_suspect(&self, suspect: Suspect) -> Option<Pin> {
-        let (number, mut shard) = self.shard(suspect.digest);
+        let (_, mut shard) = self.shard(suspect.digest);
         let found = shard.find(suspect.digest)?;
         if self.table.read(found.record).generation != suspect.generation {
             return None;
         }
         let length_bytes = u64::from(shard.entries[found.entry].length_bytes);
-        shard.pin(number, found.entry, length_bytes)
+        shard.pin(found.entry, length_bytes)
     }
 
     /// Names the chunk behind `pin` for [`Index::pin_suspect`]; none if it is gone already.
     pub(crate) fn suspect_of(&self, pin: &Pin) -> Option<Suspect> {
-        let shard = self.shards[pin.shard as usize].0.lock();
-        let digest = shard.entries[pin.entry].digest;
-        let found = shard.find(digest).filter(|found| found.entry == pin.entry)?;
-        Some(Suspect { digest, generation: self.table.read(found.record).generation })
+        let (_, shard) = self.shard(pin.digest);
+        let found = shard.find(pin.digest).filter(|found| found.entry == pin.entry)?;
+        Some(Suspect { digest: pin.digest, generation: self.table.read(found.record).generation })
     }
 
     /// Drops the chunk behind `pin`, whose bytes are damaged.
     pub(crate) fn discard(&self, pin: &Pin) {
-        let mut shard = self.shards[pin.shard as usize].0.lock();
+        let (_, mut shard) = self.shard(pin.digest);
         // Its readers include the pin: the extent is freed when that is returned.
         self.take_out(&mut shard, pin.entry, Gone::Removed);
-    }
-
-    /// Digest of the key of the chunk behind `pin`, also if it is gone already.
-    pub(crate) fn digest_of(&self, pin: &Pin) -> Digest {
-        self.shards[pin.shard as usize].0.lock().entries[pin.entry].digest
     }
 
     /// Returns a pin; `matched` says whether the chunk was read and matched its checksum. Returns the extent that is free now, if
     /// this was the last reader of a chunk that is gone.
     pub(crate) fn unpin(&self, pin: &Pin, matched: bool) -> Option<Extent> {
-        let mut shard = self.shards[pin.shard as usize].0.lock();
+        let (_, mut shard) = self.shard(pin.digest);
         let entry = &mut shard.entries[pin.entry];
         entry.was_read |= matched;
         entry.readers -= 1;

@@ -26,7 +26,7 @@ pub(super) struct Shard<G, S> {
 /// The right to read a chunk; its extent stays allocated until [`Index::unpin`](super::map::Index::unpin).
 #[derive(Debug)]
 pub(crate) struct Pin {
-    pub(super) shard: u32,
+    pub(crate) digest: Digest,
     pub(super) entry: u32,
     pub(crate) extent: Extent,
     pub(crate) length_bytes: u64,
@@ -93,19 +93,15 @@ impl<G, S> Shard<G, S> {
         self.pending.find_mut(digest.table_hash(), |pending| pending.digest == digest)
     }
 
-    pub(super) fn pin(&mut self, shard: u32, entry: u32, length_bytes: u64) -> Option<Pin> {
+    /// Pins a chunk, if it has this length.
+    pub(super) fn pin(&mut self, entry: u32, length_bytes: u64) -> Option<Pin> {
         let pinned = &mut self.entries[entry];
         if u64::from(pinned.length_bytes) != length_bytes {
             return None;
         }
         pinned.readers += 1;
-        Some(Pin {
-            shard,
-            entry,
-            extent: pinned.extent(),
-            length_bytes,
-            checksum: pinned.checksum(),
-        })
+        let (digest, extent, checksum) = (pinned.digest, pinned.extent(), pinned.checksum());
+        Some(Pin { digest, entry, extent, length_bytes, checksum })
     }
 
     pub(super) fn link(&mut self, found: Located) {

@@ -31,6 +31,8 @@ use crate::sync::Mutex;
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(super) slots: Vec<u32>,
+    /// The record is on its way into the index file; the key does not find it yet.
+    pub(crate) is_written: bool,
 }
 
 /// The fields of a record that tell of its chunk, without the key.
@@ -174,12 +176,12 @@ impl Table {
                 Some(slot) if self.is_lost(slot) => {}
                 Some(slot) => slots.push(slot),
                 None => {
-                    self.release(Reservation { slots });
+                    self.release(Reservation { slots, is_written: false });
                     return Err(self.why_full());
                 }
             }
         }
-        Ok(Reservation { slots })
+        Ok(Reservation { slots, is_written: false })
     }
 
     /// Whether the page of `slot` was lost: nothing stored there reaches the disk. Reads it, so that an unreadable page is found
@@ -207,7 +209,11 @@ impl Table {
         count
     }
 
-    pub(crate) fn release(&self, reservation: Reservation) {
+    /// The record is not needed, or not any more.
+    pub(super) fn release(&self, reservation: Reservation) {
+        if reservation.is_written {
+            return self.clear(reservation.slots[0]);
+        }
         let mut free = self.free.lock();
         reservation.slots.into_iter().rev().for_each(|slot| free.give_back(slot));
     }

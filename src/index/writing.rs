@@ -29,26 +29,12 @@ pub(crate) enum EnteredSet<S> {
     Waits,
 }
 
-/// What happens next after a SET.
-pub(crate) enum Resumed<G, S> {
-    Hit(G, Pin),
+/// What an operation does that waited for a SET.
+pub(crate) enum Resumed<G, S, R> {
+    Hit(G, R),
     /// This GET found nothing.
     Miss(G),
     Start(S),
-    /// This extent is not used any more.
-    Free(Extent),
-}
-
-/// The record of a chunk that is being written.
-pub(crate) enum RecordState {
-    Reserved(Reservation),
-    /// It is in the index file; the key does not find it yet.
-    Written(u32),
-}
-
-pub(crate) struct Publication {
-    pub(crate) record: RecordState,
-    pub(crate) content: ChunkFields,
 }
 
 impl<G, S> Index<G, S> {
@@ -120,27 +106,26 @@ impl<G, S> Index<G, S> {
     /// Writes the record of a chunk that its key does not find yet, unless it is deleted already.
     pub(crate) fn record_early(
         &self,
-        reservation: &Reservation,
+        reservation: &mut Reservation,
         content: &ChunkFields,
         key: &str,
-    ) -> Option<u32> {
+    ) {
         let mut shard = self.shard(content.digest).1;
-        let pending = shard.pending_mut(content.digest)?;
-        if pending.is_deleted() {
-            return None;
+        if let Some(pending) = shard.pending_mut(content.digest)
+            && !pending.is_deleted()
+        {
+            pending.written = Some(self.table.publish(reservation, content, key));
+            reservation.is_written = true;
         }
-        let slot = self.table.publish(reservation, content, key);
-        pending.written = Some(slot);
-        Some(slot)
     }
 
-    /// Takes back the record of a SET that fails: from here on the slot may be another's.
-    pub(crate) fn withdraw(&self, digest: Digest, slot: u32) {
+    /// Takes back the record of a SET that fails: from here on the slots may be another's.
+    pub(crate) fn withdraw(&self, digest: Digest, reservation: Reservation) {
         let mut shard = self.shard(digest).1;
         if let Some(pending) = shard.pending_mut(digest) {
             pending.written = None;
         }
-        self.table.clear(slot);
+        self.table.release(reservation);
     }
 
     /// Makes the record of the chunk stored under `digest` invalid for the next open; the entry stays. False if there is none.
@@ -149,27 +134,29 @@ impl<G, S> Index<G, S> {
         shard.find(digest).map(|found| self.table.invalidate(found.record)).is_some()
     }
 
-    /// A SET that had claimed its key is done, with or without a chunk to publish. Returns what to do next, in order.
-    pub(crate) fn finish_set(
+    /// A SET that had claimed its key is done, with or without a chunk to publish. Returns what to do next, in order, with `held` as
+    /// what has a pin, and the extents that are free now.
+    pub(crate) fn finish_set<R>(
         &self,
         digest: Digest,
-        publication: Option<Publication>,
-    ) -> Vec<Resumed<G, S>> {
+        publication: Option<(Reservation, ChunkFields)>,
+        held: impl Fn(Pin) -> R,
+    ) -> (Vec<Resumed<G, S, R>>, Vec<Extent>) {
         let (number, mut shard) = self.shard(digest);
         let shard = &mut *shard;
         let is_it = |other: &Pending<G, S>| other.digest == digest;
         let Ok(pending) = shard.pending.find_entry(digest.table_hash(), is_it) else {
             debug_assert!(false, "a SET finished that had not been entered");
-            return Vec::new();
+            return (Vec::new(), Vec::new());
         };
         let (mut pending, _) = pending.remove();
         pending.written = None;
         let gets_before = pending.waiting_gets;
-        let mut resumed = Vec::new();
+        let (mut resumed, mut freed) = (Vec::new(), Vec::new());
 
         let mut current = match publication {
             Some(publication) => {
-                Some(self.enter_chunk((number, shard), publication, &pending, &mut resumed))
+                Some(self.enter_chunk((number, shard), publication, &pending, &mut freed))
             }
             None => shard.find(digest).map(|found| found.entry),
         };
@@ -179,24 +166,26 @@ impl<G, S> Index<G, S> {
         {
             match next {
                 WaitingOperation::Get { length_bytes, request } => {
-                    let pin = current.and_then(|entry| shard.pin(number, entry, length_bytes));
+                    let pin = current.and_then(|entry| shard.pin(entry, length_bytes));
                     pending.waiting_gets -= 1;
                     resumed.push(match pin {
-                        Some(pin) => Resumed::Hit(request, pin),
+                        Some(pin) => Resumed::Hit(request, held(pin)),
                         None => Resumed::Miss(request),
                     });
                 }
                 WaitingOperation::Delete => {
                     // A purge leaves a pinned chunk: that one stays stored.
-                    resumed.extend(self.drop_detached(shard, current));
+                    freed.extend(self.drop_detached(shard, current));
                     current = shard.find(digest).map(|found| found.entry);
                 }
                 WaitingOperation::Set(request) => {
                     if let Some(entry) = current.filter(|_| pending.waiting_gets > 0) {
-                        serve_before_delete((number, shard), entry, &mut pending, &mut resumed);
+                        serve_before_delete(shard, entry, &mut pending, |request, pin| {
+                            resumed.push(Resumed::Hit(request, held(pin)));
+                        });
                     }
                     // All GETs before the DELETE behind this SET have been served.
-                    resumed.extend(self.drop_detached(shard, current));
+                    freed.extend(self.drop_detached(shard, current));
                     next_set = Some(request);
                 }
             }
@@ -208,13 +197,13 @@ impl<G, S> Index<G, S> {
             resumed.push(Resumed::Start(request));
             shard.insert_pending(pending);
         }
-        resumed
+        (resumed, freed)
     }
 
     /// Removes the entry of a chunk that was deleted while it was being written.
-    fn drop_detached(&self, shard: &mut Shard<G, S>, entry: Option<u32>) -> Option<Resumed<G, S>> {
+    fn drop_detached(&self, shard: &mut Shard<G, S>, entry: Option<u32>) -> Option<Extent> {
         let entry = entry.filter(|entry| shard.entries[*entry].detached)?;
-        self.take_out(shard, entry, Gone::Removed).map(Resumed::Free)
+        self.take_out(shard, entry, Gone::Removed)
     }
 
     /// Makes a written chunk an entry that its key finds, unless it was deleted meanwhile. Readers of the chunk that it replaces
@@ -222,11 +211,10 @@ impl<G, S> Index<G, S> {
     fn enter_chunk(
         &self,
         (shard_number, shard): (u32, &mut Shard<G, S>),
-        publication: Publication,
+        (reservation, content): (Reservation, ChunkFields),
         pending: &Pending<G, S>,
-        resumed: &mut Vec<Resumed<G, S>>,
+        freed: &mut Vec<Extent>,
     ) -> u32 {
-        let Publication { record, content } = publication;
         let ChunkFields { digest, extent, length_bytes, checksum, .. } = content;
         let key = &pending.key;
         let mut entry = ChunkEntry::new(digest, extent, length_bytes, checksum);
@@ -234,21 +222,18 @@ impl<G, S> Index<G, S> {
         entry.last_use = use_word(content.created_ms, 0);
         debug_assert_eq!(entry.extent(), extent, "an extent is as long as its chunk");
         if pending.is_deleted() {
-            match record {
-                RecordState::Reserved(reservation) => self.table.release(reservation),
-                RecordState::Written(slot) => self.table.clear(slot),
-            }
+            self.table.release(reservation);
             entry.detached = true;
             return shard.entries.insert(entry);
         }
-        let record = match record {
-            RecordState::Reserved(reservation) => self.table.publish(&reservation, &content, key),
-            RecordState::Written(slot) => slot,
+        let record = match reservation.is_written {
+            false => self.table.publish(&reservation, &content, key),
+            true => reservation.slots[0],
         };
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
         if let Some(old) = shard.find(digest) {
             let old_entry = shard.entries[old.entry];
-            resumed.extend(self.take_out(shard, old.entry, Gone::Removed).map(Resumed::Free));
+            freed.extend(self.take_out(shard, old.entry, Gone::Removed));
             self.inherit(&mut entry, &old_entry);
         }
         let ghost = shard.ghosts.remove(digest);
@@ -306,20 +291,20 @@ impl<G, S> Index<G, S> {
 
 /// Lets GETs that wait for a later SET read `entry`, if it fits: up to the next DELETE, after which it is not stored any more.
 fn serve_before_delete<G, S>(
-    (number, shard): (u32, &mut Shard<G, S>),
+    shard: &mut Shard<G, S>,
     entry: u32,
     pending: &mut Pending<G, S>,
-    resumed: &mut Vec<Resumed<G, S>>,
+    mut serve: impl FnMut(G, Pin),
 ) {
     let mut is_deleted = false;
     for next in std::mem::take(&mut pending.waiting) {
         is_deleted |= matches!(next, WaitingOperation::Delete);
         match next {
             WaitingOperation::Get { length_bytes, request } if !is_deleted => {
-                match shard.pin(number, entry, length_bytes) {
+                match shard.pin(entry, length_bytes) {
                     Some(pin) => {
                         pending.waiting_gets -= 1;
-                        resumed.push(Resumed::Hit(request, pin));
+                        serve(request, pin);
                     }
                     None => {
                         let waiting = WaitingOperation::Get { length_bytes, request };

@@ -25,7 +25,6 @@ use super::health::Direction;
 use super::operation::{Active, Operation, Stage};
 use super::operations::Operations;
 use crate::block::Extent;
-use crate::cache::Superseded;
 use crate::config::Layout;
 use crate::engine::{Action, EngineError, Transfer};
 use crate::store::Location;
@@ -119,8 +118,8 @@ impl Active {
         let Operation::Set(set) = &mut self.operation else { return false };
         set.stage = match mem::replace(&mut set.stage, Stage::Claimed) {
             Stage::Recorded(write) => match write.supersede() {
-                Superseded::Older(write) => Stage::Superseding(write),
-                Superseded::Nothing(write) => Stage::Recorded(write),
+                Ok(write) => Stage::Superseding(write),
+                Err(write) => Stage::Recorded(write),
             },
             stage => stage,
         };

@@ -25,7 +25,7 @@ pub(super) fn end_get(
     shared: &Shared,
 ) -> Option<Suspect> {
     let counters = &shared.cache.counters;
-    let length_bytes = read.length_bytes();
+    let length_bytes = read.pin.length_bytes;
     if matches!(failure, Some(Failure::Transfer(..))) {
         counters.read_errors.add(1);
     }

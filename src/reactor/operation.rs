@@ -28,7 +28,7 @@ impl Operation {
 
     pub(crate) fn bytes(&self) -> u64 {
         match self {
-            Self::Get(_, read) | Self::Verify(read) => read.length_bytes(),
+            Self::Get(_, read) | Self::Verify(read) => read.pin.length_bytes,
             Self::Set(set) => set.claim.length_bytes(),
             Self::Reclaim(_) => 0,
         }
@@ -49,7 +49,7 @@ impl Operation {
 
     pub(super) fn extent(&self) -> Option<Extent> {
         match self {
-            Self::Get(_, read) | Self::Verify(read) => Some(read.extent()),
+            Self::Get(_, read) | Self::Verify(read) => Some(read.pin.extent),
             Self::Set(set) => set.extent(),
             Self::Reclaim(_) => None,
         }
@@ -60,7 +60,7 @@ impl Operation {
         let kept = checksum.kind()?;
         match self {
             Self::Get(_, read) | Self::Verify(read) => {
-                read.checksum().map(|checksum| checksum.kind)
+                read.pin.checksum.map(|checksum| checksum.kind)
             }
             Self::Set(_) => Some(kept),
             Self::Reclaim(_) => None,
@@ -76,9 +76,9 @@ pub(crate) struct SetOperation {
 impl SetOperation {
     pub(super) fn extent(&self) -> Option<Extent> {
         match &self.stage {
-            Stage::Writing(write) => Some(write.extent()),
+            Stage::Writing(write) => Some(write.extent),
             Stage::Recorded(write) => Some(write.extent()),
-            Stage::Superseding(write) => write.extent(),
+            Stage::Superseding(write) => Some(write.extent()),
             Stage::Claimed => None,
         }
     }

@@ -10,9 +10,10 @@ use super::health::Direction;
 use super::operation::{Operation, SetOperation, Stage};
 use super::operations::{CHECKSUM_TURN_BYTES, Operations};
 use super::record_writer::Answer;
-use crate::cache::{Begun, Next};
+use crate::cache::{Begun, Claim, Waiting};
 use crate::config::Durability;
 use crate::error::StoreError;
+use crate::index::Resumed;
 use crate::schedule::Grant;
 
 /// Extents that a SET tries which finds that they have no blocks.
@@ -38,13 +39,13 @@ impl SetOperation {
     }
 
     /// Commits or gives everything back, and answers. Returns what waited behind it.
-    fn end(self, checksum: u64, failure: Option<Failure>, shared: &Shared) -> Vec<Next> {
+    fn end(self, checksum: u64, failure: Option<Failure>, shared: &Shared) -> Waiting {
         let cache = &shared.cache;
         let text = failure.as_ref().map(|failure| self.failure_text(failure, shared));
         let Self { claim, stage } = self;
         let (request, length_bytes) = (&claim.request, claim.length_bytes());
         let committed = match (stage, &failure) {
-            (Stage::Superseding(write), _) => write.commit(),
+            (Stage::Superseding(write), _) => Some(write.commit()),
             (Stage::Recorded(write), None) => Some(write.commit()),
             (Stage::Writing(write), None) => Some(write.commit(request, checksum)),
             (Stage::Writing(write), Some(Failure::Transfer(_, Fate::Doubt))) => {
@@ -56,10 +57,8 @@ impl SetOperation {
                 None
             }
         };
-        let (generation, waiting) = match committed {
-            Some(committed) => (Some(committed.generation), committed.waiting),
-            None => (None, cache.end_claim(request.digest)),
-        };
+        let (generation, waiting) = committed.unzip();
+        let waiting = waiting.unwrap_or_else(|| cache.end_set(request.digest, None));
         let (item, share) = (claim.request.item, claim.request.share);
         let Some(failure) = failure else {
             // Also if nothing was written: it may have found what is not in the file yet.
@@ -119,7 +118,7 @@ impl Operations {
                 self.scheduler.hold_sets(true);
                 self.awaits_growth = true;
             }
-            Begun::Unchanged | Begun::NotAdmitted => self.end_unwritten(grant, None),
+            Begun::Unwritten => self.end_unwritten(grant, None),
             Begun::Refused(error) => {
                 if let StoreError::Grow { source, .. } = &error {
                     // One without an errno is an error of the device too.
@@ -215,25 +214,25 @@ impl Operations {
         let mut waiting = VecDeque::from(set.end(checksum, failure, &self.shared));
         while let Some(next) = waiting.pop_front() {
             match next {
-                Next::Read(request, read) => self.accept(Operation::Get(request, read)),
-                Next::Miss(request) => {
+                Resumed::Hit(request, read) => self.accept(Operation::Get(request, read)),
+                Resumed::Miss(request) => {
                     self.shared.cache.counters.get_misses.add(1);
                     request.item.miss();
                 }
-                Next::Write(claim) => match &shared_failure {
-                    Some((message, checksum))
-                        if claim.length_bytes() == length_bytes
-                            && claim.checksum() == *checksum =>
-                    {
-                        let failure = Some(Failure::Joined(message.clone()));
-                        waiting.extend(SetOperation { claim, stage: Stage::Claimed }.end(
-                            0,
-                            failure,
-                            &self.shared,
-                        ));
+                Resumed::Start(request) => {
+                    let claim = Claim::new(request, true);
+                    match &shared_failure {
+                        Some((message, checksum))
+                            if claim.length_bytes() == length_bytes
+                                && claim.checksum() == *checksum =>
+                        {
+                            let failure = Some(Failure::Joined(message.clone()));
+                            let set = SetOperation { claim, stage: Stage::Claimed };
+                            waiting.extend(set.end(0, failure, &self.shared));
+                        }
+                        _ => self.accept(Operation::set(claim)),
                     }
-                    _ => self.accept(Operation::set(claim)),
-                },
+                }
             }
         }
     }

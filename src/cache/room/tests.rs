@@ -11,14 +11,14 @@ use crate::backlog::{Amount, Backlog};
 use crate::batch_completion::Batch;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::CallerBuffer;
-use crate::cache::{Begun, Claim, GetRequest, Opened};
+use crate::cache::{Begun, Claim, GetRequest};
 use crate::capacity::Budget;
 use crate::completion_queue::CompletionQueue;
 use crate::config::{Checksum, Config, Eviction};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::evict::Quotas;
-use crate::index::{EnteredSet, Index, Rules};
+use crate::index::{EnteredGet, EnteredSet, Index, Rules};
 use crate::index::{FoundIndex, IndexPlace};
 use crate::key::Namespace;
 use crate::open_stores::OpenStore;
@@ -122,7 +122,6 @@ impl Still {
             key: Arc::clone(&key),
             namespace: Namespace::of(&key).fingerprint(),
             submitted: Instant::now(),
-            has_waited: false,
             share: Arc::new(share),
         };
         let EnteredSet::Ready(request) = self.cache.claim(1, request) else {
@@ -130,7 +129,7 @@ impl Still {
         };
         let counters = &self.cache.counters;
         let before = counters.evicted_bytes.get();
-        let (mut claim, mut last) = (Claim::new(request), counters.evicted.get());
+        let (mut claim, mut last) = (Claim::new(request, false), counters.evicted.get());
         let write = loop {
             let begun = claim.begin(&self.cache, usize::MAX, Instant::now());
             let now = counters.evicted.get();
@@ -143,7 +142,7 @@ impl Still {
                 _ => panic!("it is new, and there is room"),
             }
         };
-        assert!(write.commit(&claim.request, 0).waiting.is_empty());
+        assert!(write.commit(&claim.request, 0).1.is_empty());
         drop(claim);
         self.completions.drain(&mut Vec::new());
         let evicted = (self.cache.counters.evicted_bytes.get() - before) / BLOCK_BYTES;
@@ -159,9 +158,9 @@ impl Still {
         let item = items.next().unwrap();
         let request = GetRequest { item, buffer, submitted: Instant::now() };
         match self.cache.open(Digest::of(&key), &key, 1, request) {
-            Opened::Hit(request, _) => request.item.succeed(),
-            Opened::Miss(request) => request.item.miss(),
-            Opened::Waits => panic!("nobody writes"),
+            EnteredGet::Hit(request, _) => request.item.succeed(),
+            EnteredGet::Miss(request) => request.item.miss(),
+            EnteredGet::Waits => panic!("nobody writes"),
         }
         self.completions.drain(&mut Vec::new());
     }

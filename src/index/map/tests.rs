@@ -11,7 +11,7 @@ use crate::index::found::FoundIndex;
 use crate::index::index_file::IndexPlace;
 use crate::index::reader_pins::EnteredGet;
 use crate::index::table::{ChunkFields, Reservation};
-use crate::index::writing::{EnteredSet, Publication, RecordState};
+use crate::index::writing::EnteredSet;
 use crate::key::Hashed;
 
 mod changes;
@@ -43,8 +43,8 @@ pub(in crate::index) fn index_with(ttl_ms: Option<u64>) -> (tempfile::TempDir, T
 fn store(index: &TestIndex, digest: Digest, key: &Arc<str>, length_bytes: u64) {
     assert!(matches!(index.enter_set(digest, key, 0, 0), EnteredSet::Ready(_)));
     let mut publication = publication(index, key, length_bytes);
-    publication.content.digest = digest;
-    assert!(index.finish_set(digest, Some(publication)).is_empty());
+    publication.1.digest = digest;
+    assert_eq!(finish(index, digest, Some(publication)), 0);
 }
 
 fn exists(index: &TestIndex, keys: &[&str]) -> Vec<bool> {
@@ -61,7 +61,17 @@ pub(in crate::index) fn reserved(index: &TestIndex, key_length: usize) -> Reserv
     }
 }
 
-fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> Publication {
+/// Ends a SET. Returns the number of operations that go on, and of extents that are free now.
+pub(in crate::index) fn finish(
+    index: &TestIndex,
+    digest: Digest,
+    publication: Option<(Reservation, ChunkFields)>,
+) -> usize {
+    let (resumed, freed) = index.finish_set(digest, publication, |pin| pin);
+    resumed.len() + freed.len()
+}
+
+fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> (Reservation, ChunkFields) {
     let content = ChunkFields {
         digest: Digest::of(key),
         namespace: Namespace::of(key).fingerprint(),
@@ -71,8 +81,7 @@ fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> Publication {
         checksum: None,
         created_ms: 0,
     };
-    let record = RecordState::Reserved(reserved(index, key.len()));
-    Publication { record, content }
+    (reserved(index, key.len()), content)
 }
 
 /// The digest finds, the exact key decides: made-up digests stand in for a collision nobody can produce.
@@ -82,10 +91,10 @@ fn a_colliding_key_neither_reads_nor_overwrites_nor_deletes() {
     let digest = Digest::of("shared");
     let (good, other): (Arc<str>, Arc<str>) = ("good".into(), "other".into());
     store(&index, digest, &good, 100);
-    assert!(matches!(index.enter_get(digest, &other, 100, 0, 1), EnteredGet::Miss(1)));
+    assert!(matches!(index.enter_get(digest, &other, 100, 0, 1, |pin| pin), EnteredGet::Miss(1)));
     assert!(matches!(index.enter_set(digest, &other, 0, 2), EnteredSet::Collides(2)));
     assert_eq!(index.delete(digest, &other), (false, None));
-    assert!(matches!(index.enter_get(digest, &good, 100, 0, 3), EnteredGet::Hit(3, _)));
+    assert!(matches!(index.enter_get(digest, &good, 100, 0, 3, |pin| pin), EnteredGet::Hit(3, _)));
 }
 
 #[test]
@@ -103,7 +112,7 @@ fn a_colliding_key_stays_out_for_an_hour() {
     assert!(matches!(index.enter_set(digest, &other, 1000 + hour_ms, 0), EnteredSet::Ready(_)));
     // While it is being written, the good key collides in turn.
     assert!(matches!(index.enter_set(digest, &good, 0, 0), EnteredSet::Collides(_)));
-    assert!(matches!(index.enter_get(digest, &good, 100, 0, 0), EnteredGet::Miss(_)));
+    assert!(matches!(index.enter_get(digest, &good, 100, 0, 0, |pin| pin), EnteredGet::Miss(_)));
 }
 
 #[test]
@@ -153,7 +162,7 @@ fn digests_with_one_tag_are_different_keys() {
     }
     assert!(index.delete(digests[3], &keys[3]).0);
     for (number, (digest, key)) in digests.iter().zip(&keys).enumerate() {
-        let hit = match index.enter_get(*digest, key, 100, 0, 1) {
+        let hit = match index.enter_get(*digest, key, 100, 0, 1, |pin| pin) {
             EnteredGet::Hit(_, pin) => index.unpin(&pin, false).is_none(),
             _ => false,
         };
@@ -173,9 +182,9 @@ fn a_purge_leaves_pinned_keys_alone_that_are_being_written() {
         assert!(matches!(index.enter_set(digest, &key, 0, 1), EnteredSet::Ready(1)));
         let (purged, places) = index.purge("model");
         assert_eq!((purged.keys, purged.pinned, places), (0, vec![key.to_string()], Vec::new()));
-        let resumed = index.finish_set(digest, publishes.then(|| publication(&index, &key, 200)));
+        let publication = publishes.then(|| publication(&index, &key, 200));
         // With another chunk, the old one's place.
-        assert_eq!(resumed.len(), usize::from(publishes));
+        assert_eq!(finish(&index, digest, publication), usize::from(publishes));
         assert_eq!(exists(&index, &[&*key]), [true]);
         assert!(index.check(|| BLOCK_BYTES).problems.is_empty());
     }
@@ -183,7 +192,6 @@ fn a_purge_leaves_pinned_keys_alone_that_are_being_written() {
     assert!(matches!(index.enter_set(digest, &key, 0, 1), EnteredSet::Ready(1)));
     assert_eq!(index.purge("model").0.keys, 1);
     // What is being written is not held either, if it is not pinned.
-    let resumed = index.finish_set(digest, Some(publication(&index, &key, 300)));
-    assert_eq!(resumed.len(), 1);
+    assert_eq!(finish(&index, digest, Some(publication(&index, &key, 300))), 1);
     assert_eq!(exists(&index, &[&*key]), [false]);
 }

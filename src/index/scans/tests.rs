@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use super::*;
-use crate::index::map::tests::{TestIndex, index_with, reserved};
+use crate::index::map::tests::{TestIndex, finish, index_with, reserved};
 use crate::index::table::ChunkFields;
-use crate::index::writing::{EnteredSet, Publication, RecordState};
+use crate::index::writing::EnteredSet;
 
 thread_local! {
     /// Most entries that were looked at while a lock was held, and how often some were.
@@ -40,8 +40,8 @@ fn index(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
             checksum: None,
             created_ms: 0,
         };
-        let record = RecordState::Reserved(reserved(&index, key.len()));
-        assert!(index.finish_set(digest, Some(Publication { record, content })).is_empty());
+        let publication = (reserved(&index, key.len()), content);
+        assert_eq!(finish(&index, digest, Some(publication)), 0);
     }
     (directory, index)
 }

@@ -42,11 +42,11 @@ fn fits_its_records(index: &TestIndex) -> bool {
 fn replace(index: &TestIndex, key: &Arc<str>, length_bytes: u64) {
     let digest = Digest::of(key);
     assert!(matches!(index.enter_set(digest, key, 0, 0), EnteredSet::Ready(_)));
-    index.finish_set(digest, Some(publication(index, key, length_bytes)));
+    finish(index, digest, Some(publication(index, key, length_bytes)));
 }
 
 fn is_held(index: &TestIndex, key: &str, length_bytes: u64) -> bool {
-    let held = match index.enter_get(Digest::of(key), key, length_bytes, 0, 0) {
+    let held = match index.enter_get(Digest::of(key), key, length_bytes, 0, 0, |pin| pin) {
         EnteredGet::Hit(_, pin) => index.unpin(&pin, false).is_none(),
         _ => false,
     };
