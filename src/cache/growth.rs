@@ -4,10 +4,13 @@
 //! behind it do; it fails, or others go for it, only when the store can grow no more.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::Cache;
 use super::threads::CacheThread;
+
+/// Nothing but an order is waited for: any time does.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 /// Ends the waiting of SETs with the thread, also if that is a panic.
 struct NoMoreGrowth<'cache>(&'cache Cache);
@@ -15,21 +18,18 @@ struct NoMoreGrowth<'cache>(&'cache Cache);
 impl Drop for NoMoreGrowth<'_> {
     fn drop(&mut self) {
         self.0.growth.end();
-        self.0.growth.is_under_way.store(false, Ordering::SeqCst);
         self.0.wake_reactors();
     }
 }
 
 fn keep_growing(cache: &Cache) {
     let _ending = NoMoreGrowth(cache);
-    while let Some(needed_bytes) = cache.growth.next_order() {
-        cache.grow(needed_bytes);
-        let orders = cache.growth.orders.lock();
-        if orders.needed_bytes.is_none() {
-            cache.growth.is_under_way.store(false, Ordering::SeqCst);
+    while cache.growth.wait(Instant::now() + LONGEST_WAIT) {
+        if let Some(needed_bytes) = cache.growth.take() {
+            cache.grow(needed_bytes);
+            cache.growth.note_done();
+            cache.wake_reactors();
         }
-        drop(orders);
-        cache.wake_reactors();
     }
 }
 
@@ -41,7 +41,7 @@ impl Cache {
 
     /// Whether SETs that found no room are to wait. The reactors are woken when it ends.
     pub(crate) fn is_growing(&self) -> bool {
-        self.growth.is_under_way.load(Ordering::SeqCst)
+        self.growth.is_under_way()
     }
 
     fn wake_reactors(&self) {
@@ -63,13 +63,7 @@ impl Cache {
             self.wake_reactors();
             return true;
         }
-        let mut orders = self.growth.orders.lock();
-        if !orders.ends {
-            orders.needed_bytes = orders.needed_bytes.max(Some(needed_bytes));
-            self.growth.is_under_way.store(true, Ordering::SeqCst);
-            self.growth.ordered.notify_one();
-        }
-        !orders.ends
+        self.growth.order(needed_bytes)
     }
 
     /// Makes the first data file, and the first part of the index, if they are not there. SETs that fail name

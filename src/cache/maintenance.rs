@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Cache;
-use super::orders::is_above;
 use super::presence::LOOK_PAUSE;
 use super::threads::CacheThread;
+use crate::block::Extent;
 use crate::config::Discard;
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
@@ -27,60 +27,50 @@ const LONGEST_WRITE: Duration = Duration::from_millis(100);
 /// Freed extents are discarded so often, many at a time.
 const DISCARD_PAUSE: Duration = Duration::from_millis(200);
 
-/// Entries that are looked at for expiry while a lock is held.
-const LOOKED_AT: u32 = 64;
+/// By how much of itself the length to make room for falls with each chunk that is shorter.
+const FORGETS: u32 = 64;
 
 const SLICE: Duration = Duration::from_micros(200);
 
+/// Work that is due again and again after a pause; never without one.
+type Work<'cache> = (Option<Duration>, Box<dyn FnMut() + 'cache>);
+
 fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
-    let pause =
+    let sweep_pause =
         cache.config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
-    let uses_pause = pause.map_or(LONGEST_BEHIND, |pause| pause.min(LONGEST_BEHIND));
-    let mut next_uses = Instant::now() + uses_pause;
-    let mut next_sweep = pause.map(|pause| Instant::now() + pause);
-    let discards = cache.config.discard == Discard::Free;
-    let mut next_discard = discards.then(|| Instant::now() + DISCARD_PAUSE);
-    let mut next_look = Instant::now() + LOOK_PAUSE;
-    let progress = &cache.index.table().changes.progress;
+    let uses_pause = sweep_pause.map_or(LONGEST_BEHIND, |pause| pause.min(LONGEST_BEHIND));
+    let discard_pause = (cache.config.discard == Discard::Free).then_some(DISCARD_PAUSE);
+    let changes = &cache.index.table().changes;
     let mut uses_ticket = 0;
+    let write_uses = move || {
+        // One round at a time, however long the file system takes.
+        if changes.progress.is_done(uses_ticket) {
+            cache.write_uses();
+            uses_ticket = changes.progress.ticket();
+        }
+    };
+    let all: [Work<'_>; 4] = [
+        (Some(LOOK_PAUSE), Box::new(|| cache.look_for_files(tell_lost))),
+        (sweep_pause, Box::new(|| _ = cache.expire(true))),
+        (Some(uses_pause), Box::new(write_uses)),
+        (discard_pause, Box::new(|| cache.discard_freed())),
+    ];
+    let begin = Instant::now();
+    let timed = |(pause, work): Work<'_>| pause.map(|pause| (begin + pause, pause, work));
+    let mut timers: Vec<_> = all.into_iter().filter_map(timed).collect();
     loop {
-        cache.index.table().changes.announce();
-        let others = [next_sweep, next_discard].into_iter().flatten();
-        let next_due = others.fold(next_look.min(next_uses), Instant::min);
-        let orders = cache.maintenance.next_orders(next_due);
-        if orders.ends {
+        changes.announce();
+        let latest = Instant::now() + LONGEST_PAUSE;
+        let due = timers.iter().map(|(due, ..)| *due).fold(latest, Instant::min);
+        if !cache.maintenance.wait(due) {
             return;
         }
-        if orders.is_short {
-            cache.evict_ahead(|_, _| ());
-        }
-        if Instant::now() >= next_look {
-            let (missed, has_others) = (cache.missed_files(), cache.paths.get().is_some());
-            // The others take its keys, and say so.
-            let lost = cache.presence.note(missed, cache.config.path(), has_others);
-            lost.into_iter().for_each(tell_lost);
-            if cache.store.is_look_due(false) || cache.index.table().lacks_blocks() {
-                cache.look_at_blocks();
+        cache.evict_ahead(|_, _| ());
+        for (due, pause, work) in &mut timers {
+            if Instant::now() >= *due {
+                work();
+                *due = Instant::now() + *pause;
             }
-            next_look = Instant::now() + LOOK_PAUSE;
-        }
-        if let (Some(next), Some(pause)) = (next_sweep, pause)
-            && Instant::now() >= next
-        {
-            cache.expire(true);
-            next_sweep = Some(Instant::now() + pause);
-        }
-        if Instant::now() >= next_uses {
-            // One round at a time, however long the file system takes.
-            if progress.is_done(uses_ticket) {
-                cache.write_uses();
-                uses_ticket = progress.ticket();
-            }
-            next_uses = Instant::now() + uses_pause;
-        }
-        if next_discard.is_some_and(|next| Instant::now() >= next) {
-            cache.discard_freed();
-            next_discard = Some(Instant::now() + DISCARD_PAUSE);
         }
     }
 }
@@ -100,21 +90,46 @@ impl Cache {
     /// Evicts down to the low watermark, if the high one was passed. `notify` gets each run of blocks that it made room
     /// for, and how many bytes it evicted for it.
     pub(super) fn evict_ahead(&self, mut notify: impl FnMut(u32, u64)) {
-        let maintenance = &self.maintenance;
-        if !maintenance.is_short.load(Ordering::Relaxed) {
+        if self.maintenance.take().is_none() {
             return;
         }
-        while is_above(self.store.fill(), maintenance.low_watermark)
-            && !maintenance.orders.lock().ends
-        {
+        let low_watermark = self.config.tuning.low_watermark;
+        while self.is_filled_above(low_watermark) && !self.maintenance.are_to_end() {
             let before = self.counters.evicted_bytes.get();
-            let blocks = maintenance.typical_blocks.load(Ordering::Relaxed);
+            let blocks = self.typical_blocks.load(Ordering::Relaxed);
             if !self.make_room(blocks) {
                 break;
             }
             notify(blocks, self.counters.evicted_bytes.get() - before);
         }
-        maintenance.is_short.store(false, Ordering::Relaxed);
+        self.maintenance.note_done();
+    }
+
+    /// A chunk of `bytes` got an extent, or none; wakes the maintenance thread if space is short now.
+    pub(super) fn note_placed(&self, bytes: u64) {
+        let blocks = Extent::blocks_for(bytes);
+        let before = self.typical_blocks.load(Ordering::Relaxed);
+        self.typical_blocks.store(blocks.max(before - before / FORGETS), Ordering::Relaxed);
+        let high_watermark = self.config.tuning.high_watermark;
+        if !self.maintenance.is_under_way() && self.is_filled_above(high_watermark) {
+            self.maintenance.order(());
+        }
+    }
+
+    fn is_filled_above(&self, share: f64) -> bool {
+        let fill = self.store.fill();
+        !fill.can_grow && fill.allocated_bytes as f64 > fill.total_bytes as f64 * share
+    }
+
+    /// Looks whether the files are where they belong, and which of their blocks are shared.
+    fn look_for_files(&self, tell_lost: &dyn Fn(String)) {
+        let (missed, has_others) = (self.missed_files(), self.paths.get().is_some());
+        // The others take its keys, and say so.
+        let lost = self.presence.note(missed, self.config.path(), has_others);
+        lost.into_iter().for_each(tell_lost);
+        if self.store.is_look_due(false) || self.index.table().lacks_blocks() {
+            self.look_at_blocks();
+        }
     }
 
     /// Discards extents that were freed, until there is something more urgent.
@@ -150,21 +165,12 @@ impl Cache {
     pub(crate) fn expire(&self, pauses: bool) -> u64 {
         let before = self.counters.expired.get();
         let mut slice = Instant::now();
-        for number in 0..self.index.shard_count() {
-            let mut from = Some(0);
-            while let Some(first) = from {
-                let now_ms = self.config.clock.now_ms();
-                let expired = self.index.expire(number, first, LOOKED_AT, now_ms);
-                from = expired.next;
-                self.counters.expired.add(expired.chunks);
-                self.counters.expired_bytes.add(expired.bytes);
-                self.reclaim_all(expired.extents);
-                let is_over = pauses && slice.elapsed() >= SLICE;
-                if is_over && !self.maintenance.rest(&mut slice, false) {
-                    return self.counters.expired.get() - before;
-                }
-            }
-        }
+        self.index.expire(|extents, bytes| {
+            self.counters.expired.add(extents.len() as u64);
+            self.counters.expired_bytes.add(bytes);
+            self.reclaim_all(extents);
+            !pauses || slice.elapsed() < SLICE || self.maintenance.rest(&mut slice, false)
+        });
         self.counters.expired.get() - before
     }
 }

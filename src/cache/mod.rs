@@ -17,6 +17,7 @@ mod room;
 mod threads;
 mod write;
 
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
@@ -29,7 +30,7 @@ pub(crate) use requests::{ChunkIndex, GetRequest, SetRequest};
 pub(crate) use threads::CacheThread;
 pub(crate) use write::{Begun, Claim, RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
 
-use orders::{Growth, Maintenance};
+use orders::Orders;
 use presence::Presence;
 
 use crate::block::Extent;
@@ -52,8 +53,12 @@ pub(crate) struct Cache {
     pub(crate) presence: Presence,
     /// Dropped after the files that it speaks of.
     pub(crate) open_store: OpenStore,
-    maintenance: Maintenance,
-    growth: Growth,
+    /// Space is short.
+    maintenance: Orders<()>,
+    /// Blocks of about the longest chunk of late.
+    typical_blocks: AtomicU32,
+    /// Bytes that room is needed for.
+    growth: Orders<u64>,
     write_budget: Arc<WriteBudget>,
     /// The caches of all paths of the store; empty if it is the only one.
     paths: OnceLock<Vec<Weak<Self>>>,
@@ -78,8 +83,9 @@ impl Cache {
         open_store: OpenStore,
     ) -> Self {
         Self {
-            maintenance: Maintenance::new(&config.tuning),
-            growth: Growth::default(),
+            maintenance: Orders::default(),
+            typical_blocks: AtomicU32::new(1),
+            growth: Orders::default(),
             write_budget,
             paths: OnceLock::new(),
             config,

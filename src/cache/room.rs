@@ -103,7 +103,7 @@ impl Cache {
             Ok(Some(_)) => self.grow_ahead(),
             Ok(None) | Err(_) => self.release_quota(quota),
         }
-        self.maintenance.note_placed(bytes, || self.store.fill());
+        self.note_placed(bytes);
         outcome
     }
 
@@ -157,12 +157,9 @@ impl Cache {
         }
         // One at a time: the record of one chunk is room for that of another, if its key is no longer.
         while is_final(&outcome) && attempts < ATTEMPTS {
-            let victims = self.index.coldest(1);
-            if victims.is_empty() {
-                break;
-            }
             deferred.begin();
-            if self.evict_all(&victims) {
+            let Some(has_evicted) = self.evict_coldest() else { break };
+            if has_evicted {
                 attempts += 1;
                 outcome = self.index.table().reserve(key_bytes);
             }
@@ -193,21 +190,16 @@ impl Cache {
             let fill = self.store.fill();
             fill.allocated_bytes > fill.total_bytes
         };
-        if !is_over() {
-            return;
+        if is_over() {
+            while is_over() && self.evict_coldest().is_some() {}
+            self.store.drain_removals();
         }
-        while is_over() {
-            let victims = self.index.coldest(LOOKED_AT);
-            if victims.is_empty() {
-                break;
-            }
-            for victim in victims {
-                if is_over() {
-                    self.evict_all(&[victim]);
-                }
-            }
-        }
-        self.store.drain_removals();
+    }
+
+    /// Evicts the coldest chunk, if it can go, and says whether it did. None if there is none.
+    fn evict_coldest(&self) -> Option<bool> {
+        let victims = self.index.coldest(1);
+        (!victims.is_empty()).then(|| self.evict_all(&victims))
     }
 
     /// Evicts chunks so that there is a run of `blocks` free, as cheaply as it can; says whether it did.

@@ -5,16 +5,6 @@ use super::map::Index;
 use crate::block::Extent;
 use crate::format::record::use_parts;
 
-/// Chunks that had expired and were taken out.
-#[derive(Debug, Default)]
-pub(crate) struct Expired {
-    pub(crate) extents: Vec<Extent>,
-    pub(crate) chunks: u64,
-    pub(crate) bytes: u64,
-    /// The entry to go on with, if there are more.
-    pub(crate) next: Option<u32>,
-}
-
 impl<G, S> Index<G, S> {
     /// Whether a chunk has expired. A clock that was set back expires nothing.
     pub(super) fn is_expired(&self, entry: &ChunkEntry, now_ms: u64) -> bool {
@@ -25,19 +15,25 @@ impl<G, S> Index<G, S> {
         !entry.pinned && entry.leased_until_s <= self.now_s()
     }
 
-    /// Looks at `most` entries of shard `number` from `from` on, and takes out those that have expired.
-    pub(crate) fn expire(&self, number: usize, from: u32, most: u32, now_ms: u64) -> Expired {
-        let mut expired = Expired::default();
+    /// Takes out what has expired, some chunks at a time. `freed` gets their extents and bytes, and says whether to go on.
+    pub(crate) fn expire(&self, mut freed: impl FnMut(Vec<Extent>, u64) -> bool) {
         if self.rules.ttl_ms.is_none() {
-            return expired;
+            return;
         }
-        let now_s = self.now_s();
-        let has_expired =
-            || |entry: &ChunkEntry| entry.can_go(now_s) && self.is_expired(entry, now_ms);
-        expired.next = self.scan(number, from, most, has_expired, |shard, found| {
-            expired.chunks = found.len() as u64;
-            (expired.extents, expired.bytes) = self.take_out_all(shard, &found);
-        });
-        expired
+        for number in 0..self.shards.len() {
+            let mut from = Some(0);
+            while let Some(first) = from {
+                let (now_ms, now_s) = (self.rules.clock.now_ms(), self.now_s());
+                let has_expired =
+                    || |entry: &ChunkEntry| entry.can_go(now_s) && self.is_expired(entry, now_ms);
+                let mut expired = (Vec::new(), 0);
+                from = self.scan(number, first, has_expired, |shard, found| {
+                    expired = self.take_out_all(shard, &found);
+                });
+                if !freed(expired.0, expired.1) {
+                    return;
+                }
+            }
+        }
     }
 }

@@ -87,21 +87,20 @@ impl<G, S> Index<G, S> {
         self.shards.len()
     }
 
-    /// Calls `act` with those of `most` chunks of shard `number` from entry `from` on that are meant, if there are any. Returns
-    /// where to go on, if there are more. `meant` is called with the shard locked.
+    /// Calls `act` with those of some chunks of shard `number` from entry `from` on that are meant, if there are any. Returns where
+    /// to go on, if there are more. `meant` is called with the shard locked.
     pub(super) fn scan<F: Fn(&ChunkEntry) -> bool>(
         &self,
         number: usize,
         from: u32,
-        most: u32,
         meant: impl Fn() -> F,
         act: impl FnOnce(&mut Shard<G, S>, Vec<Located>),
     ) -> Option<u32> {
-        #[cfg(test)]
-        tests::note_hold(most);
         let (found, next) = {
             let shard = self.shards[number].0.lock();
-            let (end, next) = (shard.entries.end(), from.saturating_add(most));
+            let (end, next) = (shard.entries.end(), from + ENTRIES_AT_ONCE);
+            #[cfg(test)]
+            tests::note_hold(next.min(end) - from);
             let is_meant = meant();
             let find = |number| find_meant(&shard, number, &is_meant);
             let found: Vec<Located> = (from..next.min(end)).filter_map(find).collect();
@@ -131,7 +130,7 @@ impl<G, S> Index<G, S> {
     ) {
         let mut from = Some(0);
         while let Some(first) = from {
-            from = self.scan(number, first, ENTRIES_AT_ONCE, &meant, &mut act);
+            from = self.scan(number, first, &meant, &mut act);
         }
     }
 
