@@ -111,8 +111,8 @@ impl IndexProbe {
 
     fn reserve(&self, key_length: usize) -> Result<Reservation, StoreError> {
         loop {
-            match self.0.table().reserve(key_length) {
-                Err(StoreError::Growing { .. }) => self.0.table().grow()?,
+            match self.0.table.reserve(key_length) {
+                Err(StoreError::Growing { .. }) => self.0.table.grow()?,
                 outcome => return outcome,
             }
         }

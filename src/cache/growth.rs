@@ -50,7 +50,7 @@ impl Cache {
 
     /// Has the store grow if it soon has to.
     pub(super) fn grow_ahead(&self) {
-        let is_due = || self.store.is_growth_due(0) || self.index.table().is_growth_due();
+        let is_due = || self.store.is_growth_due(0) || self.index.table.is_growth_due();
         if !self.is_growing() && is_due() {
             self.order_growth(0);
         }
@@ -69,7 +69,7 @@ impl Cache {
     /// Makes the first data file, and the first part of the index, if they are not there. SETs that fail name
     /// what is in the way.
     pub(crate) fn prepare_growth(&self) {
-        let table = self.index.table();
+        let table = &self.index.table;
         if table.slot_count() == 0 {
             let _ = table.grow();
         }
@@ -81,7 +81,7 @@ impl Cache {
     /// Looks which blocks of the files are shared with a copy: those of the index get blocks of their own, as a page of it that
     /// finds none is lost; the data files live with what there is.
     pub(super) fn look_at_blocks(&self) {
-        self.index.table().unshare();
+        self.index.table.unshare();
         self.store.look_at_blocks();
     }
 
@@ -91,7 +91,7 @@ impl Cache {
         if self.store.is_look_due(true) {
             self.look_at_blocks();
         }
-        let table = self.index.table();
+        let table = &self.index.table;
         while self.store.is_growth_due(needed_bytes) && self.store.grow(needed_bytes, table).is_ok()
         {
         }

@@ -40,7 +40,7 @@ fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
         cache.config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
     let uses_pause = sweep_pause.map_or(LONGEST_BEHIND, |pause| pause.min(LONGEST_BEHIND));
     let discard_pause = (cache.config.discard == Discard::Free).then_some(DISCARD_PAUSE);
-    let changes = &cache.index.table().changes;
+    let changes = &cache.index.table.changes;
     let mut uses_ticket = 0;
     let write_uses = move || {
         // One round at a time, however long the file system takes.
@@ -127,7 +127,7 @@ impl Cache {
         // The others take its keys, and say so.
         let lost = self.presence.note(missed, self.config.path(), has_others);
         lost.into_iter().for_each(tell_lost);
-        if self.store.is_look_due(false) || self.index.table().lacks_blocks() {
+        if self.store.is_look_due(false) || self.index.table.lacks_blocks() {
             self.look_at_blocks();
         }
     }
@@ -135,7 +135,7 @@ impl Cache {
     /// Discards extents that were freed, until there is something more urgent.
     fn discard_freed(&self) {
         // It waits for records to be cleared.
-        self.index.table().changes.announce();
+        self.index.table.changes.announce();
         let mut slice = Instant::now();
         while self.store.discard_freed() && self.maintenance.rest(&mut slice, true) {}
     }
@@ -143,7 +143,7 @@ impl Cache {
     /// Has it written into the records how their chunks were used, until there is something more urgent, or the file system takes
     /// long. A fifth of the time, and a few at a time: answers of SETs and DELETEs wait behind them.
     pub(super) fn write_uses(&self) {
-        let (table, mut slice) = (self.index.table(), Instant::now());
+        let (table, mut slice) = (&self.index.table, Instant::now());
         for number in 0..self.index.shard_count() {
             let mut has_more = true;
             while has_more {

@@ -36,7 +36,6 @@ use presence::Presence;
 use crate::block::Extent;
 use crate::config::Config;
 use crate::engine::Waker;
-use crate::index::table::Table;
 use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::stats::Counters;
@@ -64,8 +63,8 @@ pub(crate) struct Cache {
     paths: OnceLock<Vec<Weak<Self>>>,
     /// Woken when the store has grown.
     reactors: Box<[Arc<Waker>]>,
-    /// Extents of deleted chunks, and since when they wait to be given back.
-    deleted: SegQueue<(Extent, Instant)>,
+    /// Extents of deleted chunks, to be given to [`Cache::reclaim`], and since when they wait for that.
+    pub(crate) deleted: SegQueue<(Extent, Instant)>,
     /// Extents of chunks that got a record and were not stored. Until it is durable that the record is cleared, power loss
     /// could bring it back, and it would win over an older one of its key.
     withdrawn: Mutex<Vec<Extent>>,
@@ -132,7 +131,7 @@ impl Cache {
         stored
     }
 
-    /// Removes a key from the index. Its extent waits for [`Cache::next_deleted`] from `now` on, or for its last reader.
+    /// Removes a key from the index. Its extent waits in `deleted` from `now` on, or for its last reader.
     pub(crate) fn delete(&self, digest: Digest, key: &str, now: Instant) {
         let (found, extent) = self.index.delete(digest, key);
         let counters = &self.counters;
@@ -141,15 +140,6 @@ impl Cache {
         if let Some(extent) = extent {
             self.deleted.push((extent, now));
         }
-    }
-
-    /// The next extent of a deleted chunk, to be given to [`Cache::reclaim`], and since when it waits for that.
-    pub(crate) fn next_deleted(&self) -> Option<(Extent, Instant)> {
-        self.deleted.pop()
-    }
-
-    pub(crate) fn has_deleted(&self) -> bool {
-        !self.deleted.is_empty()
     }
 
     /// Gives an extent back to the store. No record names it and nothing is under way there.
@@ -189,18 +179,14 @@ impl Cache {
         purged
     }
 
-    pub(crate) fn records(&self) -> &Table {
-        self.index.table()
-    }
-
     /// Whether all changes of records before this ticket are in the file.
     pub(crate) fn is_recorded(&self, ticket: u64) -> bool {
-        self.records().changes.progress.is_done(ticket)
+        self.index.table.changes.progress.is_done(ticket)
     }
 
     /// Why the next open would not find the files of this store, if so, as the file system says now.
     pub(crate) fn missed_files(&self) -> Option<String> {
-        self.records().missed().or_else(|| self.store.missed())
+        self.index.table.missed().or_else(|| self.store.missed())
     }
 
     /// Which chunk it is and where it lies, for messages.

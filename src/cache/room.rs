@@ -87,8 +87,8 @@ impl Cache {
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<WriteHandle>, StoreError> {
         let (bytes, digest) = (request.buffer.length_bytes() as u64, request.digest);
-        if self.records().lacks_blocks() {
-            return Err(self.records().why_not_written());
+        if self.index.table.lacks_blocks() {
+            return Err(self.index.table.why_not_written());
         }
         let mut deferred = DeferredReclaim { store: &*self.store, is_begun: false };
         let quota = self.reserve_quota(request, bytes, || deferred.begin())?;
@@ -150,7 +150,7 @@ impl Cache {
         key_bytes: usize,
         deferred: &mut DeferredReclaim<'_>,
     ) -> Result<Reservation, StoreError> {
-        let mut outcome = self.index.table().reserve(key_bytes);
+        let mut outcome = self.index.table.reserve(key_bytes);
         let mut attempts = 0;
         if let (true, Err(error)) = (is_final(&outcome), &outcome) {
             self.note_index_full(error);
@@ -161,7 +161,7 @@ impl Cache {
             let Some(has_evicted) = self.evict_coldest() else { break };
             if has_evicted {
                 attempts += 1;
-                outcome = self.index.table().reserve(key_bytes);
+                outcome = self.index.table.reserve(key_bytes);
             }
         }
         outcome

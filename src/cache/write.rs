@@ -175,7 +175,7 @@ impl WriteHandle {
             cache: Arc::clone(cache),
             digest,
             extent,
-            free_ticket: cache.index.table().changes.freed_ticket(),
+            free_ticket: cache.index.table.changes.freed_ticket(),
             record: Some(reservation),
             quota,
             is_unwritable: false,

@@ -96,8 +96,8 @@ impl Connector {
         let mut waits = Vec::new();
         for shared in self.volumes.live().map(|volume| &volume.shared) {
             all.add(shared.cache.purge(namespace));
-            shared.cache.index.table().changes.announce();
-            let progress = &shared.cache.index.table().changes.progress;
+            shared.cache.index.table.changes.announce();
+            let progress = &shared.cache.index.table.changes.progress;
             waits.push((Arc::clone(progress), progress.ticket()));
         }
         // Not with the gate: close() and other submits would wait as well.
@@ -113,7 +113,7 @@ impl Connector {
         let _gate = self.enter::<&str>(&[])?;
         let expire = |volume: &Volume| {
             let count = volume.shared.cache.expire(false);
-            volume.shared.cache.index.table().changes.announce();
+            volume.shared.cache.index.table.changes.announce();
             count
         };
         Ok(self.volumes.live().map(expire).sum())

@@ -277,7 +277,7 @@ fn agree(
     let change = |change: &dyn Fn(&Table) -> io::Result<()>| {
         opened.iter().map(|volume| &volume.shared.cache).try_for_each(|cache| {
             let error = OpenError::io("write the index of", cache.config.path());
-            change(cache.index.table()).map_err(error)
+            change(&cache.index.table).map_err(error)
         })
     };
     // What was dropped is not to come back once the set is noted.

@@ -72,7 +72,7 @@ impl Connector {
         let (mut leased_bytes, mut pinned_bytes) = (0, 0);
         if is_owner {
             usage = shared.cache.store.usage();
-            records = u64::from(index.table().used_slots());
+            records = u64::from(index.table.used_slots());
             (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
             reason = shared.cache.presence.reason().map(|reason| reason.to_string());
             reason = reason.or_else(|| shared.health.reason());
@@ -88,7 +88,7 @@ impl Connector {
             keys: index.keys(),
             held_bytes: index.stored_bytes(),
             records,
-            index_pages_lost: index.table().lost_pages() as u64,
+            index_pages_lost: index.table.lost_pages() as u64,
             allocated_bytes: usage.allocated_bytes,
             capacity_bytes: volume.budget.capacity_bytes,
             used_bytes: volume.budget.used_bytes(),

@@ -177,7 +177,7 @@ impl Connector {
             if !items.is_empty() {
                 volume.shared.reclaim_deleted();
                 volume.shared.answer_when_written(Answer::Removed(items));
-                volume.shared.cache.records().changes.announce();
+                volume.shared.cache.index.table.changes.announce();
             }
         }
         self.completions.announce();

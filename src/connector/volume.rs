@@ -80,7 +80,7 @@ impl Volume {
             Index::open(index, &budget, rules, config.clock.now_ms(), |table| {
                 home.open_store(&config, files, &budget, table, &wakers)
             })?;
-        let table = index.table();
+        let table = &index.table;
         table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
         let id = table.store_id().map_err(io_error("read the index of"))?;
         let (completions, write_budget) = (Arc::clone(completions), Arc::clone(write_budget));
@@ -240,14 +240,14 @@ fn warn_of_capacity(path: &Path, budget: &Budget) {
 fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
     if shared.cache.config.durability == Durability::Persistent && !was_closed {
         // A sync may have failed, and its owner been killed before it saw that.
-        shared.cache.index.table().write_anew();
+        shared.cache.index.table.write_anew();
     }
     let note = || {
         if shared.cache.config.durability == Durability::Persistent {
             shared.cache.store.sync()?;
         }
         shared.cache.index.write_session(shared.cache.config.clock.now_ms(), false)?;
-        shared.cache.index.table().sync()
+        shared.cache.index.table.sync()
     };
     note().or_else(|error| {
         let path = shared.cache.config.path().display();
@@ -286,9 +286,9 @@ fn release(shared: &Shared, orderly: bool) -> bool {
         index.write_all_uses();
         // The data first: a clean flag must not be on disk before what it vouches for.
         store.sync()?;
-        index.table().sync()?;
+        index.table.sync()?;
         index.write_session(shared.cache.config.clock.now_ms(), true)?;
-        index.table().sync()
+        index.table.sync()
     };
     let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
     if let Err(error) = &noted {
@@ -301,7 +301,7 @@ fn release(shared: &Shared, orderly: bool) -> bool {
             }
         }
     }
-    match store.release().and_then(|()| index.table().release_file()) {
+    match store.release().and_then(|()| index.table.release_file()) {
         Ok(()) => shared.cache.open_store.note_closed(),
         Err(error) => log::error!("{path} stays locked until this process ends: {error}"),
     }

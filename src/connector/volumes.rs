@@ -148,7 +148,7 @@ impl Volumes {
             Membership::new(epoch, unavailable, set.iter().map(|number| self.all[number].id));
         let is_refused = |number: &usize| {
             let volume = &self.all[*number];
-            let noted = volume.index().table().write_membership(&note);
+            let noted = volume.index().table.write_membership(&note);
             noted.is_err_and(|error| {
                 volume.shared.health.fail(|| format!("its index cannot be written: {error}"));
                 true

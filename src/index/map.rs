@@ -21,7 +21,7 @@ const SHARDS: usize = 2048;
 
 /// Keys that are stored or being written. `G` and `S` are waiting GETs and SETs, opaque here.
 pub(crate) struct Index<G, S> {
-    pub(super) table: Table,
+    pub(crate) table: Table,
     pub(super) shards: Box<[LockedShard<G, S>]>,
     generation: AtomicU64,
     /// First generation of this session.
@@ -96,10 +96,6 @@ impl<G, S> Index<G, S> {
             verify_from: AtomicU64::new(u64::MAX),
             untrusted_before: AtomicU64::new(0),
         }
-    }
-
-    pub(crate) fn table(&self) -> &Table {
-        &self.table
     }
 
     /// GETs and EXISTS that would hit in a larger store: with one and a half times the capacity, and twice.

@@ -264,7 +264,7 @@ impl Operations {
                 group.failed_syncs = self.shared.failed_syncs();
                 // Their records were cleared, in memory: before the ticket.
                 group.withdrawn = self.shared.cache.take_withdrawn();
-                group.awaited_records = Some(self.shared.cache.records().changes.progress.ticket());
+                group.awaited_records = Some(self.shared.cache.index.table.changes.progress.ticket());
                 self.sync_index()
             }
             _ => {
@@ -281,7 +281,7 @@ impl Operations {
             return Ok(());
         }
         self.commit.awaited_records = None;
-        let index = cache.records().sync_descriptor(self.number);
+        let index = cache.index.table.sync_descriptor(self.number);
         self.submit_syncs(&[sync_of(Action::Sync, index, true)])
     }
 

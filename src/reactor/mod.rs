@@ -220,7 +220,7 @@ impl Operations {
             };
             turns_unannounced += 1;
             if !is_asked_again || turns_unannounced >= ANNOUNCED_TURNS {
-                self.shared.cache.records().changes.announce();
+                self.shared.cache.index.table.changes.announce();
                 turns_unannounced = 0;
             }
             self.reap_or_sleep(timeout, deadline)?;
@@ -274,7 +274,7 @@ impl Operations {
             self.drop_queued();
         }
         self.shared.completions.announce();
-        self.shared.cache.records().changes.announce();
+        self.shared.cache.index.table.changes.announce();
         true
     }
 }

@@ -137,7 +137,7 @@ impl Operations {
             }
         }
         if shared.reclaims_deleted(self.number) {
-            while let Some((extent, since)) = shared.cache.next_deleted() {
+            while let Some((extent, since)) = shared.cache.deleted.pop() {
                 self.enqueue(Operation::Reclaim(extent), since);
             }
         }

@@ -45,7 +45,7 @@ impl Answer {
             Self::Stored { item, share, generation } => {
                 // Before the answer: the caller may submit more then.
                 drop(share);
-                if generation.is_some_and(|generation| cache.records().changes.has_lost(generation))
+                if generation.is_some_and(|generation| cache.index.table.changes.has_lost(generation))
                 {
                     cache.counters.set_failed.add(1);
                     let path = cache.config.path().display();
@@ -70,7 +70,7 @@ impl Answer {
 impl Shared {
     /// Answers when all changes of records are made that were queued by now. If nobody makes them any more it fails.
     pub(crate) fn answer_when_written(&self, answer: Answer) {
-        let progress = &self.cache.records().changes.progress;
+        let progress = &self.cache.index.table.changes.progress;
         let mut waiting = self.answers.lock();
         let ticket = progress.ticket();
         match progress.is_done(ticket) {
@@ -85,7 +85,7 @@ impl Shared {
 
     /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
     fn note_changes_made(&self) {
-        let progress = &self.cache.records().changes.progress;
+        let progress = &self.cache.index.table.changes.progress;
         let mut waiting = self.answers.lock();
         let end = waiting.answers.partition_point(|(ticket, _)| progress.is_done(*ticket));
         let due: Vec<Answer> = waiting.answers.drain(..end).map(|(_, answer)| answer).collect();
@@ -100,7 +100,7 @@ impl Shared {
 
     /// Nobody makes changes any more: fails what waits for them.
     fn fail_answers(&self) {
-        self.cache.records().changes.progress.end();
+        self.cache.index.table.changes.progress.end();
         let mut waiting = self.answers.lock();
         waiting.have_ended = true;
         let left = std::mem::take(&mut waiting.answers);
@@ -127,18 +127,18 @@ impl RecordWriter {
             let shared = Arc::clone(&shared);
             move || {
                 let mut ending = FailAnswersOnDrop { shared: &shared, is_orderly: false };
-                let table = shared.cache.records();
+                let table = &shared.cache.index.table;
                 ending.is_orderly = table.make_changes(|| shared.note_changes_made());
             }
         })?;
-        shared.cache.records().changes.defer(true);
+        shared.cache.index.table.changes.defer(true);
         Ok(Self { shared, thread: Some(thread) })
     }
 
     /// Ends it when everything is written, if the file system lets it. Changes that are not written are not answered. Says whether
     /// it is out of the file, and whether everything is written.
     pub(crate) fn end(self) -> (bool, bool) {
-        let table = self.shared.cache.records();
+        let table = &self.shared.cache.index.table;
         table.changes.end();
         let lost = "what was stored or deleted last is not in the index";
         let (progress, ticket) = (&table.changes.progress, table.changes.progress.ticket());
@@ -166,7 +166,7 @@ struct FailAnswersOnDrop<'shared> {
 impl Drop for FailAnswersOnDrop<'_> {
     fn drop(&mut self) {
         if self.is_orderly {
-            return self.shared.cache.records().changes.progress.end();
+            return self.shared.cache.index.table.changes.progress.end();
         }
         let reason = match std::thread::panicking() {
             true => "the thread that writes its records has stopped after a panic",

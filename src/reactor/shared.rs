@@ -92,7 +92,7 @@ impl Shared {
 
     /// Keys were deleted: the reactor that gives extents back does so when it is their turn.
     pub(crate) fn reclaim_deleted(&self) {
-        if self.cache.has_deleted() {
+        if !self.cache.deleted.is_empty() {
             self.lanes.iter().take(1).for_each(|lane| lane.waker.wake());
         }
         if self.stopped.load(Ordering::SeqCst) {
@@ -102,7 +102,7 @@ impl Shared {
 
     /// Whether it is reactor `number` that gives the extents of deleted chunks back, and there are some.
     pub(super) fn reclaims_deleted(&self, number: usize) -> bool {
-        number == 0 && self.cache.has_deleted()
+        number == 0 && !self.cache.deleted.is_empty()
     }
 
     /// Whether anything waits for reactor `number` to be taken up.
@@ -147,7 +147,7 @@ impl Shared {
                 self.cache.counters.abandoned.add(operations.len() as u64);
             }
         }
-        while let Some((extent, _)) = self.cache.next_deleted() {
+        while let Some((extent, _)) = self.cache.deleted.pop() {
             self.cache.reclaim(extent);
         }
         let (gets, sets) = self.cache.index.abandon_waiting();

@@ -333,7 +333,7 @@ fn uses_are_written_a_few_at_a_time() {
         still.put(number, 1);
         still.get(number, 1);
     }
-    let table = still.cache.index.table();
+    let table = &still.cache.index.table;
     // Nobody makes these.
     table.changes.defer(true);
     let before = table.changes.progress.ticket();

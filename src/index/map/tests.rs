@@ -54,8 +54,8 @@ fn exists(index: &TestIndex, keys: &[&str]) -> Vec<bool> {
 /// Slots for a key; the file grows for them.
 pub(in crate::index) fn reserved(index: &TestIndex, key_length: usize) -> Reservation {
     loop {
-        match index.table().reserve(key_length) {
-            Err(StoreError::Growing { .. }) => index.table().grow().unwrap(),
+        match index.table.reserve(key_length) {
+            Err(StoreError::Growing { .. }) => index.table.grow().unwrap(),
             outcome => return outcome.unwrap(),
         }
     }
