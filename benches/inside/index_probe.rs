@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::found::FoundIndex;
 use super::index_file::IndexPlace;
-use super::map::{Index, Rules};
+use super::map::Index;
 use super::reader_pins::EnteredGet;
 use super::table::{ChunkFields, Reservation, Table};
 use super::shard::Pin;
 use super::writing::EnteredSet;
 use crate::block::Extent;
 use crate::capacity::Budget;
-use crate::config::Eviction;
+use crate::config::Config;
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
 use crate::evict::Quotas;
@@ -39,16 +39,8 @@ impl IndexProbe {
         let place = IndexPlace::Directory(Arc::new(opened));
         let found = FoundIndex::look(place)?;
         let (table, _) = Table::open(found, budget, Clock::default().now_ms())?;
-        let rules = Rules {
-            capacity_bytes,
-            eviction: Eviction::Lfu,
-            quotas: Quotas::default(),
-            ttl_ms: None,
-            boot: 0,
-            lease_s: 10,
-            clock: Clock::default(),
-        };
-        Ok(Self(Index::new(table, 1, rules)))
+        let config = Config { ttl: None, ..Config::new("probe", capacity_bytes)? };
+        Ok(Self(Index::new(table, 1, config, &Quotas::default())))
     }
 
     /// What a SET does to the index from its submission to its end, without I/O. Returns how long its end took, for which

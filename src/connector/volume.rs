@@ -21,7 +21,7 @@ use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::names::StoreId;
 use crate::format::record::MAX_CHUNK_BYTES;
-use crate::index::{Index, Recovery, Rules, Sharing, Suspect};
+use crate::index::{Index, Recovery, Sharing, Suspect};
 use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared};
@@ -56,15 +56,6 @@ impl Volume {
         let io_error = |action| OpenError::io(action, &path);
         let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error("make an eventfd for"))?;
-        let rules = Rules {
-            capacity_bytes: config.capacity_bytes(),
-            eviction: config.eviction,
-            quotas: quotas.clone(),
-            ttl_ms: config.ttl.map(|ttl| ttl.as_millis() as u64),
-            boot: config.boot,
-            lease_s: config.lease_s,
-            clock: config.clock.clone(),
-        };
         let FoundHome { home, index, files } = FoundHome::prepare(found, &config)?;
         let budget = Arc::new(home.budget(&config));
         if let Some((floor_bytes, all_bytes)) = budget.floor_above_all() {
@@ -77,7 +68,7 @@ impl Volume {
         }
         let sharing = index.sharing();
         let (index, store, recovery, suspects) =
-            Index::open(index, &budget, rules, config.clock.now_ms(), |table| {
+            Index::open(index, &budget, &config, quotas, |table| {
                 home.open_store(&config, files, &budget, table, &wakers)
             })?;
         let table = &index.table;

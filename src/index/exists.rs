@@ -68,7 +68,7 @@ impl<G, S> Index<G, S> {
 
     fn begin_leasing(&self) -> Leasing {
         let now_s = self.now_s();
-        let (room, until_s) = match self.rules.lease_s {
+        let (room, until_s) = match self.config.lease_s {
             0 => (Footprint::default(), 0),
             // Rounded up: a lease is never shorter than it is said to be.
             lease_s => (self.leasable(now_s), now_s.saturating_add(lease_s).saturating_add(1)),
@@ -84,7 +84,7 @@ impl<G, S> Index<G, S> {
 
     /// What all chunks together may take.
     pub(super) fn all(&self) -> Footprint {
-        Footprint { bytes: self.rules.capacity_bytes, slots: self.table.assured_slots() }
+        Footprint { bytes: self.config.capacity_bytes(), slots: self.table.assured_slots() }
     }
 
     fn end_leasing(&self, leasing: Leasing) {

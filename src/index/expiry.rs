@@ -8,8 +8,8 @@ use crate::format::record::use_parts;
 impl<G, S> Index<G, S> {
     /// Whether a chunk has expired. A clock that was set back expires nothing.
     pub(super) fn is_expired(&self, entry: &ChunkEntry, now_ms: u64) -> bool {
-        let Some(ttl_ms) = self.rules.ttl_ms else { return false };
-        if use_parts(entry.last_use).0.saturating_add(ttl_ms) > now_ms {
+        let Some(ttl) = self.config.ttl else { return false };
+        if use_parts(entry.last_use).0.saturating_add(ttl.as_millis() as u64) > now_ms {
             return false;
         }
         !entry.pinned && entry.leased_until_s <= self.now_s()
@@ -17,13 +17,13 @@ impl<G, S> Index<G, S> {
 
     /// Takes out what has expired, some chunks at a time. `freed` gets their extents and bytes, and says whether to go on.
     pub(crate) fn expire(&self, mut freed: impl FnMut(Vec<Extent>, u64) -> bool) {
-        if self.rules.ttl_ms.is_none() {
+        if self.config.ttl.is_none() {
             return;
         }
         for number in 0..self.shards.len() {
             let mut from = Some(0);
             while let Some(first) = from {
-                let (now_ms, now_s) = (self.rules.clock.now_ms(), self.now_s());
+                let (now_ms, now_s) = (self.config.clock.now_ms(), self.now_s());
                 let has_expired =
                     || |entry: &ChunkEntry| entry.can_go(now_s) && self.is_expired(entry, now_ms);
                 let mut expired = (Vec::new(), 0);

@@ -10,11 +10,10 @@ use super::lookup::Located;
 use super::shard::{Pending, Shard, WaitingOperation};
 use super::table::Table;
 use crate::block::Extent;
-use crate::config::Eviction;
+use crate::config::{Config, Eviction};
 use crate::evict::{ChunkRef, EvictionIndex, Quotas};
 use crate::key::{Digest, Namespace};
 use crate::sync::{Mutex, MutexGuard};
-use crate::time::Clock;
 
 /// Enough that threads rarely meet, and that the growth of one shard is short: at 10,000,000 keys it moves about 5,000 elements.
 const SHARDS: usize = 2048;
@@ -35,7 +34,7 @@ pub(crate) struct Index<G, S> {
     pub(super) verify_from: AtomicU64,
     /// As in [`Session`](crate::format::header::Session).
     pub(super) untrusted_before: AtomicU64,
-    pub(super) rules: Rules,
+    pub(super) config: Config,
     pub(crate) eviction_index: Mutex<EvictionIndex>,
     pub(super) leases: Mutex<Leases>,
     pub(super) pinned: Mutex<Footprint>,
@@ -45,21 +44,6 @@ pub(crate) struct Index<G, S> {
     pub(super) would_hit_at_1_5x: AtomicU64,
     /// The same with twice the capacity.
     pub(super) would_hit_at_2x: AtomicU64,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Rules {
-    pub(crate) capacity_bytes: u64,
-    pub(crate) eviction: Eviction,
-    /// Shared by all paths of the store.
-    pub(crate) quotas: Quotas,
-    /// A chunk expires after this time without use.
-    pub(crate) ttl_ms: Option<u64>,
-    /// Number of this boot of the machine.
-    pub(crate) boot: u32,
-    /// A chunk that EXISTS found is not evicted for this time.
-    pub(crate) lease_s: u32,
-    pub(crate) clock: Clock,
 }
 
 /// Why a chunk is taken out.
@@ -76,15 +60,16 @@ pub(super) enum Gone {
 pub(super) struct LockedShard<G, S>(pub(super) Mutex<Shard<G, S>>);
 
 impl<G, S> Index<G, S> {
-    pub(super) fn new(table: Table, generation: u64, rules: Rules) -> Self {
+    /// An empty one. All paths of the store share `quotas`.
+    pub(super) fn new(table: Table, generation: u64, config: Config, quotas: &Quotas) -> Self {
         Self {
-            eviction_index: Mutex::new(EvictionIndex::new(rules.eviction, &rules.quotas)),
-            leases: Mutex::new(Leases::new(rules.lease_s)),
+            eviction_index: Mutex::new(EvictionIndex::new(config.eviction, quotas)),
+            leases: Mutex::new(Leases::new(config.lease_s)),
             pinned: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
             would_hit_at_1_5x: AtomicU64::new(0),
             would_hit_at_2x: AtomicU64::new(0),
-            rules,
+            config,
             table,
             shards: (0..SHARDS).map(|_| LockedShard(Mutex::new(Shard::new()))).collect(),
             generation: AtomicU64::new(generation),
@@ -195,7 +180,7 @@ impl<G, S> Index<G, S> {
         let number = shard.entries.insert(entry);
         let head = self.table.read(record);
         let name = || Namespace::of(&self.table.key(&head).unwrap_or_default()).name();
-        let moment = match self.rules.eviction {
+        let moment = match self.config.eviction {
             Eviction::Fifo => head.generation,
             _ => head.last_used_ms(),
         };
@@ -251,7 +236,7 @@ impl<G, S> Index<G, S> {
     }
 
     pub(crate) fn now_s(&self) -> u32 {
-        self.rules.clock.passed_s()
+        self.config.clock.passed_s()
     }
 
     /// Counts a miss that would be a hit in a larger store.
@@ -261,17 +246,17 @@ impl<G, S> Index<G, S> {
         };
         let evicted_since =
             self.evicted_bytes.load(Ordering::Relaxed).saturating_sub(ghost.since_bytes);
-        if evicted_since <= self.rules.capacity_bytes / 2 {
+        if evicted_since <= self.config.capacity_bytes() / 2 {
             self.would_hit_at_1_5x.fetch_add(1, Ordering::Relaxed);
         }
-        if evicted_since <= self.rules.capacity_bytes {
+        if evicted_since <= self.config.capacity_bytes() {
             self.would_hit_at_2x.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Remembers a key, which its namespace counts already.
     pub(super) fn remember(&self, shard: &mut Shard<G, S>, ghost: Ghost) {
-        let (horizon_bytes, stored) = (self.rules.capacity_bytes, shard.lookup.len());
+        let (horizon_bytes, stored) = (self.config.capacity_bytes(), shard.lookup.len());
         let forget = |ghost: Ghost| self.eviction_index.lock().forget(ghost.namespace, 1);
         shard.ghosts.insert(ghost, horizon_bytes, stored, forget);
     }

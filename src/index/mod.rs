@@ -35,7 +35,7 @@ mod writing;
 pub(crate) use found::{FoundIndex, Sharing};
 pub(crate) use index_file::{IndexPlace, owner_in_directory, owner_on_device};
 pub use listing::{Damage, StoredChunk, StoredChunks, list_chunks};
-pub(crate) use map::{Index, Rules};
+pub(crate) use map::Index;
 pub(crate) use reader_pins::EnteredGet;
 pub use recovery::Recovery;
 pub use scans::{Check, KeyState, Purged};

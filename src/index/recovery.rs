@@ -5,12 +5,14 @@ use std::sync::atomic::Ordering;
 
 use super::entries::ChunkEntry;
 use super::found::FoundIndex;
-use super::map::{Index, Rules};
+use super::map::Index;
 use super::shard::Suspect;
 use super::table::{IndexState, Table};
 use crate::block::Extent;
 use crate::capacity::Budget;
+use crate::config::Config;
 use crate::error::OpenError;
+use crate::evict::Quotas;
 use crate::format::header::{Owner, Session};
 use crate::format::record::{GENERATIONS_END, STATE_CHUNK, slots_for};
 use crate::format::sealed;
@@ -130,10 +132,11 @@ impl<G, S> Index<G, S> {
     pub(crate) fn open(
         found: FoundIndex,
         budget: &Arc<Budget>,
-        rules: Rules,
-        now_ms: u64,
+        config: &Config,
+        quotas: &Quotas,
         open_store: impl FnOnce(&Table) -> Result<Box<dyn Store>, OpenError>,
     ) -> Result<OpenedIndex<Self>, OpenError> {
+        let now_ms = config.clock.now_ms();
         let (table, found) = Table::open(found, Arc::clone(budget), now_ms)?;
         let IndexState { session, reset, truncated } = found;
         let store = open_store(&table)?;
@@ -143,7 +146,7 @@ impl<G, S> Index<G, S> {
             let reason = "it was missing or empty, though there are data files";
             recovery.reset = has_files.then(|| reason.into());
         }
-        let oldest_ms = rules.ttl_ms.map_or(0, |ttl_ms| now_ms.saturating_sub(ttl_ms));
+        let oldest_ms = config.ttl.map_or(0, |ttl| now_ms.saturating_sub(ttl.as_millis() as u64));
         let mut used = vec![false; table.slot_count() as usize];
         let mut chunks = read_records(&table, &*store, oldest_ms, &mut used, &mut recovery);
         drop_overlapping(&mut chunks, &table, &mut used, &mut recovery);
@@ -160,7 +163,7 @@ impl<G, S> Index<G, S> {
             recovery.reset = Some("its generations are used up".into());
             SESSION_GENERATIONS
         });
-        let index = Self::new(table, first, rules);
+        let index = Self::new(table, first, config.clone(), quotas);
         let suspects = index.suspects(&chunks, session.as_ref(), recovery.clean_shutdown);
         recovery.to_verify = suspects.len() as u64;
         let (stored, older_slots) = index.restore_all(&chunks, &mut recovery);
@@ -200,7 +203,7 @@ impl<G, S> Index<G, S> {
         }
         // The machine went down with the store open: any record may be one that was cleared, and its extent another's.
         let went_down =
-            !clean_shutdown && session.is_none_or(|session| session.boot != self.rules.boot);
+            !clean_shutdown && session.is_none_or(|session| session.boot != self.config.boot);
         let untrusted_before = match went_down {
             true => self.first_generation,
             false => {
@@ -255,7 +258,7 @@ impl<G, S> Index<G, S> {
             generation: self.next_generation(),
             verify_from: self.verify_from.load(Ordering::Relaxed),
             untrusted_before: self.untrusted_before.load(Ordering::Relaxed),
-            boot: self.rules.boot,
+            boot: self.config.boot,
             ..Session::of(&Owner::current(), now_ms)
         };
         self.table.write_session(&sealed(session))

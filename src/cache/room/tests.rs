@@ -18,13 +18,13 @@ use crate::config::{Checksum, Config, Eviction};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::evict::Quotas;
-use crate::index::{EnteredGet, EnteredSet, Index, Rules};
+use crate::index::{EnteredGet, EnteredSet, Index};
+use crate::index::table::Table;
 use crate::index::{FoundIndex, IndexPlace};
 use crate::key::Namespace;
 use crate::open_stores::OpenStore;
 use crate::store::Store;
 use crate::store::data_files::{ExtentStore, find_files};
-use crate::time::Clock;
 use std::sync::Arc;
 
 const CAPACITY: u64 = 512 << 20;
@@ -70,25 +70,18 @@ impl Still {
         (config.tuning.low_watermark, config.tuning.high_watermark) = watermarks;
         config.works_inline = true;
         (config.eviction, config.checksum, config.ttl) = (eviction, Checksum::Off, None);
+        config.lease_s = 0;
         let budget = Arc::new(Budget::new(CAPACITY));
-        let rules = Rules {
-            capacity_bytes: CAPACITY,
-            eviction,
-            quotas: Quotas::default(),
-            ttl_ms: None,
-            boot: 0,
-            lease_s: 0,
-            clock: Clock::default(),
-        };
         let opened = Arc::new(Directory::open(directory.path()).unwrap());
         let place = IndexPlace::Directory(Arc::clone(&opened));
         let (found, files) =
             (FoundIndex::look(place).unwrap(), find_files(&opened, || None).unwrap());
-        let (index, store, ..) = Index::open(found, &budget, rules, 1, |table| {
+        let open_store = |table: &Table| {
             ExtentStore::open(&opened, files, Arc::clone(&budget), || table.mean_use_by_file())
                 .map(|store| Box::new(store) as Box<dyn Store>)
-        })
-        .unwrap();
+        };
+        let quotas = Quotas::default();
+        let (index, store, ..) = Index::open(found, &budget, &config, &quotas, open_store).unwrap();
         let completions = Arc::new(CompletionQueue::new().unwrap());
         let reactors = Box::new([Waker::new().unwrap()]);
         let open_store = OpenStore::new([3; 16]);

@@ -1,6 +1,7 @@
 //! A collision of digests, made up: nobody can produce one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::*;
 use crate::block::BLOCK_BYTES;
@@ -13,6 +14,7 @@ use crate::index::reader_pins::EnteredGet;
 use crate::index::table::{ChunkFields, Reservation};
 use crate::index::writing::EnteredSet;
 use crate::key::Hashed;
+use crate::time::Clock;
 
 mod changes;
 
@@ -28,16 +30,9 @@ pub(in crate::index) fn index_with(ttl_ms: Option<u64>) -> (tempfile::TempDir, T
     let budget = Arc::new(Budget::new(64 << 20));
     let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
     let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
-    let rules = Rules {
-        capacity_bytes: 64 << 20,
-        eviction: Eviction::Lru,
-        quotas: Quotas::default(),
-        ttl_ms,
-        boot: 0,
-        lease_s: 10,
-        clock: Clock::default(),
-    };
-    (directory, Index::new(table, 1, rules))
+    let mut config = Config::new(directory.path().to_str().unwrap(), 64 << 20).unwrap();
+    (config.eviction, config.ttl) = (Eviction::Lru, ttl_ms.map(Duration::from_millis));
+    (directory, Index::new(table, 1, config, &Quotas::default()))
 }
 
 fn store(index: &TestIndex, digest: Digest, key: &Arc<str>, length_bytes: u64) {
@@ -128,8 +123,8 @@ fn a_colliding_key_does_not_exist() {
 #[test]
 fn expiry_looks_at_some_entries_at_a_time() {
     let (_directory, mut index) = index();
-    let now_ms = Arc::new(AtomicU64::new(0));
-    (index.rules.ttl_ms, index.rules.clock) = (Some(10), Clock::by_hand(Arc::clone(&now_ms)));
+    let (now_ms, ttl) = (Arc::new(AtomicU64::new(0)), Duration::from_millis(10));
+    (index.config.ttl, index.config.clock) = (Some(ttl), Clock::by_hand(Arc::clone(&now_ms)));
     let [low, high] = Digest::of("one").0;
     for number in 0..200 {
         store(&index, Digest([low ^ number, high]), &format!("{number}").into(), 100);
