@@ -34,18 +34,16 @@ impl Backlog {
     /// Takes a batch, or refuses it. Where nothing is under way any batch is taken, so that none is too large for good.
     pub(crate) fn admit(self: &Arc<Self>, wanted: Amount) -> Option<QueueShare> {
         let mut queued = self.queued.lock();
-        if !self.has_room(*queued, wanted) {
+        let after = Amount {
+            operations: queued.operations + wanted.operations,
+            bytes: queued.bytes + wanted.bytes,
+        };
+        let fits = after.operations <= self.limit.operations && after.bytes <= self.limit.bytes;
+        if queued.operations > 0 && !fits {
             return None;
         }
-        queued.operations += wanted.operations;
-        queued.bytes += wanted.bytes;
+        *queued = after;
         Some(QueueShare { backlog: Arc::clone(self), amount: wanted })
-    }
-
-    fn has_room(&self, queued: Amount, wanted: Amount) -> bool {
-        queued.operations == 0
-            || queued.operations + wanted.operations <= self.limit.operations
-                && queued.bytes + wanted.bytes <= self.limit.bytes
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use super::Cache;
-use super::requests::SetRequest;
+use super::{Cache, SetRequest};
 use crate::config::Admission;
 use crate::sync::Mutex;
 

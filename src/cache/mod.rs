@@ -12,7 +12,6 @@ mod orders;
 mod presence;
 mod quota;
 mod read;
-mod requests;
 mod room;
 mod threads;
 mod write;
@@ -26,21 +25,47 @@ use crossbeam_queue::SegQueue;
 pub(crate) use admission::WriteBudget;
 pub(crate) use doubts::{Doubts, Finding};
 pub(crate) use read::ReadHandle;
-pub(crate) use requests::{ChunkIndex, GetRequest, SetRequest};
 pub(crate) use threads::CacheThread;
 pub(crate) use write::{Begun, Claim, RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
 
 use orders::Orders;
 use presence::Presence;
 
+use crate::backlog::QueueShare;
+use crate::batch_completion::BatchItem;
 use crate::block::Extent;
+use crate::buffer::CallerBuffer;
 use crate::config::Config;
 use crate::engine::Waker;
+use crate::index::{Index, Purged};
 use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::sync::Mutex;
+
+/// A GET of one key.
+pub(crate) struct GetRequest {
+    pub(crate) item: BatchItem,
+    pub(crate) buffer: CallerBuffer,
+    pub(crate) submitted: Instant,
+}
+
+/// A SET of one key.
+pub(crate) struct SetRequest {
+    pub(crate) item: BatchItem,
+    pub(crate) buffer: CallerBuffer,
+    pub(crate) digest: Digest,
+    pub(crate) key: Arc<str>,
+    /// Fingerprint of the key's namespace.
+    pub(crate) namespace: u64,
+    pub(crate) submitted: Instant,
+    /// Its batch's share of the SETs that are not answered yet.
+    pub(crate) share: Arc<QueueShare>,
+}
+
+/// The index, with the requests that wait in it.
+pub(crate) type ChunkIndex = Index<GetRequest, SetRequest>;
 
 /// The chunks of one path: index, extents, counters, and what is decided about them.
 pub(crate) struct Cache {
@@ -172,7 +197,7 @@ impl Cache {
     }
 
     /// Removes a namespace; see [`Connector::purge`](crate::Connector::purge).
-    pub(crate) fn purge(&self, namespace: &str) -> crate::index::Purged {
+    pub(crate) fn purge(&self, namespace: &str) -> Purged {
         let (purged, extents) = self.index.purge(namespace);
         self.reclaim_all(extents);
         self.counters.purged.add(purged.keys);

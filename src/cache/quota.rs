@@ -2,8 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use super::Cache;
-use super::requests::SetRequest;
+use super::{Cache, SetRequest};
 use super::room::ATTEMPTS;
 use super::write::QuotaShare;
 use crate::block::BLOCK_BYTES;

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Cache;
-use super::requests::GetRequest;
+use super::{Cache, GetRequest};
 use crate::config::Checksum;
 use crate::index::{EnteredGet, Pin, Suspect};
 use crate::key::Digest;

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Cache;
-use super::requests::SetRequest;
+use super::{Cache, SetRequest};
 use super::write::WriteHandle;
 use crate::block::Extent;
 use crate::error::StoreError;

@@ -14,9 +14,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Cache;
+use super::{Cache, GetRequest, SetRequest};
 use super::read::ReadHandle;
-use super::requests::{GetRequest, SetRequest};
 use super::room::RoomMaking;
 use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
@@ -57,12 +56,11 @@ pub(crate) type Waiting = Vec<Resumed<GetRequest, SetRequest, ReadHandle>>;
 
 impl Claim {
     pub(crate) fn new(request: SetRequest, has_waited: bool) -> Self {
-        let (compared_bytes, compared_checksum) = (0, 0);
         Self {
             request,
             has_waited,
-            compared_bytes,
-            compared_checksum,
+            compared_bytes: 0,
+            compared_checksum: 0,
             is_admitted: false,
             room: None,
         }

@@ -67,7 +67,7 @@ impl Connector {
         let shared = &volume.shared;
         let (index, geometry) = (&shared.cache.index, shared.cache.store.geometry());
         let (queue_depth, max_in_flight_bytes) = shared.device_limits();
-        let (would_hit_at_1_5x, would_hit_at_2x) = index.would_hit();
+        let [would_hit_at_1_5x, would_hit_at_2x] = index.would_hit();
         let (mut usage, mut records, mut reason) = (StoreUsage::default(), 0, None);
         let (mut leased_bytes, mut pinned_bytes) = (0, 0);
         if is_owner {

@@ -40,10 +40,8 @@ pub(crate) struct Index<G, S> {
     pub(super) pinned: Mutex<Footprint>,
     /// Bytes evicted since the store was opened: the clock of ghosts.
     pub(super) evicted_bytes: AtomicU64,
-    /// GETs and EXISTS that would hit in a store with one and a half times the capacity.
-    pub(super) would_hit_at_1_5x: AtomicU64,
-    /// The same with twice the capacity.
-    pub(super) would_hit_at_2x: AtomicU64,
+    /// GETs and EXISTS that would hit in a store with one and a half times the capacity, and with twice the capacity.
+    would_hit: [AtomicU64; 2],
 }
 
 /// Why a chunk is taken out.
@@ -67,8 +65,7 @@ impl<G, S> Index<G, S> {
             leases: Mutex::new(Leases::new(config.lease_s)),
             pinned: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
-            would_hit_at_1_5x: AtomicU64::new(0),
-            would_hit_at_2x: AtomicU64::new(0),
+            would_hit: Default::default(),
             config,
             table,
             shards: (0..SHARDS).map(|_| LockedShard(Mutex::new(Shard::new()))).collect(),
@@ -83,10 +80,8 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// GETs and EXISTS that would hit in a larger store: with one and a half times the capacity, and twice.
-    pub(crate) fn would_hit(&self) -> (u64, u64) {
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (load(&self.would_hit_at_1_5x), load(&self.would_hit_at_2x))
+    pub(crate) fn would_hit(&self) -> [u64; 2] {
+        self.would_hit.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 
     /// A number that no chunk of this store has had before.
@@ -246,11 +241,9 @@ impl<G, S> Index<G, S> {
         };
         let evicted_since =
             self.evicted_bytes.load(Ordering::Relaxed).saturating_sub(ghost.since_bytes);
-        if evicted_since <= self.config.capacity_bytes() / 2 {
-            self.would_hit_at_1_5x.fetch_add(1, Ordering::Relaxed);
-        }
-        if evicted_since <= self.config.capacity_bytes() {
-            self.would_hit_at_2x.fetch_add(1, Ordering::Relaxed);
+        let capacity_bytes = self.config.capacity_bytes();
+        for (count, more_bytes) in self.would_hit.iter().zip([capacity_bytes / 2, capacity_bytes]) {
+            count.fetch_add(u64::from(evicted_since <= more_bytes), Ordering::Relaxed);
         }
     }
 

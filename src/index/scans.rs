@@ -271,24 +271,21 @@ impl<G, S> Index<G, S> {
 
     fn check_records(&self) -> Vec<String> {
         let mut problems = Vec::new();
+        let every = || |_: &ChunkEntry| true;
         for number in 0..self.shards.len() {
-            self.scan_all(
-                number,
-                || |_: &ChunkEntry| true,
-                |shard, found| {
-                    for found in found {
-                        let entry = &shard.entries[found.entry];
-                        let record = self.table.read(found.record);
-                        let is_lost = record.digest() != entry.digest;
-                        let fits = record.extent() == entry.extent()
-                            && record.length_bytes == u64::from(entry.length_bytes);
-                        if !(is_lost || fits) {
-                            let chunk = ChunkRef { shard: number as u32, entry: found.entry };
-                            problems.push(format!("{chunk:?} does not fit its record"));
-                        }
+            self.scan_all(number, every, |shard, found| {
+                for found in found {
+                    let entry = &shard.entries[found.entry];
+                    let record = self.table.read(found.record);
+                    let is_lost = record.digest() != entry.digest;
+                    let fits = record.extent() == entry.extent()
+                        && record.length_bytes == u64::from(entry.length_bytes);
+                    if !(is_lost || fits) {
+                        let chunk = ChunkRef { shard: number as u32, entry: found.entry };
+                        problems.push(format!("{chunk:?} does not fit its record"));
                     }
-                },
-            );
+                }
+            });
         }
         problems
     }
