@@ -55,9 +55,9 @@ fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
         (Some(uses_pause), Box::new(write_uses)),
         (discard_pause, Box::new(|| cache.discard_freed())),
     ];
-    let begin = Instant::now();
-    let timed = |(pause, work): Work<'_>| pause.map(|pause| (begin + pause, pause, work));
-    let mut timers: Vec<_> = all.into_iter().filter_map(timed).collect();
+    let timed = all.into_iter().filter_map(|(pause, work)| Some((pause?, work)));
+    let mut timers: Vec<_> =
+        timed.map(|(pause, work)| (Instant::now() + pause, pause, work)).collect();
     loop {
         changes.announce();
         let latest = Instant::now() + LONGEST_PAUSE;
@@ -123,7 +123,7 @@ impl Cache {
 
     /// Looks whether the files are where they belong, and which of their blocks are shared.
     fn look_for_files(&self, tell_lost: &dyn Fn(String)) {
-        let (missed, has_others) = (self.missed_files(), self.paths.get().is_some());
+        let (missed, has_others) = (self.missed_files(), self.path_count() > 1);
         // The others take its keys, and say so.
         let lost = self.presence.note(missed, self.config.path(), has_others);
         lost.into_iter().for_each(tell_lost);

@@ -84,7 +84,7 @@ pub(crate) struct Cache {
     /// Bytes that room is needed for.
     growth: Orders<u64>,
     write_budget: Arc<WriteBudget>,
-    /// The caches of all paths of the store; empty if it is the only one.
+    /// The caches of all paths of the store.
     paths: OnceLock<Vec<Weak<Self>>>,
     /// Woken when the store has grown.
     reactors: Box<[Arc<Waker>]>,

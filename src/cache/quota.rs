@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Weak};
 
-use super::{Cache, SetRequest};
 use super::room::ATTEMPTS;
 use super::write::QuotaShare;
+use super::{Cache, SetRequest};
 use crate::block::BLOCK_BYTES;
 use crate::block::Extent;
 use crate::error::StoreError;
@@ -49,16 +49,12 @@ impl Cache {
 
     /// Evicts chunks of the pool, which is over by so many blocks, until `blocks` can be taken; says whether they were.
     fn make_room_in_quota(&self, pool: PoolId, blocks: u32, mut over: u64) -> bool {
-        let paths: Vec<Arc<Self>> =
+        let sources: Vec<Arc<Self>> =
             self.paths.get().into_iter().flatten().filter_map(Weak::upgrade).collect();
-        let sources: Vec<&Self> = match paths.is_empty() {
-            true => vec![self],
-            false => paths.iter().map(Arc::as_ref).collect(),
-        };
         let mut attempts = 0;
         while attempts < ATTEMPTS {
             let Some((victims, has_more)) = chosen(&sources, pool, over) else { return false };
-            let evict = |(path, victims): (&&Self, Vec<Victim>)| path.evict_all(&victims);
+            let evict = |(path, victims): (&Arc<Self>, Vec<Victim>)| path.evict_all(&victims);
             // Where none could go, none of them is chosen again.
             let has_evicted =
                 sources.iter().zip(victims).map(evict).fold(false, |some, one| some | one);
@@ -75,14 +71,14 @@ impl Cache {
 
 /// Chunks of the pool with `over` blocks, at each path: more where it takes more for the capacity. None if all that may go
 /// would not do: what goes in vain is lost. The second value says that they are only some, and others are to follow.
-fn chosen(sources: &[&Cache], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victim>>, bool)> {
-    let may_go = |path: &&Cache| path.index.evictable_blocks_of(pool);
+fn chosen(sources: &[Arc<Cache>], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victim>>, bool)> {
+    let may_go = |path: &Arc<Cache>| path.index.evictable_blocks_of(pool);
     if sources.iter().map(may_go).sum::<u64>() < over {
         return None;
     }
-    let taken = |path: &&Cache| path.index.eviction_index.lock().blocks_of(pool);
+    let taken = |path: &Arc<Cache>| path.index.eviction_index.lock().blocks_of(pool);
     let all: u64 = sources.iter().map(taken).sum();
-    let fullness = |path: &&Cache| taken(path) as f64 / path.config.capacity_bytes() as f64;
+    let fullness = |path: &Arc<Cache>| taken(path) as f64 / path.config.capacity_bytes() as f64;
     let mut order: Vec<(usize, f64)> = sources.iter().map(fullness).enumerate().collect();
     order.sort_by(|left, right| right.1.total_cmp(&left.1));
     // In proportion first. Where that would not do, as much of each as there is.

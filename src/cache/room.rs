@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Cache, SetRequest};
 use super::write::WriteHandle;
+use super::{Cache, SetRequest};
 use crate::block::Extent;
 use crate::error::StoreError;
 use crate::evict::{Room, RoomSearch, Victim};

@@ -14,9 +14,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Cache, GetRequest, SetRequest};
 use super::read::ReadHandle;
 use super::room::RoomMaking;
+use super::{Cache, GetRequest, SetRequest};
 use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::error::StoreError;
@@ -30,7 +30,7 @@ pub(crate) struct Claim {
     pub(crate) request: SetRequest,
     /// It waited for another SET.
     has_waited: bool,
-    compared_bytes: usize,
+    pub(crate) compared_bytes: usize,
     /// XOR of the combinable checksums of what is compared.
     compared_checksum: u64,
     /// It is compared and admitted, and looks for room.
@@ -68,10 +68,6 @@ impl Claim {
 
     pub(crate) fn length_bytes(&self) -> u64 {
         self.request.buffer.length_bytes() as u64
-    }
-
-    pub(crate) fn compared_bytes(&self) -> u64 {
-        self.compared_bytes as u64
     }
 
     /// CRC-64/NVME of what is to be stored.
@@ -257,6 +253,7 @@ impl RecordedWrite {
     }
 
     /// The record is durable: clears that of the chunk which this one replaces. Returns itself if there is none.
+    #[expect(clippy::result_large_err, reason = "the other variant is as large")]
     pub(crate) fn supersede(self) -> Result<SupersedingWrite, Self> {
         match self.write.cache.index.invalidate(self.write.digest) {
             true => Ok(SupersedingWrite(self)),

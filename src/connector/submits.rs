@@ -147,9 +147,8 @@ impl Connector {
         let route = self.volumes.route();
         let results = match route.only() {
             Some(volume) => volume.contains_each(keys.iter().map(Hashed::of), false),
-            None => route.ask_each(keys, |volume, keys| {
-                volume.contains_each(keys.iter().copied(), false)
-            }),
+            None => route
+                .ask_each(keys, |volume, keys| volume.contains_each(keys.iter().copied(), false)),
         };
         Ok(self.complete(results, String::new(), Box::new(())))
     }

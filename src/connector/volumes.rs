@@ -72,9 +72,7 @@ impl Volumes {
     ) -> Result<(), OpenError> {
         let caches: Vec<_> =
             self.all.iter().map(|volume| Arc::clone(&volume.shared.cache)).collect();
-        if caches.len() > 1 {
-            caches.iter().for_each(|cache| cache.set_paths(&caches));
-        }
+        caches.iter().for_each(|cache| cache.set_paths(&caches));
         for number in 0..self.all.len() {
             self.all[number].shared.health.set_alarm(number, Some(alarm.clone()));
             if let Err(error) = self.all[number].start(make_engine) {

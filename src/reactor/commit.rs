@@ -264,7 +264,8 @@ impl Operations {
                 group.failed_syncs = self.shared.failed_syncs();
                 // Their records were cleared, in memory: before the ticket.
                 group.withdrawn = self.shared.cache.take_withdrawn();
-                group.awaited_records = Some(self.shared.cache.index.table.changes.progress.ticket());
+                group.awaited_records =
+                    Some(self.shared.cache.index.table.changes.progress.ticket());
                 self.sync_index()
             }
             _ => {

@@ -45,7 +45,8 @@ impl Answer {
             Self::Stored { item, share, generation } => {
                 // Before the answer: the caller may submit more then.
                 drop(share);
-                if generation.is_some_and(|generation| cache.index.table.changes.has_lost(generation))
+                if generation
+                    .is_some_and(|generation| cache.index.table.changes.has_lost(generation))
                 {
                     cache.counters.set_failed.add(1);
                     let path = cache.config.path().display();

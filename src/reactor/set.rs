@@ -100,9 +100,9 @@ impl Operations {
             self.end_unwritten(grant, Some(Failure::Missed(reason)));
             return false;
         }
-        let before = set.claim.compared_bytes();
+        let before = set.claim.compared_bytes;
         let begun = set.claim.begin(&self.shared.cache, limit_bytes, now);
-        self.processed_bytes += set.claim.compared_bytes() - before;
+        self.processed_bytes += (set.claim.compared_bytes - before) as u64;
         match begun {
             Begun::Write(write) => {
                 set.stage = Stage::Writing(write);
