@@ -7,6 +7,7 @@ use bytemuck::Zeroable;
 
 use super::index_bytes::{IndexBytes, data_in, read_owner, read_session};
 use super::index_file::{IndexFile, IndexPlace};
+use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Header, MAGIC, MEMBERSHIP_OFFSET, Owner};
 use crate::format::membership::Membership;
@@ -69,7 +70,10 @@ impl FoundIndex {
             _ => match index_file.check_header(length)? {
                 Ok(id) => (Some(id), None),
                 Err(reason) => {
-                    refuse_foreign(&index_file, length)?;
+                    // The name of an index beside a device has the id of its store.
+                    if let IndexPlace::Directory(directory) = &place {
+                        refuse_foreign(directory, &index_file, length)?;
+                    }
                     (index_file.store_id, Some(reason))
                 }
             },
@@ -112,18 +116,21 @@ impl FoundIndex {
 
 /// Refuses a file that kvring has never written. Damage of one of ours leaves a part of its header, or there is data of a store
 /// beside it.
-fn refuse_foreign(index_file: &IndexFile, length: Option<u64>) -> Result<(), OpenError> {
-    let Some(directory) = index_file.store_directory() else { return Ok(()) };
+fn refuse_foreign(
+    directory: &Directory,
+    index: &IndexBytes,
+    length: Option<u64>,
+) -> Result<(), OpenError> {
     // The rest of a shorter file counts as zeros; an unreadable one may have been ours.
     let mut page = [0; HEADER_BYTES as usize];
     let bytes = HEADER_BYTES.min(length.unwrap_or_default()) as usize;
-    if index_file.file.read_exact_at(&mut page[..bytes], 0).is_err() {
+    if index.file.read_exact_at(&mut page[..bytes], 0).is_err() {
         return Ok(());
     }
     let header: Header = bytemuck::pod_read_unaligned(&page[..size_of::<Header>()]);
     let is_ours = header.magic == MAGIC
         || Header { magic: MAGIC, ..header }.is_whole()
-        || read_session(&index_file.file, 0).is_some();
+        || read_session(&index.file, 0).is_some();
     if is_ours || is_zero(&page) || data_in(directory).is_some() {
         return Ok(());
     }

@@ -27,7 +27,6 @@ use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::fork::ClosedOnFork;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Header, LENGTH_OFFSET, Length};
-use crate::format::names::INDEX_NAME;
 use crate::store::device::{BlockDevice, new_store_id};
 use crate::store::fiemap::find_unreserved;
 
@@ -213,15 +212,6 @@ impl IndexFile {
         match (own.dev(), own.ino()) == (found.dev(), found.ino()) {
             true => Ok(again),
             false => Err(io::Error::other("another file has taken its place")),
-        }
-    }
-
-    /// Its directory, if that is the one of a store, where anybody may have put a file of its name. The name of an index beside
-    /// a device has the id of its store.
-    pub(super) fn store_directory(&self) -> Option<&Directory> {
-        match &self.home {
-            IndexHome::Directory(directory, name) if name == INDEX_NAME => Some(directory),
-            _ => None,
         }
     }
 

@@ -206,14 +206,14 @@ impl Table {
     /// Gives the file blocks of its own, if it shares some with a copy, or has holes. A page of the mapping that is written and
     /// finds no block is lost.
     pub(crate) fn unshare(&self) {
-        let lacks_blocks = match self.index_file.unshare() {
-            Ok(()) => false,
-            Err(error) => matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)),
-        };
-        if lacks_blocks && !self.lacks_blocks.swap(lacks_blocks, Ordering::Relaxed) {
+        let lacks_blocks = self
+            .index_file
+            .unshare()
+            .is_err_and(|error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)));
+        let did_before = self.lacks_blocks.swap(lacks_blocks, Ordering::Relaxed);
+        if lacks_blocks && !did_before {
             log::warn!("{}", self.why_not_written());
         }
-        self.lacks_blocks.store(lacks_blocks, Ordering::Relaxed);
     }
 
     /// Whether parts of the file are known that cannot be written for want of blocks.
