@@ -172,16 +172,11 @@ impl Directory {
     /// shared, or a whole file system, stays as it is.
     pub(crate) fn make_private(&self, is_own: impl Fn(&str) -> bool) -> io::Result<()> {
         let found = fstat(&self.file)?;
-        if !self.is_open_to_others() || found.st_mode & (libc::S_ISVTX | libc::S_ISGID) != 0 {
-            return Ok(());
-        }
         let is_mount_point = fstatat(&self.file, "..", AtFlags::AT_SYMLINK_NOFOLLOW)
             .is_ok_and(|above| above.st_dev != found.st_dev);
-        if is_mount_point {
-            return Ok(());
-        }
-        let entries = self.entries()?;
-        if !entries.iter().all(|entry| entry.name.to_str().is_ok_and(&is_own)) {
+        let is_shared = found.st_mode & (libc::S_ISVTX | libc::S_ISGID) != 0 || is_mount_point;
+        let is_others = |entry: &DirectoryEntry| !entry.name.to_str().is_ok_and(&is_own);
+        if !self.is_open_to_others() || is_shared || self.entries()?.iter().any(is_others) {
             return Ok(());
         }
         let (path, mode) = (self.path.display(), found.st_mode & 0o777);

@@ -11,6 +11,7 @@
 //! An open that fails has changed nothing at any path: all checks come before the first change.
 
 use std::io;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::Builder;
@@ -136,14 +137,16 @@ fn at_once<T: Send, R: Send>(
     let waiting: Vec<(usize, T)> = paths.into_iter().collect();
     let count = waiting.len();
     let waiting = Mutex::new(waiting.into_iter());
-    let outcomes = Mutex::new(Vec::with_capacity(count));
+    let (done, failed) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     let work_on = || {
         loop {
             // Not while the work is done: the others take theirs.
             let next = waiting.lock().next();
             let Some((number, one)) = next else { break };
-            let outcome = work(number, one);
-            outcomes.lock().push((number, outcome));
+            match work(number, one) {
+                Ok(outcome) => done.lock().push((number, outcome)),
+                Err(error) => failed.lock().push((number, error)),
+            }
         }
     };
     std::thread::scope(|scope| {
@@ -153,15 +156,9 @@ fn at_once<T: Send, R: Send>(
         }
         work_on();
     });
-    let mut outcomes = std::mem::take(&mut *outcomes.lock());
-    outcomes.sort_by_key(|(number, _)| *number);
-    let (mut done, mut failed) = (Vec::new(), Vec::new());
-    for (number, outcome) in outcomes {
-        match outcome {
-            Ok(outcome) => done.push((number, outcome)),
-            Err(error) => failed.push((number, error)),
-        }
-    }
+    let (mut done, mut failed) = (mem::take(&mut *done.lock()), mem::take(&mut *failed.lock()));
+    done.sort_by_key(|(number, _)| *number);
+    failed.sort_by_key(|(number, _)| *number);
     (done, failed)
 }
 

@@ -20,12 +20,11 @@ pub(super) fn scan(directory: &Directory, number: usize, account: &mut Account) 
     let is_open_to_others = directory.is_open_to_others();
     for entry in directory.entries()?.into_iter().filter(|entry| entry.is_file) {
         let name = OsStr::from_bytes(entry.name.to_bytes());
-        if is_open_to_others && parse_file_name(number, name).is_some() {
+        let Some((digest, file)) = parse_file_name(number, name) else { continue };
+        if is_open_to_others {
             directory.make_file_private(&entry.name);
         }
-        if let Some((digest, file)) = parse_file_name(number, name)
-            && !account.note_found(digest, file)
-        {
+        if !account.note_found(digest, file) {
             // Only copies made by hand can be twice; which of them is the chunk nobody knows.
             directory.remove(&entry.name)?;
         }

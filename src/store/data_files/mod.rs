@@ -87,23 +87,15 @@ impl ExtentStore {
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
     ) -> Result<Self, OpenError> {
         make_home_private(directory)?;
-        let mut files = DataFiles::new();
-        let mut allocator = Allocator::default();
-        let mut longest = 0;
-        for found in fit_files(found, directory, &budget, mean_use_by_file)? {
-            longest = longest.max(u64::from(found.blocks) * BLOCK_BYTES);
-            allocator.add_file(found.number, found.blocks);
-            files.insert(found.number, Arc::new(found.file));
-        }
-        let geometry = match files.values().next() {
-            Some(file) => file.geometry,
+        let found = fit_files(found, directory, &budget, mean_use_by_file)?;
+        let geometry = match found.first() {
+            Some(found) => found.file.geometry,
             None => probe(directory)?.0,
         };
         warn_if_buffered(geometry, directory);
-        let max_chunk_bytes = longest
-            .max(assured_file_bytes(&budget))
-            .min(longest_chunk_bytes(budget.capacity_bytes));
-        let mut store = Self::new(budget, geometry, max_chunk_bytes, files, allocator);
+        let assured_bytes = assured_file_bytes(&budget);
+        let files = found.into_iter().map(|found| (found.number, found.file, found.blocks));
+        let mut store = Self::new(budget, geometry, assured_bytes, files);
         store.directory = Some(Arc::clone(directory));
         Ok(store)
     }
@@ -121,32 +113,35 @@ impl ExtentStore {
         let for_index = budget.used_bytes().max(HEADER_BYTES + spare_bytes);
         let for_others = for_index + device.marks_bytes();
         budget.add(device.marks_bytes());
-        let data_bytes = device.data_bytes().min(capacity_bytes.saturating_sub(for_others));
-        let mut allocator = Allocator::default();
-        let mut files = DataFiles::new();
-        let mut longest = 0;
-        for (number, (offset, blocks)) in (0..).zip(parts(data_bytes / BLOCK_BYTES)) {
-            let fits = budget.reserve(u64::from(blocks) * BLOCK_BYTES, 0);
-            debug_assert!(fits, "it is no more than was left");
-            longest = longest.max(u64::from(blocks) * BLOCK_BYTES);
-            allocator.add_file(number, blocks);
-            let file = DataFile::of_device(device, device.superblock().data_offset + offset);
-            files.insert(number, Arc::new(file));
-        }
-        let max_chunk_bytes = longest.min(longest_chunk_bytes(capacity_bytes));
-        let mut store = Self::new(budget, device.geometry, max_chunk_bytes, files, allocator);
+        let left_bytes = capacity_bytes.saturating_sub(for_others);
+        let data_blocks = device.data_bytes().min(left_bytes) / BLOCK_BYTES;
+        let fits = budget.reserve(data_blocks * BLOCK_BYTES, 0);
+        debug_assert!(fits, "it is no more than was left");
+        let offset = device.superblock().data_offset;
+        let files = (0..).zip(parts(data_blocks)).map(|(number, (start, blocks))| {
+            (number, DataFile::of_device(device, offset + start), blocks)
+        });
+        let mut store = Self::new(budget, device.geometry, 0, files);
         store.discards =
             (discard == Discard::Free).then(|| Discards::new(Arc::clone(device), are_cleared));
         store
     }
 
+    /// Of data files by number, with their blocks. Chunks of `assured_bytes` can be placed whatever these are.
     fn new(
         budget: Arc<Budget>,
         geometry: Geometry,
-        max_chunk_bytes: u64,
-        files: DataFiles,
-        allocator: Allocator,
+        assured_bytes: u64,
+        found: impl Iterator<Item = (u32, DataFile, u32)>,
     ) -> Self {
+        let (mut files, mut allocator) = (DataFiles::new(), Allocator::default());
+        let mut longest = assured_bytes;
+        for (number, file, blocks) in found {
+            longest = longest.max(u64::from(blocks) * BLOCK_BYTES);
+            allocator.add_file(number, blocks);
+            files.insert(number, Arc::new(file));
+        }
+        let max_chunk_bytes = longest.min(longest_chunk_bytes(budget.capacity_bytes));
         Self {
             directory: None,
             budget,

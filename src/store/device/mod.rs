@@ -2,7 +2,6 @@
 //!
 //! Nothing is written to a device before all checks are passed.
 
-mod checks;
 mod claim;
 mod contents;
 pub(crate) mod ioctl;
@@ -19,10 +18,10 @@ use crate::format::names::id_text;
 use crate::format::superblock::{Superblock, SuperblockCopy};
 pub(crate) use path_kind::is_device;
 
-use self::checks::{
-    Preparation, check_capacity, check_device, preparation, read_blocks, tail_offset,
+use self::contents::{
+    DeviceContent, Preparation, check_capacity, check_device, content, preparation, read_blocks,
+    signature, tail_offset,
 };
-use self::contents::{DeviceContent, content, signature};
 use super::Geometry;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
