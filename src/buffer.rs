@@ -119,7 +119,6 @@ impl BouncePool {
             .unwrap_or_else(|| AlignedBlock::zeroed((BLOCK_BYTES as usize) << class))
     }
 
-    /// Returns memory for reuse.
     pub(crate) fn give_back(&mut self, block: AlignedBlock) {
         self.free[size_class(block.size_bytes())].push(block);
     }

@@ -56,12 +56,10 @@ impl CompletionQueue {
         self.unanswered.load(Ordering::Relaxed)
     }
 
-    /// Counts `keys` that are to be answered.
     pub(crate) fn expect(&self, keys: u64) {
         self.unanswered.fetch_add(keys, Ordering::Relaxed);
     }
 
-    /// Counts one key that is answered.
     pub(crate) fn answered(&self) {
         self.unanswered.fetch_sub(1, Ordering::Relaxed);
     }

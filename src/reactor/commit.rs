@@ -43,7 +43,7 @@ pub(super) struct GroupCommit {
     members: Vec<usize>,
     phase: Phase,
     /// Syncs in flight.
-    pub(super) outstanding: usize,
+    outstanding: usize,
     error: Option<i32>,
     /// Syncs of other reactors that have to come back before the phase is over.
     awaited: Option<SyncsUnderWay>,
@@ -184,7 +184,7 @@ impl Operations {
             self.shared.note_sync_begun(self.number);
             // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which this holds, and a
             // file of a chunk until its SET is answered, after the group's last sync is reaped.
-            outcome = unsafe { self.device.engine.submit(*sync) };
+            outcome = unsafe { self.device.request(*sync) };
             if outcome.is_err() {
                 self.shared.note_sync_ended(self.number, 0, false);
                 self.commit.error = Some(libc::EIO);

@@ -14,7 +14,7 @@ use super::errnos::{Attempt, Failure, merits_retry};
 use super::health::Direction;
 use super::piece::{Piece, PieceProgress};
 use crate::buffer::BouncePool;
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, Transfer};
 use crate::schedule::Grant;
 
 /// A piece that has waited so long is not tried again: the device takes seconds to fail, and that must show.
@@ -61,6 +61,8 @@ pub(super) struct Device {
     unsummed: VecDeque<usize>,
     /// Pieces that failed, of which their operations do not know yet.
     pub(super) failed: VecDeque<(Grant, Failure)>,
+    /// Requests that the engine has.
+    pub(super) in_flight: usize,
     /// Nothing may be submitted any more.
     pub(super) is_stopping: bool,
 }
@@ -84,13 +86,9 @@ impl Device {
             most_moved_bytes,
             unsummed: VecDeque::new(),
             failed: VecDeque::new(),
+            in_flight: 0,
             is_stopping: false,
         }
-    }
-
-    pub(super) fn in_flight(&self) -> usize {
-        let waiting: usize = self.isolated.iter().map(|line| line.waiting.len()).sum();
-        self.pieces.len() - waiting
     }
 
     /// Gives the kernel a piece. One that it refuses has failed.
@@ -114,8 +112,19 @@ impl Device {
         // SAFETY: the piece stays where it is in `pieces` until it is reaped (or everything is leaked); it owns vectors
         // and bounce memory; the caller's memory lives until the answer, which comes after the reaping; the store keeps
         // its files open as long as `shared` lives, which the reactor holds, and the file of a chunk is closed with the answer.
-        let submitted = unsafe { self.engine.submit(transfer) };
+        let submitted = unsafe { self.request(transfer) };
         submitted.inspect_err(|_| self.fail(token, Failure::Closed))
+    }
+
+    /// Gives the engine a request.
+    ///
+    /// # Safety
+    /// As [`Engine::submit`].
+    pub(super) unsafe fn request(&mut self, transfer: Transfer) -> Result<(), EngineError> {
+        // Before: after a panic in it nobody knows whether the kernel has it.
+        self.in_flight += 1;
+        // SAFETY: the contract of this function.
+        unsafe { self.engine.submit(transfer) }.inspect_err(|_| self.in_flight -= 1)
     }
 
     fn fail(&mut self, token: usize, failure: Failure) {

@@ -181,7 +181,7 @@ impl Operations {
         if quiet {
             drop(self);
         } else {
-            let count = self.in_flight();
+            let count = self.device.in_flight;
             log::error!("the kernel still holds memory of {count} transfers: it is leaked");
             self.abandon();
             mem::forget(self);
@@ -259,11 +259,11 @@ impl Operations {
     fn quiesce(&mut self) -> bool {
         self.device.is_stopping = true;
         self.drop_queued();
-        if self.in_flight() > 0 {
+        if self.device.in_flight > 0 {
             self.device.engine.cancel_all();
         }
         let deadline = Instant::now() + CANCEL_TIMEOUT;
-        while self.in_flight() > 0 {
+        while self.device.in_flight > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || self.device.engine.reap(Some(left), &mut self.reaped).is_err() {
                 return false;

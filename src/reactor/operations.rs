@@ -52,7 +52,6 @@ pub(super) struct Operations {
     pub(super) awaiting_extents: VecDeque<Grant>,
     /// Operations with a request for their chunk file to be made.
     pub(super) due_chunk_files: Vec<usize>,
-    pub(super) chunk_files_in_flight: usize,
     /// Failed writes, and when to try them again.
     pub(super) retries: Vec<(Instant, usize)>,
     /// Whether the first SET waits for the store to grow; none goes meanwhile.
@@ -92,14 +91,9 @@ impl Operations {
             processed_bytes: 0,
             awaiting_extents: VecDeque::new(),
             due_chunk_files: Vec::new(),
-            chunk_files_in_flight: 0,
             retries: Vec::new(),
             awaits_growth: false,
         }
-    }
-
-    pub(super) fn in_flight(&self) -> usize {
-        self.device.in_flight() + self.chunk_files_in_flight + self.commit.outstanding
     }
 
     /// When to look again although nothing has come: a failed write is to be tried again, a SET that waits for loads, however

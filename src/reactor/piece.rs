@@ -136,17 +136,15 @@ impl Piece {
             .take(self.vector_count)
             .take_while(|vector| vector.iov_len == 0)
             .count();
+        let action = if self.target.is_write() { Action::Write } else { Action::Read };
         Transfer {
-            action: if self.target.is_write() { Action::Write } else { Action::Read },
-            file: self.target.file,
             is_lasting: self.target.is_lasting,
             offset_bytes: self.target.chunk_offset_bytes
                 + self.grant.offset_bytes
                 + self.moved_bytes as u64,
             vectors: &raw const self.vectors[skipped],
             vector_count: self.vector_count - skipped,
-            name: ptr::null(),
-            token,
+            ..Transfer::without_memory(action, self.target.file, token)
         }
     }
 

@@ -115,6 +115,7 @@ impl Operations {
         let now = Instant::now();
         self.reaped.reverse();
         while let Some(Reaped { token, result }) = self.reaped.pop() {
+            self.device.in_flight -= 1;
             if token == SYNC_TOKEN {
                 outcome = outcome.and(self.finish_sync(result));
                 continue;
@@ -206,12 +207,12 @@ impl Operations {
         if file.is_ready() {
             let (mut outcome, target) = (Ok(()), file.target());
             for grant in file.take_held_back() {
-                // A piece that could not be started is ended by `start_piece`.
                 match outcome {
                     Ok(()) => outcome = self.start_piece(grant, target),
-                    Err(_) => self.finish_held_back(grant),
+                    Err(_) => self.device.failed.push_back((grant, Failure::Closed)),
                 }
             }
+            self.end_failed_pieces(Instant::now);
             return outcome;
         }
         match file.next(id, &*self.shared.cache.store) {
@@ -221,12 +222,11 @@ impl Operations {
                 // SAFETY: the request names no memory but the name, which does not move with its owner; that stays in `active`,
                 // with the file, until the request is reaped (or is leaked): an operation with one in flight is not ended. The
                 // directory is open as long as `shared` lives.
-                if let Err(error) = unsafe { self.device.engine.submit(transfer) } {
+                if let Err(error) = unsafe { self.device.request(transfer) } {
                     self.fail_chunk_file(id, Failure::Closed);
                     return Err(error);
                 }
                 active.unfinished += 1;
-                self.chunk_files_in_flight += 1;
             }
         }
         Ok(())
@@ -234,7 +234,6 @@ impl Operations {
 
     /// Takes the result of a request for a chunk file.
     fn finish_chunk_file(&mut self, id: usize, result: i32) {
-        self.chunk_files_in_flight -= 1;
         let active = &mut self.active[id];
         active.unfinished -= 1;
         let Some(file) = &mut active.chunk_file else { return };
@@ -256,15 +255,11 @@ impl Operations {
         active.failure.get_or_insert(failure);
         let held_back = active.chunk_file.as_mut().map_or(Vec::new(), |file| file.take_held_back());
         self.cancel_rest(id);
-        held_back.into_iter().for_each(|grant| self.finish_held_back(grant));
+        self.active[id].unfinished -= held_back.len();
+        held_back.into_iter().for_each(|grant| self.scheduler.finish(grant));
         if self.active[id].unfinished == 0 {
             self.end(id);
         }
-    }
-
-    fn finish_held_back(&mut self, grant: Grant) {
-        self.active[grant.id].unfinished -= 1;
-        self.scheduler.finish(grant);
     }
 
     /// All pieces of an operation are through. Says whether the padding behind the chunk has to be truncated before it ends.
