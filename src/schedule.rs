@@ -133,12 +133,12 @@ pub struct Scheduler {
     holds_sets: bool,
 }
 
-/// What SETs have to leave room for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Loads {
-    None,
-    Expected,
-    Present,
+/// What SETs have beside the loads that there are now.
+#[derive(Clone, Copy)]
+struct SetBudget {
+    bytes: u64,
+    /// Whatever its length, one piece goes if no other SET is in flight.
+    lets_one_go: bool,
 }
 
 impl Scheduler {
@@ -184,9 +184,9 @@ impl Scheduler {
     /// The next piece that may start now. `loads_elsewhere`: whether others load from the same device. Each grant
     /// is to be returned by [`Self::finish`].
     pub fn next_grant(&mut self, now: Instant, loads_elsewhere: bool) -> Option<Grant> {
-        let loads = self.look_at_loads(now, loads_elsewhere);
+        let budget = self.set_budget(now, loads_elsewhere);
         let is_due = self.set_is_due().is_some_and(|due| due <= now);
-        let line = self.next_line(loads, is_due)?;
+        let line = self.next_line(budget, is_due)?;
         let (class, length_bytes) = (line.class(), self.next_length(line)?);
         let queue = &mut self.queues[line as usize];
         let front = queue.front_mut()?;
@@ -209,11 +209,11 @@ impl Scheduler {
     }
 
     /// The queue whose front may start its next piece.
-    fn next_line(&self, loads: Loads, is_due: bool) -> Option<Line> {
+    fn next_line(&self, budget: SetBudget, is_due: bool) -> Option<Line> {
         let within_budget = |line: Line| {
             self.next_length(line).is_some_and(|length_bytes| {
                 line.class() != Class::Set
-                    || !self.holds_sets && self.set_fits(line, length_bytes, loads, is_due)
+                    || !self.holds_sets && self.set_fits(line, length_bytes, budget, is_due)
             })
         };
         let device_fits =
@@ -262,43 +262,35 @@ impl Scheduler {
         Some((front.total_bytes - front.granted_bytes).min(self.limits.max_io_bytes))
     }
 
-    fn look_at_loads(&mut self, now: Instant, loads_elsewhere: bool) -> Loads {
+    fn set_budget(&mut self, now: Instant, loads_elsewhere: bool) -> SetBudget {
         // Nobody may have looked while a load took long: its end counts too.
         let load_ended = std::mem::take(&mut self.load_ended);
         let are_present = self.loads() > 0 || loads_elsewhere;
         if are_present || load_ended {
             self.last_load = Some(now);
         }
-        if are_present {
-            return Loads::Present;
-        }
-        match self.last_load {
-            Some(last) if now - last < LOADS_RECUR_WITHIN => Loads::Expected,
-            _ => Loads::None,
-        }
+        let are_expected = self.last_load.is_some_and(|last| now - last < LOADS_RECUR_WITHIN);
+        let bytes = match are_expected {
+            _ if are_present => self.limits.set_in_flight_while_loading_bytes,
+            true => self.limits.set_in_flight_between_loads_bytes,
+            false => self.limits.set_in_flight_bytes,
+        };
+        SetBudget { bytes, lets_one_go: !are_present }
     }
 
     /// Whether the next piece of a SET is within the budget of its kind: promoted, due, or any.
-    fn set_fits(&self, line: Line, length_bytes: u64, loads: Loads, is_due: bool) -> bool {
-        let limits = &self.limits;
+    fn set_fits(&self, line: Line, length_bytes: u64, budget: SetBudget, is_due: bool) -> bool {
         let own = self.in_flight[line as usize];
-        if line == Line::Promoted {
-            let budget_bytes = limits.set_in_flight_between_loads_bytes;
-            return own.pieces == 0 || own.bytes + length_bytes <= budget_bytes;
-        }
-        let budget_bytes = match loads {
-            Loads::None => limits.set_in_flight_bytes,
-            Loads::Expected => limits.set_in_flight_between_loads_bytes,
-            Loads::Present => limits.set_in_flight_while_loading_bytes,
+        let (in_flight, goes_alone, budget_bytes) = if line == Line::Promoted {
+            (own, true, self.limits.set_in_flight_between_loads_bytes)
+        } else if is_due {
+            let loads = self.in_flight_of(&[Line::Promoted, Line::Get]);
+            (own, true, budget.bytes.max(loads.bytes / LOADS_PER_DUE_SET))
+        } else {
+            let sets = self.in_flight_of(&[Line::Promoted, Line::Set]);
+            (sets, budget.lets_one_go, budget.bytes)
         };
-        if is_due {
-            let share_bytes =
-                self.in_flight_of(&[Line::Promoted, Line::Get]).bytes / LOADS_PER_DUE_SET;
-            return own.pieces == 0 || own.bytes + length_bytes <= budget_bytes.max(share_bytes);
-        }
-        let sets = self.in_flight_of(&[Line::Promoted, Line::Set]);
-        let goes_alone = sets.pieces == 0 && loads != Loads::Present;
-        goes_alone || sets.bytes + length_bytes <= budget_bytes
+        goes_alone && in_flight.pieces == 0 || in_flight.bytes + length_bytes <= budget_bytes
     }
 
     /// When the first SET in the queue goes ahead of loads, if that is still to come at `now`, when the last grant was asked for.
