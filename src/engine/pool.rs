@@ -29,16 +29,11 @@ pub(super) struct Pool {
 }
 
 struct PoolShared {
-    queue: Mutex<PoolQueue>,
+    /// None once the threads are to end.
+    queue: Mutex<Option<VecDeque<Transfer>>>,
     filled: Condvar,
     done: Arc<Done>,
     perform: Perform,
-}
-
-#[derive(Default)]
-struct PoolQueue {
-    transfers: VecDeque<Transfer>,
-    ends: bool,
 }
 
 impl Pool {
@@ -49,7 +44,8 @@ impl Pool {
         done: &Arc<Done>,
         perform: Perform,
     ) -> io::Result<Self> {
-        let (queue, filled, done) = (Mutex::default(), Condvar::new(), Arc::clone(done));
+        let queue = Mutex::new(Some(VecDeque::new()));
+        let (filled, done) = (Condvar::new(), Arc::clone(done));
         let shared = Arc::new(PoolShared { queue, filled, done, perform });
         let mut pool = Self { shared, threads: Vec::new() };
         let reactor = thread::current().name().unwrap_or("kvring").to_owned();
@@ -72,7 +68,9 @@ impl Pool {
     /// # Safety
     /// As [`super::Engine::submit`].
     pub(super) unsafe fn submit(&self, transfer: Transfer) {
-        self.shared.queue.lock().transfers.push_back(transfer);
+        if let Some(queue) = &mut *self.shared.queue.lock() {
+            queue.push_back(transfer);
+        }
         self.shared.filled.notify_one();
     }
 
@@ -108,21 +106,19 @@ impl PoolShared {
     /// Waits for a transfer; none when the pool ends.
     fn next(&self) -> Option<Transfer> {
         let mut queue = self.queue.lock();
-        while !queue.ends {
-            match queue.transfers.pop_front() {
+        loop {
+            match queue.as_mut()?.pop_front() {
                 Some(transfer) => return Some(transfer),
                 None => queue = self.filled.wait(queue),
             }
         }
-        None
     }
 
     /// Ends the threads; returns what they will not begin any more.
     fn end(&self) -> VecDeque<Transfer> {
-        let mut queue = self.queue.lock();
-        queue.ends = true;
+        let left = self.queue.lock().take();
         self.filled.notify_all();
-        std::mem::take(&mut queue.transfers)
+        left.unwrap_or_default()
     }
 }
 

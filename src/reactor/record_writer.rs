@@ -8,6 +8,7 @@
 //! - In `persistent`, a sync of the index begins when the records are written that it is for.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
@@ -99,6 +100,16 @@ impl Shared {
         self.lanes.iter().filter(waits).for_each(|lane| lane.waker.wake());
     }
 
+    /// Nothing is stored or deleted any more.
+    fn fail_for(&self, reason: &str) {
+        let path = self.cache.config.path().display();
+        log::error!("{path}: {reason}; every operation fails from here on");
+        self.has_failed.store(true, Ordering::SeqCst);
+        self.health.fail(|| reason.into());
+        self.stop(Duration::ZERO);
+        self.fail_answers();
+    }
+
     /// Nobody makes changes any more: fails what waits for them.
     fn fail_answers(&self) {
         self.cache.index.table.changes.progress.end();
@@ -127,9 +138,18 @@ impl RecordWriter {
         let thread = Builder::new().name("kvring-records".into()).spawn({
             let shared = Arc::clone(&shared);
             move || {
-                let mut ending = FailAnswersOnDrop { shared: &shared, is_orderly: false };
                 let table = &shared.cache.index.table;
-                ending.is_orderly = table.make_changes(|| shared.note_changes_made());
+                let make = || table.make_changes(|| shared.note_changes_made());
+                match catch_unwind(AssertUnwindSafe(make)) {
+                    Ok(true) => table.changes.progress.end(),
+                    Ok(false) => shared.fail_for("its index cannot be written"),
+                    Err(panic) => {
+                        shared.fail_for(
+                            "the thread that writes its records has stopped after a panic",
+                        );
+                        resume_unwind(panic);
+                    }
+                }
             }
         })?;
         shared.cache.index.table.changes.defer(true);
@@ -155,31 +175,5 @@ impl RecordWriter {
         }
         self.shared.fail_answers();
         (has_ended, is_done)
-    }
-}
-
-/// After a panic of the thread, or if the index cannot be written, nothing is stored or deleted any more.
-struct FailAnswersOnDrop<'shared> {
-    shared: &'shared Shared,
-    is_orderly: bool,
-}
-
-impl Drop for FailAnswersOnDrop<'_> {
-    fn drop(&mut self) {
-        if self.is_orderly {
-            return self.shared.cache.index.table.changes.progress.end();
-        }
-        let reason = match std::thread::panicking() {
-            true => "the thread that writes its records has stopped after a panic",
-            false => "its index cannot be written",
-        };
-        log::error!(
-            "{}: {reason}; every operation fails from here on",
-            self.shared.cache.config.path().display()
-        );
-        self.shared.has_failed.store(true, Ordering::SeqCst);
-        self.shared.health.fail(|| reason.into());
-        self.shared.stop(Duration::ZERO);
-        self.shared.fail_answers();
     }
 }
