@@ -195,7 +195,7 @@ impl Scheduler {
         let grant = Grant { id, class, offset_bytes, length_bytes, is_promoted };
         front.granted_bytes += length_bytes;
         if front.granted_bytes == front.total_bytes {
-            queue.take_front();
+            queue.take(queue.first);
         }
         let in_flight = &mut self.in_flight[line as usize];
         in_flight.pieces += 1;

@@ -56,7 +56,7 @@ impl<T> RwLock<T> {
 #[derive(Debug, Default)]
 pub(crate) struct Condvar {
     inner: std::sync::Condvar,
-    /// Raised by who waits before it lets go of the mutex, so that whoever has it next sees it.
+    /// Threads that wait, or were woken and do not run yet. Raised before the mutex is let go: whoever has it next sees that.
     waiting: AtomicUsize,
 }
 
@@ -65,19 +65,14 @@ impl Condvar {
         Self { inner: std::sync::Condvar::new(), waiting: AtomicUsize::new(0) }
     }
 
-    /// Threads that wait, or were woken and do not run yet.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn notify_one(&self) {
-        if self.waiting() > 0 {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
             self.inner.notify_one();
         }
     }
 
     pub(crate) fn notify_all(&self) {
-        if self.waiting() > 0 {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
             self.inner.notify_all();
         }
     }

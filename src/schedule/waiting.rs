@@ -47,10 +47,6 @@ impl Queue {
         taken
     }
 
-    pub(super) fn take_front(&mut self) {
-        self.take(self.first);
-    }
-
     pub(super) fn clear(&mut self) {
         self.first += self.waiting.len() as u64;
         self.waiting.clear();
