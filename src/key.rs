@@ -12,7 +12,7 @@ pub const MAX_KEY_BYTES: usize = 4096;
 const SEPARATOR: char = '@';
 
 /// BLAKE2b-128 of a key. Finds an entry; the exact key stored beside it confirms the find.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest(pub(crate) [u64; 2]);
 
 impl Digest {

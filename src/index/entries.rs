@@ -67,7 +67,7 @@ impl IndexMut<u32> for Entries {
 }
 
 /// One stored chunk. Detached: no longer found by its key, kept for its readers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ChunkEntry {
     pub(super) digest: Digest,
     pub(super) data_file: u32,
@@ -108,18 +108,9 @@ impl ChunkEntry {
             first_block: extent.first_block,
             checksum: checksum.map_or(0, |checksum| checksum.value),
             length_bytes: length_bytes as u32,
-            readers: 0,
-            node: None,
-            namespace: 0,
-            leased_until_s: 0,
             checksum_kind: checksum.map(|checksum| checksum.kind),
-            detached: false,
-            pinned: false,
-            was_read: false,
-            last_use: 0,
-            is_behind: false,
             slots: 1,
-            excluded: false,
+            ..Self::default()
         }
     }
 

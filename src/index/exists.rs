@@ -46,18 +46,15 @@ impl<G, S> Index<G, S> {
                 let (_, mut shard) = self.shard(*digest);
                 let is_it = |found: Located| self.table.holds(found.record, *digest, key);
                 let found = shard.lookup.find(digest.tag(), is_it);
-                match found.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms)) {
-                    Some(found) => {
-                        lease(&mut shard, found, &mut leasing);
-                        stored.push(true);
-                    }
-                    None => {
-                        self.note_ghost(&shard, *digest);
-                        stored.push(false);
-                        if stops_at_miss {
-                            break 'rounds;
-                        }
-                    }
+                let found =
+                    found.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms));
+                stored.push(found.is_some());
+                match found {
+                    Some(found) => lease(&mut shard, found, &mut leasing),
+                    None => self.note_ghost(&shard, *digest),
+                }
+                if stops_at_miss && found.is_none() {
+                    break 'rounds;
                 }
             }
         }
