@@ -184,7 +184,7 @@ impl<'found> Look<'found> {
     fn new(path: &'found Path, found: &'found Option<FoundHome>) -> Self {
         let index = found.as_ref().map(|found| &found.index);
         let sharing = index.map_or(Sharing::Never, FoundIndex::sharing);
-        Self { path, id: index.and_then(FoundIndex::store_id), sharing, index }
+        Self { path, id: index.and_then(|index| index.id), sharing, index }
     }
 
     /// Whether it holds chunks and never shared keys, as far as it knows.

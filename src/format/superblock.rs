@@ -109,11 +109,17 @@ impl Superblock {
 }
 
 impl SuperblockCopy {
-    pub(crate) fn intact(self) -> Option<Superblock> {
-        match self {
-            Self::Intact(superblock) => Some(superblock),
-            _ => None,
+    /// The superblock that two copies tell of, and whether both are that. An error is the version where one is newer and none intact.
+    pub(crate) fn judge(copies: [Self; 2]) -> Result<Option<(Superblock, bool)>, u32> {
+        let mut outcome = Ok(None);
+        for copy in copies {
+            match copy {
+                Self::Intact(superblock) => return Ok(Some((superblock, copies == [copy; 2]))),
+                Self::Newer(version) if outcome.is_ok() => outcome = Err(version),
+                _ => {}
+            }
         }
+        outcome
     }
 
     /// What a block is that should hold the superblock; `None` is one that cannot be read.

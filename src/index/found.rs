@@ -51,7 +51,7 @@ pub(crate) struct FoundIndex {
     /// Why it has to be started anew, if so; empty where there is none.
     pub(super) reset: Option<String>,
     /// Id in a header that can be relied upon.
-    id: Option<StoreId>,
+    pub(crate) id: Option<StoreId>,
 }
 
 impl FoundIndex {
@@ -83,10 +83,6 @@ impl FoundIndex {
 
     pub(crate) fn is_there(&self) -> bool {
         self.index_file.is_some()
-    }
-
-    pub(crate) fn store_id(&self) -> Option<StoreId> {
-        self.id
     }
 
     pub(crate) fn owner(&self) -> Option<Owner> {

@@ -184,14 +184,12 @@ fn open_index(
 /// The superblock of a device, and whether both of its copies are whole.
 fn superblock_of(device: &File, path: &Path) -> Result<(Superblock, bool), OpenError> {
     let copies = superblock_copies(device);
-    if let Some(superblock) = copies.into_iter().find_map(SuperblockCopy::intact) {
-        return Ok((superblock, copies == [SuperblockCopy::Intact(superblock); 2]));
-    }
-    for copy in copies {
-        if let SuperblockCopy::Newer(found) = copy {
-            let (path, supported) = (path.to_owned(), DEVICE_FORMAT_VERSION);
-            return Err(OpenError::NewerFormat { path, found, supported });
-        }
+    let newer = |found| {
+        let (path, supported) = (path.to_owned(), DEVICE_FORMAT_VERSION);
+        OpenError::NewerFormat { path, found, supported }
+    };
+    if let Some(found) = SuperblockCopy::judge(copies).map_err(newer)? {
+        return Ok(found);
     }
     let reason = match () {
         () if copies.contains(&SuperblockCopy::Damaged) => {

@@ -51,26 +51,19 @@ pub(super) fn content(
     };
     let copies = [SuperblockCopy::of(first.as_deref()), SuperblockCopy::of(last.as_deref())];
     let between = &rest[..rest.len() - 1];
-    let intact = copies.into_iter().find_map(SuperblockCopy::intact);
-    let newer = copies.iter().find_map(|copy| match copy {
-        SuperblockCopy::Newer(version) => Some(*version),
-        _ => None,
-    });
-    if let (None, Some(version)) = (intact, newer) {
-        return DeviceContent::Newer(version);
-    }
+    let intact = match SuperblockCopy::judge(copies) {
+        Ok(intact) => intact,
+        Err(version) => return DeviceContent::Newer(version),
+    };
     // Of a device that has got another length the tail is not where it was.
-    let is_moved = intact.is_some_and(|superblock| superblock.device_bytes != device_bytes);
+    let is_moved = intact.is_some_and(|(superblock, _)| superblock.device_bytes != device_bytes);
     let tail = if is_moved { &[] } else { tail };
     let written = |block: &Option<Vec<u8>>| block.as_deref().is_some_and(|block| !is_zero(block));
     if copies.contains(&SuperblockCopy::Foreign) || between.iter().chain(tail).any(written) {
         return DeviceContent::Foreign;
     }
     match intact {
-        Some(superblock) => {
-            let is_whole = copies.iter().all(|copy| *copy == SuperblockCopy::Intact(superblock));
-            DeviceContent::Store { superblock, is_whole }
-        }
+        Some((superblock, is_whole)) => DeviceContent::Store { superblock, is_whole },
         None if copies.contains(&SuperblockCopy::Damaged) => DeviceContent::Damaged,
         None if head.iter().chain(tail).any(Option::is_none) => DeviceContent::Unreadable,
         None => DeviceContent::Blank,

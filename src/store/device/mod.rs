@@ -293,7 +293,7 @@ impl BlockDevice {
 
 /// The superblock of a device, as far as it can be read, by whoever asks.
 pub(crate) fn read_superblock(device: &File) -> Option<Superblock> {
-    superblock_copies(device).into_iter().find_map(SuperblockCopy::intact)
+    SuperblockCopy::judge(superblock_copies(device)).ok()?.map(|(superblock, _)| superblock)
 }
 
 /// What is in its two places on a device.
