@@ -62,14 +62,12 @@ impl Directory {
         let above = path.parent().filter(|above| !above.as_os_str().is_empty());
         above.map_or(Ok(()), fs::create_dir_all)?;
         match DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
-            Ok(()) => {
-                // A umask may have taken bits of the owner, too. Some file systems have no permissions: what was made is used.
-                let _ = fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE));
-                Self::open(path)
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Self::open(path),
-            Err(error) => Err(error),
+            // A umask may have taken bits of the owner, too. Some file systems have no permissions: what was made is used.
+            Ok(()) => drop(fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE))),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
         }
+        Self::open(path)
     }
 
     /// Opens the directory `name` in it, making it if it is not there; says whether it was made.
@@ -150,11 +148,6 @@ impl Directory {
         &self.path
     }
 
-    /// Path of what is called `name` in it, for messages alone.
-    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
-        self.path.join(name)
-    }
-
     /// The error of an open that could not do `action` to what is called `name`.
     pub(crate) fn error(
         &self,
@@ -164,7 +157,7 @@ impl Directory {
         // Not with a slash at its end where it is the directory itself.
         match name {
             "" => OpenError::io(action, &self.path),
-            name => OpenError::io(action, &self.path_of(name)),
+            name => OpenError::io(action, &self.path.join(name)),
         }
     }
 
@@ -231,7 +224,7 @@ impl Directory {
     /// What the system says, or that it is no regular file, or another user's.
     pub(crate) fn open_file(&self, name: &str) -> io::Result<File> {
         let file = self.open_existing(name, OFlag::O_RDWR)?;
-        check_opened(&file, self.as_fd(), 0)?;
+        check_opened(&file, self.file.as_fd(), 0)?;
         Ok(file.into())
     }
 
@@ -321,12 +314,6 @@ impl Directory {
         if let Err(error) = self.file.release() {
             log::debug!("{}: {error}", self.path.display());
         }
-    }
-}
-
-impl AsFd for Directory {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 }
 

@@ -121,12 +121,14 @@ pub enum OpenError {
     )]
     NotFormatted { path: PathBuf, found: String },
     /// The path is below /dev, and there is nothing. Of several paths, one that the others know of is left out instead.
-    #[error("{path} cannot hold a store: there is no such device; look for the right name with lsblk", path = path.display())]
+    #[error(
+        "{path} cannot hold a store: there is no such device; look for the right name with lsblk"
+    )]
     NoDevice { path: PathBuf },
     /// The block device is read-only. Of several paths it is left out.
     #[error(
         "{path} cannot hold a store: it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or \
-         choose another", path = path.display()
+         choose another"
     )]
     ReadOnlyDevice { path: PathBuf },
     /// The path names something that no store can be on.
@@ -159,7 +161,6 @@ pub enum OpenError {
     #[error(
         "cannot map {path}: {source}; the index reserves {needed} of address space for all that it can become (no memory){limit}; \
          raise the limit on address space (ulimit -v, RLIMIT_AS){way_out}",
-        path = path.display(),
         needed = ByteSize(*needed_bytes),
         limit = limit_bytes.map_or_else(String::new, |bytes| format!(", and this process may have {} in all", ByteSize(bytes)))
     )]

@@ -178,7 +178,7 @@ fn open_index(
     store_id: Option<StoreId>,
 ) -> Result<IndexBytes, OpenError> {
     let file = directory.open_to_read(name).map_err(directory.error("read", name))?;
-    Ok(IndexBytes::of_file(file, directory.path_of(name), store_id))
+    Ok(IndexBytes::of_file(file, directory.path().join(name), store_id))
 }
 
 /// The superblock of a device, and whether both of its copies are whole.

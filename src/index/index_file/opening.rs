@@ -102,7 +102,7 @@ impl IndexFile {
                 let directory = Directory::open_or_make(path)
                     .map_err(OpenError::io("make the directory", path))?;
                 let directory = Arc::new(directory.with_files(&device.files));
-                let expected = directory.path_of(&file_name(Some(device)));
+                let expected = directory.path().join(file_name(Some(device)));
                 if !device.is_new() {
                     // The file may come back, or be in another directory: from here on it is of another store.
                     device.renew_id().map_err(OpenError::io("write", &device.path))?;
@@ -140,7 +140,7 @@ impl IndexFile {
         let store_id = device.map(|device| device.superblock().store_id);
         Ok(Self {
             closed_on_fork,
-            bytes: IndexBytes::of_file(file, directory.path_of(&name), store_id),
+            bytes: IndexBytes::of_file(file, directory.path().join(&name), store_id),
             home: IndexHome::Directory(Arc::clone(directory), name),
             files: Arc::clone(&directory.files),
             cannot_reserve: AtomicBool::new(false),

@@ -255,7 +255,7 @@ impl Store for FileStore {
         let digest = digest.unwrap_or(Digest([0; 2]));
         let directory = &self.shared.directories[directory_of(digest)];
         Location::Own {
-            directory: directory.as_fd().as_raw_fd(),
+            directory: directory.file.as_raw_fd(),
             name: file_c_name(digest, extent.file),
         }
     }
@@ -350,9 +350,11 @@ impl Store for FileStore {
 
     fn missed(&self) -> Option<String> {
         let Files { directory, chunks, directories, .. } = &*self.shared;
-        directory.missed_in(CHUNKS_NAME, chunks.as_fd()).or_else(|| {
+        directory.missed_in(CHUNKS_NAME, chunks.file.as_fd()).or_else(|| {
             let mut each = (0..).zip(directories);
-            each.find_map(|(number, one)| chunks.missed_in(&directory_name(number), one.as_fd()))
+            each.find_map(|(number, one)| {
+                chunks.missed_in(&directory_name(number), one.file.as_fd())
+            })
         })
     }
 

@@ -98,7 +98,7 @@ impl FoundFile {
         if self.on_disk_bytes() > *room_bytes {
             let size_bytes = u64::from(self.blocks) * BLOCK_BYTES;
             let fitting_bytes = file_bytes_within(*room_bytes).min(size_bytes);
-            let path = directory.path_of(&self.name);
+            let path = directory.path().join(&self.name);
             let path = path.display();
             if fitting_bytes < SMALLEST_FILE_BYTES {
                 log::warn!("{path} no longer fits {reason}: what it holds is evicted");

@@ -92,7 +92,7 @@ impl ExtentStore {
             }
             Err((name, source)) => {
                 self.budget.release(on_disk_bytes(size_bytes));
-                let path = directory.path_of(&name);
+                let path = directory.path().join(&name);
                 Err(StoreError::Grow { path, bytes: size_bytes, source: Arc::new(source) })
             }
         }
