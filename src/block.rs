@@ -1,9 +1,9 @@
-//! The unit of place on disk, and a run of such units.
+//! The unit of space on disk, and a run of such units.
 
-/// Unit of place on disk: every chunk starts at a multiple of it and takes a whole number of them.
+/// Unit of space on disk: every chunk starts at a multiple of it and takes a whole number of them.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// A run of blocks of one file: the place of one chunk.
+/// A run of blocks of one file: where one chunk lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Extent {
     /// Number of the file, which is the chunk's own in layout `files`.

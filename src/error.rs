@@ -66,7 +66,7 @@ pub enum StoreError {
         "store full: what would have to go for {needed_bytes} bytes is being written or read, leased or pinned; store more \
          slowly, unpin keys, or raise capacity"
     )]
-    Guarded { needed_bytes: u64 },
+    InUse { needed_bytes: u64 },
     #[error(
         "no room for {needed_bytes} bytes in namespace '{namespace}', whose quota is {quota_bytes} bytes: what would have \
          to go is being read, leased or pinned, or not enough; raise the quota"

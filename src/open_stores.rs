@@ -13,7 +13,7 @@ const OPEN: u64 = 1;
 const CLOSING: u64 = 2;
 const STATE_BITS: u64 = 3;
 
-/// In each place the first half of an id, with a state in its lowest bits.
+/// In each cell the first half of an id, with a state in its lowest bits.
 static STORES: [AtomicU64; MOST_STORES] = [const { AtomicU64::new(NONE) }; MOST_STORES];
 
 /// How this process has a store.
@@ -27,36 +27,36 @@ pub(crate) enum Hold {
 /// A store that this process has open, until it is closed or dropped.
 #[derive(Debug)]
 pub(crate) struct OpenStore {
-    place: Option<&'static AtomicU64>,
+    cell: Option<&'static AtomicU64>,
     id: u64,
-    /// The place may be another's.
+    /// The cell may be another's.
     is_closed: AtomicBool,
 }
 
 impl OpenStore {
     pub(crate) fn new(id: [u8; 16]) -> Self {
         let id = key_of(id);
-        let take = |place: &&AtomicU64| {
-            place.compare_exchange(NONE, id | OPEN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        let take = |cell: &&AtomicU64| {
+            cell.compare_exchange(NONE, id | OPEN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         };
-        Self { place: STORES.iter().find(take), id, is_closed: AtomicBool::new(false) }
+        Self { cell: STORES.iter().find(take), id, is_closed: AtomicBool::new(false) }
     }
 
     /// Its files are about to be given up.
     pub(crate) fn note_closing(&self) {
-        if let Some(place) = self.place
+        if let Some(cell) = self.cell
             && !self.is_closed.load(Ordering::SeqCst)
         {
-            place.store(self.id | CLOSING, Ordering::SeqCst);
+            cell.store(self.id | CLOSING, Ordering::SeqCst);
         }
     }
 
     /// Its files are given up.
     pub(crate) fn note_closed(&self) {
-        if let Some(place) = self.place
+        if let Some(cell) = self.cell
             && !self.is_closed.swap(true, Ordering::SeqCst)
         {
-            place.store(NONE, Ordering::SeqCst);
+            cell.store(NONE, Ordering::SeqCst);
         }
     }
 }
@@ -69,7 +69,7 @@ impl Drop for OpenStore {
 
 /// How this process has the store with this id, if it has it.
 pub(crate) fn hold_on(id: [u8; 16]) -> Option<Hold> {
-    let found = STORES.iter().map(|place| place.load(Ordering::SeqCst));
+    let found = STORES.iter().map(|cell| cell.load(Ordering::SeqCst));
     let states = found.filter(|found| found & !STATE_BITS == key_of(id) && *found != NONE);
     states.map(|found| found & STATE_BITS).min().map(|state| match state {
         OPEN => Hold::Open,

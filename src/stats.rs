@@ -160,7 +160,7 @@ path_stats! {
     /// Keys stored.
     keys,
     /// Payload bytes stored.
-    held_bytes,
+    stored_bytes,
     /// Records of the index in use: one for each key, more for keys of over 168 bytes.
     records,
     /// Pages of the index that the disk did not return since it was opened; their chunks are missed.

@@ -136,7 +136,10 @@ fn storing_again() {
     assert_eq!(client.get_one("k", 5_000).unwrap(), pattern(5_000, 3));
     client.assert_consistent();
     let stats = client.connector.stats();
-    assert_eq!((stats.keys, stats.held_bytes, stats.allocated_bytes), (1, 5_000, 2 * BLOCK_BYTES));
+    assert_eq!(
+        (stats.keys, stats.stored_bytes, stats.allocated_bytes),
+        (1, 5_000, 2 * BLOCK_BYTES)
+    );
 }
 
 /// Lines 13 and 15: a delete is seen at once, and a key that is not here is answered true.

@@ -205,7 +205,7 @@ fn full_stores_evict_no_more_than_they_must() {
         let stats = client.connector.stats();
         assert_eq!(client.counter("evicted"), count - stats.keys);
         // The rest is for index, directories, inodes and maps.
-        let share = stats.held_bytes as f64 / (32.0 * MIB as f64);
+        let share = stats.stored_bytes as f64 / (32.0 * MIB as f64);
         assert!(share > if length == 4096 { 0.65 } else { 0.85 }, "{share} of {length}");
         client.assert_consistent();
     }

@@ -200,5 +200,5 @@ fn a_closed_connector_holds_no_file_open() {
     client.connector.close();
     assert!(!held("fd") && !held("maps"));
     let stats = client.connector.stats();
-    assert_eq!((stats.keys, stats.held_bytes, stats.shutdown_clean), (1, 10_000, true));
+    assert_eq!((stats.keys, stats.stored_bytes, stats.shutdown_clean), (1, 10_000, true));
 }

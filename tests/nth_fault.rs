@@ -76,7 +76,7 @@ fn run(durability: Durability, fault: Fault, position: u64) -> u64 {
     let client = Client::open(directory.path(), CAPACITY);
     let after = client.connector.stats();
     let account = |stats: &kvring::Stats| {
-        (stats.keys, stats.records, stats.held_bytes, stats.allocated_bytes)
+        (stats.keys, stats.records, stats.stored_bytes, stats.allocated_bytes)
     };
     assert_eq!(account(&before), account(&after));
     assert_eq!(client.get_one("after", 30_000).unwrap(), usable.bytes());

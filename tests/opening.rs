@@ -30,7 +30,7 @@ fn everything_is_there_after_a_restart() {
         assert_eq!(client.exists(&(0..50).map(key).collect::<Vec<_>>()), [true; 50]);
         assert_eq!(intact(&client, 50), 50);
         let stats = client.connector.stats();
-        assert_eq!(stats.held_bytes, (0..50).map(|number| length(number) as u64).sum::<u64>());
+        assert_eq!(stats.stored_bytes, (0..50).map(|number| length(number) as u64).sum::<u64>());
         // New chunks take places of their own.
         let fresh = format!("fresh-{}", stats.used_bytes);
         assert!(client.set_one(&fresh, &Memory::patterned(300_000, 0, 1)));

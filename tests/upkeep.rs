@@ -64,7 +64,7 @@ fn what_was_not_used_for_long_enough_is_a_miss_at_once_and_given_back_later() {
     assert_eq!(client.connector.stats().keys, 200, "nothing was given back yet");
     assert_eq!(client.connector.expire().unwrap(), 197);
     let stats = client.connector.stats();
-    assert_eq!((stats.keys, stats.held_bytes), (3, 15_000));
+    assert_eq!((stats.keys, stats.stored_bytes), (3, 15_000));
     assert_eq!((client.counter("expired"), client.counter("expired_bytes")), (197, 197 * 5000));
     client.assert_consistent();
     client.assert_consistent();

@@ -141,7 +141,7 @@ class Connector:
     def submit_batch_set(self, keys: list[str], memoryviews: Sequence[_Memory]) -> int:
         """Store chunks; return the future id.
 
-        A key held with the very same bytes is not written again; with other bytes it is
+        A key stored with the very same bytes is not written again; with other bytes it is
         replaced. The completion is ok if every key was stored; its bools say which were. A chunk
         that is longer than `stats()["max_chunk_bytes"]` fails alone. A batch
         past `set_queue_bytes`, or past 131,072 keys, is answered at once: not ok, "queue full";
@@ -156,7 +156,7 @@ class Connector:
     def submit_batch_get(self, keys: list[str], memoryviews: Sequence[_Memory]) -> int:
         """Load chunks; return the future id.
 
-        A key that is not held in exactly its buffer's length is answered False and
+        A key that is not stored in exactly its buffer's length is answered False and
         leaves its buffer as it was.
 
         Raises:
@@ -231,7 +231,7 @@ class Connector:
     def submit_batch_prefix(self, keys: list[str]) -> int:
         """Ask how many leading keys are stored; return the future id.
 
-        Answered like submit_batch_exists: True for each leading key that is held, False from the
+        Answered like submit_batch_exists: True for each leading key that is stored, False from the
         first on that is not. What is found is leased as one.
 
         Raises:
@@ -265,7 +265,7 @@ class Connector:
         Keys that are not of LMCache's form belong to the namespace "".
 
         Returns:
-            `keys` held, the `allocated_bytes` of their chunks on disk, `writing_keys`,
+            `keys` stored, the `allocated_bytes` of their chunks on disk, `writing_keys`,
             `remembered_keys` (evicted or not admitted), `quota_bytes` or None.
 
         Raises:
@@ -275,7 +275,7 @@ class Connector:
     def keys(
         self, namespace: str, cursor: int = 0, limit: int = 1000
     ) -> tuple[list[tuple[str, str]], int | None]:
-        """List keys of a namespace that are held or being written.
+        """List keys of a namespace that are stored or being written.
 
         Args:
             namespace: As in usage().
@@ -283,8 +283,8 @@ class Connector:
             limit: At least so many keys are returned, if there are; some more may be.
 
         Returns:
-            Pairs of key and state ("held" or "writing"), and the cursor to go on with, None at the
-            end.
+            Pairs of key and state ("stored" or "writing"), and the cursor to go on with, None at
+            the end.
 
         Raises:
             ClosedError: close() was called.
@@ -294,8 +294,8 @@ class Connector:
         """Remove everything of a namespace that is not pinned, also what is being written.
 
         Returns:
-            `keys` that were held, payload `bytes` of their chunks, and the keys that stayed because
-            they are `pinned`.
+            `keys` that were stored, payload `bytes` of their chunks, and the keys that stayed
+            because they are `pinned`.
 
         Raises:
             ClosedError: close() was called.
@@ -314,7 +314,7 @@ class Connector:
         """Compare index, order of eviction, namespaces and space while everything stands still.
 
         Returns:
-            `keys`, `held_bytes` of their chunks on disk, `moving_bytes` (being written, read for
+            `keys`, `stored_bytes` of their chunks on disk, `moving_bytes` (being written, read for
             the last time, or about to be freed), `reserved_bytes` (of quotas, for chunks on their
             way in), and `problems`, an empty list if all is well.
 

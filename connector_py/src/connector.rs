@@ -182,7 +182,7 @@ impl Connector {
         let check = py.detach(|| self.core.check()).map_err(from_submit)?;
         let all = PyDict::new(py);
         all.set_item("keys", check.keys)?;
-        all.set_item("held_bytes", check.held_bytes)?;
+        all.set_item("stored_bytes", check.stored_bytes)?;
         all.set_item("moving_bytes", check.moving_bytes)?;
         all.set_item("reserved_bytes", check.reserved_bytes)?;
         all.set_item("problems", check.problems)?;
@@ -205,7 +205,7 @@ impl Connector {
             "closed".to_owned()
         } else {
             let stats = py.detach(|| self.core.stats());
-            format!("{} keys, {} bytes", stats.keys, stats.held_bytes)
+            format!("{} keys, {} bytes", stats.keys, stats.stored_bytes)
         };
         let paths: Vec<_> = config.paths.iter().map(|path| format!("{path:?}")).collect();
         format!(

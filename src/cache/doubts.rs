@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::index::Suspect;
+use crate::index::ChunkVersion;
 use crate::key::Digest;
 use crate::sync::Mutex;
 
@@ -19,7 +19,7 @@ const LONGEST_DOUBT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy)]
 struct Doubt {
-    suspect: Suspect,
+    version: ChunkVersion,
     since: Instant,
     /// Successful reads of the device until then.
     successes: u64,
@@ -45,14 +45,14 @@ impl Doubts {
     /// A chunk could not be read now. `successes` is the number of reads that succeeded until now.
     pub(crate) fn add(
         &self,
-        suspect: Suspect,
+        version: ChunkVersion,
         may_be_its_extent: bool,
         successes: u64,
         now: Instant,
     ) -> Finding {
         let mut chunks = self.chunks.lock();
-        let digest = suspect.digest;
-        let before = chunks.get(&digest).filter(|doubt| doubt.suspect == suspect).copied();
+        let digest = version.digest;
+        let before = chunks.get(&digest).filter(|doubt| doubt.version == version).copied();
         let is_confirmed = before.is_some_and(|before| {
             before.may_be_its_extent
                 && may_be_its_extent
@@ -62,7 +62,7 @@ impl Doubts {
         if is_confirmed {
             chunks.remove(&digest);
         } else if before.is_some() || chunks.len() < MOST_DOUBTS {
-            let doubt = Doubt { suspect, since: now, successes, may_be_its_extent };
+            let doubt = Doubt { version, since: now, successes, may_be_its_extent };
             chunks.insert(digest, doubt);
         } else {
             // One that is not listed here is not to be looked at in idle moments either: that list would have no bound.
@@ -100,20 +100,20 @@ mod tests {
     #[test]
     fn a_chunk_is_unreadable_if_it_fails_again_while_others_do_not() {
         let doubts = Doubts::default();
-        let suspect = Suspect { digest: Digest::of("k"), generation: 7 };
+        let version = ChunkVersion { digest: Digest::of("k"), generation: 7 };
         let now = Instant::now();
-        let add = |successes, now| doubts.add(suspect, true, successes, now);
+        let add = |successes, now| doubts.add(version, true, successes, now);
         assert_eq!(add(5, now), Finding::New);
         assert_eq!(add(5, now), Finding::Known, "nothing was read in between");
-        assert!(doubts.hold(suspect.digest) && !doubts.hold(Digest::of("other")));
+        assert!(doubts.hold(version.digest) && !doubts.hold(Digest::of("other")));
         let later = now + 2 * LONGEST_DOUBT;
         assert_eq!(add(9, later), Finding::Known, "that was another outage");
-        assert_eq!(doubts.add(suspect, false, 10, later), Finding::Known, "that was the device");
+        assert_eq!(doubts.add(version, false, 10, later), Finding::Known, "that was the device");
         assert_eq!(add(11, later), Finding::Known);
         assert_eq!(add(12, later), Finding::Unreadable);
         assert!(!doubts.are_there());
         assert_eq!(add(12, later), Finding::New);
-        let younger = Suspect { digest: Digest::of("k"), generation: 8 };
+        let younger = ChunkVersion { digest: Digest::of("k"), generation: 8 };
         assert_eq!(doubts.add(younger, true, 99, later), Finding::New, "another chunk by now");
         doubts.remove(younger.digest);
         assert!(!doubts.are_there());
@@ -123,9 +123,9 @@ mod tests {
     fn there_is_a_bound() {
         let doubts = Doubts::default();
         for number in 0..2 * MOST_DOUBTS {
-            let suspect = Suspect { digest: Digest::of(&number.to_string()), generation: 1 };
+            let version = ChunkVersion { digest: Digest::of(&number.to_string()), generation: 1 };
             let expected = if number < MOST_DOUBTS { Finding::New } else { Finding::Known };
-            assert_eq!(doubts.add(suspect, true, 0, Instant::now()), expected);
+            assert_eq!(doubts.add(version, true, 0, Instant::now()), expected);
         }
         assert_eq!(doubts.count.load(Ordering::Relaxed), MOST_DOUBTS);
     }

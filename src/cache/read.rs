@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Cache, GetRequest};
 use crate::config::Checksum;
-use crate::index::{EnteredGet, Pin, Suspect};
+use crate::index::{ChunkVersion, EnteredGet, Pin};
 use crate::key::Digest;
 
 /// A reader's hold on a stored chunk. Dropped, it lets go of the chunk; the last reader of one that is gone gives its extent back.
@@ -30,8 +30,8 @@ impl Cache {
     }
 
     /// Opens a chunk to verify it, if it is still the one that was suspected.
-    pub(crate) fn open_suspect(self: &Arc<Self>, suspect: Suspect) -> Option<ReadHandle> {
-        self.index.pin_suspect(suspect).map(|pin| ReadHandle::new(self, pin))
+    pub(crate) fn open_version(self: &Arc<Self>, version: ChunkVersion) -> Option<ReadHandle> {
+        self.index.pin_version(version).map(|pin| ReadHandle::new(self, pin))
     }
 }
 
@@ -41,8 +41,8 @@ impl ReadHandle {
     }
 
     /// What names the chunk for later; none if it is gone already.
-    pub(crate) fn suspect(&self) -> Option<Suspect> {
-        self.cache.index.suspect_of(&self.pin)
+    pub(crate) fn version(&self) -> Option<ChunkVersion> {
+        self.cache.index.version_of(&self.pin)
     }
 
     /// Which chunk it is and where it lies, for messages.
@@ -61,9 +61,9 @@ impl ReadHandle {
             return false;
         }
         if self.cache.doubts.are_there()
-            && let Some(suspect) = self.suspect()
+            && let Some(version) = self.version()
         {
-            self.cache.doubts.remove(suspect.digest);
+            self.cache.doubts.remove(version.digest);
         }
         self.has_matched = expected.is_some();
         true

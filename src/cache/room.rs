@@ -138,7 +138,7 @@ impl Cache {
         match outcome {
             // There is room for it, if only somebody let go of theirs.
             Err(StoreError::Full { .. }) if self.store.fill().total_bytes >= bytes => {
-                Err(StoreError::Guarded { needed_bytes: bytes })
+                Err(StoreError::InUse { needed_bytes: bytes })
             }
             outcome => outcome.map(Some),
         }

@@ -86,7 +86,7 @@ impl Connector {
             memory_alignment_bytes: geometry.memory_alignment_bytes as u64,
             geometry,
             keys: index.keys(),
-            held_bytes: index.stored_bytes(),
+            stored_bytes: index.stored_bytes(),
             records,
             index_pages_lost: index.table.lost_pages() as u64,
             allocated_bytes: usage.allocated_bytes,

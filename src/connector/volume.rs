@@ -21,7 +21,7 @@ use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::names::StoreId;
 use crate::format::record::MAX_CHUNK_BYTES;
-use crate::index::{Index, Recovery, Sharing, Suspect};
+use crate::index::{ChunkVersion, Index, Recovery, Sharing};
 use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared};
@@ -38,7 +38,7 @@ pub(super) struct Volume {
     pub(super) recovery: Recovery,
     /// Descriptions of its engines, when it is started.
     pub(super) engine: String,
-    suspects: Vec<Suspect>,
+    unverified: Vec<ChunkVersion>,
     threads: Mutex<Threads>,
 }
 
@@ -67,7 +67,7 @@ impl Volume {
             );
         }
         let sharing = index.sharing();
-        let (index, store, recovery, suspects) =
+        let (index, store, recovery, unverified) =
             Index::open(index, &budget, &config, quotas, |table| {
                 home.open_store(&config, files, &budget, table, &wakers)
             })?;
@@ -80,7 +80,7 @@ impl Volume {
         let cache = Cache::new(config, index, store, write_budget, reactors, open_store);
         let shared = Arc::new(Shared::new(Arc::new(cache), completions, wakers));
         let (engine, threads) = (String::new(), Mutex::default());
-        Ok(Self { shared, id, sharing, budget, recovery, engine, suspects, threads })
+        Ok(Self { shared, id, sharing, budget, recovery, engine, unverified, threads })
     }
 
     /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
@@ -108,8 +108,8 @@ impl Volume {
         shared.cache.fit_capacity();
         warn_of_capacity(path, &self.budget);
         let mut threads = self.threads.lock();
-        let suspects = std::mem::take(&mut self.suspects);
-        let started = threads.start(shared, suspects, make_engine, recovery.clean_shutdown);
+        let unverified = std::mem::take(&mut self.unverified);
+        let started = threads.start(shared, unverified, make_engine, recovery.clean_shutdown);
         started.inspect_err(|_| {
             shared.stop(Duration::ZERO);
             threads.end();
@@ -181,14 +181,14 @@ impl Threads {
     fn start(
         &mut self,
         shared: &Arc<Shared>,
-        suspects: Vec<Suspect>,
+        unverified: Vec<ChunkVersion>,
         make_engine: &MakeEngine,
         was_closed: bool,
     ) -> Result<(), OpenError> {
         let io_error = |action| OpenError::io(action, shared.cache.config.path());
         let thread_error = || io_error("start a thread for");
         self.writer = Some(RecordWriter::start(shared).map_err(thread_error())?);
-        self.reactors = Some(Reactors::start(shared, suspects, make_engine)?);
+        self.reactors = Some(Reactors::start(shared, unverified, make_engine)?);
         begin_session(shared, was_closed).map_err(io_error("write the index of"))?;
         self.growth = Some(shared.cache.start_growth().map_err(thread_error())?);
         let owner = Arc::clone(shared);
@@ -244,7 +244,7 @@ fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
         let path = shared.cache.config.path().display();
         log::error!("{path}: cannot make durable what an earlier owner left: {error}");
         // It may be the error of an earlier owner's writes, which the kernel tells the next one.
-        shared.cache.index.distrust_all();
+        shared.cache.index.trust_none();
         // The same of the data, while it is known whose errors these are: close() would take them for its own.
         let _ = shared.cache.store.sync();
         note()
@@ -286,7 +286,7 @@ fn release(shared: &Shared, orderly: bool) -> bool {
         log::error!("{path} is not marked as closed in order: {error}");
         if orderly && shared.cache.missed_files().is_none() {
             // A later sync that succeeds says nothing of what this one dropped.
-            index.distrust_all();
+            index.trust_none();
             if let Err(error) = index.write_session(shared.cache.config.clock.now_ms(), false) {
                 log::error!("{path}: cannot note that: {error}");
             }

@@ -64,8 +64,8 @@ impl Leases {
 
     /// Chunks are leased until `end_s`, which is in the future.
     pub(super) fn add(&mut self, end_s: u32, leased: Footprint) {
-        let place = end_s as usize % self.ends.len();
-        let (of_s, sum) = &mut self.ends[place];
+        let cell = end_s as usize % self.ends.len();
+        let (of_s, sum) = &mut self.ends[cell];
         if *of_s != end_s {
             (*of_s, *sum) = (end_s, Footprint::default());
         }
@@ -74,8 +74,8 @@ impl Leases {
 
     /// Chunks are not leased until `end_s` any more: leased anew, or gone.
     pub(super) fn remove(&mut self, end_s: u32, leased: Footprint) {
-        let place = end_s as usize % self.ends.len();
-        let (of_s, sum) = &mut self.ends[place];
+        let cell = end_s as usize % self.ends.len();
+        let (of_s, sum) = &mut self.ends[cell];
         if *of_s == end_s {
             *sum -= leased;
         }

@@ -13,7 +13,7 @@ const MAX_PER_BUCKET: usize = 4;
 const MIN_BUCKETS: usize = 4;
 /// Buckets passed in a search that are too many.
 const CROWD: usize = 32;
-/// `entries` of a place that holds nothing.
+/// `entries` of a cell that is empty.
 const NONE: u32 = u32::MAX;
 
 #[derive(Default)]
@@ -47,16 +47,16 @@ impl Bucket {
     const EMPTY: Self =
         Self { passed: 0, tags: [0; WIDTH], entries: [NONE; WIDTH], records: [0; WIDTH] };
 
-    fn at(&self, place: usize) -> Located {
-        Located { entry: self.entries[place], record: self.records[place] }
+    fn at(&self, cell: usize) -> Located {
+        Located { entry: self.entries[cell], record: self.records[cell] }
     }
 
     fn used(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..WIDTH).filter(|place| self.entries[*place] != NONE)
+        (0..WIDTH).filter(|cell| self.entries[*cell] != NONE)
     }
 
     fn tagged(&self, tag: u32) -> impl Iterator<Item = usize> + '_ {
-        (0..WIDTH).filter(move |place| self.tags[*place] == tag && self.entries[*place] != NONE)
+        (0..WIDTH).filter(move |cell| self.tags[*cell] == tag && self.entries[*cell] != NONE)
     }
 }
 
@@ -65,8 +65,7 @@ impl Lookup {
     pub(super) fn find(&self, tag: u32, mut is_it: impl FnMut(Located) -> bool) -> Option<Located> {
         for number in self.path(tag) {
             let bucket = &self.buckets[number];
-            let found =
-                bucket.tagged(tag).map(|place| bucket.at(place)).find(|found| is_it(*found));
+            let found = bucket.tagged(tag).map(|cell| bucket.at(cell)).find(|found| is_it(*found));
             if found.is_some() || bucket.passed == 0 {
                 return found;
             }
@@ -82,7 +81,7 @@ impl Lookup {
     pub(super) fn insert(&mut self, tag: u32, found: Located) {
         debug_assert!(found.entry != NONE, "no slab has so many entries");
         self.reserve(1);
-        self.place(tag, found);
+        self.put(tag, found);
         self.len += 1;
     }
 
@@ -91,25 +90,25 @@ impl Lookup {
         let (mut at, mut steps) = (None, 0);
         for number in self.path(tag) {
             let bucket = &self.buckets[number];
-            at = bucket.tagged(tag).find(|place| bucket.entries[*place] == entry);
+            at = bucket.tagged(tag).find(|cell| bucket.entries[*cell] == entry);
             if at.is_some() || bucket.passed == 0 {
                 break;
             }
             steps += 1;
         }
-        let place = at?;
+        let cell = at?;
         let mut path = self.path(tag);
         for number in path.by_ref().take(steps) {
             self.buckets[number].passed -= 1;
         }
         let bucket = &mut self.buckets[path.next()?];
-        bucket.entries[place] = NONE;
+        bucket.entries[cell] = NONE;
         self.len -= 1;
-        Some(bucket.records[place])
+        Some(bucket.records[cell])
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Located> + '_ {
-        self.buckets.iter().flat_map(|bucket| bucket.used().map(|place| bucket.at(place)))
+        self.buckets.iter().flat_map(|bucket| bucket.used().map(|cell| bucket.at(cell)))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -132,20 +131,20 @@ impl Lookup {
     fn resize(&mut self, buckets: usize) {
         let old = std::mem::replace(&mut self.buckets, vec![Bucket::EMPTY; buckets]);
         for bucket in &old {
-            for place in bucket.used() {
-                self.place(bucket.tags[place], bucket.at(place));
+            for cell in bucket.used() {
+                self.put(bucket.tags[cell], bucket.at(cell));
             }
         }
     }
 
-    /// Puts an element into the first place there is; there is one, since buckets are not full on average.
-    fn place(&mut self, tag: u32, found: Located) {
+    /// Puts an element into the first empty cell; there is one, since buckets are not full on average.
+    fn put(&mut self, tag: u32, found: Located) {
         for number in self.path(tag) {
             let bucket = &mut self.buckets[number];
-            if let Some(place) = bucket.entries.iter().position(|entry| *entry == NONE) {
-                bucket.tags[place] = tag;
-                bucket.entries[place] = found.entry;
-                bucket.records[place] = found.record;
+            if let Some(cell) = bucket.entries.iter().position(|entry| *entry == NONE) {
+                bucket.tags[cell] = tag;
+                bucket.entries[cell] = found.entry;
+                bucket.records[cell] = found.record;
                 return;
             }
             bucket.passed += 1;

@@ -28,7 +28,7 @@ const READ_BYTES: usize = 1 << 20;
 pub(super) struct Mapping {
     // Not unmapped in a fork, where it is not mapped: something else may be at its address there.
     map: ManuallyDrop<MmapRaw>,
-    guarded: &'static MappedRange,
+    range: &'static MappedRange,
     process_id: u32,
 }
 
@@ -62,8 +62,8 @@ impl Mapping {
         let map = MmapOptions::new().offset(offset).len(length_bytes).map_raw(file)?;
         // A fork would keep the file open through it, and so the lock.
         map.advise(Advice::DontFork)?;
-        let guarded = guard(map.as_ptr().addr(), length_bytes)?;
-        Ok(Self { map: ManuallyDrop::new(map), guarded, process_id: std::process::id() })
+        let range = guard(map.as_ptr().addr(), length_bytes)?;
+        Ok(Self { map: ManuallyDrop::new(map), range, process_id: std::process::id() })
     }
 
     pub(super) fn as_mut_ptr(&self) -> *mut u8 {
@@ -81,7 +81,7 @@ impl Mapping {
         for start in (0..length_bytes).step_by(READ_BYTES) {
             let part = &mut scratch[..READ_BYTES.min(length_bytes - start)];
             read_pages(file, part, offset + start as u64, |at| {
-                self.guarded.make_hole(self.map.as_ptr().addr() + start + at);
+                self.range.make_hole(self.map.as_ptr().addr() + start + at);
             });
         }
     }
@@ -132,7 +132,7 @@ impl Mapping {
     }
 
     pub(super) fn hole_count(&self) -> usize {
-        self.guarded.hole_count.load(Ordering::Acquire)
+        self.range.hole_count.load(Ordering::Acquire)
     }
 
     pub(super) fn is_hole(&self, offset: usize) -> bool {
@@ -141,7 +141,7 @@ impl Mapping {
             count if count > MAX_HOLES => true,
             _ => {
                 let page = offset - offset % page_bytes();
-                let holes = self.guarded.holes.iter().map(|hole| hole.load(Ordering::Acquire));
+                let holes = self.range.holes.iter().map(|hole| hole.load(Ordering::Acquire));
                 holes
                     .take_while(|hole| *hole != 0)
                     .any(|hole| hole & !STATE_BITS == page && hole & STATE_BITS != FAILED)
@@ -153,7 +153,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.process_id == std::process::id() {
-            self.guarded.release();
+            self.range.release();
             // SAFETY: not used after this.
             unsafe { ManuallyDrop::drop(&mut self.map) };
         }
@@ -243,16 +243,16 @@ fn page_bytes() -> usize {
 }
 
 fn guard(start: usize, length: usize) -> io::Result<&'static MappedRange> {
-    let Some(guarded) =
+    let Some(range) =
         MAPPED_RANGES.iter().find(|other| !other.is_taken.swap(true, Ordering::SeqCst))
     else {
         return Err(io::Error::other(format!("{MAX_MAPPINGS} stores are open in this process")));
     };
-    guarded.hole_count.store(0, Ordering::SeqCst);
-    guarded.holes.iter().for_each(|hole| hole.store(0, Ordering::SeqCst));
-    guarded.start.store(start, Ordering::SeqCst);
-    guarded.length.store(length, Ordering::SeqCst);
-    Ok(guarded)
+    range.hole_count.store(0, Ordering::SeqCst);
+    range.holes.iter().for_each(|hole| hole.store(0, Ordering::SeqCst));
+    range.start.store(start, Ordering::SeqCst);
+    range.length.store(length, Ordering::SeqCst);
+    Ok(range)
 }
 
 #[cfg(test)]
@@ -291,7 +291,7 @@ mod tests {
         for offset in [4096, 3 * 4096 + 17, 0] {
             at(offset).store(true, Ordering::SeqCst);
             let address = mapping.as_mut_ptr().addr() + offset;
-            assert!(mapping.guarded.make_hole(address));
+            assert!(mapping.range.make_hole(address));
             assert!(at(offset).load(Ordering::SeqCst), "the page at {offset} was made anew");
         }
         assert_eq!(mapping.hole_count(), 3);
@@ -304,7 +304,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let mapping = Mapping::new(&file, 0, (MAX_HOLES + 9) * 4096).unwrap();
         for page in 0..=MAX_HOLES {
-            assert!(mapping.guarded.make_hole(mapping.as_mut_ptr().addr() + page * 4096));
+            assert!(mapping.range.make_hole(mapping.as_mut_ptr().addr() + page * 4096));
         }
         assert!(mapping.is_hole((MAX_HOLES + 5) * 4096));
     }

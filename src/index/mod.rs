@@ -39,5 +39,5 @@ pub(crate) use map::Index;
 pub(crate) use reader_pins::EnteredGet;
 pub use recovery::Recovery;
 pub use scans::{Check, KeyState, Purged};
-pub(crate) use shard::{Pin, Suspect};
+pub(crate) use shard::{ChunkVersion, Pin};
 pub(crate) use writing::{EnteredSet, Resumed};

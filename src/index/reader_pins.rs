@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::map::{Gone, Index};
-use super::shard::{Pin, Suspect, WaitingOperation};
+use super::shard::{ChunkVersion, Pin, WaitingOperation};
 use crate::block::Extent;
 use crate::key::Digest;
 
@@ -56,21 +56,24 @@ impl<G, S> Index<G, S> {
     }
 
     /// Pins a chunk to verify it, if it is still the same.
-    pub(crate) fn pin_suspect(&self, suspect: Suspect) -> Option<Pin> {
-        let (_, mut shard) = self.shard(suspect.digest);
-        let found = shard.find(suspect.digest)?;
-        if self.table.read(found.record).generation != suspect.generation {
+    pub(crate) fn pin_version(&self, version: ChunkVersion) -> Option<Pin> {
+        let (_, mut shard) = self.shard(version.digest);
+        let found = shard.find(version.digest)?;
+        if self.table.read(found.record).generation != version.generation {
             return None;
         }
         let length_bytes = u64::from(shard.entries[found.entry].length_bytes);
         shard.pin(found.entry, length_bytes)
     }
 
-    /// Names the chunk behind `pin` for [`Index::pin_suspect`]; none if it is gone already.
-    pub(crate) fn suspect_of(&self, pin: &Pin) -> Option<Suspect> {
+    /// Names the chunk behind `pin` for [`Index::pin_version`]; none if it is gone already.
+    pub(crate) fn version_of(&self, pin: &Pin) -> Option<ChunkVersion> {
         let (_, shard) = self.shard(pin.digest);
         let found = shard.find(pin.digest).filter(|found| found.entry == pin.entry)?;
-        Some(Suspect { digest: pin.digest, generation: self.table.read(found.record).generation })
+        Some(ChunkVersion {
+            digest: pin.digest,
+            generation: self.table.read(found.record).generation,
+        })
     }
 
     /// Drops the chunk behind `pin`, whose bytes are damaged.

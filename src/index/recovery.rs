@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::entries::ChunkEntry;
 use super::found::FoundIndex;
 use super::map::Index;
-use super::shard::Suspect;
+use super::shard::ChunkVersion;
 use super::table::{IndexState, Table};
 use crate::block::Extent;
 use crate::capacity::Budget;
@@ -125,7 +125,7 @@ impl std::fmt::Display for Recovery {
 }
 
 /// The index, the data, what was found, and the chunks that are to be verified.
-type OpenedIndex<I> = (I, Box<dyn Store>, Recovery, Vec<Suspect>);
+type OpenedIndex<I> = (I, Box<dyn Store>, Recovery, Vec<ChunkVersion>);
 
 impl<G, S> Index<G, S> {
     /// Takes over the index file, then the data with `open_store`, and brings both into agreement.
@@ -164,8 +164,8 @@ impl<G, S> Index<G, S> {
             SESSION_GENERATIONS
         });
         let index = Self::new(table, first, config.clone(), quotas);
-        let suspects = index.suspects(&chunks, session.as_ref(), recovery.clean_shutdown);
-        recovery.to_verify = suspects.len() as u64;
+        let unverified = index.unverified(&chunks, session.as_ref(), recovery.clean_shutdown);
+        recovery.to_verify = unverified.len() as u64;
         let (stored, older_slots) = index.restore_all(&chunks, &mut recovery);
         recovery.kept = stored.len() as u64;
         if !older_slots.is_empty() {
@@ -180,25 +180,25 @@ impl<G, S> Index<G, S> {
         let action = "remove files without a record from";
         recovery.orphans = store.rebuild(&stored).map_err(index.table.index_file.error(action))?;
         index.table.set_free(&used);
-        Ok((index, store, recovery, suspects))
+        Ok((index, store, recovery, unverified))
     }
 
     /// Sets which chunks are to be verified and which are untrusted. Returns the former.
-    fn suspects(
+    fn unverified(
         &self,
         chunks: &[RecoveredChunk],
         session: Option<&Session>,
         clean_shutdown: bool,
-    ) -> Vec<Suspect> {
+    ) -> Vec<ChunkVersion> {
         let (unverified, last) =
             session.map_or((0, 0), |session| (session.verify_from, session.generation));
         let verify_from = if clean_shutdown { unverified } else { unverified.min(last) };
-        let suspects: Vec<Suspect> = chunks
+        let unverified: Vec<ChunkVersion> = chunks
             .iter()
             .filter(|chunk| chunk.generation >= verify_from && chunk.entry.checksum().is_some())
-            .map(|chunk| Suspect { digest: chunk.entry.digest, generation: chunk.generation })
+            .map(|chunk| ChunkVersion { digest: chunk.entry.digest, generation: chunk.generation })
             .collect();
-        if !suspects.is_empty() {
+        if !unverified.is_empty() {
             self.verify_from.store(verify_from, Ordering::Relaxed);
         }
         // The machine went down with the store open: any record may be one that was cleared, and its extent another's.
@@ -211,7 +211,7 @@ impl<G, S> Index<G, S> {
             }
         };
         self.untrusted_before.store(untrusted_before, Ordering::Relaxed);
-        suspects
+        unverified
     }
 
     /// Enters the chunks, which are sorted by extent. Returns the extents of those that stay, and the slots of the others.
@@ -246,7 +246,7 @@ impl<G, S> Index<G, S> {
 
     /// A sync of everything failed: no chunk is trusted before it has been read, nor by the next owner once the session is
     /// written, and the next sync writes all of the index.
-    pub(crate) fn distrust_all(&self) {
+    pub(crate) fn trust_none(&self) {
         self.untrusted_before.store(self.next_generation(), Ordering::Relaxed);
         self.table.write_anew();
     }

@@ -21,7 +21,7 @@ const ENTRIES_AT_ONCE: u32 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyState {
     /// Its chunk can be loaded.
-    Held,
+    Stored,
     /// Its chunk is being written; an older one can still be loaded.
     Writing,
 }
@@ -30,7 +30,7 @@ impl KeyState {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Held => "held",
+            Self::Stored => "stored",
             Self::Writing => "writing",
         }
     }
@@ -53,7 +53,7 @@ pub struct Check {
     /// Keys stored.
     pub keys: u64,
     /// Bytes of the data files that their chunks take.
-    pub held_bytes: u64,
+    pub stored_bytes: u64,
     /// Bytes of the data files that chunks take that are being written, read for the last time, or about to be freed.
     pub moving_bytes: u64,
     /// Bytes of quotas that are reserved for chunks being written.
@@ -75,7 +75,7 @@ impl Check {
     /// Adds the result of another path, with its problems as `named` words them.
     pub(crate) fn add(&mut self, other: Self, named: impl Fn(String) -> String) {
         self.keys += other.keys;
-        self.held_bytes += other.held_bytes;
+        self.stored_bytes += other.stored_bytes;
         self.moving_bytes += other.moving_bytes;
         self.reserved_bytes += other.reserved_bytes;
         self.problems.extend(other.problems.into_iter().map(named));
@@ -218,7 +218,7 @@ impl<G, S> Index<G, S> {
             self.in_namespace(number, name, |shard, found| {
                 let is_new = |found: &Located| listed.insert(shard.entries[found.entry].digest);
                 let new = found.into_iter().filter(is_new);
-                keys.extend(new.filter_map(|found| Some((self.key_of(found)?, KeyState::Held))));
+                keys.extend(new.filter_map(|found| Some((self.key_of(found)?, KeyState::Stored))));
             });
         }
         (keys, None)
@@ -306,7 +306,7 @@ impl<G, S> Index<G, S> {
                 let entry = &shard.entries[found.entry];
                 let extent = entry.extent();
                 check.keys += 1;
-                check.held_bytes += extent.size_bytes();
+                check.stored_bytes += extent.size_bytes();
                 payload_bytes += u64::from(entry.length_bytes);
                 if entry.pinned {
                     pinned += entry.footprint();
@@ -337,7 +337,7 @@ impl<G, S> Index<G, S> {
         }
         check.problems.extend(self.eviction_index.lock().check(&chunks, &ghosts));
         check.reserved_bytes = self.eviction_index.lock().reserved_bytes();
-        match allocated_bytes().checked_sub(check.held_bytes) {
+        match allocated_bytes().checked_sub(check.stored_bytes) {
             Some(moving_bytes) => check.moving_bytes = moving_bytes,
             None => check.problems.push("chunks take more than is allocated".into()),
         }

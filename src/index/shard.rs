@@ -33,9 +33,9 @@ pub(crate) struct Pin {
     pub(crate) checksum: Option<PayloadChecksum>,
 }
 
-/// A chunk whose record is whole and whose data may not be: an owner that did not close wrote it, or it could not be read.
+/// One version of a chunk: that which is verified, as an owner that did not close wrote it, or as it could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Suspect {
+pub(crate) struct ChunkVersion {
     pub(crate) digest: Digest,
     pub(crate) generation: u64,
 }

@@ -62,8 +62,8 @@ extern "C" fn on_bus_error(
     if is_fault
         && MAPPED_RANGES
             .iter()
-            .find(|guarded| guarded.contains(address))
-            .is_some_and(|guarded| guarded.make_hole(address))
+            .find(|range| range.contains(address))
+            .is_some_and(|range| range.make_hole(address))
     {
         LET_PASS.store(false, Ordering::SeqCst);
         return;

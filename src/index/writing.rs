@@ -80,10 +80,10 @@ impl<G, S> Index<G, S> {
         let entry = &shard.entries[found.entry];
         // A chunk without its record is to be written again, and one that may be damaged must not pass for other bytes.
         let generation = self.table.read(found.record).generation;
-        let is_suspect = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
+        let is_unverified = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
             .contains(&generation)
             || generation < self.untrusted_before.load(Ordering::Relaxed) && !entry.was_read;
-        (!is_suspect && !self.has_lost_its_record(digest, found.record))
+        (!is_unverified && !self.has_lost_its_record(digest, found.record))
             .then(|| (u64::from(entry.length_bytes), entry.checksum()))
     }
 

@@ -7,13 +7,13 @@ use super::Shared;
 use super::errnos::{Failure, Fate};
 use super::health::{DeviceState, Direction};
 use crate::cache::{Finding, GetRequest, ReadHandle};
-use crate::index::Suspect;
+use crate::index::ChunkVersion;
 
 pub(super) enum Shown {
     Intact,
     Dropped,
     /// Nothing: it is stored as before. It has come into doubt if it is named here.
-    Nothing(Option<Suspect>),
+    Nothing(Option<ChunkVersion>),
 }
 
 /// Verifies the chunk and answers. Returns it if it has come into doubt.
@@ -23,7 +23,7 @@ pub(super) fn end_get(
     checksum: u64,
     failure: Option<Failure>,
     shared: &Shared,
-) -> Option<Suspect> {
+) -> Option<ChunkVersion> {
     let counters = &shared.cache.counters;
     let length_bytes = read.pin.length_bytes;
     if matches!(failure, Some(Failure::Transfer(..))) {
@@ -39,7 +39,7 @@ pub(super) fn end_get(
         request.item.miss();
     }
     match shown {
-        Shown::Nothing(suspect) => suspect,
+        Shown::Nothing(version) => version,
         _ => None,
     }
 }
@@ -64,13 +64,13 @@ pub(super) fn end_read(
 /// A chunk could not be read: it is dropped if that is its own fault.
 fn end_failed_read(read: ReadHandle, error: &io::Error, fate: Fate, shared: &Shared) -> Shown {
     let (health, cache) = (&shared.health, &shared.cache);
-    let suspect = read.suspect();
+    let version = read.version();
     // While the device fails, that says all there is to say.
-    let finding = suspect
+    let finding = version
         .filter(|_| fate != Fate::Drop && health.state(Direction::Read) != DeviceState::Fails);
-    let finding = finding.map(|suspect| {
+    let finding = finding.map(|version| {
         let successes = health.successes(Direction::Read);
-        cache.doubts.add(suspect, fate == Fate::Doubt, successes, Instant::now())
+        cache.doubts.add(version, fate == Fate::Doubt, successes, Instant::now())
     });
     let is_dropped = fate == Fate::Drop || finding == Some(Finding::Unreadable);
     // Once it is the device, that is said, and not chunk by chunk.
@@ -79,10 +79,10 @@ fn end_failed_read(read: ReadHandle, error: &io::Error, fate: Fate, shared: &Sha
         log::error!("cannot read a chunk ({}): {error}; it is {what}", read.extent_text());
     }
     if !is_dropped {
-        return Shown::Nothing(suspect.filter(|_| finding == Some(Finding::New)));
+        return Shown::Nothing(version.filter(|_| finding == Some(Finding::New)));
     }
-    if let Some(suspect) = suspect {
-        cache.doubts.remove(suspect.digest);
+    if let Some(version) = version {
+        cache.doubts.remove(version.digest);
     }
     read.discard();
     cache.counters.read_dropped.add(1);

@@ -41,7 +41,7 @@ pub(crate) use shared::Shared;
 
 use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
-use crate::index::Suspect;
+use crate::index::ChunkVersion;
 use crate::sync::Mutex;
 use operations::{CHECKSUM_TURN_BYTES, Operations};
 
@@ -81,14 +81,14 @@ impl Reactors {
     /// Starts a reactor for each lane, whose engine is made on its own thread. If one fails, none runs.
     pub(crate) fn start(
         shared: &Arc<Shared>,
-        mut suspects: Vec<Suspect>,
+        mut unverified: Vec<ChunkVersion>,
         make_engine: &MakeEngine,
     ) -> Result<Self, OpenError> {
         let mut reactors = Self { threads: Vec::new(), engines: Vec::new() };
         for number in 0..shared.lanes.len() {
             // They are read one at a time, so one reactor is enough.
-            let suspects = mem::take(&mut suspects);
-            match start(number, shared, suspects, Arc::clone(make_engine)) {
+            let unverified = mem::take(&mut unverified);
+            match start(number, shared, unverified, Arc::clone(make_engine)) {
                 Ok((thread, engine)) => {
                     reactors.threads.push(thread);
                     reactors.engines.push(engine);
@@ -120,7 +120,7 @@ impl Reactors {
 fn start(
     number: usize,
     shared: &Arc<Shared>,
-    suspects: Vec<Suspect>,
+    unverified: Vec<ChunkVersion>,
     make_engine: MakeEngine,
 ) -> Result<(ReactorThread, String), OpenError> {
     let (sender, receiver) = mpsc::sync_channel(1);
@@ -136,7 +136,8 @@ fn start(
         match engine {
             Ok(engine) => {
                 let _ = sender.send(Ok(engine.description()));
-                let _ = tell_ending.send(Operations::new(number, shared, suspects, engine).live());
+                let _ =
+                    tell_ending.send(Operations::new(number, shared, unverified, engine).live());
             }
             Err(error) => {
                 let _ = sender.send(Err(error));

@@ -18,7 +18,7 @@ use super::latency::Timeline;
 use super::operation::{Active, Operation};
 use super::verify::Verification;
 use crate::engine::{Engine, EngineError, Reaped};
-use crate::index::Suspect;
+use crate::index::ChunkVersion;
 use crate::key::Digest;
 use crate::schedule::{Class, Grant, Scheduler};
 
@@ -62,7 +62,7 @@ impl Operations {
     pub(super) fn new(
         number: usize,
         shared: Arc<Shared>,
-        suspects: Vec<Suspect>,
+        unverified: Vec<ChunkVersion>,
         engine: Box<dyn Engine>,
     ) -> Self {
         let mut limits = shared.limits();
@@ -82,7 +82,7 @@ impl Operations {
             reaped: Vec::new(),
             active: Slab::new(),
             commit: GroupCommit::default(),
-            verification: Verification::of(suspects),
+            verification: Verification::of(unverified),
             sets: HashTable::new(),
             awaited: 0,
             has_changed: false,
@@ -291,8 +291,8 @@ impl Operations {
         match operation {
             Operation::Reclaim(extent) => self.shared.cache.reclaim(extent),
             Operation::Get(request, read) => {
-                if let Some(suspect) = end_get(request, read, checksum, failure, &self.shared) {
-                    self.verification.add(suspect, Instant::now());
+                if let Some(version) = end_get(request, read, checksum, failure, &self.shared) {
+                    self.verification.add(version, Instant::now());
                 }
             }
             Operation::Verify(read) => {

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cache::{Cache, ReadHandle};
-use crate::index::Suspect;
+use crate::index::ChunkVersion;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy)]
 struct Unverified {
-    suspect: Suspect,
+    version: ChunkVersion,
     /// Its owner did not close; else it is in doubt.
     is_after_crash: bool,
 }
@@ -31,10 +31,10 @@ pub(super) struct Verification {
 }
 
 impl Verification {
-    pub(super) fn of(suspects: Vec<Suspect>) -> Self {
-        let left_after_crash = Some(suspects.len()).filter(|left| *left > 0);
-        let of_crash = |suspect| Unverified { suspect, is_after_crash: true };
-        let waiting = suspects.into_iter().rev().map(of_crash).collect();
+    pub(super) fn of(unverified: Vec<ChunkVersion>) -> Self {
+        let left_after_crash = Some(unverified.len()).filter(|left| *left > 0);
+        let of_crash = |version| Unverified { version, is_after_crash: true };
+        let waiting = unverified.into_iter().rev().map(of_crash).collect();
         Self { waiting, in_flight: None, left_after_crash, pause: None }
     }
 
@@ -48,8 +48,8 @@ impl Verification {
         self.pause.filter(|_| !self.waiting.is_empty()).map(|(due, _)| due)
     }
 
-    pub(super) fn add(&mut self, suspect: Suspect, now: Instant) {
-        self.waiting.push_back(Unverified { suspect, is_after_crash: false });
+    pub(super) fn add(&mut self, version: ChunkVersion, now: Instant) {
+        self.waiting.push_back(Unverified { version, is_after_crash: false });
         self.pause.get_or_insert((now + FIRST_PAUSE, FIRST_PAUSE));
     }
 
@@ -79,13 +79,13 @@ impl Verification {
                 self.pause = None;
                 return None;
             };
-            match cache.open_suspect(next.suspect) {
+            match cache.open_version(next.version) {
                 Some(read) => {
                     self.in_flight = Some(next);
                     return Some(read);
                 }
                 None => {
-                    cache.doubts.remove(next.suspect.digest);
+                    cache.doubts.remove(next.version.digest);
                     self.note_done(next);
                 }
             }

@@ -424,7 +424,7 @@ impl<'a> Driver<'a> {
         while let Some(from) = cursor {
             let (keys, next) =
                 self.client.connector.keys(of, from, 100).map_err(|error| error.to_string())?;
-            let held = keys.iter().filter(|(_, state)| *state == kvring::KeyState::Held);
+            let held = keys.iter().filter(|(_, state)| *state == kvring::KeyState::Stored);
             listed.extend(held.map(|(name, _)| key_of(name)));
             cursor = next;
         }

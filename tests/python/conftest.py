@@ -146,7 +146,7 @@ class Client:
             check = self.connector.check()
             assert check["problems"] == []
             usage = self.connector.usage().values()
-            return (0, check["keys"], check["held_bytes"], check["held_bytes"]) == (
+            return (0, check["keys"], check["stored_bytes"], check["stored_bytes"]) == (
                 check["moving_bytes"],
                 sum(one["keys"] or 0 for one in usage),
                 sum(one["allocated_bytes"] or 0 for one in usage),

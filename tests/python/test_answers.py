@@ -80,7 +80,7 @@ def test_storing_other_bytes_replaces_the_chunk(client: Client) -> None:
     client.store({"key": pattern(5_000, 3)})
     assert client.load("key", 100_000) is None
     assert client.load("key", 5_000) == pattern(5_000, 3)
-    assert (client.stat("keys"), client.stat("held_bytes")) == (1, 5_000)
+    assert (client.stat("keys"), client.stat("stored_bytes")) == (1, 5_000)
     assert client.stat("allocated_bytes") == 8192
 
 

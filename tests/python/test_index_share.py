@@ -74,7 +74,7 @@ def fill_up(path: Path) -> None:
 
 def held_part(client: Client) -> float:
     """Return which part of what the store takes on disk are chunks."""
-    return client.stat("held_bytes") / client.stat("used_bytes")
+    return client.stat("stored_bytes") / client.stat("used_bytes")
 
 
 @pytest.mark.root

@@ -175,4 +175,4 @@ def test_two_gibibytes_are_one_chunk(open_client: Callable[..., Client]) -> None
     assert hashlib.blake2b(memory).digest() == expected
     assert client.set(["key"], [memory]).results == [True]
     assert (client.stat("set_stored"), client.stat("set_unchanged")) == (1, 1)
-    assert client.stat("held_bytes") == length_bytes
+    assert client.stat("stored_bytes") == length_bytes

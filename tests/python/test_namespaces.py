@@ -86,7 +86,7 @@ def test_usage_is_the_same_after_a_restart(
 @pytest.mark.parametrize("limit", [1, 7, 1000])
 def test_keys_come_page_by_page(client: Client, limit: int) -> None:
     for namespace in (PLAIN, SALTED, OTHER, NAMELESS):
-        expected = [(key, "held") for key in keys_of(namespace, 10 + len(namespace))]
+        expected = [(key, "stored") for key in keys_of(namespace, 10 + len(namespace))]
         found = list_all(client, namespace, limit)
         assert Counter(found) == Counter(expected)
     assert client.connector.keys("unknown") == ([], None)
@@ -98,7 +98,7 @@ def test_keys_come_page_by_page(client: Client, limit: int) -> None:
 def test_long_keys_are_told_whole(client: Client) -> None:
     key = make_key(1, "s" * 3000)
     client.store({key: CONTENT})
-    assert client.connector.keys("test/model@" + "s" * 3000) == ([(key, "held")], None)
+    assert client.connector.keys("test/model@" + "s" * 3000) == ([(key, "stored")], None)
 
 
 @pytest.mark.parametrize("namespace", [PLAIN, SALTED, OTHER, NAMELESS])
@@ -223,7 +223,7 @@ def test_keys_tells_what_is_being_written(client: Client) -> None:
         found, _cursor = client.connector.keys("test/model@new")
         assert [name for name, _ in found] == [key]
         client.wait_all([future_id, *loads])
-        assert client.connector.keys("test/model@new") == ([(key, "held")], None)
+        assert client.connector.keys("test/model@new") == ([(key, "stored")], None)
         client.delete([key])
         if found == [(key, "writing")]:
             return

@@ -10,7 +10,7 @@ NUMBERS = (
     "memory_alignment_bytes",
     "max_chunk_bytes",
     "keys",
-    "held_bytes",
+    "stored_bytes",
     "allocated_bytes",
     "capacity_bytes",
     "used_bytes",
@@ -77,15 +77,15 @@ def test_the_state_of_the_store(client: Client) -> None:
     assert (logical is None) == (physical is None)
     assert logical is None or 512 <= logical <= physical
     assert before["max_chunk_bytes"] <= 64 * MIB
-    assert (before["keys"], before["held_bytes"], before["allocated_bytes"]) == (0, 0, 0)
+    assert (before["keys"], before["stored_bytes"], before["allocated_bytes"]) == (0, 0, 0)
     client.store({"first": pattern(4097, 1), "second": pattern(1, 2)})
     after = client.connector.stats()
-    assert (after["keys"], after["held_bytes"], after["allocated_bytes"]) == (2, 4098, 12_288)
+    assert (after["keys"], after["stored_bytes"], after["allocated_bytes"]) == (2, 4098, 12_288)
     assert after["data_files"] >= 1
     assert after["allocated_bytes"] <= after["used_bytes"] <= after["capacity_bytes"]
     assert after["in_flight"] == 0
     client.delete(["first"])
-    assert (client.stat("keys"), client.stat("held_bytes")) == (1, 1)
+    assert (client.stat("keys"), client.stat("stored_bytes")) == (1, 1)
 
 
 def test_every_operation_is_counted(client: Client) -> None:
@@ -102,7 +102,7 @@ def test_every_operation_is_counted(client: Client) -> None:
 def test_stats_count_what_was_found_at_the_start(open_client: Callable[..., Client]) -> None:
     client = open_client()
     client.store({str(seed): pattern(10_000, seed) for seed in range(5)})
-    state = ("keys", "held_bytes", "allocated_bytes", "used_bytes", "data_files")
+    state = ("keys", "stored_bytes", "allocated_bytes", "used_bytes", "data_files")
     before = [client.stat(name) for name in state]
     client.connector.close()
     client = open_client()

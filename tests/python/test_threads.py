@@ -121,7 +121,7 @@ def test_no_place_is_lost_to_many_threads(client: Client) -> None:
             client.wait_all(batches)
     assert client.delete(KEYS) == [True] * KEY_COUNT
     client.store({"after": b"content"})
-    assert (client.stat("keys"), client.stat("held_bytes")) == (1, 7)
+    assert (client.stat("keys"), client.stat("stored_bytes")) == (1, 7)
     assert client.stat("allocated_bytes") == 4096
 
 

@@ -61,7 +61,7 @@ fn some_entries_are_looked_at_while_a_lock_is_held() {
     let namespace = |number| Namespace::of(&key(number)).name();
     let ((keys, next), most) = most_at_once(|| index.keys_of(&namespace(0), 0, usize::MAX));
     assert!((most, keys.len(), next) == (64, COUNT as usize / 5, None), "{most} of {}", keys.len());
-    assert!((0..COUNT).step_by(5).all(|number| keys.contains(&(key(number), KeyState::Held))));
+    assert!((0..COUNT).step_by(5).all(|number| keys.contains(&(key(number), KeyState::Stored))));
     let (check, most) = most_at_once(|| index.check(|| u64::from(COUNT) * 4096));
     assert_eq!((check.problems, most), (Vec::new(), 64));
     let ((purged, places), most) = most_at_once(|| index.purge(&namespace(0)));
