@@ -1,4 +1,4 @@
-//! Counters. Each is named once, here; `stats()` shows them under the same names.
+//! Counters. Each is named once, here; `stats()` shows them under the same names, and docs/operations.md says what each means.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ impl Counter {
 }
 
 macro_rules! counters {
-    ($($(#[doc = $meaning:literal])+ $name:ident,)+) => {
+    ($($name:ident,)+) => {
         /// What happened since the store was opened.
         #[derive(Debug, Default)]
-        pub(crate) struct Counters { $($(#[doc = $meaning])+ pub $name: Counter,)+ }
+        pub(crate) struct Counters { $(pub $name: Counter,)+ }
 
         impl Counters {
             /// Every counter by name.
@@ -36,111 +36,63 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Keys asked for by GET that were returned.
     get_hits,
-    /// Keys asked for by GET that were not there, or not in that length.
     get_misses,
-    /// Keys stored by SET.
     set_stored,
-    /// Keys of SET that were already stored with the same bytes.
     set_unchanged,
-    /// Keys of SET that failed.
     set_failed,
-    /// Keys of SET that were taken into the queue.
     set_queued,
-    /// Keys of SET that waited for another SET of the same key, with the same bytes, and were not written again; they count
-    /// as unchanged too.
     set_joined,
-    /// Keys of SET that were refused because too much is queued; they count as failed too.
     set_rejected_queue_full,
-    /// Keys found by EXISTS.
     exists_hits,
-    /// Keys not found by EXISTS.
     exists_misses,
-    /// Keys removed by DELETE.
     deleted,
-    /// Keys named by DELETE that were not stored.
     delete_absent,
-    /// Payload bytes read.
     read_bytes,
-    /// Payload bytes written.
     written_bytes,
-    /// Payload bytes that went through a bounce block instead of straight from or to caller memory.
     bounced_bytes,
-    /// Chunks that did not match their checksum when they were read: each was dropped, and its GET answered as a miss.
     checksum_mismatch,
-    /// Chunks read in idle moments because their owner had not closed the store.
     verified_after_crash,
-    /// Keys of GET that the device could not read: each was answered as a miss.
     read_errors,
-    /// Chunks dropped because they could not be read, time and again, although the device read others.
     read_dropped,
-    /// SETs that failed in the device.
     write_errors,
-    /// Writes tried again: in `persistent`, and where a data file had no blocks for them.
     write_retries,
-    /// Writes that had been tried again and failed for good.
     write_retries_exhausted,
-    /// Barriers given to the device, in `persistent`.
     syncs,
-    /// Groups of SETs that could not be made durable.
     sync_errors,
-    /// SETs of chunks that are longer than the store takes.
     set_too_long,
-    /// SETs that found no room.
     store_full,
-    /// SETs for which the index had no room and could not grow: another chunk went for the record of each.
     index_full,
-    /// Chunks evicted for want of room.
     evicted,
-    /// Bytes of the data files that they took.
     evicted_bytes,
-    /// Times a SET had to wait for an eviction, since nobody had made room ahead of it.
     evicted_in_the_way,
-    /// Chunks whose `ttl` was over and whose space was given back.
     expired,
-    /// Their payload bytes.
     expired_bytes,
-    /// Keys purged with their namespace.
     purged,
-    /// Leases that EXISTS did not give, because too much is leased.
     leases_refused,
-    /// Keys of SET that completed without being stored, because of `admit`.
     set_not_admitted,
-    /// Keys of SET that completed without being stored, because of `write_budget`.
     set_over_write_budget,
-    /// Keys put in quarantine because another key has the same digest.
     hash_collision,
-    /// Transfers given to the device, again after a short one too.
     transfers,
-    /// Transfers that had to be continued or tried again.
     transfers_resumed,
-    /// Times the reactor went to the kernel and came back; stands still while nothing is asked.
     reactor_turns,
-    /// Operations dropped by close() at its deadline.
     abandoned,
 }
 
 macro_rules! path_stats {
-    ($($(#[doc = $meaning:literal])+ $name:ident,)+) => {
+    ($($name:ident,)+) => {
         /// State of what is at one path, at one moment.
         #[derive(Clone, Debug, Default)]
+        #[allow(missing_docs, reason = "docs/operations.md says what each of them means")]
         pub struct PathStats {
-            /// The path.
             pub path: PathBuf,
-            /// Whether it is in use; if not, its keys are missed, and it counts in no sum.
             pub in_use: bool,
-            /// Why it has failed; empty if it works. A path that is the last one stays in use.
             pub reason: String,
-            /// Engine that moves the bytes, with the flags it got; of several paths, all different ones.
+            /// Of several paths, all different ones.
             pub engine: String,
-            /// Whether transfers bypass the page cache.
-            pub direct_io: bool,
-            /// Alignment in bytes that caller memory needs to be used in place.
-            pub memory_alignment_bytes: u64,
-            /// What the target asks of transfers, and what the device below it is made of.
+            /// Of several paths, whether all are direct, and the strictest alignment of memory.
             pub geometry: Geometry,
-            $($(#[doc = $meaning])+ pub $name: u64,)+
+            $(pub $name: u64,)+
         }
 
         impl PathStats {
@@ -157,37 +109,21 @@ macro_rules! path_stats {
 }
 
 path_stats! {
-    /// Keys stored.
     keys,
-    /// Payload bytes stored.
     stored_bytes,
-    /// Records of the index in use: one for each key, more for keys of over 168 bytes.
     records,
-    /// Pages of the index that the disk did not return since it was opened; their chunks are missed.
     index_pages_lost,
-    /// Bytes of the data files that hold chunks, rounding to blocks included.
     allocated_bytes,
-    /// Configured capacity.
     capacity_bytes,
-    /// What data files and index take of it.
     used_bytes,
-    /// Number of data files.
     data_files,
-    /// Bytes of the data files that share their blocks with a copy, or have none.
     shared_bytes,
-    /// Bytes of the data files that are leased.
     leased_bytes,
-    /// Bytes of the data files that are pinned.
     pinned_bytes,
-    /// Most reads, and as many writes, that are in the device at a time.
     queue_depth,
-    /// Most bytes of either.
     max_in_flight_bytes,
-    /// Records that opening threw out, whatever for.
     discarded_at_open,
-    /// Keys asked for, by EXISTS or GET, that were not stored and would have been with one and a half times the capacity.
     would_hit_at_1_5x,
-    /// The same with twice the capacity.
     would_hit_at_2x,
 }
 
@@ -199,15 +135,16 @@ impl PathStats {
 
     /// What is at several paths, as if they were one; those that are not in use do not count.
     pub(crate) fn of_all(all: &[Self]) -> Self {
-        let mut total = Self { in_use: true, direct_io: true, ..Self::default() };
+        let geometry = Geometry { direct: true, ..Geometry::default() };
+        let mut total = Self { in_use: true, geometry, ..Self::default() };
         let mut engines: Vec<&str> = Vec::new();
         for one in all.iter().filter(|one| one.in_use) {
             if !engines.contains(&one.engine.as_str()) {
                 engines.push(&one.engine);
             }
-            total.direct_io &= one.direct_io;
-            total.memory_alignment_bytes =
-                total.memory_alignment_bytes.max(one.memory_alignment_bytes);
+            let (all, own) = (&mut total.geometry, one.geometry);
+            all.direct &= own.direct;
+            all.memory_alignment_bytes = all.memory_alignment_bytes.max(own.memory_alignment_bytes);
             total.add_numbers(one);
         }
         total.engine = engines.join("; ");

@@ -156,8 +156,9 @@ impl LoadRun {
         all.set_item("messages", report.messages)?;
         let store = PyDict::new(py);
         store.set_item("engine", report.stats.engine.as_str())?;
-        store.set_item("direct_io", report.stats.direct_io)?;
-        store.set_item("memory_alignment_bytes", report.stats.memory_alignment_bytes)?;
+        store.set_item("direct_io", report.stats.geometry.direct)?;
+        let alignment_bytes = report.stats.geometry.memory_alignment_bytes;
+        store.set_item("memory_alignment_bytes", alignment_bytes)?;
         store.set_item("capacity_bytes", report.stats.capacity_bytes)?;
         store.set_item("used_bytes", report.stats.used_bytes)?;
         for (name, value) in report.stats.counters {

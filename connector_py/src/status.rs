@@ -44,8 +44,8 @@ fn geometry_dict(py: Python<'_>, geometry: Geometry) -> PyResult<Bound<'_, PyDic
 pub(crate) fn stats_dict(py: Python<'_>, stats: Stats) -> PyResult<Bound<'_, PyDict>> {
     let all = PyDict::new(py);
     all.set_item("engine", stats.engine.as_str())?;
-    all.set_item("direct_io", stats.direct_io)?;
-    all.set_item("memory_alignment_bytes", stats.memory_alignment_bytes)?;
+    all.set_item("direct_io", stats.geometry.direct)?;
+    all.set_item("memory_alignment_bytes", stats.geometry.memory_alignment_bytes)?;
     all.set_item("max_chunk_bytes", stats.max_chunk_bytes)?;
     for (name, value) in stats.numbers() {
         all.set_item(name, value)?;
@@ -74,8 +74,8 @@ fn path_dict<'py>(py: Python<'py>, path: &PathStats) -> PyResult<Bound<'py, PyDi
     all.set_item("in_use", path.in_use)?;
     all.set_item("reason", &path.reason)?;
     all.set_item("engine", &path.engine)?;
-    all.set_item("direct_io", path.direct_io)?;
-    all.set_item("memory_alignment_bytes", path.memory_alignment_bytes)?;
+    all.set_item("direct_io", path.geometry.direct)?;
+    all.set_item("memory_alignment_bytes", path.geometry.memory_alignment_bytes)?;
     all.set_item("geometry", geometry_dict(py, path.geometry)?)?;
     for (name, value) in path.numbers() {
         all.set_item(name, value)?;

@@ -82,8 +82,6 @@ impl Connector {
             in_use: is_live,
             reason: reason.unwrap_or_default(),
             engine: volume.engine.clone(),
-            direct_io: geometry.direct,
-            memory_alignment_bytes: geometry.memory_alignment_bytes as u64,
             geometry,
             keys: index.keys(),
             stored_bytes: index.stored_bytes(),
