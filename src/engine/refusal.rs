@@ -3,13 +3,16 @@
 
 use std::io;
 
+use thiserror::Error;
+
 const ALLOW: &str = "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of the container or service";
 const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_ADMIN: u32 = 21;
 const UPGRADE: &str = "use Linux 5.11 or newer";
 
 /// Why io_uring cannot be had, and what to do about it.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("{cause}; {remedy}")]
 pub struct Refusal {
     cause: String,
     remedy: String,
@@ -29,12 +32,6 @@ impl Refusal {
             cause: format!("the io_uring of Linux {release} has no {what}"),
             remedy: UPGRADE.into(),
         }
-    }
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}; {}", self.cause, self.remedy)
     }
 }
 
