@@ -91,6 +91,12 @@ impl AlignedBlock {
     pub fn as_ptr(&self) -> *mut u8 {
         self.pointer.as_ptr()
     }
+
+    /// All of it, for an owner who has given no address of it away.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: it is initialised, and as long; the owner alone has it while this reference lives.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.size_bytes()) }
+    }
 }
 
 impl Drop for AlignedBlock {

@@ -23,7 +23,7 @@ impl BatchMemory {
         let stride_bytes = (shift_bytes + longest_bytes).next_multiple_of(block_bytes);
         let mut block = AlignedBlock::zeroed(keys * stride_bytes);
         let mut random = Random::new(seed);
-        for part in whole(&mut block).chunks_exact_mut(size_of::<u64>()) {
+        for part in block.bytes_mut().chunks_exact_mut(size_of::<u64>()) {
             part.copy_from_slice(&random.next().to_le_bytes());
         }
         Self { block: Arc::new(block), stride_bytes, shift_bytes }
@@ -39,7 +39,7 @@ impl BatchMemory {
     pub(crate) fn chunk(&mut self, position: usize, length: usize) -> Option<&mut [u8]> {
         let start = position * self.stride_bytes + self.shift_bytes;
         // Every batch that may use the memory has a clone of the Arc, until its completion is dropped.
-        Some(&mut whole(Arc::get_mut(&mut self.block)?)[start..start + length])
+        Some(&mut Arc::get_mut(&mut self.block)?.bytes_mut()[start..start + length])
     }
 
     /// The buffers of a batch with chunks of these lengths, and what keeps them alive.
@@ -53,11 +53,6 @@ impl BatchMemory {
         });
         (buffers.collect(), Box::new(Arc::clone(&self.block)))
     }
-}
-
-fn whole(block: &mut AlignedBlock) -> &mut [u8] {
-    // SAFETY: the block spans `size_bytes` initialised bytes, and the exclusive borrow of it is that of the slice.
-    unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), block.size_bytes()) }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ const MAGIC: [u8; 8] = *b"KVRINGDV";
 /// The first part of the device: the superblock in its first block, a copy in its last, zeros between them.
 pub(crate) const HEAD_BYTES: u64 = MIB;
 /// The last part, all zeros: there are formats that put their mark at the end of a device.
-pub(crate) const TAIL_BYTES: u64 = MIB;
+const TAIL_BYTES: u64 = MIB;
 pub(crate) const COPY_OFFSET: u64 = HEAD_BYTES - BLOCK_BYTES;
 /// Smallest device: head, tail, index, and room for the smallest capacity.
 pub(crate) const MIN_DEVICE_BYTES: u64 = 32 * MIB;
@@ -74,7 +74,6 @@ impl Superblock {
             false => wanted.max(small).next_multiple_of(MIB) + MIB,
         };
         let data_offset = HEAD_BYTES + index_bytes;
-        let end = device_bytes / BLOCK_BYTES * BLOCK_BYTES - TAIL_BYTES;
         sealed(Self {
             magic: MAGIC,
             version: DEVICE_FORMAT_VERSION,
@@ -85,7 +84,7 @@ impl Superblock {
             index_offset: if is_elsewhere { 0 } else { HEAD_BYTES },
             index_bytes,
             data_offset,
-            data_bytes: end - data_offset,
+            data_bytes: tail_offset(device_bytes) - data_offset,
             reserved: 0,
             checksum: 0,
         })
@@ -140,6 +139,11 @@ impl SuperblockCopy {
             true => Self::Damaged,
         }
     }
+}
+
+/// Where the last part of a device of this length begins, which holds zeros.
+pub(crate) fn tail_offset(device_bytes: u64) -> u64 {
+    device_bytes / BLOCK_BYTES * BLOCK_BYTES - TAIL_BYTES
 }
 
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {

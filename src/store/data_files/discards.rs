@@ -10,7 +10,7 @@ use super::data_file::DataFiles;
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::store::RecordsAreCleared;
 use crate::store::allocator::Allocator;
-use crate::store::device::BlockDevice;
+use crate::store::device::{BlockDevice, ioctl};
 use crate::store::runs::Runs;
 use crate::sync::Mutex;
 
@@ -55,7 +55,7 @@ impl Discards {
         for run in runs.iter().filter(|_| are_cleared) {
             let (_, offset) = file.locate(run.first_block);
             debug_assert!(offset.is_multiple_of(BLOCK_BYTES));
-            if let Err(error) = self.device.discard(offset, run.size_bytes())
+            if let Err(error) = ioctl::discard(&self.device.file, offset, run.size_bytes())
                 && !self.is_refused.swap(true, Ordering::Relaxed)
             {
                 let path = self.device.path.display();

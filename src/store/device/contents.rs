@@ -12,8 +12,7 @@ use crate::buffer::AlignedBlock;
 use crate::config::Config;
 use crate::error::{ConfigError, OpenError};
 use crate::format::superblock::{
-    DEVICE_FORMAT_VERSION, HEAD_BYTES, MIN_DEVICE_BYTES, Superblock, SuperblockCopy, TAIL_BYTES,
-    is_zero,
+    DEVICE_FORMAT_VERSION, HEAD_BYTES, MIN_DEVICE_BYTES, Superblock, SuperblockCopy, is_zero,
 };
 
 /// Where blkid(8) is looked for: an ordinary user's PATH lacks the directories of administration.
@@ -100,11 +99,6 @@ fn described(export: &str) -> Option<String> {
     Some(format!("{what}{label}{uuid}"))
 }
 
-/// Where the part at the end begins that holds zeros.
-pub(super) fn tail_offset(size_bytes: u64) -> u64 {
-    size_bytes / BLOCK_BYTES * BLOCK_BYTES - TAIL_BYTES
-}
-
 /// Whether the device can hold a store at all. Returns its length.
 pub(super) fn check_device(probe: &File, path: &Path) -> Result<u64, OpenError> {
     let error = || OpenError::io("read the geometry of", path);
@@ -140,22 +134,15 @@ pub(super) fn check_capacity(config: &Config, size_bytes: u64) -> Result<(), Con
     }
 }
 
-/// What is to be done to a device before it is used.
-#[derive(Debug)]
-pub(super) enum Preparation {
-    Nothing,
-    /// One of the two superblocks is to be written again.
-    Repair,
-    /// It is to be formatted, or erased, and holds this.
-    Format(String),
-}
-
-/// What is to be done to the device that is to be opened, or else to be erased; an error if it must not be written to.
-pub(super) fn preparation(
+/// What a device holds that is to be formatted because it is opened, or else to be erased; `None` of a store that is opened.
+///
+/// # Errors
+/// It must not be written to.
+pub(super) fn erasable(
     found: &DeviceContent,
     path: &Path,
     is_opened: bool,
-) -> Result<Preparation, OpenError> {
+) -> Result<Option<String>, OpenError> {
     let path = path.to_owned();
     let found = match found {
         DeviceContent::Store { .. } if !is_opened => {
@@ -164,9 +151,7 @@ pub(super) fn preparation(
             );
             return Err(OpenError::Io { action: "format", path, source });
         }
-        DeviceContent::Store { is_whole, .. } => {
-            return Ok(if *is_whole { Preparation::Nothing } else { Preparation::Repair });
-        }
+        DeviceContent::Store { .. } => return Ok(None),
         DeviceContent::Newer(found) => {
             let (found, supported) = (*found, DEVICE_FORMAT_VERSION);
             return Err(OpenError::NewerFormat { path, found, supported });
@@ -182,9 +167,7 @@ pub(super) fn preparation(
         DeviceContent::Blank => match signature(&path) {
             Ok(Some(what)) => what,
             // It is not there on every system; that both ends are zeros is told without it.
-            _ => {
-                return Ok(Preparation::Format("nothing: its first and last MiB are zeros".into()));
-            }
+            _ => return Ok(Some("nothing: its first and last MiB are zeros".into())),
         },
         DeviceContent::Foreign => match signature(&path) {
             Ok(Some(what)) => what,
@@ -195,14 +178,13 @@ pub(super) fn preparation(
     if is_opened {
         return Err(OpenError::NotFormatted { path, found });
     }
-    Ok(Preparation::Format(found))
+    Ok(Some(found))
 }
 
 /// The blocks from `start` to `end`, the last one perhaps in part.
 pub(super) fn read_blocks(file: &File, start: u64, end: u64) -> Blocks {
-    let memory = AlignedBlock::zeroed((end - start) as usize);
-    // SAFETY: initialised memory of this block, which nobody else has.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), (end - start) as usize) };
+    let mut memory = AlignedBlock::zeroed((end - start) as usize);
+    let bytes = &mut memory.bytes_mut()[..(end - start) as usize];
     let block = BLOCK_BYTES as usize;
     let is_read = file.read_exact_at(bytes, start).is_ok();
     let read = |(bytes, offset): (&mut [u8], u64)| {

@@ -33,7 +33,11 @@ pub(in crate::store) fn ask(device: &File, question: Question) -> io::Result<u64
 }
 
 /// Tells it that nothing in the range is needed any more: what it returns for it from here on is not defined.
-pub(super) fn discard(device: &File, start_bytes: u64, length_bytes: u64) -> io::Result<()> {
+pub(in crate::store) fn discard(
+    device: &File,
+    start_bytes: u64,
+    length_bytes: u64,
+) -> io::Result<()> {
     // SAFETY: BLKDISCARD reads two 64-bit numbers. It changes bytes on the device only, none that memory is mapped to: the
     // callers' ranges hold no part of the index.
     unsafe { raw::blkdiscard(device.as_raw_fd(), &[start_bytes, length_bytes]) }?;

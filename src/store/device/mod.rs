@@ -8,19 +8,20 @@ pub(crate) mod ioctl;
 mod path_kind;
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+use nix::errno::Errno;
 
 use crate::format::names::id_text;
 use crate::format::superblock::{Superblock, SuperblockCopy};
 pub(crate) use path_kind::is_device;
 
 use self::contents::{
-    DeviceContent, Preparation, check_capacity, check_device, content, preparation, read_blocks,
-    signature, tail_offset,
+    DeviceContent, check_capacity, check_device, content, erasable, read_blocks, signature,
 };
 use super::Geometry;
 use crate::block::BLOCK_BYTES;
@@ -30,7 +31,7 @@ use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
-use crate::format::superblock::{COPY_OFFSET, HEAD_BYTES};
+use crate::format::superblock::{COPY_OFFSET, HEAD_BYTES, tail_offset};
 use crate::sync::Mutex;
 
 const MIB: u64 = 1 << 20;
@@ -46,7 +47,10 @@ pub(crate) struct BlockDevice {
     pub(crate) geometry: Geometry,
     pub(crate) size_bytes: u64,
     superblock: Mutex<Superblock>,
-    preparation: Preparation,
+    /// The superblock is there twice, or is to be.
+    is_whole: bool,
+    /// What it holds, if that is no store.
+    other_content: Option<String>,
 }
 
 impl BlockDevice {
@@ -79,12 +83,12 @@ impl BlockDevice {
             size_bytes,
         );
         let is_elsewhere = config.index_path.is_some();
-        let preparation = preparation(&found, &path, is_opened)?;
-        let superblock = match found {
-            DeviceContent::Store { superblock, .. } => superblock,
+        let other_content = erasable(&found, &path, is_opened)?;
+        let (superblock, is_whole) = match found {
+            DeviceContent::Store { superblock, is_whole } => (superblock, is_whole),
             _ => {
                 let id = new_store_id().map_err(io_error("make an id for"))?;
-                Superblock::new(id, now_ms, size_bytes, is_elsewhere)
+                (Superblock::new(id, now_ms, size_bytes, is_elsewhere), true)
             }
         };
         let device = Self {
@@ -95,7 +99,8 @@ impl BlockDevice {
             geometry,
             size_bytes,
             superblock: Mutex::new(superblock),
-            preparation,
+            is_whole,
+            other_content,
         };
         if !device.is_new() {
             device.check_as_formatted(is_elsewhere)?;
@@ -108,22 +113,18 @@ impl BlockDevice {
     /// # Errors
     /// It cannot be written.
     pub(crate) fn prepare(&self, discard: Discard) -> Result<(), OpenError> {
-        match &self.preparation {
-            Preparation::Nothing => {}
-            Preparation::Repair => self.repair(),
-            Preparation::Format(_) => {
-                self.format(discard).map_err(OpenError::io("format", &self.path))?;
-            }
+        if self.is_new() {
+            return self.format(discard).map_err(OpenError::io("format", &self.path));
+        }
+        if !self.is_whole {
+            self.repair();
         }
         Ok(())
     }
 
     /// What it holds, if that is no store.
     pub(crate) fn holds(&self) -> &str {
-        match &self.preparation {
-            Preparation::Format(found) => found,
-            Preparation::Nothing | Preparation::Repair => "a kvring store",
-        }
+        self.other_content.as_deref().unwrap_or("a kvring store")
     }
 
     /// Makes it blank.
@@ -141,7 +142,7 @@ impl BlockDevice {
 
     /// Whether it holds no store before it is prepared.
     pub(crate) fn is_new(&self) -> bool {
-        matches!(self.preparation, Preparation::Format(_))
+        self.other_content.is_some()
     }
 
     pub(crate) fn superblock(&self) -> Superblock {
@@ -173,18 +174,13 @@ impl BlockDevice {
 
     /// Writes zeros, durably, past the page cache, from and to the beginning of a logical block.
     pub(crate) fn write_zeros(&self, start: u64, length: u64) -> io::Result<()> {
-        let zeros = AlignedBlock::zeroed(MIB.min(length) as usize);
-        let end = start + length;
-        for offset in (start..end).step_by(zeros.size_bytes()) {
-            let length = (zeros.size_bytes() as u64).min(end - offset) as usize;
-            self.write_durably(&zeros, length, offset)?;
+        let mut zeros = AlignedBlock::zeroed(MIB.min(length) as usize);
+        let (zeros, end) = (zeros.bytes_mut(), start + length);
+        for offset in (start..end).step_by(zeros.len()) {
+            let length = (zeros.len() as u64).min(end - offset) as usize;
+            self.write_durably(&zeros[..length], offset)?;
         }
         Ok(())
-    }
-
-    /// Tells the device that nothing in the range, which is of its data, is needed any more.
-    pub(crate) fn discard(&self, start: u64, length: u64) -> io::Result<()> {
-        ioctl::discard(&self.file, start, length)
     }
 
     fn format(&self, discard: Discard) -> io::Result<()> {
@@ -207,7 +203,7 @@ impl BlockDevice {
 
     /// Zeros its head and tail, and discards all of it before if it `discards`.
     fn clear(&self, discards: bool) -> io::Result<()> {
-        if discards && let Err(error) = self.discard(0, self.size_bytes) {
+        if discards && let Err(error) = ioctl::discard(&self.file, 0, self.size_bytes) {
             log::info!("{} is not discarded: {error}", self.path.display());
         }
         self.write_zeros(0, HEAD_BYTES)?;
@@ -252,39 +248,30 @@ impl BlockDevice {
 
     /// The copy first: what is there at any moment is one of them, whole.
     fn write_superblock(&self, superblock: &Superblock) -> io::Result<()> {
-        let block = AlignedBlock::zeroed(BLOCK_BYTES as usize);
-        let bytes = bytemuck::bytes_of(superblock);
-        // SAFETY: the block is longer than a superblock, and nobody else has it.
-        unsafe { block.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        let mut block = AlignedBlock::zeroed(BLOCK_BYTES as usize);
+        block.bytes_mut()[..size_of::<Superblock>()]
+            .copy_from_slice(bytemuck::bytes_of(superblock));
         for offset in [COPY_OFFSET, 0] {
-            self.write_durably(&block, block.size_bytes(), offset)?;
+            self.write_durably(block.bytes_mut(), offset)?;
         }
         Ok(())
     }
 
-    fn write_durably(&self, block: &AlignedBlock, length: usize, offset: u64) -> io::Result<()> {
-        debug_assert!(length <= block.size_bytes());
-        // SAFETY: the block is initialised memory of at least this length, which nobody writes meanwhile.
-        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), length) };
-        let mut done = 0;
-        while done < length {
-            let rest = &bytes[done..];
-            let vector =
-                libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
-            let at = (offset + done as u64) as libc::off_t;
-            // SAFETY: one vector over memory that lives through the call and is only read.
-            let written = unsafe {
-                libc::pwritev2(self.file.as_raw_fd(), &raw const vector, 1, at, libc::RWF_DSYNC)
-            };
-            match written {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                1.. => done += written as usize,
-                _ => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(error);
-                    }
+    fn write_durably(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let vector = [IoSlice::new(bytes)];
+            let (file, at) = (self.file.as_raw_fd(), offset as libc::off_t);
+            // SAFETY: an IoSlice is laid out as an iovec; its memory lives through the call and is only read.
+            let written =
+                unsafe { libc::pwritev2(file, vector.as_ptr().cast(), 1, at, libc::RWF_DSYNC) };
+            match Errno::result(written) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    bytes = &bytes[count as usize..];
+                    offset += count as u64;
                 }
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
             }
         }
         Ok(())
