@@ -29,7 +29,11 @@ pub struct Completion {
 pub(crate) struct CompletionQueue {
     queue: SegQueue<Completion>,
     event: EventFd,
-    handed_out: HandedOut,
+    /// The eventfd under a number of its own, which callers may close although it is not theirs to close: then it soon is the number
+    /// of another file, perhaps one of the next store. So nothing is written through it, and it is closed only if it still is the
+    /// eventfd, by what [`id_of`] says.
+    handed_out: RawFd,
+    handed_out_id: Option<String>,
     unannounced: AtomicBool,
     unanswered: AtomicU64,
 }
@@ -37,18 +41,19 @@ pub(crate) struct CompletionQueue {
 impl CompletionQueue {
     pub(crate) fn new() -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let handed_out = HandedOut::of(&event)?;
+        let handed_out = event.as_fd().try_clone_to_owned()?.into_raw_fd();
         Ok(Self {
             queue: SegQueue::new(),
             event,
             handed_out,
+            handed_out_id: id_of(handed_out),
             unannounced: AtomicBool::new(false),
             unanswered: AtomicU64::new(0),
         })
     }
 
     pub(crate) fn event_fd(&self) -> RawFd {
-        self.handed_out.descriptor
+        self.handed_out
     }
 
     /// Keys submitted to a reactor and not answered yet.
@@ -87,25 +92,11 @@ impl CompletionQueue {
     }
 }
 
-/// The eventfd under a number of its own, which callers may close although it is not theirs to close: then it soon is the number of
-/// another file, perhaps one of the next store. So nothing is written through it, and it is closed only if it still is the eventfd.
-struct HandedOut {
-    descriptor: RawFd,
-    id: Option<String>,
-}
-
-impl HandedOut {
-    fn of(event: &EventFd) -> io::Result<Self> {
-        let descriptor = event.as_fd().try_clone_to_owned()?.into_raw_fd();
-        Ok(Self { descriptor, id: id_of(descriptor) })
-    }
-}
-
-impl Drop for HandedOut {
+impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        if self.id.is_some() && self.id == id_of(self.descriptor) {
-            // SAFETY: it is the descriptor that `of` made, and nothing else closes it but a caller, who has not.
-            drop(unsafe { OwnedFd::from_raw_fd(self.descriptor) });
+        if self.handed_out_id.is_some() && self.handed_out_id == id_of(self.handed_out) {
+            // SAFETY: it is the descriptor that `new` made, and nothing else closes it but a caller, who has not.
+            drop(unsafe { OwnedFd::from_raw_fd(self.handed_out) });
         }
     }
 }
