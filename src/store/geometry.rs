@@ -3,13 +3,14 @@
 use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::device::ioctl;
 use super::drives::queue_depth;
 use crate::block::BLOCK_BYTES;
+use crate::directory::set_flags;
 
 /// Alignment taken where the kernel does not tell: no device in use asks for more.
 const DEFAULT_ALIGNMENT_BYTES: u64 = 4096;
@@ -36,35 +37,37 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Of transfers through the page cache.
-    pub(super) fn buffered(file: &File) -> io::Result<Self> {
-        let alignments = Self {
-            direct: false,
-            memory_alignment_bytes: 1,
-            offset_alignment_bytes: 1,
-            ..Self::default()
-        };
-        alignments.with_device_of(file)
+    /// Of transfers on `file`, past the page cache if its file system can, and sets the status flags that make them so.
+    pub(super) fn best(file: &File) -> io::Result<Self> {
+        match set_flags(file.as_fd(), libc::O_DIRECT) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                return Self::new(file, false, 1, 1);
+            }
+            Err(error) => return Err(error),
+        }
+        match Self::direct(file)? {
+            Some(geometry) => Ok(geometry),
+            None => {
+                set_flags(file.as_fd(), 0)?;
+                Self::new(file, false, 1, 1)
+            }
+        }
     }
 
     /// Of direct transfers of whole blocks on `file`; `None` if it has no such transfers.
     pub(super) fn direct(file: &File) -> io::Result<Option<Self>> {
-        let (memory_alignment_bytes, offset_alignment_bytes) = direct_alignment(file);
-        let fits =
-            offset_alignment_bytes != 0 && BLOCK_BYTES.is_multiple_of(offset_alignment_bytes);
-        if !fits {
-            return Ok(None);
-        }
-        let alignments = Self {
-            direct: true,
-            memory_alignment_bytes: memory_alignment_bytes.max(1) as usize,
-            offset_alignment_bytes,
-            ..Self::default()
-        };
-        alignments.with_device_of(file).map(Some)
+        let (memory_bytes, offset_bytes) = direct_alignment(file);
+        let fits = offset_bytes != 0 && BLOCK_BYTES.is_multiple_of(offset_bytes);
+        fits.then(|| Self::new(file, true, memory_bytes.max(1) as usize, offset_bytes)).transpose()
     }
 
-    fn with_device_of(self, file: &File) -> io::Result<Self> {
+    fn new(
+        file: &File,
+        direct: bool,
+        memory_alignment_bytes: usize,
+        offset_alignment_bytes: u64,
+    ) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let is_device = metadata.file_type().is_block_device();
         let number = if is_device { metadata.rdev() } else { metadata.dev() };
@@ -75,6 +78,9 @@ impl Geometry {
         };
         let optimal = ask(ioctl::OPTIMAL_IO_BYTES, "optimal_io_size")?.filter(|bytes| *bytes > 0);
         Ok(Self {
+            direct,
+            memory_alignment_bytes,
+            offset_alignment_bytes,
             logical_block_bytes: ask(ioctl::LOGICAL_BLOCK_BYTES, "logical_block_size")?,
             physical_block_bytes: ask(ioctl::PHYSICAL_BLOCK_BYTES, "physical_block_size")?,
             optimal_io_bytes: optimal.or((!is_device).then(|| metadata.blksize())),
@@ -82,7 +88,6 @@ impl Geometry {
                 .filter(|most| *most > 0)
                 .and_then(|_| queue("discard_granularity")),
             queue_depth: queue_depth(Path::new(&sysfs_directory(number))),
-            ..self
         })
     }
 }

@@ -27,18 +27,15 @@ use crate::key::Digest;
 pub(crate) enum Location {
     /// In a file that stays open as long as the store.
     Shared {
-        /// The file.
         file: RawFd,
         /// Where in it the chunk starts.
         offset_bytes: u64,
-        /// It is a block device.
         is_device: bool,
     },
     /// In a file of its own, from its first byte to its last one.
     Own {
         /// The directory it is in, open as long as the store.
         directory: RawFd,
-        /// Its name there.
         name: CString,
     },
 }
@@ -69,11 +66,17 @@ pub(crate) struct Fill {
 pub(crate) trait FreeSpace {
     /// Blocks that have to go, wherever they are, so that a chunk of `blocks` can be placed; `None` where they have to be
     /// neighbours.
-    fn missing_blocks(&self, blocks: u32) -> Option<u64>;
-    /// Free blocks that end where `block` begins.
-    fn free_before(&self, file: u32, block: u32) -> u32;
+    fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
+        None
+    }
+    /// Free blocks that end where `block` begins; 0 where they need not be neighbours, here and below.
+    fn free_before(&self, _file: u32, _block: u32) -> u32 {
+        0
+    }
     /// Free blocks from `block` on.
-    fn free_from(&self, file: u32, block: u32) -> u32;
+    fn free_from(&self, _file: u32, _block: u32) -> u32 {
+        0
+    }
     /// Whether the eviction of its chunk makes room at an extent.
     fn makes_room(&self, _extent: Extent) -> bool {
         true
@@ -138,7 +141,6 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
         false
     }
 
-    /// Where an extent is.
     fn locate(&self, extent: Extent) -> Location;
 
     /// Where an extent of the chunk with this digest is, for messages.
@@ -168,16 +170,13 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     /// a chunk were removed.
     fn rebuild(&self, stored: &[Extent]) -> io::Result<u64>;
 
-    /// What the target asks of a transfer.
     fn geometry(&self) -> Geometry;
 
     /// Longest chunk that can be placed when everything is free.
     fn max_chunk_bytes(&self) -> u64;
 
-    /// How full it is.
     fn fill(&self) -> Fill;
 
-    /// Space taken now.
     fn usage(&self) -> StoreUsage;
 
     /// Why the next open would not find its files, if so.

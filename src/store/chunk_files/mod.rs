@@ -208,14 +208,6 @@ impl FreeSpace for FileStore {
         // In proportion: what goes gives back more than its blocks, too.
         Some((u64::from(blocks) * needed.saturating_sub(free)).div_ceil(needed))
     }
-
-    fn free_before(&self, _file: u32, _block: u32) -> u32 {
-        0
-    }
-
-    fn free_from(&self, _file: u32, _block: u32) -> u32 {
-        0
-    }
 }
 
 impl Store for FileStore {

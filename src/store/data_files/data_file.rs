@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use crate::block::BLOCK_BYTES;
-use crate::directory::{Directory, set_flags};
+use crate::directory::Directory;
 use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::fork::ClosedOnFork;
@@ -44,7 +44,7 @@ impl DataFile {
     ) -> Result<Self, OpenError> {
         let file = Arc::new(ClosedOnFork::new(file));
         lock_for(&file, directory.path(), owner, directory.error("lock", name))?;
-        let geometry = best_geometry(&file).map_err(directory.error("open", name))?;
+        let geometry = Geometry::best(&file).map_err(directory.error("open", name))?;
         Ok(Self { file, files: Arc::clone(&directory.files), geometry, offset: 0 })
     }
 
@@ -117,13 +117,13 @@ pub(crate) fn probe(directory: &Directory) -> Result<(Geometry, u64), OpenError>
     let made = directory.create(PROBE_NAME).and_then(|file| {
         let preallocated = directory.files.preallocate(&file, 0..1, 0);
         let taken_bytes = preallocated.and_then(|()| Ok(file.metadata()?.blocks() * 512));
-        Ok((best_geometry(&file)?, taken_bytes.unwrap_or(0)))
+        Ok((Geometry::best(&file)?, taken_bytes.unwrap_or(0)))
     });
     let _ = remove_file(directory, PROBE_NAME);
     let found = made.or_else(|error| {
         // A full file system may have no room for one more file; the index is there.
         let index = directory.open_file(INDEX_NAME);
-        index.and_then(|index| Ok((best_geometry(&index)?, 0))).map_err(|_| error)
+        index.and_then(|index| Ok((Geometry::best(&index)?, 0))).map_err(|_| error)
     });
     let (geometry, unit_bytes) = found.map_err(directory.error("make", PROBE_NAME))?;
     Ok((geometry, unit_bytes.max(BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)))
@@ -134,23 +134,5 @@ pub(crate) fn warn_if_buffered(geometry: Geometry, directory: &Directory) {
     if !geometry.direct {
         let path = directory.path().display();
         log::warn!("{path} has no O_DIRECT: transfers go through the page cache");
-    }
-}
-
-/// What transfers on a file must look like: past the page cache, if its file system can.
-fn best_geometry(file: &File) -> io::Result<Geometry> {
-    match set_flags(file.as_fd(), libc::O_DIRECT) {
-        Ok(()) => {}
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            return Geometry::buffered(file);
-        }
-        Err(error) => return Err(error),
-    }
-    match Geometry::direct(file)? {
-        Some(geometry) => Ok(geometry),
-        None => {
-            set_flags(file.as_fd(), 0)?;
-            Geometry::buffered(file)
-        }
     }
 }

@@ -165,10 +165,6 @@ impl ExtentStore {
 }
 
 impl FreeSpace for ExtentStore {
-    fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
-        None
-    }
-
     fn free_before(&self, file: u32, block: u32) -> u32 {
         self.allocator.lock().free_before(file, block)
     }
