@@ -1,5 +1,6 @@
 //! S3-FIFO: a small queue for new chunks, which evicts those that are not used soon, and a main queue for the others. A chunk
-//! that returns goes to the main queue at once: the index remembered its key (the ghost queue).
+//! that returns goes to the main queue at once: the index remembered its key (the ghost queue). Yang et al., "FIFO queues are all
+//! you need for cache eviction", SOSP 2023.
 
 use super::lists::{List, NodeId, Nodes};
 use super::policy::Policy;
