@@ -67,14 +67,8 @@ pub struct Grant {
     pub offset_bytes: u64,
     /// Its length; 0 for an operation without bytes.
     pub length_bytes: u64,
-    /// Whether a load waited for it.
-    pub(crate) is_promoted: bool,
-}
-
-impl Grant {
-    fn line(self) -> Line {
-        if self.is_promoted { Line::Promoted } else { Line::of(self.class) }
-    }
+    /// Where the operation waited.
+    pub(crate) line: Line,
 }
 
 /// Where an operation waits.
@@ -86,7 +80,7 @@ pub struct Ticket {
 
 /// The queues, in the order in which they are served but for SETs that are due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Line {
+pub(crate) enum Line {
     /// SETs that loads wait for.
     Promoted,
     Get,
@@ -190,9 +184,8 @@ impl Scheduler {
         let (class, length_bytes) = (line.class(), self.next_length(line)?);
         let queue = &mut self.queues[line as usize];
         let front = queue.front_mut()?;
-        let (id, offset_bytes, is_promoted) =
-            (front.id, front.granted_bytes, line == Line::Promoted);
-        let grant = Grant { id, class, offset_bytes, length_bytes, is_promoted };
+        let (id, offset_bytes) = (front.id, front.granted_bytes);
+        let grant = Grant { id, class, offset_bytes, length_bytes, line };
         front.granted_bytes += length_bytes;
         if front.granted_bytes == front.total_bytes {
             queue.take(queue.first);
@@ -304,7 +297,7 @@ impl Scheduler {
 
     /// A granted piece is done, whatever became of it.
     pub fn finish(&mut self, grant: Grant) {
-        let in_flight = &mut self.in_flight[grant.line() as usize];
+        let in_flight = &mut self.in_flight[grant.line as usize];
         debug_assert!(in_flight.pieces > 0 && in_flight.bytes >= grant.length_bytes);
         in_flight.pieces -= 1;
         in_flight.bytes -= grant.length_bytes;
@@ -315,13 +308,12 @@ impl Scheduler {
     pub fn take_back(&mut self, grant: Grant, total_bytes: u64, since: Instant) -> Ticket {
         debug_assert!(grant.class == Class::Set && grant.offset_bytes == 0);
         self.finish(grant);
-        let line = grant.line();
-        let queue = &mut self.queues[line as usize];
+        let queue = &mut self.queues[grant.line as usize];
         match queue.front_mut() {
             Some(front) if front.id == grant.id => front.granted_bytes = 0,
             _ => queue.push_front(Waiting { id: grant.id, granted_bytes: 0, total_bytes, since }),
         }
-        Ticket { line, number: queue.first }
+        Ticket { line: grant.line, number: queue.first }
     }
 
     /// Takes back what is not granted yet of an operation.
@@ -338,12 +330,6 @@ impl Scheduler {
     #[cfg(any(test, feature = "bench"))]
     pub fn is_empty(&self) -> bool {
         self.queues.iter().all(Queue::is_empty)
-    }
-
-    /// Pieces granted and not finished.
-    #[cfg(test)]
-    pub fn in_flight(&self) -> usize {
-        self.in_flight.iter().map(|line| line.pieces).sum()
     }
 
     /// GETs that wait, and pieces of them in flight.

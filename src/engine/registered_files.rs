@@ -11,7 +11,7 @@ const MAX_FILES: u32 = 512;
 
 /// Which files the ring knows, and as what.
 pub(super) struct RegisteredFiles {
-    descriptors: Vec<RawFd>,
+    pub(super) descriptors: Vec<RawFd>,
     pub(super) is_available: bool,
 }
 
@@ -35,11 +35,6 @@ impl RegisteredFiles {
             }
         }
         (Fd(descriptor), Flags::empty())
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.descriptors.is_empty()
     }
 
     fn add(&mut self, ring: &IoUring, descriptor: RawFd) -> Option<usize> {

@@ -189,7 +189,7 @@ fn files_that_come_and_go_are_not_mixed_up() {
     // SAFETY: no pointers; the first file is closed, and its number is the second one's until it is closed again.
     assert!(unsafe { libc::dup2(second.as_raw_fd(), first.as_raw_fd()) } >= 0);
     assert_eq!(&read(), b"abcd");
-    assert!(engine.files.is_empty());
+    assert!(engine.files.descriptors.is_empty());
 }
 
 /// Past the room for them they are looked up.

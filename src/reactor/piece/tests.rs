@@ -1,7 +1,7 @@
 //! How pieces are laid out, go on, and are summed up.
 
 use super::*;
-use crate::schedule::Class;
+use crate::schedule::{Class, Line};
 
 fn direct() -> Geometry {
     Geometry { direct: true, memory_alignment_bytes: 512, ..Geometry::default() }
@@ -17,7 +17,7 @@ fn piece(
     // SAFETY: the tests keep `memory` alive and alone.
     let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
     let (class, length_bytes) = (Class::Get, length as u64);
-    let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, is_promoted: false };
+    let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, line: Line::Get };
     let target = PieceTarget { request, file: 3, is_lasting: true, chunk_offset_bytes: 40960 };
     Piece::new(
         grant,

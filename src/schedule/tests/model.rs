@@ -76,7 +76,9 @@ impl Model {
 
     /// Of SETs that are promoted, or of those that are not.
     fn sets_in_flight(&self, is_promoted: bool) -> (usize, u64) {
-        self.sum_of(|grant| grant.class == Class::Set && grant.is_promoted == is_promoted)
+        self.sum_of(|grant| {
+            grant.class == Class::Set && (grant.line == Line::Promoted) == is_promoted
+        })
     }
 
     fn sum_of(&self, is_meant: impl Fn(&Grant) -> bool) -> (usize, u64) {
@@ -92,7 +94,9 @@ impl Model {
     /// What is due goes after seven pieces that loads wait for, and those after one that is due.
     fn count_turns(&mut self, grant: Option<Grant>, now: Instant) -> Result<(), TestCaseError> {
         let is_of = |promoted| {
-            grant.is_some_and(|one| one.class == Class::Set && one.is_promoted == promoted)
+            grant.is_some_and(|one| {
+                one.class == Class::Set && (one.line == Line::Promoted) == promoted
+            })
         };
         let could_go = |promoted: bool| self.sets_in_flight(promoted).0 == 0;
         let due_waits = self.is_due(now) && could_go(false) && !is_of(false);
@@ -150,7 +154,7 @@ impl Model {
         prop_assert!(class == Class::Delete || self.device_fits(class, length_bytes));
         let waits = |class: Class| !self.waiting[class as usize].is_empty();
         let is_due = now - front.since >= self.limits.set_max_wait;
-        prop_assert_eq!(grant.is_promoted, is_promoted);
+        prop_assert_eq!(grant.line == Line::Promoted, is_promoted);
         if is_promoted {
             let (pieces, bytes) = self.sets_in_flight(true);
             let budget_bytes = self.limits.set_in_flight_between_loads_bytes;
@@ -198,7 +202,7 @@ impl Model {
     }
 
     fn is_same(&self, scheduler: &Scheduler) -> bool {
-        scheduler.in_flight() == self.flying.len()
+        pieces_in_flight(scheduler) == self.flying.len()
             && scheduler.loads() == self.loads()
             && scheduler.has_waiting_sets() != self.waiting[Class::Set as usize].is_empty()
             && scheduler.is_empty()
