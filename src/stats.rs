@@ -154,20 +154,14 @@ impl PathStats {
 
 /// State of the store at one moment.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "docs/operations.md says what each of them means")]
 pub struct Stats {
-    /// Longest chunk this store takes.
     pub max_chunk_bytes: u64,
-    /// Operations submitted and not yet completed.
     pub in_flight: u64,
-    /// SETs that are not answered yet.
     pub set_queued_operations: u64,
-    /// Their bytes.
     pub set_queued_bytes: u64,
-    /// Threads that move bytes.
     pub io_threads: u64,
-    /// Whether it is closed, and in order.
     pub shutdown_clean: bool,
-    /// Whether it is closed, and operations were dropped at the deadline.
     pub partial_flush: bool,
     /// Quantiles of latency in microseconds, by name: class, phase (`wait` in the queue, `device`, `total` from submit to
     /// answer), and quantile.
@@ -176,7 +170,6 @@ pub struct Stats {
     pub counters: Vec<(&'static str, u64)>,
     /// What is at all paths in use together; its fields are those of [`Stats`] as well.
     pub total: PathStats,
-    /// What is at each path.
     pub paths: Vec<PathStats>,
 }
 
@@ -188,14 +181,11 @@ impl Deref for Stats {
     }
 }
 
-/// Counters of one part of the store, by name.
-pub(crate) type CounterGroup = Vec<(&'static str, u64)>;
-
 impl Stats {
     /// What operators watch, in three groups whose names do not clash: `storage` (what became of chunks), `writer` (the
     /// queue of SETs), `lookup` (hits). Keys, or bytes where the name ends so. The names are those of the plan that this
     /// project started from.
-    pub fn groups(&self) -> [(&'static str, CounterGroup); 3] {
+    pub fn groups(&self) -> [(&'static str, Vec<(&'static str, u64)>); 3] {
         let of = |name: &str| {
             let found = self.counters.iter().find(|(other, _)| *other == name);
             debug_assert!(found.is_some(), "there is no counter {name}");
