@@ -116,20 +116,16 @@ impl Active {
     /// Clears the record of what a SET replaces, while its entry still serves. Says whether there was one.
     fn supersede(&mut self) -> bool {
         let Operation::Set(set) = &mut self.operation else { return false };
-        set.stage = match mem::replace(&mut set.stage, Stage::Claimed) {
-            Stage::Recorded(write) => match write.supersede() {
-                Ok(write) => Stage::Superseding(write),
-                Err(write) => Stage::Recorded(write),
-            },
-            stage => stage,
-        };
-        matches!(set.stage, Stage::Superseding(_))
+        match &mut set.stage {
+            Stage::Recorded(write) => write.supersede(),
+            _ => false,
+        }
     }
 
     /// Takes back the record of a SET that fails, with its extent.
     fn withdraw(&mut self) {
         if let Operation::Set(set) = &mut self.operation
-            && matches!(set.stage, Stage::Recorded(_))
+            && matches!(&set.stage, Stage::Recorded(write) if !write.supersedes())
         {
             set.stage = Stage::Claimed;
         }
