@@ -5,10 +5,9 @@ use std::sync::{Arc, Weak};
 use super::room::ATTEMPTS;
 use super::write::QuotaShare;
 use super::{Cache, SetRequest};
-use crate::block::BLOCK_BYTES;
-use crate::block::Extent;
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::error::StoreError;
-use crate::evict::{PoolId, Victim};
+use crate::evict::PoolId;
 use crate::key::Namespace;
 
 impl Cache {
@@ -47,63 +46,34 @@ impl Cache {
         }
     }
 
-    /// Evicts chunks of the pool, which is over by so many blocks, until `blocks` can be taken; says whether they were.
+    /// Evicts chunks of the pool, which is over by so many blocks, until `blocks` can be taken; says whether they were. Each time
+    /// some go at the path of whose capacity the pool takes most. None go if all that may would not do: that would be in vain.
     fn make_room_in_quota(&self, pool: PoolId, blocks: u32, mut over: u64) -> bool {
-        let sources: Vec<Arc<Self>> =
+        let paths: Vec<Arc<Self>> =
             self.paths.get().into_iter().flatten().filter_map(Weak::upgrade).collect();
         let mut attempts = 0;
         while attempts < ATTEMPTS {
-            let Some((victims, has_more)) = chosen(&sources, pool, over) else { return false };
-            let evict = |(path, victims): (&Arc<Self>, Vec<Victim>)| path.evict_all(&victims);
-            // Where none could go, none of them is chosen again.
-            let has_evicted =
-                sources.iter().zip(victims).map(evict).fold(false, |some, one| some | one);
-            attempts += usize::from(has_evicted && !has_more);
-            let reserved = self.index.eviction_index.lock().reserve_quota(pool, blocks);
-            match reserved {
-                Ok(()) => return true,
-                Err(still_over) => over = still_over,
+            let (mut evictable_at_all, mut fullest) = (0, None);
+            for path in &paths {
+                let (taken, evictable) = path.index.ask(|all, now_s| all.blocks_of(pool, now_s));
+                evictable_at_all += evictable;
+                let fullness = taken as f64 / path.config.capacity_bytes() as f64;
+                if evictable > 0 && fullest.is_none_or(|(most, _)| fullness > most) {
+                    fullest = Some((fullness, path));
+                }
             }
+            let Some((_, path)) = fullest.filter(|_| evictable_at_all >= over) else {
+                return false;
+            };
+            let wanted = over.div_ceil(paths.len() as u64);
+            let victims = path.index.eviction_index.lock().coldest_of(pool, wanted);
+            // Where none could go, none of them is chosen again.
+            let has_evicted = path.evict_all(&victims);
+            let reserved = self.index.eviction_index.lock().reserve_quota(pool, blocks);
+            let Err(still_over) = reserved else { return true };
+            attempts += usize::from(has_evicted && still_over >= over);
+            over = still_over;
         }
         false
     }
-}
-
-/// Chunks of the pool with `over` blocks, at each path: more where it takes more for the capacity. None if all that may go
-/// would not do: what goes in vain is lost. The second value says that they are only some, and others are to follow.
-fn chosen(sources: &[Arc<Cache>], pool: PoolId, over: u64) -> Option<(Vec<Vec<Victim>>, bool)> {
-    let may_go = |path: &Arc<Cache>| path.index.evictable_blocks_of(pool);
-    if sources.iter().map(may_go).sum::<u64>() < over {
-        return None;
-    }
-    let taken = |path: &Arc<Cache>| path.index.eviction_index.lock().blocks_of(pool);
-    let all: u64 = sources.iter().map(taken).sum();
-    let fullness = |path: &Arc<Cache>| taken(path) as f64 / path.config.capacity_bytes() as f64;
-    let mut order: Vec<(usize, f64)> = sources.iter().map(fullness).enumerate().collect();
-    order.sort_by(|left, right| right.1.total_cmp(&left.1));
-    // In proportion first. Where that would not do, as much of each as there is.
-    for in_proportion in [true, false] {
-        let (mut freed, mut victims) = (0, vec![Vec::new(); sources.len()]);
-        let mut has_more = false;
-        for (number, _) in &order {
-            let path = &sources[*number];
-            let missing = over.saturating_sub(freed);
-            let wanted = match in_proportion {
-                true => (over * taken(path)).div_ceil(all.max(1)).min(missing),
-                false => missing,
-            };
-            if missing == 0 {
-                break;
-            }
-            let (some, blocks, are_more) =
-                path.index.eviction_index.lock().coldest_of(pool, wanted);
-            freed += blocks;
-            has_more |= are_more;
-            victims[*number] = some;
-        }
-        if freed >= over || has_more {
-            return Some((victims, freed < over));
-        }
-    }
-    None
 }

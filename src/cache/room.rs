@@ -197,7 +197,7 @@ impl Cache {
 
     /// Evicts the coldest chunk, if it can go, and says whether it did. None if there is none.
     fn evict_coldest(&self) -> Option<bool> {
-        let victims = self.index.coldest(1);
+        let victims = self.index.ask(|all, now_s| all.coldest(1, now_s));
         (!victims.is_empty()).then(|| self.evict_all(&victims))
     }
 
@@ -250,7 +250,7 @@ impl Cache {
             return is_enough.then_some(true);
         }
         // Where one must stay, more may have to.
-        self.count_staying(&self.index.coldest(LOOKED_AT));
+        self.count_staying(&self.index.ask(|all, now_s| all.coldest(LOOKED_AT, now_s)));
         None
     }
 

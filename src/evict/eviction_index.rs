@@ -134,28 +134,24 @@ impl EvictionIndex {
         self.pools[usize::from(pool)].remove_blocks(blocks);
     }
 
-    pub(crate) fn blocks_of(&self, pool: PoolId) -> u64 {
-        let pool = &self.pools[usize::from(pool)];
-        if pool.quota.is_some() { pool.blocks } else { 0 }
-    }
-
-    /// Blocks of a pool with a quota that can be evicted, as far as is known. `None`: it is to be asked again.
-    pub(crate) fn evictable_blocks_of(&mut self, pool: PoolId, now_s: u32) -> Option<u64> {
+    /// Blocks of a pool with a quota, and how many of them can be evicted, as far as is known. `None`: it is to be asked again.
+    pub(crate) fn blocks_of(&mut self, pool: PoolId, now_s: u32) -> Option<(u64, u64)> {
         let pool = &mut self.pools[usize::from(pool)];
         let has_changed = pool.reinsert(&mut self.nodes, now_s);
-        (!has_changed).then_some(if pool.quota.is_some() { pool.ordered_blocks } else { 0 })
+        let has_quota = pool.quota.is_some();
+        (!has_changed).then_some(if has_quota {
+            (pool.blocks, pool.ordered_blocks)
+        } else {
+            (0, 0)
+        })
     }
 
-    /// The coldest chunks of a pool with a quota that have `blocks` together, and how many they have. They have fewer if no more
-    /// can be evicted, or if the search would take too long; the last value says that there may be more.
-    pub(crate) fn coldest_of(&mut self, pool: PoolId, blocks: u64) -> (Vec<Victim>, u64, bool) {
-        let pool = &mut self.pools[usize::from(pool)];
-        if pool.quota.is_none() {
-            return (Vec::new(), 0, false);
-        }
-        let (coldest, freed) = coldest_with(std::slice::from_mut(pool), &mut self.nodes, blocks);
-        let has_more = freed < blocks && coldest.len() < pool.ordered();
-        (self.victims(&coldest), freed, has_more)
+    /// The coldest chunks of a pool that have `blocks` together. They have fewer if no more can be evicted, or if the search
+    /// would take too long.
+    pub(crate) fn coldest_of(&mut self, pool: PoolId, blocks: u64) -> Vec<Victim> {
+        let pool = std::slice::from_mut(&mut self.pools[usize::from(pool)]);
+        let coldest = coldest_with(pool, &mut self.nodes, blocks);
+        self.victims(&coldest)
     }
 
     /// Gives up this path's share of all quotas: the path is out of use.

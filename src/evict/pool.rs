@@ -125,13 +125,9 @@ pub(super) fn coldest(pools: &mut [ChunkPool], nodes: &mut Nodes, count: usize) 
     found
 }
 
-/// The coldest chunks of the pools that have `blocks` together, and how many they have. They have fewer if there are no more
-/// chunks, or if it takes more than one search may return.
-pub(super) fn coldest_with(
-    pools: &mut [ChunkPool],
-    nodes: &mut Nodes,
-    blocks: u64,
-) -> (Vec<NodeId>, u64) {
+/// The coldest chunks of the pools that have `blocks` together. They have fewer if there are no more chunks, or if it takes more
+/// than one search may return.
+pub(super) fn coldest_with(pools: &mut [ChunkPool], nodes: &mut Nodes, blocks: u64) -> Vec<NodeId> {
     let mut count = FIRST_COLDEST;
     loop {
         let mut chunks = coldest(pools, nodes, count);
@@ -142,7 +138,7 @@ pub(super) fn coldest_with(
         });
         if last.is_some() || chunks.len() < count || count >= MOST_COLDEST {
             chunks.truncate(last.map_or(chunks.len(), |last| last + 1));
-            return (chunks, freed);
+            return chunks;
         }
         count *= 2;
     }

@@ -62,7 +62,7 @@ impl EvictionIndex {
 
     fn search_on(&mut self, search: &mut RoomSearch, free: &dyn FreeSpace, now_s: u32) -> Room {
         if let Some(missing) = free.missing_blocks(search.blocks) {
-            let (enough, _) = coldest_with(&mut self.pools, &mut self.nodes, missing.max(1));
+            let enough = coldest_with(&mut self.pools, &mut self.nodes, missing.max(1));
             return match enough.is_empty() {
                 true => self.none_found(),
                 false => Room::Found(self.victims(&enough)),

@@ -9,29 +9,19 @@ use super::leases::Footprint;
 use super::map::{Gone, Index};
 use super::shard::Shard;
 use crate::block::Extent;
-use crate::evict::{PoolId, UNTIL_RELEASED_S, Victim};
+use crate::evict::{EvictionIndex, UNTIL_RELEASED_S, Victim};
 use crate::key::{Digest, Hashed, Namespace};
 
 /// One part in so many of the capacity may be pinned: a quarter of it is neither pinned nor leased.
 const PINNABLE_PART: u64 = 2;
 
 impl<G, S> Index<G, S> {
-    /// At most `count` chunks that go first. Others have the eviction index in between.
-    pub(crate) fn coldest(&self, count: usize) -> Vec<Victim> {
+    /// Asks the eviction index, with the present second, until it answers. Others have it in between.
+    pub(crate) fn ask<T>(&self, question: impl Fn(&mut EvictionIndex, u32) -> Option<T>) -> T {
         loop {
-            let found = self.eviction_index.lock().coldest(count, self.now_s());
-            if let Some(victims) = found {
-                return victims;
-            }
-        }
-    }
-
-    /// Blocks of a pool with a quota that can be evicted, as far as is known.
-    pub(crate) fn evictable_blocks_of(&self, pool: PoolId) -> u64 {
-        loop {
-            let found = self.eviction_index.lock().evictable_blocks_of(pool, self.now_s());
-            if let Some(blocks) = found {
-                return blocks;
+            let answer = question(&mut self.eviction_index.lock(), self.now_s());
+            if let Some(answer) = answer {
+                return answer;
             }
         }
     }
