@@ -160,36 +160,39 @@ impl<G, S> Index<G, S> {
             }
             None => shard.find(digest).map(|found| found.entry),
         };
-        let mut next_set = None;
-        while next_set.is_none()
+        let (mut next_set, mut kept) = (None, VecDeque::new());
+        // Behind the next SET, GETs that this chunk fits are looked for: up to a DELETE, after which it is not stored any more.
+        while (next_set.is_none() || current.is_some() && pending.waiting_gets > 0)
             && let Some(next) = pending.waiting.pop_front()
         {
             match next {
                 WaitingOperation::Get { length_bytes, request } => {
-                    let pin = current.and_then(|entry| shard.pin(entry, length_bytes));
+                    match current.and_then(|entry| shard.pin(entry, length_bytes)) {
+                        Some(pin) => resumed.push(Resumed::Hit(request, held(pin))),
+                        None if next_set.is_none() => resumed.push(Resumed::Miss(request)),
+                        None => {
+                            kept.push_back(WaitingOperation::Get { length_bytes, request });
+                            continue;
+                        }
+                    }
                     pending.waiting_gets -= 1;
-                    resumed.push(match pin {
-                        Some(pin) => Resumed::Hit(request, held(pin)),
-                        None => Resumed::Miss(request),
-                    });
                 }
                 WaitingOperation::Delete => {
+                    freed.extend(self.drop_detached(shard, current));
                     // A purge leaves a pinned chunk: that one stays stored.
-                    freed.extend(self.drop_detached(shard, current));
                     current = shard.find(digest).map(|found| found.entry);
-                }
-                WaitingOperation::Set(request) => {
-                    if let Some(entry) = current.filter(|_| pending.waiting_gets > 0) {
-                        serve_before_delete(shard, entry, &mut pending, |request, pin| {
-                            resumed.push(Resumed::Hit(request, held(pin)));
-                        });
+                    if next_set.is_some() {
+                        current = None;
+                        kept.push_back(WaitingOperation::Delete);
                     }
-                    // All GETs before the DELETE behind this SET have been served.
-                    freed.extend(self.drop_detached(shard, current));
-                    next_set = Some(request);
                 }
+                WaitingOperation::Set(request) if next_set.is_none() => next_set = Some(request),
+                later @ WaitingOperation::Set(_) => kept.push_back(later),
             }
         }
+        freed.extend(self.drop_detached(shard, current));
+        kept.append(&mut pending.waiting);
+        pending.waiting = kept;
         if gets_before > 0 && pending.waiting_gets == 0 {
             self.awaited.fetch_sub(1, Ordering::SeqCst);
         }
@@ -286,33 +289,5 @@ impl<G, S> Index<G, S> {
             }
         }
         (gets, sets)
-    }
-}
-
-/// Lets GETs that wait for a later SET read `entry`, if it fits: up to the next DELETE, after which it is not stored any more.
-fn serve_before_delete<G, S>(
-    shard: &mut Shard<G, S>,
-    entry: u32,
-    pending: &mut Pending<G, S>,
-    mut serve: impl FnMut(G, Pin),
-) {
-    let mut is_deleted = false;
-    for next in std::mem::take(&mut pending.waiting) {
-        is_deleted |= matches!(next, WaitingOperation::Delete);
-        match next {
-            WaitingOperation::Get { length_bytes, request } if !is_deleted => {
-                match shard.pin(entry, length_bytes) {
-                    Some(pin) => {
-                        pending.waiting_gets -= 1;
-                        serve(request, pin);
-                    }
-                    None => {
-                        let waiting = WaitingOperation::Get { length_bytes, request };
-                        pending.waiting.push_back(waiting);
-                    }
-                }
-            }
-            other => pending.waiting.push_back(other),
-        }
     }
 }
