@@ -62,12 +62,18 @@ impl Bucket {
 
 impl Lookup {
     /// The first element with this tag that `is_it` accepts.
-    pub(super) fn find(&self, tag: u32, mut is_it: impl FnMut(Located) -> bool) -> Option<Located> {
+    pub(super) fn find(&self, tag: u32, is_it: impl FnMut(Located) -> bool) -> Option<Located> {
+        let (number, cell) = self.search(tag, is_it)?;
+        Some(self.buckets[number].at(cell))
+    }
+
+    /// The bucket and the cell of that element.
+    fn search(&self, tag: u32, mut is_it: impl FnMut(Located) -> bool) -> Option<(usize, usize)> {
         for number in self.path(tag) {
             let bucket = &self.buckets[number];
-            let found = bucket.tagged(tag).map(|cell| bucket.at(cell)).find(|found| is_it(*found));
-            if found.is_some() || bucket.passed == 0 {
-                return found;
+            let cell = bucket.tagged(tag).find(|cell| is_it(bucket.at(*cell)));
+            if cell.is_some() || bucket.passed == 0 {
+                return cell.map(|cell| (number, cell));
             }
         }
         None
@@ -87,21 +93,11 @@ impl Lookup {
 
     /// Removes the element of this entry. Returns the slot of its record.
     pub(super) fn remove(&mut self, tag: u32, entry: u32) -> Option<u32> {
-        let (mut at, mut steps) = (None, 0);
-        for number in self.path(tag) {
-            let bucket = &self.buckets[number];
-            at = bucket.tagged(tag).find(|cell| bucket.entries[*cell] == entry);
-            if at.is_some() || bucket.passed == 0 {
-                break;
-            }
-            steps += 1;
+        let (number, cell) = self.search(tag, |found| found.entry == entry)?;
+        for passed in self.path(tag).take_while(|passed| *passed != number) {
+            self.buckets[passed].passed -= 1;
         }
-        let cell = at?;
-        let mut path = self.path(tag);
-        for number in path.by_ref().take(steps) {
-            self.buckets[number].passed -= 1;
-        }
-        let bucket = &mut self.buckets[path.next()?];
+        let bucket = &mut self.buckets[number];
         bucket.entries[cell] = NONE;
         self.len -= 1;
         Some(bucket.records[cell])
