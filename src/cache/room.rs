@@ -1,5 +1,6 @@
 //! Room for a chunk: an extent within the capacity, a record and a share of the quota. Others are evicted for it.
 
+use std::cell::LazyCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,26 +55,12 @@ impl RoomMaking {
     }
 }
 
-/// Once begun, and as long as it lives, nobody else gets what is freed.
-struct DeferredReclaim<'store> {
-    store: &'store dyn Store,
-    is_begun: bool,
-}
-
-impl DeferredReclaim<'_> {
-    /// Before the first eviction: most chunks need none.
-    fn begin(&mut self) {
-        if !std::mem::replace(&mut self.is_begun, true) {
-            self.store.defer_reclaim(true);
-        }
-    }
-}
+/// As long as it lives, nobody else gets what is freed.
+struct DeferredReclaim<'store>(&'store dyn Store);
 
 impl Drop for DeferredReclaim<'_> {
     fn drop(&mut self) {
-        if self.is_begun {
-            self.store.defer_reclaim(false);
-        }
+        self.0.defer_reclaim(false);
     }
 }
 
@@ -89,12 +76,17 @@ impl Cache {
         if self.index.table.lacks_blocks() {
             return Err(self.index.table.why_not_written());
         }
-        let mut deferred = DeferredReclaim { store: &*self.store, is_begun: false };
-        let quota = self.reserve_quota(request, bytes, || deferred.begin())?;
-        let allocated = self.allocate(bytes, digest, &mut deferred, making);
+        // Before the first eviction: most chunks need none.
+        let deferred = LazyCell::new(|| {
+            self.store.defer_reclaim(true);
+            DeferredReclaim(&*self.store)
+        });
+        let defer_reclaim = || _ = LazyCell::force(&deferred);
+        let quota = self.reserve_quota(request, bytes, defer_reclaim)?;
+        let allocated = self.allocate(bytes, digest, defer_reclaim, making);
         let outcome = allocated.and_then(|extent| {
             let Some(extent) = extent else { return Ok(None) };
-            let record = self.reserve_record(request.key.len(), &mut deferred);
+            let record = self.reserve_record(request.key.len(), defer_reclaim);
             let record = record.inspect_err(|_| self.reclaim(extent))?;
             Ok(Some(WriteHandle::new(self, digest, extent, record, quota)))
         });
@@ -110,7 +102,7 @@ impl Cache {
         &self,
         bytes: u64,
         digest: Digest,
-        deferred: &mut DeferredReclaim<'_>,
+        defer_reclaim: impl Fn(),
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<Extent>, StoreError> {
         let mut outcome = self.store.allocate(bytes, digest);
@@ -120,7 +112,7 @@ impl Cache {
                 return Ok(None);
             }
             steps += 1;
-            deferred.begin();
+            defer_reclaim();
             let room =
                 making.get_or_insert_with(|| Box::new(RoomMaking::new(Extent::blocks_for(bytes))));
             match self.go_on_making_room(room) {
@@ -147,7 +139,7 @@ impl Cache {
     fn reserve_record(
         &self,
         key_bytes: usize,
-        deferred: &mut DeferredReclaim<'_>,
+        defer_reclaim: impl Fn(),
     ) -> Result<Reservation, StoreError> {
         let mut outcome = self.index.table.reserve(key_bytes);
         let mut attempts = 0;
@@ -156,7 +148,7 @@ impl Cache {
         }
         // One at a time: the record of one chunk is room for that of another, if its key is no longer.
         while is_final(&outcome) && attempts < ATTEMPTS {
-            deferred.begin();
+            defer_reclaim();
             let Some(has_evicted) = self.evict_coldest() else { break };
             if has_evicted {
                 attempts += 1;

@@ -87,7 +87,7 @@ impl<G, S> Index<G, S> {
     /// Counts a chunk as pinned, if there is room for it.
     pub(super) fn take_pinned(&self, chunk: Footprint) -> bool {
         let mut pinned = self.pinned.lock();
-        let fits = Footprint::part_of(self.all(), PINNABLE_PART).without(*pinned).fits(chunk);
+        let fits = self.one_in(PINNABLE_PART).without(*pinned).fits(chunk);
         if fits {
             *pinned += chunk;
         }

@@ -76,12 +76,13 @@ impl<G, S> Index<G, S> {
 
     /// What may still be leased.
     pub(super) fn leasable(&self, now_s: u32) -> Footprint {
-        Footprint::part_of(self.all(), LEASABLE_PART).without(self.leases.lock().sum(now_s))
+        self.one_in(LEASABLE_PART).without(self.leases.lock().sum(now_s))
     }
 
-    /// What all chunks together may take.
-    pub(super) fn all(&self) -> Footprint {
-        Footprint { bytes: self.config.capacity_bytes(), slots: self.table.assured_slots() }
+    /// One part in `parts` of what all chunks together may take.
+    pub(super) fn one_in(&self, parts: u64) -> Footprint {
+        let (bytes, slots) = (self.config.capacity_bytes(), self.table.assured_slots());
+        Footprint { bytes: bytes / parts, slots: slots / parts }
     }
 
     fn end_leasing(&self, leasing: Leasing) {

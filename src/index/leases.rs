@@ -13,11 +13,6 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
-    /// One part in `part` of all there is.
-    pub(super) fn part_of(all: Self, part: u64) -> Self {
-        Self { bytes: all.bytes / part, slots: all.slots / part }
-    }
-
     pub(super) fn without(self, taken: Self) -> Self {
         let bytes = self.bytes.saturating_sub(taken.bytes);
         Self { bytes, slots: self.slots.saturating_sub(taken.slots) }
