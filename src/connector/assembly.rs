@@ -14,6 +14,7 @@ use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::Builder;
 use std::time::Instant;
 
@@ -31,26 +32,45 @@ use crate::format::names::StoreId;
 use crate::index::table::Table;
 use crate::index::{FoundIndex, Sharing};
 use crate::placement::{Placement, VolumeSet};
-use crate::reactor::is_gone;
+use crate::reactor::{Alarm, MakeEngine, is_gone};
 use crate::sync::Mutex;
 
-/// Opens every path of `config`, all at the same time, and brings them into agreement; returns the configuration with the
-/// length of whole devices. A path whose device fails is left out
-/// if there are others. A path whose device is missing is left out if the others know of more paths than there are.
-///
-/// It looks at all of them and compares them before it changes one.
+/// A configuration with the length of whole devices, its volumes, which run, and what tells of those that fail.
+pub(super) type Opened = (Config, Volumes, (Alarm, Receiver<usize>));
+
+/// Paths that failed, by number.
+type Failed = Vec<(usize, OpenError)>;
+
+/// Opens and starts every path of `config`, and brings them into agreement. A path whose device fails is left out if there are
+/// others. A path whose device is missing is left out if the others know of more paths than there are.
 pub(super) fn open_all(
     config: &Config,
-    left_out: &[Unavailable],
     completions: &Arc<CompletionQueue>,
-) -> Result<(Config, Volumes), OpenError> {
+    make_engine: &MakeEngine,
+) -> Result<Opened, OpenError> {
     check_paths(config)?;
+    let mut left_out = Vec::new();
+    loop {
+        match open_others(config, &mut left_out, completions, make_engine)? {
+            Ok(opened) => return Ok(opened),
+            // They could be read and not written, perhaps. The others go on without them, if they agree without them.
+            Err(failed) => leave_out(config, failed, &mut left_out, 0)?,
+        }
+    }
+}
+
+/// Opens the paths that are not `left_out`, all at the same time. It looks at all of them and compares them before it changes one.
+fn open_others(
+    config: &Config,
+    left_out: &mut Vec<Unavailable>,
+    completions: &Arc<CompletionQueue>,
+    make_engine: &MakeEngine,
+) -> Result<Result<Opened, Failed>, OpenError> {
     let quotas = Quotas::new(&config.quotas);
     let write_budget = Arc::new(WriteBudget::new(config.write_budget_bytes, Instant::now()));
     let now_ms = config.clock.now_ms();
-    let numbers = (0..config.paths.len()).filter(|number| {
-        !left_out.iter().any(|unavailable| unavailable.path == config.paths[*number])
-    });
+    let is_left_out = |path: &PathBuf| left_out.iter().any(|one| one.path == *path);
+    let numbers = (0..config.paths.len()).filter(|number| !is_left_out(&config.paths[*number]));
     let (found, refused) = at_once(numbers.map(|number| (number, ())), |number, ()| {
         FoundHome::look(&config.of_path(number), now_ms)
     });
@@ -66,33 +86,38 @@ pub(super) fn open_all(
     let ids: Vec<StoreId> = looks.iter().filter_map(|look| look.id).collect();
     let newest = newest_of(looks.iter().map(|look| look.sharing));
     let missing = newest.map_or(0, |newest| newest.missing(&ids));
-    let unavailable = leave_out_all(config, refused, left_out, !looks.is_empty(), missing)?;
+    leave_out(config, refused, left_out, missing)?;
     let are_outdated = compare(&looks)?;
     let (opened, failed) = at_once(found, |number, found| {
         Volume::open(resolved.of_path(number), found, completions, &quotas, &write_budget)
     });
     if !failed.is_empty() {
-        // It could be read and not written. The others go on without it, if they agree without it.
-        let left_out = leave_out_all(config, failed, &unavailable, !opened.is_empty(), 0)?;
-        drop(opened);
-        return open_all(config, &left_out, completions);
+        return Ok(Err(failed));
     }
-    let mut opened: Vec<Volume> = opened.into_iter().map(|(_, volume)| volume).collect();
-    let (placement, epoch) = agree(&mut opened, &are_outdated, unavailable.len())?;
-    Ok((resolved, Volumes::new(opened, unavailable, placement, epoch)))
+    let (numbers, mut opened): (Vec<usize>, Vec<Volume>) = opened.into_iter().unzip();
+    // Paths have other numbers in the next attempt: an alarm of this one is not to take out another path there.
+    let (alarm, alarms) = channel();
+    let started = agree(&mut opened, &are_outdated, left_out.len()).and_then(|agreed| {
+        let mut volumes = Volumes::new(opened, left_out.clone(), agreed);
+        volumes.start(&alarm, make_engine)?;
+        Ok(volumes)
+    });
+    Ok(match started {
+        Ok(volumes) => Ok((resolved, volumes, (alarm, alarms))),
+        Err((position, error)) => Err(vec![(numbers[position], error)]),
+    })
 }
 
 /// Adds the paths that have `failed` because of their devices to those that are left out, if there are others. A device that
 /// is not there may also be a misspelt name: as many of these are left out as the others know of and are `missing`. Returns
 /// the error of one that is not left out.
-fn leave_out_all(
+fn leave_out(
     config: &Config,
-    failed: Vec<(usize, OpenError)>,
-    left_out: &[Unavailable],
-    are_others: bool,
+    failed: Failed,
+    left_out: &mut Vec<Unavailable>,
     mut missing: usize,
-) -> Result<Vec<Unavailable>, OpenError> {
-    let mut left_out = left_out.to_vec();
+) -> Result<(), OpenError> {
+    let are_others = left_out.len() + failed.len() < config.paths.len();
     for (number, error) in failed {
         let is_left_out = match error {
             OpenError::NoDevice { .. } => missing > 0,
@@ -104,36 +129,15 @@ fn leave_out_all(
         missing = missing.saturating_sub(1);
         left_out.push(Unavailable::new(&config.paths[number], &error));
     }
-    Ok(left_out)
+    Ok(())
 }
 
-/// Adds the path that `error` is about to those that are left out, if its device is what does not work and there are others.
-/// Returns the error if not.
-pub(super) fn leave_out(
-    error: OpenError,
-    config: &Config,
-    left_out: &[Unavailable],
-) -> Result<Vec<Unavailable>, OpenError> {
-    let is_about = |own: &PathBuf| match &error {
-        OpenError::Io { path, .. } => path.starts_with(own),
-        _ => false,
-    };
-    let is_new = |path: &PathBuf| left_out.iter().all(|unavailable| unavailable.path != *path);
-    let are_others = left_out.len() + 1 < config.paths.len();
-    match config.paths.iter().position(is_about).filter(|number| is_new(&config.paths[*number])) {
-        Some(number) => leave_out_all(config, vec![(number, error)], left_out, are_others, 0),
-        None => Err(error),
-    }
-}
-
-/// What came of the work on each path, and why some failed, both by the number of the path and in its order.
-type Outcomes<R> = (Vec<(usize, R)>, Vec<(usize, OpenError)>);
-
-/// Works on each path, on as many threads as there are paths, or as the system gives.
+/// Works on each path, on as many threads as there are paths, or as the system gives. Returns what came of it, and which failed, both
+/// in the order of the paths.
 fn at_once<T: Send, R: Send>(
     paths: impl IntoIterator<Item = (usize, T)>,
     work: impl Fn(usize, T) -> Result<R, OpenError> + Sync,
-) -> Outcomes<R> {
+) -> (Vec<(usize, R)>, Failed) {
     let waiting: Vec<(usize, T)> = paths.into_iter().collect();
     let count = waiting.len();
     let waiting = Mutex::new(waiting.into_iter());
@@ -242,12 +246,13 @@ fn unrelated(alone: &Look<'_>, other: &Look<'_>, what: &'static str) -> OpenErro
     OpenError::Unrelated { path: alone.path.to_owned(), other: other.path.to_owned(), what }
 }
 
-/// Drops chunks that a volume does not own, and notes in all volumes which these are and how many paths are unavailable.
+/// Drops chunks that a volume does not own, and notes in all volumes which these are and how many paths are unavailable. An error
+/// comes with the position of its volume.
 fn agree(
     opened: &mut [Volume],
     are_outdated: &[bool],
     unavailable: usize,
-) -> Result<(Placement, u64), OpenError> {
+) -> Result<(Placement, u64), (usize, OpenError)> {
     let weight = |volume: &Volume| (volume.id, volume.shared.cache.config.capacity_bytes());
     let placement = Placement::new(opened.iter().map(weight));
     let newest = newest_of(opened.iter().map(|volume| volume.sharing));
@@ -272,9 +277,9 @@ fn agree(
     }
     let set = Membership::new(epoch + 1, unavailable, ids);
     let change = |change: &dyn Fn(&Table) -> io::Result<()>| {
-        opened.iter().map(|volume| &volume.shared.cache).try_for_each(|cache| {
-            let error = OpenError::io("write the index of", cache.config.path());
-            change(&cache.index.table).map_err(error)
+        opened.iter().enumerate().try_for_each(|(position, volume)| {
+            let error = OpenError::io("write the index of", volume.path());
+            change(&volume.index().table).map_err(|source| (position, error(source)))
         })
     };
     // What was dropped is not to come back once the set is noted.

@@ -16,10 +16,9 @@ mod volumes;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use assembly::{leave_out, open_all};
+use assembly::open_all;
 pub use error::SubmitError;
 pub use format_device::format_device;
 pub use shutdown::Shutdown;
@@ -91,24 +90,10 @@ impl Connector {
         let io_error = |action| OpenError::io(action, config.path());
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
-        let mut left_out = Vec::new();
-        let (config, volumes, alarm, alarms) = loop {
-            // Paths have other numbers in the next attempt: an alarm of this one is not to take out another path there.
-            let (alarm, alarms) = channel();
-            let opened = open_all(&config, &left_out, &completions);
-            let started = opened.and_then(|(config, mut volumes)| {
-                volumes.start(&alarm, make_engine)?;
-                Ok((config, volumes))
-            });
-            match started {
-                Ok((config, volumes)) => break (config, volumes, alarm, alarms),
-                // It could be read and not written, perhaps: the others go on without it.
-                Err(error) => left_out = leave_out(error, &config, &left_out)?,
-            }
-        };
+        let (config, volumes, alarms) = open_all(&config, &completions, make_engine)?;
         let recovery = Recovery::of_all(volumes.all.iter().map(|volume| &volume.recovery));
         let volumes = Arc::new(volumes);
-        let watch = Watch::start(&volumes, alarm, alarms).map_err(io_error("start a thread for"));
+        let watch = Watch::start(&volumes, alarms).map_err(io_error("start a thread for"));
         let watch = watch.inspect_err(|_| drop(close_all(&volumes.all, Duration::ZERO, true)))?;
         // Last: an open that fails leaves no data file behind.
         volumes.all.iter().for_each(|volume| volume.shared.cache.prepare_growth());

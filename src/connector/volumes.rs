@@ -52,8 +52,7 @@ impl Volumes {
     pub(super) fn new(
         all: Vec<Volume>,
         unavailable: Vec<Unavailable>,
-        placement: Placement,
-        epoch: u64,
+        (placement, epoch): (Placement, u64),
     ) -> Self {
         Self {
             live: AtomicU32::new(VolumeSet::first(all.len()).0),
@@ -64,12 +63,12 @@ impl Volumes {
         }
     }
 
-    /// Starts every volume, or none.
+    /// Starts every volume, or none. Returns the error of one with its number.
     pub(super) fn start(
         &mut self,
         alarm: &Alarm,
         make_engine: &MakeEngine,
-    ) -> Result<(), OpenError> {
+    ) -> Result<(), (usize, OpenError)> {
         let caches: Vec<_> =
             self.all.iter().map(|volume| Arc::clone(&volume.shared.cache)).collect();
         caches.iter().for_each(|cache| cache.set_paths(&caches));
@@ -77,7 +76,7 @@ impl Volumes {
             self.all[number].shared.health.set_alarm(number, Some(alarm.clone()));
             if let Err(error) = self.all[number].start(make_engine) {
                 close_all(&self.all[..number], Duration::ZERO, true);
-                return Err(error);
+                return Err((number, error));
             }
         }
         Ok(())
@@ -217,8 +216,7 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn start(
         volumes: &Arc<Volumes>,
-        alarm: Alarm,
-        alarms: Receiver<usize>,
+        (alarm, alarms): (Alarm, Receiver<usize>),
     ) -> std::io::Result<Self> {
         let volumes = Arc::clone(volumes);
         let thread = Builder::new().name("kvring-volumes".into()).spawn(move || {
