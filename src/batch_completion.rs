@@ -23,7 +23,7 @@ struct Rest {
 }
 
 impl Batch {
-    /// A batch of `size` keys, as one handle per key. Nothing is completed for `size` 0: the caller answers that itself.
+    /// A batch of `size` keys, as one handle per key. One without keys is completed at once.
     pub(crate) fn start(
         future_id: u64,
         size: usize,
@@ -38,6 +38,9 @@ impl Batch {
             rest: Mutex::new(Rest { error: None, keep_alive: Some(keep_alive) }),
             completions: Arc::clone(completions),
         });
+        if size == 0 {
+            batch.complete();
+        }
         (0..size).map(move |position| BatchItem { batch: Some(Arc::clone(&batch)), position })
     }
 

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Connector;
-use super::error::SubmitError;
 use super::volume::Volume;
+use super::{Connector, SubmitError};
 use crate::evict::NamespaceUsage;
 use crate::index::{Check, KeyState, Purged};
 use crate::key::Hashed;

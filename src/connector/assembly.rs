@@ -12,14 +12,13 @@
 
 use std::io;
 use std::mem;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::Builder;
 use std::time::Instant;
 
 use super::home::FoundHome;
-use super::path_names::check_paths;
 use super::volume::Volume;
 use super::volumes::{Unavailable, Volumes};
 use crate::cache::WriteBudget;
@@ -57,6 +56,43 @@ pub(super) fn open_all(
             Err(failed) => leave_out(config, failed, &mut left_out, 0)?,
         }
     }
+}
+
+/// Refuses two paths that are one, and one inside another.
+fn check_paths(config: &Config) -> Result<(), OpenError> {
+    let all = &config.paths;
+    let real: Vec<PathBuf> = all.iter().map(|path| real_path(path)).collect();
+    for (number, inner) in real.iter().enumerate() {
+        for (other, outer) in real.iter().enumerate().filter(|(other, _)| *other != number) {
+            let (path, other_path) = (all[number].clone(), all[other].clone());
+            if inner == outer && other < number {
+                return Err(OpenError::SameStore { path, other: other_path });
+            }
+            if inner != outer && inner.starts_with(outer) {
+                return Err(OpenError::Nested { path, outer: other_path });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The path without symlinks, as far as it is there.
+fn real_path(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for existing in path.ancestors() {
+        let Ok(mut real) = existing.canonicalize() else { continue };
+        let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+        for part in rest.components() {
+            match part {
+                Component::ParentDir => {
+                    real.pop();
+                }
+                part => real.push(part),
+            }
+        }
+        return real;
+    }
+    path
 }
 
 /// Opens the paths that are not `left_out`, all at the same time. It looks at all of them and compares them before it changes one.

@@ -1,4 +1,4 @@
-//! Where a store lives: in a directory, or on a block device.
+//! Where a store lives: in a directory, or on a block device, which is formatted here.
 
 use std::io;
 use std::path::Path;
@@ -160,4 +160,30 @@ fn check_can_be_made(directory: &Path) -> Result<(), OpenError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Erases the head and the tail of the block device at `path`, and all of it where it can be discarded and `discards`: the next
+/// open formats it. `agree` gets what the device holds, while it is locked; nothing is written if it returns false.
+/// Returns what it returned.
+///
+/// # Errors
+/// `OpenError`: it is no block device, is in use, is read-only or too short, holds a store (which is never erased), cannot be
+/// read or written, or holds something that is not at its ends.
+pub fn format_device(
+    path: &Path,
+    discards: bool,
+    agree: impl FnOnce(&str) -> bool,
+) -> Result<bool, OpenError> {
+    if !is_device(path)? {
+        let reason = "it is no block device, and only those are formatted";
+        return Err(OpenError::unsuitable(path, reason));
+    }
+    let config = Config::of_device(path);
+    let owner = |file: &_, superblock: &_| owner_on_device(file, superblock, None);
+    let device = BlockDevice::look(&config, 0, owner, false)?;
+    let agreed = agree(device.holds());
+    if agreed {
+        device.erase(discards)?;
+    }
+    Ok(agreed)
 }

@@ -3,11 +3,7 @@
 mod admin;
 mod assembly;
 mod engines;
-mod error;
-mod format_device;
 mod home;
-mod path_names;
-mod shutdown;
 mod status;
 mod submits;
 mod volume;
@@ -19,9 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use assembly::open_all;
-pub use error::SubmitError;
-pub use format_device::format_device;
-pub use shutdown::Shutdown;
+pub use home::format_device;
+use thiserror::Error;
 use volume::close_all;
 use volumes::{Volumes, Watch};
 
@@ -37,6 +32,55 @@ use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
 /// How long `close` works on what is queued before it drops the rest.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A batch, or another call, that is refused as a whole, before anything of it is queued. Each call that returns it may return
+/// `Closed` and `Forked`; one with keys `KeyTooLong`; and one with buffers the others.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message of each error says what it means")]
+pub enum SubmitError {
+    #[error("the connector is closed; open a new one")]
+    Closed,
+    #[error(
+        "the connector belongs to process {owner}, not to its fork {this}; open a connector of its own with another path"
+    )]
+    Forked { owner: u32, this: u32 },
+    #[error("{keys} keys but {buffers} buffers; each key needs exactly one buffer")]
+    CountMismatch { keys: usize, buffers: usize },
+    /// `position` is that in the batch, here and below.
+    #[error("key {position} has {length_bytes} bytes; keys have at most {MAX_KEY_BYTES}")]
+    KeyTooLong { position: usize, length_bytes: usize },
+    #[error("buffer {position} has 0 bytes; a chunk has 1 byte or more")]
+    EmptyChunk { position: usize },
+}
+
+/// How a store was closed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shutdown {
+    /// The clean flag is on disk: the next open needs no deep check.
+    pub clean: bool,
+    /// Operations were dropped at the deadline.
+    pub partial_flush: bool,
+    /// How many.
+    pub abandoned: u64,
+}
+
+impl Shutdown {
+    /// How several volumes were left, as if they were one.
+    pub(super) fn of_all(all: impl Iterator<Item = Self>) -> Self {
+        all.fold(Self { clean: true, partial_flush: false, abandoned: 0 }, |sum, one| Self {
+            clean: sum.clean && one.clean,
+            partial_flush: sum.partial_flush || one.partial_flush,
+            abandoned: sum.abandoned + one.abandoned,
+        })
+    }
+}
+
+impl std::fmt::Display for Shutdown {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let order = if self.clean { "closed in order" } else { "closed, but not in order" };
+        write!(formatter, "{order}, {} operations abandoned", self.abandoned)
+    }
+}
 
 /// An open store.
 pub struct Connector {

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::Connector;
-use super::error::SubmitError;
+use super::{Connector, SubmitError};
 use crate::backlog::Amount;
 use crate::batch_completion::{Batch, BatchItem};
 use crate::buffer::CallerBuffer;
@@ -29,9 +28,6 @@ impl Connector {
     ) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         check_counts(keys.len(), buffers.len())?;
-        if keys.is_empty() {
-            return Ok(self.complete(Vec::new(), String::new(), keep_alive));
-        }
         let future_id = self.future_id();
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
         let route = self.volumes.route();
@@ -81,9 +77,6 @@ impl Connector {
         check_counts(keys.len(), buffers.len())?;
         if let Some(position) = buffers.iter().position(|buffer| buffer.length_bytes() == 0) {
             return Err(SubmitError::EmptyChunk { position });
-        }
-        if keys.is_empty() {
-            return Ok(self.complete(Vec::new(), String::new(), keep_alive));
         }
         let limit_bytes = self.max_chunk_bytes();
         let lengths = buffers.iter().map(|buffer| buffer.length_bytes() as u64);
@@ -158,9 +151,6 @@ impl Connector {
     /// stored: LMCache picks a key that is answered false again and again, and its accounting never comes down.
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        if keys.is_empty() {
-            return Ok(self.complete(Vec::new(), String::new(), Box::new(())));
-        }
         let (future_id, now) = (self.future_id(), Instant::now());
         let route = self.volumes.route();
         let mut removed: Vec<Vec<BatchItem>> = Vec::new();

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 
+use super::Shutdown;
 use super::engines::describe;
 use super::home::FoundHome;
-use super::shutdown::Shutdown;
 use crate::cache::{Cache, CacheThread, ChunkIndex, WriteBudget};
 use crate::capacity::Budget;
 use crate::completion_queue::CompletionQueue;

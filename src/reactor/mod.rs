@@ -15,7 +15,6 @@ mod latency;
 mod limits;
 mod operation;
 mod operations;
-mod padding;
 mod piece;
 mod record_writer;
 mod set;
