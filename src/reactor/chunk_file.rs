@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use super::errnos::{
-    Attempt, Failure, Fate, Request, is_interruption, is_no_space, is_unsupported,
+    Attempt, Failure, Fate, Request, Subject, is_interruption, is_unsupported, subject_of,
 };
 use super::health::Health;
 use super::piece::{MAX_ATTEMPTS, PieceTarget};
@@ -65,10 +65,6 @@ impl ChunkFile {
         Self { directory, name, extent, length_bytes, is_written, stage, open, held_back, attempts }
     }
 
-    pub(super) fn is_ready(&self) -> bool {
-        self.stage == FileStage::Transfer
-    }
-
     /// Keeps a piece until the file is ready. Says whether it is the first one.
     pub(super) fn hold_back(&mut self, grant: Grant) -> bool {
         self.held_back.push(grant);
@@ -86,11 +82,12 @@ impl ChunkFile {
         self.open.as_ref().map_or(-1, |open| open.as_raw_fd())
     }
 
-    /// Where the chunk is, in the open file.
-    pub(super) fn target(&self) -> PieceTarget {
+    /// Where the chunk is, once its pieces may be transferred.
+    pub(super) fn target(&self) -> Option<PieceTarget> {
         let request = if self.is_written { Request::WriteChunkFile } else { Request::Read };
         let file = self.descriptor();
-        PieceTarget { request, file, is_lasting: false, chunk_offset_bytes: 0 }
+        let target = PieceTarget { request, file, is_lasting: false, chunk_offset_bytes: 0 };
+        (self.stage == FileStage::Transfer).then_some(target)
     }
 
     fn open_directory(&self) -> BorrowedFd<'_> {
@@ -193,7 +190,7 @@ impl ChunkFile {
             errno if stage == FileStage::Preallocate && is_unsupported(errno) => {}
             errno => {
                 let error = || io::Error::from_raw_os_error(errno);
-                if stage != FileStage::Truncate && is_no_space(request, errno) {
+                if stage != FileStage::Truncate && subject_of(request, errno) == Subject::Room {
                     let refused = store.creation_done(self.extent, Err(error()));
                     refused.map_err(Failure::NoRoom)?;
                 }

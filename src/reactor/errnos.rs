@@ -46,8 +46,9 @@ impl Request {
     }
 }
 
+/// What a failure speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Subject {
+pub(super) enum Subject {
     /// One extent, or the whole device: nobody can tell from one failure.
     Extent,
     Device,
@@ -67,13 +68,6 @@ pub(super) enum Fate {
     /// It may be unusable: it is, if it fails again although others do not.
     Doubt,
     Drop,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Weight {
-    Nothing,
-    Counts,
-    Gone,
 }
 
 /// How a request that failed was made. The kernel joins requests for neighbours, and fails all of them for one.
@@ -104,19 +98,6 @@ fn fate_of(request: Request, errno: i32, attempt: Attempt, state: DeviceState) -
     }
 }
 
-/// What a failure says of the path, whatever becomes of its operation.
-pub(super) fn weight_of(request: Request, errno: i32) -> Weight {
-    match subject_of(request, errno) {
-        Subject::Extent | Subject::Device => Weight::Counts,
-        Subject::Gone => Weight::Gone,
-        Subject::ChunkFile | Subject::Room | Subject::Process => Weight::Nothing,
-    }
-}
-
-pub(super) fn is_no_space(request: Request, errno: i32) -> bool {
-    subject_of(request, errno) == Subject::Room
-}
-
 /// Whether a request was interrupted and is to be made once more, as it is.
 pub(super) fn is_interruption(errno: i32) -> bool {
     matches!(errno, EINTR | EAGAIN)
@@ -141,7 +122,7 @@ pub(crate) fn is_gone(errno: i32) -> bool {
 
 /// Errors of the block layer are those that `blk_errors` in the kernel's block/blk-core.c names. A medium error of an NVMe
 /// drive is ENODATA there. File systems answer EUCLEAN or EBADMSG for structures of theirs that are damaged.
-fn subject_of(request: Request, errno: i32) -> Subject {
+pub(super) fn subject_of(request: Request, errno: i32) -> Subject {
     use Request::{Grow, MakeChunkFile, OpenChunkFile, WriteChunkFile, WriteDataFile};
     match (request, errno) {
         (_, ENOMEM | EMFILE | ENFILE | EBADF | EFAULT | ECANCELED) => Subject::Process,
@@ -174,13 +155,11 @@ pub(super) fn error_of(errno: i32) -> io::Error {
 pub(super) enum Failure {
     /// It got no extent, or was refused before any transfer.
     NoRoom(StoreError),
-    /// The next open would not find it, for this reason.
-    Missed(Arc<str>),
+    /// For this reason: the next open would not find it, or the SET of its key with the same bytes failed for which it waited.
+    Other(String),
     /// The device or the file system said no; what that means for the chunk to be read, or the extent to be written.
     Transfer(io::Error, Fate),
     Sync(io::Error),
-    /// It waited for a SET of its key with the same bytes that failed, with this message.
-    Joined(String),
     Closed,
 }
 
@@ -193,7 +172,7 @@ impl Failure {
         state: DeviceState,
         path: &std::path::Path,
     ) -> Self {
-        if request == Request::WriteDataFile && is_no_space(request, errno) {
+        if request == Request::WriteDataFile && subject_of(request, errno) == Subject::Room {
             let source = Arc::new(io::Error::from_raw_os_error(errno));
             return Self::NoRoom(StoreError::NoBlocks { path: path.to_owned(), source });
         }
@@ -204,12 +183,9 @@ impl Failure {
     pub(super) fn text(&self, what: impl FnOnce() -> String) -> String {
         match self {
             Self::NoRoom(error) => error.to_string(),
-            Self::Missed(reason) => format!(
-                "nothing is stored any more: {reason}; put it back, or open the store again (what is stored is still loaded)"
-            ),
+            Self::Other(message) => message.clone(),
             Self::Transfer(error, _) => format!("cannot write {}: {error}", what()),
             Self::Sync(error) => format!("cannot make {} durable: {error}", what()),
-            Self::Joined(message) => message.clone(),
             Self::Closed => "the connector was closed before the chunk was written".into(),
         }
     }
@@ -226,7 +202,7 @@ mod tests {
                 assert!(merits_retry(request, errno, DeviceState::Works));
                 assert!(merits_retry(request, errno, DeviceState::Falters));
                 assert!(!merits_retry(request, errno, DeviceState::Fails));
-                assert_eq!(weight_of(request, errno), Weight::Counts);
+                assert_eq!(subject_of(request, errno), Subject::Extent);
                 let fate = |attempt, state| fate_of(request, errno, attempt, state);
                 assert_eq!(fate(Attempt::First, DeviceState::Works), Fate::Keep);
                 assert_eq!(fate(Attempt::Alone, DeviceState::Works), Fate::Doubt);
@@ -237,46 +213,46 @@ mod tests {
         let among = |request| fate_of(request, EIO, Attempt::AmongSuccesses, DeviceState::Works);
         assert_eq!(among(Request::Read), Fate::Drop);
         assert_eq!(among(Request::Write), Fate::Doubt);
-        assert_eq!(weight_of(Request::Sync, EIO), Weight::Counts);
+        assert_eq!(subject_of(Request::Sync, EIO), Subject::Extent);
     }
 
     #[test]
     fn only_what_speaks_of_the_chunk_drops_it() {
         let judged = |request, errno| {
             let fate = fate_of(request, errno, Attempt::Alone, DeviceState::Works);
-            (fate, weight_of(request, errno))
+            (fate, subject_of(request, errno))
         };
         for errno in [ETIMEDOUT, ENOLINK, EROFS, EBADE] {
             for request in [Request::Read, Request::Write] {
                 assert!(!merits_retry(request, errno, DeviceState::Works));
-                assert_eq!(judged(request, errno), (Fate::Keep, Weight::Counts));
+                assert_eq!(judged(request, errno), (Fate::Keep, Subject::Device));
             }
         }
         for errno in [ENOMEM, EMFILE, ENFILE, EACCES] {
-            assert_eq!(judged(Request::OpenChunkFile, errno), (Fate::Keep, Weight::Nothing));
+            assert_eq!(judged(Request::OpenChunkFile, errno), (Fate::Keep, Subject::Process));
         }
         for errno in [ENOENT, ENXIO, ELOOP] {
-            assert_eq!(judged(Request::OpenChunkFile, errno), (Fate::Drop, Weight::Nothing));
+            assert_eq!(judged(Request::OpenChunkFile, errno), (Fate::Drop, Subject::ChunkFile));
         }
-        assert_eq!(judged(Request::OpenChunkFile, EIO), (Fate::Doubt, Weight::Counts));
+        assert_eq!(judged(Request::OpenChunkFile, EIO), (Fate::Doubt, Subject::Extent));
     }
 
     #[test]
     fn a_full_file_system_is_no_failure_and_a_device_without_its_space_is() {
         for errno in [ENOSPC, EDQUOT] {
-            assert_eq!(weight_of(Request::Grow, errno), Weight::Nothing);
-            assert_eq!(weight_of(Request::MakeChunkFile, errno), Weight::Nothing);
-            assert_eq!(weight_of(Request::WriteDataFile, errno), Weight::Nothing);
-            assert_eq!(weight_of(Request::Write, errno), Weight::Counts);
-            assert_eq!(weight_of(Request::Sync, errno), Weight::Counts);
+            assert_eq!(subject_of(Request::Grow, errno), Subject::Room);
+            assert_eq!(subject_of(Request::MakeChunkFile, errno), Subject::Room);
+            assert_eq!(subject_of(Request::WriteDataFile, errno), Subject::Room);
+            assert_eq!(subject_of(Request::Write, errno), Subject::Extent);
+            assert_eq!(subject_of(Request::Sync, errno), Subject::Device);
         }
     }
 
     #[test]
     fn a_device_is_gone_by_its_transfers_and_not_by_one_file() {
         for errno in [ENODEV, ENXIO, ENOMEDIUM] {
-            assert_eq!(weight_of(Request::Read, errno), Weight::Gone);
-            assert_ne!(weight_of(Request::OpenChunkFile, errno), Weight::Gone);
+            assert_eq!(subject_of(Request::Read, errno), Subject::Gone);
+            assert_ne!(subject_of(Request::OpenChunkFile, errno), Subject::Gone);
             assert!(is_gone(errno));
         }
         assert!(is_gone(EIO) && is_gone(EROFS) && !is_gone(ENOENT) && !is_gone(ENOSPC));

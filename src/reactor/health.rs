@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
-use super::errnos::{Request, Weight, error_of, weight_of};
+use super::errnos::{Request, Subject, error_of, subject_of};
 
 /// Errors of the device in a row, with no success in that direction in between, and the time they go on for, from which on it
 /// counts as failed. Some bad sectors do not reach it: what fails a second time fails its operation only.
@@ -160,12 +160,12 @@ impl Health {
     }
 
     pub(super) fn note_failure(&self, request: Request, errno: i32, now: Instant) {
-        let (weight, direction) = (weight_of(request, errno), request.direction());
-        if weight == Weight::Nothing {
+        let (subject, direction) = (subject_of(request, errno), request.direction());
+        if matches!(subject, Subject::ChunkFile | Subject::Room | Subject::Process) {
             return;
         }
         let failed = self.directions[direction as usize].fail(direction, now);
-        if weight == Weight::Gone {
+        if subject == Subject::Gone {
             self.fail(|| format!("it is gone: {}", error_of(errno)));
         } else if let Some(how) = failed {
             self.fail(|| format!("{how}, the last one with: {}", error_of(errno)));

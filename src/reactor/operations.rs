@@ -1,12 +1,11 @@
 //! The operations of one reactor: queued, started piece by piece, through, answered.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use hashbrown::HashTable;
 use slab::Slab;
 
 use super::Shared;
@@ -37,7 +36,7 @@ pub(super) struct Operations {
     pub(super) commit: GroupCommit,
     pub(super) verification: Verification,
     /// The SETs, by digest: one at a time writes a key.
-    sets: HashTable<(Digest, usize)>,
+    sets: HashMap<Digest, usize>,
     /// Those that loads wait for.
     awaited: usize,
     /// Since the scheduler was asked last, something ended or came: it may have more to start.
@@ -83,7 +82,7 @@ impl Operations {
             active: Slab::new(),
             commit: GroupCommit::default(),
             verification: Verification::of(unverified),
-            sets: HashTable::new(),
+            sets: HashMap::new(),
             awaited: 0,
             has_changed: false,
             load_changes_bytes: [0; 3],
@@ -137,7 +136,7 @@ impl Operations {
         }
         // After the SETs: what comes later than its SET is found.
         while let Some(digest) = lane.awaited.pop() {
-            if let Some(id) = self.set_of(digest) {
+            if let Some(id) = self.sets.get(&digest).copied() {
                 self.promote(id);
             }
         }
@@ -156,17 +155,11 @@ impl Operations {
         };
         let id = self.enqueue(operation, submitted);
         if let Some(digest) = digest {
-            let hash = |(other, _): &(Digest, usize)| other.table_hash();
-            self.sets.insert_unique(digest.table_hash(), (digest, id), hash);
+            self.sets.insert(digest, id);
             if self.shared.cache.index.is_awaited(digest) {
                 self.promote(id);
             }
         }
-    }
-
-    fn set_of(&self, digest: Digest) -> Option<usize> {
-        let found = self.sets.find(digest.table_hash(), |(other, _)| *other == digest);
-        found.map(|(_, id)| *id)
     }
 
     /// Loads wait for SET `id`: it is served as they are, and counts as one of them until it is answered.
@@ -266,13 +259,6 @@ impl Operations {
             || self.due_chunk_files.iter().any(can_go_on)
     }
 
-    /// An operation is through with its transfers: it is answered, tried again, or waits for its group.
-    pub(super) fn end(&mut self, id: usize) {
-        if self.is_set_done(id) {
-            self.answer(id);
-        }
-    }
-
     pub(super) fn answer(&mut self, id: usize) {
         let active = self.active.remove(id);
         let Active { operation, checksum, failure, timeline, chunk_file, is_awaited, .. } = active;
@@ -300,12 +286,7 @@ impl Operations {
                 self.verification.end(matches!(shown, Shown::Nothing(_)), &self.shared.cache);
             }
             Operation::Set(set) => {
-                let digest = set.claim.request.digest;
-                let found =
-                    self.sets.find_entry(digest.table_hash(), |(other, _)| *other == digest);
-                if let Ok(found) = found {
-                    found.remove();
-                }
+                self.sets.remove(&set.claim.request.digest);
                 self.awaited -= usize::from(is_awaited);
                 self.end_set(*set, checksum, failure);
             }
@@ -321,7 +302,7 @@ impl Operations {
         self.device.drop_isolated();
         let awaiting_extents = self.awaiting_extents.drain(..);
         self.device.failed.extend(awaiting_extents.map(|grant| (grant, Failure::Closed)));
-        self.end_failed_pieces(Instant::now);
+        self.end_failed_pieces(Instant::now());
         // Ending a SET may resume others behind it: until nothing is left.
         loop {
             self.scheduler.clear();

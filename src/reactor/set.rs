@@ -78,7 +78,7 @@ impl SetOperation {
                     log::error!("{text} ({length_bytes} bytes)");
                 }
             }
-            Failure::Missed(_) | Failure::Sync(_) | Failure::Joined(_) | Failure::Closed => {}
+            Failure::Sync(_) | Failure::Other(_) | Failure::Closed => {}
         }
         item.fail(|| text);
         waiting
@@ -98,7 +98,10 @@ impl Operations {
             return true;
         }
         if let Some(reason) = self.shared.cache.presence.reason() {
-            self.end_unwritten(grant, Some(Failure::Missed(reason)));
+            let message = format!(
+                "nothing is stored any more: {reason}; put it back, or open the store again (what is stored is still loaded)"
+            );
+            self.end_unwritten(grant, Some(Failure::Other(message)));
             return false;
         }
         let before = set.claim.compared_bytes;
@@ -146,15 +149,14 @@ impl Operations {
         self.end(grant.id);
     }
 
-    /// A SET is through with its transfers. Says whether it is to be answered; if not, it is written again, or waits for its
-    /// group.
-    pub(super) fn is_set_done(&mut self, id: usize) -> bool {
+    /// An operation is through with its transfers. It is answered; or a SET is written again, or waits for its group.
+    pub(super) fn end(&mut self, id: usize) {
         let cache = &self.shared.cache;
         let is_persistent = cache.config.durability == Durability::Persistent;
         let most_retries = cache.config.tuning.persistent_max_retries;
         let active = &mut self.active[id];
         let retries = active.retries;
-        let Operation::Set(set) = &mut active.operation else { return true };
+        let Operation::Set(set) = &mut active.operation else { return self.answer(id) };
         match &active.failure {
             // Its extent has no blocks, and another one may.
             Some(Failure::NoRoom(StoreError::NoBlocks { .. })) if retries < MOST_EXTENTS => {
@@ -162,13 +164,9 @@ impl Operations {
                 cache.store.note_no_blocks();
                 self.awaits_growth |= cache.order_growth(0);
                 self.write_again(id, Duration::ZERO);
-                false
             }
-            _ if !is_persistent || matches!(set.stage, Stage::Claimed) => true,
-            None => {
-                self.commit.waiting.push(id);
-                false
-            }
+            _ if !is_persistent || matches!(set.stage, Stage::Claimed) => self.answer(id),
+            None => self.commit.waiting.push(id),
             Some(failure @ Failure::Transfer(..)) if retries < most_retries => {
                 let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(retries.min(16)))
                     .min(LONGEST_RETRY_PAUSE);
@@ -177,13 +175,12 @@ impl Operations {
                     log::warn!("{text}; trying again in {pause:?}");
                 }
                 self.write_again(id, pause);
-                false
             }
             Some(Failure::Transfer(..)) if retries > 0 => {
                 cache.counters.write_retries_exhausted.add(1);
-                true
+                self.answer(id);
             }
-            _ => true,
+            _ => self.answer(id),
         }
     }
 
@@ -227,7 +224,7 @@ impl Operations {
                             if claim.length_bytes() == length_bytes
                                 && claim.checksum() == *checksum =>
                         {
-                            let failure = Some(Failure::Joined(message.clone()));
+                            let failure = Some(Failure::Other(message.clone()));
                             let set = SetOperation { claim, stage: Stage::Claimed };
                             waiting.extend(set.end(0, failure, &self.shared));
                         }

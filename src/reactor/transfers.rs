@@ -80,8 +80,7 @@ impl Operations {
                 }
             }
         };
-        if file.is_ready() {
-            let target = file.target();
+        if let Some(target) = file.target() {
             return self.start_piece(grant, target);
         }
         if file.hold_back(grant) {
@@ -103,9 +102,7 @@ impl Operations {
         let (geometry, pool) = (cache.store.geometry(), &mut self.device.pool);
         let piece = Piece::new(grant, target, chunk, buffer, geometry, pool);
         cache.counters.bounced_bytes.add(piece.bounced_bytes as u64);
-        let started = self.device.start(piece);
-        self.end_failed_pieces(Instant::now);
-        started
+        self.device.start(piece)
     }
 
     /// Takes the results of requests; answers the operations that are done. One at a time off the list, so that a panic
@@ -137,22 +134,22 @@ impl Operations {
                 self.active[grant.id].timeline.moved = Some(now);
             }
             outcome = outcome.and(completed.map(drop));
-            self.end_failed_pieces(|| now);
+            self.end_failed_pieces(now);
         }
         if self.device.is_stopping {
             return outcome;
         }
         let active = &self.active;
         let submitted = self.device.start_isolated(|id| active[id].failure.is_none(), now);
-        self.end_failed_pieces(|| now);
+        self.end_failed_pieces(now);
         outcome.and(submitted)
     }
 
-    pub(super) fn end_failed_pieces(&mut self, now: impl Fn() -> Instant) {
+    pub(super) fn end_failed_pieces(&mut self, now: Instant) {
         while let Some((grant, failure)) = self.device.failed.pop_front() {
             self.scheduler.finish(grant);
             let active = &mut self.active[grant.id];
-            active.timeline.moved = Some(now());
+            active.timeline.moved = Some(now);
             active.failure.get_or_insert(failure);
             self.cancel_rest(grant.id);
             self.end_piece(grant.id);
@@ -204,15 +201,14 @@ impl Operations {
     fn start_chunk_file(&mut self, id: usize) -> Result<(), EngineError> {
         let active = &mut self.active[id];
         let Some(file) = &mut active.chunk_file else { return Ok(()) };
-        if file.is_ready() {
-            let (mut outcome, target) = (Ok(()), file.target());
+        if let Some(target) = file.target() {
+            let mut outcome = Ok(());
             for grant in file.take_held_back() {
                 match outcome {
                     Ok(()) => outcome = self.start_piece(grant, target),
                     Err(_) => self.device.failed.push_back((grant, Failure::Closed)),
                 }
             }
-            self.end_failed_pieces(Instant::now);
             return outcome;
         }
         match file.next(id, &*self.shared.cache.store) {

@@ -24,23 +24,23 @@ struct Unverified {
 pub(super) struct Verification {
     waiting: VecDeque<Unverified>,
     in_flight: Option<Unverified>,
-    /// How many are left of an owner who did not close; none once that is noted.
-    left_after_crash: Option<usize>,
+    /// Some may be left of an owner who did not close: that none is, is not noted yet.
+    is_after_crash: bool,
     /// When to read the next one, and the pause that this is the end of.
     pause: Option<(Instant, Duration)>,
 }
 
 impl Verification {
     pub(super) fn of(unverified: Vec<ChunkVersion>) -> Self {
-        let left_after_crash = Some(unverified.len()).filter(|left| *left > 0);
+        let is_after_crash = !unverified.is_empty();
         let of_crash = |version| Unverified { version, is_after_crash: true };
         let waiting = unverified.into_iter().rev().map(of_crash).collect();
-        Self { waiting, in_flight: None, left_after_crash, pause: None }
+        Self { waiting, in_flight: None, is_after_crash, pause: None }
     }
 
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
-        self.left_after_crash = None;
+        self.is_after_crash = false;
     }
 
     /// When to look again, if nothing else is to be done.
@@ -58,19 +58,11 @@ impl Verification {
         self.pause = Some((now + pause, pause));
     }
 
-    fn note_done(&mut self, done: Unverified) {
-        if done.is_after_crash
-            && let Some(left) = &mut self.left_after_crash
-        {
-            *left -= 1;
-        }
-    }
-
     pub(super) fn next(&mut self, now: Instant, cache: &Arc<Cache>) -> Option<ReadHandle> {
         loop {
-            if self.left_after_crash == Some(0) {
+            if self.is_after_crash && self.waiting.iter().all(|one| !one.is_after_crash) {
                 cache.index.all_verified();
-                self.left_after_crash = None;
+                self.is_after_crash = false;
             }
             if self.pause.is_some_and(|(due, _)| now < due) {
                 return None;
@@ -84,10 +76,7 @@ impl Verification {
                     self.in_flight = Some(next);
                     return Some(read);
                 }
-                None => {
-                    cache.doubts.remove(next.version.digest);
-                    self.note_done(next);
-                }
+                None => cache.doubts.remove(next.version.digest),
             }
         }
     }
@@ -100,7 +89,6 @@ impl Verification {
             return self.rest(Instant::now());
         }
         self.pause = None;
-        self.note_done(done);
         if done.is_after_crash {
             cache.counters.verified_after_crash.add(1);
         }
