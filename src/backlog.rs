@@ -38,7 +38,8 @@ impl Backlog {
             operations: queued.operations + wanted.operations,
             bytes: queued.bytes + wanted.bytes,
         };
-        let fits = after.operations <= self.limit.operations && after.bytes <= self.limit.bytes;
+        let fits = wanted.operations == 0
+            || after.operations <= self.limit.operations && after.bytes <= self.limit.bytes;
         if queued.operations > 0 && !fits {
             return None;
         }

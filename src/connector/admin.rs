@@ -14,13 +14,13 @@ impl Connector {
     /// the first key that is not stored, and false from there on.
     pub fn submit_prefix<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let route = self.volumes.route();
+        let live = self.volumes.live_set();
         let hashed = keys.iter().map(Hashed::of);
-        let mut results = match route.only() {
+        let mut results = match self.volumes.only() {
             Some(volume) => volume.contains_each(hashed, true),
             None => {
                 let is_stored = |key: Hashed<'_>| {
-                    let volume = &self.volumes.all[route.number_of(key.digest)];
+                    let volume = &self.volumes.all[self.volumes.number_of(key.digest, live)];
                     volume.contains_each(std::iter::once(key), false)[0].then_some(true)
                 };
                 // One by one: those after the first miss are not leased.
@@ -36,15 +36,13 @@ impl Connector {
     pub fn pin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
         let _gate = self.enter(keys)?;
         let now_ms = self.config.clock.now_ms();
-        let route = self.volumes.route();
-        Ok(route.ask_each(keys, |volume, keys| volume.pin_keys(keys, now_ms)))
+        Ok(self.volumes.ask_each(keys, |volume, keys| volume.pin_keys(keys, now_ms)))
     }
 
     /// Unpins keys. Says of each key whether it was pinned.
     pub fn unpin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
         let _gate = self.enter(keys)?;
-        let route = self.volumes.route();
-        Ok(route.ask_each(keys, |volume, keys| volume.index().unpin_keys(keys)))
+        Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().unpin_keys(keys)))
     }
 
     /// What each namespace takes, by name: the model, or `model@salt`; empty for keys that are not of LMCache's form.

@@ -30,17 +30,17 @@ impl Connector {
         check_counts(keys.len(), buffers.len())?;
         let future_id = self.future_id();
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
-        let route = self.volumes.route();
-        let mut spreads = route.spreads(Class::Get, keys.len());
+        let live = self.volumes.live_set();
+        let mut spreads = self.volumes.spreads(Class::Get, keys.len());
         let mut awaited = vec![Vec::new(); self.volumes.all.len()];
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         let hashed: Vec<Hashed<'_>> = keys.iter().map(Hashed::of).collect();
-        if let Some(volume) = route.only() {
+        if let Some(volume) = self.volumes.only() {
             volume.index().prefetch_each(&hashed);
         }
         for ((item, Hashed { key, digest }), buffer) in items.zip(hashed).zip(buffers) {
             let request = GetRequest { item, buffer: *buffer, submitted };
-            let number = route.number_of(digest);
+            let number = self.volumes.number_of(digest, live);
             let shared = &self.volumes.all[number].shared;
             match shared.cache.open(digest, key, now_ms, request) {
                 EnteredGet::Hit(request, read) => {
@@ -53,7 +53,7 @@ impl Connector {
                 EnteredGet::Waits => awaited[number].push(digest),
             }
         }
-        route.push(spreads);
+        self.volumes.push(spreads);
         for (volume, awaited) in self.volumes.all.iter().zip(&awaited) {
             volume.shared.promote(awaited);
         }
@@ -91,8 +91,8 @@ impl Connector {
         };
         let future_id = self.future_id();
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
-        let route = self.volumes.route();
-        let mut spreads = route.spreads(Class::Set, keys.len());
+        let live = self.volumes.live_set();
+        let mut spreads = self.volumes.spreads(Class::Set, keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
         let mut fingerprints = Fingerprints::default();
         for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
@@ -108,7 +108,7 @@ impl Connector {
                 submitted,
                 share,
             };
-            let number = route.number_of(digest);
+            let number = self.volumes.number_of(digest, live);
             let shared = &self.volumes.all[number].shared;
             if buffer.length_bytes() as u64 > limit_bytes {
                 self.refuse_long(request, limit_bytes, shared);
@@ -128,7 +128,7 @@ impl Connector {
                 EnteredSet::Waits => {}
             }
         }
-        route.push(spreads);
+        self.volumes.push(spreads);
         self.completions.announce();
         Ok(future_id)
     }
@@ -137,10 +137,10 @@ impl Connector {
     /// without I/O. False for all keys of a path whose reactors have failed: nobody can load them.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let route = self.volumes.route();
-        let results = match route.only() {
+        let results = match self.volumes.only() {
             Some(volume) => volume.contains_each(keys.iter().map(Hashed::of), false),
-            None => route
+            None => self
+                .volumes
                 .ask_each(keys, |volume, keys| volume.contains_each(keys.iter().copied(), false)),
         };
         Ok(self.complete(results, String::new(), Box::new(())))
@@ -152,13 +152,13 @@ impl Connector {
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
         let (future_id, now) = (self.future_id(), Instant::now());
-        let route = self.volumes.route();
+        let live = self.volumes.live_set();
         let mut removed: Vec<Vec<BatchItem>> = Vec::new();
         removed.resize_with(self.volumes.all.len(), Vec::new);
         let items = Batch::start(future_id, keys.len(), Box::new(()), &self.completions);
         for (key, item) in keys.iter().zip(items) {
             let digest = Digest::of(key.as_ref());
-            let number = route.number_of(digest);
+            let number = self.volumes.number_of(digest, live);
             self.volumes.all[number].shared.cache.delete(digest, key.as_ref(), now);
             removed[number].push(item);
         }

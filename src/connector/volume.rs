@@ -143,28 +143,6 @@ impl Volume {
     pub(super) fn path(&self) -> &Path {
         self.shared.cache.config.path()
     }
-
-    /// Waits for what is queued and in the kernel, and begins to note the clean shutdown and to release the files, on a
-    /// thread: it is left behind if the device, or a frozen file system, does not give it back. The files stay locked as long
-    /// as the volume if somebody may still write to them, as when `have_others_ended` is false.
-    fn begin_close(&self, have_others_ended: bool) -> Option<JoinHandle<bool>> {
-        self.shared.cache.open_store.note_closing();
-        let (have_ended, orderly) = self.threads.lock().end();
-        let may_release = have_others_ended && have_ended;
-        let shared = Arc::clone(&self.shared);
-        let release = move || may_release && release(&shared, orderly);
-        let thread = Builder::new().name("kvring-close".into()).spawn(release);
-        thread.inspect_err(|error| log::error!("cannot start a thread: {error}")).ok()
-    }
-
-    fn end_close(&self, thread: Option<JoinHandle<bool>>, deadline: Instant) -> Shutdown {
-        let released = thread.and_then(|thread| join_until(thread, deadline));
-        let clean = released.is_some_and(|released| released.unwrap_or(false));
-        let abandoned = self.shared.cache.counters.abandoned.get();
-        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
-        log::info!("{}: {done}", self.path().display());
-        done
-    }
 }
 
 #[derive(Default)]
@@ -251,19 +229,35 @@ fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
     })
 }
 
-/// Closes volumes, all at the same time: each works on what is queued for at most `drain_timeout`. Their files stay locked if
-/// other threads that write to them have not ended.
+/// Closes volumes, all at the same time: each works on what is queued for at most `drain_timeout`, and waits for what is in the kernel.
+/// Its files stay locked if others may still write to them, as when `have_others_ended` is false.
 pub(super) fn close_all(
     volumes: &[Volume],
     drain_timeout: Duration,
     have_others_ended: bool,
 ) -> Vec<Shutdown> {
     volumes.iter().for_each(|volume| volume.shared.stop(drain_timeout));
-    let threads: Vec<_> =
-        volumes.iter().map(|volume| volume.begin_close(have_others_ended)).collect();
+    let begin_release = |volume: &Volume| {
+        volume.shared.cache.open_store.note_closing();
+        let (have_ended, orderly) = volume.threads.lock().end();
+        let may_release = have_others_ended && have_ended;
+        let shared = Arc::clone(&volume.shared);
+        let release = move || may_release && release(&shared, orderly);
+        // A thread is left behind if the device, or a frozen file system, does not give it back.
+        let thread = Builder::new().name("kvring-close".into()).spawn(release);
+        thread.inspect_err(|error| log::error!("cannot start a thread: {error}")).ok()
+    };
+    let threads: Vec<_> = volumes.iter().map(begin_release).collect();
     let deadline = Instant::now() + LONGEST_SYNC;
-    let closing = volumes.iter().zip(threads);
-    closing.map(|(volume, thread)| volume.end_close(thread, deadline)).collect()
+    let end = |(volume, thread): (&Volume, Option<JoinHandle<bool>>)| {
+        let released = thread.and_then(|thread| join_until(thread, deadline));
+        let clean = released.is_some_and(|released| released.unwrap_or(false));
+        let abandoned = volume.shared.cache.counters.abandoned.get();
+        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
+        log::info!("{}: {done}", volume.path().display());
+        done
+    };
+    volumes.iter().zip(threads).map(end).collect()
 }
 
 /// Notes the clean shutdown if it was one, and releases the locks. Says whether it is noted.

@@ -41,13 +41,6 @@ pub(super) struct Volumes {
     epoch: AtomicU64,
 }
 
-/// Which volume each key belongs to, as of one moment.
-#[derive(Clone, Copy)]
-pub(super) struct Route<'volumes> {
-    volumes: &'volumes Volumes,
-    live: VolumeSet,
-}
-
 impl Volumes {
     pub(super) fn new(
         all: Vec<Volume>,
@@ -90,11 +83,8 @@ impl Volumes {
         self.live_set().contains(number)
     }
 
-    pub(super) fn route(&self) -> Route<'_> {
-        Route { volumes: self, live: self.live_set() }
-    }
-
-    fn live_set(&self) -> VolumeSet {
+    /// Those in use now.
+    pub(super) fn live_set(&self) -> VolumeSet {
         VolumeSet(self.live.load(Ordering::SeqCst))
     }
 
@@ -153,16 +143,15 @@ impl Volumes {
         };
         set.iter().filter(is_refused).fold(set, VolumeSet::without)
     }
-}
 
-impl<'volumes> Route<'volumes> {
-    pub(super) fn number_of(self, digest: Digest) -> usize {
-        self.volumes.placement.volume_of(digest, self.live)
+    /// Which volume a key belongs to while those in `live` are in use.
+    pub(super) fn number_of(&self, digest: Digest, live: VolumeSet) -> usize {
+        self.placement.volume_of(digest, live)
     }
 
     /// The volume of all keys, if there is only one.
-    pub(super) fn only(self) -> Option<&'volumes Volume> {
-        match &*self.volumes.all {
+    pub(super) fn only(&self) -> Option<&Volume> {
+        match &*self.all {
             [only] => Some(only),
             _ => None,
         }
@@ -170,19 +159,20 @@ impl<'volumes> Route<'volumes> {
 
     /// Asks each volume about its keys of a batch and brings the answers into the order of the batch.
     pub(super) fn ask_each<K: AsRef<str>>(
-        self,
+        &self,
         keys: &[K],
         mut ask: impl FnMut(&Volume, &[Hashed<'_>]) -> Vec<bool>,
     ) -> Vec<bool> {
-        let mut parts = vec![(Vec::new(), Vec::new()); self.volumes.all.len()];
+        let live = self.live_set();
+        let mut parts = vec![(Vec::new(), Vec::new()); self.all.len()];
         for (position, key) in keys.iter().enumerate() {
             let key = Hashed::of(key);
-            let (positions, keys) = &mut parts[self.number_of(key.digest)];
+            let (positions, keys) = &mut parts[self.number_of(key.digest, live)];
             positions.push(position);
             keys.push(key);
         }
         let mut answers = vec![false; keys.len()];
-        for (volume, (positions, keys)) in self.volumes.all.iter().zip(parts) {
+        for (volume, (positions, keys)) in self.all.iter().zip(parts) {
             if !keys.is_empty() {
                 let own = ask(volume, &keys);
                 positions.into_iter().zip(own).for_each(|(position, own)| answers[position] = own);
@@ -192,13 +182,13 @@ impl<'volumes> Route<'volumes> {
     }
 
     /// What a batch of `expected` operations is spread over, for each volume.
-    pub(super) fn spreads(self, class: Class, expected: usize) -> Vec<Spread> {
+    pub(super) fn spreads(&self, class: Class, expected: usize) -> Vec<Spread> {
         let expected = if self.only().is_some() { expected } else { 0 };
-        self.volumes.all.iter().map(|volume| volume.shared.spread(class, expected)).collect()
+        self.all.iter().map(|volume| volume.shared.spread(class, expected)).collect()
     }
 
-    pub(super) fn push(self, spreads: Vec<Spread>) {
-        for (volume, spread) in self.volumes.all.iter().zip(spreads) {
+    pub(super) fn push(&self, spreads: Vec<Spread>) {
+        for (volume, spread) in self.all.iter().zip(spreads) {
             volume.shared.push(spread);
         }
     }
