@@ -175,9 +175,8 @@ impl ChunkFile {
         };
         let failure_of = |error: io::Error| match error.raw_os_error() {
             Some(errno) => {
-                let state = health.state(request.direction());
-                health.note_failure(request, errno, Instant::now());
-                Failure::of(request, errno, Attempt::Alone, state, cache.config.path())
+                let store = (health, cache.config.path());
+                Failure::of(request, errno, Attempt::Alone, store, Instant::now())
             }
             // It is not the file of the chunk.
             None => Failure::Transfer(error, Fate::Drop),

@@ -14,9 +14,9 @@
 //! fails with it if its record is on its way already.
 
 use std::collections::HashSet;
+use std::mem;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
-use std::{io, mem};
 
 use super::Shared;
 use super::errnos::{Failure, Request, is_cancellation};
@@ -242,13 +242,13 @@ impl Operations {
                 Some(Phase::Index)
             }
             Phase::Index => {
-                self.fail_members(touched, |shared| shared.sync_failure());
+                self.fail_members(touched, self.shared.sync_errno());
                 // Every one of them, not only up to the first.
                 let replaced = members.iter().filter(|id| self.active[**id].supersede()).count();
                 (replaced > 0).then_some(Phase::Replaced)
             }
             Phase::Replaced | Phase::Idle => {
-                self.fail_members(touched, |shared| shared.sync_failure());
+                self.fail_members(touched, self.shared.sync_errno());
                 None
             }
         };
@@ -290,23 +290,22 @@ impl Operations {
         match error {
             Some(errno) => {
                 self.shared.cache.counters.sync_errors.add(1);
-                let failure = |_: &Shared| Failure::Sync(io::Error::from_raw_os_error(errno));
-                self.fail_members(members, failure);
+                self.fail_members(members, errno);
             }
             None => members.into_iter().for_each(|id| self.answer(id)),
         }
     }
 
-    fn fail_members(&mut self, members: Vec<usize>, failure: impl Fn(&Shared) -> Failure) {
+    fn fail_members(&mut self, members: Vec<usize>, errno: i32) {
         if !members.is_empty() {
             let path = self.shared.cache.config.path().display();
-            let text = failure(&self.shared).text(|| format!("{} chunks in {path}", members.len()));
+            let text = Failure::Sync(errno).text(|| format!("{} chunks in {path}", members.len()));
             log::error!("{text}; they are not stored");
         }
         // Now: the next sync of the index covers that their records are cleared.
         members.iter().for_each(|id| self.active[*id].withdraw());
         for id in members {
-            self.active[id].failure = Some(failure(&self.shared));
+            self.active[id].failure = Some(Failure::Sync(errno));
             self.answer(id);
         }
     }
@@ -319,7 +318,7 @@ impl Operations {
                 self.write_again(id, Duration::ZERO);
                 continue;
             }
-            self.active[id].failure = Some(self.shared.sync_failure());
+            self.active[id].failure = Some(Failure::Sync(self.shared.sync_errno()));
             self.answer(id);
         }
     }

@@ -207,10 +207,8 @@ impl Device {
 
     fn end_failed(&mut self, token: usize, errno: i32, attempt: Attempt, now: Instant) {
         let request = self.pieces[token].request();
-        let state = self.shared.health.state(request.direction());
-        let failure = Failure::of(request, errno, attempt, state, self.shared.cache.config.path());
-        self.shared.health.note_failure(request, errno, now);
-        self.fail(token, failure);
+        let store = (&self.shared.health, self.shared.cache.config.path());
+        self.fail(token, Failure::of(request, errno, attempt, store, now));
     }
 
     /// Gives the kernel the next isolated retries, one in each direction. Those fail without one whose operations are not wanted

@@ -1,7 +1,9 @@
 //! What the errno of a failed transfer says, and what follows from it. Errnos are judged here alone.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use libc::{
     EACCES, EAGAIN, EBADE, EBADF, EBADMSG, ECANCELED, EDQUOT, EEXIST, EFAULT, EILSEQ, EINTR, EIO,
@@ -9,7 +11,7 @@ use libc::{
     ENOTDIR, ENXIO, EOPNOTSUPP, EPERM, EREMOTEIO, EROFS, ETIMEDOUT, EUCLEAN,
 };
 
-use super::health::{DeviceState, Direction};
+use super::health::{DeviceState, Direction, Health};
 use crate::error::StoreError;
 
 /// What stands for an errno where a file, or a device, ends before the chunk does.
@@ -159,19 +161,22 @@ pub(super) enum Failure {
     Other(String),
     /// The device or the file system said no; what that means for the chunk to be read, or the extent to be written.
     Transfer(io::Error, Fate),
-    Sync(io::Error),
+    /// A sync failed, with this errno.
+    Sync(i32),
     Closed,
 }
 
 impl Failure {
-    /// That of a `request` in the store at `path` that failed with `errno` and is not tried again.
+    /// That of a `request` in the store at `path` that failed with `errno` and is not tried again, of which the device is told.
     pub(super) fn of(
         request: Request,
         errno: i32,
         attempt: Attempt,
-        state: DeviceState,
-        path: &std::path::Path,
+        (health, path): (&Health, &Path),
+        now: Instant,
     ) -> Self {
+        let state = health.state(request.direction());
+        health.note_failure(request, errno, now);
         if request == Request::WriteDataFile && subject_of(request, errno) == Subject::Room {
             let source = Arc::new(io::Error::from_raw_os_error(errno));
             return Self::NoRoom(StoreError::NoBlocks { path: path.to_owned(), source });
@@ -185,7 +190,7 @@ impl Failure {
             Self::NoRoom(error) => error.to_string(),
             Self::Other(message) => message.clone(),
             Self::Transfer(error, _) => format!("cannot write {}: {error}", what()),
-            Self::Sync(error) => format!("cannot make {} durable: {error}", what()),
+            Self::Sync(errno) => format!("cannot make {} durable: {}", what(), error_of(*errno)),
             Self::Closed => "the connector was closed before the chunk was written".into(),
         }
     }

@@ -5,11 +5,9 @@
 //! sync of the store failed between the start of its write and its own last sync, and that is known only when all those
 //! have come back that were under way when that last one did.
 
-use std::io;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
-use super::errnos::Failure;
 
 /// For each reactor, how many of its syncs have to have come back.
 pub(super) struct SyncsUnderWay(Vec<u64>);
@@ -20,12 +18,12 @@ impl Shared {
     }
 
     pub(super) fn note_sync_begun(&self, number: usize) {
-        self.lanes[number].syncs.begun.fetch_add(1, Ordering::SeqCst);
+        self.lanes[number].syncs_begun.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Why a chunk is not stored that the last failed sync may have dropped.
-    pub(super) fn sync_failure(&self) -> Failure {
-        Failure::Sync(io::Error::from_raw_os_error(self.sync_errno.load(Ordering::SeqCst)))
+    /// That of the last failed sync.
+    pub(super) fn sync_errno(&self) -> i32 {
+        self.sync_errno.load(Ordering::SeqCst)
     }
 
     /// A sync of reactor `number` has come back, with this errno, or 0; `is_first` is the first one of its group that failed.
@@ -38,20 +36,20 @@ impl Shared {
             }
             self.failed_syncs.fetch_add(1, Ordering::SeqCst);
         }
-        self.lanes[number].syncs.ended.fetch_add(1, Ordering::SeqCst);
+        self.lanes[number].syncs_ended.fetch_add(1, Ordering::SeqCst);
         let lanes = self.lanes.iter();
         lanes
-            .filter(|lane| lane.syncs.awaits_others.load(Ordering::SeqCst))
+            .filter(|lane| lane.awaits_syncs.load(Ordering::SeqCst))
             .for_each(|lane| lane.waker.wake());
     }
 
     /// What reactors other than `number` have in flight. `number` is woken whenever some of it comes back, until
     /// [`Shared::have_ended`].
     pub(super) fn syncs_under_way(&self, number: usize) -> SyncsUnderWay {
-        self.lanes[number].syncs.awaits_others.store(true, Ordering::SeqCst);
+        self.lanes[number].awaits_syncs.store(true, Ordering::SeqCst);
         let begun = |(other, lane): (usize, &super::lanes::Lane)| match other == number {
             true => 0,
-            false => lane.syncs.begun.load(Ordering::SeqCst),
+            false => lane.syncs_begun.load(Ordering::SeqCst),
         };
         SyncsUnderWay(self.lanes.iter().enumerate().map(begun).collect())
     }
@@ -59,9 +57,9 @@ impl Shared {
     pub(super) fn have_ended(&self, number: usize, awaited: &SyncsUnderWay) -> bool {
         let mut lanes = self.lanes.iter().zip(&awaited.0);
         let have_ended =
-            lanes.all(|(lane, begun)| lane.syncs.ended.load(Ordering::SeqCst) >= *begun);
+            lanes.all(|(lane, begun)| lane.syncs_ended.load(Ordering::SeqCst) >= *begun);
         if have_ended {
-            self.lanes[number].syncs.awaits_others.store(false, Ordering::SeqCst);
+            self.lanes[number].awaits_syncs.store(false, Ordering::SeqCst);
         }
         have_ended
     }

@@ -25,22 +25,17 @@ pub(super) struct Lane {
     pub(super) waker: Arc<Waker>,
     pub(super) latencies: Mutex<Latencies>,
     pub(super) load: Load,
-    pub(super) syncs: SyncCounts,
+    /// Its syncs. All that it has in flight come back before it begins further ones.
+    pub(super) syncs_begun: AtomicU64,
+    pub(super) syncs_ended: AtomicU64,
+    /// It waits for syncs of others.
+    pub(super) awaits_syncs: AtomicBool,
     /// It waits for changes of records to be made.
     pub(super) awaits_records: AtomicBool,
     /// GETs that wait or are in flight here.
     pub(super) loads: AtomicUsize,
     /// SETs wait here for the loads of others to end.
     pub(super) sets_wait: AtomicBool,
-}
-
-/// The syncs of one reactor. All that it has in flight come back before it begins further ones.
-#[derive(Default)]
-pub(super) struct SyncCounts {
-    pub(super) begun: AtomicU64,
-    pub(super) ended: AtomicU64,
-    /// It waits for syncs of others.
-    pub(super) awaits_others: AtomicBool,
 }
 
 /// A batch stays with a reactor until that has so much more to do than the least busy one: small chunks cost less where
@@ -96,7 +91,9 @@ impl Lane {
             waker,
             latencies: Mutex::new(Latencies::new()),
             load: Load::default(),
-            syncs: SyncCounts::default(),
+            syncs_begun: AtomicU64::new(0),
+            syncs_ended: AtomicU64::new(0),
+            awaits_syncs: AtomicBool::new(false),
             awaits_records: AtomicBool::new(false),
             loads: AtomicUsize::new(0),
             sets_wait: AtomicBool::new(false),

@@ -59,11 +59,8 @@ impl Operation {
     pub(super) fn checksum_kind(&self, checksum: Checksum) -> Option<ChecksumKind> {
         let kept = checksum.kind()?;
         match self {
-            Self::Get(_, read) | Self::Verify(read) => {
-                read.pin.checksum.map(|checksum| checksum.kind)
-            }
-            Self::Set(_) => Some(kept),
-            Self::Reclaim(_) => None,
+            Self::Get(_, read) | Self::Verify(read) => Some(read.pin.checksum?.kind),
+            Self::Set(_) | Self::Reclaim(_) => Some(kept),
         }
     }
 }

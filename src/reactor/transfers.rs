@@ -188,12 +188,11 @@ impl Operations {
     pub(super) fn start_chunk_files(&mut self) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         for id in mem::take(&mut self.due_chunk_files) {
-            if outcome.is_err() {
+            match outcome {
+                Ok(()) => outcome = self.start_chunk_file(id),
                 // It ends with everything else.
-                self.due_chunk_files.push(id);
-                continue;
+                Err(_) => self.due_chunk_files.push(id),
             }
-            outcome = self.start_chunk_file(id);
         }
         outcome
     }
