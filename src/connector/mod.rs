@@ -17,6 +17,7 @@ use std::time::Duration;
 use assembly::open_all;
 pub use home::format_device;
 use thiserror::Error;
+pub use volume::Shutdown;
 use volume::close_all;
 use volumes::{Volumes, Watch};
 
@@ -51,35 +52,6 @@ pub enum SubmitError {
     KeyTooLong { position: usize, length_bytes: usize },
     #[error("buffer {position} has 0 bytes; a chunk has 1 byte or more")]
     EmptyChunk { position: usize },
-}
-
-/// How a store was closed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shutdown {
-    /// The clean flag is on disk: the next open needs no deep check.
-    pub clean: bool,
-    /// Operations were dropped at the deadline.
-    pub partial_flush: bool,
-    /// How many.
-    pub abandoned: u64,
-}
-
-impl Shutdown {
-    /// How several volumes were left, as if they were one.
-    pub(super) fn of_all(all: impl Iterator<Item = Self>) -> Self {
-        all.fold(Self { clean: true, partial_flush: false, abandoned: 0 }, |sum, one| Self {
-            clean: sum.clean && one.clean,
-            partial_flush: sum.partial_flush || one.partial_flush,
-            abandoned: sum.abandoned + one.abandoned,
-        })
-    }
-}
-
-impl std::fmt::Display for Shutdown {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let order = if self.clean { "closed in order" } else { "closed, but not in order" };
-        write!(formatter, "{order}, {} operations abandoned", self.abandoned)
-    }
 }
 
 /// An open store.
