@@ -6,7 +6,6 @@
 
 use std::ffi::CString;
 use std::io;
-use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
@@ -48,7 +47,8 @@ pub(super) struct ChunkFile {
     is_written: bool,
     stage: FileStage,
     open: Option<ClosedOnFork<OwnedFd>>,
-    held_back: Vec<Grant>,
+    /// Pieces that were granted before it was ready.
+    pub(super) held_back: Vec<Grant>,
     attempts: u32,
 }
 
@@ -63,12 +63,6 @@ impl ChunkFile {
         let stage = if is_written { FileStage::AwaitSpace } else { FileStage::Open };
         let (open, held_back, attempts) = (None, Vec::new(), 0);
         Self { directory, name, extent, length_bytes, is_written, stage, open, held_back, attempts }
-    }
-
-    /// Keeps a piece until the file is ready. Says whether it is the first one.
-    pub(super) fn hold_back(&mut self, grant: Grant) -> bool {
-        self.held_back.push(grant);
-        self.held_back.len() == 1
     }
 
     pub(super) fn begin_again(&mut self) {
@@ -223,10 +217,6 @@ impl ChunkFile {
             self.stage = FileStage::Truncate;
         }
         is_due
-    }
-
-    pub(super) fn take_held_back(&mut self) -> Vec<Grant> {
-        mem::take(&mut self.held_back)
     }
 }
 

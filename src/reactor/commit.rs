@@ -16,6 +16,7 @@
 use std::collections::HashSet;
 use std::mem;
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -48,7 +49,7 @@ pub(super) struct GroupCommit {
     /// Syncs of other reactors that have to come back before the phase is over.
     awaited: Option<SyncsUnderWay>,
     /// Changes of records that have to be made before its sync of the index begins.
-    awaited_records: Option<u64>,
+    pub(super) awaited_records: Option<u64>,
     /// Extents whose records were cleared before the sync of the index began, and the failed syncs at that time.
     withdrawn: Vec<Extent>,
     failed_syncs: u64,
@@ -66,11 +67,6 @@ enum Phase {
 }
 
 impl GroupCommit {
-    /// Whether its next sync waits for records to be written.
-    pub(super) fn awaits_records(&self) -> bool {
-        self.awaited_records.is_some()
-    }
-
     /// Forgets all members; syncs in flight are still to be reaped.
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
@@ -121,15 +117,6 @@ impl Active {
             _ => false,
         }
     }
-
-    /// Takes back the record of a SET that fails, with its extent.
-    fn withdraw(&mut self) {
-        if let Operation::Set(set) = &mut self.operation
-            && matches!(&set.stage, Stage::Recorded(write) if !write.supersedes())
-        {
-            set.stage = Stage::Claimed;
-        }
-    }
 }
 
 impl Operations {
@@ -177,7 +164,7 @@ impl Operations {
     fn submit_syncs(&mut self, syncs: &[Transfer]) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         for sync in syncs {
-            self.shared.note_sync_begun(self.number);
+            self.shared.lanes[self.number].syncs_begun.fetch_add(1, Ordering::SeqCst);
             // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which this holds, and a
             // file of a chunk until its SET is answered, after the group's last sync is reaped.
             outcome = unsafe { self.device.request(*sync) };
@@ -303,7 +290,13 @@ impl Operations {
             log::error!("{text}; they are not stored");
         }
         // Now: the next sync of the index covers that their records are cleared.
-        members.iter().for_each(|id| self.active[*id].withdraw());
+        for id in &members {
+            if let Operation::Set(set) = &mut self.active[*id].operation
+                && matches!(&set.stage, Stage::Recorded(write) if !write.supersedes())
+            {
+                set.stage = Stage::Claimed;
+            }
+        }
         for id in members {
             self.active[id].failure = Some(Failure::Sync(errno));
             self.answer(id);

@@ -49,7 +49,7 @@ pub(super) struct Checksummed {
 pub(super) struct Device {
     shared: Arc<Shared>,
     pub(super) engine: Box<dyn Engine>,
-    pieces: Slab<Piece>,
+    pub(super) pieces: Slab<Piece>,
     pub(super) pool: BouncePool,
     isolated: [IsolatedRetries; DIRECTIONS.len()],
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
@@ -133,10 +133,6 @@ impl Device {
         piece.release(&mut self.pool);
     }
 
-    pub(super) fn grant(&self, token: usize) -> Grant {
-        self.pieces[token].grant
-    }
-
     /// Takes a result, and says whether the piece is moved. Its memory is still to be looked at then: see
     /// [`Device::next_checksummed`]. `is_wanted`: the operation of the piece has not failed; `is_load`: somebody waits for its bytes.
     pub(super) fn complete(
@@ -145,11 +141,13 @@ impl Device {
         (is_wanted, is_load): (bool, bool),
         now: Instant,
     ) -> Result<bool, EngineError> {
-        let isolated = self.end_isolated(token);
+        // If it was an isolated retry: how many had succeeded in its direction when the first attempt failed.
+        let take = |line: &mut IsolatedRetries| line.in_flight.take_if(|own| own.token == token);
+        let isolated = self.isolated.iter_mut().find_map(take).map(|own| own.successes);
         let piece = &mut self.pieces[token];
         match piece.advance(result) {
             PieceProgress::Done => {
-                let direction = piece.request().direction();
+                let direction = piece.target.request.direction();
                 if self.shared.health.note_success(direction) && direction == Direction::Write {
                     // The device had failed, and not the extents.
                     self.shared.cache.store.retry_bad_extents();
@@ -172,13 +170,6 @@ impl Device {
         Ok(false)
     }
 
-    /// Takes note that the kernel is done with a piece. If that was its isolated retry: how many transfers had succeeded in its
-    /// direction when the first attempt failed.
-    fn end_isolated(&mut self, token: usize) -> Option<u64> {
-        let take = |line: &mut IsolatedRetries| line.in_flight.take_if(|own| own.token == token);
-        self.isolated.iter_mut().find_map(take).map(|own| own.successes)
-    }
-
     fn retry_or_fail(
         &mut self,
         (token, errno): (usize, i32),
@@ -186,7 +177,7 @@ impl Device {
         is_wanted: bool,
         now: Instant,
     ) {
-        let direction = self.pieces[token].request().direction();
+        let direction = self.pieces[token].target.request.direction();
         let successes = self.shared.health.successes(direction);
         let attempt = match isolated {
             None if is_wanted && self.merits_retry(token, errno) => {
@@ -201,12 +192,12 @@ impl Device {
     }
 
     fn merits_retry(&self, token: usize, errno: i32) -> bool {
-        let request = self.pieces[token].request();
+        let request = self.pieces[token].target.request;
         merits_retry(request, errno, self.shared.health.state(request.direction()))
     }
 
     fn end_failed(&mut self, token: usize, errno: i32, attempt: Attempt, now: Instant) {
-        let request = self.pieces[token].request();
+        let request = self.pieces[token].target.request;
         let store = (&self.shared.health, self.shared.cache.config.path());
         self.fail(token, Failure::of(request, errno, attempt, store, now));
     }
@@ -253,11 +244,7 @@ impl Device {
     }
 
     pub(super) fn has_checksums_to_do(&self) -> bool {
-        self.has_moved() || !self.unsummed.is_empty()
-    }
-
-    fn has_moved(&self) -> bool {
-        self.moved.iter().any(|pieces| !pieces.is_empty())
+        self.moved_bytes > 0 || !self.unsummed.is_empty()
     }
 
     /// Copies the next piece that the kernel is done with to where its bytes belong, and computes its checksum, loads first.
@@ -278,7 +265,7 @@ impl Device {
     pub(super) fn precompute_checksums(&mut self, limit_bytes: u64) {
         let mut summed_bytes = 0;
         while summed_bytes < limit_bytes
-            && !self.has_moved()
+            && self.moved_bytes == 0
             && let Some(token) = self.unsummed.pop_front()
         {
             // It may be done, and its token another piece's.

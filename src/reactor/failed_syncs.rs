@@ -17,10 +17,6 @@ impl Shared {
         self.failed_syncs.load(Ordering::SeqCst)
     }
 
-    pub(super) fn note_sync_begun(&self, number: usize) {
-        self.lanes[number].syncs_begun.fetch_add(1, Ordering::SeqCst);
-    }
-
     /// That of the last failed sync.
     pub(super) fn sync_errno(&self) -> i32 {
         self.sync_errno.load(Ordering::SeqCst)

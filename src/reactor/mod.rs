@@ -129,14 +129,16 @@ fn start(
     let name = format!("kvring-{number}");
     let thread = Builder::new().name(name).spawn(move || {
         let waker = Arc::clone(&shared.lanes[number].waker);
-        let engine = make_engine.lock()(shared.most_transfers(), waker);
+        let limits = shared.limits();
+        // Loads, and as many stores.
+        let engine = make_engine.lock()(2 * limits.queue_depth, waker);
         // It may hold what belongs to the caller.
         drop(make_engine);
         match engine {
             Ok(engine) => {
                 let _ = sender.send(Ok(engine.description()));
-                let _ =
-                    tell_ending.send(Operations::new(number, shared, unverified, engine).live());
+                let operations = Operations::new(number, shared, unverified, engine, limits);
+                let _ = tell_ending.send(operations.live());
             }
             Err(error) => {
                 let _ = sender.send(Err(error));

@@ -19,7 +19,7 @@ use super::verify::Verification;
 use crate::engine::{Engine, EngineError, Reaped};
 use crate::index::ChunkVersion;
 use crate::key::Digest;
-use crate::schedule::{Class, Grant, Scheduler};
+use crate::schedule::{Class, Grant, Limits, Scheduler};
 
 /// Bytes that are summed up between two looks at the device: a tenth of a millisecond at most, in which a device has enough
 /// with what it was given before.
@@ -63,16 +63,13 @@ impl Operations {
         shared: Arc<Shared>,
         unverified: Vec<ChunkVersion>,
         engine: Box<dyn Engine>,
+        mut limits: Limits,
     ) -> Self {
-        let mut limits = shared.limits();
+        let most_transfers = 2 * limits.queue_depth;
         // Half for loads, half for stores.
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
-        let device = Device::new(
-            Arc::clone(&shared),
-            engine,
-            shared.most_transfers(),
-            limits.max_in_flight_bytes,
-        );
+        let most_bytes = limits.max_in_flight_bytes;
+        let device = Device::new(Arc::clone(&shared), engine, most_transfers, most_bytes);
         Self {
             number,
             shared,
@@ -246,7 +243,8 @@ impl Operations {
             && !self.shared.loads_elsewhere(self.number);
         let has_grown = self.awaits_growth && !self.shared.cache.is_growing();
         let is_extent_free = |grant: &Grant| !self.active[grant.id].awaits_extent();
-        let awaits_records = !self.awaiting_extents.is_empty() || self.commit.awaits_records();
+        let awaits_records =
+            !self.awaiting_extents.is_empty() || self.commit.awaited_records.is_some();
         self.shared.lanes[self.number].awaits_records.store(awaits_records, Ordering::SeqCst);
         let can_go_on = |id: &usize| {
             let file = self.active[*id].chunk_file.as_ref();
@@ -337,7 +335,10 @@ impl Operations {
                     mem::forget(read);
                     request.item.abandon();
                 }
-                Operation::Set(set) => set.abandon(),
+                Operation::Set(set) => {
+                    mem::forget(set.stage);
+                    set.claim.request.item.abandon();
+                }
                 Operation::Verify(read) => mem::forget(read),
                 Operation::Reclaim(_) => {}
             }

@@ -41,7 +41,7 @@ impl PieceTarget {
 /// A piece in flight. Owns its vectors and bounce memory until it is reaped; lives at a stable address meanwhile.
 pub(super) struct Piece {
     pub(super) grant: Grant,
-    target: PieceTarget,
+    pub(super) target: PieceTarget,
     /// The chunk's memory; none for a chunk that is only looked at, which goes through bounce memory.
     buffer: Option<CallerBuffer>,
     /// Bytes of the chunk behind this piece.
@@ -221,10 +221,6 @@ impl Piece {
             (None, Some(bounce)) => unsafe { std::slice::from_raw_parts(bounce.as_ptr(), length) },
             (None, None) => unreachable!("without a buffer all of it is in bounce memory"),
         }
-    }
-
-    pub(super) fn request(&self) -> Request {
-        self.target.request
     }
 
     pub(super) fn release(self, pool: &mut BouncePool) {

@@ -1,7 +1,6 @@
 //! The stages of a SET that are no transfers: it begins, its record is written, it is stored or fails, and others go on.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -24,12 +23,6 @@ const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 impl SetOperation {
-    /// The kernel does not give its memory back: that is leaked, and so is the extent.
-    pub(super) fn abandon(self) {
-        mem::forget(self.stage);
-        self.claim.request.item.abandon();
-    }
-
     fn failure_text(&self, failure: &Failure, shared: &Shared) -> String {
         let digest = self.claim.request.digest;
         failure.text(|| match self.extent() {

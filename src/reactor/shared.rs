@@ -36,11 +36,6 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Most transfers that one reactor has in the device: loads, and as many stores.
-    pub(super) fn most_transfers(&self) -> usize {
-        2 * self.limits().queue_depth
-    }
-
     /// What one reactor may have in the device.
     pub(super) fn limits(&self) -> Limits {
         limits::of_reactor(&self.cache.config, self.device_limits(), self.lanes.len())

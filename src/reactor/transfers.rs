@@ -83,7 +83,8 @@ impl Operations {
         if let Some(target) = file.target() {
             return self.start_piece(grant, target);
         }
-        if file.hold_back(grant) {
+        file.held_back.push(grant);
+        if file.held_back.len() == 1 {
             self.due_chunk_files.push(grant.id);
         }
         Ok(())
@@ -124,7 +125,7 @@ impl Operations {
                 }
                 continue;
             }
-            let grant = self.device.grant(token);
+            let grant = self.device.pieces[token].grant;
             let active = &self.active[grant.id];
             let is_load = grant.class == Class::Get || active.is_awaited;
             let wanted = (active.failure.is_none(), is_load);
@@ -180,8 +181,16 @@ impl Operations {
     fn end_piece(&mut self, id: usize) {
         let active = &mut self.active[id];
         active.unfinished -= 1;
-        if active.waiting_bytes == 0 && active.unfinished == 0 && !self.has_to_be_truncated(id) {
-            self.end(id);
+        if active.waiting_bytes > 0 || active.unfinished > 0 {
+            return;
+        }
+        let is_direct = self.shared.cache.store.geometry().direct;
+        let has_to_be_truncated = active.failure.is_none()
+            && is_direct
+            && active.chunk_file.as_mut().is_some_and(|file| file.begin_truncate());
+        match has_to_be_truncated {
+            true => self.due_chunk_files.push(id),
+            false => self.end(id),
         }
     }
 
@@ -202,7 +211,7 @@ impl Operations {
         let Some(file) = &mut active.chunk_file else { return Ok(()) };
         if let Some(target) = file.target() {
             let mut outcome = Ok(());
-            for grant in file.take_held_back() {
+            for grant in mem::take(&mut file.held_back) {
                 match outcome {
                     Ok(()) => outcome = self.start_piece(grant, target),
                     Err(_) => self.device.failed.push_back((grant, Failure::Closed)),
@@ -248,25 +257,14 @@ impl Operations {
     fn fail_chunk_file(&mut self, id: usize, failure: Failure) {
         let active = &mut self.active[id];
         active.failure.get_or_insert(failure);
-        let held_back = active.chunk_file.as_mut().map_or(Vec::new(), |file| file.take_held_back());
+        let file = active.chunk_file.as_mut();
+        let held_back = file.map_or_else(Vec::new, |file| mem::take(&mut file.held_back));
         self.cancel_rest(id);
         self.active[id].unfinished -= held_back.len();
         held_back.into_iter().for_each(|grant| self.scheduler.finish(grant));
         if self.active[id].unfinished == 0 {
             self.end(id);
         }
-    }
-
-    /// All pieces of an operation are through. Says whether the padding behind the chunk has to be truncated before it ends.
-    fn has_to_be_truncated(&mut self, id: usize) -> bool {
-        let active = &mut self.active[id];
-        let Some(file) = &mut active.chunk_file else { return false };
-        let is_direct = self.shared.cache.store.geometry().direct;
-        let is_due = active.failure.is_none() && is_direct && file.begin_truncate();
-        if is_due {
-            self.due_chunk_files.push(id);
-        }
-        is_due
     }
 
     /// Ends what waits for its next request, when no request may be made any more.
