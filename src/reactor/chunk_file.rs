@@ -101,11 +101,6 @@ impl ChunkFile {
         }
     }
 
-    /// Why it could not be opened: an error without an errno if what has its name is no file.
-    fn refusal(&self, errno: i32) -> io::Error {
-        refusal_of(self.open_directory(), &*self.name, io::Error::from_raw_os_error(errno))
-    }
-
     /// The next request for it, or none while the space that was made for it is not there. `store` has the space.
     pub(super) fn next(
         &mut self,
@@ -178,7 +173,11 @@ impl ChunkFile {
         match result.min(0).abs() {
             0 => {}
             errno if is_interruption(errno) && self.attempts < MAX_ATTEMPTS => return Ok(false),
-            errno if !self.is_written => return Err(failure_of(self.refusal(errno))),
+            errno if !self.is_written => {
+                let error = io::Error::from_raw_os_error(errno);
+                // Without an errno if what has its name is no file.
+                return Err(failure_of(refusal_of(self.open_directory(), &*self.name, error)));
+            }
             // Writes may find the file system full.
             errno if stage == FileStage::Preallocate && is_unsupported(errno) => {}
             errno => {

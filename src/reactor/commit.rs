@@ -41,7 +41,7 @@ const MOST_OPEN_FILES: usize = 256;
 pub(super) struct GroupCommit {
     /// SETs whose data is written.
     pub(super) waiting: Vec<usize>,
-    members: Vec<usize>,
+    pub(super) members: Vec<usize>,
     phase: Phase,
     /// Syncs in flight.
     outstanding: usize,
@@ -67,12 +67,6 @@ enum Phase {
 }
 
 impl GroupCommit {
-    /// Forgets all members; syncs in flight are still to be reaped.
-    pub(super) fn forget(&mut self) {
-        self.waiting.clear();
-        self.members.clear();
-    }
-
     /// Whether SETs that wait for durability have so many files open, in layout `files`, that no further one should.
     pub(super) fn has_too_many_files(&self, layout: Layout) -> bool {
         layout == Layout::Files && self.waiting.len() + self.members.len() >= MOST_OPEN_FILES

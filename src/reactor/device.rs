@@ -56,7 +56,7 @@ pub(super) struct Device {
     moved: [VecDeque<Piece>; 2],
     pub(super) moved_bytes: u64,
     /// Most bytes that may wait there, as loads hold bounce memory until then.
-    most_moved_bytes: u64,
+    pub(super) most_moved_bytes: u64,
     /// Writes in the kernel whose checksum may be computed meanwhile; some may be done by now.
     unsummed: VecDeque<usize>,
     /// Pieces that failed, of which their operations do not know yet.
@@ -236,11 +236,6 @@ impl Device {
         let waiting = self.isolated.iter_mut().flat_map(|line| line.waiting.drain(..));
         let tokens: Vec<usize> = waiting.map(|failed| failed.token).collect();
         tokens.into_iter().for_each(|token| self.fail(token, Failure::Closed));
-    }
-
-    /// Whether so much waits for the processor that it comes before the device.
-    pub(super) fn lags(&self) -> bool {
-        self.moved_bytes > self.most_moved_bytes
     }
 
     pub(super) fn has_checksums_to_do(&self) -> bool {

@@ -129,7 +129,8 @@ fn start(
     let name = format!("kvring-{number}");
     let thread = Builder::new().name(name).spawn(move || {
         let waker = Arc::clone(&shared.lanes[number].waker);
-        let limits = shared.limits();
+        let (config, device) = (&shared.cache.config, shared.device_limits());
+        let limits = limits::of_reactor(config, device, shared.lanes.len());
         // Loads, and as many stores.
         let engine = make_engine.lock()(2 * limits.queue_depth, waker);
         // It may hold what belongs to the caller.

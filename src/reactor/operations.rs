@@ -294,7 +294,9 @@ impl Operations {
     /// Drops what is queued; what has pieces in flight ends with the last of them.
     pub(super) fn drop_queued(&mut self) {
         self.checksum_moved(u64::MAX);
-        self.commit.forget();
+        // Syncs in flight are still to be reaped.
+        self.commit.waiting.clear();
+        self.commit.members.clear();
         self.retries.clear();
         self.verification.clear();
         self.device.drop_isolated();

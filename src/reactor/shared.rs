@@ -13,7 +13,7 @@ use crate::cache::Cache;
 use crate::completion_queue::CompletionQueue;
 use crate::engine::Waker;
 use crate::key::Digest;
-use crate::schedule::{Class, Limits};
+use crate::schedule::Class;
 use crate::sync::Mutex;
 
 /// The cache of one path, and a lane to each of its reactors.
@@ -36,11 +36,6 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// What one reactor may have in the device.
-    pub(super) fn limits(&self) -> Limits {
-        limits::of_reactor(&self.cache.config, self.device_limits(), self.lanes.len())
-    }
-
     pub(crate) fn new(
         cache: Arc<Cache>,
         completions: Arc<CompletionQueue>,

@@ -169,7 +169,8 @@ impl Operations {
     /// about `limit_bytes` in all, or more where it lags behind: then it is time to look at the device again.
     pub(super) fn checksum_moved(&mut self, limit_bytes: u64) {
         let mut processed_bytes = 0;
-        while (processed_bytes < limit_bytes || self.device.lags())
+        while (processed_bytes < limit_bytes
+            || self.device.moved_bytes > self.device.most_moved_bytes)
             && let Some(piece) = self.device.next_checksummed()
         {
             processed_bytes += piece.processed_bytes;

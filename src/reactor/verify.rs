@@ -53,11 +53,6 @@ impl Verification {
         self.pause.get_or_insert((now + FIRST_PAUSE, FIRST_PAUSE));
     }
 
-    fn rest(&mut self, now: Instant) {
-        let pause = self.pause.map_or(FIRST_PAUSE, |(_, pause)| (2 * pause).min(LONGEST_PAUSE));
-        self.pause = Some((now + pause, pause));
-    }
-
     pub(super) fn next(&mut self, now: Instant, cache: &Arc<Cache>) -> Option<ReadHandle> {
         loop {
             if self.is_after_crash && self.waiting.iter().all(|one| !one.is_after_crash) {
@@ -86,7 +81,9 @@ impl Verification {
         let Some(done) = self.in_flight.take() else { return };
         if stays {
             self.waiting.push_back(done);
-            return self.rest(Instant::now());
+            let pause = self.pause.map_or(FIRST_PAUSE, |(_, pause)| (2 * pause).min(LONGEST_PAUSE));
+            self.pause = Some((Instant::now() + pause, pause));
+            return;
         }
         self.pause = None;
         if done.is_after_crash {
