@@ -1,7 +1,7 @@
 //! A batch counts down its keys and yields exactly one completion, whatever happens to its operations.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::completion_queue::{Completion, CompletionQueue, KeepAlive};
 use crate::sync::Mutex;
@@ -11,15 +11,11 @@ pub(crate) struct Batch {
     future_id: u64,
     remaining: AtomicUsize,
     results: Box<[AtomicBool]>,
-    rest: Mutex<Rest>,
-    completions: Arc<CompletionQueue>,
-}
-
-#[derive(Default)]
-struct Rest {
-    error: Option<String>,
+    /// The first reason for which a key failed.
+    error: OnceLock<String>,
     /// None once it is leaked, as the kernel may still hold that memory.
-    keep_alive: Option<KeepAlive>,
+    keep_alive: Mutex<Option<KeepAlive>>,
+    completions: Arc<CompletionQueue>,
 }
 
 impl Batch {
@@ -35,7 +31,8 @@ impl Batch {
             future_id,
             remaining: AtomicUsize::new(size),
             results: (0..size).map(|_| AtomicBool::new(false)).collect(),
-            rest: Mutex::new(Rest { error: None, keep_alive: Some(keep_alive) }),
+            error: OnceLock::new(),
+            keep_alive: Mutex::new(Some(keep_alive)),
             completions: Arc::clone(completions),
         });
         if size == 0 {
@@ -54,13 +51,13 @@ impl Batch {
     }
 
     fn complete(&self) {
-        let Rest { error, keep_alive } = std::mem::take(&mut *self.rest.lock());
+        let error = self.error.get();
         self.completions.push(Completion {
             future_id: self.future_id,
             ok: error.is_none(),
-            error: error.unwrap_or_default(),
+            error: error.cloned().unwrap_or_default(),
             results: self.results.iter().map(|result| result.load(Ordering::Relaxed)).collect(),
-            _keep_alive: keep_alive,
+            _keep_alive: self.keep_alive.lock().take(),
         });
     }
 }
@@ -90,7 +87,7 @@ impl BatchItem {
     /// The key failed, and with it the batch; the first reason is the one reported.
     pub(crate) fn fail(mut self, error: impl FnOnce() -> String) {
         if let Some(batch) = self.batch.take() {
-            batch.rest.lock().error.get_or_insert_with(error);
+            batch.error.get_or_init(error);
             batch.count_down();
         }
     }
@@ -98,7 +95,7 @@ impl BatchItem {
     /// The key failed while the kernel still holds the batch's memory: that memory is leaked.
     pub(crate) fn abandon(self) {
         if let Some(batch) = &self.batch {
-            std::mem::forget(batch.rest.lock().keep_alive.take());
+            std::mem::forget(batch.keep_alive.lock().take());
         }
         self.fail(|| "the kernel did not finish in time; the memory of the batch is leaked".into());
     }
@@ -107,7 +104,7 @@ impl BatchItem {
 impl Drop for BatchItem {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
-            batch.rest.lock().error.get_or_insert_with(|| "the operation was dropped".into());
+            batch.error.get_or_init(|| "the operation was dropped".into());
             batch.count_down();
             batch.completions.announce();
         }
