@@ -14,11 +14,12 @@ use std::io::{
 };
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::account::{Account, cost_bytes, directory_bytes};
 use self::opening::{longest_within, raise_open_files, scan};
-use self::remover::Remover;
+use self::remover::{end_removals, start_removals};
 use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffered};
 use super::sizes::{index_share_bytes, longest_chunk_bytes};
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
@@ -45,7 +46,7 @@ pub(crate) struct FileStore {
     shared: Arc<Files>,
     geometry: Geometry,
     max_chunk_bytes: u64,
-    remover: Mutex<Option<Remover>>,
+    remover: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What is shared with the thread that removes files.
@@ -148,7 +149,7 @@ impl FileStore {
             wakers,
             are_cleared,
         });
-        let remover = Remover::start(&shared).map_err(directory.error("start a thread for", ""))?;
+        let remover = start_removals(&shared).map_err(directory.error("start a thread for", ""))?;
         Ok(Self { shared, geometry, max_chunk_bytes, remover: Mutex::new(Some(remover)) })
     }
 }
@@ -352,7 +353,7 @@ impl Store for FileStore {
 
     fn release(&self) -> io::Result<()> {
         let remover = self.remover.lock().take();
-        if !remover.is_none_or(|remover| remover.end(&self.shared, REMOVAL_TIMEOUT)) {
+        if remover.is_some_and(|thread| !end_removals(thread, &self.shared, REMOVAL_TIMEOUT)) {
             return Err(io::Error::other("a removal is still under way"));
         }
         self.shared.chunks.release();
@@ -373,7 +374,7 @@ impl Drop for FileStore {
     fn drop(&mut self) {
         // Not in a fork, where the thread is not; nobody drops a store there.
         if let Some(remover) = self.remover.lock().take() {
-            remover.end(&self.shared, Duration::ZERO);
+            end_removals(remover, &self.shared, Duration::ZERO);
         }
     }
 }

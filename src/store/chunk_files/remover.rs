@@ -9,23 +9,18 @@ use super::Files;
 use crate::format::names::file_c_name;
 use crate::thread::{LONGEST_RETURN, has_ended};
 
-pub(super) struct Remover(JoinHandle<()>);
+pub(super) fn start_removals(files: &Arc<Files>) -> io::Result<JoinHandle<()>> {
+    let files = Arc::clone(files);
+    Builder::new().name("kvring-remover".into()).spawn(move || remove(&files))
+}
 
-impl Remover {
-    pub(super) fn start(files: &Arc<Files>) -> io::Result<Self> {
-        let files = Arc::clone(files);
-        let thread = Builder::new().name("kvring-remover".into()).spawn(move || remove(&files))?;
-        Ok(Self(thread))
-    }
-
-    /// Ends it when everything is removed, or after `timeout`: the next open removes the rest. Returns whether it ended: a
-    /// removal may never return from the device.
-    pub(super) fn end(self, files: &Files, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        files.state.lock().ends = Some(deadline);
-        files.work.notify_all();
-        has_ended(self.0, deadline + LONGEST_RETURN, "what it left is removed at open")
-    }
+/// Ends the thread when everything is removed, or after `timeout`: the next open removes the rest. Returns whether it ended: a
+/// removal may never return from the device.
+pub(super) fn end_removals(thread: JoinHandle<()>, files: &Files, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
+    files.state.lock().ends = Some(deadline);
+    files.work.notify_all();
+    has_ended(thread, deadline + LONGEST_RETURN, "what it left is removed at open")
 }
 
 fn remove(files: &Files) {
