@@ -3,6 +3,8 @@
 /// Unit of space on disk: every chunk starts at a multiple of it and takes a whole number of them.
 pub const BLOCK_BYTES: u64 = 4096;
 
+pub(crate) const MIB: u64 = 1 << 20;
+
 /// A run of blocks of one file: where one chunk lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Extent {

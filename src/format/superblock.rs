@@ -4,9 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::names::StoreId;
 use super::sealed;
-use crate::block::BLOCK_BYTES;
-
-const MIB: u64 = 1 << 20;
+use crate::block::{BLOCK_BYTES, MIB};
 
 pub(crate) const DEVICE_FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"KVRINGDV";

@@ -1,11 +1,9 @@
 //! How long data files are, what they take on disk, and what they leave to the index.
 
-use crate::block::BLOCK_BYTES;
+use crate::block::{BLOCK_BYTES, MIB};
 use crate::capacity::Budget;
 use crate::error::StoreError;
 use crate::format::record::MAX_CHUNK_BYTES;
-
-const MIB: u64 = 1 << 20;
 
 /// Where the file system is short of space, a data file may be as small as this.
 pub(super) const SMALLEST_FILE_BYTES: u64 = 16 * MIB;

@@ -28,7 +28,7 @@ pub(super) type DataFiles = BTreeMap<u32, Arc<DataFile>>;
 pub(crate) struct DataFile {
     /// Parts of a device share one.
     pub(super) file: Arc<ClosedOnFork>,
-    files: Arc<dyn FileOperations>,
+    pub(super) files: Arc<dyn FileOperations>,
     pub(super) geometry: Geometry,
     /// Where in `file` it begins.
     offset: u64,
@@ -69,10 +69,6 @@ impl DataFile {
     pub(crate) fn truncate(&self, size_bytes: u64) -> io::Result<()> {
         self.files.truncate(&self.file, size_bytes)?;
         self.files.sync_all(&self.file)
-    }
-
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.files.sync_data(&self.file)
     }
 
     /// Reserves what it has no blocks for, and leaves the rest as it is.

@@ -99,15 +99,6 @@ impl ExtentStore {
         }
         Some((all, with_holes))
     }
-
-    /// Why nothing can be placed, if that is for want of space for unreserved blocks.
-    pub(super) fn short_of_blocks(&self) -> Option<StoreError> {
-        let unreserved = self.unreserved.lock();
-        unreserved.is_short().then(|| StoreError::Shared {
-            shared_bytes: unreserved.found_blocks * BLOCK_BYTES,
-            free_bytes: self.budget.free_for_blocks_bytes(),
-        })
-    }
 }
 
 /// Whether files of this file system can come to share blocks. Others that can are looked at when a write finds no space.

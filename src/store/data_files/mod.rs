@@ -15,7 +15,7 @@ use super::sizes::{
     longest_chunk_bytes, next_file_bytes, on_disk_bytes,
 };
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
-use crate::block::{BLOCK_BYTES, Extent};
+use crate::block::{BLOCK_BYTES, Extent, MIB};
 use crate::capacity::Budget;
 use crate::config::Discard;
 use crate::directory::Directory;
@@ -40,8 +40,6 @@ use discards::Discards;
 use found_files::fit_files;
 use look::Looks;
 use unreserved::Unreserved;
-
-const MIB: u64 = 1 << 20;
 
 /// The data files of a directory, or the parts of a device, and which of their blocks are free.
 pub(crate) struct ExtentStore {
@@ -307,8 +305,7 @@ impl Store for ExtentStore {
     fn fill(&self) -> Fill {
         let allocator = self.allocator.lock();
         let unreserved = self.unreserved.lock();
-        let (of_chunks, withheld) = unreserved.lost_blocks();
-        let lost = (of_chunks + withheld).saturating_sub(unreserved.spendable_blocks());
+        let (of_chunks, lost) = unreserved.lost_blocks();
         Fill {
             allocated_bytes: allocator.allocated.saturating_sub(of_chunks) * BLOCK_BYTES,
             total_bytes: allocator.total().saturating_sub(lost) * BLOCK_BYTES,
@@ -341,7 +338,7 @@ impl Store for ExtentStore {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.all_files().values().try_for_each(|file| file.sync())
+        self.all_files().values().try_for_each(|file| file.files.sync_data(&file.file))
     }
 }
 

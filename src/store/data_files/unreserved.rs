@@ -98,14 +98,10 @@ impl Unreserved {
         unpaid.iter().map(|part| u64::from(part.blocks)).sum::<u64>() <= self.spendable
     }
 
-    /// Blocks that cannot be given out for want of space: those of chunks, and free ones.
+    /// Blocks of chunks that are not paid, and how many blocks in all cannot be paid for want of space.
     pub(super) fn lost_blocks(&self) -> (u64, u64) {
-        let withheld = self.withheld.blocks();
-        (self.unpaid.blocks() - withheld, withheld)
-    }
-
-    pub(super) fn spendable_blocks(&self) -> u64 {
-        self.spendable.min(self.unpaid.blocks())
+        let unpaid = self.unpaid.blocks();
+        (unpaid - self.withheld.blocks(), unpaid.saturating_sub(self.spendable))
     }
 
     /// Whether the space does not suffice for all of them.

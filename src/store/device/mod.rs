@@ -24,7 +24,7 @@ use self::contents::{
     DeviceContent, check_capacity, check_device, content, erasable, read_blocks, signature,
 };
 use super::Geometry;
-use crate::block::BLOCK_BYTES;
+use crate::block::{BLOCK_BYTES, MIB};
 use crate::buffer::AlignedBlock;
 use crate::config::{Config, Discard, MIN_CAPACITY_BYTES};
 use crate::engine::FileOperations;
@@ -33,8 +33,6 @@ use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::format::superblock::{COPY_OFFSET, HEAD_BYTES, tail_offset};
 use crate::sync::Mutex;
-
-const MIB: u64 = 1 << 20;
 
 /// A claimed device that holds a store.
 #[derive(Debug)]
