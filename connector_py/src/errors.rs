@@ -65,10 +65,16 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
             }
         }
         // No engine at all, or one for which the system has no thread or memory left.
-        kvring::OpenError::Engine(error) => match error.errno() {
-            Some(errno) => PyOSError::new_err((errno, message)),
-            None => EngineError::new_err(message),
-        },
+        kvring::OpenError::Engine(error) => {
+            let errno = match error {
+                kvring::EngineError::Failed { source, .. } => source.raw_os_error(),
+                kvring::EngineError::Unavailable(_) => None,
+            };
+            match errno {
+                Some(errno) => PyOSError::new_err((errno, message)),
+                None => EngineError::new_err(message),
+            }
+        }
     }
 }
 

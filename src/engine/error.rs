@@ -1,10 +1,16 @@
 //! Why an engine cannot be had, or works no more.
+//!
+//! What to do where io_uring cannot be had, the errno alone does not tell: seccomp and a sysctl answer EPERM both, and a seccomp filter
+//! may claim that the kernel is an old one.
 
 use std::io;
 
 use thiserror::Error;
 
-use super::refusal::Refusal;
+const ALLOW: &str = "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of the container or service";
+const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_ADMIN: u32 = 21;
+const UPGRADE: &str = "use Linux 5.11 or newer";
 
 /// Failures of the I/O engine as a whole; a failed transfer is reported with its completion instead.
 #[derive(Debug, Error)]
@@ -22,12 +28,174 @@ pub enum EngineError {
     },
 }
 
-impl EngineError {
-    /// What the system said, where it refused something that every engine needs.
-    pub fn errno(&self) -> Option<i32> {
-        match self {
-            Self::Unavailable(_) => None,
-            Self::Failed { source, .. } => source.raw_os_error(),
+/// Why io_uring cannot be had, and what to do about it.
+#[derive(Debug, Error)]
+#[error("{cause}; {remedy}")]
+pub struct Refusal {
+    cause: String,
+    remedy: String,
+}
+
+impl Refusal {
+    /// A system call was refused.
+    pub(super) fn of_call(call: &str, error: &io::Error) -> Self {
+        let (cause, remedy) = explain(error.raw_os_error(), &Facts::here());
+        Self { cause: format!("{cause} ({call}: {error})"), remedy }
+    }
+
+    /// There are rings, but without something that is needed.
+    pub(super) fn of_lack(what: &str) -> Self {
+        let release = Facts::here().release;
+        Self {
+            cause: format!("the io_uring of Linux {release} has no {what}"),
+            remedy: UPGRADE.into(),
         }
+    }
+}
+
+/// What tells refusals apart.
+#[derive(Clone, Default)]
+struct Facts {
+    /// Of the kernel, such as "5.15.0-91-generic".
+    release: String,
+    /// The sysctl kernel.io_uring_disabled; none before 6.6.
+    disabled: Option<u64>,
+    /// Whether 1 in it leaves io_uring to this process.
+    is_excepted: bool,
+    /// Whether a seccomp filter is in force.
+    is_filtered: bool,
+    /// RLIMIT_MEMLOCK, where it binds this process.
+    memlock_bytes: Option<u64>,
+}
+
+impl Facts {
+    fn here() -> Self {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let status = read("/proc/thread-self/status");
+        let value = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.map_or("", str::trim).to_owned()
+        };
+        let capabilities = u64::from_str_radix(&value("CapEff:"), 16).unwrap_or(0);
+        let has_capability = |number: u32| capabilities >> number & 1 == 1;
+        let group = read("/proc/sys/kernel/io_uring_group").trim().to_owned();
+        let groups = format!("{} {}", value("Gid:"), value("Groups:"));
+        let limits = read("/proc/thread-self/limits");
+        let memlock = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
+        Self {
+            release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            disabled: read("/proc/sys/kernel/io_uring_disabled").trim().parse().ok(),
+            is_excepted: has_capability(CAP_SYS_ADMIN)
+                || groups.split_whitespace().any(|one| one == group),
+            is_filtered: value("Seccomp:") == "2",
+            memlock_bytes: memlock
+                .filter(|_| !has_capability(CAP_IPC_LOCK))
+                .and_then(|rest| rest.split_whitespace().next()?.parse().ok()),
+        }
+    }
+
+    fn is_older_than(&self, major: u32, minor: u32) -> bool {
+        let mut numbers = self.release.split(|other: char| !other.is_ascii_digit());
+        let mut number = || numbers.next().and_then(|number| number.parse().ok());
+        let version: Option<(u32, u32)> = number().zip(number());
+        version.is_some_and(|version| version < (major, minor))
+    }
+}
+
+/// Cause and remedy.
+fn explain(errno: Option<i32>, facts: &Facts) -> (String, String) {
+    let Facts { release, disabled, is_excepted, is_filtered, memlock_bytes } = facts;
+    let (cause, remedy) = match errno {
+        Some(libc::EPERM | libc::EACCES) => match disabled {
+            Some(2..) => ("the sysctl kernel.io_uring_disabled is 2".into(), "set it to 0"),
+            Some(1) if !is_excepted => (
+                "the sysctl kernel.io_uring_disabled is 1, and this process is not of the group that kernel.io_uring_group names"
+                    .into(),
+                "set it to 0, or run in that group",
+            ),
+            _ if *is_filtered => {
+                ("a seccomp filter denies it, as Docker's default profile does".into(), ALLOW)
+            }
+            _ => (
+                "a security module denies it".into(),
+                "allow io_uring to this process in the policy of SELinux or what else is in force",
+            ),
+        },
+        Some(libc::ENOSYS) if facts.is_older_than(5, 1) => {
+            (format!("Linux {release} is older than io_uring"), UPGRADE)
+        }
+        Some(libc::ENOSYS) if *is_filtered => {
+            (format!("a seccomp filter hides what Linux {release} has"), ALLOW)
+        }
+        Some(libc::ENOSYS) => (
+            format!("Linux {release} is built without io_uring"),
+            "use a kernel with CONFIG_IO_URING",
+        ),
+        Some(libc::ENOMEM) => match memlock_bytes {
+            // Kernels charged rings to it before 5.12, and do so again.
+            Some(bytes) => (
+                format!("no memory for rings, which count against RLIMIT_MEMLOCK: {bytes} bytes"),
+                "raise it (ulimit -l, LimitMEMLOCK=, --ulimit memlock), or lower io_threads",
+            ),
+            None => (
+                "no memory for rings".into(),
+                "raise the memory limit of the process or its container, or lower io_threads",
+            ),
+        },
+        Some(libc::EMFILE | libc::ENFILE) => {
+            ("no descriptor is left for rings".into(), "raise RLIMIT_NOFILE (ulimit -n)")
+        }
+        Some(libc::EINVAL) => {
+            (format!("Linux {release} sets up no ring that kvring can use"), UPGRADE)
+        }
+        _ => ("the kernel refuses it".into(), "see the kernel's log"),
+    };
+    (cause, remedy.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_has_its_cause_and_remedy() {
+        let facts = |release: &str| Facts { release: release.into(), ..Facts::default() };
+        let limited = Facts { memlock_bytes: Some(65536), ..facts("6.18.0") };
+        let modern = facts("6.18.0");
+        let disabled = |value, is_excepted| Facts {
+            disabled: Some(value),
+            is_excepted,
+            is_filtered: true,
+            ..modern.clone()
+        };
+        let filtered = Facts { is_filtered: true, ..facts("6.1.0-13-amd64") };
+        let cases = [
+            (libc::EPERM, disabled(2, true), "io_uring_disabled is 2", "set it to 0"),
+            (libc::EPERM, disabled(1, false), "io_uring_disabled is 1", "that group"),
+            (libc::EPERM, disabled(1, true), "a seccomp filter denies", ALLOW),
+            (libc::EPERM, disabled(0, false), "a seccomp filter denies", ALLOW),
+            (libc::EPERM, filtered.clone(), "a seccomp filter denies", ALLOW),
+            (libc::EACCES, modern.clone(), "a security module", "SELinux"),
+            (libc::ENOSYS, facts("4.18.0-513.el8"), "4.18.0-513.el8 is older", UPGRADE),
+            (libc::ENOSYS, filtered, "a seccomp filter hides", ALLOW),
+            (libc::ENOSYS, modern.clone(), "without io_uring", "CONFIG_IO_URING"),
+            (libc::ENOMEM, limited, "RLIMIT_MEMLOCK: 65536", "ulimit -l"),
+            (libc::ENOMEM, modern.clone(), "no memory for rings", "memory limit"),
+            (libc::EMFILE, modern.clone(), "no descriptor", "ulimit -n"),
+            (libc::EINVAL, facts("5.4.0"), "5.4.0 sets up no ring", UPGRADE),
+            (libc::EIO, modern, "the kernel refuses it", "log"),
+        ];
+        for (errno, facts, cause, remedy) in cases {
+            let told = explain(Some(errno), &facts);
+            assert!(told.0.contains(cause) && told.1.contains(remedy), "{errno}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn the_facts_of_this_machine_are_read() {
+        let facts = Facts::here();
+        assert!(!facts.is_older_than(5, 11) && facts.is_older_than(1000, 0), "{}", facts.release);
+        let lack = Refusal::of_lack("such thing").to_string();
+        assert!(lack.contains(&facts.release) && lack.contains(UPGRADE), "{lack}");
     }
 }

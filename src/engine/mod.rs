@@ -4,7 +4,6 @@ mod error;
 mod files;
 mod pool;
 pub(crate) mod posix;
-mod refusal;
 mod registered_files;
 mod ring_setup;
 pub(crate) mod uring;
@@ -17,9 +16,8 @@ use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-pub use error::EngineError;
+pub use error::{EngineError, Refusal};
 pub use files::{FileOperations, SystemFiles};
-pub use refusal::Refusal;
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
