@@ -31,27 +31,38 @@ const STEPS_A_TURN: usize = 8;
 /// Room that is being made for a chunk, a step at a time. Those that lie in the way of a long one may be very many.
 #[derive(Default)]
 pub(super) struct RoomMaking {
-    blocks: u32,
     search: RoomSearch,
     victims: Vec<Victim>,
-    /// Of these, so many were looked at, and must stay.
-    looked_at: usize,
-    staying: usize,
-    /// Those before it are evicted, or gone already; and whether any was.
-    gone: usize,
-    has_evicted: bool,
+    /// Whether any of them must stay.
+    staying: VictimWalk,
+    /// Whether any of them was evicted.
+    evicting: VictimWalk,
     /// Times that room was made and somebody else took it.
     attempts: usize,
 }
 
 impl RoomMaking {
     fn new(blocks: u32) -> Self {
-        Self { blocks, search: RoomSearch::new(blocks), ..Self::default() }
+        Self { search: RoomSearch::new(blocks), ..Self::default() }
     }
+}
 
-    fn begin_with(&mut self, victims: Vec<Victim>) {
-        self.victims = victims;
-        (self.looked_at, self.staying, self.gone, self.has_evicted) = (0, 0, 0, false);
+/// A walk through victims, some in a step.
+#[derive(Default)]
+struct VictimWalk {
+    done: usize,
+    any: bool,
+}
+
+impl VictimWalk {
+    /// Goes on with the next ones. At the end it says whether `is_so` was for any of them.
+    fn go_on(&mut self, victims: &[Victim], is_so: impl FnOnce(&[Victim]) -> bool) -> Option<bool> {
+        let end = victims.len().min(self.done + VICTIMS_A_STEP);
+        if self.done < end {
+            self.any |= is_so(&victims[self.done..end]);
+            self.done = end;
+        }
+        (end == victims.len()).then_some(self.any)
     }
 }
 
@@ -118,8 +129,8 @@ impl Cache {
             match self.go_on_making_room(room) {
                 None => {}
                 Some(true) if room.attempts < ATTEMPTS => {
-                    **room =
-                        RoomMaking { attempts: room.attempts + 1, ..RoomMaking::new(room.blocks) };
+                    let attempts = room.attempts + 1;
+                    **room = RoomMaking { attempts, ..RoomMaking::new(room.search.blocks) };
                     self.counters.evicted_in_the_way.add(1);
                     outcome = self.store.allocate(bytes, digest);
                 }
@@ -211,44 +222,30 @@ impl Cache {
             let found =
                 self.index.eviction_index.lock().for_room(&mut room.search, &*self.store, now_s);
             match found {
-                Room::Found(victims) => room.begin_with(victims),
+                Room::Found(victims) => room.victims = victims,
                 Room::Unfinished => return None,
                 Room::Nowhere => return Some(false),
             }
         }
         // All of them or none: what goes in vain is lost.
-        if room.looked_at < room.victims.len() {
-            let end = room.victims.len().min(room.looked_at + VICTIMS_A_STEP);
-            room.staying += self.count_staying(&room.victims[room.looked_at..end]);
-            room.looked_at = end;
-            if end < room.victims.len() {
-                return None;
-            }
-        }
-        if room.staying == 0 && room.gone < room.victims.len() {
-            let end = room.victims.len().min(room.gone + VICTIMS_A_STEP);
-            room.has_evicted |= self.evict_all(&room.victims[room.gone..end]);
-            room.gone = end;
-            if end < room.victims.len() {
-                return None;
-            }
-        }
-        let has_evicted = room.has_evicted;
-        room.begin_with(Vec::new());
+        let must_any_stay = room.staying.go_on(&room.victims, |some| self.must_any_stay(some))?;
+        let has_evicted =
+            !must_any_stay && room.evicting.go_on(&room.victims, |some| self.evict_all(some))?;
+        (room.victims, room.staying, room.evicting) = Default::default();
         if has_evicted {
             // Where room is room wherever it is, it comes in parts.
             let is_enough =
-                self.store.missing_blocks(room.blocks).is_none_or(|missing| missing == 0);
+                self.store.missing_blocks(room.search.blocks).is_none_or(|missing| missing == 0);
             return is_enough.then_some(true);
         }
         // Where one must stay, more may have to.
-        self.count_staying(&self.index.ask(|all, now_s| all.coldest(LOOKED_AT, now_s)));
+        self.must_any_stay(&self.index.ask(|all, now_s| all.coldest(LOOKED_AT, now_s)));
         None
     }
 
-    /// Looks at each of `victims`, so that those that must stay are not chosen again, and counts these.
-    fn count_staying(&self, victims: &[Victim]) -> usize {
-        victims.iter().filter(|victim| self.index.must_stay(**victim)).count()
+    /// Looks at each of `victims`, so that those that must stay are not chosen again. Says whether there are any.
+    fn must_any_stay(&self, victims: &[Victim]) -> bool {
+        victims.iter().fold(false, |any, victim| self.index.must_stay(*victim) | any)
     }
 
     pub(super) fn evict_all(&self, victims: &[Victim]) -> bool {

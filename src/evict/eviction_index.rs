@@ -89,12 +89,18 @@ impl EvictionIndex {
 
     pub(crate) fn touch(&mut self, id: NodeId) {
         let (pool, nodes) = self.pool_with(id);
-        pool.touch(nodes, id);
+        match nodes[id].excluded_until_s() {
+            Some(_) => nodes[id].count_use(),
+            None => pool.policy.touch(nodes, id),
+        }
     }
 
     pub(crate) fn exclude(&mut self, id: NodeId, until_s: u32) {
         let (pool, nodes) = self.pool_with(id);
-        pool.exclude(nodes, id, until_s);
+        pool.remove(nodes, id);
+        nodes[id].exclude(until_s);
+        pool.ordered_blocks -= u64::from(nodes[id].extent.blocks);
+        pool.excluded.insert((until_s, id));
     }
 
     /// A chunk that is excluded is so until `until_s` only, which may have passed.

@@ -60,13 +60,6 @@ impl ChunkPool {
         self.chunks - self.excluded.len()
     }
 
-    pub(super) fn touch(&mut self, nodes: &mut Nodes, id: NodeId) {
-        match nodes[id].excluded_until_s() {
-            Some(_) => nodes[id].count_use(),
-            None => self.policy.touch(nodes, id),
-        }
-    }
-
     pub(super) fn remove(&mut self, nodes: &mut Nodes, id: NodeId) {
         match nodes[id].excluded_until_s() {
             Some(until_s) => {
@@ -76,13 +69,6 @@ impl ChunkPool {
             }
             None => self.policy.remove(nodes, id),
         }
-    }
-
-    pub(super) fn exclude(&mut self, nodes: &mut Nodes, id: NodeId, until_s: u32) {
-        self.remove(nodes, id);
-        nodes[id].exclude(until_s);
-        self.ordered_blocks -= u64::from(nodes[id].extent.blocks);
-        self.excluded.insert((until_s, id));
     }
 
     /// Puts chunks that are not excluded any more back into the order, as new ones. Returns whether there were any.

@@ -18,7 +18,7 @@ const USELESS_FOR_S: u32 = 10;
 /// A search for room. It can be left off, to let go of the lock, and gone on with.
 #[derive(Debug, Default)]
 pub(crate) struct RoomSearch {
-    pub(super) blocks: u32,
+    pub(crate) blocks: u32,
     /// The seeds that are left, and the scan that follows if there is no room around any of them.
     started: Option<(std::vec::IntoIter<NodeId>, Scan)>,
     steps: usize,
