@@ -5,7 +5,6 @@ mod collisions;
 mod entries;
 mod eviction;
 mod exists;
-mod expiry;
 mod found;
 mod ghosts;
 mod index_bytes;
