@@ -93,16 +93,9 @@ impl Account {
     }
 
     /// Forgets all files but `stored`, and takes these into the budget. Returns those forgotten.
-    pub(super) fn keep_only(&mut self, stored: &[Extent], budget: &Budget) -> Vec<(Digest, u32)> {
-        let kept: HashMap<u32, Extent> =
-            stored.iter().map(|extent| (extent.file, *extent)).collect();
-        let removed: Vec<_> = self
-            .files
-            .iter()
-            .filter(|(number, _)| !kept.contains_key(number))
-            .map(|(number, digest)| (*digest, *number))
-            .collect();
-        self.files.retain(|number, _| kept.contains_key(number));
+    pub(super) fn keep_only(&mut self, stored: &[Extent], budget: &Budget) -> Vec<(u32, Digest)> {
+        let kept: HashSet<u32> = stored.iter().map(|extent| extent.file).collect();
+        let removed = self.files.extract_if(|number, _| !kept.contains(number)).collect();
         for extent in stored {
             let Some(&digest) = self.files.get(&extent.file) else { continue };
             let cost = cost_bytes(extent.blocks, self.unit_bytes);

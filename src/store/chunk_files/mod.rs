@@ -303,7 +303,7 @@ impl Store for FileStore {
     fn rebuild(&self, stored: &[Extent]) -> io::Result<u64> {
         let mut state = self.shared.state.lock();
         let removed = state.account.keep_only(stored, &self.shared.budget);
-        for (digest, number) in &removed {
+        for (number, digest) in &removed {
             self.shared.remove(*digest, &file_c_name(*digest, *number))?;
         }
         Ok(removed.len() as u64)
