@@ -26,7 +26,7 @@ pub(crate) use admission::WriteBudget;
 pub(crate) use doubts::{Doubts, Finding};
 pub(crate) use read::ReadHandle;
 pub(crate) use threads::CacheThread;
-pub(crate) use write::{Begun, Claim, RecordedWrite, Waiting, WriteHandle};
+pub(crate) use write::{Begun, Claim, RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
 
 use orders::Orders;
 use presence::Presence;

@@ -5,10 +5,10 @@
 //!                       | record (data is durable)
 //!                  RecordedWrite --commit--> stored                      persistent, a new key
 //!                       | supersede (the record is durable)
-//!                  RecordedWrite --commit--> stored                      persistent, a key that is replaced
+//!                  SupersedingWrite --commit--> stored                   persistent, a key that is replaced
 //! ```
 //!
-//! Dropping a handle gives all of it back, but for one that supersedes: the record of the chunk that it replaces is cleared, so
+//! Dropping a handle gives all of it back, but for a [`SupersedingWrite`]: the record of the chunk that it replaces is cleared, so
 //! the new one stands whatever happens, and dropping it commits.
 
 use std::sync::Arc;
@@ -152,9 +152,10 @@ pub(crate) struct WriteHandle {
 pub(crate) struct RecordedWrite {
     write: WriteHandle,
     content: ChunkFields,
-    /// The record of the chunk before it is cleared: it stands for its key from now on.
-    supersedes: bool,
 }
+
+/// A chunk that stands for its key from now on: the record of the one before it is cleared.
+pub(crate) struct SupersedingWrite(RecordedWrite);
 
 impl WriteHandle {
     pub(super) fn new(
@@ -197,7 +198,7 @@ impl WriteHandle {
         if let Some(record) = &mut self.record {
             self.cache.index.record_early(record, &content, &request.key);
         }
-        RecordedWrite { write: self, content, supersedes: false }
+        RecordedWrite { write: self, content }
     }
 
     fn content_of(&self, request: &SetRequest, checksum: u64) -> ChunkFields {
@@ -251,14 +252,13 @@ impl RecordedWrite {
         self.write.extent
     }
 
-    pub(crate) fn supersedes(&self) -> bool {
-        self.supersedes
-    }
-
-    /// The record is durable: clears that of the chunk which this one replaces, and says whether there is one.
-    pub(crate) fn supersede(&mut self) -> bool {
-        self.supersedes = self.write.cache.index.invalidate(self.write.digest);
-        self.supersedes
+    /// The record is durable: clears that of the chunk which this one replaces. Returns itself if there is none.
+    #[expect(clippy::result_large_err, reason = "the other variant is as large")]
+    pub(crate) fn supersede(self) -> Result<SupersedingWrite, Self> {
+        match self.write.cache.index.invalidate(self.write.digest) {
+            true => Ok(SupersedingWrite(self)),
+            false => Err(self),
+        }
     }
 
     pub(crate) fn commit(mut self) -> (u64, Waiting) {
@@ -266,11 +266,21 @@ impl RecordedWrite {
     }
 }
 
-impl Drop for RecordedWrite {
+impl SupersedingWrite {
+    pub(crate) fn extent(&self) -> Extent {
+        self.0.extent()
+    }
+
+    pub(crate) fn commit(mut self) -> (u64, Waiting) {
+        self.0.write.store(self.0.content)
+    }
+}
+
+impl Drop for SupersedingWrite {
     fn drop(&mut self) {
         // Those that waited fail: nobody goes on with them.
-        if self.supersedes && self.write.record.is_some() && !std::thread::panicking() {
-            drop(self.write.store(self.content));
+        if self.0.write.record.is_some() && !std::thread::panicking() {
+            drop(self.0.write.store(self.0.content));
         }
     }
 }

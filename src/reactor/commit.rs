@@ -106,10 +106,14 @@ impl Active {
     /// Clears the record of what a SET replaces, while its entry still serves. Says whether there was one.
     fn supersede(&mut self) -> bool {
         let Operation::Set(set) = &mut self.operation else { return false };
-        match &mut set.stage {
-            Stage::Recorded(write) => write.supersede(),
-            _ => false,
-        }
+        set.stage = match mem::replace(&mut set.stage, Stage::Claimed) {
+            Stage::Recorded(write) => match write.supersede() {
+                Ok(write) => Stage::Superseding(write),
+                Err(write) => Stage::Recorded(write),
+            },
+            stage => stage,
+        };
+        matches!(set.stage, Stage::Superseding(_))
     }
 }
 
@@ -286,7 +290,7 @@ impl Operations {
         // Now: the next sync of the index covers that their records are cleared.
         for id in &members {
             if let Operation::Set(set) = &mut self.active[*id].operation
-                && matches!(&set.stage, Stage::Recorded(write) if !write.supersedes())
+                && matches!(set.stage, Stage::Recorded(_))
             {
                 set.stage = Stage::Claimed;
             }

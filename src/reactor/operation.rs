@@ -4,7 +4,7 @@ use super::chunk_file::ChunkFile;
 use super::errnos::Failure;
 use super::latency::Timeline;
 use crate::block::Extent;
-use crate::cache::{Claim, GetRequest, ReadHandle, RecordedWrite, WriteHandle};
+use crate::cache::{Claim, GetRequest, ReadHandle, RecordedWrite, SupersedingWrite, WriteHandle};
 use crate::checksum::ChecksumKind;
 use crate::config::Checksum;
 use crate::schedule::{Class, Ticket};
@@ -75,6 +75,7 @@ impl SetOperation {
         match &self.stage {
             Stage::Writing(write) => Some(write.extent),
             Stage::Recorded(write) => Some(write.extent()),
+            Stage::Superseding(write) => Some(write.extent()),
             Stage::Claimed => None,
         }
     }
@@ -84,6 +85,7 @@ pub(super) enum Stage {
     Claimed,
     Writing(WriteHandle),
     Recorded(RecordedWrite),
+    Superseding(SupersedingWrite),
 }
 
 pub(super) struct Active {

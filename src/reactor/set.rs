@@ -38,9 +38,8 @@ impl SetOperation {
         let Self { claim, stage } = self;
         let (request, length_bytes) = (&claim.request, claim.length_bytes());
         let committed = match (stage, &failure) {
-            (Stage::Recorded(write), failure) if failure.is_none() || write.supersedes() => {
-                Some(write.commit())
-            }
+            (Stage::Superseding(write), _) => Some(write.commit()),
+            (Stage::Recorded(write), None) => Some(write.commit()),
             (Stage::Writing(write), None) => Some(write.commit(request, checksum)),
             (Stage::Writing(write), Some(Failure::Transfer(_, Fate::Doubt))) => {
                 write.abort_unwritable();
