@@ -5,6 +5,7 @@ mod collisions;
 mod entries;
 mod eviction;
 mod exists;
+mod expiry;
 mod found;
 mod ghosts;
 mod index_bytes;
