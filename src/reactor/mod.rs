@@ -15,6 +15,7 @@ mod latency;
 mod limits;
 mod operation;
 mod operations;
+mod padding;
 mod piece;
 mod record_writer;
 mod set;
