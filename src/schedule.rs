@@ -36,20 +36,23 @@ pub(crate) const LOADS_RECUR_WITHIN: Duration = Duration::from_millis(250);
 /// together. They get a turn after so many pieces of promoted SETs.
 const LOADS_PER_DUE_SET: u64 = 7;
 
-/// Bounds of what is in the device at a time, as `Tuning` describes them. Whatever they say, one piece of a class goes if none of it is
-/// in flight.
+/// Bounds of what is in the device at a time. Whatever they say, one piece of a class goes if none of it is in flight.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "`Tuning` says what most of them mean")]
 pub struct Limits {
     /// Most pieces of one class in flight: SETs leave GETs their room.
     pub queue_depth: usize,
+    /// Longest piece.
     pub max_io_bytes: u64,
     /// Most bytes of one class in flight.
     pub max_in_flight_bytes: u64,
+    /// Most bytes of SETs in flight while nothing is being loaded, and has not been for 250 ms.
     pub set_in_flight_bytes: u64,
+    /// The same between loads that follow each other within that time.
     pub set_in_flight_between_loads_bytes: u64,
-    /// With less than a piece SETs wait for the loads to end.
+    /// The same while GETs wait or are in flight. With less than a piece SETs wait for the loads to end.
     pub set_in_flight_while_loading_bytes: u64,
+    /// After this time in the queue a SET goes ahead of loads, as long as no more than an eighth of what is in the device is
+    /// such SETs', or one piece.
     pub set_max_wait: Duration,
 }
 

@@ -80,19 +80,21 @@ counters! {
 }
 
 macro_rules! path_stats {
-    ($($name:ident,)+) => {
+    ($($(#[doc = $meaning:literal])+ $name:ident,)+) => {
         /// State of what is at one path, at one moment.
         #[derive(Clone, Debug, Default)]
-        #[allow(missing_docs, reason = "docs/operations.md says what each of them means")]
         pub struct PathStats {
+            /// The path.
             pub path: PathBuf,
+            /// Whether it is in use; if not, its keys are missed, and it counts in no sum.
             pub in_use: bool,
+            /// Why it has failed; empty if it works. A path that is the last one stays in use.
             pub reason: String,
             /// Of several paths, all different ones.
             pub engine: String,
             /// Of several paths, whether all are direct, and the strictest alignment of memory.
             pub geometry: Geometry,
-            $(pub $name: u64,)+
+            $($(#[doc = $meaning])+ pub $name: u64,)+
         }
 
         impl PathStats {
@@ -109,21 +111,37 @@ macro_rules! path_stats {
 }
 
 path_stats! {
+    /// Keys stored.
     keys,
+    /// Payload bytes stored.
     stored_bytes,
+    /// Records of the index in use: one for each key, more for keys of over 168 bytes.
     records,
+    /// Pages of the index that the disk did not return since it was opened; their chunks are missed.
     index_pages_lost,
+    /// Bytes of the data files that hold chunks, rounding to blocks included.
     allocated_bytes,
+    /// Configured capacity.
     capacity_bytes,
+    /// What data files and index take of it.
     used_bytes,
+    /// Number of data files.
     data_files,
+    /// Bytes of the data files that share their blocks with a copy, or have none.
     shared_bytes,
+    /// Bytes of the data files that are leased.
     leased_bytes,
+    /// Bytes of the data files that are pinned.
     pinned_bytes,
+    /// Most reads, and as many writes, that are in the device at a time.
     queue_depth,
+    /// Most bytes of either.
     max_in_flight_bytes,
+    /// Records that opening threw out, whatever for.
     discarded_at_open,
+    /// Keys asked for, by EXISTS or GET, that were not stored and would have been with one and a half times the capacity.
     would_hit_at_1_5x,
+    /// The same with twice the capacity.
     would_hit_at_2x,
 }
 
@@ -154,14 +172,20 @@ impl PathStats {
 
 /// State of the store at one moment.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "docs/operations.md says what each of them means")]
 pub struct Stats {
+    /// Longest chunk this store takes.
     pub max_chunk_bytes: u64,
+    /// Operations submitted and not yet completed.
     pub in_flight: u64,
+    /// SETs that are not answered yet.
     pub set_queued_operations: u64,
+    /// Their bytes.
     pub set_queued_bytes: u64,
+    /// Threads that move bytes.
     pub io_threads: u64,
+    /// Whether it is closed, and in order.
     pub shutdown_clean: bool,
+    /// Whether it is closed, and operations were dropped at the deadline.
     pub partial_flush: bool,
     /// Quantiles of latency in microseconds, by name: class, phase (`wait` in the queue, `device`, `total` from submit to
     /// answer), and quantile.
@@ -170,6 +194,7 @@ pub struct Stats {
     pub counters: Vec<(&'static str, u64)>,
     /// What is at all paths in use together; its fields are those of [`Stats`] as well.
     pub total: PathStats,
+    /// What is at each path.
     pub paths: Vec<PathStats>,
 }
 
@@ -181,11 +206,14 @@ impl Deref for Stats {
     }
 }
 
+/// Counters of one part of the store, by name.
+pub(crate) type CounterGroup = Vec<(&'static str, u64)>;
+
 impl Stats {
     /// What operators watch, in three groups whose names do not clash: `storage` (what became of chunks), `writer` (the
     /// queue of SETs), `lookup` (hits). Keys, or bytes where the name ends so. The names are those of the plan that this
     /// project started from.
-    pub fn groups(&self) -> [(&'static str, Vec<(&'static str, u64)>); 3] {
+    pub fn groups(&self) -> [(&'static str, CounterGroup); 3] {
         let of = |name: &str| {
             let found = self.counters.iter().find(|(other, _)| *other == name);
             debug_assert!(found.is_some(), "there is no counter {name}");

@@ -3,11 +3,10 @@
 use crate::checksum::ChecksumKind;
 
 macro_rules! named {
-    ($(#[$about:meta])* $kind:ident { $($value:ident = $name:literal,)+ }) => {
+    ($(#[$about:meta])* $kind:ident { $($(#[$value_about:meta])* $value:ident = $name:literal,)+ }) => {
         $(#[$about])*
-        #[allow(missing_docs, reason = "`OPTIONS` says what each name means")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $kind { $($value),+ }
+        pub enum $kind { $($(#[$value_about])* $value),+ }
 
         impl $kind {
             /// All of them.
@@ -24,7 +23,9 @@ macro_rules! named {
 named! {
     /// How payloads are verified between SET and GET.
     Checksum {
+        /// CRC-64/NVME, computed while writing, compared on every GET.
         Crc64Nvme = "crc64nvme",
+        /// None: what the disk returns is trusted.
         Off = "off",
     }
 }
@@ -39,8 +40,11 @@ impl Checksum {
 named! {
     /// How the bytes are moved.
     EngineChoice {
+        /// io_uring, or threads where it cannot be had.
         Auto = "auto",
+        /// io_uring; opening fails where it cannot be had.
         IoUring = "io_uring",
+        /// Threads.
         Posix = "posix",
     }
 }
@@ -48,7 +52,9 @@ named! {
 named! {
     /// What a completed SET withstands.
     Durability {
+        /// The death of the process.
         BestEffort = "best_effort",
+        /// Power loss as well: data and record are synced before the completion.
         Persistent = "persistent",
     }
 }
@@ -56,7 +62,9 @@ named! {
 named! {
     /// How chunks lie on disk.
     Layout {
+        /// As extents of preallocated data files.
         Extents = "extents",
+        /// Each in a file of its own.
         Files = "files",
     }
 }
@@ -64,7 +72,9 @@ named! {
 named! {
     /// Which SETs store something.
     Admission {
+        /// All of them.
         Always = "always",
+        /// Those of keys that were to be stored before.
         SecondUse = "second_use",
     }
 }
@@ -72,8 +82,11 @@ named! {
 named! {
     /// When a block device is told which of its bytes are not needed any more.
     Discard {
+        /// Never.
         Never = "never",
+        /// When it is formatted, of all of it.
         Format = "format",
+        /// When it is formatted, and of the extent of each chunk that goes.
         Free = "free",
     }
 }
@@ -81,10 +94,15 @@ named! {
 named! {
     /// Which order chunks are evicted in.
     Eviction {
+        /// The one not used for the longest time.
         Lru = "lru",
+        /// The one used least often, where what was used long ago counts less and less.
         Lfu = "lfu",
+        /// The one stored first.
         Fifo = "fifo",
+        /// The one used last.
         Mru = "mru",
+        /// Three queues: what is not used again soon goes first, what was used goes round again.
         S3Fifo = "s3fifo",
     }
 }
