@@ -1,9 +1,9 @@
 //! Submitting and reaping transfers. The trait is the seam for other engines and for faults in tests.
 
-mod error;
 mod files;
 mod pool;
 pub(crate) mod posix;
+mod refusal;
 mod registered_files;
 mod ring_setup;
 pub(crate) mod uring;
@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-pub use error::{EngineError, Refusal};
 pub use files::{FileOperations, SystemFiles};
+pub use refusal::{EngineError, Refusal};
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode};
 
-use super::error::Refusal;
+use super::refusal::Refusal;
 
 /// How long a ring may take to answer when it is tried out.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
