@@ -81,8 +81,10 @@ _TELLING_STATS = ("engine", "direct_io")
 class NativeClient(Client):
     """A native connector, driven as LMCache's adapter drives it."""
 
-    def __init__(self, connector: NativeConnector) -> None:
+    def __init__(self, connector: NativeConnector, registered: Any = None) -> None:
+        """Take a connector, and what is to be closed before it."""
         self._connector = connector
+        self._registered = registered
 
     @override
     def event_fd(self) -> int:
@@ -129,6 +131,8 @@ class NativeClient(Client):
 
     @override
     def close(self) -> None:
+        if self._registered is not None:
+            self._registered.close()
         self._connector.close()
         # kvring's files stay open until the object goes, and keep their file system mounted.
         del self._connector

@@ -17,6 +17,7 @@ from benches.compare.tuning import tuned
 
 KVRING = "kvring"
 KVRING_OFF = "kvring, checksum off"
+REGISTERED = "kvring, checksum off, registered memory"
 UNPRIORITISED = "kvring, unprioritised"
 FILES = "kvring, layout files"
 BARE = "kvring, bare device"
@@ -29,13 +30,17 @@ ONE_PATH_TWO_THREADS = "kvring, 1 path, io_threads 2"
 TWO_PATHS = "kvring, 2 paths"
 FS_NATIVE = "fs_native, 4 workers"
 FS_NATIVE_32 = "fs_native, 32 workers"
+FS_NATIVE_2 = "fs_native, 2 workers"
+FS_NATIVE_8 = "fs_native, 8 workers"
 FS_NATIVE_CACHED = "fs_native, 4 workers, page cache"
 RAW_BLOCK = "raw_block"
 FS = "fs"
 FIO = "fio"
 
 # fio is the device's limit, not a peer.
-PEERS = (FS_NATIVE, FS_NATIVE_32, RAW_BLOCK, FS)
+PEERS = (FS_NATIVE, FS_NATIVE_2, FS_NATIVE_8, FS_NATIVE_32, RAW_BLOCK, FS)
+IO_THREADS = (1, 2, 4)
+REGISTERED_SIZES_BYTES = (1 << 20, 4 << 20)
 
 _RAW_BLOCK_HEADER_BYTES = 4096
 _ALIGNMENT_BYTES = 4096
@@ -64,6 +69,8 @@ class Peer:
     shares: dict[int, float] = field(default_factory=dict)
     # It has the bare device to itself while it is measured, and is opened anew for each round.
     takes_turns: bool = False
+    # It is measured with chunks of these sizes only; empty: of all.
+    sizes_bytes: tuple[int, ...] = ()
 
 
 class UnavailableError(RuntimeError):
@@ -187,20 +194,38 @@ def lmcache_peers(*, every_peer: bool) -> list[Peer]:
     return [first, fs_native_peer(FS_NATIVE_32, 32), RAW_BLOCK_PEER, FS_PEER]
 
 
-def kvring_options() -> dict[str, dict[str, str | None]]:
-    """Return the options that this kvring has."""
-    options: dict[str, dict[str, str | None]] = importlib.import_module("kvring").options()
-    return options
+def more_workers() -> list[Peer]:
+    """Return fs_native with other numbers of workers: over memory few may be best."""
+    return [fs_native_peer(FS_NATIVE_2, 2), fs_native_peer(FS_NATIVE_8, 8)]
 
 
-def io_threads_peers() -> list[Peer]:
-    """Return kvring without checksum, with as many threads as it lets us choose."""
-    if "io_threads" not in kvring_options():
-        return [kvring_peer(KVRING_OFF, checksum="off")]
+def io_threads_name(count: int, options: Mapping[str, Any] | None = None) -> str:
+    """Return the name of kvring with a fixed number of threads."""
+    return f"{KVRING_OFF if options else KVRING}, io_threads {count}"
+
+
+def io_threads_peers(**options: Any) -> list[Peer]:
+    """Return kvring with fixed numbers of threads, and these options (checksum off, or none)."""
     return [
-        kvring_peer(f"{KVRING_OFF}, io_threads {count}", checksum="off", io_threads=count)
-        for count in (1, 2, 4)
+        kvring_peer(io_threads_name(count, options), io_threads=count, **options)
+        for count in IO_THREADS
     ]
+
+
+def registered_peer() -> Peer:
+    """Return kvring that knows the whole arena as registered memory."""
+
+    def opened(place: Place) -> Client:
+        kvring = importlib.import_module("kvring")
+        if not hasattr(kvring.Connector, "register_memory"):
+            raise UnavailableError("this kvring cannot register memory")
+        connector = kvring.Connector(
+            path=str(place.directory), capacity=place.capacity_bytes, checksum="off"
+        )
+        arena = place.arena
+        return NativeClient(connector, connector.register_memory(arena.address, arena.size_bytes))
+
+    return Peer(REGISTERED, opened, sizes_bytes=REGISTERED_SIZES_BYTES)
 
 
 _SET_LIMITS = (

@@ -8,6 +8,8 @@ from benches.compare.session import Section
 
 DISK = "disk"
 ZRAM = "zram"
+THREADS_DISK = "threads-disk"
+THREADS_ZRAM = "threads-zram"
 BARE = "bare"
 LAYOUTS = "layouts"
 PATHS = "paths"
@@ -22,6 +24,8 @@ SETTINGS = "settings"
 TITLES = {
     DISK: "Put, get and delete on ext4 over the disk",
     ZRAM: "Put, get and delete on XFS at the speed of memory",
+    THREADS_DISK: "kvring's choice of threads beside fixed numbers, on the disk",
+    THREADS_ZRAM: "kvring's choice of threads beside fixed numbers, on XFS at the speed of memory",
     BARE: "Put, get and delete on a bare device",
     LAYOUTS: "Layouts and engines of kvring, on the disk",
     PATHS: "One path and two paths, on the disk",
@@ -35,18 +39,20 @@ TITLES = {
 }
 
 _FUNCTIONS = {
-    DISK: ("transfers", "run_on_disk"),
-    ZRAM: ("transfers", "run_on_zram"),
-    BARE: ("transfers", "run_bare"),
-    LAYOUTS: ("transfers", "run_layouts"),
-    PATHS: ("transfers", "run_paths"),
+    DISK: ("transfer_parts", "run_on_disk"),
+    ZRAM: ("transfer_parts", "run_on_zram"),
+    THREADS_DISK: ("transfer_parts", "run_threads_on_disk"),
+    THREADS_ZRAM: ("transfer_parts", "run_threads_on_zram"),
+    BARE: ("transfer_parts", "run_bare"),
+    LAYOUTS: ("transfer_parts", "run_layouts"),
+    PATHS: ("transfer_parts", "run_paths"),
     FAILING: ("failing", "run"),
     EXISTS: ("lookups", "run"),
     DELETES: ("deletes", "run"),
     MIXED_DISK: ("mixed", "run_on_disk"),
     MIXED_ZRAM: ("mixed", "run_on_zram"),
     BENCH_L2: ("lmcache_bench", "run"),
-    SETTINGS: ("transfers", "run_settings"),
+    SETTINGS: ("transfer_parts", "run_settings"),
 }
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benches.compare import sections
+from benches.compare import checksum, sections
 from benches.compare.deletes import COMPLETION_TIME, LOAD_P99
 from benches.compare.failing import ALL_RATE, PHASE_TIME, SURVIVING_RATE
 from benches.compare.goals import Goal
+from benches.compare.memory import MEMORY_READ, ONE_CORE
 from benches.compare.mixed import GET_RATE, P50, P99
-from benches.compare.samples import CPU, KEY_RATE, RATE, Cell, Samples, size_text
+from benches.compare.samples import CPU, KEY_RATE, RATE, Cell, Samples, Spread, ratio_of, size_text
 
 _METRICS = {
     RATE: "MB/s",
@@ -58,12 +59,21 @@ def section_tables(name: str, samples: Samples) -> Iterator[Table]:
         yield _table_by_peer(name, samples)
         return
     for metric, unit in _METRICS.items():
-        cells = [cell for cell in samples.cells() if samples.has(cell, metric)]
+        cells = [
+            cell
+            for cell in samples.cells()
+            if samples.has(cell, metric) and cell.operation != MEMORY_READ
+        ]
         if name == sections.BENCH_L2 and metric == KEY_RATE:
             # Of stores and loads the keys a second are the megabytes in another unit.
             cells = [cell for cell in cells if not samples.has(cell, RATE)]
         if cells:
             yield _table_by_cell(f"{sections.TITLES[name]}: {unit}", samples, cells, metric)
+    for pair in checksum.PAIRS:
+        if (table := _checksum_table(name, samples, pair)).rows:
+            yield table
+    if name == sections.ZRAM and (table := _allowed_table(name, samples)).rows:
+        yield table
 
 
 def print_table(table: Table) -> None:
@@ -96,6 +106,48 @@ def _table_by_cell(title: str, samples: Samples, cells: list[Cell], metric: str)
         for cell in by_operation
     ]
     return Table(title, ["", *peers], rows)
+
+
+def _checksum_table(name: str, samples: Samples, pair: tuple[str, str]) -> Table:
+    """Return the checksum's share by itself, beside what it cannot go below."""
+    rows = []
+    for cell in samples.cells():
+        if costs := checksum.costs(samples, cell, pair):
+            memory = Cell(MEMORY_READ, cell.chunk_size_bytes)
+            rows.append(
+                [
+                    _cell_text(cell),
+                    *(_spread_text(samples, cell, peer, CPU) for peer in pair),
+                    Spread.of(costs.values()).text(),
+                    _spread_text(samples, memory, ONE_CORE, CPU),
+                    _spread_text(samples, memory, ONE_CORE, RATE),
+                ]
+            )
+    header = ["", *pair, "the checksum", "one core reads memory", "the same, MB/s"]
+    return Table(f"{sections.TITLES[name]}: the checksum's share, CPU s/GB", header, rows)
+
+
+def _allowed_table(name: str, samples: Samples) -> Table:
+    """Return what the best peer's rate and the checksum's cost allow together."""
+    ours, _ = checksum.PAIRS[0]
+    rows = []
+    for cell in samples.cells():
+        peer = checksum.best_peer(samples, cell)
+        allowed = checksum.allowed_rates(samples, cell)
+        if peer is None or not allowed:
+            continue
+        ratio = ratio_of(samples.series(cell, ours, RATE), allowed)
+        rows.append(
+            [
+                _cell_text(cell),
+                f"{peer}: {_spread_text(samples, cell, peer, RATE)}",
+                Spread.of(allowed.values()).text(),
+                _spread_text(samples, cell, ours, RATE),
+                ratio.text() if ratio else "",
+            ]
+        )
+    header = ["", "best peer", "allowed together", ours, "of it"]
+    return Table(f"{sections.TITLES[name]}: what the checksum allows, MB/s", header, rows)
 
 
 def _order(samples: Samples, cell: Cell) -> int:

@@ -7,36 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benches.compare import checksum
 from benches.compare.arena import Arena
 from benches.compare.clients import Client
-from benches.compare.devices import EXT4_LOOP, XFS_ZRAM, Device, DeviceError, ext4_on
+from benches.compare.devices import XFS_ZRAM, Device, DeviceError
 from benches.compare.fio import FioError, fio_command, run_fio
-from benches.compare.peers import (
-    BARE,
-    BARE_OFF,
-    BARE_POSIX,
-    FILES,
-    FILES_POSIX,
-    FIO,
-    KVRING,
-    KVRING_OFF,
-    ONE_PATH,
-    ONE_PATH_TWO_THREADS,
-    POSIX,
-    RAW_BLOCK_PEER,
-    TWO_PATHS,
-    Peer,
-    UnavailableError,
-    bare_kvring_peer,
-    io_threads_peers,
-    kvring_peer,
-    lmcache_peers,
-    two_paths_peer,
-)
+from benches.compare.memory import MEMORY_READ, NOTE, ONE_CORE, MemoryReader
+from benches.compare.peers import FIO, FS_NATIVE, Peer, UnavailableError
 from benches.compare.samples import Sample, size_text
 from benches.compare.scale import Plan
 from benches.compare.session import (
@@ -59,102 +39,10 @@ PUT = "put"
 GET = "get"
 DELETE = "delete"
 
-# Other values of the constants that are there for speed.
-SETTINGS: dict[str, tuple[Any, ...]] = {
-    "queue_depth": (32, 512),
-    "max_io_bytes": (256 << 10, 1 << 20, 4 << 20),
-    "set_in_flight_bytes": (8 << 20,),
-    "registered_files": (False,),
-}
-_FEWER_SIZES_BYTES = (4096, 64 << 10, 1 << 20, 32 << 20)
-
 _DELETE_BATCH_KEYS = 256
 _WARM_UP = -1
-_TURNS_NOTE = (
-    "One after the other has the bare device to itself: each is opened anew for its round, "
-    "formats what the one before has left, and writes as much as counts once, untimed, before it."
-)
-
 # Measures one round of one peer: metric values by operation.
 Round = Callable[[int], dict[str, dict[str, float]]]
-
-
-def run_on_disk(session: Session) -> SectionResult:
-    """Measure on ext4 over a loop device."""
-    ours = [kvring_peer(KVRING), kvring_peer(KVRING_OFF, checksum="off")]
-    return _run_with_peers(session, EXT4_LOOP, ours)
-
-
-def run_on_zram(session: Session) -> SectionResult:
-    """Measure on XFS over zram: software alone."""
-    return _run_with_peers(session, XFS_ZRAM, [kvring_peer(KVRING), *io_threads_peers()])
-
-
-def run_settings(session: Session) -> SectionResult:
-    """Measure kvring's own settings beside its defaults, on XFS over zram, where software shows."""
-    peers = [kvring_peer(KVRING)]
-    peers += [kvring_peer(f"io_threads {count}", io_threads=count) for count in (2, 4)]
-    peers += [
-        kvring_peer(f"{name} {value}", {name: value})
-        for name, values in SETTINGS.items()
-        for value in values
-    ]
-    result = _run(session, XFS_ZRAM, peers, _fewer_plans(session))
-    result.notes.append("Each column is kvring with its defaults but for one option or constant.")
-    return result
-
-
-def run_bare(session: Session) -> SectionResult:
-    """Measure on a bare loop device, which one after the other has to itself."""
-    peers = [
-        bare_kvring_peer(BARE),
-        bare_kvring_peer(BARE_OFF, checksum="off"),
-        replace(RAW_BLOCK_PEER, takes_turns=True),
-    ]
-    result = _run(session, EXT4_LOOP, peers, list(session.scale.plans))
-    result.notes.append(_TURNS_NOTE)
-    return result
-
-
-def run_layouts(session: Session) -> SectionResult:
-    """Measure kvring's layouts and engines beside each other, on the disk."""
-    few_files = {4096: 1 / 4}
-    peers = [
-        kvring_peer(KVRING),
-        replace(kvring_peer(FILES, layout="files"), shares=few_files),
-        bare_kvring_peer(BARE),
-        kvring_peer(POSIX, engine="posix"),
-        replace(kvring_peer(FILES_POSIX, layout="files", engine="posix"), shares=few_files),
-        bare_kvring_peer(BARE_POSIX, engine="posix"),
-    ]
-    result = _run(session, EXT4_LOOP, peers, list(session.scale.plans))
-    result.notes += [
-        "The bare device is a loop device like the one below ext4, over a file on the same disk. "
-        + _TURNS_NOTE,
-        "Without a word about it the layout is extents, and the engine io_uring.",
-    ]
-    return result
-
-
-def run_paths(session: Session) -> SectionResult:
-    """Measure one path beside two, each ext4 on a loop device of its own over the same disk."""
-    with ext4_on(session.second_block(), session.results_directory) as second:
-        peers = [
-            kvring_peer(ONE_PATH),
-            kvring_peer(ONE_PATH_TWO_THREADS, io_threads=2),
-            two_paths_peer(TWO_PATHS, second / "second-path"),
-        ]
-        result = _run(session, EXT4_LOOP, peers, _fewer_plans(session))
-    result.notes.append(
-        "Two paths have reactors of their own, so one path with two io_threads stands beside them. "
-        "Both loop devices lie on the same disk: this shows what spreading the keys costs, and not "
-        "what a second disk gives."
-    )
-    return result
-
-
-def _fewer_plans(session: Session) -> list[Plan]:
-    return [plan for plan in session.scale.plans if plan.chunk_size_bytes in _FEWER_SIZES_BYTES]
 
 
 @dataclass(frozen=True)
@@ -163,6 +51,7 @@ class _Bench:
     device: Device
     arena: Arena
     result: SectionResult
+    reader: MemoryReader
 
     def opened(self, peer: Peer, plan: Plan) -> AbstractContextManager[Client]:
         """Open a peer for one round."""
@@ -172,17 +61,13 @@ class _Bench:
         )
 
 
-def _run_with_peers(session: Session, device_name: str, ours: list[Peer]) -> SectionResult:
-    peers = ours + lmcache_peers(every_peer=session.scale.every_peer)
-    return _run(session, device_name, peers, list(session.scale.plans))
-
-
-def _run(
+def run_transfers(
     session: Session,
     device_name: str,
     peers: list[Peer],
     plans: list[Plan],
 ) -> SectionResult:
+    """Measure these peers, and fio, with these plans."""
     result = SectionResult()
     with session.device(device_name) as device:
         is_bare = all(peer.takes_turns for peer in peers)
@@ -190,9 +75,15 @@ def _run(
             raise DeviceError("it needs a bare device: leave --path away")
         result.device = device.bare_facts if is_bare else {"name": device.name, **device.facts}
         arena = session.arena(same_filled=device.name == XFS_ZRAM)
-        bench = _Bench(session, device, arena, result)
+        bench = _Bench(session, device, arena, result, MemoryReader())
         for plan in plans:
-            _run_plan(bench, peers, plan)
+            size = plan.chunk_size_bytes
+            _run_plan(bench, [one for one in peers if size in (one.sizes_bytes or (size,))], plan)
+    names = {peer.name for peer in peers}
+    if any(names.issuperset(pair) for pair in checksum.PAIRS):
+        result.notes += [checksum.SHARE, NOTE]
+    if device_name == XFS_ZRAM and names.issuperset((*checksum.PAIRS[0], FS_NATIVE)):
+        result.notes.append(checksum.FORMULA)
     result.notes.append(
         "Delete is timed to the last answer of batches of 256 keys, four in flight: what the "
         "kernel or kvring frees behind it is not. 32 MiB: 32 keys, so it is the time of one call."
@@ -211,6 +102,7 @@ def _run_plan(bench: _Bench, peers: list[Peer], plan: Plan) -> None:
             if peer.takes_turns or peer.name in clients
         }
         measures[FIO] = _fio_round(bench, plan, is_bare=not side_by_side)
+        measures[ONE_CORE] = _memory_round(bench.reader)
         _alternate(bench, measures, plan)
 
 
@@ -285,6 +177,10 @@ def _client_round(bench: _Bench, client: Client, plan: Plan) -> Round:
         }
 
     return measure
+
+
+def _memory_round(reader: MemoryReader) -> Round:
+    return lambda _: {MEMORY_READ: reader.measure()}
 
 
 def _fio_round(bench: _Bench, plan: Plan, *, is_bare: bool) -> Round:
