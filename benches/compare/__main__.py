@@ -23,7 +23,6 @@ from benches.compare.machine import machine_facts
 from benches.compare.markdown import write_markdown
 from benches.compare.peers import versions
 from benches.compare.plots import write_plots
-from benches.compare.samples import Samples
 from benches.compare.scale import FULL, QUICK
 from benches.compare.session import Session, progress
 from benches.compare.tables import goals_table, print_table, section_tables
@@ -133,16 +132,16 @@ def _report(document: documents.Document, output: Path) -> None:
         for table in section_tables(name, samples):
             print_table(table)
     print_table(goals_table(goals(measured)))
-    _plot(measured, output)
+    _plot(document, output)
     for name, entry in document["sections"].items():
         for skipped in entry["skipped"]:
             print(f"skipped in {name}: {skipped}")
     print(f"Everything measured: {output}")
 
 
-def _plot(measured: dict[str, Samples], output: Path) -> None:
+def _plot(document: documents.Document, output: Path) -> None:
     try:
-        files = write_plots(measured, output.parent / "plots")
+        files = write_plots(document, output.parent / "plots")
     except ImportError as error:
         print(f"skipped: plots: {error}", file=sys.stderr)
         return

@@ -9,7 +9,10 @@ from typing import Any
 from benches.compare import sections
 from benches.compare.document import Document, samples_by_section
 from benches.compare.goals import goals
+from benches.compare.overview import OVERVIEW, QUESTIONS
 from benches.compare.plots import write_plots
+from benches.compare.reasons import REASONS, read_reasons, reason_lines
+from benches.compare.samples import Samples
 from benches.compare.tables import Table, goals_table, section_tables
 
 _INTRODUCTION = """# Benchmarks
@@ -34,7 +37,7 @@ def write_markdown(document: Document, path: Path, images: Path) -> None:
         path: The page.
         images: Directory for the plots, below that of the page.
     """
-    files = write_plots(samples_by_section(document), images)
+    files = write_plots(document, images)
     relative = {
         name: [one.relative_to(path.parent).as_posix() for one in paths]
         for name, paths in files.items()
@@ -46,10 +49,10 @@ def _lines(document: Document, plots: dict[str, list[str]]) -> Iterator[str]:
     yield _INTRODUCTION
     if any(entry["settings"]["quick"] for entry in document["sections"].values()):
         yield "**Some of this comes from a quick run, with little data: not for conclusions.**\n"
+    for plot in plots.get(OVERVIEW, []):
+        question = QUESTIONS[Path(plot).stem]
+        yield f"## {question}\n![{question}]({plot})\n"
     measured = samples_by_section(document)
-    table = goals_table(goals(measured))
-    yield f"## {table.title}"
-    yield from table_lines(table)
     for name, entry in document["sections"].items():
         yield f"\n## {sections.TITLES[name]}"
         yield f"On {_device_text(entry['device'])}.\n"
@@ -61,7 +64,16 @@ def _lines(document: Document, plots: dict[str, list[str]]) -> Iterator[str]:
         yield from (f"![{sections.TITLES[name]}]({plot})\n" for plot in plots.get(name, []))
         yield from (f"- {note}" for note in entry["notes"])
         yield from (f"- Skipped: {skipped}" for skipped in entry["skipped"])
+    yield from _goals(measured)
     yield from _conditions(document)
+
+
+def _goals(measured: dict[str, Samples]) -> Iterator[str]:
+    listed = goals(measured)
+    table = goals_table(listed)
+    yield f"\n## {table.title}"
+    yield from table_lines(table)
+    yield from reason_lines(listed, read_reasons(REASONS.read_text(encoding="utf-8")))
 
 
 def _device_text(device: dict[str, str]) -> str:

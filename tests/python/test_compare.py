@@ -11,23 +11,34 @@ import pytest
 
 from benches.compare import sections
 from benches.compare.arena import Arena
+from benches.compare.checksum import allowed_rates, costs
 from benches.compare.devices import failing_disk
 from benches.compare.document import merge, published_without, read, samples_by_section, write
+from benches.compare.drawing import COLOURS
 from benches.compare.failing import ALONE, BEFORE, FAILING, PHASE_TIME, SURVIVING_RATE
 from benches.compare.fio import parse_fio
 from benches.compare.goals import MISSED, NOT_MEASURED, REACHED, Goal, goals
 from benches.compare.lmcache_bench import parse_bench_l2
 from benches.compare.markdown import write_markdown
+from benches.compare.memory import MEMORY_READ, ONE_CORE, MemoryReader
 from benches.compare.peers import (
     BARE,
+    FIO,
     FS,
     FS_NATIVE,
+    FS_NATIVE_2,
     KVRING,
+    KVRING_OFF,
+    PEERS,
     RAW_BLOCK,
+    REGISTERED,
     Place,
     UnavailableError,
     bare_kvring_peer,
+    io_threads_name,
+    registered_peer,
 )
+from benches.compare.reasons import REASONS, UNEXPLAINED, read_reasons, reason_lines
 from benches.compare.samples import (
     CPU,
     RATE,
@@ -114,37 +125,133 @@ def test_verdicts() -> None:
     assert Goal("", "", 1.0, None).verdict == NOT_MEASURED
 
 
+def goal_of(listed: list[Goal], what: str) -> Goal:
+    return next(goal for goal in listed if goal.what == what)
+
+
 def test_goals_without_measurements_are_still_listed() -> None:
     listed = goals({})
     assert len(listed) > 40
     assert {goal.verdict for goal in listed} == {NOT_MEASURED}
 
 
-def test_goal_against_the_best_peer() -> None:
-    samples = samples_of({KVRING: [24.0], FS_NATIVE: [20.0], FS: [5.0]})
-    goal = next(one for one in goals({sections.DISK: samples}) if one.what == "put 1 MiB, disk")
-    assert (goal.compared_with, goal.verdict) == (FS_NATIVE, REACHED)
+def test_goal_against_the_best_peer_with_its_best_number_of_workers() -> None:
+    samples = samples_of({KVRING: [24.0], FS_NATIVE: [18.0], FS_NATIVE_2: [20.0], FS: [5.0]})
+    goal = goal_of(goals({sections.ZRAM: samples}), "put 1 MiB, zram")
+    assert (goal.compared_with, goal.target, goal.verdict) == (FS_NATIVE_2, 1.3, MISSED)
 
 
-def test_goal_against_raw_block_on_the_same_device() -> None:
-    samples = samples_of({BARE: [24.0], RAW_BLOCK: [20.0], KVRING: [1.0], FS_NATIVE: [99.0]})
-    listed = goals({sections.BARE: samples})
-    goal = next(one for one in listed if one.what == "put 1 MiB, bare device")
-    assert (goal.compared_with, goal.target, goal.verdict) == (RAW_BLOCK, 1.0, REACHED)
-    assert next(one for one in listed if one.what == "put 64 KiB, bare device").target == 2.0
+@pytest.mark.parametrize(("part", "what"), [("bare", "bare device"), ("disk", "disk")])
+def test_goal_against_raw_block(part: str, what: str) -> None:
+    rates = {BARE if part == "bare" else KVRING: [80.0], RAW_BLOCK: [10.0], FS_NATIVE: [99.0]}
+    samples = samples_of(rates, 4096)
+    goal = goal_of(goals({part: samples}), f"put 4 KiB, {what}")
+    assert (goal.compared_with, goal.target, goal.verdict) == (RAW_BLOCK, 8.0, REACHED)
 
 
-def test_goal_and_table_of_a_disk_that_dies() -> None:
+def test_defaults_are_compared_with_the_best_fixed_number_of_threads() -> None:
+    def sample(peer: str, rate: float, cpu: float) -> Sample:
+        return Sample("put", "", MIB, peer, 0, {RATE: rate, CPU: cpu})
+
+    samples = Samples(
+        [
+            sample(KVRING, 9.0, 0.375),
+            sample(io_threads_name(1), 8.0, 0.1),
+            sample(io_threads_name(2), 10.0, 0.25),
+            sample(f"{KVRING_OFF}, io_threads 1", 99.0, 9.0),
+        ]
+    )
+    listed = goals({sections.THREADS_DISK: samples})
+    rate = goal_of(listed, "put 1 MiB, defaults, disk")
+    cpu = goal_of(listed, "CPU of put 1 MiB, defaults, disk")
+    assert (rate.compared_with, rate.measured) == (io_threads_name(2), Spread(0.9, 0.9, 0.9))
+    assert (cpu.compared_with, cpu.measured) == (io_threads_name(2), Spread(1.5, 1.5, 1.5))
+    assert (rate.verdict, cpu.verdict) == (MISSED, MISSED)
+
+
+def sample_with_checksum(
+    peer: str, rate: float, cpu: float, operation: str = "get", **more: float
+) -> Sample:
+    return Sample(operation, "", MIB, peer, 0, {RATE: rate, CPU: cpu, **more})
+
+
+def test_peers_rate_and_cost_of_the_checksum_together() -> None:
+    samples = Samples(
+        [
+            sample_with_checksum(KVRING, 7000.0, 0.25),
+            sample_with_checksum(KVRING_OFF, 9000.0, 0.15),
+            sample_with_checksum(FS_NATIVE, 10000.0, 0.2),
+            sample_with_checksum(ONE_CORE, 20000.0, 0.05, MEMORY_READ, processor_count=2.0),
+        ]
+    )
+    cell = Cell("get", MIB)
+    assert costs(samples, cell, (KVRING, KVRING_OFF)) == {0: pytest.approx(0.1)}
+    # 0.1 s a gigabyte for the peer, and half of 0.1 s for the checksum: it has two processors.
+    assert allowed_rates(samples, cell) == {0: pytest.approx(1e3 / 0.15)}
+    goal = goal_of(goals({sections.ZRAM: samples}), "get 1 MiB, zram")
+    assert goal.measured is not None
+    assert goal.measured.median == pytest.approx(1.05)
+    titles = [table.title.rpartition(": ")[2] for table in section_tables(sections.ZRAM, samples)]
+    assert titles == [
+        *("MB/s", "CPU s/GB"),
+        "the checksum's share, CPU s/GB",
+        "what the checksum allows, MB/s",
+    ]
+
+
+def test_nobody_is_credited_for_a_checksum_that_costs_less_than_nothing() -> None:
+    samples = Samples(
+        [
+            sample_with_checksum(KVRING, 7000.0, 0.1),
+            sample_with_checksum(KVRING_OFF, 9000.0, 0.2),
+            sample_with_checksum(FS_NATIVE, 10000.0, 0.2),
+            sample_with_checksum(ONE_CORE, 20000.0, 0.05, MEMORY_READ, processor_count=2.0),
+        ]
+    )
+    assert allowed_rates(samples, Cell("get", MIB)) == {0: pytest.approx(10000.0)}
+
+
+def test_reading_memory_gives_a_rate_and_the_processors() -> None:
+    values = MemoryReader(MIB).measure()
+    assert values[RATE] > 0
+    assert values["processor_count"] >= 1
+
+
+def test_goals_that_are_missed_say_why() -> None:
+    reasons = read_reasons("# Head\nText.\n### put\nA lock.\n\n### get\nThe disk.\n")
+    assert reasons == {"put": "A lock.", "get": "The disk."}
+    missed = [Goal(what, "", 1.0, Spread(0.5, 0.5, 0.5)) for what in ("put", "other")]
+    reached = Goal("get", "", 1.0, Spread(2.0, 2.0, 2.0))
+    lines = list(reason_lines([*missed, reached], reasons))
+    assert lines[1:] == ["- put: A lock.", f"- other: {UNEXPLAINED}"]
+    assert list(reason_lines([reached], reasons)) == []
+
+
+def test_each_reason_belongs_to_a_goal() -> None:
+    known = {goal.what for goal in goals({})}
+    assert read_reasons(REASONS.read_text(encoding="utf-8")).keys() <= known
+
+
+def test_each_system_has_a_colour_of_its_own() -> None:
+    assert len(set(COLOURS.values())) == len(COLOURS)
+    assert {*PEERS, FIO, KVRING, KVRING_OFF, REGISTERED} <= COLOURS.keys()
+
+
+def test_registered_memory_needs_a_kvring_that_can_register(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import kvring
+
+    monkeypatch.setattr(kvring, "Connector", object)
+    with pytest.raises(UnavailableError, match="register memory"):
+        registered_peer().open(place_on(tmp_path, tmp_path))
+
+
+def test_table_of_a_disk_that_dies() -> None:
     rates = {BEFORE: 100.0, ALONE: 80.0}
     samples = Samples(
         Sample(FAILING, "", MIB, phase, 0, {SURVIVING_RATE: rate, PHASE_TIME: 3.0})
         for phase, rate in rates.items()
-    )
-    listed = goals({sections.FAILING: samples})
-    goal = next(one for one in listed if one.what.endswith(ALONE))
-    assert (goal.compared_with, goal.measured, goal.verdict) == (
-        *(BEFORE, Spread(0.8, 0.8, 0.8)),
-        MISSED,
     )
     (table,) = section_tables(sections.FAILING, samples)
     assert table.header == ["", "keys of the surviving path, MB/s", "time, s"]
@@ -263,6 +370,8 @@ def test_parts_are_merged_into_one_document_and_page(tmp_path: Path) -> None:
     assert "| put 1 MiB | 7.00 |" in page
     assert "On bare: a loop device." in page
     assert "images/disk-rate.png" in page
+    assert page.index("images/overview-rate.png") < page.index("## Put, get and delete on ext4")
+    assert page.index("| put 1 MiB | 7.00 |") < page.index("## Goals")
     assert published_without(document, tmp_path / "benchmarks.md") == []
     del document["sections"][sections.BARE]
     assert published_without(document, tmp_path / "benchmarks.md") == [sections.BARE]
