@@ -52,6 +52,6 @@ impl EvictionProbe {
         self.policy.coldest(&mut self.nodes, 1, &mut self.found);
         let id = self.found.pop()?;
         self.policy.remove(&mut self.nodes, id);
-        Some(self.nodes.remove(id).chunk.entry)
+        Some(self.nodes.remove(id).chunk().entry)
     }
 }

@@ -97,6 +97,11 @@ impl IndexProbe {
         self.0.delete(Digest::of(key), key).0
     }
 
+    /// A SET that is not admitted: its key is remembered.
+    pub fn refuse(&self, key: &str) {
+        let _ = self.0.admits(Digest::of(key), &key.into(), u8::MAX);
+    }
+
     fn finish(&self, digest: Digest, publication: Option<(Reservation, ChunkFields)>) {
         self.0.finish_set(digest, publication, |_: Pin| ());
     }

@@ -6,7 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::extent_map::{ExtentMap, Victim, victim};
+use super::extent_map::{Victim, victim};
+use super::extents::ExtentMap;
 use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
 use super::pool::{ChunkPool, PoolId, coldest, coldest_with};
 use super::quotas::Quotas;
@@ -171,7 +172,7 @@ impl EvictionIndex {
 
     /// Bytes of all quotas that are taken for chunks being written.
     pub(crate) fn reserved_bytes(&self) -> u64 {
-        let stored = self.extents.values().map(|id| u64::from(self.nodes[*id].extent.blocks));
+        let stored = self.extents.iter().map(|id| u64::from(self.nodes[id].extent.blocks));
         let taken = self.pools.iter().map(|pool| pool.blocks);
         (taken.sum::<u64>() - stored.sum::<u64>()) * BLOCK_BYTES
     }
@@ -241,8 +242,8 @@ impl EvictionIndex {
                 continue;
             }
             let node = &nodes[*id];
-            if (node.chunk, node.extent) != (*chunk, *extent)
-                || extents.get(&extent.start()) != Some(id)
+            if (node.chunk(), node.extent) != (*chunk, *extent)
+                || extents.at(nodes, extent.start()) != Some(*id)
             {
                 problems.push(format!("{chunk:?} at {extent:?} is known as something else"));
             }
@@ -287,13 +288,13 @@ impl EvictionIndex {
         let pool = self.namespaces.pool(namespace);
         let id = self.nodes.insert(ChunkNode::new(chunk, extent, uses, pool));
         self.pools[usize::from(pool)].count_chunk(extent.blocks);
-        self.extents.insert(extent.start(), id);
+        self.extents.insert(&self.nodes, id);
         (id, namespace)
     }
 
     fn drop_node(&mut self, id: NodeId, namespace: NamespaceId) {
+        self.extents.remove(&self.nodes, id);
         let node = self.nodes.remove(id);
-        self.extents.remove(&node.extent.start());
         self.pools[usize::from(node.pool)].discount_chunk(node.extent.blocks);
         let usage = self.namespaces.usage_mut(namespace);
         usage.keys -= 1;

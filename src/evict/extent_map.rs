@@ -1,8 +1,8 @@
-//! The extent map: which chunk has which extent, and which neighbours to evict so that there is room for a long one.
+//! Which neighbours to evict so that there is room for a long chunk.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::extents::ExtentMap;
 use super::{ChunkRef, NodeId, Nodes};
 use crate::block::Extent;
 use crate::store::FreeSpace;
@@ -21,9 +21,6 @@ const MOST_BESIDE: usize = 1024;
 
 /// How much more a block of the chunk that goes last costs than one of the chunk that goes first.
 const RANK_WEIGHT: u64 = 3;
-
-/// By [`Extent::start`].
-pub(super) type ExtentMap = BTreeMap<(u32, u32), NodeId>;
 
 #[derive(Clone, Copy)]
 struct Segment {
@@ -60,7 +57,7 @@ impl Scan {
 }
 
 pub(super) fn victim(nodes: &Nodes, node: NodeId) -> Victim {
-    Victim { node, chunk: nodes[node].chunk }
+    Victim { node, chunk: nodes[node].chunk() }
 }
 
 pub(super) struct Search<'data> {
@@ -87,7 +84,7 @@ impl Search<'_> {
             let (file, block) = scan.end;
             // Free blocks before the first chunk are counted when that comes.
             let free = if scan.run.is_empty() { 0 } else { self.free.free_from(file, block) };
-            let next = self.extents.get(&scan.end).copied();
+            let next = self.extents.at(self.nodes, scan.end);
             let next = next.filter(|id| !self.is_obstacle(*id));
             if free > 0 {
                 scan.blocks += u64::from(free);
@@ -112,9 +109,9 @@ impl Search<'_> {
     fn go_past_obstacle(&self, scan: &mut Scan) -> bool {
         (scan.blocks, scan.run) = (0, Vec::new());
         let behind = |start: (u32, u32)| {
-            let (&(file, block), &id) = self.extents.range(start..).next()?;
-            let blocks = if self.is_obstacle(id) { self.nodes[id].extent.blocks } else { 0 };
-            Some((file, block + blocks))
+            let id = self.extents.first_from(self.nodes, start)?;
+            let Extent { file, first_block, blocks } = self.nodes[id].extent;
+            Some((file, first_block + if self.is_obstacle(id) { blocks } else { 0 }))
         };
         let mut next = behind(scan.end);
         if next.is_none() && !scan.has_wrapped {
@@ -179,7 +176,7 @@ impl Search<'_> {
             } else {
                 let neighbour = match before {
                     true => self.ending_at(file, block),
-                    false => self.extents.get(&(file, block)).copied(),
+                    false => self.extents.at(self.nodes, (file, block)),
                 };
                 match neighbour.filter(|id| !self.is_obstacle(*id)) {
                     Some(id) => self.segment(id),
@@ -201,8 +198,9 @@ impl Search<'_> {
     }
 
     fn ending_at(&self, file: u32, block: u32) -> Option<NodeId> {
-        let (_, &id) = self.extents.range((file, 0)..(file, block)).next_back()?;
-        (self.nodes[id].extent.end_block() == u64::from(block)).then_some(id)
+        let id = self.extents.last_before(self.nodes, (file, block))?;
+        let extent = self.nodes[id].extent;
+        (extent.file == file && extent.end_block() == u64::from(block)).then_some(id)
     }
 
     fn segment(&self, id: NodeId) -> Segment {

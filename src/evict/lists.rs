@@ -38,7 +38,8 @@ pub(crate) struct ChunkRef {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChunkNode {
-    pub(crate) chunk: ChunkRef,
+    entry: u32,
+    shard: u16,
     /// Must not change while a policy has the chunk.
     pub(crate) extent: Extent,
     /// How often it was used, as far as that can be counted.
@@ -54,12 +55,19 @@ pub(crate) struct ChunkNode {
     pub(super) chances: u8,
 }
 
-const _: () = assert!(size_of::<ChunkNode>() <= 44);
+const _: () = assert!(size_of::<ChunkNode>() == 36);
 
 impl ChunkNode {
     pub(crate) fn new(chunk: ChunkRef, extent: Extent, uses: u16, pool: u16) -> Self {
         let (stamp, colder, hotter) = (0, None, None);
-        Self { chunk, extent, uses, pool, stamp, colder, hotter, list: NO_LIST, chances: 0 }
+        let ChunkRef { shard, entry } = chunk;
+        debug_assert!(shard <= u16::MAX.into(), "there are fewer shards");
+        let (shard, list, chances) = (shard as u16, NO_LIST, 0);
+        Self { entry, shard, extent, uses, pool, stamp, colder, hotter, list, chances }
+    }
+
+    pub(crate) fn chunk(&self) -> ChunkRef {
+        ChunkRef { shard: self.shard.into(), entry: self.entry }
     }
 
     /// Excludes it, which is in no list, from eviction until `until_s`.

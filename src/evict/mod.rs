@@ -4,6 +4,7 @@
 
 mod eviction_index;
 mod extent_map;
+mod extents;
 mod lfu;
 mod lists;
 mod namespaces;

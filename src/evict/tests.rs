@@ -85,7 +85,7 @@ impl<P: Policy> Pair<'_, P> {
         let (id, _) = self.held.remove(&chunk).unwrap();
         self.policy.remove(&mut self.nodes, id);
         self.model.remove(chunk);
-        assert_eq!(self.nodes.remove(id).chunk.entry, chunk);
+        assert_eq!(self.nodes.remove(id).chunk().entry, chunk);
     }
 
     fn coldest(&mut self, count: usize) -> Vec<u32> {
@@ -95,7 +95,7 @@ impl<P: Policy> Pair<'_, P> {
         self.policy.coldest(&mut self.nodes, count, &mut found);
         assert!(found.starts_with(&before));
         let chunks: Vec<u32> =
-            found[before.len()..].iter().map(|id| self.nodes[*id].chunk.entry).collect();
+            found[before.len()..].iter().map(|id| self.nodes[*id].chunk().entry).collect();
         assert_eq!(chunks, self.model.coldest(count));
         assert_eq!(chunks.len(), count.min(self.held.len()));
         chunks

@@ -7,10 +7,12 @@ use super::lookup::prefetch_line;
 use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::evict::{NamespaceId, NodeId, UNTIL_RELEASED_S};
-use crate::key::Digest;
+use crate::format::record::{KEY_PART_BYTES, slots_for};
+use crate::key::{Digest, MAX_KEY_BYTES};
 
-/// Entries in a piece. Pieces, since adding one to many must neither copy them nor leave a gap of their size behind.
-const PIECE: usize = 64;
+/// Entries in a piece. Pieces, since adding one to many must neither copy them nor leave a gap of their size behind. Short ones,
+/// since half a piece is unused on average.
+const PIECE: usize = 32;
 
 /// Entries in pieces that never move. A number is an entry's until that is removed.
 #[derive(Default)]
@@ -66,52 +68,100 @@ impl IndexMut<u32> for Entries {
     }
 }
 
-/// One stored chunk. Detached: no longer found by its key, kept for its readers.
+/// What is so of a chunk, or not: a bit of `ChunkEntry::state`.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+pub(super) enum Flag {
+    /// It is no longer found by its key, and kept for its readers.
+    Detached = 1 << 20,
+    Pinned = 1 << 21,
+    /// It was read and matched its checksum, since the store was opened.
+    WasRead = 1 << 22,
+    /// Its last use is not in its record yet.
+    IsBehind = 1 << 23,
+    /// It had to stay and left the eviction index, to be entered again when it is neither pinned nor read.
+    Excluded = 1 << 24,
+}
+
+/// Readers of one chunk at a time, in the lowest bits of `ChunkEntry::state`. One more finds it missing.
+const MOST_READERS: u32 = (1 << 20) - 1;
+/// Kind of the checksum, 0 for none, in the two bits above the flags.
+const KIND_SHIFT: u32 = 25;
+/// Slots of its record, at most 25, in the bits above.
+const SLOTS_SHIFT: u32 = 27;
+
+/// One stored chunk. Packed: there may be tens of millions.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C, packed(4))]
 pub(super) struct ChunkEntry {
     pub(super) digest: Digest,
-    pub(super) data_file: u32,
-    pub(super) first_block: u32,
+    /// See [`use_word`](crate::format::record::use_word).
+    pub(super) last_use: u64,
     checksum: u64,
+    data_file: u32,
+    first_block: u32,
     pub(super) length_bytes: u32,
-    pub(super) readers: u32,
     /// In the eviction index, and its namespace; meaningless once it is detached.
     pub(super) node: Option<NodeId>,
     pub(super) namespace: NamespaceId,
     /// It is not evicted before this second; see [`super::map::Index::now_s`].
     pub(super) leased_until_s: u32,
-    checksum_kind: Option<ChecksumKind>,
-    pub(super) detached: bool,
-    pub(super) pinned: bool,
-    /// It was read and matched its checksum, since the store was opened.
-    pub(super) was_read: bool,
-    /// See [`use_word`](crate::format::record::use_word).
-    pub(super) last_use: u64,
-    /// Its last use is not in its record yet.
-    pub(super) is_behind: bool,
-    pub(super) slots: u8,
-    /// It had to stay and left the eviction index, to be entered again when it is neither pinned nor read.
-    pub(super) excluded: bool,
+    state: u32,
 }
 
+const _: () = assert!(size_of::<ChunkEntry>() == 60);
+const _: () = assert!((MAX_KEY_BYTES / KEY_PART_BYTES + 1) >> (u32::BITS - SLOTS_SHIFT) == 0);
+
 impl ChunkEntry {
-    /// Without readers, and not in the eviction index.
+    /// Without readers, and not in the eviction index. Its record takes the slots of a key of `key_bytes`.
     pub(super) fn new(
         digest: Digest,
         extent: Extent,
         length_bytes: u64,
         checksum: Option<PayloadChecksum>,
+        key_bytes: usize,
     ) -> Self {
+        let kind = match checksum.map(|checksum| checksum.kind) {
+            None => 0,
+            Some(ChecksumKind::Crc32c) => 1,
+            Some(ChecksumKind::Crc64Nvme) => 2,
+        };
         Self {
             digest,
             data_file: extent.file,
             first_block: extent.first_block,
             checksum: checksum.map_or(0, |checksum| checksum.value),
             length_bytes: length_bytes as u32,
-            checksum_kind: checksum.map(|checksum| checksum.kind),
-            slots: 1,
+            state: (slots_for(key_bytes) as u32) << SLOTS_SHIFT | kind << KIND_SHIFT,
             ..Self::default()
         }
+    }
+
+    pub(super) fn is(&self, flag: Flag) -> bool {
+        self.state & flag as u32 != 0
+    }
+
+    /// Sets a flag, and returns what it was.
+    pub(super) fn set(&mut self, flag: Flag, value: bool) -> bool {
+        let before = self.is(flag);
+        self.state = (self.state & !(flag as u32)) | (u32::from(value) * flag as u32);
+        before
+    }
+
+    pub(super) fn readers(&self) -> u32 {
+        self.state & MOST_READERS
+    }
+
+    /// Counts one reader more, unless there are too many.
+    pub(super) fn add_reader(&mut self) -> bool {
+        let has_room = self.readers() < MOST_READERS;
+        self.state += u32::from(has_room);
+        has_room
+    }
+
+    pub(super) fn remove_reader(&mut self) {
+        debug_assert!(self.readers() > 0, "a chunk without readers was returned");
+        self.state -= 1;
     }
 
     pub(super) fn extent(&self) -> Extent {
@@ -124,20 +174,27 @@ impl ChunkEntry {
 
     /// Whether it may be taken out now: stored, and not in use.
     pub(super) fn can_go(&self, now_s: u32) -> bool {
-        !self.detached && self.stays_until_s() <= now_s
+        !self.is(Flag::Detached) && self.stays_until_s() <= now_s
     }
 
     pub(super) fn footprint(&self) -> Footprint {
-        Footprint { bytes: self.extent().size_bytes(), slots: self.slots.into() }
+        let slots = u64::from(self.state >> SLOTS_SHIFT);
+        Footprint { bytes: self.extent().size_bytes(), slots }
     }
 
     /// The second until which it must stay.
     pub(super) fn stays_until_s(&self) -> u32 {
-        if self.pinned || self.readers > 0 { UNTIL_RELEASED_S } else { self.leased_until_s }
+        let is_in_use = self.is(Flag::Pinned) || self.readers() > 0;
+        if is_in_use { UNTIL_RELEASED_S } else { self.leased_until_s }
     }
 
     pub(super) fn checksum(&self) -> Option<PayloadChecksum> {
-        self.checksum_kind.map(|kind| PayloadChecksum { kind, value: self.checksum })
+        let kind = match self.state >> KIND_SHIFT & 3 {
+            0 => return None,
+            1 => ChecksumKind::Crc32c,
+            _ => ChecksumKind::Crc64Nvme,
+        };
+        Some(PayloadChecksum { kind, value: self.checksum })
     }
 }
 
@@ -149,7 +206,40 @@ mod tests {
 
     fn entry(first_block: u32) -> ChunkEntry {
         let extent = Extent { file: 0, first_block, blocks: 1 };
-        ChunkEntry::new(Digest::of("key"), extent, 1, None)
+        ChunkEntry::new(Digest::of("key"), extent, 1, None, 3)
+    }
+
+    #[test]
+    fn flags_readers_slots_and_checksum_do_not_touch_each_other() {
+        let checksum = PayloadChecksum { kind: ChecksumKind::Crc64Nvme, value: u64::MAX };
+        let extent = Extent { file: 7, first_block: u32::MAX, blocks: 1 << 19 };
+        let digest = Digest::of("key");
+        let mut entry = ChunkEntry::new(digest, extent, 2 << 30, Some(checksum), MAX_KEY_BYTES);
+        let flags = [Flag::Detached, Flag::Pinned, Flag::WasRead, Flag::IsBehind, Flag::Excluded];
+        for (number, flag) in flags.into_iter().enumerate() {
+            assert!(!entry.set(flag, true) && entry.set(flag, true));
+            assert_eq!(
+                flags.map(|other| entry.is(other)).iter().filter(|set| **set).count(),
+                number + 1
+            );
+            assert!(entry.add_reader());
+            assert_eq!((entry.readers(), entry.footprint().slots), (number as u32 + 1, 25));
+            assert_eq!((entry.extent(), entry.checksum()), (extent, Some(checksum)));
+        }
+        for flag in flags {
+            entry.remove_reader();
+            assert!(entry.set(flag, false) && !entry.is(flag));
+        }
+        assert_eq!((entry.readers(), entry.footprint().slots), (0, 25));
+    }
+
+    #[test]
+    fn one_reader_too_many_finds_nothing() {
+        let mut entry = entry(0);
+        assert!((0..MOST_READERS).all(|_| entry.add_reader()) && !entry.add_reader());
+        assert_eq!((entry.readers(), entry.is(Flag::Detached)), (MOST_READERS, false));
+        entry.remove_reader();
+        assert!(entry.add_reader());
     }
 
     #[test]
@@ -159,14 +249,14 @@ mod tests {
         let numbers: Vec<u32> = (0..count).map(|number| entries.insert(entry(number))).collect();
         assert_eq!(numbers, (0..count).collect::<Vec<_>>());
         for number in (0..count).step_by(3) {
-            assert_eq!(entries.remove(number).first_block, number);
+            assert_eq!(entries.remove(number).extent().first_block, number);
         }
         let again: Vec<u32> = (0..count).step_by(3).map(|_| entries.insert(entry(count))).collect();
         assert!(again.iter().all(|number| number % 3 == 0), "{again:?}");
         assert_eq!(entries.insert(entry(0)), count);
         assert!((0..count).all(|number| {
             let expected = if number % 3 == 0 { count } else { number };
-            entries[number].first_block == expected
+            entries[number].extent().first_block == expected
         }));
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::entries::ChunkEntry;
-use super::ghosts::Ghost;
+use super::entries::{ChunkEntry, Flag};
+use super::ghosts::{Fingerprint, Ghost};
 use super::leases::Footprint;
 use super::map::{Gone, Index};
 use super::shard::Shard;
@@ -50,7 +50,7 @@ impl<G, S> Index<G, S> {
     /// Takes a chunk that must stay out of the eviction index.
     pub(super) fn exclude(&self, entry: &mut ChunkEntry) {
         if let Some(node) = entry.node {
-            entry.excluded = true;
+            entry.set(Flag::Excluded, true);
             self.eviction_index.lock().exclude(node, entry.stays_until_s());
         }
     }
@@ -58,8 +58,10 @@ impl<G, S> Index<G, S> {
     /// Enters a chunk into the eviction index again, if it need not stay any more.
     pub(super) fn release(&self, entry: &mut ChunkEntry) {
         let until_s = entry.stays_until_s();
-        if let Some(node) = entry.node.filter(|_| entry.excluded && until_s < UNTIL_RELEASED_S) {
-            entry.excluded = false;
+        if let Some(node) =
+            entry.node.filter(|_| entry.is(Flag::Excluded) && until_s < UNTIL_RELEASED_S)
+        {
+            entry.set(Flag::Excluded, false);
             self.eviction_index.lock().release(node, until_s);
         }
     }
@@ -72,14 +74,15 @@ impl<G, S> Index<G, S> {
             let found = self.find_stored(&shard, digest, key, now_ms);
             let Some(found) = found else { return false };
             let entry = &mut shard.entries[found.entry];
-            if entry.pinned {
+            if entry.is(Flag::Pinned) {
                 return true;
             }
-            entry.pinned = self.take_pinned(entry.footprint());
-            if entry.pinned {
+            let is_pinned = self.take_pinned(entry.footprint());
+            entry.set(Flag::Pinned, is_pinned);
+            if is_pinned {
                 self.exclude(entry);
             }
-            entry.pinned
+            is_pinned
         };
         keys.iter().map(pin).collect()
     }
@@ -101,7 +104,7 @@ impl<G, S> Index<G, S> {
             let found = shard.find(digest).filter(|found| self.table.key_is(found.record, key));
             let Some(found) = found else { return false };
             let entry = &mut shard.entries[found.entry];
-            let was_pinned = std::mem::take(&mut entry.pinned);
+            let was_pinned = entry.set(Flag::Pinned, false);
             if was_pinned {
                 *self.pinned.lock() -= entry.footprint();
                 self.release(entry);
@@ -127,7 +130,8 @@ impl<G, S> Index<G, S> {
                 let namespace = Namespace::of(key);
                 let named = (namespace.fingerprint(), || namespace.name());
                 let namespace = self.eviction_index.lock().remember(named);
-                Ghost { digest, namespace, since_bytes, refused_sets: 0, was_evicted: false }
+                let fingerprint = Fingerprint::of(digest);
+                Ghost { fingerprint, namespace, since_bytes, refused_sets: 0, was_evicted: false }
             }
         };
         let admitted = ghost.was_evicted || ghost.refused_sets.saturating_add(1) >= sets_needed;
@@ -162,5 +166,5 @@ impl<G, S> Index<G, S> {
 /// The entry of a victim, if it is still stored.
 fn entry_of<G, S>(shard: &mut Shard<G, S>, victim: Victim) -> Option<&mut ChunkEntry> {
     let entry = &mut shard.entries[victim.chunk.entry];
-    (!entry.detached && entry.node == Some(victim.node)).then_some(entry)
+    (!entry.is(Flag::Detached) && entry.node == Some(victim.node)).then_some(entry)
 }

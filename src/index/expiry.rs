@@ -1,6 +1,6 @@
 //! Expiry: after `ttl` without use a chunk is a miss, and is taken out.
 
-use super::entries::ChunkEntry;
+use super::entries::{ChunkEntry, Flag};
 use super::map::Index;
 use crate::block::Extent;
 use crate::format::record::use_parts;
@@ -12,7 +12,7 @@ impl<G, S> Index<G, S> {
         if use_parts(entry.last_use).0.saturating_add(ttl.as_millis() as u64) > now_ms {
             return false;
         }
-        !entry.pinned && entry.leased_until_s <= self.now_s()
+        !entry.is(Flag::Pinned) && entry.leased_until_s <= self.now_s()
     }
 
     /// Takes out what has expired, some chunks at a time. `freed` gets their extents and bytes, and says whether to go on.

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::collisions::Quarantine;
-use super::entries::ChunkEntry;
-use super::ghosts::Ghost;
+use super::entries::{ChunkEntry, Flag};
+use super::ghosts::{Fingerprint, Ghost};
 use super::leases::{Footprint, Leases};
 use super::lookup::Located;
 use super::shard::{Pending, Shard, WaitingOperation};
@@ -200,7 +200,7 @@ impl<G, S> Index<G, S> {
     ) -> Option<Extent> {
         let entry = shard.entries[number];
         let length_bytes = u64::from(entry.length_bytes);
-        shard.entries[number].detached = true;
+        shard.entries[number].set(Flag::Detached, true);
         if let Some(slot) = shard.unlink(number) {
             self.table.clear(slot);
             self.count(-1, -(length_bytes as i64));
@@ -209,7 +209,7 @@ impl<G, S> Index<G, S> {
                 let before = self.evicted_bytes.fetch_add(size_bytes, Ordering::Relaxed);
                 self.eviction_index.lock().remember_leaving(entry.namespace);
                 let ghost = Ghost {
-                    digest: entry.digest,
+                    fingerprint: Fingerprint::of(entry.digest),
                     namespace: entry.namespace,
                     since_bytes: before + size_bytes,
                     refused_sets: 0,
@@ -220,14 +220,14 @@ impl<G, S> Index<G, S> {
             if let Some(node) = entry.node {
                 self.eviction_index.lock().leave(node, entry.namespace);
             }
-            if entry.pinned {
+            if entry.is(Flag::Pinned) {
                 *self.pinned.lock() -= entry.footprint();
             }
             if entry.leased_until_s > 0 {
                 self.leases.lock().remove(entry.leased_until_s, entry.footprint());
             }
         }
-        (entry.readers == 0).then(|| shard.entries.remove(number).extent())
+        (entry.readers() == 0).then(|| shard.entries.remove(number).extent())
     }
 
     pub(crate) fn now_s(&self) -> u32 {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::entries::Flag;
 use super::map::{Gone, Index};
 use super::shard::{ChunkVersion, Pin, WaitingOperation};
 use crate::block::Extent;
@@ -88,12 +89,15 @@ impl<G, S> Index<G, S> {
     pub(crate) fn unpin(&self, pin: &Pin, matched: bool) -> Option<Extent> {
         let (_, mut shard) = self.shard(pin.digest);
         let entry = &mut shard.entries[pin.entry];
-        entry.was_read |= matched;
-        entry.readers -= 1;
-        if !entry.detached {
+        if matched {
+            entry.set(Flag::WasRead, true);
+        }
+        entry.remove_reader();
+        let is_detached = entry.is(Flag::Detached);
+        if !is_detached {
             self.release(entry);
         }
-        let unused = entry.detached && entry.readers == 0;
+        let unused = is_detached && entry.readers() == 0;
         unused.then(|| shard.entries.remove(pin.entry).extent())
     }
 }

@@ -2,6 +2,7 @@
 //! few seconds. A kill loses what was not written.
 
 use super::changes::Change;
+use super::entries::Flag;
 use super::lookup::Located;
 use super::map::Index;
 use super::shard::Shard;
@@ -14,7 +15,7 @@ impl<G, S> Index<G, S> {
         let entry = &mut shard.entries[found.entry];
         let (_, uses) = use_parts(entry.last_use);
         entry.last_use = use_word(now_ms, uses.saturating_add(1));
-        if !std::mem::replace(&mut entry.is_behind, true) {
+        if !entry.set(Flag::IsBehind, true) {
             shard.used.push(found.entry);
         }
         if let Some(node) = entry.node {
@@ -34,7 +35,7 @@ impl<G, S> Index<G, S> {
         for number in shard.used.drain(first..) {
             let entry = &mut shard.entries[number];
             // It may be gone, and its number another's.
-            if !std::mem::take(&mut entry.is_behind) || entry.detached {
+            if !entry.set(Flag::IsBehind, false) || entry.is(Flag::Detached) {
                 continue;
             }
             let same = |found: Located| found.entry == number;

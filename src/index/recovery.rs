@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::header::{Owner, Session};
-use crate::format::record::{GENERATIONS_END, STATE_CHUNK, slots_for};
+use crate::format::record::{GENERATIONS_END, STATE_CHUNK};
 use crate::format::sealed;
 use crate::store::Store;
 
@@ -312,8 +312,9 @@ fn read_records(
         }
         slots.into_iter().flatten().for_each(|slot| used[slot as usize] = true);
         let (extent, checksum) = (record.extent(), record.chunk_checksum());
-        let mut entry = ChunkEntry::new(record.digest(), extent, record.length_bytes, checksum);
-        entry.slots = slots_for(record.key_length.into()) as u8;
+        let key_bytes = record.key_length.into();
+        let mut entry =
+            ChunkEntry::new(record.digest(), extent, record.length_bytes, checksum, key_bytes);
         entry.last_use = record.last_use;
         chunks.push(RecoveredChunk { entry, generation: record.generation, slot });
     }
@@ -334,7 +335,7 @@ fn drop_overlapping(
         let extent = chunk.entry.extent();
         let mut survives = true;
         while let Some(last) = chunks[..kept].last()
-            && last.entry.data_file == extent.file
+            && last.entry.extent().file == extent.file
             && last.entry.extent().end_block() > u64::from(extent.first_block)
         {
             recovery.overlapping += 1;

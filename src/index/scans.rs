@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::entries::ChunkEntry;
+use super::entries::{ChunkEntry, Flag};
 use super::leases::Footprint;
 use super::lookup::Located;
 use super::map::{Gone, Index};
@@ -235,8 +235,9 @@ impl<G, S> Index<G, S> {
         for number in 0..self.shards.len() {
             self.refuse_pending(number, name);
             self.in_namespace(number, name, |shard, found| {
-                let (pinned, others): (Vec<Located>, Vec<Located>) =
-                    found.into_iter().partition(|found| shard.entries[found.entry].pinned);
+                let (pinned, others): (Vec<Located>, Vec<Located>) = found
+                    .into_iter()
+                    .partition(|found| shard.entries[found.entry].is(Flag::Pinned));
                 purged.pinned.extend(pinned.into_iter().filter_map(|found| self.key_of(found)));
                 let (freed, bytes) = self.take_out_all(shard, &others);
                 extents.extend(freed);
@@ -258,8 +259,10 @@ impl<G, S> Index<G, S> {
         let shard = &mut *shard;
         let (lookup, entries) = (&shard.lookup, &shard.entries);
         let is_pinned = |digest: Digest| {
-            let same = |found: Located| entries[found.entry].digest == digest;
-            lookup.find(digest.tag(), same).is_some_and(|found| entries[found.entry].pinned)
+            let same = |found: Located| { entries[found.entry].digest } == digest;
+            lookup
+                .find(digest.tag(), same)
+                .is_some_and(|found| entries[found.entry].is(Flag::Pinned))
         };
         for pending in &mut shard.pending {
             // A pinned chunk stays, and so does the one that replaces it.
@@ -277,7 +280,7 @@ impl<G, S> Index<G, S> {
                 for found in found {
                     let entry = &shard.entries[found.entry];
                     let record = self.table.read(found.record);
-                    let is_lost = record.digest() != entry.digest;
+                    let is_lost = record.digest() != { entry.digest };
                     let fits = record.extent() == entry.extent()
                         && record.length_bytes == u64::from(entry.length_bytes);
                     if !(is_lost || fits) {
@@ -308,7 +311,7 @@ impl<G, S> Index<G, S> {
                 check.keys += 1;
                 check.stored_bytes += extent.size_bytes();
                 payload_bytes += u64::from(entry.length_bytes);
-                if entry.pinned {
+                if entry.is(Flag::Pinned) {
                     pinned += entry.footprint();
                 }
                 let chunk = ChunkRef { shard: number as u32, entry: found.entry };
@@ -317,7 +320,7 @@ impl<G, S> Index<G, S> {
                     Some(node) => drop(chunks.insert(node, (chunk, extent, entry.namespace))),
                     None => check.problems.push(format!("{chunk:?} is not in the eviction index")),
                 }
-                if entry.detached || !seen.insert(entry.digest) {
+                if entry.is(Flag::Detached) || !seen.insert(entry.digest) {
                     check.problems.push(format!("{chunk:?} is gone, or there twice"));
                 }
                 if shard.ghosts.get(entry.digest).is_some() {
@@ -353,7 +356,7 @@ fn find_meant<G, S>(
 ) -> Option<Located> {
     let entry = &shard.entries[number];
     let find = || shard.lookup.find(entry.digest.tag(), |found| found.entry == number);
-    if !entry.detached && is_meant(entry) { find() } else { None }
+    if !entry.is(Flag::Detached) && is_meant(entry) { find() } else { None }
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ impl<G, S> Shard<G, S> {
     }
 
     pub(super) fn find(&self, digest: Digest) -> Option<Located> {
-        let same = |found: Located| self.entries[found.entry].digest == digest;
+        let same = |found: Located| { self.entries[found.entry].digest } == digest;
         self.lookup.find(digest.tag(), same)
     }
 
@@ -96,10 +96,9 @@ impl<G, S> Shard<G, S> {
     /// Pins a chunk, if it has this length.
     pub(super) fn pin(&mut self, entry: u32, length_bytes: u64) -> Option<Pin> {
         let pinned = &mut self.entries[entry];
-        if u64::from(pinned.length_bytes) != length_bytes {
+        if u64::from(pinned.length_bytes) != length_bytes || !pinned.add_reader() {
             return None;
         }
-        pinned.readers += 1;
         let (digest, extent, checksum) = (pinned.digest, pinned.extent(), pinned.checksum());
         Some(Pin { digest, entry, extent, length_bytes, checksum })
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::entries::ChunkEntry;
+use super::entries::{ChunkEntry, Flag};
 use super::lookup::Located;
 use super::map::{Gone, Index};
 use super::shard::{Pending, Pin, Shard, WaitingOperation};
@@ -16,7 +16,7 @@ use super::table::{ChunkFields, Reservation};
 use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
 use crate::evict::ChunkRef;
-use crate::format::record::{slots_for, use_word};
+use crate::format::record::use_word;
 use crate::key::{Digest, Namespace};
 
 /// Outcome of [`Index::enter_set`].
@@ -82,7 +82,8 @@ impl<G, S> Index<G, S> {
         let generation = self.table.read(found.record).generation;
         let is_unverified = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
             .contains(&generation)
-            || generation < self.untrusted_before.load(Ordering::Relaxed) && !entry.was_read;
+            || generation < self.untrusted_before.load(Ordering::Relaxed)
+                && !entry.is(Flag::WasRead);
         (!is_unverified && !self.has_lost_its_record(digest, found.record))
             .then(|| (u64::from(entry.length_bytes), entry.checksum()))
     }
@@ -205,7 +206,7 @@ impl<G, S> Index<G, S> {
 
     /// Removes the entry of a chunk that was deleted while it was being written.
     fn drop_detached(&self, shard: &mut Shard<G, S>, entry: Option<u32>) -> Option<Extent> {
-        let entry = entry.filter(|entry| shard.entries[*entry].detached)?;
+        let entry = entry.filter(|entry| shard.entries[*entry].is(Flag::Detached))?;
         self.take_out(shard, entry, Gone::Removed)
     }
 
@@ -220,13 +221,12 @@ impl<G, S> Index<G, S> {
     ) -> u32 {
         let ChunkFields { digest, extent, length_bytes, checksum, .. } = content;
         let key = &pending.key;
-        let mut entry = ChunkEntry::new(digest, extent, length_bytes, checksum);
-        entry.slots = slots_for(key.len()) as u8;
+        let mut entry = ChunkEntry::new(digest, extent, length_bytes, checksum, key.len());
         entry.last_use = use_word(content.created_ms, 0);
         debug_assert_eq!(entry.extent(), extent, "an extent is as long as its chunk");
         if pending.is_deleted() {
             self.table.release(reservation);
-            entry.detached = true;
+            entry.set(Flag::Detached, true);
             return shard.entries.insert(entry);
         }
         let record = match reservation.is_written {
@@ -248,7 +248,7 @@ impl<G, S> Index<G, S> {
         let (node, namespace) = self.eviction_index.lock().enter(chunk, extent, namespace, returns);
         let entry = &mut shard.entries[number];
         (entry.node, entry.namespace) = (Some(node), namespace);
-        if entry.pinned {
+        if entry.is(Flag::Pinned) {
             self.exclude(entry);
         }
         if entry.leased_until_s > 0 {
@@ -262,7 +262,8 @@ impl<G, S> Index<G, S> {
     /// A pin or lease is of the key: it goes from a chunk, which is taken out, to the one that replaces it, within the limits.
     fn inherit(&self, entry: &mut ChunkEntry, old: &ChunkEntry) {
         let footprint = entry.footprint();
-        entry.pinned = old.pinned && self.take_pinned(footprint);
+        let is_pinned = old.is(Flag::Pinned) && self.take_pinned(footprint);
+        entry.set(Flag::Pinned, is_pinned);
         let is_leased = old.leased_until_s > self.now_s();
         let fits =
             || old.footprint().fits(footprint) || self.leasable(self.now_s()).fits(footprint);

@@ -44,7 +44,7 @@ impl Layout {
         let mut chunks = Vec::new();
         while let Some(extent) = layout.allocator.allocate(1) {
             let id = layout.nodes.insert(ChunkNode::new(CHUNK, extent, 0, 0));
-            layout.extents.insert(extent.start(), id);
+            layout.extents.insert(&layout.nodes, id);
             chunks.push(id);
         }
         (layout, chunks)
@@ -60,7 +60,7 @@ impl Layout {
                 layout.free(layout.held[which.index(layout.held.len())]);
             } else if let Some(extent) = layout.allocator.allocate(blocks % 24 + 1) {
                 let id = layout.nodes.insert(ChunkNode::new(CHUNK, extent, 0, 0));
-                layout.extents.insert(extent.start(), id);
+                layout.extents.insert(&layout.nodes, id);
                 layout.held.push(id);
                 layout.rank.push((id, *rank));
             }
@@ -71,8 +71,8 @@ impl Layout {
     fn free(&mut self, id: NodeId) {
         self.held.retain(|other| *other != id);
         self.rank.retain(|(other, _)| *other != id);
+        self.extents.remove(&self.nodes, id);
         let node = self.nodes.remove(id);
-        self.extents.remove(&node.extent.start());
         self.allocator.free(node.extent);
     }
 
@@ -166,7 +166,7 @@ fn the_chunk_between_two_holes_goes() {
     for _ in 0..30 {
         let extent = layout.allocator.allocate(4).unwrap();
         let id = layout.nodes.insert(ChunkNode::new(CHUNK, extent, 0, 0));
-        layout.extents.insert(extent.start(), id);
+        layout.extents.insert(&layout.nodes, id);
         layout.held.push(id);
         layout.rank.push((id, 0));
         chunks.push(id);

@@ -35,7 +35,7 @@ fn numbers_are_used_again_and_the_others_stay() {
     let removed: Vec<NodeId> = ids.iter().copied().step_by(3).collect();
     for id in &removed {
         let (removed, number) = (nodes.remove(*id), id.index() as u32);
-        assert_eq!((removed.chunk.entry, removed.chunk.shard), (number, number % 5));
+        assert_eq!((removed.chunk().entry, removed.chunk().shard), (number, number % 5));
         assert_eq!((u32::from(removed.uses), u32::from(removed.pool)), (number, number % 3));
     }
     assert_eq!(nodes.len(), ids.len() - removed.len());
@@ -45,7 +45,7 @@ fn numbers_are_used_again_and_the_others_stay() {
     assert_eq!(nodes.insert(node(count)).index(), count as usize);
     for (number, id) in ids.iter().enumerate() {
         let expected = if number % 3 == 0 { count } else { number as u32 };
-        assert_eq!(nodes[*id].chunk.entry, expected);
+        assert_eq!(nodes[*id].chunk().entry, expected);
     }
 }
 

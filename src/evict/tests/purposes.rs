@@ -34,7 +34,7 @@ impl Cache {
             let mut found = Vec::new();
             self.policy.coldest(&mut self.nodes, 1, &mut found);
             self.policy.remove(&mut self.nodes, found[0]);
-            let gone = self.nodes.remove(found[0]).chunk.entry;
+            let gone = self.nodes.remove(found[0]).chunk().entry;
             self.held.remove(&gone);
         }
         let id = self.nodes.insert(node(chunk, 1, 0));
@@ -67,7 +67,7 @@ impl Cache {
     fn order(&mut self) -> Vec<(u32, u8)> {
         let mut found = Vec::new();
         self.policy.coldest(&mut self.nodes, usize::MAX, &mut found);
-        let told = |id: NodeId| (self.nodes[id].chunk.entry, self.policy.rank(&self.nodes, id));
+        let told = |id: NodeId| (self.nodes[id].chunk().entry, self.policy.rank(&self.nodes, id));
         found.into_iter().map(told).collect()
     }
 

@@ -1,0 +1,189 @@
+//! The extent map: the stored chunks in the order of their extents.
+//!
+//! It has the number of each chunk and nothing else, in sorted pieces; where a chunk lies stands in its node. So it takes 4 to 8
+//! bytes for a chunk, where a map with the extents as keys would take 25.
+
+use std::collections::BTreeMap;
+
+use super::{NodeId, Nodes};
+
+/// Most chunks of a piece.
+const PIECE: usize = 128;
+
+type Start = (u32, u32);
+/// With its number, so that the order is one even where two chunks begin at one block, which is a bug that a check reports.
+type Place = (Start, NodeId);
+
+pub(super) struct ExtentMap {
+    /// By a bound that is above all chunks of the pieces before, and not above those of this one. The first is always there.
+    pieces: BTreeMap<Place, Vec<NodeId>>,
+    len: usize,
+}
+
+impl Default for ExtentMap {
+    fn default() -> Self {
+        Self { pieces: BTreeMap::from([(first_at((0, 0)), Vec::new())]), len: 0 }
+    }
+}
+
+impl ExtentMap {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = NodeId> {
+        self.pieces.values().flatten().copied()
+    }
+
+    /// The chunk that begins at `start`.
+    pub(super) fn at(&self, nodes: &Nodes, start: Start) -> Option<NodeId> {
+        self.first_from(nodes, start).filter(|id| nodes[*id].extent.start() == start)
+    }
+
+    /// The first chunk that begins at `start` or later.
+    pub(super) fn first_from(&self, nodes: &Nodes, start: Start) -> Option<NodeId> {
+        let place = first_at(start);
+        let (bound, piece) = self.pieces.range(..=place).next_back()?;
+        let here = piece.get(position(piece, nodes, place)).copied();
+        here.or_else(|| {
+            let mut behind = self.pieces.range(*bound..).skip(1);
+            behind.find_map(|(_, piece)| piece.first().copied())
+        })
+    }
+
+    /// The last chunk that begins before `start`.
+    pub(super) fn last_before(&self, nodes: &Nodes, start: Start) -> Option<NodeId> {
+        let place = first_at(start);
+        let mut pieces = self.pieces.range(..=place).rev();
+        let (_, piece) = pieces.next()?;
+        let here = position(piece, nodes, place).checked_sub(1).map(|at| piece[at]);
+        here.or_else(|| pieces.find_map(|(_, piece)| piece.last().copied()))
+    }
+
+    /// Adds a chunk, which must not change its extent before it is removed.
+    pub(super) fn insert(&mut self, nodes: &Nodes, id: NodeId) {
+        self.len += 1;
+        let place = place_of(nodes, id);
+        let Some((_, piece)) = self.pieces.range_mut(..=place).next_back() else { return };
+        let at = position(piece, nodes, place);
+        if piece.len() < PIECE {
+            return piece.insert(at, id);
+        }
+        // Behind all others a piece stays full: chunks often come in order.
+        let mut upper = Vec::with_capacity(PIECE);
+        if at == PIECE {
+            upper.push(id);
+        } else {
+            upper.extend(piece.drain(PIECE / 2..));
+            match at.checked_sub(PIECE / 2) {
+                Some(at) => upper.insert(at, id),
+                None => piece.insert(at, id),
+            }
+        }
+        self.pieces.insert(place_of(nodes, upper[0]), upper);
+    }
+
+    pub(super) fn remove(&mut self, nodes: &Nodes, id: NodeId) {
+        let place = place_of(nodes, id);
+        let Some((&bound, piece)) = self.pieces.range_mut(..=place).next_back() else { return };
+        let at = position(piece, nodes, place);
+        if piece.get(at) != Some(&id) {
+            debug_assert!(false, "{id:?} is not where its extent is");
+            return;
+        }
+        piece.remove(at);
+        self.len -= 1;
+        if piece.len() < PIECE / 4 {
+            self.join(bound);
+        }
+    }
+
+    /// Joins a short piece with the one before it, if both are short.
+    fn join(&mut self, bound: Place) {
+        let mut both = self.pieces.range_mut(..=bound).rev();
+        if let Some((_, short)) = both.next()
+            && let Some((_, before)) = both.next()
+            && short.len() + before.len() <= PIECE / 2
+        {
+            before.append(short);
+            self.pieces.remove(&bound);
+        }
+    }
+}
+
+/// Not behind any chunk that begins there.
+fn first_at(start: Start) -> Place {
+    (start, NodeId::at(0))
+}
+
+fn place_of(nodes: &Nodes, id: NodeId) -> Place {
+    (nodes[id].extent.start(), id)
+}
+
+/// Where `place` is in a piece, or would be.
+fn position(piece: &[NodeId], nodes: &Nodes, place: Place) -> usize {
+    piece.partition_point(|id| place_of(nodes, *id) < place)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::block::Extent;
+    use crate::evict::{ChunkNode, ChunkRef};
+
+    fn add(map: &mut ExtentMap, nodes: &mut Nodes, (file, first_block): Start) -> NodeId {
+        let extent = Extent { file, first_block, blocks: 1 };
+        let id = nodes.insert(ChunkNode::new(ChunkRef { shard: 0, entry: 0 }, extent, 0, 0));
+        map.insert(nodes, id);
+        id
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_sorted_map(
+            steps in prop::collection::vec((0_u32..3, 0_u32..400, 0_u8..10), 1..3000), removes in 1_u8..10,
+        ) {
+            let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());
+            let mut model: BTreeMap<Start, NodeId> = BTreeMap::new();
+            for (file, block, action) in steps {
+                let start = (file, block);
+                match model.get(&start) {
+                    Some(&id) if action < removes => {
+                        map.remove(&nodes, id);
+                        nodes.remove(id);
+                        model.remove(&start);
+                    }
+                    Some(_) => {}
+                    None => drop(model.insert(start, add(&mut map, &mut nodes, start))),
+                }
+                prop_assert_eq!(map.len(), model.len());
+                prop_assert_eq!(map.at(&nodes, start), model.get(&start).copied());
+                let from = model.range(start..).next().map(|(_, id)| *id);
+                prop_assert_eq!(map.first_from(&nodes, start), from);
+                let before = model.range(..start).next_back().map(|(_, id)| *id);
+                prop_assert_eq!(map.last_before(&nodes, start), before);
+            }
+            prop_assert!(map.iter().eq(model.values().copied()));
+            prop_assert!(map.pieces.values().all(|piece| piece.len() <= PIECE));
+        }
+    }
+
+    #[test]
+    fn pieces_are_full_of_what_comes_in_order_and_few_of_what_is_left() {
+        let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());
+        let count = 64 * PIECE as u32;
+        let ids: Vec<NodeId> =
+            (0..count).map(|block| add(&mut map, &mut nodes, (0, block))).collect();
+        assert_eq!((map.len(), map.pieces.len()), (64 * PIECE, 64));
+        for (number, id) in ids.iter().enumerate().filter(|(number, _)| number % PIECE != 0) {
+            map.remove(&nodes, *id);
+            assert_eq!(map.len(), 64 * PIECE - (number - number / PIECE));
+        }
+        assert!(map.pieces.len() <= 2, "{} pieces for {} chunks", map.pieces.len(), map.len());
+        assert_eq!(map.first_from(&nodes, (0, 1)), Some(ids[PIECE]));
+    }
+}
