@@ -149,6 +149,11 @@ impl Scheduler {
         }
     }
 
+    /// Takes these from here on. What is in flight beyond them ends first.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
     /// Gives no grants to SETs, or gives them again.
     pub fn hold_sets(&mut self, holds: bool) {
         self.holds_sets = holds;

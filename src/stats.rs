@@ -51,6 +51,7 @@ counters! {
     read_bytes,
     written_bytes,
     bounced_bytes,
+    checksums_stolen_bytes,
     checksum_mismatch,
     verified_after_crash,
     read_errors,
@@ -181,7 +182,7 @@ pub struct Stats {
     pub set_queued_operations: u64,
     /// Their bytes.
     pub set_queued_bytes: u64,
-    /// Threads that move bytes.
+    /// Threads that take work now and move its bytes.
     pub io_threads: u64,
     /// Whether it is closed, and in order.
     pub shutdown_clean: bool,

@@ -17,7 +17,7 @@ const COUNT: u64 = 9000;
 
 fn open(path: &Path, durability: Durability, io_threads: usize) -> Client {
     let mut config = config(path, Config::WHOLE_DEVICE);
-    (config.durability, config.io_threads) = (durability, io_threads);
+    (config.durability, config.io_threads) = (durability, Some(io_threads));
     Client::from(Connector::open(config).unwrap())
 }
 

@@ -218,7 +218,7 @@ fn a_sync_given_up_by_close_fails_no_other_reactor() {
     }
     let directory = tempfile::tempdir().unwrap();
     let mut config = config(directory.path(), 256 * MIB);
-    (config.durability, config.io_threads) = (Durability::Persistent, 2);
+    (config.durability, config.io_threads) = (Durability::Persistent, Some(2));
     let (reactors, living) =
         (Arc::new(AtomicUsize::new(0)), Arc::<Mutex<Vec<Weak<()>>>>::default());
     let (has_synced, is_stuck) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());

@@ -117,7 +117,7 @@ fn a_path_that_fails_while_it_is_opened_takes_no_other_one_out() {
         (0..3).map(|number| root.path().join(format!("disk{number}"))).collect();
     let files = Arc::new(LostWithReactor::default());
     let mut config = config_of(&paths, 64 * MIB);
-    config.io_threads = 1;
+    config.io_threads = Some(1);
     config.files = Arc::<LostWithReactor>::clone(&files);
     let engines = AtomicUsize::new(0);
     let make_engine = move |queue_depth, waker: Arc<Waker>| {

@@ -95,7 +95,7 @@ fn a_load_waits_for_the_set_of_its_key_alone() {
     for reactors in [1, 3] {
         let directory = tempfile::tempdir().unwrap();
         let (client, held) = open(directory.path(), |config| {
-            config.io_threads = reactors;
+            config.io_threads = Some(reactors);
             config.tuning.set_in_flight_bytes = Some((IN_FLIGHT * reactors * LENGTH) as u64);
             config.tuning.set_in_flight_between_loads_bytes = config.tuning.set_in_flight_bytes;
             // No SET may go first for having waited.
@@ -154,7 +154,7 @@ fn sets_get_on_beside_a_load_that_does_not_end() {
     for reactors in [1, 3] {
         let directory = tempfile::tempdir().unwrap();
         let (client, held) = open(directory.path(), |config| {
-            config.io_threads = reactors;
+            config.io_threads = Some(reactors);
             config.tuning.set_max_wait = Duration::from_millis(100);
         });
         assert!(client.set_one(&key(1), &chunk(1)));

@@ -47,7 +47,7 @@ impl Machine {
 
     fn open_with_reactors(&self, durability: Durability, reactors: usize) -> Client {
         let mut config = config(self.directory.path(), 16 * MIB);
-        config.io_threads = reactors;
+        config.io_threads = Some(reactors);
         config.durability = durability;
         let client = Client::from(self.disk.open(config).unwrap());
         self.disk.let_transfers_go();

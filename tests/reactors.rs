@@ -19,7 +19,7 @@ const COUNT: u64 = 60;
 
 fn configured(directory: &Path) -> Config {
     let mut config = config(directory, 256 * MIB);
-    config.io_threads = REACTORS;
+    config.io_threads = Some(REACTORS);
     config
 }
 
@@ -68,7 +68,7 @@ fn everything_works_in_order_in_both_durabilities() {
         assert!(client.connector.close().clean);
         drop(client);
         // With another number of reactors too: it is no property of what is stored.
-        config.io_threads = 1;
+        config.io_threads = Some(1);
         let client = Client::from(Connector::open(config).unwrap());
         assert_eq!(client.connector.stats().keys, COUNT - COUNT.div_ceil(3));
         for number in (0..COUNT).filter(|number| number % 3 != 0) {
@@ -77,6 +77,120 @@ fn everything_works_in_order_in_both_durabilities() {
             assert!(loaded.is_some_and(|loaded| loaded == expected.bytes()));
         }
     }
+}
+
+/// A store whose reactors count as busy whenever there is work, and how many engines were made for it. The second one is
+/// refused if `is_refused`.
+fn open_on_demand(directory: &Path, is_refused: bool) -> (Client, Arc<AtomicUsize>) {
+    let mut config = config(directory, 256 * MIB);
+    config.io_threads = None;
+    config.tuning.busy_share = 0.0;
+    let engines = Arc::new(AtomicUsize::new(0));
+    let made = Arc::clone(&engines);
+    let make_engine = move |queue_depth, waker: Arc<Waker>| {
+        if made.fetch_add(1, Ordering::SeqCst) > 0 && is_refused {
+            let source = std::io::Error::from_raw_os_error(libc::ENOMEM);
+            return Err(EngineError::Failed { operation: "starting", source });
+        }
+        FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), Arc::default())
+    };
+    (Client::from(Connector::open_with_engine(config, make_engine).unwrap()), engines)
+}
+
+#[test]
+fn a_further_reactor_comes_while_the_first_one_is_busy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (client, engines) = open_on_demand(directory.path(), false);
+    let io_threads = || client.connector.stats().io_threads;
+    assert_eq!((io_threads(), engines.load(Ordering::SeqCst)), (1, 1));
+    if std::thread::available_parallelism().unwrap().get() == 1 {
+        eprintln!("skipped: one processor has one reactor");
+        return;
+    }
+    common::eventually("two reactors take work", || {
+        work(&client);
+        io_threads() > 1
+    });
+    assert!(engines.load(Ordering::SeqCst) > 1);
+    // To the end of the trial and beyond: whoever takes work, nothing is lost or out of order.
+    (0..50).for_each(|_| work(&client));
+    client.assert_consistent();
+    assert!(client.connector.close().clean);
+}
+
+#[test]
+fn without_a_further_reactor_the_first_one_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let (client, engines) = open_on_demand(directory.path(), true);
+    if std::thread::available_parallelism().unwrap().get() == 1 {
+        eprintln!("skipped: one processor has one reactor");
+        return;
+    }
+    common::eventually("a further one is refused", || {
+        work(&client);
+        engines.load(Ordering::SeqCst) > 1
+    });
+    (0..50).for_each(|_| work(&client));
+    assert_eq!(engines.load(Ordering::SeqCst), 2, "it is asked for once");
+    assert_eq!(client.connector.stats().io_threads, 1);
+    assert!(client.connector.close().clean);
+}
+
+/// A store with reactors of which the first gets a chunk of 64 MiB, whose pieces all come back at once when `stuck` ends.
+fn open_for_stealing(directory: &Path, stuck: &Arc<AtomicBool>) -> Client {
+    let mut config = config(directory, 512 * MIB);
+    config.io_threads = Some(2);
+    let stuck = Arc::clone(stuck);
+    let make_engine = move |queue_depth, waker: Arc<Waker>| {
+        let script = Box::new(|_, _, _| Fault::None);
+        FaultEngine::new(queue_depth, waker, script, Arc::clone(&stuck))
+    };
+    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+}
+
+#[test]
+fn a_reactor_that_is_free_sums_up_what_another_one_moves() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = Arc::default();
+    let client = open_for_stealing(directory.path(), &stuck);
+    // From an odd address, so that it is also copied.
+    let stored = Memory::patterned(64 << 20, 1, 7);
+    assert!(client.set_one("long", &stored));
+    let before = client.counter("checksums_stolen_bytes");
+    common::eventually("bytes are summed up by another reactor", || {
+        let loaded = Memory::new(64 << 20, 1);
+        stuck.store(true, Ordering::SeqCst);
+        let get = client.submit_get(&["long".to_owned()], &[&loaded]);
+        // Until it has asked for all that the device takes.
+        std::thread::sleep(Duration::from_millis(20));
+        stuck.store(false, Ordering::SeqCst);
+        assert_eq!(client.wait(get).results, [true]);
+        assert!(loaded.bytes() == stored.bytes());
+        client.counter("checksums_stolen_bytes") > before
+    });
+    assert_eq!(client.counter("checksum_mismatch"), 0);
+    assert!(client.connector.close().clean);
+}
+
+#[test]
+fn a_close_in_the_middle_of_it_answers_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    let (stored, loaded) = (Memory::patterned(64 << 20, 0, 7), Memory::new(64 << 20, 0));
+    for pause_us in (0..30).map(|round| 100 * round) {
+        let stuck = Arc::default();
+        let client = open_for_stealing(directory.path(), &stuck);
+        let set = client.submit_set(&["long".to_owned()], &[&stored]);
+        client.wait(set);
+        stuck.store(true, Ordering::SeqCst);
+        client.submit_get(&["long".to_owned()], &[&loaded]);
+        std::thread::sleep(Duration::from_millis(40));
+        stuck.store(false, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_micros(pause_us));
+        assert!(client.connector.close_within(Duration::ZERO).clean);
+        assert_eq!(client.connector.stats().in_flight, 0, "after {pause_us} us");
+    }
+    let client = open_for_stealing(directory.path(), &Arc::default());
+    assert!(client.get_one("long", 64 << 20).is_some_and(|bytes| bytes == stored.bytes()));
 }
 
 #[test]

@@ -27,6 +27,9 @@ use crate::time::Clock;
 /// Smallest capacity: room for an index and one useful data file.
 pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
 
+/// Most reactors of a path, where the options leave it open.
+const MOST_REACTORS: usize = 16;
+
 /// Everything that can be set when a store is opened. [`OPTIONS`] says what each option does; `None` is the word for none.
 #[derive(Clone, Debug)]
 #[allow(
@@ -52,8 +55,8 @@ pub struct Config {
     /// `None` for the smaller of 5 % of the file system and 10 GiB.
     pub min_free_bytes: Option<u64>,
     pub discard: Discard,
-    /// Reactors of each path, each with a thread and an engine of its own.
-    pub io_threads: usize,
+    /// Reactors of each path, each with a thread and an engine of its own; `None` for as many as are needed.
+    pub io_threads: Option<usize>,
     pub set_queue_bytes: u64,
     /// For tests and benchmarks, as all below: no options.
     #[doc(hidden)]
@@ -90,7 +93,6 @@ impl Config {
     }
 
     fn defaults() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         Self {
             paths: Vec::new(),
             capacities_bytes: Vec::new(),
@@ -107,7 +109,7 @@ impl Config {
             write_budget_bytes: None,
             min_free_bytes: None,
             discard: Discard::Format,
-            io_threads: (cores / 8).clamp(1, 4),
+            io_threads: None,
             set_queue_bytes: 8 << 30,
             tuning: Tuning::default(),
             files: Arc::new(SystemFiles),
@@ -180,6 +182,13 @@ impl Config {
         Ok(config)
     }
 
+    /// Fewest and most reactors of each path.
+    pub(crate) fn reactors(&self) -> (usize, usize) {
+        let cores = || std::thread::available_parallelism().map_or(1, NonZero::get);
+        let most = || if cores() == 1 { 1 } else { (cores() / 2).clamp(2, MOST_REACTORS) };
+        self.io_threads.map_or_else(|| (1, most()), |count| (count, count))
+    }
+
     /// The first path.
     pub fn path(&self) -> &Path {
         self.paths.first().map_or(Path::new(""), PathBuf::as_path)
@@ -237,7 +246,10 @@ mod tests {
         for value in [OptionValue::Float(1.5e9), OptionValue::Text("1.5e9".into())] {
             assert_eq!(options(&[("capacity", value)]).unwrap().capacity_bytes(), 1_500_000_000);
         }
-        assert_eq!(options(&[("io_threads", OptionValue::Float(64.0))]).unwrap().io_threads, 64);
+        assert_eq!(
+            options(&[("io_threads", OptionValue::Float(64.0))]).unwrap().io_threads,
+            Some(64)
+        );
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
 /// The engine that is configured. It warns once if the posix engine has to take the place of io_uring.
 pub(super) fn maker(config: &Config) -> MakeEngine {
     let (choice, registered_files) = (config.engine, config.tuning.registered_files);
-    let reactors = config.io_threads * config.paths.len();
+    let reactors = config.reactors().0 * config.paths.len();
     // Loads and stores of one reactor have two threads each at least.
     let most_threads = (MOST_THREADS / reactors).max(4);
     let path = config.path().to_owned();
@@ -56,7 +56,7 @@ pub(super) fn maker(config: &Config) -> MakeEngine {
 }
 
 /// The engines of all reactors, with the number of each where they differ: the system may run short of rings or threads.
-pub(super) fn describe(engines: &[String]) -> String {
+pub(super) fn describe(engines: &[&str]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for engine in engines {
         *counts.entry(engine).or_default() += 1;
@@ -74,9 +74,7 @@ mod tests {
 
     #[test]
     fn engines_that_differ_are_counted() {
-        let engines =
-            |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        assert_eq!(describe(&engines(&["a", "a"])), "a");
-        assert_eq!(describe(&engines(&["b", "a", "b"])), "1 x a, 2 x b");
+        assert_eq!(describe(&["a", "a"]), "a");
+        assert_eq!(describe(&["b", "a", "b"]), "1 x a, 2 x b");
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Connector;
+use super::engines::describe;
 use super::volume::Volume;
 use crate::backlog::Amount;
 use crate::config::Config;
@@ -55,7 +56,7 @@ impl Connector {
             partial_flush: shutdown.partial_flush,
             set_queued_operations: queued.operations,
             set_queued_bytes: queued.bytes,
-            io_threads: (self.config.io_threads * self.volumes.all.len()) as u64,
+            io_threads: self.volumes.all.iter().map(|one| one.shared.active() as u64).sum(),
             latencies: if is_owner { latencies.snapshot() } else { Vec::new() },
             counters,
             total: PathStats::of_all(&paths),
@@ -81,7 +82,7 @@ impl Connector {
             path: volume.path().to_owned(),
             in_use: is_live,
             reason: reason.unwrap_or_default(),
-            engine: volume.engine.clone(),
+            engine: describe(&shared.engines()),
             geometry,
             keys: index.keys(),
             stored_bytes: index.stored_bytes(),

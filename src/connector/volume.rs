@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 
-use super::engines::describe;
 use super::home::FoundHome;
 use crate::cache::{Cache, CacheThread, ChunkIndex, WriteBudget};
 use crate::capacity::Budget;
@@ -64,8 +63,6 @@ pub(super) struct Volume {
     pub(super) sharing: Sharing,
     pub(super) budget: Arc<Budget>,
     pub(super) recovery: Recovery,
-    /// Descriptions of its engines, when it is started.
-    pub(super) engine: String,
     unverified: Vec<ChunkVersion>,
     threads: Mutex<Threads>,
 }
@@ -82,7 +79,7 @@ impl Volume {
     ) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
         let io_error = |action| OpenError::io(action, &path);
-        let wakers: io::Result<Vec<_>> = (0..config.io_threads).map(|_| Waker::new()).collect();
+        let wakers: io::Result<Vec<_>> = (0..config.reactors().1).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error("make an eventfd for"))?;
         let FoundHome { home, index, files } = FoundHome::prepare(found, &config)?;
         let budget = Arc::new(home.budget(&config));
@@ -100,15 +97,14 @@ impl Volume {
                 home.open_store(&config, files, &budget, table, &wakers)
             })?;
         let table = &index.table;
-        table.prepare_syncs(config.io_threads).map_err(io_error("open the index of"))?;
         let id = table.store_id().map_err(io_error("read the index of"))?;
         let (completions, write_budget) = (Arc::clone(completions), Arc::clone(write_budget));
         let reactors = wakers.iter().map(Arc::clone).collect();
         let open_store = OpenStore::new(id);
         let cache = Cache::new(config, index, store, write_budget, reactors, open_store);
         let shared = Arc::new(Shared::new(Arc::new(cache), completions, wakers));
-        let (engine, threads) = (String::new(), Mutex::default());
-        Ok(Self { shared, id, sharing, budget, recovery, engine, unverified, threads })
+        let threads = Mutex::default();
+        Ok(Self { shared, id, sharing, budget, recovery, unverified, threads })
     }
 
     /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
@@ -141,10 +137,7 @@ impl Volume {
         started.inspect_err(|_| {
             shared.stop(Duration::ZERO);
             threads.end();
-        })?;
-        let reactors = threads.reactors.as_ref();
-        self.engine = reactors.map_or_else(String::new, |reactors| describe(&reactors.engines));
-        Ok(())
+        })
     }
 
     pub(super) fn index(&self) -> &ChunkIndex {

@@ -156,6 +156,11 @@ impl Waker {
         fence(Ordering::SeqCst);
     }
 
+    /// Whether the thread sleeps, or is about to.
+    pub(crate) fn sleeps(&self) -> bool {
+        self.sleeping.load(Ordering::SeqCst)
+    }
+
     /// Takes the announcement back.
     pub fn awake(&self) {
         self.sleeping.store(false, Ordering::SeqCst);

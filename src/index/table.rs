@@ -6,8 +6,8 @@
 //! slot behind its old end is handed out, so no access goes past its end.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::changes::Changes;
@@ -59,7 +59,7 @@ pub(crate) struct IndexState {
 pub(crate) struct Table {
     pub(super) index_file: IndexFile,
     /// The same for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
-    pub(super) sync_files: OnceLock<Vec<ClosedOnFork>>,
+    pub(super) sync_files: Mutex<Vec<ClosedOnFork>>,
     pub(super) mapping: Mapping,
     pub(crate) changes: Changes,
     /// Never locked for long: giving slots back takes it.
@@ -112,7 +112,7 @@ impl Table {
         let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
         let table = Self {
             index_file,
-            sync_files: OnceLock::new(),
+            sync_files: Mutex::default(),
             mapping,
             changes: Changes::default(),
             free: Mutex::default(),

@@ -179,21 +179,22 @@ impl Table {
     pub(crate) fn release_file(&self) -> io::Result<()> {
         self.index_file.release()?;
         self.mapping.release();
-        self.sync_files.get().into_iter().flatten().try_for_each(ClosedOnFork::release)
+        self.sync_files.lock().iter().try_for_each(ClosedOnFork::release)
     }
 
-    /// Opens the file once for each of `reactors` that sync it. The kernel reports a write-back error once to each open file:
+    /// Opens the file once for each of the first `reactors` that sync it, unless it was before. The kernel reports a write-back error once to each open file:
     /// through a shared one, a reactor's sync could take the error that belongs to another's records.
     pub(crate) fn prepare_syncs(&self, reactors: usize) -> io::Result<()> {
-        let open = |_| self.index_file.open_again().map(ClosedOnFork::new);
-        let files = (1..reactors).map(open).collect::<io::Result<Vec<_>>>()?;
-        self.sync_files.get_or_init(|| files);
+        let mut files = self.sync_files.lock();
+        while files.len() + 1 < reactors {
+            files.push(self.index_file.open_again().map(ClosedOnFork::new)?);
+        }
         Ok(())
     }
 
     /// Descriptor of the file by which reactor `number` syncs it.
     pub(crate) fn sync_descriptor(&self, number: usize) -> RawFd {
-        let others = self.sync_files.get().map_or(&[][..], Vec::as_slice);
+        let others = self.sync_files.lock();
         let of = |position: usize| others.get(position).map(|file| file.as_raw_fd());
         number.checked_sub(1).and_then(of).unwrap_or(self.index_file.file.as_raw_fd())
     }

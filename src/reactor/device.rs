@@ -55,6 +55,8 @@ pub(super) struct Device {
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
     moved: [VecDeque<Piece>; 2],
     pub(super) moved_bytes: u64,
+    /// Bytes of those of them that other reactors have.
+    pub(super) offered_bytes: u64,
     /// Most bytes that may wait there, as loads hold bounce memory until then.
     pub(super) most_moved_bytes: u64,
     /// Writes in the kernel whose checksum may be computed meanwhile; some may be done by now.
@@ -83,6 +85,7 @@ impl Device {
             isolated: Default::default(),
             moved: Default::default(),
             moved_bytes: 0,
+            offered_bytes: 0,
             most_moved_bytes,
             unsummed: VecDeque::new(),
             failed: VecDeque::new(),
@@ -153,8 +156,7 @@ impl Device {
                     self.shared.cache.store.retry_bad_extents();
                 }
                 let piece = self.pieces.remove(token);
-                self.moved_bytes += piece.grant.length_bytes;
-                self.moved[usize::from(!is_load)].push_back(piece);
+                self.put_moved(piece, usize::from(!is_load));
                 return Ok(true);
             }
             // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
@@ -238,6 +240,21 @@ impl Device {
         tokens.into_iter().for_each(|token| self.fail(token, Failure::Closed));
     }
 
+    /// A piece is to be summed up, or was by another reactor, in line 0 for loads or 1 for the rest.
+    pub(super) fn put_moved(&mut self, piece: Piece, line: usize) {
+        self.moved_bytes += piece.grant.length_bytes;
+        self.moved[line].push_back(piece);
+    }
+
+    /// The piece that would be summed up last.
+    pub(super) fn take_last_unsummed(&mut self) -> Option<Piece> {
+        let line = self.moved.iter_mut().rev().find(|line| !line.is_empty())?;
+        line.back().filter(|piece| !piece.is_processed())?;
+        let piece = line.pop_back()?;
+        self.moved_bytes -= piece.grant.length_bytes;
+        Some(piece)
+    }
+
     pub(super) fn has_checksums_to_do(&self) -> bool {
         self.moved_bytes > 0 || !self.unsummed.is_empty()
     }
@@ -247,12 +264,10 @@ impl Device {
         let mut piece = self.moved.iter_mut().find_map(VecDeque::pop_front)?;
         let grant = piece.grant;
         self.moved_bytes -= grant.length_bytes;
-        piece.deliver();
-        let checksum = piece.checksum();
-        let summed_bytes = if checksum.is_some() { grant.length_bytes } else { 0 };
-        let processed_bytes = piece.bounced_bytes as u64 + summed_bytes;
+        let processed_bytes = piece.process();
+        let checksum = piece.checksum().unwrap_or(0);
         piece.release(&mut self.pool);
-        Some(Checksummed { grant, checksum: checksum.unwrap_or(0), processed_bytes })
+        Some(Checksummed { grant, checksum, processed_bytes })
     }
 
     /// Computes checksums of writes that are still in the kernel, when there is nothing better to do: then they can be answered

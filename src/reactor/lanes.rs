@@ -4,13 +4,14 @@
 //! GET has opened its chunk.
 
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::SegQueue;
 
 use super::latency::Latencies;
 use super::operation::Operation;
+use super::piece::Piece;
 use crate::engine::Waker;
 use crate::key::Digest;
 use crate::schedule::Class;
@@ -22,6 +23,8 @@ pub(super) struct Lane {
     pub(super) intake: SegQueue<Vec<Operation>>,
     /// Keys whose SETs are to be promoted, as GETs wait for them.
     pub(super) awaited: SegQueue<Digest>,
+    /// Pieces of it that others have summed up.
+    pub(super) returned: SegQueue<Piece>,
     pub(super) waker: Arc<Waker>,
     pub(super) latencies: Mutex<Latencies>,
     pub(super) load: Load,
@@ -36,6 +39,17 @@ pub(super) struct Lane {
     pub(super) loads: AtomicUsize,
     /// SETs wait here for the loads of others to end.
     pub(super) sets_wait: AtomicBool,
+    /// Describes its engine, once it runs.
+    pub(super) engine: OnceLock<String>,
+    /// Processor time that it has taken, and bytes that it has moved.
+    pub(super) processor_ns: AtomicU64,
+    pub(super) moved_bytes: AtomicU64,
+}
+
+/// A piece that the kernel is done with, of reactor `owner`, to be summed up by any.
+pub(super) struct Offered {
+    pub(super) piece: Piece,
+    pub(super) owner: usize,
 }
 
 /// A batch stays with a reactor until that has so much more to do than the least busy one: small chunks cost less where
@@ -88,6 +102,7 @@ impl Lane {
         Self {
             intake: SegQueue::new(),
             awaited: SegQueue::new(),
+            returned: SegQueue::new(),
             waker,
             latencies: Mutex::new(Latencies::new()),
             load: Load::default(),
@@ -97,7 +112,15 @@ impl Lane {
             awaits_records: AtomicBool::new(false),
             loads: AtomicUsize::new(0),
             sets_wait: AtomicBool::new(false),
+            engine: OnceLock::new(),
+            processor_ns: AtomicU64::new(0),
+            moved_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Whether it has operations that are not answered.
+    pub(super) fn is_pending(&self) -> bool {
+        self.load.before(Class::Set).1 > 0
     }
 }
 

@@ -18,8 +18,11 @@ mod operations;
 mod padding;
 mod piece;
 mod record_writer;
+mod scaling;
 mod set;
 mod shared;
+mod stealing;
+mod threads;
 mod transfers;
 mod verify;
 
@@ -27,8 +30,6 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver};
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub(crate) use errnos::is_gone;
@@ -38,12 +39,11 @@ pub(crate) use latency::Latencies;
 pub(crate) use operation::Operation;
 pub(crate) use record_writer::{Answer, RecordWriter};
 pub(crate) use shared::Shared;
+pub(crate) use threads::{MakeEngine, ReactorEnd, Reactors};
 
-use crate::engine::{Engine, EngineError, Waker};
-use crate::error::OpenError;
-use crate::index::ChunkVersion;
-use crate::sync::Mutex;
+use crate::engine::EngineError;
 use operations::{CHECKSUM_TURN_BYTES, Operations};
+use threads::Further;
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,113 +55,11 @@ const FEED_FIRST_BYTES: u64 = 256 << 10;
 /// Changes of records wait for the reactor to sleep, or for so many turns: waking the thread that makes them costs more than they do.
 const ANNOUNCED_TURNS: u32 = 4;
 
-/// Makes the engine of a reactor, with a queue depth and the waker that ends its waits.
-pub(crate) type MakeEngine =
-    Arc<Mutex<Box<dyn FnMut(usize, Arc<Waker>) -> Result<Box<dyn Engine>, EngineError> + Send>>>;
-
-/// How a reactor ended, the best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ReactorEnd {
-    /// It was asked to, and the kernel holds nothing any more.
-    Orderly,
-    /// It failed; the kernel holds nothing any more.
-    Failed,
-    /// The kernel still holds memory and files, which are leaked.
-    Leaked,
-}
-
-type ReactorThread = (JoinHandle<()>, Receiver<ReactorEnd>);
-
-pub(crate) struct Reactors {
-    threads: Vec<ReactorThread>,
-    pub(crate) engines: Vec<String>,
-}
-
-impl Reactors {
-    /// Starts a reactor for each lane, whose engine is made on its own thread. If one fails, none runs.
-    pub(crate) fn start(
-        shared: &Arc<Shared>,
-        mut unverified: Vec<ChunkVersion>,
-        make_engine: &MakeEngine,
-    ) -> Result<Self, OpenError> {
-        let mut reactors = Self { threads: Vec::new(), engines: Vec::new() };
-        for number in 0..shared.lanes.len() {
-            // They are read one at a time, so one reactor is enough.
-            let unverified = mem::take(&mut unverified);
-            match start(number, shared, unverified, Arc::clone(make_engine)) {
-                Ok((thread, engine)) => {
-                    reactors.threads.push(thread);
-                    reactors.engines.push(engine);
-                }
-                Err(error) => {
-                    shared.stop(Duration::ZERO);
-                    reactors.join();
-                    return Err(error);
-                }
-            }
-        }
-        Ok(reactors)
-    }
-
-    /// Waits for the reactors to end, without a limit, as they may use the memory of callers. Returns how the worst one ended. The
-    /// thread of one that leaks is left behind: it does not exit before the kernel has given back what its ring has.
-    pub(crate) fn join(self) -> ReactorEnd {
-        let join = |(thread, ending): ReactorThread| {
-            let ending = ending.recv().unwrap_or(ReactorEnd::Leaked);
-            match ending {
-                ReactorEnd::Leaked => ReactorEnd::Leaked,
-                ending => thread.join().map_or(ReactorEnd::Leaked, |()| ending),
-            }
-        };
-        self.threads.into_iter().map(join).max().unwrap_or(ReactorEnd::Orderly)
-    }
-}
-
-fn start(
-    number: usize,
-    shared: &Arc<Shared>,
-    unverified: Vec<ChunkVersion>,
-    make_engine: MakeEngine,
-) -> Result<(ReactorThread, String), OpenError> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let (tell_ending, ending) = mpsc::sync_channel(1);
-    let path = shared.cache.config.path().to_owned();
-    let shared = Arc::clone(shared);
-    let name = format!("kvring-{number}");
-    let thread = Builder::new().name(name).spawn(move || {
-        let waker = Arc::clone(&shared.lanes[number].waker);
-        let (config, device) = (&shared.cache.config, shared.device_limits());
-        let limits = limits::of_reactor(config, device, shared.lanes.len());
-        // Loads, and as many stores.
-        let engine = make_engine.lock()(2 * limits.queue_depth, waker);
-        // It may hold what belongs to the caller.
-        drop(make_engine);
-        match engine {
-            Ok(engine) => {
-                let _ = sender.send(Ok(engine.description()));
-                let operations = Operations::new(number, shared, unverified, engine, limits);
-                let _ = tell_ending.send(operations.live());
-            }
-            Err(error) => {
-                let _ = sender.send(Err(error));
-            }
-        }
-    });
-    let thread =
-        thread.map_err(|source| OpenError::Io { action: "start a thread for", path, source })?;
-    let at_once = |_| EngineError::Failed {
-        operation: "starting",
-        source: std::io::Error::other("the reactor's thread ended at once"),
-    };
-    let description = receiver.recv().map_err(at_once)??;
-    Ok(((thread, ending), description))
-}
-
 impl Operations {
     /// Runs until it is stopped, or dies; answers everything in either case.
-    fn live(mut self) -> ReactorEnd {
+    fn live(mut self, mut further: Option<Further>) -> ReactorEnd {
         let shared = Arc::clone(&self.shared);
-        let failure = match catch_unwind(AssertUnwindSafe(|| self.run())) {
+        let failure = match catch_unwind(AssertUnwindSafe(|| self.run(&mut further))) {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(format!(": {error}")),
             Err(_) => Some(" after a panic".to_owned()),
@@ -183,6 +81,10 @@ impl Operations {
             (false, _) => ReactorEnd::Leaked,
         };
         if quiet {
+            debug_assert_eq!(
+                self.device.offered_bytes, 0,
+                "others use the memory of what ends here"
+            );
             drop(self);
         } else {
             let count = self.device.in_flight;
@@ -191,15 +93,16 @@ impl Operations {
             mem::forget(self);
         }
         shared.note_stopped();
-        ending
+        further.map_or(ending, |further| ending.max(further.join()))
     }
 
-    fn run(&mut self) -> Result<(), EngineError> {
+    fn run(&mut self, further: &mut Option<Further>) -> Result<(), EngineError> {
         let mut has_fed = false;
         let mut turns_unannounced = 0;
         loop {
             self.take_up();
             let now = Instant::now();
+            self.scale(further, now);
             self.start_due(now);
             let deadline = *self.shared.deadline.lock();
             if deadline.is_none() {
@@ -237,7 +140,9 @@ impl Operations {
                 continue;
             }
             let turns = 1 + u64::from(mem::take(&mut has_fed));
+            self.share_checksums();
             self.checksum_moved(turns * CHECKSUM_TURN_BYTES);
+            self.steal_checksums(CHECKSUM_TURN_BYTES);
             self.device.precompute_checksums(CHECKSUM_TURN_BYTES);
         }
     }

@@ -14,6 +14,7 @@ use super::device::Device;
 use super::errnos::Failure;
 use super::get::{Shown, end_get, end_read};
 use super::latency::Timeline;
+use super::limits;
 use super::operation::{Active, Operation};
 use super::verify::Verification;
 use crate::engine::{Engine, EngineError, Reaped};
@@ -55,6 +56,12 @@ pub(super) struct Operations {
     pub(super) retries: Vec<(Instant, usize)>,
     /// Whether the first SET waits for the store to grow; none goes meanwhile.
     pub(super) awaits_growth: bool,
+    /// Bytes that it has moved, and when others were told.
+    pub(super) moved_bytes: u64,
+    pub(super) told_at: Instant,
+    /// Most transfers of its part of the device, which its memory is made for, and how many reactors share the device.
+    most_depth: usize,
+    sharers: usize,
 }
 
 impl Operations {
@@ -70,7 +77,12 @@ impl Operations {
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
         let most_bytes = limits.max_in_flight_bytes;
         let device = Device::new(Arc::clone(&shared), engine, most_transfers, most_bytes);
+        let sharers = shared.active().max(number + 1);
         Self {
+            moved_bytes: 0,
+            told_at: Instant::now(),
+            most_depth: limits.queue_depth,
+            sharers,
             number,
             shared,
             scheduler: Scheduler::new(limits),
@@ -138,6 +150,17 @@ impl Operations {
             }
         }
         lane.load.change(&mut self.load_changes_bytes);
+    }
+
+    /// Takes as much of the device as the number of reactors leaves to each.
+    pub(super) fn follow_limits(&mut self) {
+        let active = self.shared.active();
+        if mem::replace(&mut self.sharers, active) != active {
+            let (config, device) = (&self.shared.cache.config, self.shared.device_limits());
+            let mut limits = limits::of_reactor(config, device, active);
+            limits.queue_depth = limits.queue_depth.min(self.most_depth);
+            self.scheduler.set_limits(limits);
+        }
     }
 
     fn count_load(&mut self, operation: &Operation, sign: i64) {
@@ -293,6 +316,7 @@ impl Operations {
 
     /// Drops what is queued; what has pieces in flight ends with the last of them.
     pub(super) fn drop_queued(&mut self) {
+        self.await_returned();
         self.checksum_moved(u64::MAX);
         // Syncs in flight are still to be reaped.
         self.commit.waiting.clear();

@@ -57,6 +57,8 @@ pub(super) struct Piece {
     missing_bytes: usize,
     moved_bytes: usize,
     attempts: u32,
+    /// What went through bounce memory is where the caller wants it.
+    is_delivered: bool,
     /// What its bytes are summed up to, if they are.
     checksum_kind: Option<ChecksumKind>,
     /// Its combinable CRC, once computed.
@@ -70,6 +72,10 @@ pub(super) enum PieceProgress {
     /// It failed with this errno; 0 stands for an unexpected end of the file.
     Failed(i32),
 }
+
+// SAFETY: its pointers name memory of the caller, valid until the answer, which comes after the piece has ended on whichever
+// thread, and bounce memory, which is the piece's own.
+unsafe impl Send for Piece {}
 
 impl Piece {
     /// Lays out the vectors of a piece of a chunk of `chunk_bytes`, which is, or is to be, in `buffer`. Without one it is read
@@ -97,6 +103,7 @@ impl Piece {
             missing_bytes: length,
             moved_bytes: 0,
             attempts: 0,
+            is_delivered: false,
             checksum_kind,
             checksum: None,
         };
@@ -178,11 +185,28 @@ impl Piece {
         }
     }
 
+    /// Whether [`Piece::process`] has nothing to do.
+    pub(super) fn is_processed(&self) -> bool {
+        (self.is_delivered || self.target.is_write() || self.bounced_bytes == 0)
+            && (self.checksum.is_some() || self.checksum_kind.is_none())
+    }
+
+    /// Does what is left for the processor when the kernel is done with it. Returns bytes copied and summed up.
+    pub(super) fn process(&mut self) -> u64 {
+        if self.is_processed() {
+            return 0;
+        }
+        self.deliver();
+        let summed_bytes = if self.checksum().is_some() { self.grant.length_bytes } else { 0 };
+        self.bounced_bytes as u64 + summed_bytes
+    }
+
     /// Copies what was read through bounce memory to where the caller wants it.
-    pub(super) fn deliver(&self) {
-        if self.target.is_write() {
+    fn deliver(&mut self) {
+        if self.target.is_write() || self.is_delivered {
             return;
         }
+        self.is_delivered = true;
         if let (Some(bounce), Some(buffer)) = (&self.bounce, self.buffer) {
             let end = (self.grant.offset_bytes + self.grant.length_bytes) as usize;
             // SAFETY: both hold `bounced_bytes` bytes; the kernel is done with the bounce memory, and the caller's memory is

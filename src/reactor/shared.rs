@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crossbeam_queue::SegQueue;
+
 use super::health::Health;
-use super::lanes::{Lane, Spread};
+use super::lanes::{Lane, Offered, Spread};
 use super::latency::Latencies;
 use super::limits;
 use super::record_writer::WaitingAnswers;
+use super::scaling::Sample;
 use crate::cache::Cache;
 use crate::completion_queue::CompletionQueue;
 use crate::engine::Waker;
@@ -29,6 +32,12 @@ pub(crate) struct Shared {
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
     live: AtomicUsize,
+    /// The first so many reactors get work.
+    active: AtomicUsize,
+    /// Pieces to be summed up by whichever reactor is free.
+    pub(super) offered: SegQueue<Offered>,
+    /// A reactor that was needed could not be started.
+    pub(super) is_start_refused: AtomicBool,
     /// No reactor takes anything any more.
     stopped: AtomicBool,
     /// A reactor has failed, and all of them stop for it: nothing can be loaded any more, and what is stored must not be promised.
@@ -46,7 +55,10 @@ impl Shared {
             completions,
             health: Health::default(),
             answers: Mutex::default(),
-            live: AtomicUsize::new(wakers.len()),
+            live: AtomicUsize::new(0),
+            active: AtomicUsize::new(1),
+            offered: SegQueue::new(),
+            is_start_refused: AtomicBool::new(false),
             lanes: wakers.into_iter().map(Lane::new).collect(),
             failed_syncs: AtomicU64::new(0),
             sync_errno: AtomicI32::new(0),
@@ -57,7 +69,40 @@ impl Shared {
     }
 
     pub(crate) fn spread(&self, class: Class, expected: usize) -> Spread {
-        Spread::new(&self.lanes, class, expected)
+        Spread::new(&self.lanes[..self.active()], class, expected)
+    }
+
+    /// How many reactors get work.
+    pub(crate) fn active(&self) -> usize {
+        self.active.load(Ordering::SeqCst)
+    }
+
+    /// From here on the first `count` reactors get work, all of which run. Others end what they have.
+    pub(super) fn set_active(&self, count: usize) {
+        self.active.store(count, Ordering::SeqCst);
+    }
+
+    /// The reactors that run, or have run.
+    pub(super) fn running(&self) -> impl Iterator<Item = &Lane> {
+        self.lanes.iter().filter(|lane| lane.engine.get().is_some())
+    }
+
+    /// The engines of those.
+    pub(crate) fn engines(&self) -> Vec<&str> {
+        self.running().filter_map(|lane| lane.engine.get()).map(String::as_str).collect()
+    }
+
+    /// What all reactors have done, as far as they have told.
+    pub(super) fn sample(&self, at: Instant) -> Sample {
+        let sum = |of: fn(&Lane) -> &AtomicU64| {
+            self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
+        };
+        Sample {
+            at,
+            processor: Duration::from_nanos(sum(|lane| &lane.processor_ns)),
+            moved_bytes: sum(|lane| &lane.moved_bytes),
+            is_pending: self.lanes.iter().any(Lane::is_pending),
+        }
     }
 
     /// Most transfers of loads, and as many of stores, in the device of this path, and most bytes of either.
@@ -95,15 +140,20 @@ impl Shared {
         number == 0 && !self.cache.deleted.is_empty()
     }
 
-    /// Whether anything waits for reactor `number` to be taken up.
+    /// Whether anything waits for reactor `number` to be taken up, or to be done by any.
     pub(super) fn has_work(&self, number: usize) -> bool {
         let lane = &self.lanes[number];
-        !lane.intake.is_empty() || !lane.awaited.is_empty() || self.reclaims_deleted(number)
+        !lane.intake.is_empty()
+            || !lane.awaited.is_empty()
+            || !lane.returned.is_empty()
+            || !self.offered.is_empty()
+            || self.reclaims_deleted(number)
     }
 
     /// GETs wait for what is being written for these keys: whichever reactor has such a SET promotes it.
     pub(crate) fn promote(&self, awaited: &[Digest]) {
-        for lane in self.lanes.iter().filter(|_| !awaited.is_empty()) {
+        // Only one that runs has a SET.
+        for lane in self.running().filter(|_| !awaited.is_empty()) {
             awaited.iter().for_each(|digest| lane.awaited.push(*digest));
             lane.waker.wake();
         }
@@ -120,6 +170,17 @@ impl Shared {
 
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::SeqCst)
+    }
+
+    /// Reactor `number` could not be started; those before it go on without it.
+    pub(super) fn note_refused(&self, number: usize, error: &dyn std::fmt::Display) {
+        let path = self.cache.config.path().display();
+        log::warn!("{path}: {number} of its reactors go on without a further one: {error}");
+        self.is_start_refused.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn note_starting(&self) {
+        self.live.fetch_add(1, Ordering::SeqCst);
     }
 
     /// A reactor takes nothing any more. With the last one everything that still comes is answered here.

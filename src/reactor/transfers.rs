@@ -13,6 +13,9 @@ use crate::engine::{EngineError, Reaped};
 use crate::schedule::{Class, Grant};
 use crate::store::Location;
 
+/// Bytes that could be moved in the time that a piece takes whatever its length.
+const PIECE_COSTS_BYTES: u64 = 8192;
+
 /// Bytes that could be summed up in the time that giving an extent back takes.
 const RECLAIM_COSTS_BYTES: u64 = 4096;
 
@@ -131,6 +134,7 @@ impl Operations {
             let wanted = (active.failure.is_none(), is_load);
             let completed = self.device.complete((token, result), wanted, now);
             if let Ok(true) = completed {
+                self.moved_bytes += grant.length_bytes + PIECE_COSTS_BYTES;
                 self.scheduler.finish(grant);
                 self.active[grant.id].timeline.moved = Some(now);
             }

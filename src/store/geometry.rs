@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::device::ioctl;
-use super::drives::queue_depth;
+use super::drives::{numa_node, queue_depth};
 use crate::block::BLOCK_BYTES;
 use crate::directory::set_flags;
 
@@ -34,6 +34,8 @@ pub struct Geometry {
     pub discard_granularity_bytes: Option<u64>,
     /// Transfers that the drives below take at a time.
     pub queue_depth: usize,
+    /// The node of memory and processors that they are at, if all of them are at one.
+    pub numa_node: Option<u32>,
 }
 
 impl Geometry {
@@ -88,6 +90,7 @@ impl Geometry {
                 .filter(|most| *most > 0)
                 .and_then(|_| queue("discard_granularity")),
             queue_depth: queue_depth(Path::new(&sysfs_directory(number))),
+            numa_node: numa_node(Path::new(&sysfs_directory(number))),
         })
     }
 }

@@ -227,7 +227,7 @@ pub(crate) fn config_of(paths: &[PathBuf], capacity_bytes: u64) -> Config {
 }
 
 fn with_defaults(mut config: Config) -> Config {
-    config.io_threads = 1;
+    config.io_threads = Some(1);
     config.layout = layout();
     config.engine = engine_choice();
     config

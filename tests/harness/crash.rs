@@ -130,7 +130,7 @@ impl Life {
 
     fn open(&self, persistent: bool, reactors: usize) -> Result<Client, String> {
         let mut config = config(self.directory.path(), CAPACITY);
-        config.io_threads = reactors;
+        config.io_threads = Some(reactors);
         if persistent {
             config.durability = Durability::Persistent;
         }

@@ -113,7 +113,7 @@ fn open(
     io_threads: usize,
 ) -> Result<Client, kvring::OpenError> {
     let mut config = config_of(paths, CAPACITY);
-    config.io_threads = io_threads;
+    config.io_threads = Some(io_threads);
     config.durability = if persistent { Durability::Persistent } else { Durability::BestEffort };
     Connector::open(config).map(Client::from)
 }
