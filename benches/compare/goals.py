@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from benches.compare import sections
+from benches.compare import growth, sections
 from benches.compare.checksum import allowed_rates
 from benches.compare.mixed import KVRING_ALONE, MIXED, P99
+from benches.compare.opening import KEY_MEMORY, OPEN, OPEN_TIME, case_of
 from benches.compare.peers import (
     BARE,
     FIO,
@@ -85,6 +86,8 @@ def goals(measured: Measured) -> list[Goal]:
         *_threads(measured),
         *_registered(measured),
         *_mixed(measured),
+        *_opening(measured),
+        *_growth(measured),
     ]
 
 
@@ -173,3 +176,22 @@ def _mixed(measured: Measured) -> Iterator[Goal]:
     ):
         ratio = samples.ratio(cell, KVRING, other, metric)
         yield Goal(what, other, target, ratio, at_least=metric == RATE)
+
+
+def _opening(measured: Measured) -> Iterator[Goal]:
+    samples = _section(measured, sections.OPENING)
+    for key_count, target_s in ((1_000_000, 0.35), (10_000_000, 3.0)):
+        case = case_of(key_count)
+        spread = samples.spread(Cell(OPEN, 0, case), KVRING, OPEN_TIME)
+        yield Goal(f"open of {case}", "", target_s, spread, at_least=False, unit="s")
+    case = case_of(10_000_000)
+    spread = samples.spread(Cell(OPEN, 0, case), KVRING, KEY_MEMORY)
+    yield Goal(f"memory for a key, of {case}", "", 120, spread, at_least=False, unit="bytes")
+
+
+def _growth(measured: Measured) -> Iterator[Goal]:
+    samples = _section(measured, sections.GROWTH)
+    cell = Cell(growth.GROWTH, MIB, growth.POOLED)
+    ratio = samples.ratio(cell, growth.GROWING, growth.SETTLED, growth.P999)
+    what = "p99.9 of loads while the store grows by ten data files"
+    yield Goal(what, growth.SETTLED, 1.3, ratio, at_least=False)

@@ -41,7 +41,6 @@ GET_RATE = "get_rate_mb_per_s"
 POOLED = "pooled"
 
 _DELETE_BATCHES = 16
-_LEAD_S = 0.5
 
 
 def run_on_disk(session: Session) -> SectionResult:
@@ -65,7 +64,7 @@ def _run(session: Session, device_name: str) -> SectionResult:
         result.device = {"name": device.name, **device.facts}
         arena = session.arena(same_filled=device.name == XFS_ZRAM)
         with open_peers(peers, device, session, arena, plan.chunk_size_bytes, result) as clients:
-            runs = {name: _Setting(client, arena, plan) for name, client in clients.items()}
+            runs = {name: MixedSetting(client, arena, plan) for name, client in clients.items()}
             variants = [(name, name, True) for name in clients] + [(KVRING_ALONE, KVRING, False)]
             pooled_ms: dict[str, list[float]] = {}
             for round_number in range(-1, session.scale.mixed_rounds):
@@ -140,7 +139,7 @@ class _State:
     stored: bool = True
 
 
-class _Setting:
+class MixedSetting:
     """A client with chunks to load, and the lists that a run needs, all made beforehand."""
 
     def __init__(self, client: Client, arena: Arena, plan: MixedPlan) -> None:
@@ -173,12 +172,12 @@ class _Setting:
             if with_sets:
                 for slot in range(len(self._set_chunks)):
                     self._submit_set(state, prefix, slot)
-                lead_ends_s = time.perf_counter() + _LEAD_S
+                lead_ends_s = time.perf_counter() + self._plan.lead_s
                 while time.perf_counter() < lead_ends_s:
                     self._step(state, prefix, poller, lead_ends_s)
             state.set_chunks = 0
             started_s = due_s = time.perf_counter()
-            while len(state.latencies_s) < self._plan.get_batches:
+            while not self._is_done(state):
                 now_s = time.perf_counter()
                 if state.get is None and now_s >= due_s:
                     self._submit_get(state)
@@ -193,6 +192,11 @@ class _Setting:
         mb_per_s = self._plan.chunk_size_bytes / 1e6 / elapsed_s
         latencies_ms = [latency_s * 1000 for latency_s in state.latencies_s]
         return MixedRun(stored_chunks * mb_per_s, loaded_chunks * mb_per_s, latencies_ms)
+
+    def _is_done(self, state: _State) -> bool:
+        if self._plan.stored_chunks:
+            return state.set_chunks >= self._plan.stored_chunks
+        return len(state.latencies_s) >= self._plan.get_batches
 
     def remove_loadable(self) -> None:
         """Delete what was stored to be loaded."""

@@ -83,9 +83,8 @@ def kvring_peer(name: str, tuning: Mapping[str, Any] | None = None, **options: A
     def opened(place: Place) -> Client:
         kvring = importlib.import_module("kvring")
         with tuned(**(tuning or {})):
-            connector = kvring.Connector(
-                path=str(place.directory), capacity=place.capacity_bytes, **options
-            )
+            settings = {"capacity": place.capacity_bytes, **options}
+            connector = kvring.Connector(path=str(place.directory), **settings)
         return NativeClient(connector)
 
     return Peer(name, opened)

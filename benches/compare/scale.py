@@ -48,6 +48,22 @@ class MixedPlan:
     loadable_chunks: int = 512
     # So many stored chunks are kept. Then the oldest are deleted, as a full cache does.
     kept_chunks: int = 1024
+    # Stores alone, before the first load.
+    lead_s: float = 0.5
+    # Where this is not 0 it ends the run, and get_batches does not.
+    stored_chunks: int = 0
+
+
+def growth_plan(stored_chunks: int, loadable_chunks: int) -> MixedPlan:
+    """Return single loads among stores that fill a store, of which nothing is deleted."""
+    return MixedPlan(
+        get_batch_keys=1,
+        get_interval_s=0.002,
+        loadable_chunks=loadable_chunks,
+        kept_chunks=2 * stored_chunks,
+        lead_s=0.0,
+        stored_chunks=stored_chunks,
+    )
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,11 @@ class Scale:
     plans: tuple[Plan, ...]
     mixed: MixedPlan
     mixed_rounds: int
+    growth: MixedPlan
+    growth_rounds: int
+    growth_capacity_bytes: int
+    open_keys: tuple[int, ...]
+    open_rounds: int
     failing: FailingPlan
     failing_rounds: int
     exists_keys: int
@@ -114,6 +135,12 @@ FULL = Scale(
     ),
     mixed=MixedPlan(),
     mixed_rounds=5,
+    # Ten data files of 2 GiB: no file is longer.
+    growth=growth_plan(20480, 512),
+    growth_rounds=5,
+    growth_capacity_bytes=24 * GIB,
+    open_keys=(1_000_000, 10_000_000),
+    open_rounds=5,
     failing=FailingPlan(),
     failing_rounds=5,
     exists_keys=32768,
@@ -139,6 +166,11 @@ QUICK = Scale(
     plans=(Plan(4 * KIB, 8192, 32), Plan(64 * KIB, 2048, 32), Plan(MIB, 256, 16)),
     mixed=MixedPlan(get_batches=60, loadable_chunks=256, kept_chunks=512),
     mixed_rounds=1,
+    growth=growth_plan(768, 64),
+    growth_rounds=1,
+    growth_capacity_bytes=GIB,
+    open_keys=(100_000,),
+    open_rounds=1,
     failing=FailingPlan(chunk_count=256, window_s=0.5),
     failing_rounds=1,
     exists_keys=4096,

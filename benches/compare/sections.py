@@ -18,6 +18,8 @@ EXISTS = "exists"
 DELETES = "deletes"
 MIXED_DISK = "mixed-disk"
 MIXED_ZRAM = "mixed-zram"
+GROWTH = "growth"
+OPENING = "opening"
 BENCH_L2 = "lmcache"
 SETTINGS = "settings"
 
@@ -34,6 +36,8 @@ TITLES = {
     DELETES: "Many deletes in one call",
     MIXED_DISK: "Loads among stores, on ext4 over the disk",
     MIXED_ZRAM: "Loads among stores, on XFS at the speed of memory",
+    GROWTH: "Loads while the store grows, on XFS at the speed of memory",
+    OPENING: "Opening a store of many keys",
     BENCH_L2: "Through lmcache bench l2",
     SETTINGS: "kvring's own settings, on XFS at the speed of memory",
 }
@@ -51,6 +55,8 @@ _FUNCTIONS = {
     DELETES: ("deletes", "run"),
     MIXED_DISK: ("mixed", "run_on_disk"),
     MIXED_ZRAM: ("mixed", "run_on_zram"),
+    GROWTH: ("growth", "run"),
+    OPENING: ("opening", "run"),
     BENCH_L2: ("lmcache_bench", "run"),
     SETTINGS: ("transfer_parts", "run_settings"),
 }

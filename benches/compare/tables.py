@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benches.compare import checksum, sections
+from benches.compare import checksum, growth, sections
 from benches.compare.deletes import COMPLETION_TIME, LOAD_P99
 from benches.compare.failing import ALL_RATE, PHASE_TIME, SURVIVING_RATE
 from benches.compare.goals import Goal
 from benches.compare.memory import MEMORY_READ, ONE_CORE
 from benches.compare.mixed import GET_RATE, P50, P99
+from benches.compare.opening import KEY_MEMORY, OPEN_TIME
 from benches.compare.samples import CPU, KEY_RATE, RATE, Cell, Samples, Spread, ratio_of, size_text
 
 _METRICS = {
@@ -23,6 +24,11 @@ _METRICS = {
     GET_RATE: "GETs, MB/s",
     P50: "GET batch p50, ms",
     P99: "GET batch p99, ms",
+    growth.P50: "p50 of the loads, ms",
+    growth.P999: "p99.9 of the loads, ms",
+    growth.FILES: "data files made",
+    OPEN_TIME: "time to open, s",
+    KEY_MEMORY: "memory for a key, bytes",
     COMPLETION_TIME: "time to the answer, s",
     LOAD_P99: "p99 of the loads, ms",
     SURVIVING_RATE: "keys of the surviving path, MB/s",
@@ -32,7 +38,14 @@ _METRICS = {
 _IN_MIXED = {RATE: "SETs, MB/s"}
 _LEAST_WIDTH = 150
 # In these a row is a peer and a column a metric; in the others a row is a size and a column a peer.
-_BY_PEER = (sections.MIXED_DISK, sections.MIXED_ZRAM, sections.DELETES, sections.FAILING)
+_BY_PEER = (
+    sections.MIXED_DISK,
+    sections.MIXED_ZRAM,
+    sections.GROWTH,
+    sections.OPENING,
+    sections.DELETES,
+    sections.FAILING,
+)
 
 
 @dataclass(frozen=True)
