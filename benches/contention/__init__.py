@@ -1,0 +1,1 @@
+"""Whether submitting threads wait for each other."""
