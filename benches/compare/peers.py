@@ -94,15 +94,20 @@ def bare_kvring_peer(name: str, **options: Any) -> Peer:
     """Return kvring on the bare device, which is formatted each time."""
 
     def opened(place: Place) -> Client:
-        if place.raw_device is None:
-            raise UnavailableError("it needs a block device of its own")
-        kvring = importlib.import_module("kvring")
-        make_blank(place.raw_device)
-        # A discard would punch holes into the image, and the puts would pay for filling them.
-        settings = {"capacity": "all", "discard": "never", **options}
-        return NativeClient(kvring.Connector(path=str(place.raw_device), **settings))
+        return NativeClient(bare_connector(place, **options))
 
     return Peer(name, opened, takes_turns=True)
+
+
+def bare_connector(place: Place, **options: Any) -> Any:
+    """Open kvring on the bare device of a place, which is formatted first."""
+    if place.raw_device is None:
+        raise UnavailableError("it needs a block device of its own")
+    kvring = importlib.import_module("kvring")
+    make_blank(place.raw_device)
+    # A discard would punch holes into the image, and the puts would pay for filling them.
+    settings = {"capacity": "all", "discard": "never", **options}
+    return kvring.Connector(path=str(place.raw_device), **settings)
 
 
 def two_paths_peer(name: str, second: Path) -> Peer:

@@ -11,6 +11,7 @@ ZRAM = "zram"
 THREADS_DISK = "threads-disk"
 THREADS_ZRAM = "threads-zram"
 BARE = "bare"
+NEIGHBOURS = "neighbours"
 LAYOUTS = "layouts"
 PATHS = "paths"
 FAILING = "failing"
@@ -29,6 +30,7 @@ TITLES = {
     THREADS_DISK: "kvring's choice of threads beside fixed numbers, on the disk",
     THREADS_ZRAM: "kvring's choice of threads beside fixed numbers, on XFS at the speed of memory",
     BARE: "Put, get and delete on a bare device",
+    NEIGHBOURS: "Small chunks side by side, on a bare device",
     LAYOUTS: "Layouts and engines of kvring, on the disk",
     PATHS: "One path and two paths, on the disk",
     FAILING: "A disk that dies in the middle of a mixed load",
@@ -48,6 +50,7 @@ _FUNCTIONS = {
     THREADS_DISK: ("transfer_parts", "run_threads_on_disk"),
     THREADS_ZRAM: ("transfer_parts", "run_threads_on_zram"),
     BARE: ("transfer_parts", "run_bare"),
+    NEIGHBOURS: ("neighbours", "run"),
     LAYOUTS: ("transfer_parts", "run_layouts"),
     PATHS: ("transfer_parts", "run_paths"),
     FAILING: ("failing", "run"),

@@ -12,11 +12,12 @@ from benches.compare.arena import Arena
 from benches.compare.clients import NativeClient
 from benches.compare.goals import MISSED, NOT_MEASURED, REACHED, goals
 from benches.compare.mixed import MixedSetting
+from benches.compare.neighbours import OneChunk, QueueSetting
 from benches.compare.peers import KVRING
 from benches.compare.samples import Sample, Samples
 from benches.compare.scale import MIB, growth_plan
 from benches.compare.tables import section_tables
-from benches.compare.workload import TransferError
+from benches.compare.workload import TransferError, chunk_names, timed_delete, timed_get, timed_set
 from benches.contention.__main__ import parse_report
 
 BLOCK = 4096
@@ -80,6 +81,41 @@ def test_goals_of_opening_are_for_so_many_keys() -> None:
     assert million["open of 1,000,000 keys"] == MISSED
     (table,) = section_tables(sections.OPENING, section(1_000_000))
     assert table.rows == [["kvring 1,000,000 keys", "0.500", "119"]]
+
+
+def test_a_batch_as_one_chunk_has_all_of_its_bytes(tmp_path: Path) -> None:
+    connector: Any = kvring.Connector(str(tmp_path / "store"), 64 * MIB)
+    arena = Arena(MIB, huge_pages=False)
+    client = NativeClient(OneChunk(connector, arena))
+    names = chunk_names("joined", 64)
+    try:
+        timed_set(client, names, arena.to_store(BLOCK, 64), 32)
+        keys = connector.stats()["keys"]
+        timed_get(client, names, arena.to_load(BLOCK, 64), 32)
+        different = arena.differing_chunks(BLOCK, 64)
+        timed_delete(client, names, 64)
+        keys_left = connector.stats()["keys"]
+    finally:
+        del connector
+        client.close()
+    assert (keys, different, keys_left) == (2, [], 0)
+
+
+def test_chunks_that_lie_apart_are_not_joined() -> None:
+    arena = Arena(MIB, huge_pages=False)
+    first, second, third = arena.to_store(BLOCK, 3)
+    assert arena.joined([first, second]) == bytes(first) + bytes(second)
+    with pytest.raises(ValueError, match="side by side"):
+        arena.joined([first, third])
+
+
+def test_a_setting_of_a_queue_is_given_back(tmp_path: Path) -> None:
+    setting = tmp_path / "nomerges"
+    setting.write_text("1\n")
+    changed = QueueSetting(setting)
+    assert setting.read_text() == "2"
+    changed.close()
+    assert setting.read_text() == "1\n"
 
 
 REPORT = """
