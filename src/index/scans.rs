@@ -248,7 +248,10 @@ impl<G, S> Index<G, S> {
             let namespace = self.eviction_index.lock().namespace_called(name);
             if let Some(namespace) = namespace {
                 let forgotten = shard.ghosts.forget_namespace(namespace);
-                self.eviction_index.lock().forget(namespace, forgotten as u64);
+                // With none in this shard it may be gone by now, and its number too.
+                if forgotten > 0 {
+                    self.eviction_index.lock().forget(namespace, forgotten as u64);
+                }
             }
         }
         (purged, extents)

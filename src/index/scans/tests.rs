@@ -82,3 +82,23 @@ fn some_entries_are_looked_at_for_expiry() {
     });
     assert_eq!((expired, most, index.keys()), (COUNT as usize, ENTRIES_AT_ONCE, 0));
 }
+
+#[test]
+fn purges_at_the_same_time_forget_a_namespace_once() {
+    let (_directory, index) = index_with(None);
+    let key: Arc<str> = "purged@0@0@0".into();
+    let namespace = Namespace::of(&key).name();
+    std::thread::scope(|scope| {
+        for shard in 0..3 {
+            let (index, key, namespace) = (&index, &key, &namespace);
+            scope.spawn(move || {
+                for _ in 0..30 {
+                    // Remembered, as it is not stored for the first time.
+                    assert!(index.admits(Digest([0, shard]), key, 2).is_err());
+                    index.purge(namespace);
+                }
+            });
+        }
+    });
+    assert_eq!(index.check(|| 0).problems, Vec::<String>::new());
+}
