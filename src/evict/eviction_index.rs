@@ -14,18 +14,22 @@ use super::quotas::Quotas;
 use super::{ChunkNode, ChunkRef, NodeId, Nodes};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::config::Eviction;
+use crate::parallel::in_order;
 
 /// Until which second a chunk is excluded that is pinned or being read: until its release.
 pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
+
+/// Nodes that are brought into the processor's cache together.
+const PREFETCHED: usize = 64;
 
 pub(crate) struct EvictionIndex {
     pub(super) nodes: Nodes,
     pub(super) pools: Vec<ChunkPool>,
     pub(super) extents: ExtentMap,
     namespaces: Namespaces,
-    /// Of chunks that an earlier owner stored, by number: when the chunk was used, or stored where the order is that of
-    /// arrival.
-    restored: Vec<Option<u64>>,
+    /// Of chunks that an earlier owner stored: when the chunk was used, or stored where the order is that of arrival (64 bits),
+    /// the slot of its record (32) and its number.
+    restored: Vec<u128>,
 }
 
 impl EvictionIndex {
@@ -55,34 +59,46 @@ impl EvictionIndex {
         (id, namespace)
     }
 
-    /// A chunk that an earlier owner stored, with the moment that orders it and its uses. [`EvictionIndex::all_restored`]
-    /// follows the last one.
+    /// The number of a namespace, named as in [`EvictionIndex::enter`], of which a chunk may be restored.
+    pub(crate) fn namespace(&mut self, namespace: (u64, impl FnOnce() -> String)) -> NamespaceId {
+        self.namespaces.id_of(namespace)
+    }
+
+    /// A chunk that an earlier owner stored, with the slot of its record, the moment that orders it, and its uses.
+    /// [`EvictionIndex::all_restored`] follows the last one.
     pub(crate) fn restore(
         &mut self,
         chunk: ChunkRef,
         extent: Extent,
-        namespace: (u64, impl FnOnce() -> String),
+        namespace: NamespaceId,
+        slot: u32,
         (moment, uses): (u64, u16),
-    ) -> (NodeId, NamespaceId) {
-        let (id, namespace) = self.add(chunk, extent, namespace, uses);
-        if id.index() >= self.restored.len() {
-            self.restored.resize(id.index() + 1, None);
-        }
-        self.restored[id.index()] = Some(moment);
-        (id, namespace)
+    ) -> NodeId {
+        let id = self.add_node(chunk, extent, namespace, uses);
+        let number = id.index() as u128;
+        self.restored.push(u128::from(moment) << 64 | u128::from(slot) << 32 | number);
+        id
     }
 
-    pub(crate) fn forget_restored(&mut self, id: NodeId, namespace: NamespaceId) {
-        self.restored[id.index()] = None;
-        self.drop_node(id, namespace);
+    /// Ends restoring, on `threads` threads. `by_extent` are the chunks in the order of their extents.
+    pub(crate) fn all_restored(&mut self, by_extent: impl Iterator<Item = NodeId>, threads: usize) {
+        self.extents = ExtentMap::of_sorted(&self.nodes, by_extent);
+        self.namespaces.drop_all_unused();
+        let mut restored = std::mem::take(&mut self.restored);
+        // Some at a time, as their nodes lie anywhere in memory.
+        let mut some = Vec::with_capacity(PREFETCHED);
+        in_order(&mut restored, threads, |one| {
+            some.push(NodeId::at(one as u32 as usize));
+            self.nodes.prefetch(some[some.len() - 1]);
+            if some.len() == PREFETCHED {
+                self.restore_order(&mut some);
+            }
+        });
+        self.restore_order(&mut some);
     }
 
-    pub(crate) fn all_restored(&mut self) {
-        let moments = std::mem::take(&mut self.restored).into_iter().enumerate();
-        let mut restored: Vec<(u64, NodeId)> =
-            moments.filter_map(|(index, moment)| Some((moment?, NodeId::at(index)))).collect();
-        restored.sort_unstable();
-        for (_, id) in restored {
+    fn restore_order(&mut self, some: &mut Vec<NodeId>) {
+        for id in some.drain(..) {
             let (pool, nodes) = self.pool_with(id);
             pool.policy.restore(nodes, id);
         }
@@ -282,14 +298,26 @@ impl EvictionIndex {
         uses: u16,
     ) -> (NodeId, NamespaceId) {
         let namespace = self.namespaces.id_of(namespace);
+        let id = self.add_node(chunk, extent, namespace, uses);
+        self.extents.insert(&self.nodes, id);
+        (id, namespace)
+    }
+
+    /// Adds a chunk to all but the extent map and the order of eviction.
+    fn add_node(
+        &mut self,
+        chunk: ChunkRef,
+        extent: Extent,
+        namespace: NamespaceId,
+        uses: u16,
+    ) -> NodeId {
         let usage = self.namespaces.usage_mut(namespace);
         usage.keys += 1;
         usage.allocated_bytes += extent.size_bytes();
         let pool = self.namespaces.pool(namespace);
         let id = self.nodes.insert(ChunkNode::new(chunk, extent, uses, pool));
         self.pools[usize::from(pool)].count_chunk(extent.blocks);
-        self.extents.insert(&self.nodes, id);
-        (id, namespace)
+        id
     }
 
     fn drop_node(&mut self, id: NodeId, namespace: NamespaceId) {

@@ -27,6 +27,22 @@ impl Default for ExtentMap {
 }
 
 impl ExtentMap {
+    /// Of chunks in the order of their extents.
+    pub(super) fn of_sorted(nodes: &Nodes, ids: impl Iterator<Item = NodeId>) -> Self {
+        let (mut map, mut ids) = (Self::default(), ids.peekable());
+        while ids.peek().is_some() {
+            let mut piece = Vec::with_capacity(PIECE);
+            piece.extend(ids.by_ref().take(PIECE));
+            let bound = match map.len {
+                0 => first_at((0, 0)),
+                _ => place_of(nodes, piece[0]),
+            };
+            map.len += piece.len();
+            map.pieces.insert(bound, piece);
+        }
+        map
+    }
+
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -168,6 +184,11 @@ mod tests {
                 prop_assert_eq!(map.last_before(&nodes, start), before);
             }
             prop_assert!(map.iter().eq(model.values().copied()));
+            let again = ExtentMap::of_sorted(&nodes, map.iter());
+            prop_assert!(again.len() == map.len() && again.iter().eq(map.iter()));
+            for start in model.keys() {
+                prop_assert_eq!(again.at(&nodes, *start), map.at(&nodes, *start));
+            }
             prop_assert!(map.pieces.values().all(|piece| piece.len() <= PIECE));
         }
     }

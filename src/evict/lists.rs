@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 
 use crate::block::Extent;
+use crate::prefetch::prefetch_line;
 
 /// Chunks in a piece. With one vector for all, adding a chunk would at times copy all of them.
 const PIECE: usize = 1024;
@@ -128,6 +129,10 @@ impl Nodes {
         self.free = Some(id);
         self.len -= 1;
         node
+    }
+
+    pub(super) fn prefetch(&self, id: NodeId) {
+        prefetch_line((&raw const self[id]).cast());
     }
 
     pub(super) fn is_ordered(&self, id: NodeId) -> bool {

@@ -80,6 +80,11 @@ impl Namespaces {
         }
     }
 
+    pub(super) fn drop_all_unused(&mut self) {
+        let all: Vec<NamespaceId> = self.by_fingerprint.values().copied().collect();
+        all.into_iter().for_each(|id| self.drop_unused(id));
+    }
+
     pub(super) fn pool(&self, id: NamespaceId) -> PoolId {
         self.all[id as usize].pool
     }

@@ -3,12 +3,12 @@
 use std::ops::{Index, IndexMut};
 
 use super::leases::Footprint;
-use super::lookup::prefetch_line;
 use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::evict::{NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::format::record::{KEY_PART_BYTES, slots_for};
 use crate::key::{Digest, MAX_KEY_BYTES};
+use crate::prefetch::prefetch_line;
 
 /// Entries in a piece. Pieces, since adding one to many must neither copy them nor leave a gap of their size behind. Short ones,
 /// since half a piece is unused on average.
@@ -48,9 +48,11 @@ impl Entries {
     }
 
     pub(super) fn remove(&mut self, number: u32) -> ChunkEntry {
-        debug_assert!(!self.free.contains(&number), "entry {number} is removed twice");
+        let entry = self[number];
+        debug_assert!({ entry.state } != REMOVED, "entry {number} is removed twice");
         self.free.push(number);
-        self[number]
+        self[number].state = REMOVED;
+        entry
     }
 }
 
@@ -85,6 +87,8 @@ pub(super) enum Flag {
 
 /// Readers of one chunk at a time, in the lowest bits of `ChunkEntry::state`. One more finds it missing.
 const MOST_READERS: u32 = (1 << 20) - 1;
+/// `state` of an entry whose number is nobody's: like one that is detached, it is not looked at.
+const REMOVED: u32 = u32::MAX;
 /// Kind of the checksum, 0 for none, in the two bits above the flags.
 const KIND_SHIFT: u32 = 25;
 /// Slots of its record, at most 25, in the bits above.
@@ -146,6 +150,16 @@ impl ChunkEntry {
         let before = self.is(flag);
         self.state = (self.state & !(flag as u32)) | (u32::from(value) * flag as u32);
         before
+    }
+
+    /// Notes the slot of its record, before its key leads there: while the store is opened it stands where a lease will.
+    pub(super) fn note_slot(&mut self, slot: u32) {
+        self.leased_until_s = slot;
+    }
+
+    /// Takes the slot that was noted.
+    pub(super) fn take_slot(&mut self) -> u32 {
+        std::mem::take(&mut self.leased_until_s)
     }
 
     pub(super) fn readers(&self) -> u32 {

@@ -115,9 +115,7 @@ impl IndexFile {
             (capacity_bytes / 8).clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length))
         });
         let mapping = Mapping::new(&self.file, self.offset, bytes as usize);
-        let mapping = mapping.map_err(|source| self.unmappable(bytes, source))?;
-        mapping.find_holes(&self.file, self.offset, length as usize);
-        Ok(mapping)
+        mapping.map_err(|source| self.unmappable(bytes, source))
     }
 
     fn unmappable(&self, needed_bytes: u64, source: io::Error) -> OpenError {

@@ -6,6 +6,8 @@
 //!
 //! Tags may be equal: the caller says of each candidate whether it is the one.
 
+use crate::prefetch::prefetch_line;
+
 /// Elements of a bucket, as many as a cache line takes.
 const WIDTH: usize = 5;
 /// Elements for each bucket, on average, above which the table grows.
@@ -157,18 +159,6 @@ impl Lookup {
     fn home(&self, tag: u32) -> usize {
         ((u64::from(tag) * self.buckets.len() as u64) >> 32) as usize
     }
-}
-
-/// Brings the cache line at `address` into the processor's cache, without waiting for it.
-pub(super) fn prefetch_line(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 #[cfg(test)]

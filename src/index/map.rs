@@ -3,16 +3,16 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::collisions::Quarantine;
-use super::entries::{ChunkEntry, Flag};
+use super::entries::Flag;
 use super::ghosts::{Fingerprint, Ghost};
 use super::leases::{Footprint, Leases};
 use super::lookup::Located;
 use super::shard::{Pending, Shard, WaitingOperation};
 use super::table::Table;
 use crate::block::Extent;
-use crate::config::{Config, Eviction};
-use crate::evict::{ChunkRef, EvictionIndex, Quotas};
-use crate::key::{Digest, Namespace};
+use crate::config::Config;
+use crate::evict::{EvictionIndex, Quotas};
+use crate::key::Digest;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Enough that threads rarely meet, and that the growth of one shard is short: at 10,000,000 keys it moves about 5,000 elements.
@@ -140,57 +140,6 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// Whether searches for the digest are so long that it must be forged.
-    pub(super) fn is_crowded(&self, digest: Digest) -> bool {
-        self.shard(digest).1.lookup.is_crowded(digest.tag())
-    }
-
-    pub(super) fn reserve(&self, keys: usize) {
-        let each = keys / SHARDS;
-        // Three standard deviations more: shards differ by chance.
-        let each = each + 3 * each.isqrt();
-        for shard in &self.shards {
-            shard.0.lock().lookup.reserve(each);
-        }
-    }
-
-    /// Enters a recovered chunk; of two chunks of one key the younger stays. Returns the slot and extent of the other.
-    pub(super) fn restore(&self, entry: ChunkEntry, record: u32) -> Option<(u32, Extent)> {
-        let (shard_number, mut shard) = self.shard(entry.digest);
-        let mut displaced = None;
-        if let Some(other) = shard.find(entry.digest) {
-            let generation = |slot| self.table.read(slot).generation;
-            if generation(other.record) >= generation(record) {
-                return Some((record, entry.extent()));
-            }
-            shard.unlink(other.entry);
-            let older = shard.entries.remove(other.entry);
-            if let Some(node) = older.node {
-                self.eviction_index.lock().forget_restored(node, older.namespace);
-            }
-            displaced = Some((other.record, older.extent()));
-            self.count(-1, -i64::from(older.length_bytes));
-        }
-        self.count(1, i64::from(entry.length_bytes));
-        let number = shard.entries.insert(entry);
-        let head = self.table.read(record);
-        let name = || Namespace::of(&self.table.key(&head).unwrap_or_default()).name();
-        let moment = match self.config.eviction {
-            Eviction::Fifo => head.generation,
-            _ => head.last_used_ms(),
-        };
-        let (node, namespace) = self.eviction_index.lock().restore(
-            ChunkRef { shard: shard_number, entry: number },
-            entry.extent(),
-            (head.namespace, name),
-            (moment, head.uses()),
-        );
-        let entered = &mut shard.entries[number];
-        (entered.node, entered.namespace) = (Some(node), namespace);
-        shard.link(Located { entry: number, record });
-        displaced
-    }
-
     /// Removes an entry from the map and its record from the index file. Returns the extent if it has no readers.
     pub(super) fn take_out(
         &self,
@@ -268,6 +217,11 @@ impl<G, S> Index<G, S> {
     pub(super) fn count(&self, keys: i64, bytes: i64) {
         self.keys.fetch_add(keys as u64, Ordering::Relaxed);
         self.stored_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Of a new index: all after this one are higher.
+    pub(super) fn set_first_generation(&mut self, generation: u64) {
+        (self.generation, self.first_generation) = (AtomicU64::new(generation), generation);
     }
 
     pub(super) fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {

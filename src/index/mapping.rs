@@ -22,8 +22,8 @@ use super::sigbus;
 const MAX_HOLES: usize = 1024;
 /// Of one process; one per open store.
 const MAX_MAPPINGS: usize = 256;
-/// Piece in which the file is read ahead of the mapping.
-const READ_BYTES: usize = 1 << 20;
+/// Piece in which it is marked as changed.
+const MARKED_BYTES: usize = 1 << 20;
 
 pub(super) struct Mapping {
     // Not unmapped in a fork, where it is not mapped: something else may be at its address there.
@@ -74,16 +74,12 @@ impl Mapping {
         self.map.len()
     }
 
-    /// Reads the first `length_bytes`, which are those of `file` from `offset` on, and makes a hole of each page that cannot be
-    /// read.
-    pub(super) fn find_holes(&self, file: &File, offset: u64, length_bytes: usize) {
-        let mut scratch = vec![0; READ_BYTES];
-        for start in (0..length_bytes).step_by(READ_BYTES) {
-            let part = &mut scratch[..READ_BYTES.min(length_bytes - start)];
-            read_pages(file, part, offset + start as u64, |at| {
-                self.range.make_hole(self.map.as_ptr().addr() + start + at);
-            });
-        }
+    /// Reads `bytes` from `start` on, which are those of `file` from `offset` on, and makes a hole of each page that cannot be
+    /// read: it is zeros in `bytes`.
+    pub(super) fn read(&self, file: &File, offset: u64, start: usize, bytes: &mut [u8]) {
+        read_pages(file, bytes, offset + start as u64, |at| {
+            self.range.make_hole(self.map.as_ptr().addr() + start + at);
+        });
     }
 
     /// Makes the first `length_bytes` count as changed, so that a sync writes them; they stay as they are.
@@ -93,8 +89,8 @@ impl Mapping {
         mark: impl Fn(u64, &[AtomicU8]) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut outcome = Ok(());
-        for offset in (0..length_bytes).step_by(READ_BYTES) {
-            let length = READ_BYTES.min(length_bytes - offset);
+        for offset in (0..length_bytes).step_by(MARKED_BYTES) {
+            let length = MARKED_BYTES.min(length_bytes - offset);
             // SAFETY: inside the mapping and its file; a record's own users store to it atomically or under its lock.
             let part = unsafe {
                 let start = self.map.as_mut_ptr().add(offset).cast::<AtomicU8>();
@@ -314,10 +310,11 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 3 * 4096], 0).unwrap();
         let mapping = Mapping::new(&file, 0, 8 * 4096).unwrap();
-        mapping.find_holes(&file, 0, 3 * 4096);
-        assert_eq!(mapping.hole_count(), 0);
-        mapping.find_holes(&file, 0, 5 * 4096);
-        assert_eq!(mapping.hole_count(), 2);
+        let mut bytes = vec![1; 4 * 4096];
+        mapping.read(&file, 0, 4096, &mut bytes[..2 * 4096]);
+        assert_eq!((mapping.hole_count(), bytes[0], bytes[2 * 4096 - 1]), (0, 7, 7));
+        mapping.read(&file, 0, 4096, &mut bytes);
+        assert_eq!((mapping.hole_count(), bytes[2 * 4096 - 1], bytes[2 * 4096]), (2, 7, 0));
         assert!(mapping.is_hole(3 * 4096) && mapping.is_hole(4 * 4096) && !mapping.is_hole(0));
     }
 }

@@ -19,10 +19,12 @@ mod mapping;
 #[path = "../../benches/inside/index_probe.rs"]
 pub(crate) mod probe;
 mod reader_pins;
+mod reading;
 mod recency;
 mod records;
 mod recovery;
-
+mod recovery_report;
+mod restoring;
 mod scans;
 mod shard;
 mod sigbus;
@@ -37,7 +39,7 @@ pub(crate) use index_file::{IndexPlace, owner_in_directory, owner_on_device};
 pub use listing::{Damage, StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::Index;
 pub(crate) use reader_pins::EnteredGet;
-pub use recovery::Recovery;
+pub use recovery_report::Recovery;
 pub use scans::{Check, KeyState, Purged};
 pub(crate) use shard::{ChunkVersion, Pin};
 pub(crate) use writing::{EnteredSet, Resumed};

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytemuck::Zeroable;
 
 use super::changes::Change;
-use super::lookup::prefetch_line;
 use super::table::{ChunkFields, Reservation, Table};
 use crate::format::header::HEADER_BYTES;
 use crate::format::record::{
@@ -15,6 +14,7 @@ use crate::format::record::{
     slots_for, use_word,
 };
 use crate::key::Digest;
+use crate::prefetch::prefetch_line;
 
 const CACHE_LINE_BYTES: usize = 64;
 
@@ -147,6 +147,14 @@ impl Table {
         let mut slots = Vec::with_capacity(slots_for(record.key_length.into()));
         let read = |slot| self.read_if_there(slot);
         record.visit_key(slot, read, |slot, _| slots.push(slot)).then_some(slots)
+    }
+
+    /// Reads records from `slot` on, while no change of them is on its way. Those of pages that cannot be read are zeros; nothing
+    /// is stored there any more.
+    pub(super) fn read_from(&self, slot: u32, records: &mut [Record]) {
+        let start = HEADER_BYTES as usize + slot as usize * RECORD_BYTES;
+        let file = &self.index_file;
+        self.mapping.read(&file.file, file.offset, start, bytemuck::cast_slice_mut(records));
     }
 
     fn read_if_there(&self, slot: u32) -> Option<Record> {

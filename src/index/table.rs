@@ -155,9 +155,9 @@ impl Table {
     }
 
     /// Declares which slots are used, and the others free; called once, by recovery. The lowest are handed out first.
-    pub(super) fn set_free(&self, used: &[bool]) {
+    pub(super) fn set_free(&self, is_used: impl Fn(usize) -> bool) {
         let mut free = self.free.lock();
-        let unused = (0..used.len()).rev().filter(|slot| !used[*slot]);
+        let unused = (0..self.slot_count() as usize).rev().filter(|slot| !is_used(*slot));
         unused.for_each(|slot| free.give_back(slot as u32));
     }
 

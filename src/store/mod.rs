@@ -163,8 +163,9 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
         Ok(())
     }
 
-    /// Whether the extent exists and can be that of the chunk with this digest. Recovery asks for each record.
-    fn contains(&self, extent: Extent, digest: Digest) -> bool;
+    /// Whether each of the extents exists and can be that of the chunk with the digest beside it. Recovery asks for all records,
+    /// on several threads.
+    fn contains_each(&self, chunks: &[(Extent, Digest)]) -> Vec<bool>;
 
     /// Makes `stored` (sorted, without overlaps, each contained) the only extents given out. Returns how many files without
     /// a chunk were removed.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::block::BLOCK_BYTES;
 use crate::capacity::Budget;
+use crate::config::Eviction;
 use crate::directory::Directory;
 use crate::error::StoreError;
 use crate::index::found::FoundIndex;
@@ -13,7 +14,7 @@ use crate::index::index_file::IndexPlace;
 use crate::index::reader_pins::EnteredGet;
 use crate::index::table::{ChunkFields, Reservation};
 use crate::index::writing::EnteredSet;
-use crate::key::Hashed;
+use crate::key::{Hashed, Namespace};
 use crate::time::Clock;
 
 mod changes;

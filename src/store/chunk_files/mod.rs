@@ -295,9 +295,13 @@ impl Store for FileStore {
         Err(error)
     }
 
-    fn contains(&self, extent: Extent, digest: Digest) -> bool {
-        let found = self.shared.state.lock().account.digest_of(extent.file);
-        extent.first_block == 0 && found == Some(digest)
+    fn contains_each(&self, chunks: &[(Extent, Digest)]) -> Vec<bool> {
+        let account = &self.shared.state.lock().account;
+        let found = |extent: Extent| account.digest_of(extent.file);
+        let is_there = |(extent, digest): &(Extent, Digest)| {
+            extent.first_block == 0 && found(*extent) == Some(*digest)
+        };
+        chunks.iter().map(is_there).collect()
     }
 
     fn rebuild(&self, stored: &[Extent]) -> io::Result<u64> {

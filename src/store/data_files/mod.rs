@@ -285,8 +285,10 @@ impl Store for ExtentStore {
         }
     }
 
-    fn contains(&self, extent: Extent, _digest: Digest) -> bool {
-        extent.end_block() <= self.allocator.lock().blocks_of(extent.file)
+    fn contains_each(&self, chunks: &[(Extent, Digest)]) -> Vec<bool> {
+        let allocator = self.allocator.lock();
+        let contains = |extent: Extent| extent.end_block() <= allocator.blocks_of(extent.file);
+        chunks.iter().map(|(extent, _)| contains(*extent)).collect()
     }
 
     fn rebuild(&self, stored: &[Extent]) -> io::Result<u64> {
