@@ -6,6 +6,8 @@ stored is deleted, and the same is done again: now no file is made.
 
 from __future__ import annotations
 
+import shutil
+import time
 from pathlib import Path
 
 from benches.compare.devices import XFS_ZRAM, Device
@@ -13,6 +15,7 @@ from benches.compare.mixed import MixedSetting
 from benches.compare.peers import KVRING, kvring_peer
 from benches.compare.samples import RATE, Sample, percentile
 from benches.compare.session import SectionResult, Session, open_peer, progress, sync_file_system
+from benches.compare.workload import STALL_TIMEOUT_S, TransferError
 
 GROWTH = "loads among stores"
 GROWING = "while the store grows"
@@ -55,6 +58,7 @@ def _round(
     peer = kvring_peer(KVRING, capacity=scale.growth_capacity_bytes)
     label = f"growth-{round_number}"
     measured = []
+    _wait_for_space(device.directory, scale.growth_capacity_bytes)
     with open_peer(peer, label, device, session, arena, size, result) as client:
         setting = MixedSetting(client, arena, scale.growth)
         for number, name in enumerate((GROWING, SETTLED)):
@@ -69,6 +73,15 @@ def _round(
             measured.append((sample, run.latencies_ms))
             sync_file_system(device.directory)
     return measured
+
+
+def _wait_for_space(directory: Path, needed_bytes: int) -> None:
+    """Wait until XFS has freed, in the background, what the round before removed."""
+    ends_s = time.monotonic() + STALL_TIMEOUT_S
+    while (free_bytes := shutil.disk_usage(directory).free) < needed_bytes:
+        if time.monotonic() > ends_s:
+            raise TransferError(f"{free_bytes:,} bytes are free, {needed_bytes:,} are needed")
+        time.sleep(0.1)
 
 
 def _percentiles(latencies_ms: list[float]) -> dict[str, float]:

@@ -46,7 +46,8 @@ def run(session: Session) -> SectionResult:
         capacity_bytes = key_count * _SPACE_FOR_A_KEY_BYTES + _BESIDES_BYTES
         directory = session.results_directory
         directory.mkdir(parents=True, exist_ok=True)
-        device_bytes = capacity_bytes + _BESIDES_BYTES
+        # XFS keeps a part of it to itself.
+        device_bytes = capacity_bytes + capacity_bytes // 8 + _BESIDES_BYTES
         with xfs_zram_device(directory, device_bytes, _BESIDES_BYTES) as device:
             result.device = {"name": device.name, **device.facts}
             store = device.directory / "store"
