@@ -72,7 +72,7 @@ pub use config::{
     MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, size_bytes,
 };
 pub use connector::{Connector, Shutdown, SubmitError, format_device};
-pub use engine::{EngineError, Refusal};
+pub use engine::{EngineError, MemoryError, MemoryHandle, Refusal};
 pub use error::{ConfigError, OpenError};
 pub use evict::NamespaceUsage;
 pub use format::record::MAX_CHUNK_BYTES;

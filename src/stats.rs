@@ -182,6 +182,10 @@ pub struct Stats {
     pub set_queued_operations: u64,
     /// Their bytes.
     pub set_queued_bytes: u64,
+    /// Bytes of registered memory.
+    pub registered_bytes: u64,
+    /// Transfers that were wholly in it, of `transfers`.
+    pub transfers_fixed: u64,
     /// Threads that take work now and move its bytes.
     pub io_threads: u64,
     /// Whether it is closed, and in order.

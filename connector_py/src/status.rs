@@ -53,6 +53,8 @@ pub(crate) fn stats_dict(py: Python<'_>, stats: Stats) -> PyResult<Bound<'_, PyD
     all.set_item("in_flight", stats.in_flight)?;
     all.set_item("set_queued_operations", stats.set_queued_operations)?;
     all.set_item("set_queued_bytes", stats.set_queued_bytes)?;
+    all.set_item("registered_bytes", stats.registered_bytes)?;
+    all.set_item("transfers_fixed", stats.transfers_fixed)?;
     all.set_item("io_threads", stats.io_threads)?;
     all.set_item("shutdown_clean", stats.shutdown_clean)?;
     all.set_item("partial_flush", stats.partial_flush)?;

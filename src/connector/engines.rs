@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::config::{Config, EngineChoice};
 use crate::engine::posix::PosixEngine;
 use crate::engine::uring::UringEngine;
-use crate::engine::{EngineError, Waker};
+use crate::engine::{EngineError, RegisteredMemory, Waker};
 use crate::error::OpenError;
 use crate::reactor::MakeEngine;
 use crate::store::DRIVE_DEPTH;
@@ -24,20 +24,21 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// The engine that is configured. It warns once if the posix engine has to take the place of io_uring.
-pub(super) fn maker(config: &Config) -> MakeEngine {
+/// The engine that is configured, which uses the memory that is registered in `memory`. It warns once if the posix engine has to take the place of io_uring.
+pub(super) fn maker(config: &Config, memory: &Arc<RegisteredMemory>) -> MakeEngine {
     let (choice, registered_files) = (config.engine, config.tuning.registered_files);
     let reactors = config.reactors().0 * config.paths.len();
     // Loads and stores of one reactor have two threads each at least.
     let most_threads = (MOST_THREADS / reactors).max(4);
-    let path = config.path().to_owned();
+    let (path, memory) = (config.path().to_owned(), Arc::clone(memory));
     let mut has_warned = false;
     Arc::new(Mutex::new(Box::new(move |queue_depth, waker| {
         let posix = |waker| PosixEngine::new(queue_depth.min(most_threads), waker);
         if choice == EngineChoice::Posix {
             return Ok(Box::new(posix(waker)?));
         }
-        match UringEngine::new(queue_depth, Arc::clone(&waker)) {
+        let ring = UringEngine::new(queue_depth, Arc::clone(&waker));
+        match ring.map(|ring| ring.with_memory(&memory)) {
             Ok(engine) if registered_files => Ok(Box::new(engine)),
             Ok(engine) => Ok(Box::new(engine.without_registered_files())),
             Err(EngineError::Unavailable(refusal)) if choice == EngineChoice::Auto => {

@@ -4,6 +4,7 @@ mod admin;
 mod assembly;
 mod engines;
 mod home;
+mod memory;
 mod status;
 mod submits;
 mod volume;
@@ -24,7 +25,7 @@ use volumes::{Volumes, Watch};
 use crate::backlog::{Amount, Backlog};
 use crate::completion_queue::{Completion, CompletionQueue, KeepAlive};
 use crate::config::Config;
-use crate::engine::{Engine, EngineError, Waker};
+use crate::engine::{Engine, EngineError, MemoryError, RegisteredMemory, Waker};
 use crate::error::OpenError;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
@@ -35,7 +36,7 @@ use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A batch, or another call, that is refused as a whole, before anything of it is queued. Each call that returns it may return
-/// `Closed` and `Forked`; one with keys `KeyTooLong`; and one with buffers the others.
+/// `Closed` and `Forked`; one with keys `KeyTooLong`; one with buffers the others, but for that of `register_memory`.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the message of each error says what it means")]
 pub enum SubmitError {
@@ -52,6 +53,8 @@ pub enum SubmitError {
     KeyTooLong { position: usize, length_bytes: usize },
     #[error("buffer {position} has 0 bytes; a chunk has 1 byte or more")]
     EmptyChunk { position: usize },
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
 }
 
 /// An open store.
@@ -60,6 +63,7 @@ pub struct Connector {
     volumes: Arc<Volumes>,
     recovery: Recovery,
     completions: Arc<CompletionQueue>,
+    memory: Arc<RegisteredMemory>,
     /// Whether it was logged that chunks are too long.
     logged_too_long: AtomicBool,
     backlog: Arc<Backlog>,
@@ -81,8 +85,9 @@ impl Connector {
     /// [`Connector::recovery`]. Of several paths one whose device is gone is left out.
     pub fn open(config: Config) -> Result<Self, OpenError> {
         engines::check(&config)?;
-        let make_engine = engines::maker(&config);
-        Self::open_with(config, &make_engine)
+        let memory = Arc::default();
+        let make_engine = engines::maker(&config, &memory);
+        Self::open_with(config, memory, &make_engine)
     }
 
     /// Like [`Connector::open`], with an engine of the caller's: the seam for faults in tests. `make_engine` gets the queue
@@ -99,10 +104,14 @@ impl Connector {
         let make_engine: MakeEngine = Arc::new(Mutex::new(Box::new(move |queue_depth, waker| {
             Ok(Box::new(make_engine(queue_depth, waker)?))
         })));
-        Self::open_with(config, &make_engine)
+        Self::open_with(config, Arc::default(), &make_engine)
     }
 
-    fn open_with(config: Config, make_engine: &MakeEngine) -> Result<Self, OpenError> {
+    fn open_with(
+        config: Config,
+        memory: Arc<RegisteredMemory>,
+        make_engine: &MakeEngine,
+    ) -> Result<Self, OpenError> {
         let io_error = |action| OpenError::io(action, config.path());
         let completions =
             Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
@@ -122,6 +131,7 @@ impl Connector {
             volumes,
             recovery,
             completions,
+            memory,
             logged_too_long: AtomicBool::new(false),
             backlog,
             watch: Mutex::new(Some(watch)),
@@ -176,6 +186,7 @@ impl Connector {
         // A path that is out of use is outdated anyway, and what was dropped there no loss of this moment.
         let counts = closed.enumerate().filter(|(number, _)| self.volumes.is_live(*number));
         let done = Shutdown::of_all(counts.map(|(_, done)| done));
+        self.memory.close();
         let mut untaken = Vec::new();
         self.completions.drain(&mut untaken);
         drop(untaken);

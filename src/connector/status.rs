@@ -56,6 +56,8 @@ impl Connector {
             partial_flush: shutdown.partial_flush,
             set_queued_operations: queued.operations,
             set_queued_bytes: queued.bytes,
+            registered_bytes: self.memory.bytes(),
+            transfers_fixed: self.memory.fixed_transfers(),
             io_threads: self.volumes.all.iter().map(|one| one.shared.active() as u64).sum(),
             latencies: if is_owner { latencies.snapshot() } else { Vec::new() },
             counters,

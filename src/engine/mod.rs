@@ -1,10 +1,13 @@
 //! Submitting and reaping transfers. The trait is the seam for other engines and for faults in tests.
 
+mod buffer_table;
 mod files;
 mod pool;
 pub(crate) mod posix;
 mod refusal;
 mod registered_files;
+mod registered_memory;
+mod ring_memory;
 mod ring_setup;
 pub(crate) mod uring;
 
@@ -18,6 +21,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 pub use files::{FileOperations, SystemFiles};
 pub use refusal::{EngineError, Refusal};
+pub(crate) use registered_memory::RegisteredMemory;
+pub use registered_memory::{MemoryError, MemoryHandle};
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

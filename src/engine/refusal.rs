@@ -43,6 +43,12 @@ impl Refusal {
         Self { cause: format!("{cause} ({call}: {error})"), remedy }
     }
 
+    /// Memory was not registered.
+    pub(super) fn of_memory(error: &io::Error, length_bytes: usize) -> Self {
+        let (cause, remedy) = explain_memory(error.raw_os_error(), length_bytes, &Facts::here());
+        Self { cause: format!("{cause} ({error})"), remedy }
+    }
+
     /// There are rings, but without something that is needed.
     pub(super) fn of_lack(what: &str) -> Self {
         let release = Facts::here().release;
@@ -153,6 +159,38 @@ fn explain(errno: Option<i32>, facts: &Facts) -> (String, String) {
     (cause, remedy.to_owned())
 }
 
+/// Cause and remedy where memory of `length_bytes` is not registered.
+fn explain_memory(errno: Option<i32>, length_bytes: usize, facts: &Facts) -> (String, String) {
+    let release = &facts.release;
+    let (cause, remedy) = match (errno, facts.memlock_bytes) {
+        (Some(libc::ENOMEM), Some(limit_bytes)) => (
+            format!(
+                "{length_bytes} bytes are more than RLIMIT_MEMLOCK leaves, {limit_bytes} in all"
+            ),
+            "raise it (ulimit -l, LimitMEMLOCK=, --ulimit memlock), or give the process CAP_IPC_LOCK",
+        ),
+        (Some(libc::ENOMEM), None) => (
+            format!("the system cannot pin {length_bytes} bytes"),
+            "raise the memory limit of the process or its container, or register less",
+        ),
+        (Some(libc::EFAULT | libc::EOPNOTSUPP), _) => (
+            format!("{length_bytes} bytes are not all mapped for writing, or are of a file"),
+            "register memory that is anonymous, of hugetlbfs or in shared memory",
+        ),
+        (Some(libc::ENODEV), _) => {
+            ("threads move the bytes, and not io_uring".into(), "set engine to 'io_uring'")
+        }
+        (Some(libc::ENOSPC), _) => {
+            ("too many pieces are registered".into(), "register fewer and longer ones")
+        }
+        (Some(libc::EINVAL), _) => {
+            (format!("the io_uring of Linux {release} cannot"), "use Linux 5.19 or newer")
+        }
+        _ => ("the kernel refuses it".into(), ALLOW),
+    };
+    (cause, remedy.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,6 +225,30 @@ mod tests {
         ];
         for (errno, facts, cause, remedy) in cases {
             let told = explain(Some(errno), &facts);
+            assert!(told.0.contains(cause) && told.1.contains(remedy), "{errno}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn each_refusal_to_register_memory_has_its_cause_and_remedy() {
+        let free = Facts { release: "5.15.0".into(), ..Facts::default() };
+        let limited = Facts { memlock_bytes: Some(65536), ..free.clone() };
+        let cases = [
+            (
+                libc::ENOMEM,
+                &limited,
+                "1234 bytes are more than RLIMIT_MEMLOCK leaves, 65536",
+                "ulimit -l",
+            ),
+            (libc::ENOMEM, &free, "cannot pin 1234", "memory limit"),
+            (libc::EFAULT, &limited, "of a file", "anonymous"),
+            (libc::ENODEV, &free, "not io_uring", "engine"),
+            (libc::ENOSPC, &free, "too many", "longer"),
+            (libc::EINVAL, &free, "Linux 5.15.0 cannot", "5.19"),
+            (libc::EPERM, &free, "refuses", ALLOW),
+        ];
+        for (errno, facts, cause, remedy) in cases {
+            let told = explain_memory(Some(errno), 1234, facts);
             assert!(told.0.contains(cause) && told.1.contains(remedy), "{errno}: {told:?}");
         }
     }

@@ -14,6 +14,8 @@ use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
 use super::registered_files::RegisteredFiles;
+use super::registered_memory::RegisteredMemory;
+use super::ring_memory::RingMemory;
 use super::ring_setup::{self, RingFlags};
 use super::{Action, Engine, Reaped, Transfer, Waker, posix};
 use crate::engine::EngineError;
@@ -33,6 +35,7 @@ pub struct UringEngine {
     ring: IoUring,
     flags: RingFlags,
     pub(super) files: RegisteredFiles,
+    memory: Option<RingMemory>,
     /// Whether the kernel has IORING_OP_FTRUNCATE (6.9).
     pub(super) can_truncate: bool,
     waker: Arc<Waker>,
@@ -57,6 +60,12 @@ impl UringEngine {
         self
     }
 
+    /// The same engine, which uses memory that is registered in `memory`.
+    pub(crate) fn with_memory(mut self, memory: &Arc<RegisteredMemory>) -> Self {
+        self.memory = Some(RingMemory::new(memory, &self.waker));
+        self
+    }
+
     /// A ring that `set_up` gives: the kernel's, or in tests that of an older one.
     pub(super) fn with(
         queue_depth: usize,
@@ -71,6 +80,7 @@ impl UringEngine {
         Ok(Self {
             _closed_on_fork: closed_on_fork,
             files: RegisteredFiles::new(&ring),
+            memory: None,
             can_truncate: supports(&ring, opcode::Ftruncate::CODE),
             ring,
             flags,
@@ -84,13 +94,48 @@ impl UringEngine {
         // SAFETY: the entry's memory outlives its completion: for transfers by the contract of `Engine::submit`, for
         // the wake-up read because its target is static.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
-            self.enter(Some(Duration::ZERO))?;
-            // An older kernel takes nothing while completions overflow: make room.
-            let mut early = std::mem::take(&mut self.early);
-            self.take_completions(&mut early);
-            self.early = early;
+            self.hand_over()?;
         }
         Ok(())
+    }
+
+    /// Gives the kernel what is queued, or as much of it as it takes.
+    fn hand_over(&mut self) -> Result<(), EngineError> {
+        self.enter(Some(Duration::ZERO))?;
+        // An older kernel takes nothing while completions overflow: make room.
+        let mut early = std::mem::take(&mut self.early);
+        self.take_completions(&mut early);
+        self.early = early;
+        Ok(())
+    }
+
+    /// Takes over what was registered and unregistered since it last did.
+    fn follow_memory(&mut self) -> Result<(), EngineError> {
+        if !self.memory.as_ref().is_some_and(RingMemory::is_outdated) {
+            return Ok(());
+        }
+        // What is queued names buffers by their number in the table of now.
+        while !self.ring.submission().is_empty() {
+            self.hand_over()?;
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.synchronise(self.ring.as_raw_fd());
+        }
+        Ok(())
+    }
+
+    /// Number of the registered buffer that a transfer is wholly in. One of two vectors never is: the second is bounce memory.
+    ///
+    /// # Safety
+    /// The transfer's vectors are valid.
+    unsafe fn buffer_of(&mut self, transfer: Transfer) -> Result<Option<u16>, EngineError> {
+        if !matches!(transfer.action, Action::Read | Action::Write) || transfer.vector_count != 1 {
+            return Ok(None);
+        }
+        self.follow_memory()?;
+        // SAFETY: the contract of this function; there is one vector.
+        let vector = unsafe { *transfer.vectors };
+        Ok(self.memory.as_ref().and_then(|memory| memory.find(vector)))
     }
 
     fn arm_wake(&mut self) -> Result<(), EngineError> {
@@ -169,8 +214,10 @@ impl Engine for UringEngine {
             // The ring would know another file by that number later.
             false => (Fd(transfer.file), squeue::Flags::empty()),
         };
-        // SAFETY: the contract of this function.
-        let entry = unsafe { entry_of(file, transfer) }.flags(flags);
+        // SAFETY: the contract of this function, here and below.
+        let buffer = unsafe { self.buffer_of(transfer) }?;
+        // SAFETY: as above.
+        let entry = unsafe { entry_of(file, transfer, buffer) }.flags(flags);
         self.push(&entry.user_data(transfer.token as u64))
     }
 
@@ -179,6 +226,7 @@ impl Engine for UringEngine {
         timeout: Option<Duration>,
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError> {
+        self.follow_memory()?;
         self.arm_wake()?;
         reaped.append(&mut self.early);
         let already_there = !reaped.is_empty() || !self.ring.completion().is_empty();
@@ -196,11 +244,11 @@ impl Engine for UringEngine {
     }
 }
 
-/// The submission entry of a transfer on `file`, which is the transfer's.
+/// The submission entry of a transfer on `file`, which is the transfer's, with memory in the registered `buffer`, if it is in one.
 ///
 /// # Safety
 /// The transfer's vectors and name are valid.
-unsafe fn entry_of(file: Fd, transfer: Transfer) -> squeue::Entry {
+unsafe fn entry_of(file: Fd, transfer: Transfer, buffer: Option<u16>) -> squeue::Entry {
     let offset = transfer.offset_bytes;
     let (vectors, count) = (transfer.vectors, transfer.vector_count as u32);
     match (transfer.action, transfer.vector_count) {
@@ -216,9 +264,16 @@ unsafe fn entry_of(file: Fd, transfer: Transfer) -> squeue::Entry {
             // SAFETY: the caller vouches for one valid vector.
             let vector = unsafe { *vectors };
             let (memory, length) = (vector.iov_base.cast::<u8>(), vector.iov_len as u32);
-            match transfer.action == Action::Read {
-                true => opcode::Read::new(file, memory, length).offset(offset).build(),
-                false => opcode::Write::new(file, memory, length).offset(offset).build(),
+            let is_read = transfer.action == Action::Read;
+            match buffer {
+                None if is_read => opcode::Read::new(file, memory, length).offset(offset).build(),
+                None => opcode::Write::new(file, memory, length).offset(offset).build(),
+                Some(buffer) if is_read => {
+                    opcode::ReadFixed::new(file, memory, length, buffer).offset(offset).build()
+                }
+                Some(buffer) => {
+                    opcode::WriteFixed::new(file, memory, length, buffer).offset(offset).build()
+                }
             }
         }
         (Action::Read, _) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
