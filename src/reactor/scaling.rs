@@ -14,10 +14,10 @@ const LONGEST_STEP: Duration = Duration::from_millis(25);
 
 /// A trial has so many legs: fewer reactors, one more, fewer, one more.
 const LEGS: usize = 4;
-const LEG: Duration = Duration::from_millis(100);
+const LEG: Duration = Duration::from_millis(50);
 
 /// After each change, before it is measured.
-const SETTLING: Duration = Duration::from_millis(20);
+const SETTLING: Duration = Duration::from_millis(10);
 
 /// A trial that is not through by then says nothing: the load has changed.
 const LONGEST_TRIAL: Duration = Duration::from_secs(5);
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn one_more_stays_where_it_brings_something() {
         let mut load = Load::new(3);
-        assert_eq!(load.pass(SECOND * 3 / 5, 1.0, &[100, 180, 190]), 2);
+        assert_eq!(load.pass(SECOND * 3 / 10, 1.0, &[100, 180, 190]), 2);
         assert_eq!(load.active, 2);
         assert_eq!(load.pass(2 * SECOND, 1.0, &[100, 180, 190]), 3, "it is tried out");
         assert_eq!(load.active, 2, "and brings too little");
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn one_that_brings_nothing_goes_and_is_tried_less_and_less_often() {
         let mut load = Load::new(2);
-        // A trial has two legs with one more, within half a second.
+        // A trial has two legs with one more, within a quarter of a second.
         let mut legs = Vec::new();
         for second in 0..80 {
             for _ in 0..100 {
@@ -245,7 +245,7 @@ mod tests {
             }
         }
         assert_eq!(legs.len(), 8, "{legs:?}");
-        for (leg, about) in legs.iter().zip([0, 0, 11, 11, 31, 31, 72, 72]) {
+        for (leg, about) in legs.iter().zip([0, 0, 10, 10, 30, 30, 71, 71]) {
             assert!((about - 1..=about + 1).contains(leg), "{legs:?}");
         }
         assert_eq!(load.active, 1);
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn a_trial_that_the_load_does_not_last_for_is_given_up() {
         let mut load = Load::new(2);
-        load.pass(SECOND / 5, 1.0, &[100, 200]);
+        load.pass(SECOND * 3 / 20, 1.0, &[100, 200]);
         assert_eq!(load.active, 2, "in the middle of the trial");
         load.sample.is_pending = false;
         load.pass(2 * LONGEST_TRIAL, 0.0, &[0, 0]);
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn one_that_cannot_be_started_is_not_asked_for_again() {
         let mut load = Load::new(2);
-        load.pass(SECOND / 5, 1.0, &[100, 200]);
+        load.pass(SECOND * 3 / 20, 1.0, &[100, 200]);
         load.scaling.limit(1);
         load.active = 1;
         assert_eq!(load.pass(20 * SECOND, 1.0, &[100, 200]), 1);
