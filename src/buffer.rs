@@ -30,6 +30,11 @@ impl CallerBuffer {
         Self { pointer: NonNull::new(pointer).unwrap_or(NonNull::dangling()), length_bytes }
     }
 
+    /// Where it starts.
+    pub fn address(self) -> usize {
+        self.pointer.as_ptr().expose_provenance()
+    }
+
     /// Its length.
     pub fn length_bytes(self) -> usize {
         self.length_bytes

@@ -221,8 +221,6 @@ def registered_peer() -> Peer:
 
     def opened(place: Place) -> Client:
         kvring = importlib.import_module("kvring")
-        if not hasattr(kvring.Connector, "register_memory"):
-            raise UnavailableError("this kvring cannot register memory")
         connector = kvring.Connector(
             path=str(place.directory), capacity=place.capacity_bytes, checksum="off"
         )

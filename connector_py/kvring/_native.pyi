@@ -18,6 +18,7 @@ __all__ = [
     "LoadPlan",
     "LoadRun",
     "NotFormattedError",
+    "RegisteredMemory",
     "StoredChunks",
     "SubmitError",
     "__version__",
@@ -290,6 +291,21 @@ class Connector:
             ClosedError: close() was called.
         """
 
+    def register_memory(
+        self, memory: _Memory | int, length_bytes: int | None = None
+    ) -> RegisteredMemory:
+        """Register writable memory, so that transfers inside it need no page looked up.
+
+        A buffer is held until it is closed. Memory given by its address and `length_bytes` must
+        stay mapped as it is until then. What the system refuses is said once in the log, and goes
+        without.
+
+        Raises:
+            ClosedError: close() was called.
+            SubmitError: It has no bytes, is read-only, or overlaps with memory that is registered.
+            TypeError: An address comes without `length_bytes`, or a buffer with it.
+        """
+
     def purge(self, namespace: str) -> dict[str, Any]:
         """Remove everything of a namespace that is not pinned, also what is being written.
 
@@ -320,6 +336,29 @@ class Connector:
 
         Raises:
             ClosedError: close() was called.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None = None,
+        exception: BaseException | None = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
+class RegisteredMemory:
+    """Memory that a connector has registered, until it is closed or dropped."""
+
+    @property
+    def registered_bytes(self) -> int:
+        """Bytes from its start on that were registered; the log says why, if not all."""
+
+    def close(self) -> None:
+        """Unregister it, and let the buffer go. Idempotent; in a fork of the owner without effect.
+
+        A transfer in the kernel keeps its pages to its end. It waits for 1 s at most.
         """
 
     def __enter__(self) -> Self: ...

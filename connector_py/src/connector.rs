@@ -10,6 +10,7 @@ use crate::buffers::{Use, export_all};
 use crate::errors::{ConfigError, from_open, from_submit};
 use crate::keys::Keys;
 use crate::logging::hand_over;
+use crate::memory::{RegisteredMemory, register};
 use crate::options::config_from;
 use crate::status::{counters_dict, recovery_dict, stats_dict, usage_dict};
 
@@ -140,6 +141,19 @@ impl Connector {
     /// Take pins back.
     fn unpin(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<bool>> {
         py.detach(|| self.core.unpin(&keys.0)).map_err(from_submit)
+    }
+
+    /// Register memory, so that transfers inside it need no page looked up.
+    #[pyo3(signature = (memory, length_bytes = None))]
+    fn register_memory(
+        &self,
+        py: Python<'_>,
+        memory: &Bound<'_, PyAny>,
+        length_bytes: Option<usize>,
+    ) -> PyResult<RegisteredMemory> {
+        let registered = register(py, &self.core, memory, length_bytes);
+        hand_over(py)?;
+        registered
     }
 
     /// What each namespace takes.

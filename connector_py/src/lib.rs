@@ -8,6 +8,7 @@ mod keys;
 mod listing;
 mod load;
 mod logging;
+mod memory;
 mod options;
 mod status;
 mod tensors;
@@ -30,6 +31,8 @@ mod _native {
     use super::listing::StoredChunks;
     #[pymodule_export]
     use super::load::{LoadPlan, LoadRun, load_options};
+    #[pymodule_export]
+    use super::memory::RegisteredMemory;
     #[pymodule_export]
     use super::options::options;
     use super::*;

@@ -36,7 +36,6 @@ from benches.compare.peers import (
     UnavailableError,
     bare_kvring_peer,
     io_threads_name,
-    registered_peer,
 )
 from benches.compare.reasons import REASONS, UNEXPLAINED, read_reasons, reason_lines
 from benches.compare.samples import (
@@ -235,16 +234,6 @@ def test_each_reason_belongs_to_a_goal() -> None:
 def test_each_system_has_a_colour_of_its_own() -> None:
     assert len(set(COLOURS.values())) == len(COLOURS)
     assert {*PEERS, FIO, KVRING, KVRING_OFF, REGISTERED} <= COLOURS.keys()
-
-
-def test_registered_memory_needs_a_kvring_that_can_register(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import kvring
-
-    monkeypatch.setattr(kvring, "Connector", object)
-    with pytest.raises(UnavailableError, match="register memory"):
-        registered_peer().open(place_on(tmp_path, tmp_path))
 
 
 def test_table_of_a_disk_that_dies() -> None:
