@@ -6,9 +6,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::extent_map::{Victim, victim};
-use super::extents::ExtentMap;
+use super::extent_map::ExtentMap;
 use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
+use super::neighbours::{Victim, victim};
 use super::pool::{ChunkPool, PoolId, coldest, coldest_with};
 use super::quotas::Quotas;
 use super::{ChunkNode, ChunkRef, NodeId, Nodes};

@@ -1,214 +1,210 @@
-//! Which neighbours to evict so that there is room for a long chunk.
+//! The extent map: the stored chunks in the order of their extents.
+//!
+//! It has the number of each chunk and nothing else, in sorted pieces; where a chunk lies stands in its node. So it takes 4 to 8
+//! bytes for a chunk, where a map with the extents as keys would take 25.
 
-use std::ops::Range;
+use std::collections::BTreeMap;
 
-use super::extents::ExtentMap;
-use super::{ChunkRef, NodeId, Nodes};
-use crate::block::Extent;
-use crate::store::FreeSpace;
+use super::{NodeId, Nodes};
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Victim {
-    pub(crate) node: NodeId,
-    pub(crate) chunk: ChunkRef,
+/// Most chunks of a piece.
+const PIECE: usize = 128;
+
+type Start = (u32, u32);
+/// With its number, so that the order is one even where two chunks begin at one block, which is a bug that a check reports.
+type Place = (Start, NodeId);
+
+pub(super) struct ExtentMap {
+    /// By a bound that is above all chunks of the pieces before, and not above those of this one. The first is always there.
+    pieces: BTreeMap<Place, Vec<NodeId>>,
+    len: usize,
 }
 
-/// Neighbours that are looked at while the lock is held, as others wait for it; the last seed may add some.
-pub(super) const STEPS_AT_ONCE: usize = 2048;
-
-/// Neighbours on each side of a chunk among which the cheapest run is looked for. Longer runs are found by a scan.
-const MOST_BESIDE: usize = 1024;
-
-/// How much more a block of the chunk that goes last costs than one of the chunk that goes first.
-const RANK_WEIGHT: u64 = 3;
-
-#[derive(Clone, Copy)]
-struct Segment {
-    blocks: u64,
-    cost: u64,
-    chunk: Option<NodeId>,
-}
-
-/// A search through all extents in order, from `first` to the end and from the start to `first`. It can be left off and gone
-/// on with; what changes in between is noticed when its run is evicted.
-#[derive(Debug, Default)]
-pub(super) struct Scan {
-    first: (u32, u32),
-    has_wrapped: bool,
-    /// The run so far: where its first chunk is, and where it ends.
-    start: (u32, u32),
-    end: (u32, u32),
-    pub(super) run: Vec<Victim>,
-    /// Of its chunks, and free ones before and between them.
-    blocks: u64,
-}
-
-impl Scan {
-    pub(super) fn from(extent: Extent) -> Self {
-        let first = extent.start();
-        Self { first, start: first, end: first, ..Self::default() }
-    }
-
-    /// The run that was found. The scan would find it again, as a chunk of it may turn out to be in use.
-    pub(super) fn take_run(&mut self) -> Vec<Victim> {
-        (self.end, self.blocks) = (self.start, 0);
-        std::mem::take(&mut self.run)
+impl Default for ExtentMap {
+    fn default() -> Self {
+        Self { pieces: BTreeMap::from([(first_at((0, 0)), Vec::new())]), len: 0 }
     }
 }
 
-pub(super) fn victim(nodes: &Nodes, node: NodeId) -> Victim {
-    Victim { node, chunk: nodes[node].chunk() }
-}
-
-pub(super) struct Search<'data> {
-    pub(super) extents: &'data ExtentMap,
-    pub(super) nodes: &'data Nodes,
-    pub(super) free: &'data dyn FreeSpace,
-    pub(super) rank: &'data dyn Fn(NodeId) -> u8,
-    pub(super) blocks: u64,
-    pub(super) steps: usize,
-}
-
-impl Search<'_> {
-    pub(super) fn is_over(&self) -> bool {
-        self.steps >= STEPS_AT_ONCE
-    }
-
-    /// Goes on with a scan, up to a run that is long enough. Returns whether there is one; `None` if that is not known yet.
-    pub(super) fn scan(&mut self, scan: &mut Scan) -> Option<bool> {
-        while scan.blocks < self.blocks {
-            if self.is_over() {
-                return None;
-            }
-            self.steps += 1;
-            let (file, block) = scan.end;
-            // Free blocks before the first chunk are counted when that comes.
-            let free = if scan.run.is_empty() { 0 } else { self.free.free_from(file, block) };
-            let next = self.extents.at(self.nodes, scan.end);
-            let next = next.filter(|id| !self.is_obstacle(*id));
-            if free > 0 {
-                scan.blocks += u64::from(free);
-                scan.end.1 += free;
-            } else if let Some(id) = next {
-                if scan.run.is_empty() {
-                    scan.blocks = self.free.free_before(file, block).into();
-                    scan.start = scan.end;
-                }
-                let blocks = self.nodes[id].extent.blocks;
-                scan.blocks += u64::from(blocks);
-                scan.run.push(victim(self.nodes, id));
-                scan.end.1 += blocks;
-            } else if !self.go_past_obstacle(scan) {
-                return Some(false);
-            }
-        }
-        Some(true)
-    }
-
-    /// Begins a new run behind what ended the last one. Returns whether there is anything.
-    fn go_past_obstacle(&self, scan: &mut Scan) -> bool {
-        (scan.blocks, scan.run) = (0, Vec::new());
-        let behind = |start: (u32, u32)| {
-            let id = self.extents.first_from(self.nodes, start)?;
-            let Extent { file, first_block, blocks } = self.nodes[id].extent;
-            Some((file, first_block + if self.is_obstacle(id) { blocks } else { 0 }))
-        };
-        let mut next = behind(scan.end);
-        if next.is_none() && !scan.has_wrapped {
-            scan.has_wrapped = true;
-            next = behind((0, 0));
-        }
-        let Some(next) = next.filter(|next| !scan.has_wrapped || *next < scan.first) else {
-            return false;
-        };
-        scan.end = next;
-        true
-    }
-
-    /// The cheapest run around a chunk that is long enough: what it costs, and its chunks.
-    pub(super) fn around(&mut self, seed: NodeId) -> Option<(u64, Vec<NodeId>)> {
-        let extent = self.nodes[seed].extent;
-        let own = self.segment(seed);
-        let missing = self.blocks.saturating_sub(own.blocks);
-        let mut row = self.beside(extent, missing, true);
-        row.reverse();
-        let seed_at = row.len();
-        row.push(own);
-        row.extend(self.beside(extent, missing, false));
-        // For each segment to begin with, the shortest window that has the seed.
-        let (mut end, mut blocks, mut cost) = (0, 0, 0);
-        let mut best: Option<(u64, Range<usize>)> = None;
-        for start in 0..=seed_at {
-            while end < row.len() && (blocks < self.blocks || end <= seed_at) {
-                blocks += row[end].blocks;
-                cost += row[end].cost;
-                end += 1;
-            }
-            if blocks < self.blocks {
-                break;
-            }
-            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                best = Some((cost, start..end));
-            }
-            blocks -= row[start].blocks;
-            cost -= row[start].cost;
-        }
-        let (cost, window) = best?;
-        Some((cost, row[window].iter().filter_map(|segment| segment.chunk).collect()))
-    }
-
-    /// What lies before or after an extent, the nearest first: `missing` blocks, or less at an obstacle or after many segments.
-    fn beside(&mut self, extent: Extent, missing: u64, before: bool) -> Vec<Segment> {
-        let mut segments = Vec::new();
-        let mut found = 0;
-        let file = extent.file;
-        let mut block =
-            if before { extent.first_block } else { extent.first_block + extent.blocks };
-        // Each step finds a block at least.
-        while found < missing && segments.len() < MOST_BESIDE {
-            self.steps += 1;
-            let free = match before {
-                true => self.free.free_before(file, block),
-                false => self.free.free_from(file, block),
+impl ExtentMap {
+    /// Of chunks in the order of their extents.
+    pub(super) fn of_sorted(nodes: &Nodes, ids: impl Iterator<Item = NodeId>) -> Self {
+        let (mut map, mut ids) = (Self::default(), ids.peekable());
+        while ids.peek().is_some() {
+            let mut piece = Vec::with_capacity(PIECE);
+            piece.extend(ids.by_ref().take(PIECE));
+            let bound = match map.len {
+                0 => first_at((0, 0)),
+                _ => place_of(nodes, piece[0]),
             };
-            let segment = if free > 0 {
-                Segment { blocks: u64::from(free), cost: 0, chunk: None }
-            } else {
-                let neighbour = match before {
-                    true => self.ending_at(file, block),
-                    false => self.extents.at(self.nodes, (file, block)),
-                };
-                match neighbour.filter(|id| !self.is_obstacle(*id)) {
-                    Some(id) => self.segment(id),
-                    None => break,
-                }
-            };
-            found += segment.blocks;
-            match before {
-                true => block -= segment.blocks as u32,
-                false => block += segment.blocks as u32,
-            }
-            segments.push(segment);
+            map.len += piece.len();
+            map.pieces.insert(bound, piece);
         }
-        segments
+        map
     }
 
-    fn is_obstacle(&self, id: NodeId) -> bool {
-        self.nodes[id].excluded_until_s().is_some() || !self.free.makes_room(self.nodes[id].extent)
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
-    fn ending_at(&self, file: u32, block: u32) -> Option<NodeId> {
-        let id = self.extents.last_before(self.nodes, (file, block))?;
-        let extent = self.nodes[id].extent;
-        (extent.file == file && extent.end_block() == u64::from(block)).then_some(id)
+    pub(super) fn iter(&self) -> impl Iterator<Item = NodeId> {
+        self.pieces.values().flatten().copied()
     }
 
-    fn segment(&self, id: NodeId) -> Segment {
-        let blocks = u64::from(self.nodes[id].extent.blocks);
-        let weight = 255 + RANK_WEIGHT * u64::from((self.rank)(id));
-        Segment { blocks, cost: blocks * weight, chunk: Some(id) }
+    /// The chunk that begins at `start`.
+    pub(super) fn at(&self, nodes: &Nodes, start: Start) -> Option<NodeId> {
+        self.first_from(nodes, start).filter(|id| nodes[*id].extent.start() == start)
     }
+
+    /// The first chunk that begins at `start` or later.
+    pub(super) fn first_from(&self, nodes: &Nodes, start: Start) -> Option<NodeId> {
+        let place = first_at(start);
+        let (bound, piece) = self.pieces.range(..=place).next_back()?;
+        let here = piece.get(position(piece, nodes, place)).copied();
+        here.or_else(|| {
+            let mut behind = self.pieces.range(*bound..).skip(1);
+            behind.find_map(|(_, piece)| piece.first().copied())
+        })
+    }
+
+    /// The last chunk that begins before `start`.
+    pub(super) fn last_before(&self, nodes: &Nodes, start: Start) -> Option<NodeId> {
+        let place = first_at(start);
+        let mut pieces = self.pieces.range(..=place).rev();
+        let (_, piece) = pieces.next()?;
+        let here = position(piece, nodes, place).checked_sub(1).map(|at| piece[at]);
+        here.or_else(|| pieces.find_map(|(_, piece)| piece.last().copied()))
+    }
+
+    /// Adds a chunk, which must not change its extent before it is removed.
+    pub(super) fn insert(&mut self, nodes: &Nodes, id: NodeId) {
+        self.len += 1;
+        let place = place_of(nodes, id);
+        let Some((_, piece)) = self.pieces.range_mut(..=place).next_back() else { return };
+        let at = position(piece, nodes, place);
+        if piece.len() < PIECE {
+            return piece.insert(at, id);
+        }
+        // Behind all others a piece stays full: chunks often come in order.
+        let mut upper = Vec::with_capacity(PIECE);
+        if at == PIECE {
+            upper.push(id);
+        } else {
+            upper.extend(piece.drain(PIECE / 2..));
+            match at.checked_sub(PIECE / 2) {
+                Some(at) => upper.insert(at, id),
+                None => piece.insert(at, id),
+            }
+        }
+        self.pieces.insert(place_of(nodes, upper[0]), upper);
+    }
+
+    pub(super) fn remove(&mut self, nodes: &Nodes, id: NodeId) {
+        let place = place_of(nodes, id);
+        let Some((&bound, piece)) = self.pieces.range_mut(..=place).next_back() else { return };
+        let at = position(piece, nodes, place);
+        if piece.get(at) != Some(&id) {
+            debug_assert!(false, "{id:?} is not where its extent is");
+            return;
+        }
+        piece.remove(at);
+        self.len -= 1;
+        if piece.len() < PIECE / 4 {
+            self.join(bound);
+        }
+    }
+
+    /// Joins a short piece with the one before it, if both are short.
+    fn join(&mut self, bound: Place) {
+        let mut both = self.pieces.range_mut(..=bound).rev();
+        if let Some((_, short)) = both.next()
+            && let Some((_, before)) = both.next()
+            && short.len() + before.len() <= PIECE / 2
+        {
+            before.append(short);
+            self.pieces.remove(&bound);
+        }
+    }
+}
+
+/// Not behind any chunk that begins there.
+fn first_at(start: Start) -> Place {
+    (start, NodeId::at(0))
+}
+
+fn place_of(nodes: &Nodes, id: NodeId) -> Place {
+    (nodes[id].extent.start(), id)
+}
+
+/// Where `place` is in a piece, or would be.
+fn position(piece: &[NodeId], nodes: &Nodes, place: Place) -> usize {
+    piece.partition_point(|id| place_of(nodes, *id) < place)
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::block::Extent;
+    use crate::evict::{ChunkNode, ChunkRef};
+
+    fn add(map: &mut ExtentMap, nodes: &mut Nodes, (file, first_block): Start) -> NodeId {
+        let extent = Extent { file, first_block, blocks: 1 };
+        let id = nodes.insert(ChunkNode::new(ChunkRef { shard: 0, entry: 0 }, extent, 0, 0));
+        map.insert(nodes, id);
+        id
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_sorted_map(
+            steps in prop::collection::vec((0_u32..3, 0_u32..400, 0_u8..10), 1..3000), removes in 1_u8..10,
+        ) {
+            let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());
+            let mut model: BTreeMap<Start, NodeId> = BTreeMap::new();
+            for (file, block, action) in steps {
+                let start = (file, block);
+                match model.get(&start) {
+                    Some(&id) if action < removes => {
+                        map.remove(&nodes, id);
+                        nodes.remove(id);
+                        model.remove(&start);
+                    }
+                    Some(_) => {}
+                    None => drop(model.insert(start, add(&mut map, &mut nodes, start))),
+                }
+                prop_assert_eq!(map.len(), model.len());
+                prop_assert_eq!(map.at(&nodes, start), model.get(&start).copied());
+                let from = model.range(start..).next().map(|(_, id)| *id);
+                prop_assert_eq!(map.first_from(&nodes, start), from);
+                let before = model.range(..start).next_back().map(|(_, id)| *id);
+                prop_assert_eq!(map.last_before(&nodes, start), before);
+            }
+            prop_assert!(map.iter().eq(model.values().copied()));
+            let again = ExtentMap::of_sorted(&nodes, map.iter());
+            prop_assert!(again.len() == map.len() && again.iter().eq(map.iter()));
+            for start in model.keys() {
+                prop_assert_eq!(again.at(&nodes, *start), map.at(&nodes, *start));
+            }
+            prop_assert!(map.pieces.values().all(|piece| piece.len() <= PIECE));
+        }
+    }
+
+    #[test]
+    fn pieces_are_full_of_what_comes_in_order_and_few_of_what_is_left() {
+        let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());
+        let count = 64 * PIECE as u32;
+        let ids: Vec<NodeId> =
+            (0..count).map(|block| add(&mut map, &mut nodes, (0, block))).collect();
+        assert_eq!((map.len(), map.pieces.len()), (64 * PIECE, 64));
+        for (number, id) in ids.iter().enumerate().filter(|(number, _)| number % PIECE != 0) {
+            map.remove(&nodes, *id);
+            assert_eq!(map.len(), 64 * PIECE - (number - number / PIECE));
+        }
+        assert!(map.pieces.len() <= 2, "{} pieces for {} chunks", map.pieces.len(), map.len());
+        assert_eq!(map.first_from(&nodes, (0, 1)), Some(ids[PIECE]));
+    }
+}

@@ -4,10 +4,10 @@
 
 mod eviction_index;
 mod extent_map;
-mod extents;
 mod lfu;
 mod lists;
 mod namespaces;
+mod neighbours;
 mod ordered;
 mod policy;
 mod pool;
@@ -19,10 +19,10 @@ mod room_search;
 mod s3fifo;
 
 pub(crate) use eviction_index::{EvictionIndex, UNTIL_RELEASED_S};
-pub(crate) use extent_map::Victim;
 pub(crate) use lists::{ChunkNode, ChunkRef, NodeId, Nodes};
 pub(crate) use namespaces::NamespaceId;
 pub use namespaces::NamespaceUsage;
+pub(crate) use neighbours::Victim;
 pub(crate) use policy::Policy;
 pub(crate) use pool::PoolId;
 pub(crate) use quotas::Quotas;

@@ -2,7 +2,7 @@
 
 use super::NodeId;
 use super::eviction_index::EvictionIndex;
-use super::extent_map::{Scan, Search, Victim};
+use super::neighbours::{Scan, Search, Victim};
 use super::pool::{coldest, coldest_with};
 use crate::store::FreeSpace;
 
