@@ -11,11 +11,9 @@
 //! An open that fails has changed nothing at any path: all checks come before the first change.
 
 use std::io;
-use std::mem;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::thread::Builder;
 use std::time::Instant;
 
 use super::home::FoundHome;
@@ -30,6 +28,7 @@ use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::index::table::Table;
 use crate::index::{FoundIndex, Sharing};
+use crate::parallel::on_threads;
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::{Alarm, MakeEngine, is_gone};
 use crate::sync::Mutex;
@@ -177,28 +176,23 @@ fn at_once<T: Send, R: Send>(
     let waiting: Vec<(usize, T)> = paths.into_iter().collect();
     let count = waiting.len();
     let waiting = Mutex::new(waiting.into_iter());
-    let (done, failed) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-    let work_on = || {
-        loop {
-            // Not while the work is done: the others take theirs.
-            let next = waiting.lock().next();
-            let Some((number, one)) = next else { break };
-            match work(number, one) {
-                Ok(outcome) => done.lock().push((number, outcome)),
-                Err(error) => failed.lock().push((number, error)),
-            }
+    let outcomes = on_threads(count, || {
+        let mut outcomes = Vec::new();
+        // The lock is not held while the work is done: the others take theirs.
+        while let Some((number, one)) = { waiting.lock().next() } {
+            outcomes.push((number, work(number, one)));
         }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..count {
-            // Where there is none to be had, this thread does its work too.
-            let _ = Builder::new().name("kvring-open".into()).spawn_scoped(scope, work_on);
-        }
-        work_on();
+        outcomes
     });
-    let (mut done, mut failed) = (mem::take(&mut *done.lock()), mem::take(&mut *failed.lock()));
-    done.sort_by_key(|(number, _)| *number);
-    failed.sort_by_key(|(number, _)| *number);
+    let mut outcomes: Vec<(usize, Result<R, OpenError>)> = outcomes.into_iter().flatten().collect();
+    outcomes.sort_by_key(|(number, _)| *number);
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    for (number, outcome) in outcomes {
+        match outcome {
+            Ok(outcome) => done.push((number, outcome)),
+            Err(error) => failed.push((number, error)),
+        }
+    }
     (done, failed)
 }
 

@@ -20,6 +20,8 @@ impl Connector {
         address: *mut u8,
         length_bytes: usize,
     ) -> Result<MemoryHandle, SubmitError> {
+        // SAFETY: nothing here looks at the memory, and the kernel refuses what is not mapped. What the caller promises is for the
+        // transfers to come: they reach the pages that are pinned now, whatever is mapped at the address by then.
         let _gate = self.enter::<&str>(&[])?;
         Ok(self.memory.register(address.addr(), length_bytes)?)
     }
