@@ -19,8 +19,8 @@ const LEG: Duration = Duration::from_millis(50);
 /// After each change, before it is measured.
 const SETTLING: Duration = Duration::from_millis(10);
 
-/// A trial that is not through by then says nothing: the load has changed.
-const LONGEST_TRIAL: Duration = Duration::from_secs(5);
+/// A trial that is not through by then says nothing: the load has changed. Bursts may lie far apart.
+const LONGEST_TRIAL: Duration = Duration::from_secs(60);
 
 /// One more stays if the rate with it is so many times the one without.
 const WORTHWHILE_RATIO: f64 = 1.1;

@@ -52,6 +52,7 @@ impl Operations {
         if sleeping().next().is_none() {
             return;
         }
+        let before_bytes = self.device.offered_bytes;
         while self.device.moved_bytes > KEPT_BYTES
             && self.device.offered_bytes < MOST_OFFERED_BYTES
             && let Some(piece) = self.device.take_last_unsummed()
@@ -59,7 +60,9 @@ impl Operations {
             self.device.offered_bytes += piece.grant.length_bytes;
             shared.offered.push(Offered { piece, owner: self.number });
         }
-        sleeping().for_each(|lane| lane.waker.wake());
+        // A turn of work for each.
+        let turns = (self.device.offered_bytes - before_bytes).div_ceil(CHECKSUM_TURN_BYTES);
+        sleeping().take(turns as usize).for_each(|lane| lane.waker.wake());
     }
 
     /// Sums up what others have offered, where this reactor has nothing of its own to sum up.

@@ -174,15 +174,19 @@ def sample_with_checksum(
     return Sample(operation, "", MIB, peer, 0, {RATE: rate, CPU: cpu, **more})
 
 
-def test_peers_rate_and_cost_of_the_checksum_together() -> None:
-    samples = Samples(
+def samples_with_checksum(cpu: float, cpu_off: float) -> Samples:
+    return Samples(
         [
-            sample_with_checksum(KVRING, 7000.0, 0.25),
-            sample_with_checksum(KVRING_OFF, 9000.0, 0.15),
+            sample_with_checksum(KVRING, 7000.0, cpu),
+            sample_with_checksum(KVRING_OFF, 9000.0, cpu_off),
             sample_with_checksum(FS_NATIVE, 10000.0, 0.2),
             sample_with_checksum(ONE_CORE, 20000.0, 0.05, MEMORY_READ, processor_count=2.0),
         ]
     )
+
+
+def test_peers_rate_and_cost_of_the_checksum_together() -> None:
+    samples = samples_with_checksum(0.25, 0.15)
     cell = Cell("get", MIB)
     assert costs(samples, cell, (KVRING, KVRING_OFF)) == {0: pytest.approx(0.1)}
     # 0.1 s a gigabyte for the peer, and half of 0.1 s for the checksum: it has two processors.
@@ -199,14 +203,7 @@ def test_peers_rate_and_cost_of_the_checksum_together() -> None:
 
 
 def test_nobody_is_credited_for_a_checksum_that_costs_less_than_nothing() -> None:
-    samples = Samples(
-        [
-            sample_with_checksum(KVRING, 7000.0, 0.1),
-            sample_with_checksum(KVRING_OFF, 9000.0, 0.2),
-            sample_with_checksum(FS_NATIVE, 10000.0, 0.2),
-            sample_with_checksum(ONE_CORE, 20000.0, 0.05, MEMORY_READ, processor_count=2.0),
-        ]
-    )
+    samples = samples_with_checksum(0.1, 0.2)
     assert allowed_rates(samples, Cell("get", MIB)) == {0: pytest.approx(10000.0)}
 
 
