@@ -82,7 +82,16 @@ impl Cache {
     /// finds none is lost; the data files live with what there is.
     pub(super) fn look_at_blocks(&self) {
         self.index.table.unshare();
-        self.store.look_at_blocks();
+        self.store.look_at_blocks(&|| self.reinsert_useless());
+    }
+
+    /// Chunks were excluded as their eviction made no room. Those whose blocks can be given out now would be missed.
+    fn reinsert_useless(&self) {
+        let now_s = self.index.now_s();
+        let reinsert = || self.index.eviction_index.lock().reinsert_useless(now_s);
+        // A search may exclude some again meanwhile: no more rounds than there were chunks.
+        let most_rounds = self.index.eviction_index.lock().excluded();
+        (0..most_rounds).any(|_| !reinsert());
     }
 
     /// Grows until there is room for `needed_bytes`, or for some time. Requests for room are refused with

@@ -114,6 +114,16 @@ impl EvictionIndex {
         if self.ordered() > 0 { Room::Unfinished } else { Room::Nowhere }
     }
 
+    /// Puts chunks whose eviction made no room back into the order, as it may make some now; and a few that are leased, which
+    /// the next search excludes again. Returns whether there may be more: others have the lock in between.
+    pub(crate) fn reinsert_useless(&mut self, now_s: u32) -> bool {
+        self.reinsert(now_s + USELESS_FOR_S)
+    }
+
+    pub(crate) fn excluded(&self) -> usize {
+        self.pools.iter().map(|pool| pool.excluded.len()).sum()
+    }
+
     /// Excludes those of `chunks` whose eviction makes no room. Returns whether there were any.
     fn exclude_useless(&mut self, chunks: &[NodeId], free: &dyn FreeSpace, now_s: u32) -> bool {
         let before = self.ordered();

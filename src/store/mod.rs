@@ -130,8 +130,8 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     }
 
     /// Looks which blocks of its files are shared with a copy or missing, and gives out no more of them than the file system
-    /// has space for. It waits for the file system.
-    fn look_at_blocks(&self) {}
+    /// has space for. It waits for the file system. `more_fit` is called if more of them can be given out than before.
+    fn look_at_blocks(&self, _more_fit: &dyn Fn()) {}
 
     /// Gives out bad extents again: the device can be written.
     fn retry_bad_extents(&self) {}

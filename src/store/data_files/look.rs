@@ -39,7 +39,8 @@ impl ExtentStore {
             || (can_share(directory) && self.budget.free_for_blocks_bytes() < total_bytes)
     }
 
-    pub(super) fn look_for_unreserved(&self) {
+    /// `more_fit` is called if more of them can be given out than before.
+    pub(super) fn look_for_unreserved(&self, more_fit: &dyn Fn()) {
         let Some(directory) = &self.directory else { return };
         let mut looks = self.looks.lock();
         let begin = Instant::now();
@@ -56,10 +57,16 @@ impl ExtentStore {
         self.budget.set_unreserved(found.blocks() * BLOCK_BYTES);
         let mut allocator = self.allocator.lock();
         let mut unreserved = self.unreserved.lock();
+        let (_, lost_before) = unreserved.lost_blocks();
         unreserved.note(&mut allocator, found, free_blocks, is_refused);
+        let (_, lost) = unreserved.lost_blocks();
         let (is_short, shared_blocks) = (unreserved.is_short(), unreserved.found_blocks);
         let total_bytes = allocator.total() * BLOCK_BYTES;
         drop((unreserved, allocator));
+        // Before the log, which may wait: from here on SETs rely on it.
+        if lost < lost_before {
+            more_fit();
+        }
         looks.next = Some(Instant::now() + SHORTEST_PAUSE.max(begin.elapsed() * RESTS));
         let path = directory.path().display();
         match (is_short, std::mem::replace(&mut looks.is_logged, is_short)) {

@@ -198,7 +198,7 @@ impl Store for ExtentStore {
             (Some(_), _) => index.preallocate(index.missing_bytes(total_bytes, allocated_bytes)),
         };
         // The index has its share by now.
-        self.look_for_unreserved();
+        self.look_for_unreserved(&|| ());
         outcome
     }
 
@@ -249,8 +249,8 @@ impl Store for ExtentStore {
         self.is_due(is_refused)
     }
 
-    fn look_at_blocks(&self) {
-        self.look_for_unreserved();
+    fn look_at_blocks(&self, more_fit: &dyn Fn()) {
+        self.look_for_unreserved(more_fit);
     }
 
     fn free_unwritable(&self, extent: Extent) {
