@@ -117,7 +117,9 @@ fn explain(error: PyErr, position: usize, usage: Use, object: &Bound<'_, PyAny>)
     let is_buffer_error = error.is_instance_of::<PyBufferError>(py);
     let message = if is_buffer_error && usage == Use::Fill && Export::new(object, Use::Read).is_ok()
     {
-        format!("buffer {position} is read-only; a get needs writable memory, such as a bytearray")
+        format!(
+            "buffer {position} is read-only; what is loaded into it needs writable memory, such as a bytearray"
+        )
     } else if is_buffer_error {
         format!(
             "buffer {position} is not contiguous; pass one contiguous span of memory per key, such as a copy of it"

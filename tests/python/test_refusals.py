@@ -47,7 +47,7 @@ WRONG_FOR_GET: dict[str, tuple[Any, type[Exception], str]] = {
     "bytes": (
         bytes(4096),
         kvring.SubmitError,
-        "buffer 1 is read-only; a get needs writable memory, such as a bytearray",
+        "buffer 1 is read-only; what is loaded into it needs writable memory, such as a bytearray",
     ),
     "a read-only view": (
         memoryview(bytearray(4096)).toreadonly(),
