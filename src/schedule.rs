@@ -342,6 +342,28 @@ impl Scheduler {
         self.queues[Line::Get as usize].waiting.len() + self.in_flight[Line::Get as usize].pieces
     }
 
+    /// The class of which more waits than goes into the device, while it has a third of its bytes there or more: other bounds of its
+    /// bytes may move more of it, or less. SETs that wait for loads, or for space, are not held back by that.
+    pub(crate) fn held_back(&self, now: Instant) -> Option<Class> {
+        let is_full = |line: Line, lines: &[Line], most_bytes: u64| {
+            let InFlight { pieces, bytes } = self.in_flight_of(lines);
+            self.next_length(line).is_some_and(|length_bytes| {
+                (pieces >= self.limits.queue_depth || bytes + length_bytes > most_bytes)
+                    && 3 * bytes >= most_bytes
+            })
+        };
+        let (bytes, set_bytes) = (self.limits.max_in_flight_bytes, self.limits.set_in_flight_bytes);
+        if is_full(Line::Get, &[Line::Get], bytes) {
+            return Some(Class::Get);
+        }
+        let are_loads_expected =
+            self.loads() > 0 || self.last_load.is_some_and(|last| now - last < LOADS_RECUR_WITHIN);
+        let are_sets_held_back = !self.holds_sets
+            && !are_loads_expected
+            && is_full(Line::Set, &[Line::Promoted, Line::Set], bytes.min(set_bytes));
+        are_sets_held_back.then_some(Class::Set)
+    }
+
     /// Whether a SET waits for a grant.
     pub fn has_waiting_sets(&self) -> bool {
         !self.queues[Line::Set as usize].is_empty()

@@ -136,7 +136,7 @@ path_stats! {
     pinned_bytes,
     /// Most reads, and as many writes, that are in the device at a time.
     queue_depth,
-    /// Most bytes of either.
+    /// Most bytes of either at this moment: trials change it.
     max_in_flight_bytes,
     /// Records that opening threw out, whatever for.
     discarded_at_open,

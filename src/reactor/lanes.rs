@@ -6,9 +6,11 @@
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
 
+use super::bytes_bound::{OfLoadsAndStores, Saturated};
 use super::latency::Latencies;
 use super::operation::Operation;
 use super::piece::Piece;
@@ -44,6 +46,9 @@ pub(super) struct Lane {
     /// Processor time that it has taken, and bytes that it has moved.
     pub(super) processor_ns: AtomicU64,
     pub(super) moved_bytes: AtomicU64,
+    /// Time in which its part of the bytes in the device held loads or stores back, and what moved of them in it.
+    saturated_ns: OfLoadsAndStores<AtomicU64>,
+    saturated_bytes: OfLoadsAndStores<AtomicU64>,
 }
 
 /// A piece that the kernel is done with, of reactor `owner`, to be summed up by any.
@@ -115,6 +120,23 @@ impl Lane {
             engine: OnceLock::new(),
             processor_ns: AtomicU64::new(0),
             moved_bytes: AtomicU64::new(0),
+            saturated_ns: Default::default(),
+            saturated_bytes: Default::default(),
+        }
+    }
+
+    pub(super) fn tell_saturated(&self, totals: OfLoadsAndStores<Saturated>) {
+        for (place, total) in totals.iter().enumerate() {
+            self.saturated_ns[place].store(total.time.as_nanos() as u64, Ordering::Relaxed);
+            self.saturated_bytes[place].store(total.moved_bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// What it has told.
+    pub(super) fn saturated(&self, place: usize) -> Saturated {
+        Saturated {
+            time: Duration::from_nanos(self.saturated_ns[place].load(Ordering::Relaxed)),
+            moved_bytes: self.saturated_bytes[place].load(Ordering::Relaxed),
         }
     }
 

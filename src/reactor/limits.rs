@@ -1,5 +1,7 @@
-//! How much is in the device at a time: it follows from the drives of the path, and each reactor has a part of it.
+//! How much is in the device at a time: it follows from the drives of the path, within bounds for what trials find. Each reactor has
+//! a part of it.
 
+use super::bytes_bound::BytesBound;
 use crate::config::Config;
 use crate::schedule::Limits;
 use crate::store::DRIVE_DEPTH;
@@ -11,6 +13,9 @@ const TRANSFER_BYTES: u64 = (48 << 20) / DRIVE_DEPTH as u64;
 /// Most transfers in the devices of all paths together, unless each path has one drive: 384 MiB of them.
 const MAX_DEPTH: usize = 8 * DRIVE_DEPTH;
 
+/// The bytes in the device do not fall below so much of what its depth lets expect.
+const LEAST_PART: u64 = 8;
+
 /// Most of the capacity that SETs have in the device at a time, all reactors together: what is being written cannot make
 /// room for others.
 const SET_PART: u64 = 8;
@@ -21,6 +26,27 @@ pub(super) fn of_device(config: &Config, drives_depth: usize, paths: usize) -> (
     let tuning = &config.tuning;
     let in_flight_bytes = tuning.in_flight_bytes.unwrap_or(depth as u64 * TRANSFER_BYTES);
     (tuning.queue_depth.unwrap_or(depth), in_flight_bytes)
+}
+
+/// What decides the bytes in the device, from those that follow from its depth on; `None` where they stay what they are.
+///
+/// With more bytes than the longest pieces have that the device takes at a time, transfers are the bound. With less than an eighth of
+/// what is expected, chunks of 48 KiB would not reach the depth that hides the latency of a drive; and each reactor has a piece in
+/// the device whatever its part is.
+pub(super) fn bytes_bound(
+    config: &Config,
+    (queue_depth, first_bytes): (usize, u64),
+) -> Option<BytesBound> {
+    let tuning = &config.tuning;
+    let is_tuned = tuning.in_flight_bytes.is_some()
+        || tuning.set_in_flight_bytes.is_some()
+        || tuning.queue_depth.is_some();
+    let pieces_bytes = |pieces: usize| pieces as u64 * tuning.max_io_bytes;
+    let most_bytes = pieces_bytes(queue_depth);
+    let least_bytes = (first_bytes / LEAST_PART).max(pieces_bytes(config.reactors().1));
+    // Turns of a simulation take no time.
+    (!is_tuned && !config.works_inline && least_bytes < first_bytes && first_bytes < most_bytes)
+        .then(|| BytesBound::new(first_bytes, least_bytes, most_bytes))
 }
 
 /// The part of one of `reactors`.
@@ -79,6 +105,26 @@ mod tests {
         let mut config = config();
         (config.tuning.queue_depth, config.tuning.in_flight_bytes) = (Some(3), Some(MIB));
         assert_eq!(of_device(&config, 1024, 1), (3, MIB));
+    }
+
+    #[test]
+    fn bytes_follow_trials_unless_they_are_set_or_there_is_nothing_to_find() {
+        let is_tried = |change: fn(&mut Config), device| {
+            let mut config = config();
+            config.io_threads = Some(1);
+            change(&mut config);
+            bytes_bound(&config, device).is_some()
+        };
+        assert!(is_tried(|_| (), (128, 48 * MIB)));
+        assert!(!is_tried(|config| config.works_inline = true, (128, 48 * MIB)));
+        assert!(!is_tried(|config| config.tuning.in_flight_bytes = Some(MIB), (128, 48 * MIB)));
+        assert!(!is_tried(|config| config.tuning.queue_depth = Some(128), (128, 48 * MIB)));
+        assert!(!is_tried(|config| config.tuning.set_in_flight_bytes = Some(1), (128, 48 * MIB)));
+        // Transfers are the bound.
+        assert!(!is_tried(|config| config.tuning.max_io_bytes = 64 << 10, (128, 48 * MIB)));
+        // Each reactor has a piece.
+        assert!(!is_tried(|_| (), (1, 3 << 17)));
+        assert!(!is_tried(|config| config.io_threads = Some(24), (32, 12 * MIB)));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! The caller's memory is used from the start of the first piece to the end of the last one, and never after the answer.
 
+mod bytes_bound;
 mod chunk_file;
 mod commit;
 mod device;
@@ -112,6 +113,7 @@ impl Operations {
             self.start_group()?;
             self.start_freed()?;
             let has_more = self.start_some(now)?;
+            self.note_saturation(now);
             self.start_chunk_files()?;
             self.shared.completions.announce();
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 use slab::Slab;
 
 use super::Shared;
+use super::bytes_bound::{Account, BytesBound, OfLoadsAndStores};
 use super::commit::GroupCommit;
 use super::device::Device;
 use super::errnos::Failure;
@@ -57,11 +58,17 @@ pub(super) struct Operations {
     /// Whether the first SET waits for the store to grow; none goes meanwhile.
     pub(super) awaits_growth: bool,
     /// Bytes that it has moved, and when others were told.
-    pub(super) moved_bytes: u64,
+    pub(super) moved_bytes: OfLoadsAndStores<u64>,
     pub(super) told_at: Instant,
-    /// Most transfers of its part of the device, which its memory is made for, and how many reactors share the device.
+    /// What moved while more waited than went into the device.
+    pub(super) account: Account,
+    /// Decides how many bytes go in, in the first reactor.
+    pub(super) bytes_bound: Option<BytesBound>,
+    /// Most transfers of its part of the device, which its memory is made for.
     most_depth: usize,
-    sharers: usize,
+    /// How many reactors share how many bytes in the device.
+    shares: (usize, u64),
+    part_bytes: u64,
 }
 
 impl Operations {
@@ -77,12 +84,16 @@ impl Operations {
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
         let most_bytes = limits.max_in_flight_bytes;
         let device = Device::new(Arc::clone(&shared), engine, most_transfers, most_bytes);
-        let sharers = shared.active().max(number + 1);
+        let shares = (shared.active().max(number + 1), shared.device_limits().1);
+        let bytes_bound = if number == 0 { shared.bytes_bound() } else { None };
         Self {
-            moved_bytes: 0,
+            moved_bytes: [0; 2],
             told_at: Instant::now(),
             most_depth: limits.queue_depth,
-            sharers,
+            shares,
+            part_bytes: most_bytes,
+            account: Account::default(),
+            bytes_bound,
             number,
             shared,
             scheduler: Scheduler::new(limits),
@@ -154,13 +165,22 @@ impl Operations {
 
     /// Takes as much of the device as the number of reactors leaves to each.
     pub(super) fn follow_limits(&mut self) {
-        let active = self.shared.active();
-        if mem::replace(&mut self.sharers, active) != active {
-            let (config, device) = (&self.shared.cache.config, self.shared.device_limits());
-            let mut limits = limits::of_reactor(config, device, active);
+        let (active, device) = (self.shared.active(), self.shared.device_limits());
+        let shares = (active, device.1);
+        if mem::replace(&mut self.shares, shares) != shares {
+            let mut limits = limits::of_reactor(&self.shared.cache.config, device, active);
             limits.queue_depth = limits.queue_depth.min(self.most_depth);
+            self.part_bytes = limits.max_in_flight_bytes;
+            self.device.most_moved_bytes = self.part_bytes;
             self.scheduler.set_limits(limits);
+            self.account.begin_anew();
         }
+    }
+
+    /// Notes whether more waits than goes into its part of the device, after `start_some`.
+    pub(super) fn note_saturation(&mut self, now: Instant) {
+        let held_back = self.scheduler.held_back(now);
+        self.account.look(now, self.moved_bytes, held_back, self.part_bytes);
     }
 
     fn count_load(&mut self, operation: &Operation, sign: i64) {

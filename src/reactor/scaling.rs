@@ -116,6 +116,11 @@ impl Scaling {
         self.trial = None;
     }
 
+    /// Whether it is being tried out how many reactors bring something.
+    pub(super) fn is_trying(&self) -> bool {
+        self.trial.is_some()
+    }
+
     /// How many reactors are to take work from now on, after `active` of them have until now.
     pub(super) fn step(&mut self, sample: Sample, active: usize) -> usize {
         let Some(last) = self.last.replace(sample) else { return active };

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::SegQueue;
 
+use super::bytes_bound::{BytesBound, OfLoadsAndStores, Saturated};
 use super::health::Health;
 use super::lanes::{Lane, Offered, Spread};
 use super::latency::Latencies;
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     live: AtomicUsize,
     /// The first so many reactors get work.
     active: AtomicUsize,
+    /// Most bytes of loads, and as many of stores, in the device; 0 as long as they follow from its depth alone.
+    bound_bytes: AtomicU64,
     /// Pieces to be summed up by whichever reactor is free.
     pub(super) offered: SegQueue<Offered>,
     /// A reactor that was needed could not be started.
@@ -57,6 +60,7 @@ impl Shared {
             answers: Mutex::default(),
             live: AtomicUsize::new(0),
             active: AtomicUsize::new(1),
+            bound_bytes: AtomicU64::new(0),
             offered: SegQueue::new(),
             is_start_refused: AtomicBool::new(false),
             lanes: wakers.into_iter().map(Lane::new).collect(),
@@ -107,9 +111,37 @@ impl Shared {
 
     /// Most transfers of loads, and as many of stores, in the device of this path, and most bytes of either.
     pub(crate) fn device_limits(&self) -> (usize, u64) {
+        let (queue_depth, derived_bytes) = self.derived_limits();
+        match self.bound_bytes.load(Ordering::Relaxed) {
+            0 => (queue_depth, derived_bytes),
+            bound_bytes => (queue_depth, bound_bytes),
+        }
+    }
+
+    /// The same as the depth of the drives lets expect them.
+    fn derived_limits(&self) -> (usize, u64) {
         let cache = &self.cache;
         let drives_depth = cache.store.geometry().queue_depth;
         limits::of_device(&cache.config, drives_depth, cache.path_count())
+    }
+
+    /// What decides the bytes in the device, where trials do.
+    pub(super) fn bytes_bound(&self) -> Option<BytesBound> {
+        limits::bytes_bound(&self.cache.config, self.derived_limits())
+    }
+
+    /// Most bytes of loads, and as many of stores, from here on.
+    pub(super) fn set_bound(&self, bytes: u64) {
+        self.bound_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What the bound held back in all reactors, as far as they have told.
+    pub(super) fn saturated(&self) -> OfLoadsAndStores<Saturated> {
+        let sum = |place: usize| {
+            let told = self.lanes.iter().map(|lane| lane.saturated(place));
+            told.fold(Saturated::default(), Saturated::plus)
+        };
+        [sum(0), sum(1)]
     }
 
     pub(crate) fn push(&self, spread: Spread) {

@@ -154,8 +154,9 @@ impl Further {
         self.reactors.join()
     }
 
-    /// Decides how many reactors take work, and starts one if there are too few. Without it the others go on.
-    fn step(&mut self, shared: &Arc<Shared>, now: Instant) {
+    /// Decides how many reactors take work, and starts one if there are too few. Without it the others go on. Says whether their number
+    /// is on trial.
+    fn step(&mut self, shared: &Arc<Shared>, now: Instant) -> bool {
         let active = shared.active();
         let wanted = self.scaling.step(shared.sample(now), active);
         let number = 1 + self.reactors.0.len();
@@ -176,22 +177,33 @@ impl Further {
         if shared.lanes[wanted - 1].engine.get().is_some() {
             shared.set_active(wanted);
         }
+        self.scaling.is_trying()
     }
 }
 
 impl Operations {
-    /// Tells what this reactor has done, and decides, if it is the first one, how many of them take work.
+    /// Tells what this reactor has done, and decides, if it is the first one, how many of them take work and how many bytes are in the
+    /// device.
     pub(super) fn scale(&mut self, further: &mut Option<Further>, now: Instant) {
         let shared = &self.shared;
-        if shared.lanes.len() == 1 || now.saturating_duration_since(self.told_at) < TELLING {
+        let is_alone = shared.lanes.len() == 1;
+        if is_alone && self.bytes_bound.is_none()
+            || now.saturating_duration_since(self.told_at) < TELLING
+        {
             return;
         }
         self.told_at = now;
         let lane = &shared.lanes[self.number];
-        lane.moved_bytes.store(self.moved_bytes, Ordering::Relaxed);
-        lane.processor_ns.store(thread::processor_time().as_nanos() as u64, Ordering::Relaxed);
-        if let Some(further) = further {
-            further.step(shared, now);
+        lane.tell_saturated(self.account.totals);
+        if !is_alone {
+            lane.moved_bytes.store(self.moved_bytes.iter().sum(), Ordering::Relaxed);
+            lane.processor_ns.store(thread::processor_time().as_nanos() as u64, Ordering::Relaxed);
+        }
+        let active = shared.active();
+        let is_on_trial = further.as_mut().is_some_and(|further| further.step(shared, now));
+        if let Some(bytes_bound) = &mut self.bytes_bound {
+            let is_steady = !is_on_trial && shared.active() == active;
+            shared.set_bound(bytes_bound.step(now, shared.saturated(), is_steady));
         }
         self.follow_limits();
     }

@@ -3,6 +3,7 @@
 use std::mem;
 use std::time::Instant;
 
+use super::bytes_bound::place_of;
 use super::chunk_file::{CHUNK_FILE_TOKENS, ChunkFile};
 use super::commit::SYNC_TOKEN;
 use super::errnos::{Failure, Request};
@@ -134,7 +135,7 @@ impl Operations {
             let wanted = (active.failure.is_none(), is_load);
             let completed = self.device.complete((token, result), wanted, now);
             if let Ok(true) = completed {
-                self.moved_bytes += grant.length_bytes + PIECE_COSTS_BYTES;
+                self.moved_bytes[place_of(grant.class)] += grant.length_bytes + PIECE_COSTS_BYTES;
                 self.scheduler.finish(grant);
                 self.active[grant.id].timeline.moved = Some(now);
             }

@@ -375,3 +375,35 @@ fn a_set_that_is_taken_back_is_the_next_again() {
     clocked.scheduler.hold_sets(true);
     assert_eq!(clocked.grant(), None);
 }
+
+#[test]
+fn what_waits_for_more_room_in_the_device_is_held_back() {
+    let mut clocked = Clocked::new(Limits { queue_depth: 8, ..LIMITS });
+    let held_back = |clocked: &Clocked| clocked.scheduler.held_back(clocked.now);
+    clocked.push(Class::Set, 0, 5000);
+    assert_eq!(held_back(&clocked), None, "nobody has asked yet");
+    assert_eq!((clocked.grants().len(), held_back(&clocked)), (3, Some(Class::Set)));
+    clocked.scheduler.hold_sets(true);
+    assert_eq!(held_back(&clocked), None, "they wait for space");
+    clocked.scheduler.hold_sets(false);
+
+    clocked.push(Class::Get, 1, 6000);
+    assert_eq!(held_back(&clocked), None, "SETs wait for the load");
+    let mut gets: Vec<Grant> = std::iter::from_fn(|| clocked.grant()).collect();
+    assert_eq!((gets.len(), held_back(&clocked)), (4, Some(Class::Get)));
+    let limits = |bytes| Limits { queue_depth: 4, max_in_flight_bytes: bytes, ..LIMITS };
+    clocked.scheduler.set_limits(limits(12_000));
+    assert_eq!(held_back(&clocked), Some(Class::Get), "by the number of transfers");
+    clocked.scheduler.set_limits(limits(13_000));
+    assert_eq!(held_back(&clocked), None, "the bytes are far away");
+
+    for _ in 0..3 {
+        gets.into_iter().for_each(|grant| clocked.scheduler.finish(grant));
+        gets = std::iter::from_fn(|| clocked.grant()).collect();
+    }
+    assert_eq!(clocked.scheduler.loads(), 0);
+    assert_eq!(held_back(&clocked), None, "SETs wait for the next load");
+    clocked.wait(250);
+    clocked.grants();
+    assert_eq!(held_back(&clocked), Some(Class::Set));
+}
