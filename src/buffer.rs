@@ -1,7 +1,8 @@
 //! Caller memory, and the pool of aligned memory that stands in where the caller's does not fit O_DIRECT.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::block::BLOCK_BYTES;
 
@@ -63,10 +64,57 @@ impl CallerBuffer {
     }
 }
 
-/// One block-aligned allocation of a whole number of blocks.
+/// A huge page of the system, as x86-64 and 64-bit ARM have it with pages of 4 KiB.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Memory of one allocation, freed with the last [`AlignedBlock`] in it.
+struct Allocation {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: it only frees the memory; who uses which part of it is the blocks' business.
+unsafe impl Send for Allocation {}
+
+// SAFETY: nothing is done through a shared reference.
+unsafe impl Sync for Allocation {}
+
+impl Allocation {
+    /// Zeroed memory. Where it is long enough the system is asked for huge pages: pinning one for a transfer costs what pinning one of
+    /// 4 KiB does.
+    fn zeroed(size_bytes: usize) -> Self {
+        let is_long = size_bytes >= HUGE_PAGE_BYTES;
+        let alignment = if is_long { HUGE_PAGE_BYTES } else { BLOCK_BYTES as usize };
+        let layout = Layout::from_size_align(size_bytes, alignment)
+            .unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()));
+        // SAFETY: callers ask for one block at least, not zero.
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
+            handle_alloc_error(layout)
+        };
+        if is_long {
+            // SAFETY: the memory is this allocation's, and keeps its content. A refusal changes nothing.
+            let _ =
+                unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, libc::MADV_HUGEPAGE) };
+        }
+        // SAFETY: it has as many bytes, and nobody else has it.
+        unsafe { start.write_bytes(0, size_bytes) };
+        Self { start, layout }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this very layout, freed once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Block-aligned memory of a whole number of blocks, in huge pages where it is as long as one and the system gives some.
 pub struct AlignedBlock {
     pointer: NonNull<u8>,
-    layout: Layout,
+    size_bytes: usize,
+    /// Others may have other parts of it.
+    allocation: Arc<Allocation>,
 }
 
 // SAFETY: it owns its memory alone, like a Box<[u8]>.
@@ -78,18 +126,25 @@ unsafe impl Sync for AlignedBlock {}
 impl AlignedBlock {
     /// Memory of at least `size_bytes`, rounded up to whole blocks, zeroed.
     pub fn zeroed(size_bytes: usize) -> Self {
-        let block = BLOCK_BYTES as usize;
-        let layout = Layout::from_size_align(size_bytes.max(1).next_multiple_of(block), block)
-            .unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()));
-        // SAFETY: the size is at least one block, not zero.
-        let raw = unsafe { alloc_zeroed(layout) };
-        let Some(pointer) = NonNull::new(raw) else { handle_alloc_error(layout) };
-        Self { pointer, layout }
+        let size_bytes = size_bytes.max(1).next_multiple_of(BLOCK_BYTES as usize);
+        let allocation = Arc::new(Allocation::zeroed(size_bytes));
+        Self { pointer: allocation.start, size_bytes, allocation }
+    }
+
+    /// Parts of `part_bytes`, a number of whole blocks that divides its size.
+    fn split(self, part_bytes: usize) -> impl Iterator<Item = Self> {
+        debug_assert!(part_bytes > 0 && self.size_bytes.is_multiple_of(part_bytes));
+        (0..self.size_bytes / part_bytes).map(move |number| Self {
+            // SAFETY: the part is within the block, as the count says.
+            pointer: unsafe { self.pointer.add(number * part_bytes) },
+            size_bytes: part_bytes,
+            allocation: Arc::clone(&self.allocation),
+        })
     }
 
     /// Its size.
     pub fn size_bytes(&self) -> usize {
-        self.layout.size()
+        self.size_bytes
     }
 
     /// Its first byte.
@@ -104,13 +159,6 @@ impl AlignedBlock {
     }
 }
 
-impl Drop for AlignedBlock {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout, freed once.
-        unsafe { dealloc(self.pointer.as_ptr(), self.layout) };
-    }
-}
-
 /// Aligned memory by power-of-two size, kept for reuse. The scheduler bounds the bytes in flight; as many may
 /// wait to be copied out.
 #[derive(Default)]
@@ -121,13 +169,19 @@ pub(crate) struct BouncePool {
 /// Blocks of 4 KiB to 64 MiB: the longest transfer that can be configured.
 const SIZE_CLASSES: usize = 15;
 
+/// Blocks from an eighth of a huge page on are parts of one; who needs shorter ones needs little of them.
+const LEAST_PART_BYTES: usize = HUGE_PAGE_BYTES / 8;
+
 impl BouncePool {
     /// Memory of at least `size_bytes`. Its content is what the last user left.
     pub(crate) fn take(&mut self, size_bytes: usize) -> AlignedBlock {
         let class = size_class(size_bytes);
-        self.free[class]
-            .pop()
-            .unwrap_or_else(|| AlignedBlock::zeroed((BLOCK_BYTES as usize) << class))
+        let class_bytes = (BLOCK_BYTES as usize) << class;
+        if self.free[class].is_empty() && (LEAST_PART_BYTES..HUGE_PAGE_BYTES).contains(&class_bytes)
+        {
+            self.free[class].extend(AlignedBlock::zeroed(HUGE_PAGE_BYTES).split(class_bytes));
+        }
+        self.free[class].pop().unwrap_or_else(|| AlignedBlock::zeroed(class_bytes))
     }
 
     pub(crate) fn give_back(&mut self, block: AlignedBlock) {
@@ -156,5 +210,48 @@ mod tests {
         pool.give_back(small);
         assert_eq!(pool.take(8192).as_ptr(), address);
         assert_eq!(pool.take(64 << 20).size_bytes(), 64 << 20);
+    }
+
+    #[test]
+    fn long_blocks_are_parts_of_huge_pages_and_nobody_has_the_same_one() {
+        let mut pool = BouncePool::default();
+        let blocks: Vec<AlignedBlock> = (0..9).map(|_| pool.take(512 << 10)).collect();
+        let mut starts: Vec<usize> = blocks.iter().map(|block| block.as_ptr().addr()).collect();
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|pair| pair[0] + (512 << 10) <= pair[1]));
+        let pages = starts.chunk_by(|one, other| one / HUGE_PAGE_BYTES == other / HUGE_PAGE_BYTES);
+        assert_eq!(pages.map(<[usize]>::len).max(), Some(4), "{starts:x?}");
+        assert!(is_for_huge_pages(starts[0]) && is_for_huge_pages(starts[8]));
+        drop(pool);
+        // What is left of an allocation keeps it.
+        for block in blocks {
+            // SAFETY: its own memory.
+            unsafe { block.as_ptr().write_bytes(1, block.size_bytes()) };
+        }
+        let own = AlignedBlock::zeroed(3 * HUGE_PAGE_BYTES);
+        assert!(own.as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
+        assert!(is_for_huge_pages(own.as_ptr().addr()));
+    }
+
+    /// Whether the mapping of an address has asked for huge pages (`hg` among the flags in smaps). True on kernels that have none.
+    fn is_for_huge_pages(address: usize) -> bool {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return true;
+        }
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut is_there = false;
+        for line in maps.lines() {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            if let Some((start, end)) = range
+                && let (Ok(start), Ok(end)) =
+                    (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+            {
+                is_there = (start..end).contains(&address);
+            }
+            if is_there && line.starts_with("VmFlags:") {
+                return line.split(' ').any(|flag| flag == "hg");
+            }
+        }
+        false
     }
 }

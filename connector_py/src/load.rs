@@ -75,6 +75,7 @@ impl LoadPlan {
         all.set_item("rwmixread", plan.rwmixread)?;
         all.set_item("align", plan.align_bytes)?;
         all.set_item("verify", plan.verify)?;
+        all.set_item("registered", plan.registered)?;
         all.set_item("seed", plan.seed)?;
         Ok(all)
     }
@@ -161,6 +162,8 @@ impl LoadRun {
         store.set_item("memory_alignment_bytes", alignment_bytes)?;
         store.set_item("capacity_bytes", report.stats.capacity_bytes)?;
         store.set_item("used_bytes", report.stats.used_bytes)?;
+        store.set_item("registered_bytes", report.stats.registered_bytes)?;
+        store.set_item("transfers_fixed", report.stats.transfers_fixed)?;
         for (name, value) in report.stats.counters {
             store.set_item(name, value)?;
         }
@@ -218,6 +221,8 @@ fn from_load(error: LoadError) -> PyErr {
     match error {
         LoadError::Open(error) => from_open(error),
         LoadError::Plan(error) => ConfigError::new_err(error.to_string()),
-        LoadError::Thread(_) | LoadError::Defect(_) => KvRingError::new_err(error.to_string()),
+        LoadError::Register(_) | LoadError::Thread(_) | LoadError::Defect(_) => {
+            KvRingError::new_err(error.to_string())
+        }
     }
 }

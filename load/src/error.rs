@@ -41,6 +41,9 @@ pub enum LoadError {
     /// The store cannot be opened.
     #[error(transparent)]
     Open(#[from] kvring::OpenError),
+    /// The store does not take the buffers for registration.
+    #[error(transparent)]
+    Register(#[from] kvring::SubmitError),
     /// The system refused a thread.
     #[error("cannot start a thread: {0}; lower numjobs, or raise the limit on threads")]
     Thread(io::Error),

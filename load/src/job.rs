@@ -84,6 +84,11 @@ impl Job {
         }
     }
 
+    /// Registers its memory with the store, none of which is in flight.
+    pub(crate) fn register(&mut self, connector: &Connector) -> Result<(), SubmitError> {
+        self.idle.iter_mut().try_for_each(|memory| memory.register(connector))
+    }
+
     /// Does one phase; returns when all of its batches are answered, or the store refuses or hangs.
     pub(crate) fn run(&mut self, work: Work, shared: &Shared<'_>) -> Tally {
         let mut tally = Tally::new();

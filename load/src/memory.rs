@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use kvring::{AlignedBlock, BLOCK_BYTES, CallerBuffer, KeepAlive};
+use kvring::{
+    AlignedBlock, BLOCK_BYTES, CallerBuffer, Connector, KeepAlive, MemoryHandle, SubmitError,
+};
 
 use crate::random::Random;
 
 /// One buffer per key of a batch, at addresses that are multiples of the alignment asked for and, below a block, of
 /// nothing more.
 pub(crate) struct BatchMemory {
+    /// Before the block, so that it goes first.
+    registration: Option<MemoryHandle>,
     block: Arc<AlignedBlock>,
     stride_bytes: usize,
     shift_bytes: usize,
@@ -26,7 +30,18 @@ impl BatchMemory {
         for part in block.bytes_mut().chunks_exact_mut(size_of::<u64>()) {
             part.copy_from_slice(&random.next().to_le_bytes());
         }
-        Self { block: Arc::new(block), stride_bytes, shift_bytes }
+        Self { registration: None, block: Arc::new(block), stride_bytes, shift_bytes }
+    }
+
+    /// Registers it with the store for as long as it lives.
+    ///
+    /// # Errors
+    /// The store is closed, or failed.
+    pub(crate) fn register(&mut self, connector: &Connector) -> Result<(), SubmitError> {
+        let (address, length) = (self.block.as_ptr(), self.block.size_bytes());
+        // SAFETY: the block stays where it is until it is freed, and the handle is dropped before: it is the earlier field.
+        self.registration = Some(unsafe { connector.register_memory(address, length) }?);
+        Ok(())
     }
 
     /// Bytes that `new` takes for the same arguments.

@@ -153,14 +153,19 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
         meaning: "compare every loaded chunk with what was stored under its key last; what was written is loaded again at \
                   the end, untimed. Making and comparing the bytes costs CPU time, which is counted",
         apply: |plan, value| {
-            plan.verify = match value {
-                OptionValue::Boolean(verify) => *verify,
-                other => match text(other)?.as_str() {
-                    "on" => true,
-                    "off" => false,
-                    _ => return Err("it is not one of the choices".into()),
-                },
-            };
+            plan.verify = switch(value)?;
+            Ok(())
+        },
+    },
+    LoadOption {
+        name: "registered",
+        unit: "",
+        default: "off",
+        range: "'on' or 'off'",
+        meaning: "register the buffers with the store before, so that the kernel does not look their pages up for each \
+                  transfer. What the system refuses goes without, and the log says why",
+        apply: |plan, value| {
+            plan.registered = switch(value)?;
             Ok(())
         },
     },
@@ -185,6 +190,17 @@ impl LoadOption {
             reason,
             range: self.range,
         })
+    }
+}
+
+fn switch(value: &OptionValue) -> Result<bool, String> {
+    match value {
+        OptionValue::Boolean(is_on) => Ok(*is_on),
+        other => match text(other)?.as_str() {
+            "on" => Ok(true),
+            "off" => Ok(false),
+            _ => Err("it is not one of the choices".into()),
+        },
     }
 }
 

@@ -98,6 +98,8 @@ pub struct Plan {
     pub align_bytes: u64,
     /// Whether what is loaded is compared.
     pub verify: bool,
+    /// Whether the buffers are registered with the store.
+    pub registered: bool,
     /// Decides orders, lengths and contents.
     pub seed: u64,
 }
@@ -122,6 +124,7 @@ impl Plan {
             rwmixread: 0,
             align_bytes: 1,
             verify: false,
+            registered: false,
             seed: 0,
         };
         for option in LOAD_OPTIONS {

@@ -68,6 +68,10 @@ impl<'run> Session<'run> {
 
     /// All phases, and the end of the store.
     pub(crate) fn run(mut self) -> Result<Report, LoadError> {
+        if self.plan.registered {
+            let Self { jobs, connector, .. } = &mut self;
+            jobs.iter_mut().try_for_each(|job| job.register(connector))?;
+        }
         let fill = self.fill()?;
         let measured = self.measure()?;
         let check = self.check()?;

@@ -120,6 +120,36 @@ def test_each_pattern_as_json(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("rw", ["randread", "randwrite"])
+def test_registered_memory_is_used(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, rw: str
+) -> None:
+    arguments = ("--rw", rw, *SMALL, "--batch=2", "--verify")
+    result = bench_json(capsys, tmp_path, *arguments, "--registered")
+    assert result["load"]["registered"] is True
+    assert not result["has_errors"]
+    store = result["store"]
+    # 32 keys in flight.
+    assert store["registered_bytes"] == 32 * 16 * 1024
+    assert store["transfers_fixed"] >= KEYS
+    plain = bench_json(capsys, tmp_path, *arguments)["store"]
+    assert (plain["registered_bytes"], plain["transfers_fixed"]) == (0, 0)
+
+    assert bench(tmp_path, *arguments, "--registered=on") == 0
+    text = capsys.readouterr().out
+    assert f"{32 * 16 * 1024:,} bytes" in text
+
+
+def test_memory_that_cannot_be_registered_goes_without(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("--rw=read", *SMALL, "--registered", "--engine=posix")
+    result = bench_json(capsys, tmp_path, *arguments)
+    assert not result["has_errors"]
+    assert result["measured"]["bytes"] == MIB
+    assert (result["store"]["registered_bytes"], result["store"]["transfers_fixed"]) == (0, 0)
+
+
 def test_the_table_has_what_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert bench(tmp_path, "--rw", "randrw", *SMALL, "--batch=2", "--align=1") == 0
     text = capsys.readouterr().out

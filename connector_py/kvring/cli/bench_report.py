@@ -136,6 +136,9 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
     direct = "direct I/O" if store["direct_io"] else "through the page cache"
     bounced = f", {store['bounced_bytes']:,} bytes bounced" if store["bounced_bytes"] else ""
     facts.append(("store", f"{store['engine']}, {direct}{bounced}"))
+    if load["registered"]:
+        registered = f"{store['registered_bytes']:,} bytes, {store['transfers_fixed']:,} transfers"
+        facts.append(("registered", f"{registered} with them in place"))
     cpus = f"{machine['cpu_count']} CPUs, load {machine['load_average_1min']}"
     facts.append(("machine", f"kernel {machine['kernel']}, {cpus}, {machine['file_system']}"))
     if result["interrupted"]:
