@@ -23,7 +23,7 @@ const LEGS: [usize; 4] = [0, 1, 1, 0];
 
 /// The rounds of a trial: least time of a leg, how many times the larger bound moves in it at least, and how far from the threshold
 /// a ratio decides. Some disks answer all that they have at once, so a leg may be off by one such answer. Closer ratios are measured
-/// again, for longer; the last round decides.
+/// again, for longer, and so is what speaks for fewer bytes; the last round decides.
 const ROUNDS: [(Duration, u64, f64); 3] = [
     (Duration::from_millis(50), 8, 0.1),
     (Duration::from_millis(200), 16, 0.03),
@@ -257,7 +257,10 @@ impl Search {
         let [present, tried] = mem::take(&mut trial.sides).map(Saturated::bytes_per_s);
         let ratio = tried / present;
         let threshold = if self.lowers_next { LOWERING_RATIO } else { RAISING_RATIO };
-        if (ratio - threshold).abs() < margin {
+        // Fewer bytes move no more: where they seem to, it is noise.
+        let is_plausible = !self.lowers_next || ratio < threshold;
+        let is_clear = is_plausible && (ratio - threshold).abs() >= margin;
+        if !is_clear && trial.round + 1 < ROUNDS.len() {
             (trial.leg, trial.round) = (0, trial.round + 1);
             self.trial = Some(trial);
         } else if ratio >= threshold {

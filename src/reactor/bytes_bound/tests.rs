@@ -148,6 +148,23 @@ fn noise_of_three_percent_decides_nothing() {
 }
 
 #[test]
+fn half_that_seems_faster_for_a_moment_is_measured_for_longer() {
+    let mut load = Load::new();
+    while load.bytes >= 48 * MIB {
+        load.pass(STEP, STORES, flat);
+    }
+    // Time for two rounds.
+    load.pass(
+        2 * SECOND,
+        STORES,
+        |bytes| if bytes < 48 * MIB { 2.0 * flat(bytes) } else { flat(bytes) },
+    );
+    assert_eq!(load.found(STORES), 48);
+    load.pass(5 * SECOND, STORES, gains_until(48 * MIB));
+    assert_eq!(load.found(STORES), 48);
+}
+
+#[test]
 fn a_device_whose_bound_holds_nothing_back_is_left_alone() {
     let mut load = Load::new();
     for _ in 0..1000 {
