@@ -14,22 +14,15 @@ use super::quotas::Quotas;
 use super::{ChunkNode, ChunkRef, NodeId, Nodes};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::config::Eviction;
-use crate::parallel::in_order;
 
 /// Until which second a chunk is excluded that is pinned or being read: until its release.
 pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
-
-/// Nodes that are brought into the processor's cache together.
-const PREFETCHED: usize = 64;
 
 pub(crate) struct EvictionIndex {
     pub(super) nodes: Nodes,
     pub(super) pools: Vec<ChunkPool>,
     pub(super) extents: ExtentMap,
-    namespaces: Namespaces,
-    /// Of chunks that an earlier owner stored: when the chunk was used, or stored where the order is that of arrival (64 bits),
-    /// the slot of its record (32) and its number.
-    restored: Vec<u128>,
+    pub(super) namespaces: Namespaces,
 }
 
 impl EvictionIndex {
@@ -40,8 +33,7 @@ impl EvictionIndex {
             namespaces.add_with_pool(name, pools.len() as PoolId);
             pools.push(ChunkPool::new(policy, Some(Arc::clone(quota))));
         }
-        let (nodes, extents, restored) = (Nodes::default(), ExtentMap::default(), Vec::new());
-        Self { nodes, pools, extents, namespaces, restored }
+        Self { nodes: Nodes::default(), pools, extents: ExtentMap::default(), namespaces }
     }
 
     /// A chunk is stored, in the namespace with this fingerprint, whose `name` is asked for if it is new. `returns`: the chunk was
@@ -62,46 +54,6 @@ impl EvictionIndex {
     /// The number of a namespace, named as in [`EvictionIndex::enter`], of which a chunk may be restored.
     pub(crate) fn namespace(&mut self, namespace: (u64, impl FnOnce() -> String)) -> NamespaceId {
         self.namespaces.id_of(namespace)
-    }
-
-    /// A chunk that an earlier owner stored, with the slot of its record, the moment that orders it, and its uses.
-    /// [`EvictionIndex::all_restored`] follows the last one.
-    pub(crate) fn restore(
-        &mut self,
-        chunk: ChunkRef,
-        extent: Extent,
-        namespace: NamespaceId,
-        slot: u32,
-        (moment, uses): (u64, u16),
-    ) -> NodeId {
-        let id = self.add_node(chunk, extent, namespace, uses);
-        let number = id.index() as u128;
-        self.restored.push(u128::from(moment) << 64 | u128::from(slot) << 32 | number);
-        id
-    }
-
-    /// Ends restoring, on `threads` threads. `by_extent` are the chunks in the order of their extents.
-    pub(crate) fn all_restored(&mut self, by_extent: impl Iterator<Item = NodeId>, threads: usize) {
-        self.extents = ExtentMap::of_sorted(&self.nodes, by_extent);
-        self.namespaces.drop_all_unused();
-        let mut restored = std::mem::take(&mut self.restored);
-        // Some at a time, as their nodes lie anywhere in memory.
-        let mut some = Vec::with_capacity(PREFETCHED);
-        in_order(&mut restored, threads, |one| {
-            some.push(NodeId::at(one as u32 as usize));
-            self.nodes.prefetch(some[some.len() - 1]);
-            if some.len() == PREFETCHED {
-                self.restore_order(&mut some);
-            }
-        });
-        self.restore_order(&mut some);
-    }
-
-    fn restore_order(&mut self, some: &mut Vec<NodeId>) {
-        for id in some.drain(..) {
-            let (pool, nodes) = self.pool_with(id);
-            pool.policy.restore(nodes, id);
-        }
     }
 
     pub(crate) fn touch(&mut self, id: NodeId) {
@@ -268,7 +220,7 @@ impl EvictionIndex {
         problems
     }
 
-    pub(super) fn pool_with(&mut self, id: NodeId) -> (&mut ChunkPool, &mut Nodes) {
+    fn pool_with(&mut self, id: NodeId) -> (&mut ChunkPool, &mut Nodes) {
         let pool = usize::from(self.nodes[id].pool);
         (&mut self.pools[pool], &mut self.nodes)
     }
@@ -298,26 +250,14 @@ impl EvictionIndex {
         uses: u16,
     ) -> (NodeId, NamespaceId) {
         let namespace = self.namespaces.id_of(namespace);
-        let id = self.add_node(chunk, extent, namespace, uses);
-        self.extents.insert(&self.nodes, id);
-        (id, namespace)
-    }
-
-    /// Adds a chunk to all but the extent map and the order of eviction.
-    fn add_node(
-        &mut self,
-        chunk: ChunkRef,
-        extent: Extent,
-        namespace: NamespaceId,
-        uses: u16,
-    ) -> NodeId {
         let usage = self.namespaces.usage_mut(namespace);
         usage.keys += 1;
         usage.allocated_bytes += extent.size_bytes();
         let pool = self.namespaces.pool(namespace);
         let id = self.nodes.insert(ChunkNode::new(chunk, extent, uses, pool));
-        self.pools[usize::from(pool)].count_chunk(extent.blocks);
-        id
+        self.pools[usize::from(pool)].count_chunks(1, extent.blocks.into());
+        self.extents.insert(&self.nodes, id);
+        (id, namespace)
     }
 
     fn drop_node(&mut self, id: NodeId, namespace: NamespaceId) {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{NodeId, Nodes};
+use crate::block::Extent;
 
 /// Most chunks of a piece.
 const PIECE: usize = 128;
@@ -27,15 +28,15 @@ impl Default for ExtentMap {
 }
 
 impl ExtentMap {
-    /// Of chunks in the order of their extents.
-    pub(super) fn of_sorted(nodes: &Nodes, ids: impl Iterator<Item = NodeId>) -> Self {
-        let (mut map, mut ids) = (Self::default(), ids.peekable());
-        while ids.peek().is_some() {
+    /// Of chunks and their extents, in the order of these.
+    pub(super) fn of_sorted(chunks: impl Iterator<Item = (NodeId, Extent)>) -> Self {
+        let (mut map, mut chunks) = (Self::default(), chunks.peekable());
+        while let Some(&(first, extent)) = chunks.peek() {
             let mut piece = Vec::with_capacity(PIECE);
-            piece.extend(ids.by_ref().take(PIECE));
+            piece.extend(chunks.by_ref().take(PIECE).map(|(id, _)| id));
             let bound = match map.len {
                 0 => first_at((0, 0)),
-                _ => place_of(nodes, piece[0]),
+                _ => (extent.start(), first),
             };
             map.len += piece.len();
             map.pieces.insert(bound, piece);
@@ -184,7 +185,7 @@ mod tests {
                 prop_assert_eq!(map.last_before(&nodes, start), before);
             }
             prop_assert!(map.iter().eq(model.values().copied()));
-            let again = ExtentMap::of_sorted(&nodes, map.iter());
+            let again = ExtentMap::of_sorted(map.iter().map(|id| (id, nodes[id].extent)));
             prop_assert!(again.len() == map.len() && again.iter().eq(map.iter()));
             for start in model.keys() {
                 prop_assert_eq!(again.at(&nodes, *start), map.at(&nodes, *start));

@@ -15,6 +15,7 @@ mod pool;
 #[path = "../../benches/inside/eviction_probe.rs"]
 pub(crate) mod probe;
 mod quotas;
+mod restoring;
 mod room_search;
 mod s3fifo;
 

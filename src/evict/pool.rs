@@ -38,11 +38,11 @@ impl ChunkPool {
         Self { policy, blocks: 0, chunks: 0, ordered_blocks: 0, quota, excluded }
     }
 
-    pub(super) fn count_chunk(&mut self, blocks: u32) {
-        self.chunks += 1;
-        self.blocks += u64::from(blocks);
-        self.ordered_blocks += u64::from(blocks);
-        self.quota.iter().for_each(|quota| quota.add(u64::from(blocks)));
+    pub(super) fn count_chunks(&mut self, chunks: usize, blocks: u64) {
+        self.chunks += chunks;
+        self.blocks += blocks;
+        self.ordered_blocks += blocks;
+        self.quota.iter().for_each(|quota| quota.add(blocks));
     }
 
     pub(super) fn discount_chunk(&mut self, blocks: u32) {

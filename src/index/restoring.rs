@@ -153,18 +153,19 @@ impl<G: Send, S: Send> Index<G, S> {
         }
     }
 
-    /// Enters all chunks that are found into the eviction index. `kept` has them in the order of their extents, among others.
-    /// Returns their extents.
+    /// Enters all chunks that are found into the eviction index, on several threads. `kept` has them in the order of their extents,
+    /// among others. Returns their extents.
     pub(super) fn restore_order(
         &self,
         kept: &[Placed],
         heads: &Heads,
         threads: usize,
     ) -> Vec<Extent> {
-        let mut nodes: Vec<Option<NodeId>> = vec![None; self.table.slot_count() as usize];
-        for (number, shard) in (0_u32..).zip(&self.shards) {
-            let shard = &mut *shard.0.lock();
-            let mut eviction_index = self.eviction_index.lock();
+        let sizes: Vec<usize> =
+            self.shards.iter().map(|shard| shard.0.lock().lookup.len()).collect();
+        let mut eviction_index = self.eviction_index.lock();
+        let order = eviction_index.restore(&sizes, threads, |number, entering| {
+            let shard = &mut *self.shards[number].0.lock();
             let all: Vec<Located> = shard.lookup.iter().collect();
             for (at, found) in all.iter().enumerate() {
                 if let Some(soon) = all.get(at + PREFETCHED) {
@@ -177,16 +178,16 @@ impl<G: Send, S: Send> Index<G, S> {
                     Eviction::Fifo => heads.generation(found.record).unwrap_or_default(),
                     _ => used_ms,
                 };
-                let chunk = ChunkRef { shard: number, entry: found.entry };
+                let chunk = ChunkRef { shard: number as u32, entry: found.entry };
                 let (extent, rank) = (entry.extent(), (moment, uses));
-                let node =
-                    eviction_index.restore(chunk, extent, entry.namespace, found.record, rank);
+                let node = entering.enter(chunk, extent, entry.namespace, found.record, rank);
                 entry.node = Some(node);
-                nodes[found.record as usize] = Some(node);
             }
-        }
-        let node = |placed: &Placed| nodes[placed.slot() as usize];
-        self.eviction_index.lock().all_restored(kept.iter().filter_map(node), threads);
-        kept.iter().filter(|placed| node(placed).is_some()).map(|placed| placed.extent()).collect()
+        });
+        let mut nodes: Vec<Option<NodeId>> = vec![None; self.table.slot_count() as usize];
+        order.iter().flatten().for_each(|one| nodes[one.slot() as usize] = Some(one.id()));
+        let chunk = |placed: &Placed| Some((nodes[placed.slot() as usize]?, placed.extent()));
+        eviction_index.all_restored(order, kept.iter().filter_map(chunk));
+        kept.iter().filter_map(chunk).map(|(_, extent)| extent).collect()
     }
 }
