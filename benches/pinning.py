@@ -144,6 +144,8 @@ def main() -> None:
     parser.add_argument("--path", type=Path, required=True, help="where the store is made")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    if not arguments.path.is_dir():
+        parser.error(f"--path {str(arguments.path)!r} is not a directory; name one that exists")
     kinds = _kinds()
     all_figures = {kind: _Figures() for kind in kinds}
     with (

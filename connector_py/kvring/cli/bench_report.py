@@ -137,8 +137,8 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
     bounced = f", {store['bounced_bytes']:,} bytes bounced" if store["bounced_bytes"] else ""
     facts.append(("store", f"{store['engine']}, {direct}{bounced}"))
     if load["registered"]:
-        registered = f"{store['registered_bytes']:,} bytes, {store['transfers_fixed']:,} transfers"
-        facts.append(("registered", f"{registered} with them in place"))
+        registered_bytes, transfers = store["registered_bytes"], store["transfers_fixed"]
+        facts.append(("registered", f"{registered_bytes:,} bytes, {transfers:,} transfers inside"))
     cpus = f"{machine['cpu_count']} CPUs, load {machine['load_average_1min']}"
     facts.append(("machine", f"kernel {machine['kernel']}, {cpus}, {machine['file_system']}"))
     if result["interrupted"]:
