@@ -51,7 +51,7 @@ impl Default for Tuning {
             set_in_flight_bytes: None,
             set_in_flight_between_loads_bytes: None,
             set_in_flight_while_loading_bytes: 0,
-            busy_share: 0.9,
+            busy_share: 0.75,
             set_max_wait: Duration::from_secs(1),
             set_queue_operations: 128 << 10,
             open_threads: None,

@@ -45,7 +45,7 @@ pub(super) struct Lane {
     pub(super) engine: OnceLock<String>,
     /// Processor time that it has taken, and bytes that it has moved.
     pub(super) processor_ns: AtomicU64,
-    pub(super) moved_bytes: AtomicU64,
+    pub(super) moved_bytes: OfLoadsAndStores<AtomicU64>,
     /// Time in which its part of the bytes in the device held loads or stores back, and what moved of them in it.
     saturated_ns: OfLoadsAndStores<AtomicU64>,
     saturated_bytes: OfLoadsAndStores<AtomicU64>,
@@ -119,7 +119,7 @@ impl Lane {
             sets_wait: AtomicBool::new(false),
             engine: OnceLock::new(),
             processor_ns: AtomicU64::new(0),
-            moved_bytes: AtomicU64::new(0),
+            moved_bytes: Default::default(),
             saturated_ns: Default::default(),
             saturated_bytes: Default::default(),
         }

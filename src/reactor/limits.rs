@@ -64,11 +64,12 @@ pub(super) fn of_reactor(
         queue_depth: (queue_depth / reactors).max(1),
         max_io_bytes: tuning.max_io_bytes,
         max_in_flight_bytes: share(in_flight_bytes),
-        // Of 48 MiB it is 32, which keep a drive busy with stores alone, and 8, about 3 ms of its time.
+        // Of 48 MiB it is 32, which keep a drive busy with stores alone, and 2, less than 1 ms of its time: four pieces keep
+        // it busy too, and a load waits for them.
         set_in_flight_bytes: sets(tuning.set_in_flight_bytes, in_flight_bytes * 2 / 3),
         set_in_flight_between_loads_bytes: sets(
             tuning.set_in_flight_between_loads_bytes,
-            in_flight_bytes / 6,
+            in_flight_bytes / 24,
         ),
         // 0 has a meaning of its own, also for each of them.
         set_in_flight_while_loading_bytes: tuning.set_in_flight_while_loading_bytes
@@ -131,7 +132,7 @@ mod tests {
     fn reactors_share_the_bounds_of_the_device() {
         let limits = of_reactor(&config(), (128, 48 * MIB), 1);
         assert_eq!(limits.set_in_flight_bytes, 32 * MIB);
-        assert_eq!(limits.set_in_flight_between_loads_bytes, 8 * MIB);
+        assert_eq!(limits.set_in_flight_between_loads_bytes, 2 * MIB);
 
         let mut config = config();
         config.tuning.max_io_bytes = 123 << 10;

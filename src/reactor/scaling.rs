@@ -2,9 +2,12 @@
 //! run are busy and it brings something.
 //!
 //! Whether it brings something is tried out: the work is done for a while with fewer reactors and with one more, in turns, and
-//! what moved in each is compared. Only time in which work was pending counts, so short bursts add up.
+//! what moved in each is compared. Only time in which work was pending counts, so short bursts add up; and loads are compared with
+//! loads, stores with stores.
 
 use std::time::{Duration, Instant};
+
+use super::bytes_bound::OfLoadsAndStores;
 
 /// Reactors that have been busy for so long are joined by one more.
 const BUSY_FOR: Duration = Duration::from_millis(50);
@@ -12,9 +15,22 @@ const BUSY_FOR: Duration = Duration::from_millis(50);
 /// What was measured less often than this, as nothing came for a while, is not counted.
 const LONGEST_STEP: Duration = Duration::from_millis(25);
 
-/// A trial has so many legs: fewer reactors, one more, fewer, one more.
-const LEGS: usize = 4;
-const LEG: Duration = Duration::from_millis(50);
+/// The legs of a trial: fewer reactors, one more, fewer, one more.
+const LEGS: [Duration; 4] = [
+    Duration::from_millis(25),
+    Duration::from_millis(25),
+    Duration::from_millis(50),
+    Duration::from_millis(50),
+];
+
+/// After two legs one more stays without the others if the rate with it is so many times the one without.
+const CLEAR_RATIO: f64 = 1.4;
+
+/// What was measured for less than so long on either side does not count.
+const LEAST_COMPARED: Duration = Duration::from_millis(12);
+
+/// From this share on of what moved it was loads, or stores; else it was both.
+const MOSTLY: f64 = 0.8;
 
 /// After each change, before it is measured.
 const SETTLING: Duration = Duration::from_millis(10);
@@ -26,7 +42,7 @@ const LONGEST_TRIAL: Duration = Duration::from_secs(60);
 const WORTHWHILE_RATIO: f64 = 1.1;
 
 /// After a trial in which one more brought nothing, the next one waits so long, twice as long each time.
-const FIRST_PAUSE: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(320);
 
 /// Where one reactor less would have been busy for less than this share of so much time, one parks.
@@ -39,7 +55,7 @@ pub(super) struct Sample {
     pub(super) at: Instant,
     /// Processor time.
     pub(super) processor: Duration,
-    pub(super) moved_bytes: u64,
+    pub(super) moved_bytes: OfLoadsAndStores<u64>,
     /// Whether operations are queued or under way.
     pub(super) is_pending: bool,
 }
@@ -49,7 +65,7 @@ pub(super) struct Sample {
 struct Measured {
     time_s: f64,
     processor_s: f64,
-    moved_bytes: f64,
+    moved_bytes: OfLoadsAndStores<f64>,
 }
 
 impl Measured {
@@ -57,14 +73,26 @@ impl Measured {
         Self {
             time_s: (later.at - earlier.at).as_secs_f64(),
             processor_s: later.processor.saturating_sub(earlier.processor).as_secs_f64(),
-            moved_bytes: later.moved_bytes.saturating_sub(earlier.moved_bytes) as f64,
+            moved_bytes: [0, 1].map(|place| {
+                later.moved_bytes[place].saturating_sub(earlier.moved_bytes[place]) as f64
+            }),
         }
     }
 
     fn add(&mut self, other: Self) {
         self.time_s += other.time_s;
         self.processor_s += other.processor_s;
-        self.moved_bytes += other.moved_bytes;
+        (0..2).for_each(|place| self.moved_bytes[place] += other.moved_bytes[place]);
+    }
+
+    fn all_bytes(self) -> f64 {
+        self.moved_bytes.iter().sum()
+    }
+
+    /// What it was that moved: loads, stores or both.
+    fn kind(self) -> usize {
+        let is_mostly = |bytes: &f64| *bytes >= MOSTLY * self.all_bytes();
+        self.moved_bytes.iter().position(is_mostly).unwrap_or(2)
     }
 
     /// What was gathered, once it is of so much time; it begins anew then.
@@ -78,9 +106,36 @@ struct Trial {
     fewer: usize,
     leg: usize,
     settling: Measured,
-    current: Measured,
-    /// With fewer, and with one more.
-    sides: [Measured; 2],
+    leg_time_s: f64,
+    /// Of loads, stores and both: with fewer, and with one more.
+    kinds: [[Measured; 2]; 3],
+}
+
+impl Trial {
+    fn new(began: Instant, fewer: usize) -> Self {
+        let (leg, settling, leg_time_s, kinds) = Default::default();
+        Self { began, fewer, leg, settling, leg_time_s, kinds }
+    }
+
+    fn active(&self) -> usize {
+        self.fewer + self.leg % 2
+    }
+
+    /// How many times the rate without one more that with it is: the mean over what both sides have done, by time. `None` if they
+    /// have done nothing that can be compared.
+    fn ratio(&self) -> Option<f64> {
+        let least_s = LEAST_COMPARED.as_secs_f64();
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for [without, with] in self.kinds {
+            let weight = without.time_s.min(with.time_s);
+            let rates = [without, with].map(|side| side.all_bytes() / side.time_s);
+            if weight >= least_s && rates[0] > 0.0 {
+                sum += weight * rates[1] / rates[0];
+                weights += weight;
+            }
+        }
+        (weights > 0.0).then(|| sum / weights)
+    }
 }
 
 /// Decides how many reactors take work.
@@ -124,11 +179,12 @@ impl Scaling {
     /// How many reactors are to take work from now on, after `active` of them have until now.
     pub(super) fn step(&mut self, sample: Sample, active: usize) -> usize {
         let Some(last) = self.last.replace(sample) else { return active };
-        let is_counted = last.is_pending && sample.is_pending;
+        let measured = Measured::between(last, sample);
+        // Where all that was asked for is answered at once, nothing is pending when that is told.
+        let is_counted = last.is_pending && sample.is_pending || measured.all_bytes() > 0.0;
         if !is_counted || sample.at.saturating_duration_since(last.at) > LONGEST_STEP {
             return active;
         }
-        let measured = Measured::between(last, sample);
         match self.trial.take() {
             Some(trial) => self.go_on(trial, measured, sample.at),
             None => self.watch(measured, sample.at, active),
@@ -149,10 +205,7 @@ impl Scaling {
             && active < self.most
             && self.paused_until.is_none_or(|until| now >= until)
         {
-            let (settling, current) = Default::default();
-            let sides = Default::default();
-            self.trial =
-                Some(Trial { began: now, fewer: active, leg: 0, settling, current, sides });
+            self.trial = Some(Trial::new(now, active));
         }
         active
     }
@@ -165,23 +218,30 @@ impl Scaling {
         if trial.settling.time_s < SETTLING.as_secs_f64() {
             trial.settling.add(measured);
         } else {
-            trial.current.add(measured);
+            trial.kinds[measured.kind()][trial.leg % 2].add(measured);
+            trial.leg_time_s += measured.time_s;
         }
-        if let Some(leg) = trial.current.take_after(LEG) {
-            trial.sides[trial.leg % 2].add(leg);
+        if trial.leg_time_s >= LEGS[trial.leg].as_secs_f64() {
             trial.settling = Measured::default();
+            trial.leg_time_s = 0.0;
             trial.leg += 1;
         }
-        if trial.leg < LEGS {
-            let active = fewer + trial.leg % 2;
-            self.trial = Some(trial);
-            return active;
-        }
-        let [without, with] = trial.sides.map(|side| side.moved_bytes / side.time_s);
+        let is_through = trial.leg == LEGS.len();
+        let is_to_be_judged = is_through || trial.leg == 2 && trial.leg_time_s == 0.0;
+        let ratio = trial.ratio().filter(|_| is_to_be_judged);
+        let threshold = if is_through { WORTHWHILE_RATIO } else { CLEAR_RATIO };
         (self.busy, self.spare) = Default::default();
-        if with >= WORTHWHILE_RATIO * without {
+        if ratio.is_some_and(|ratio| ratio >= threshold) {
             self.pause = FIRST_PAUSE;
             return fewer + 1;
+        }
+        if !is_through || ratio.is_none() {
+            if is_through {
+                trial = Trial { began: trial.began, ..Trial::new(now, fewer) };
+            }
+            let active = trial.active();
+            self.trial = Some(trial);
+            return active;
         }
         self.paused_until = Some(now + self.pause);
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
@@ -200,13 +260,15 @@ mod tests {
         scaling: Scaling,
         sample: Sample,
         active: usize,
+        /// Loads (0), or stores.
+        place: usize,
     }
 
     impl Load {
         fn new(most: usize) -> Self {
             let (at, processor) = (Instant::now(), Duration::ZERO);
-            let sample = Sample { at, processor, moved_bytes: 0, is_pending: true };
-            Self { scaling: Scaling::new(most, 0.9), sample, active: 1 }
+            let sample = Sample { at, processor, moved_bytes: [0; 2], is_pending: true };
+            Self { scaling: Scaling::new(most, 0.9), sample, active: 1, place: 0 }
         }
 
         /// For so long all reactors are busy for a `share` of the time, and as many as `rates` has each move that much in a step.
@@ -216,7 +278,7 @@ mod tests {
             while self.sample.at < end {
                 self.sample.at += STEP;
                 self.sample.processor += STEP.mul_f64(share * self.active as f64);
-                self.sample.moved_bytes += rates[self.active - 1];
+                self.sample.moved_bytes[self.place] += rates[self.active - 1];
                 self.active = self.scaling.step(self.sample, self.active);
                 most_active = most_active.max(self.active);
             }
@@ -229,7 +291,7 @@ mod tests {
     #[test]
     fn one_more_stays_where_it_brings_something() {
         let mut load = Load::new(3);
-        assert_eq!(load.pass(SECOND * 3 / 10, 1.0, &[100, 180, 190]), 2);
+        assert_eq!(load.pass(SECOND * 3 / 20, 1.0, &[100, 180, 190]), 2);
         assert_eq!(load.active, 2);
         assert_eq!(load.pass(2 * SECOND, 1.0, &[100, 180, 190]), 3, "it is tried out");
         assert_eq!(load.active, 2, "and brings too little");
@@ -249,8 +311,8 @@ mod tests {
                 }
             }
         }
-        assert_eq!(legs.len(), 8, "{legs:?}");
-        for (leg, about) in legs.iter().zip([0, 0, 10, 10, 30, 30, 71, 71]) {
+        assert_eq!(legs.len(), 12, "{legs:?}");
+        for (leg, about) in legs.iter().zip([0, 0, 2, 2, 6, 6, 15, 15, 31, 31, 63, 63]) {
             assert!((about - 1..=about + 1).contains(leg), "{legs:?}");
         }
         assert_eq!(load.active, 1);
@@ -261,7 +323,7 @@ mod tests {
         let mut load = Load::new(2);
         assert_eq!(load.pass(5 * SECOND, 0.8, &[100, 200]), 1);
         load.sample.is_pending = false;
-        assert_eq!(load.pass(5 * SECOND, 1.0, &[100, 200]), 1, "nothing is asked of them");
+        assert_eq!(load.pass(5 * SECOND, 1.0, &[0, 0]), 1, "nothing is asked of them");
     }
 
     #[test]
@@ -274,6 +336,35 @@ mod tests {
             load.pass(6 * STEP, 0.0, &[0, 0]);
         }
         assert_eq!(load.active, 2);
+    }
+
+    /// Each takes longer than a leg, and stores move at a third of the rate: loads with one reactor move more than stores with two.
+    #[test]
+    fn loads_are_compared_with_loads() {
+        for burst in [60, 85, 110, 135] {
+            let mut load = Load::new(2);
+            for number in 0..20 {
+                load.place = number % 2;
+                let rates = [[300, 390], [100, 130]][load.place];
+                load.pass(Duration::from_millis(burst), 1.0, &rates);
+            }
+            assert_eq!(load.active, 2, "bursts of {burst} ms");
+
+            let mut load = Load::new(2);
+            for number in 0..20 {
+                load.place = number % 2;
+                load.pass(Duration::from_millis(burst), 1.0, &[[300, 300], [100, 100]][load.place]);
+            }
+            assert_eq!(load.active, 1, "bursts of {burst} ms");
+            assert!(load.scaling.paused_until.is_some());
+        }
+    }
+
+    #[test]
+    fn what_is_clear_is_decided_soon() {
+        let mut load = Load::new(2);
+        load.pass(Duration::from_millis(130), 1.0, &[100, 190]);
+        assert!(load.active == 2 && load.scaling.trial.is_none());
     }
 
     #[test]
@@ -293,7 +384,7 @@ mod tests {
     #[test]
     fn a_trial_that_the_load_does_not_last_for_is_given_up() {
         let mut load = Load::new(2);
-        load.pass(SECOND * 3 / 20, 1.0, &[100, 200]);
+        load.pass(SECOND / 10, 1.0, &[100, 200]);
         assert_eq!(load.active, 2, "in the middle of the trial");
         load.sample.is_pending = false;
         load.pass(2 * LONGEST_TRIAL, 0.0, &[0, 0]);
@@ -307,7 +398,7 @@ mod tests {
     #[test]
     fn one_that_cannot_be_started_is_not_asked_for_again() {
         let mut load = Load::new(2);
-        load.pass(SECOND * 3 / 20, 1.0, &[100, 200]);
+        load.pass(SECOND / 10, 1.0, &[100, 200]);
         load.scaling.limit(1);
         load.active = 1;
         assert_eq!(load.pass(20 * SECOND, 1.0, &[100, 200]), 1);

@@ -104,7 +104,7 @@ impl Shared {
         Sample {
             at,
             processor: Duration::from_nanos(sum(|lane| &lane.processor_ns)),
-            moved_bytes: sum(|lane| &lane.moved_bytes),
+            moved_bytes: [sum(|lane| &lane.moved_bytes[0]), sum(|lane| &lane.moved_bytes[1])],
             is_pending: self.lanes.iter().any(Lane::is_pending),
         }
     }

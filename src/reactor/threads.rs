@@ -196,7 +196,9 @@ impl Operations {
         let lane = &shared.lanes[self.number];
         lane.tell_saturated(self.account.totals);
         if !is_alone {
-            lane.moved_bytes.store(self.moved_bytes.iter().sum(), Ordering::Relaxed);
+            for (told, moved_bytes) in lane.moved_bytes.iter().zip(self.moved_bytes) {
+                told.store(moved_bytes, Ordering::Relaxed);
+            }
             lane.processor_ns.store(thread::processor_time().as_nanos() as u64, Ordering::Relaxed);
         }
         let active = shared.active();
