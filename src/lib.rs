@@ -7,7 +7,7 @@
 //!
 //! A module knows only those before it in this list:
 //!
-//! - `block`, `time`, `sync`, `thread`, `fork`, `parallel`, `prefetch`, `checksum`, `key`, `buffer`, `progress`, `completion_queue`, `batch_completion`, `backlog`: tools
+//! - `block`, `time`, `sync`, `thread`, `fork`, `parallel`, `prefetch`, `segmented_vec`, `checksum`, `key`, `buffer`, `progress`, `completion_queue`, `batch_completion`, `backlog`: tools
 //! - `format`: what is on disk
 //! - `engine`: what moves bytes
 //! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `capacity`: what a store is opened with
@@ -56,6 +56,7 @@ mod prefetch;
 mod progress;
 mod reactor;
 mod schedule;
+mod segmented_vec;
 mod stats;
 mod store;
 mod sync;

@@ -5,9 +5,9 @@ use std::ops::{Index, IndexMut};
 
 use crate::block::Extent;
 use crate::prefetch::prefetch_line;
+use crate::segmented_vec::SegmentedVec;
 
-/// Chunks in a piece. With one vector for all, adding a chunk would at times copy all of them.
-const PIECE: usize = 1024;
+const SEGMENT: usize = 1024;
 
 /// Instead of a list: in none.
 const NO_LIST: u8 = u8::MAX;
@@ -93,10 +93,10 @@ impl ChunkNode {
     }
 }
 
-/// Chunks in pieces that stay where they are. A number is a chunk's until that is removed.
+/// Chunks by number. A number is a chunk's until that is removed.
 #[derive(Default)]
 pub(crate) struct Nodes {
-    pieces: Vec<Vec<ChunkNode>>,
+    all: SegmentedVec<ChunkNode, SEGMENT>,
     /// First number that is nobody's; the others follow through `hotter`.
     free: Option<NodeId>,
     len: usize,
@@ -111,33 +111,23 @@ impl Nodes {
             self[id] = node;
             return id;
         }
-        if self.pieces.last().is_none_or(|piece| piece.len() == PIECE) {
-            // The first one grows with its chunks: small stores have few.
-            let first = self.pieces.is_empty();
-            self.pieces.push(if first { Vec::new() } else { Vec::with_capacity(PIECE) });
-        }
-        let piece = self.pieces.len() - 1;
-        let id = NodeId::at(piece * PIECE + self.pieces[piece].len());
-        self.pieces[piece].push(node);
-        id
+        NodeId::at(self.all.push(node))
     }
 
     /// Adds so many chunks, a part for each of `sizes`, to be filled before anything else. There are none before.
     pub(super) fn add_parts(&mut self, sizes: &[usize]) -> Vec<NodesPart<'_>> {
-        debug_assert!(self.pieces.is_empty());
+        debug_assert_eq!(self.all.len(), 0);
         self.len = sizes.iter().sum();
         let empty = ChunkNode::new(ChunkRef { shard: 0, entry: 0 }, NO_EXTENT, 0, 0);
-        let piece_at = |at: usize| vec![empty; PIECE.min(self.len - at)];
-        self.pieces = (0..self.len).step_by(PIECE).map(piece_at).collect();
-        let mut pieces = self.pieces.iter_mut();
+        self.all = SegmentedVec::filled(empty, self.len);
+        let mut segments = self.all.segments_mut();
         let (mut rest, mut first) = (<&mut [ChunkNode]>::default(), 0);
         let mut part_of = |&size: &usize| {
             let mut part = NodesPart { next: first, rest: Vec::new() };
             let mut missing = size;
             while missing > 0 {
                 if rest.is_empty() {
-                    rest =
-                        pieces.next().map_or_else(Default::default, |piece| piece.as_mut_slice());
+                    rest = segments.next().unwrap_or_default();
                 }
                 let count = missing.min(rest.len());
                 let (own, others) = std::mem::take(&mut rest).split_at_mut(count);
@@ -203,13 +193,13 @@ impl Index<NodeId> for Nodes {
     type Output = ChunkNode;
 
     fn index(&self, id: NodeId) -> &ChunkNode {
-        &self.pieces[id.index() / PIECE][id.index() % PIECE]
+        &self.all[id.index()]
     }
 }
 
 impl IndexMut<NodeId> for Nodes {
     fn index_mut(&mut self, id: NodeId) -> &mut ChunkNode {
-        &mut self.pieces[id.index() / PIECE][id.index() % PIECE]
+        &mut self.all[id.index()]
     }
 }
 

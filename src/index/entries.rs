@@ -9,15 +9,15 @@ use crate::evict::{NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::format::record::{KEY_PART_BYTES, slots_for};
 use crate::key::{Digest, MAX_KEY_BYTES};
 use crate::prefetch::prefetch_line;
+use crate::segmented_vec::SegmentedVec;
 
-/// Entries in a piece. Pieces, since adding one to many must neither copy them nor leave a gap of their size behind. Short ones,
-/// since half a piece is unused on average.
-const PIECE: usize = 32;
+/// Short segments, since half of one is unused on average.
+const SEGMENT: usize = 32;
 
-/// Entries in pieces that never move. A number is an entry's until that is removed.
+/// Entries by number. A number is an entry's until that is removed.
 #[derive(Default)]
 pub(super) struct Entries {
-    pieces: Vec<Vec<ChunkEntry>>,
+    all: SegmentedVec<ChunkEntry, SEGMENT>,
     free: Vec<u32>,
 }
 
@@ -27,20 +27,11 @@ impl Entries {
             self[number] = entry;
             return number;
         }
-        if self.pieces.last().is_none_or(|piece| piece.len() == PIECE) {
-            // The first one grows with its entries: shards of a small store have few.
-            let first = self.pieces.is_empty();
-            self.pieces.push(if first { Vec::new() } else { Vec::with_capacity(PIECE) });
-        }
-        let piece = self.pieces.len() - 1;
-        let number = piece * PIECE + self.pieces[piece].len();
-        self.pieces[piece].push(entry);
-        number as u32
+        self.all.push(entry) as u32
     }
 
     pub(super) fn end(&self) -> u32 {
-        let full = self.pieces.len().saturating_sub(1) * PIECE;
-        (full + self.pieces.last().map_or(0, Vec::len)) as u32
+        self.all.len() as u32
     }
 
     pub(super) fn prefetch(&self, number: u32) {
@@ -60,13 +51,13 @@ impl Index<u32> for Entries {
     type Output = ChunkEntry;
 
     fn index(&self, number: u32) -> &ChunkEntry {
-        &self.pieces[number as usize / PIECE][number as usize % PIECE]
+        &self.all[number as usize]
     }
 }
 
 impl IndexMut<u32> for Entries {
     fn index_mut(&mut self, number: u32) -> &mut ChunkEntry {
-        &mut self.pieces[number as usize / PIECE][number as usize % PIECE]
+        &mut self.all[number as usize]
     }
 }
 
@@ -259,7 +250,7 @@ mod tests {
     #[test]
     fn numbers_are_used_again_and_the_others_stay() {
         let mut entries = Entries::default();
-        let count = 2 * PIECE as u32 + 1;
+        let count = 2 * SEGMENT as u32 + 1;
         let numbers: Vec<u32> = (0..count).map(|number| entries.insert(entry(number))).collect();
         assert_eq!(numbers, (0..count).collect::<Vec<_>>());
         for number in (0..count).step_by(3) {

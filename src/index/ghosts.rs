@@ -6,12 +6,13 @@ use hashbrown::HashTable;
 use crate::block::BLOCK_BYTES;
 use crate::evict::NamespaceId;
 use crate::key::Digest;
+use crate::segmented_vec::SegmentedVec;
 
 /// Most ghosts of a shard: so many for each stored key, and a few more.
 const FOR_EACH_HELD: usize = 2;
 const AT_LEAST: usize = 16;
-/// The vector of ghosts grows by this part of it: doubled, it would be half empty.
-const GROWTH_PART: usize = 8;
+/// Short segments, since half of one is unused on average.
+const SEGMENT: usize = 32;
 /// Number of no ghost.
 const NONE: u32 = u32::MAX;
 
@@ -27,13 +28,19 @@ pub(super) struct Ghost {
     pub(super) was_evicted: bool,
 }
 
-/// Half of a digest; the other half chose the shard. Two keys with one pass for each other, which costs a wrong count.
+/// A quarter of a digest, of the half that did not choose the shard. Two keys with one pass for each other, which costs a wrong
+/// count: in a shard with 10,000 ghosts that is one key of 400,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fingerprint(u64);
+pub(super) struct Fingerprint(u32);
 
 impl Fingerprint {
     pub(super) fn of(digest: Digest) -> Self {
-        Self(digest.table_hash())
+        Self(digest.table_hash() as u32)
+    }
+
+    /// The table takes a place from the lowest bits, and compares the highest first.
+    fn table_hash(self) -> u64 {
+        u64::from(self.0) << 32 | u64::from(self.0)
     }
 }
 
@@ -41,7 +48,7 @@ impl Fingerprint {
 #[derive(Clone, Copy)]
 #[repr(C, packed(4))]
 struct Slot {
-    fingerprint: u64,
+    fingerprint: Fingerprint,
     /// Blocks evicted in the upper 52 bits, then refused SETs (8 bits) and whether it was evicted.
     history: u64,
     namespace: NamespaceId,
@@ -50,7 +57,7 @@ struct Slot {
     younger: u32,
 }
 
-const _: () = assert!(size_of::<Slot>() == 28);
+const _: () = assert!(size_of::<Slot>() == 24);
 
 const SINCE_SHIFT: u32 = 9;
 const REFUSED_SHIFT: u32 = 1;
@@ -61,13 +68,13 @@ impl Slot {
         let history = since_blocks << SINCE_SHIFT
             | u64::from(ghost.refused_sets) << REFUSED_SHIFT
             | u64::from(ghost.was_evicted);
-        let (fingerprint, namespace) = (ghost.fingerprint.0, ghost.namespace);
+        let (fingerprint, namespace) = (ghost.fingerprint, ghost.namespace);
         Self { fingerprint, history, namespace, older, younger: NONE }
     }
 
     fn ghost(&self) -> Ghost {
         Ghost {
-            fingerprint: Fingerprint(self.fingerprint),
+            fingerprint: self.fingerprint,
             namespace: self.namespace,
             since_bytes: (self.history >> SINCE_SHIFT) * BLOCK_BYTES,
             refused_sets: (self.history >> REFUSED_SHIFT) as u8,
@@ -79,7 +86,7 @@ impl Slot {
 pub(super) struct Ghosts {
     /// Numbers in `slots`, by fingerprint.
     table: HashTable<u32>,
-    slots: Vec<Slot>,
+    slots: SegmentedVec<Slot, SEGMENT>,
     /// First of the free slots.
     free: u32,
     oldest: u32,
@@ -89,18 +96,20 @@ pub(super) struct Ghosts {
 impl Default for Ghosts {
     fn default() -> Self {
         let table = HashTable::new();
-        Self { table, slots: Vec::new(), free: NONE, oldest: NONE, youngest: NONE }
+        Self { table, slots: SegmentedVec::default(), free: NONE, oldest: NONE, youngest: NONE }
     }
 }
 
 impl Ghosts {
     pub(super) fn get(&self, digest: Digest) -> Option<Ghost> {
-        let Fingerprint(fingerprint) = Fingerprint::of(digest);
+        let fingerprint = Fingerprint::of(digest);
         if self.table.is_empty() {
             return None;
         }
         let is_it = |slot: &u32| self.slots[*slot as usize].fingerprint == fingerprint;
-        self.table.find(fingerprint, is_it).map(|slot| self.slots[*slot as usize].ghost())
+        self.table
+            .find(fingerprint.table_hash(), is_it)
+            .map(|slot| self.slots[*slot as usize].ghost())
     }
 
     pub(super) fn remove(&mut self, digest: Digest) -> Option<Ghost> {
@@ -110,10 +119,10 @@ impl Ghosts {
         self.remove_fingerprint(Fingerprint::of(digest))
     }
 
-    fn remove_fingerprint(&mut self, Fingerprint(fingerprint): Fingerprint) -> Option<Ghost> {
+    fn remove_fingerprint(&mut self, fingerprint: Fingerprint) -> Option<Ghost> {
         let slots = &self.slots;
         let is_it = |slot: &u32| slots[*slot as usize].fingerprint == fingerprint;
-        let (number, _) = self.table.find_entry(fingerprint, is_it).ok()?.remove();
+        let (number, _) = self.table.find_entry(fingerprint.table_hash(), is_it).ok()?.remove();
         let slot = self.slots[number as usize];
         match slot.older {
             NONE => self.oldest = slot.younger,
@@ -141,7 +150,8 @@ impl Ghosts {
         self.remove_fingerprint(ghost.fingerprint).into_iter().for_each(&mut forgotten);
         self.push(ghost);
         let most = stored * FOR_EACH_HELD + AT_LEAST;
-        while let Some(oldest) = self.slots.get(self.oldest as usize).map(Slot::ghost) {
+        while self.oldest != NONE {
+            let oldest = self.slots[self.oldest as usize].ghost();
             let evicted_bytes = ghost.since_bytes.saturating_sub(oldest.since_bytes);
             if evicted_bytes <= horizon_bytes && self.table.len() <= most {
                 break;
@@ -154,13 +164,7 @@ impl Ghosts {
     fn push(&mut self, ghost: Ghost) {
         let slot = Slot::new(ghost, self.youngest);
         let number = match self.free {
-            NONE => {
-                if self.slots.len() == self.slots.capacity() {
-                    self.slots.reserve_exact(self.slots.len() / GROWTH_PART + AT_LEAST);
-                }
-                self.slots.push(slot);
-                self.slots.len() as u32 - 1
-            }
+            NONE => self.slots.push(slot) as u32,
             free => {
                 self.free = std::mem::replace(&mut self.slots[free as usize], slot).younger;
                 free
@@ -172,8 +176,8 @@ impl Ghosts {
         }
         self.youngest = number;
         let slots = &self.slots;
-        let hash = |slot: &u32| slots[*slot as usize].fingerprint;
-        self.table.insert_unique(slot.fingerprint, number, hash);
+        let hash = |slot: &u32| slots[*slot as usize].fingerprint.table_hash();
+        self.table.insert_unique(slot.fingerprint.table_hash(), number, hash);
     }
 
     /// Forgets those of a namespace. Returns how many there were.
@@ -188,7 +192,7 @@ impl Ghosts {
 
     /// The oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = Ghost> {
-        let slot = |number: u32| self.slots.get(number as usize);
+        let slot = |number: u32| (number != NONE).then(|| &self.slots[number as usize]);
         std::iter::successors(slot(self.oldest), move |one| slot(one.younger)).map(Slot::ghost)
     }
 }

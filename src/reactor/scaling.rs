@@ -15,16 +15,13 @@ const BUSY_FOR: Duration = Duration::from_millis(50);
 /// What was measured less often than this, as nothing came for a while, is not counted.
 const LONGEST_STEP: Duration = Duration::from_millis(25);
 
-/// The legs of a trial: fewer reactors, one more, fewer, one more.
-const LEGS: [Duration; 4] = [
-    Duration::from_millis(25),
-    Duration::from_millis(25),
-    Duration::from_millis(50),
-    Duration::from_millis(50),
-];
+/// A trial has legs with fewer reactors and with one more in turns, the first two of them short.
+const SHORT_LEG: Duration = Duration::from_millis(25);
+const LEG: Duration = Duration::from_millis(50);
 
-/// After two legs one more stays without the others if the rate with it is so many times the one without.
-const CLEAR_RATIO: f64 = 1.4;
+/// When a trial is judged: after so many legs, one more stays where the rate with it is that many times the one without, and goes
+/// where it is not that many times. In between the trial goes on.
+const VERDICTS: [(usize, f64, f64); 3] = [(2, 1.4, 0.0), (4, 1.2, 1.0), (8, 1.1, 1.1)];
 
 /// What was measured for less than so long on either side does not count.
 const LEAST_COMPARED: Duration = Duration::from_millis(12);
@@ -37,9 +34,6 @@ const SETTLING: Duration = Duration::from_millis(10);
 
 /// A trial that is not through by then says nothing: the load has changed. Bursts may lie far apart.
 const LONGEST_TRIAL: Duration = Duration::from_secs(60);
-
-/// One more stays if the rate with it is so many times the one without.
-const WORTHWHILE_RATIO: f64 = 1.1;
 
 /// After a trial in which one more brought nothing, the next one waits so long, twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
@@ -89,10 +83,11 @@ impl Measured {
         self.moved_bytes.iter().sum()
     }
 
-    /// What it was that moved: loads, stores or both.
-    fn kind(self) -> usize {
-        let is_mostly = |bytes: &f64| *bytes >= MOSTLY * self.all_bytes();
-        self.moved_bytes.iter().position(is_mostly).unwrap_or(2)
+    /// What it was that moved, if anything did: loads, stores or both.
+    fn kind(self) -> Option<usize> {
+        let all_bytes = self.all_bytes();
+        let is_mostly = |bytes: &f64| *bytes >= MOSTLY * all_bytes;
+        (all_bytes > 0.0).then(|| self.moved_bytes.iter().position(is_mostly).unwrap_or(2))
     }
 
     /// What was gathered, once it is of so much time; it begins anew then.
@@ -107,14 +102,16 @@ struct Trial {
     leg: usize,
     settling: Measured,
     leg_time_s: f64,
+    /// What moved last.
+    kind: usize,
     /// Of loads, stores and both: with fewer, and with one more.
     kinds: [[Measured; 2]; 3],
 }
 
 impl Trial {
     fn new(began: Instant, fewer: usize) -> Self {
-        let (leg, settling, leg_time_s, kinds) = Default::default();
-        Self { began, fewer, leg, settling, leg_time_s, kinds }
+        let (leg, settling, leg_time_s, kind, kinds) = Default::default();
+        Self { began, fewer, leg, settling, leg_time_s, kind, kinds }
     }
 
     fn active(&self) -> usize {
@@ -135,6 +132,14 @@ impl Trial {
             }
         }
         (weights > 0.0).then(|| sum / weights)
+    }
+
+    /// After a leg: whether one more stays, once that is known.
+    fn verdict(&self) -> Option<bool> {
+        let (_, stays_from, goes_below) =
+            VERDICTS.into_iter().find(|(legs, ..)| *legs == self.leg)?;
+        let ratio = self.ratio()?;
+        (ratio >= stays_from || ratio < goes_below).then_some(ratio >= stays_from)
     }
 }
 
@@ -218,30 +223,29 @@ impl Scaling {
         if trial.settling.time_s < SETTLING.as_secs_f64() {
             trial.settling.add(measured);
         } else {
-            trial.kinds[measured.kind()][trial.leg % 2].add(measured);
+            trial.kind = measured.kind().unwrap_or(trial.kind);
+            trial.kinds[trial.kind][trial.leg % 2].add(measured);
             trial.leg_time_s += measured.time_s;
         }
-        if trial.leg_time_s >= LEGS[trial.leg].as_secs_f64() {
-            trial.settling = Measured::default();
-            trial.leg_time_s = 0.0;
+        let leg = if trial.leg < 2 { SHORT_LEG } else { LEG };
+        let mut verdict = None;
+        if trial.leg_time_s >= leg.as_secs_f64() {
+            (trial.settling, trial.leg_time_s) = Default::default();
             trial.leg += 1;
-        }
-        let is_through = trial.leg == LEGS.len();
-        let is_to_be_judged = is_through || trial.leg == 2 && trial.leg_time_s == 0.0;
-        let ratio = trial.ratio().filter(|_| is_to_be_judged);
-        let threshold = if is_through { WORTHWHILE_RATIO } else { CLEAR_RATIO };
-        (self.busy, self.spare) = Default::default();
-        if ratio.is_some_and(|ratio| ratio >= threshold) {
-            self.pause = FIRST_PAUSE;
-            return fewer + 1;
-        }
-        if !is_through || ratio.is_none() {
-            if is_through {
+            verdict = trial.verdict();
+            if verdict.is_none() && trial.leg == VERDICTS[VERDICTS.len() - 1].0 {
                 trial = Trial { began: trial.began, ..Trial::new(now, fewer) };
             }
+        }
+        let Some(stays) = verdict else {
             let active = trial.active();
             self.trial = Some(trial);
             return active;
+        };
+        (self.busy, self.spare) = Default::default();
+        if stays {
+            self.pause = FIRST_PAUSE;
+            return fewer + 1;
         }
         self.paused_until = Some(now + self.pause);
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
@@ -250,157 +254,4 @@ impl Scaling {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const STEP: Duration = Duration::from_millis(5);
-
-    /// A load on reactors, as time passes by in steps.
-    struct Load {
-        scaling: Scaling,
-        sample: Sample,
-        active: usize,
-        /// Loads (0), or stores.
-        place: usize,
-    }
-
-    impl Load {
-        fn new(most: usize) -> Self {
-            let (at, processor) = (Instant::now(), Duration::ZERO);
-            let sample = Sample { at, processor, moved_bytes: [0; 2], is_pending: true };
-            Self { scaling: Scaling::new(most, 0.9), sample, active: 1, place: 0 }
-        }
-
-        /// For so long all reactors are busy for a `share` of the time, and as many as `rates` has each move that much in a step.
-        fn pass(&mut self, time: Duration, share: f64, rates: &[u64]) -> usize {
-            let end = self.sample.at + time;
-            let mut most_active = self.active;
-            while self.sample.at < end {
-                self.sample.at += STEP;
-                self.sample.processor += STEP.mul_f64(share * self.active as f64);
-                self.sample.moved_bytes[self.place] += rates[self.active - 1];
-                self.active = self.scaling.step(self.sample, self.active);
-                most_active = most_active.max(self.active);
-            }
-            most_active
-        }
-    }
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn one_more_stays_where_it_brings_something() {
-        let mut load = Load::new(3);
-        assert_eq!(load.pass(SECOND * 3 / 20, 1.0, &[100, 180, 190]), 2);
-        assert_eq!(load.active, 2);
-        assert_eq!(load.pass(2 * SECOND, 1.0, &[100, 180, 190]), 3, "it is tried out");
-        assert_eq!(load.active, 2, "and brings too little");
-    }
-
-    #[test]
-    fn one_that_brings_nothing_goes_and_is_tried_less_and_less_often() {
-        let mut load = Load::new(2);
-        // A trial has two legs with one more, within a quarter of a second.
-        let mut legs = Vec::new();
-        for second in 0..80 {
-            for _ in 0..100 {
-                let before = load.active;
-                load.pass(2 * STEP, 1.0, &[100, 105]);
-                if before < load.active {
-                    legs.push(second);
-                }
-            }
-        }
-        assert_eq!(legs.len(), 12, "{legs:?}");
-        for (leg, about) in legs.iter().zip([0, 0, 2, 2, 6, 6, 15, 15, 31, 31, 63, 63]) {
-            assert!((about - 1..=about + 1).contains(leg), "{legs:?}");
-        }
-        assert_eq!(load.active, 1);
-    }
-
-    #[test]
-    fn reactors_that_are_not_busy_get_no_help() {
-        let mut load = Load::new(2);
-        assert_eq!(load.pass(5 * SECOND, 0.8, &[100, 200]), 1);
-        load.sample.is_pending = false;
-        assert_eq!(load.pass(5 * SECOND, 1.0, &[0, 0]), 1, "nothing is asked of them");
-    }
-
-    #[test]
-    fn short_bursts_add_up() {
-        let mut load = Load::new(2);
-        for _ in 0..60 {
-            load.sample.is_pending = true;
-            load.pass(4 * STEP, 1.0, &[100, 200]);
-            load.sample.is_pending = false;
-            load.pass(6 * STEP, 0.0, &[0, 0]);
-        }
-        assert_eq!(load.active, 2);
-    }
-
-    /// Each takes longer than a leg, and stores move at a third of the rate: loads with one reactor move more than stores with two.
-    #[test]
-    fn loads_are_compared_with_loads() {
-        for burst in [60, 85, 110, 135] {
-            let mut load = Load::new(2);
-            for number in 0..20 {
-                load.place = number % 2;
-                let rates = [[300, 390], [100, 130]][load.place];
-                load.pass(Duration::from_millis(burst), 1.0, &rates);
-            }
-            assert_eq!(load.active, 2, "bursts of {burst} ms");
-
-            let mut load = Load::new(2);
-            for number in 0..20 {
-                load.place = number % 2;
-                load.pass(Duration::from_millis(burst), 1.0, &[[300, 300], [100, 100]][load.place]);
-            }
-            assert_eq!(load.active, 1, "bursts of {burst} ms");
-            assert!(load.scaling.paused_until.is_some());
-        }
-    }
-
-    #[test]
-    fn what_is_clear_is_decided_soon() {
-        let mut load = Load::new(2);
-        load.pass(Duration::from_millis(130), 1.0, &[100, 190]);
-        assert!(load.active == 2 && load.scaling.trial.is_none());
-    }
-
-    #[test]
-    fn one_that_is_not_needed_parks_and_comes_back() {
-        let mut load = Load::new(2);
-        load.pass(SECOND, 1.0, &[100, 200]);
-        assert_eq!(load.active, 2);
-        load.pass(2 * SECOND, 0.3, &[100, 100]);
-        assert_eq!(load.active, 1);
-        load.pass(SECOND, 1.0, &[100, 200]);
-        assert_eq!(load.active, 2);
-        load.sample.is_pending = false;
-        load.pass(10 * SECOND, 0.0, &[0, 0]);
-        assert_eq!(load.active, 2, "a pause tells nothing");
-    }
-
-    #[test]
-    fn a_trial_that_the_load_does_not_last_for_is_given_up() {
-        let mut load = Load::new(2);
-        load.pass(SECOND / 10, 1.0, &[100, 200]);
-        assert_eq!(load.active, 2, "in the middle of the trial");
-        load.sample.is_pending = false;
-        load.pass(2 * LONGEST_TRIAL, 0.0, &[0, 0]);
-        load.sample.is_pending = true;
-        load.pass(SECOND / 25, 1.0, &[100, 200]);
-        assert_eq!(load.active, 1);
-        load.pass(SECOND, 1.0, &[100, 200]);
-        assert_eq!(load.active, 2, "and made anew");
-    }
-
-    #[test]
-    fn one_that_cannot_be_started_is_not_asked_for_again() {
-        let mut load = Load::new(2);
-        load.pass(SECOND / 10, 1.0, &[100, 200]);
-        load.scaling.limit(1);
-        load.active = 1;
-        assert_eq!(load.pass(20 * SECOND, 1.0, &[100, 200]), 1);
-    }
-}
+mod tests;

@@ -29,7 +29,7 @@ fn node(entry: u32) -> ChunkNode {
 #[test]
 fn numbers_are_used_again_and_the_others_stay() {
     let mut nodes = Nodes::default();
-    let count = 2 * PIECE as u32 + 1;
+    let count = 2 * SEGMENT as u32 + 1;
     let ids: Vec<NodeId> = (0..count).map(|number| nodes.insert(node(number))).collect();
     assert_eq!(nodes.len(), count as usize);
     let removed: Vec<NodeId> = ids.iter().copied().step_by(3).collect();
@@ -51,7 +51,7 @@ fn numbers_are_used_again_and_the_others_stay() {
 
 #[test]
 fn parts_have_the_numbers_one_after_the_other() {
-    let sizes = [3, 0, 2 * PIECE, PIECE - 3, 1, 0];
+    let sizes = [3, 0, 2 * SEGMENT, SEGMENT - 3, 1, 0];
     let count: usize = sizes.iter().sum();
     let mut nodes = Nodes::default();
     let mut parts = nodes.add_parts(&sizes);
