@@ -12,10 +12,10 @@ UNEXPLAINED = "No profile was taken yet."
 
 
 def read_reasons(text: str) -> dict[str, str]:
-    """Return the explanations by goal."""
+    """Return the explanations by goal. A heading names goals, with semicolons between."""
     _, *entries = ("\n" + text).split("\n### ")
     pairs = (entry.partition("\n")[::2] for entry in entries)
-    return {what.strip(): why.strip() for what, why in pairs}
+    return {what.strip(): why.strip() for whats, why in pairs for what in whats.split(";")}
 
 
 def reason_lines(goals: list[Goal], reasons: dict[str, str]) -> Iterator[str]:

@@ -214,8 +214,8 @@ def test_reading_memory_gives_a_rate_and_the_processors() -> None:
 
 
 def test_goals_that_are_missed_say_why() -> None:
-    reasons = read_reasons("# Head\nText.\n### put\nA lock.\n\n### get\nThe disk.\n")
-    assert reasons == {"put": "A lock.", "get": "The disk."}
+    reasons = read_reasons("# Head\nText.\n### put; open\nA lock.\n\n### get\nThe disk.\n")
+    assert reasons == {"put": "A lock.", "open": "A lock.", "get": "The disk."}
     missed = [Goal(what, "", 1.0, Spread(0.5, 0.5, 0.5)) for what in ("put", "other")]
     reached = Goal("get", "", 1.0, Spread(2.0, 2.0, 2.0))
     lines = list(reason_lines([*missed, reached], reasons))
