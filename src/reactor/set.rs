@@ -150,8 +150,11 @@ impl Operations {
         let retries = active.retries;
         let Operation::Set(set) = &mut active.operation else { return self.answer(id) };
         match &active.failure {
-            // Its extent has no blocks, and another one may.
-            Some(Failure::NoRoom(StoreError::NoBlocks { .. })) if retries < MOST_EXTENTS => {
+            // Its extent has no blocks, and another one may. Of a file that the file system has no space for, in the place of one
+            // that goes.
+            Some(Failure::NoRoom(StoreError::NoBlocks { .. } | StoreError::Grow { .. }))
+                if retries < MOST_EXTENTS =>
+            {
                 set.stage = Stage::Claimed;
                 cache.store.note_no_blocks();
                 self.awaits_growth |= cache.order_growth(0);
