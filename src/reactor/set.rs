@@ -15,7 +15,7 @@ use crate::error::StoreError;
 use crate::index::Resumed;
 use crate::schedule::Grant;
 
-/// Extents that a SET tries which finds that they have no blocks.
+/// Extents that a SET tries which finds that they have no blocks, or no space for their file.
 const MOST_EXTENTS: u32 = 4;
 
 /// Pause before the first retry of a failed write; each further one is twice as long.
@@ -150,10 +150,9 @@ impl Operations {
         let retries = active.retries;
         let Operation::Set(set) = &mut active.operation else { return self.answer(id) };
         match &active.failure {
-            // Its extent has no blocks, and another one may. Of a file that the file system has no space for, in the place of one
-            // that goes.
+            // Its extent has no blocks, or its file no space. Another extent may, or a file in the place of one that goes.
             Some(Failure::NoRoom(StoreError::NoBlocks { .. } | StoreError::Grow { .. }))
-                if retries < MOST_EXTENTS =>
+                if retries < MOST_EXTENTS && !matches!(set.stage, Stage::Claimed) =>
             {
                 set.stage = Stage::Claimed;
                 cache.store.note_no_blocks();
