@@ -57,7 +57,7 @@ impl Batch {
             ok: error.is_none(),
             error: error.cloned().unwrap_or_default(),
             results: self.results.iter().map(|result| result.load(Ordering::Relaxed)).collect(),
-            _keep_alive: self.keep_alive.lock().take(),
+            keep_alive: self.keep_alive.lock().take(),
         });
     }
 }

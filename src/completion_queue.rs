@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::SegQueue;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -22,7 +23,14 @@ pub struct Completion {
     pub error: String,
     /// One answer per key, in the order submitted.
     pub results: Vec<bool>,
-    pub(crate) _keep_alive: Option<KeepAlive>,
+    pub(crate) keep_alive: Option<KeepAlive>,
+}
+
+impl Completion {
+    /// What was given to the submit to keep the memory alive; none if that is leaked.
+    pub fn keep_alive(&self) -> Option<&(dyn Any + Send)> {
+        self.keep_alive.as_deref()
+    }
 }
 
 /// Completions that wait to be drained, and the eventfd that says so.
@@ -86,9 +94,50 @@ impl CompletionQueue {
     pub(crate) fn drain(&self, into: &mut Vec<Completion>) {
         // The ring is cleared before the queue is read: what is pushed after that rings again.
         let _ = self.event.read();
+        self.take(into);
+    }
+
+    /// Takes all that is there, and leaves the eventfd as it is: whoever polls it clears it.
+    pub(crate) fn take(&self, into: &mut Vec<Completion>) {
         while let Some(completion) = self.queue.pop() {
             into.push(completion);
         }
+    }
+}
+
+/// The completions of a connector: in one queue, or those of SETs in a queue of their own.
+pub(crate) struct CompletionQueues {
+    pub(crate) common: Arc<CompletionQueue>,
+    sets: OnceLock<Arc<CompletionQueue>>,
+}
+
+impl CompletionQueues {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { common: Arc::new(CompletionQueue::new()?), sets: OnceLock::new() })
+    }
+
+    /// Gives SETs a queue of their own, if they have none yet.
+    pub(crate) fn split(&self) -> io::Result<()> {
+        if self.sets.get().is_none() {
+            let _ = self.sets.set(Arc::new(CompletionQueue::new()?));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn of_sets(&self) -> &Arc<CompletionQueue> {
+        self.sets.get().unwrap_or(&self.common)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<CompletionQueue>> {
+        [&self.common].into_iter().chain(self.sets.get())
+    }
+
+    pub(crate) fn announce(&self) {
+        self.all().for_each(|queue| queue.announce());
+    }
+
+    pub(crate) fn unanswered(&self) -> u64 {
+        self.all().map(|queue| queue.unanswered()).sum()
     }
 }
 

@@ -74,16 +74,27 @@ pub(crate) struct Namespace<'key> {
 
 impl<'key> Namespace<'key> {
     /// Splits `model@kv_rank@object_group@chunk_hash[@cache_salt]`, the form LMCache 0.5.6 writes in
-    /// `native_connector_l2_adapter.py`. Any other string belongs to the nameless namespace.
+    /// `native_connector_l2_adapter.py`, and that of 0.4.3 to 0.4.6, which has no group. Any other string belongs to the nameless
+    /// namespace.
     pub(crate) fn of(key: &'key str) -> Self {
         let mut fields = key.split(SEPARATOR);
         let parts = [fields.next(), fields.next(), fields.next(), fields.next(), fields.next()];
-        match (parts, fields.next()) {
-            ([Some(model), Some(_), Some(_), Some(_), salt], None) => {
-                Self { model, salt: salt.unwrap_or_default() }
+        let (model, salt) = match (parts, fields.next()) {
+            ([Some(model), Some(rank), Some(hash), salt, None], None) if is_old(rank, hash) => {
+                (model, salt)
             }
-            _ => Self { model: "", salt: "" },
-        }
+            ([Some(model), Some(_), Some(_), Some(_), salt], None) => (model, salt),
+            _ => ("", None),
+        };
+        Self { model, salt: salt.unwrap_or_default() }
+    }
+
+    /// The namespace of `key` that was recorded with this fingerprint: an older kvring knew fewer forms of keys.
+    pub(crate) fn recorded(key: &'key str, fingerprint: u64) -> Self {
+        let now = Self::of(key);
+        let known = [now, Self { salt: "", ..now }];
+        let recorded = known.into_iter().find(|one| one.fingerprint() == fingerprint);
+        recorded.unwrap_or(Self { model: "", salt: "" })
     }
 
     /// The namespace with this [`Namespace::name`].
@@ -109,6 +120,12 @@ impl<'key> Namespace<'key> {
         let bytes: [u8; 16] = hasher.finalize().into();
         bytemuck::cast::<_, [u64; 2]>(bytes)[0]
     }
+}
+
+/// Whether a rank is followed by a chunk hash, as before LMCache 0.4.7. A group has fewer digits than any hash.
+fn is_old(rank: &str, third: &str) -> bool {
+    let is_hexadecimal = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    rank.len() >= 8 && third.len() >= 8 && is_hexadecimal(rank) && is_hexadecimal(third)
 }
 
 /// Fingerprints of the namespaces of many keys. Those of one batch are mostly in one: it is hashed once.
@@ -139,6 +156,26 @@ mod tests {
         let salted = Namespace::of("meta/llama@00000001@0@abcd@tenant");
         assert_eq!((salted.model, salted.salt), ("meta/llama", "tenant"));
         assert_ne!(plain.fingerprint(), salted.fingerprint());
+    }
+
+    #[test]
+    fn namespace_of_older_keys() {
+        let hash = "5f0c7e2a".repeat(8);
+        let plain = format!("meta/llama@01000100@{hash}");
+        assert_eq!(Namespace::of(&plain), Namespace { model: "meta/llama", salt: "" });
+        let salted = format!("{plain}@tenant");
+        assert_eq!(Namespace::of(&salted), Namespace { model: "meta/llama", salt: "tenant" });
+        // As they were recorded before.
+        let before =
+            [Namespace { model: "", salt: "" }, Namespace { model: "meta/llama", salt: "" }];
+        for (key, before) in [&plain, &salted].into_iter().zip(before) {
+            assert_eq!(Namespace::recorded(key, before.fingerprint()), before);
+            let now = Namespace::of(key);
+            assert_eq!(Namespace::recorded(key, now.fingerprint()), now);
+        }
+        // A group in place of the hash.
+        let present = format!("meta/llama@01000100@1f@{hash}");
+        assert_eq!(Namespace::of(&present), Namespace { model: "meta/llama", salt: "" });
     }
 
     #[test]

@@ -78,7 +78,8 @@ pub use error::{ConfigError, OpenError};
 pub use evict::NamespaceUsage;
 pub use format::record::MAX_CHUNK_BYTES;
 pub use index::{
-    Check, Damage, KeyState, Purged, Recovery, StoredChunk, StoredChunks, list_chunks,
+    Check, Damage, KeyChange, KeyEvent, KeyState, Purged, Recovery, StoredChunk, StoredChunks,
+    list_chunks,
 };
 pub use key::MAX_KEY_BYTES;
 pub use stats::{PathStats, Stats};

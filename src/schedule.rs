@@ -12,6 +12,7 @@
 //! A SET that a load waits for is promoted: it is served beside the loads, counts as one of them, and has a budget of its own.
 //! Where the device takes a piece of either only, a piece of a due SET follows seven of promoted ones: neither starves.
 
+mod late;
 mod waiting;
 
 use std::time::{Duration, Instant};
@@ -125,6 +126,8 @@ pub struct Scheduler {
     load_ended: bool,
     /// No SET gets a grant.
     holds_sets: bool,
+    /// GETs with lower numbers have started, or were late.
+    late_until: u64,
 }
 
 /// What SETs have beside the loads that there are now.
@@ -146,6 +149,7 @@ impl Scheduler {
             last_load: None,
             load_ended: false,
             holds_sets: false,
+            late_until: 0,
         }
     }
 

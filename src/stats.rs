@@ -38,6 +38,7 @@ macro_rules! counters {
 counters! {
     get_hits,
     get_misses,
+    get_late,
     set_stored,
     set_unchanged,
     set_failed,
@@ -91,6 +92,12 @@ macro_rules! path_stats {
             pub in_use: bool,
             /// Why it has failed; empty if it works. A path that is the last one stays in use.
             pub reason: String,
+            /// What fails now: `reason`, or transfers of which none has worked since; empty if all is well.
+            pub trouble: String,
+            /// The last error of the device or the file system; empty if there was none.
+            pub last_error: String,
+            /// When that was, Unix time in ms; 0 if there was none.
+            pub last_error_ms: u64,
             /// Of several paths, all different ones.
             pub engine: String,
             /// Of several paths, whether all are direct, and the strictest alignment of memory.
@@ -149,7 +156,8 @@ path_stats! {
 impl PathStats {
     /// Of a path that opening left out.
     pub(crate) fn unavailable(path: &Path, reason: &str) -> Self {
-        Self { path: path.to_owned(), reason: reason.to_owned(), ..Self::default() }
+        let (path, reason) = (path.to_owned(), reason.to_owned());
+        Self { path, trouble: reason.clone(), reason, ..Self::default() }
     }
 
     /// What is at several paths, as if they were one; those that are not in use do not count.

@@ -75,6 +75,9 @@ fn path_dict<'py>(py: Python<'py>, path: &PathStats) -> PyResult<Bound<'py, PyDi
     all.set_item("path", path.path.display().to_string())?;
     all.set_item("in_use", path.in_use)?;
     all.set_item("reason", &path.reason)?;
+    all.set_item("trouble", &path.trouble)?;
+    all.set_item("last_error", &path.last_error)?;
+    all.set_item("last_error_ms", path.last_error_ms)?;
     all.set_item("engine", &path.engine)?;
     all.set_item("direct_io", path.geometry.direct)?;
     all.set_item("memory_alignment_bytes", path.geometry.memory_alignment_bytes)?;

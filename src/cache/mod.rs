@@ -156,8 +156,8 @@ impl Cache {
         stored
     }
 
-    /// Removes a key from the index. Its extent waits in `deleted` from `now` on, or for its last reader.
-    pub(crate) fn delete(&self, digest: Digest, key: &str, now: Instant) {
+    /// Removes a key from the index, and says whether it was there. Its extent waits in `deleted` from `now` on, or for its last reader.
+    pub(crate) fn delete(&self, digest: Digest, key: &str, now: Instant) -> bool {
         let (found, extent) = self.index.delete(digest, key);
         let counters = &self.counters;
         let counter = if found { &counters.deleted } else { &counters.delete_absent };
@@ -165,6 +165,7 @@ impl Cache {
         if let Some(extent) = extent {
             self.deleted.push((extent, now));
         }
+        found
     }
 
     /// Gives an extent back to the store. No record names it and nothing is under way there.

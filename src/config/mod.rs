@@ -48,6 +48,8 @@ pub struct Config {
     pub eviction: Eviction,
     pub ttl: Option<Duration>,
     pub lease_s: u32,
+    /// After this time in the queue a GET is a miss; none if it waits as long as it takes.
+    pub load_deadline_ms: Option<u64>,
     pub quotas: Vec<(String, u64)>,
     pub admission: Admission,
     /// In a day.
@@ -104,6 +106,7 @@ impl Config {
             eviction: Eviction::Lfu,
             ttl: Some(Duration::from_secs(7 * 86_400)),
             lease_s: 10,
+            load_deadline_ms: None,
             quotas: Vec::new(),
             admission: Admission::Always,
             write_budget_bytes: None,

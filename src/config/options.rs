@@ -67,6 +67,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "after this time without use a chunk is a miss, and its space is given back"),
     option!("lease_s", "seconds", lease_s, count(0, 3600),
         "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased"),
+    option!("load_deadline_ms", "milliseconds", load_deadline_ms, or_none("off", count(1, 3_600_000)),
+        "a load that could not start within this time is answered as a miss, so that the engine computes again rather than waits"),
     option!("quotas", "bytes", quotas, or("none", Vec::new, sizes_by_name(1 << 20, PIB)),
         "most bytes of a namespace (model, or model@salt), at all paths together; past it its own chunks go"),
     option!("admit", "", admission, one_of(&Admission::ALL, Admission::name),

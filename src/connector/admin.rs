@@ -7,7 +7,7 @@ use super::volume::Volume;
 use super::{Connector, SubmitError};
 use crate::evict::NamespaceUsage;
 use crate::index::{Check, KeyState, Purged};
-use crate::key::Hashed;
+use crate::key::{Hashed, Namespace};
 
 impl Connector {
     /// Asks how many leading keys are stored, and leases these. The answers are as those of [`Connector::submit_exists`] up to
@@ -28,7 +28,7 @@ impl Connector {
             }
         };
         results.resize(keys.len(), false);
-        Ok(self.complete(results, String::new(), Box::new(())))
+        Ok(self.complete(&self.completions.common, results, String::new(), Box::new(())))
     }
 
     /// Pins `keys`: a pinned chunk is neither evicted nor expires before it is unpinned or deleted, or the store is closed.
@@ -43,6 +43,14 @@ impl Connector {
     pub fn unpin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
         let _gate = self.enter(keys)?;
         Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().unpin_keys(keys)))
+    }
+
+    /// Counts a use of each of `keys` now, without loading it: for chunks that are used in a tier above. As with a load, they go later and expire
+    /// later. Says of each key whether it is stored.
+    pub fn touch<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let _gate = self.enter(keys)?;
+        let now_ms = self.config.clock.now_ms();
+        Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().touch_keys(keys, now_ms)))
     }
 
     /// What each namespace takes, by name: the model, or `model@salt`; empty for keys that are not of LMCache's form.
@@ -81,6 +89,34 @@ impl Connector {
                 }
             }
             skipped += shards;
+        }
+        Ok((keys, None))
+    }
+
+    /// Stored keys of a model, or all, with the lengths of their chunks: up to `limit` from `cursor` (0 at first) on, and the cursor to
+    /// continue with, if there are more. Keys stored or removed meanwhile may be missing. A path whose reactors have failed has none.
+    #[expect(clippy::type_complexity, reason = "a list, and where to go on")]
+    pub fn stored_keys(
+        &self,
+        model: Option<&str>,
+        cursor: u64,
+        limit: usize,
+    ) -> Result<(Vec<(String, u64)>, Option<u64>), SubmitError> {
+        let _gate = self.enter::<&str>(&[])?;
+        let is_meant = |key: &str| model.is_none_or(|model| Namespace::of(key).model == model);
+        let mut keys = Vec::new();
+        let (first, mut from) = (cursor >> 48, ((cursor >> 32) as usize & 0xffff, cursor as u32));
+        for (number, volume) in self.volumes.all.iter().enumerate().skip(first as usize) {
+            let start = std::mem::take(&mut from);
+            if self.volumes.is_live(number) && !volume.shared.has_failed() {
+                let left = limit.max(1) - keys.len();
+                let (own, next) = volume.index().stored_keys(start, left, is_meant);
+                keys.extend(own);
+                if let Some((shard, entry)) = next {
+                    let cursor = (number << 48 | shard << 32) as u64 | u64::from(entry);
+                    return Ok((keys, Some(cursor)));
+                }
+            }
         }
         Ok((keys, None))
     }

@@ -20,7 +20,7 @@ use super::home::FoundHome;
 use super::volume::Volume;
 use super::volumes::{Unavailable, Volumes};
 use crate::cache::WriteBudget;
-use crate::completion_queue::CompletionQueue;
+use crate::completion_queue::CompletionQueues;
 use crate::config::Config;
 use crate::error::OpenError;
 use crate::evict::Quotas;
@@ -43,7 +43,7 @@ type Failed = Vec<(usize, OpenError)>;
 /// others. A path whose device is missing is left out if the others know of more paths than there are.
 pub(super) fn open_all(
     config: &Config,
-    completions: &Arc<CompletionQueue>,
+    completions: &Arc<CompletionQueues>,
     make_engine: &MakeEngine,
 ) -> Result<Opened, OpenError> {
     check_paths(config)?;
@@ -98,7 +98,7 @@ fn real_path(path: &Path) -> PathBuf {
 fn open_others(
     config: &Config,
     left_out: &mut Vec<Unavailable>,
-    completions: &Arc<CompletionQueue>,
+    completions: &Arc<CompletionQueues>,
     make_engine: &MakeEngine,
 ) -> Result<Result<Opened, Failed>, OpenError> {
     let quotas = Quotas::new(&config.quotas);

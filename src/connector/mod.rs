@@ -4,6 +4,7 @@ mod admin;
 mod assembly;
 mod engines;
 mod home;
+mod key_watch;
 mod memory;
 mod status;
 mod submits;
@@ -17,13 +18,14 @@ use std::time::Duration;
 
 use assembly::open_all;
 pub use home::format_device;
+use key_watch::KeyWatch;
 use thiserror::Error;
 pub use volume::Shutdown;
 use volume::close_all;
 use volumes::{Volumes, Watch};
 
 use crate::backlog::{Amount, Backlog};
-use crate::completion_queue::{Completion, CompletionQueue, KeepAlive};
+use crate::completion_queue::{Completion, CompletionQueue, CompletionQueues, KeepAlive};
 use crate::config::Config;
 use crate::engine::{Engine, EngineError, MemoryError, RegisteredMemory, Waker};
 use crate::error::OpenError;
@@ -62,7 +64,7 @@ pub struct Connector {
     config: Config,
     volumes: Arc<Volumes>,
     recovery: Recovery,
-    completions: Arc<CompletionQueue>,
+    completions: Arc<CompletionQueues>,
     memory: Arc<RegisteredMemory>,
     /// Whether it was logged that chunks are too long.
     logged_too_long: AtomicBool,
@@ -73,6 +75,7 @@ pub struct Connector {
     /// Read by every submit, written by `close`: no submit is under way when the files are released.
     gate: RwLock<()>,
     next_future_id: AtomicU64,
+    key_watch: Mutex<Option<KeyWatch>>,
     process_id: u32,
 }
 
@@ -114,7 +117,7 @@ impl Connector {
     ) -> Result<Self, OpenError> {
         let io_error = |action| OpenError::io(action, config.path());
         let completions =
-            Arc::new(CompletionQueue::new().map_err(io_error("make an eventfd for"))?);
+            Arc::new(CompletionQueues::new().map_err(io_error("make an eventfd for"))?);
         let (config, volumes, alarms) = open_all(&config, &completions, make_engine)?;
         let recovery = Recovery::of_all(volumes.all.iter().map(|volume| &volume.recovery));
         let volumes = Arc::new(volumes);
@@ -139,22 +142,49 @@ impl Connector {
             shutdown: Mutex::new(None),
             gate: RwLock::new(()),
             next_future_id: AtomicU64::new(1),
+            key_watch: Mutex::new(None),
             process_id: std::process::id(),
         })
     }
 
     /// Descriptor that is readable while completions wait: non-blocking, close-on-exec, cleared by `drain`.
     pub fn event_fd(&self) -> RawFd {
-        self.completions.event_fd()
+        self.completions.common.event_fd()
+    }
+
+    /// The same for SETs; another one after [`Connector::split_completions`].
+    pub fn set_event_fd(&self) -> RawFd {
+        self.completions.of_sets().event_fd()
+    }
+
+    /// Gives SETs that are submitted from here on a queue of completions and an eventfd of their own, for hosts that wait for them apart.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn split_completions(&self) -> std::io::Result<()> {
+        self.completions.split()
     }
 
     /// Adds all completions there are to `into` and clears the eventfd. Adds none after `close`, and none in a
     /// fork of the owner.
     pub fn drain(&self, into: &mut Vec<Completion>) {
         // A fork shares the eventfd: clearing it there would silence the owner.
-        if self.process_id == std::process::id() && !self.closed.load(Ordering::Acquire) {
-            self.completions.drain(into);
+        if self.is_open_here() {
+            self.completions.common.drain(into);
         }
+    }
+
+    /// Adds all completions there are to `into`, or those of SETs if they have a queue of their own; leaves the eventfd to whoever polls
+    /// it. Adds none where [`Connector::drain`] adds none.
+    pub fn take(&self, of_sets: bool, into: &mut Vec<Completion>) {
+        let queue = if of_sets { self.completions.of_sets() } else { &self.completions.common };
+        if self.is_open_here() {
+            queue.take(into);
+        }
+    }
+
+    fn is_open_here(&self) -> bool {
+        self.process_id == std::process::id() && !self.closed.load(Ordering::Acquire)
     }
 
     /// [`Connector::close_within`] 5 s.
@@ -188,7 +218,8 @@ impl Connector {
         let done = Shutdown::of_all(counts.map(|(_, done)| done));
         self.memory.close();
         let mut untaken = Vec::new();
-        self.completions.drain(&mut untaken);
+        self.completions.common.drain(&mut untaken);
+        self.completions.of_sets().drain(&mut untaken);
         drop(untaken);
         *shutdown = Some(done);
         done
@@ -218,10 +249,16 @@ impl Connector {
     }
 
     /// Completes a batch that needs no reactor. It is `ok` without an `error`.
-    fn complete(&self, results: Vec<bool>, error: String, keep_alive: KeepAlive) -> u64 {
-        let (future_id, ok, _keep_alive) = (self.future_id(), error.is_empty(), Some(keep_alive));
-        self.completions.push(Completion { future_id, ok, error, results, _keep_alive });
-        self.completions.announce();
+    fn complete(
+        &self,
+        queue: &CompletionQueue,
+        results: Vec<bool>,
+        error: String,
+        keep_alive: KeepAlive,
+    ) -> u64 {
+        let (future_id, ok, keep_alive) = (self.future_id(), error.is_empty(), Some(keep_alive));
+        queue.push(Completion { future_id, ok, error, results, keep_alive });
+        queue.announce();
         future_id
     }
 }

@@ -1,6 +1,7 @@
 //! The state of a store: `stats()`, its configuration, what recovery found.
 
 use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Connector;
 use super::engines::describe;
@@ -80,7 +81,15 @@ impl Connector {
             reason = shared.cache.presence.reason().map(|reason| reason.to_string());
             reason = reason.or_else(|| shared.health.reason());
         }
+        let last_error = is_owner.then(|| shared.health.last_error()).flatten();
+        let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let trouble = if is_owner { shared.health.trouble() } else { None };
         PathStats {
+            trouble: reason.clone().or(trouble).unwrap_or_default(),
+            last_error_ms: last_error
+                .as_ref()
+                .map_or(0, |error| since_1970(error.at).as_millis() as u64),
+            last_error: last_error.map_or_else(String::new, |error| error.text),
             path: volume.path().to_owned(),
             in_use: is_live,
             reason: reason.unwrap_or_default(),

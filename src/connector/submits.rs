@@ -3,7 +3,7 @@
 use std::iter::repeat_n;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Connector, SubmitError};
 use crate::backlog::Amount;
@@ -16,6 +16,9 @@ use crate::index::{EnteredGet, EnteredSet};
 use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
+
+/// As long as LMCache waits for a delete of a native connector.
+const LONGEST_DELETE: Duration = Duration::from_secs(30);
 
 impl Connector {
     /// Loads chunks. A key that is not stored, or not in exactly its buffer's length, is answered false and its buffer stays
@@ -33,7 +36,7 @@ impl Connector {
         let live = self.volumes.live_set();
         let mut spreads = self.volumes.spreads(Class::Get, keys.len());
         let mut awaited = vec![Vec::new(); self.volumes.all.len()];
-        let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
+        let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions.common);
         let hashed: Vec<Hashed<'_>> = keys.iter().map(Hashed::of).collect();
         if let Some(volume) = self.volumes.only() {
             volume.index().prefetch_each(&hashed);
@@ -93,7 +96,7 @@ impl Connector {
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
         let live = self.volumes.live_set();
         let mut spreads = self.volumes.spreads(Class::Set, keys.len());
-        let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions);
+        let items = Batch::start(future_id, keys.len(), keep_alive, self.completions.of_sets());
         let mut fingerprints = Fingerprints::default();
         for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
             let namespace = fingerprints.of(key.as_ref());
@@ -137,13 +140,23 @@ impl Connector {
     /// without I/O. False for all keys of a path whose reactors have failed: nobody can load them.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let results = match self.volumes.only() {
+        let results = self.stored_each(keys);
+        Ok(self.complete(&self.completions.common, results, String::new(), Box::new(())))
+    }
+
+    /// [`Connector::submit_exists`], answered at once.
+    pub fn exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let _gate = self.enter(keys)?;
+        Ok(self.stored_each(keys))
+    }
+
+    fn stored_each<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
+        match self.volumes.only() {
             Some(volume) => volume.contains_each(keys.iter().map(Hashed::of), false),
             None => self
                 .volumes
                 .ask_each(keys, |volume, keys| volume.contains_each(keys.iter().copied(), false)),
-        };
-        Ok(self.complete(results, String::new(), Box::new(())))
+        }
     }
 
     /// Removes keys. None of them is found when this returns. The completion follows when the index file has it, so that no restart
@@ -151,15 +164,13 @@ impl Connector {
     /// stored: LMCache picks a key that is answered false again and again, and its accounting never comes down.
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let _gate = self.enter(keys)?;
-        let (future_id, now) = (self.future_id(), Instant::now());
-        let live = self.volumes.live_set();
+        let future_id = self.future_id();
         let mut removed: Vec<Vec<BatchItem>> = Vec::new();
         removed.resize_with(self.volumes.all.len(), Vec::new);
-        let items = Batch::start(future_id, keys.len(), Box::new(()), &self.completions);
-        for (key, item) in keys.iter().zip(items) {
-            let digest = Digest::of(key.as_ref());
-            let number = self.volumes.number_of(digest, live);
-            self.volumes.all[number].shared.cache.delete(digest, key.as_ref(), now);
+        let items = Batch::start(future_id, keys.len(), Box::new(()), &self.completions.common);
+        for (number, item) in
+            self.remove_each(keys).into_iter().map(|(number, _)| number).zip(items)
+        {
             removed[number].push(item);
         }
         for (volume, items) in self.volumes.all.iter().zip(removed) {
@@ -171,6 +182,42 @@ impl Connector {
         }
         self.completions.announce();
         Ok(future_id)
+    }
+
+    /// [`Connector::submit_delete`], done when it returns: it waits for the index file, for 30 s at most. Says of each key whether it was
+    /// stored, or being written.
+    pub fn delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let gate = self.enter(keys)?;
+        let removed = self.remove_each(keys);
+        let tickets: Vec<_> = self
+            .volumes
+            .live()
+            .map(|volume| {
+                volume.shared.reclaim_deleted();
+                let changes = &volume.shared.cache.index.table.changes;
+                changes.announce();
+                (Arc::clone(&changes.progress), changes.progress.ticket())
+            })
+            .collect();
+        // Not with the gate: close() would wait as well.
+        drop(gate);
+        let deadline = Instant::now() + LONGEST_DELETE;
+        for (progress, ticket) in tickets {
+            progress.wait(ticket, Some(deadline));
+        }
+        Ok(removed.into_iter().map(|(_, was_there)| was_there).collect())
+    }
+
+    /// Takes keys out of the index. Returns the volume of each, and whether it was there.
+    fn remove_each<K: AsRef<str>>(&self, keys: &[K]) -> Vec<(usize, bool)> {
+        let (now, live) = (Instant::now(), self.volumes.live_set());
+        let remove = |key: &K| {
+            let digest = Digest::of(key.as_ref());
+            let number = self.volumes.number_of(digest, live);
+            let cache = &self.volumes.all[number].shared.cache;
+            (number, cache.delete(digest, key.as_ref(), now))
+        };
+        keys.iter().map(remove).collect()
     }
 
     pub(super) fn max_chunk_bytes(&self) -> u64 {
@@ -208,7 +255,7 @@ impl Connector {
             config.tuning.set_queue_operations,
             config.set_queue_bytes
         );
-        self.complete(vec![false; keys], error, keep_alive)
+        self.complete(self.completions.of_sets(), vec![false; keys], error, keep_alive)
     }
 }
 
@@ -242,7 +289,7 @@ mod tests {
         let share = connector.backlog.admit(Amount { operations: 1, bytes: 1 });
         let mut byte = 0;
         let key: Arc<str> = "k".into();
-        let mut items = Batch::start(7, 1, Box::new(()), &connector.completions);
+        let mut items = Batch::start(7, 1, Box::new(()), connector.completions.of_sets());
         let shared = &connector.volumes.all[0].shared;
         let request = SetRequest {
             item: items.next().unwrap(),

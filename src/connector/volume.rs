@@ -12,7 +12,7 @@ use bytesize::ByteSize;
 use super::home::FoundHome;
 use crate::cache::{Cache, CacheThread, ChunkIndex, WriteBudget};
 use crate::capacity::Budget;
-use crate::completion_queue::CompletionQueue;
+use crate::completion_queue::CompletionQueues;
 use crate::config::{Config, Durability};
 use crate::engine::Waker;
 use crate::error::OpenError;
@@ -73,7 +73,7 @@ impl Volume {
     pub(super) fn open(
         config: Config,
         found: Option<FoundHome>,
-        completions: &Arc<CompletionQueue>,
+        completions: &Arc<CompletionQueues>,
         quotas: &Quotas,
         write_budget: &Arc<WriteBudget>,
     ) -> Result<Self, OpenError> {

@@ -112,6 +112,9 @@ impl Volumes {
             );
             return health.stay_in_use();
         }
+        let failed = live.iter().filter(|number| !rest.contains(*number));
+        // Before its keys are others': what is stored anew is told after it.
+        failed.for_each(|number| self.all[number].index().note_all_gone());
         self.live.store(rest.0, Ordering::SeqCst);
         let failed = live.iter().filter(|number| !rest.contains(*number));
         for volume in failed.map(|number| &self.all[number]) {

@@ -159,6 +159,7 @@ impl<G, S> Index<G, S> {
         let (_, mut shard) = self.shard(digest);
         if let Some(found) = shard.find(digest) {
             self.touch(&mut shard, found, now_ms);
+            self.note_stored_again(&shard, found);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The map in RAM: which keys are stored, and their readers.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::collisions::Quarantine;
 use super::entries::Flag;
 use super::ghosts::{Fingerprint, Ghost};
+use super::key_events::KeyEvents;
 use super::leases::{Footprint, Leases};
 use super::lookup::Located;
 use super::shard::{Pending, Shard, WaitingOperation};
@@ -42,6 +44,8 @@ pub(crate) struct Index<G, S> {
     pub(super) evicted_bytes: AtomicU64,
     /// GETs and EXISTS that would hit in a store with one and a half times the capacity, and with twice the capacity.
     would_hit: [AtomicU64; 2],
+    /// Where keys that come and go are told, if somebody watches them.
+    pub(super) key_events: OnceLock<Arc<KeyEvents>>,
 }
 
 /// Why a chunk is taken out.
@@ -66,6 +70,7 @@ impl<G, S> Index<G, S> {
             pinned: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
             would_hit: Default::default(),
+            key_events: OnceLock::new(),
             config,
             table,
             shards: (0..SHARDS).map(|_| LockedShard(Mutex::new(Shard::new()))).collect(),
@@ -151,6 +156,7 @@ impl<G, S> Index<G, S> {
         let length_bytes = u64::from(entry.length_bytes);
         shard.entries[number].set(Flag::Detached, true);
         if let Some(slot) = shard.unlink(number) {
+            self.note_gone(shard, Located { entry: number, record: slot });
             self.table.clear(slot);
             self.count(-1, -(length_bytes as i64));
             if gone == Gone::Evicted {

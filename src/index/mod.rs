@@ -10,6 +10,8 @@ mod found;
 mod ghosts;
 mod index_bytes;
 mod index_file;
+mod key_events;
+mod key_watch;
 mod leases;
 mod listing;
 mod lookup;
@@ -36,6 +38,8 @@ mod writing;
 
 pub(crate) use found::{FoundIndex, Sharing};
 pub(crate) use index_file::{IndexPlace, owner_in_directory, owner_on_device};
+pub use key_events::{KeyChange, KeyEvent};
+pub(crate) use key_events::{KeyEvents, UntoldChunk};
 pub use listing::{Damage, StoredChunk, StoredChunks, list_chunks};
 pub(crate) use map::Index;
 pub(crate) use reader_pins::EnteredGet;

@@ -56,6 +56,24 @@ impl<G, S> Index<G, S> {
         EnteredGet::Miss(request)
     }
 
+    /// Takes the GETs that are `late` out of those that wait for a SET of this key.
+    pub(crate) fn take_late_gets(&self, digest: Digest, late: impl Fn(&G) -> bool) -> Vec<G> {
+        let mut shard = self.shard(digest).1;
+        let Some(pending) = shard.pending_mut(digest) else { return Vec::new() };
+        let mut taken = Vec::new();
+        for waiting in std::mem::take(&mut pending.waiting) {
+            match waiting {
+                WaitingOperation::Get { request, .. } if late(&request) => taken.push(request),
+                other => pending.waiting.push_back(other),
+            }
+        }
+        pending.waiting_gets -= taken.len();
+        if !taken.is_empty() && pending.waiting_gets == 0 {
+            self.awaited.fetch_sub(1, Ordering::SeqCst);
+        }
+        taken
+    }
+
     /// Pins a chunk to verify it, if it is still the same.
     pub(crate) fn pin_version(&self, version: ChunkVersion) -> Option<Pin> {
         let (_, mut shard) = self.shard(version.digest);

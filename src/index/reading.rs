@@ -197,7 +197,10 @@ impl<G: Send, S: Send> Index<G, S> {
         {
             return id;
         }
-        let name = || Namespace::of(&self.table.key(record).unwrap_or_default()).name();
+        let name = || {
+            let key = self.table.key(record).unwrap_or_default();
+            Namespace::recorded(&key, record.namespace).name()
+        };
         let add = || self.eviction_index.lock().namespace((record.namespace, name));
         let id = *read.namespaces.entry(record.namespace).or_insert_with(add);
         read.last_namespace = Some((record.namespace, id));

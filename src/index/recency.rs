@@ -7,6 +7,7 @@ use super::lookup::Located;
 use super::map::Index;
 use super::shard::Shard;
 use crate::format::record::{use_parts, use_word};
+use crate::key::Hashed;
 
 const MOST_AT_ONCE: usize = 64;
 
@@ -21,6 +22,16 @@ impl<G, S> Index<G, S> {
         if let Some(node) = entry.node {
             self.eviction_index.lock().touch(node);
         }
+    }
+
+    /// A use of each of `keys`, without a load. Says of each whether it is stored.
+    pub(crate) fn touch_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
+        let touch = |&Hashed { key, digest }: &Hashed<'_>| {
+            let (_, mut shard) = self.shard(digest);
+            let found = self.find_stored(&shard, digest, key, now_ms);
+            found.inspect(|found| self.touch(&mut shard, *found, now_ms)).is_some()
+        };
+        keys.iter().map(touch).collect()
     }
 
     /// Has uses of some chunks of shard `number` written into their records; says whether there are more.

@@ -224,7 +224,7 @@ impl<G, S> Index<G, S> {
         (keys, None)
     }
 
-    fn key_of(&self, found: Located) -> Option<String> {
+    pub(super) fn key_of(&self, found: Located) -> Option<String> {
         self.table.key(&self.table.read(found.record))
     }
 

@@ -7,6 +7,7 @@ use hashbrown::HashTable;
 
 use super::entries::Entries;
 use super::ghosts::Ghosts;
+use super::key_events::Untold;
 use super::lookup::{Located, Lookup};
 use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
@@ -21,6 +22,8 @@ pub(super) struct Shard<G, S> {
     pub(super) ghosts: Ghosts,
     /// Entries with uses that are not in their records yet.
     pub(super) used: Vec<u32>,
+    /// Chunks that are not told yet to whoever watches keys; none if nobody does.
+    pub(super) untold: Option<Untold>,
 }
 
 /// The right to read a chunk; its extent stays allocated until [`Index::unpin`](super::map::Index::unpin).
@@ -73,6 +76,7 @@ impl<G, S> Shard<G, S> {
             pending: HashTable::new(),
             ghosts: Ghosts::default(),
             used: Vec::new(),
+            untold: None,
         }
     }
 

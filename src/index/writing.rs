@@ -255,6 +255,7 @@ impl<G, S> Index<G, S> {
             self.leases.lock().add(entry.leased_until_s, entry.footprint());
         }
         shard.link(Located { entry: number, record });
+        self.note_stored(shard, key, length_bytes);
         self.count(1, length_bytes as i64);
         number
     }

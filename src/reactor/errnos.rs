@@ -163,6 +163,8 @@ pub(super) enum Failure {
     Transfer(io::Error, Fate),
     /// A sync failed, with this errno.
     Sync(i32),
+    /// It could not start in time.
+    Late,
     Closed,
 }
 
@@ -191,6 +193,7 @@ impl Failure {
             Self::Other(message) => message.clone(),
             Self::Transfer(error, _) => format!("cannot write {}: {error}", what()),
             Self::Sync(errno) => format!("cannot make {} durable: {}", what(), error_of(*errno)),
+            Self::Late => "it could not start in time".into(),
             Self::Closed => "the connector was closed before the chunk was written".into(),
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::sync::Mutex;
 
@@ -129,6 +129,13 @@ impl DirectionHealth {
     }
 }
 
+/// What a request said that failed.
+#[derive(Clone, Debug)]
+pub(crate) struct LastError {
+    pub(crate) text: String,
+    pub(crate) at: SystemTime,
+}
+
 #[derive(Default)]
 pub(crate) struct Health {
     /// A device that has become read-only still reads, and one that cannot flush still takes writes.
@@ -137,6 +144,7 @@ pub(crate) struct Health {
     /// It stays in use whatever happens, for want of another.
     stays_in_use: AtomicBool,
     reason: Mutex<Option<String>>,
+    last_error: Mutex<Option<LastError>>,
     alarm: Mutex<Option<(usize, Alarm)>>,
 }
 
@@ -161,6 +169,8 @@ impl Health {
 
     pub(super) fn note_failure(&self, request: Request, errno: i32, now: Instant) {
         let (subject, direction) = (subject_of(request, errno), request.direction());
+        let text = format!("{}: {}", direction.name(), error_of(errno));
+        *self.last_error.lock() = Some(LastError { text, at: SystemTime::now() });
         if matches!(subject, Subject::ChunkFile | Subject::Room | Subject::Process) {
             return;
         }
@@ -231,6 +241,24 @@ impl Health {
 
     pub(crate) fn reason(&self) -> Option<String> {
         self.reason.lock().clone()
+    }
+
+    pub(crate) fn last_error(&self) -> Option<LastError> {
+        self.last_error.lock().clone()
+    }
+
+    /// What fails, and has not worked since.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let failing = |direction: &Direction| {
+            let in_a_row = self.directions[*direction as usize].history.lock().error_streak;
+            (in_a_row > 0).then(|| format!("{in_a_row} {} in a row failed", direction.name()))
+        };
+        let all = [Direction::Read, Direction::Write, Direction::Sync];
+        self.reason().or_else(|| {
+            let failing = all.iter().find_map(failing)?;
+            let last = self.last_error().map_or_else(String::new, |error| error.text);
+            Some(format!("{failing}; the last error of {last}"))
+        })
     }
 }
 

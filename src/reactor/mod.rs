@@ -7,6 +7,7 @@ mod bytes_bound;
 mod chunk_file;
 mod commit;
 mod device;
+mod due;
 mod errnos;
 mod failed_syncs;
 mod get;
@@ -66,7 +67,8 @@ impl Operations {
             Err(_) => Some(" after a panic".to_owned()),
         };
         if let Some(how) = &failure {
-            log::error!("the reactor stops{how}; every operation fails from here on");
+            let path = shared.cache.config.path().display();
+            log::error!("{path}: the reactor stops{how}; every operation fails from here on");
             // Before the first operation is answered for it.
             shared.has_failed.store(true, Ordering::SeqCst);
         }
@@ -89,7 +91,8 @@ impl Operations {
             drop(self);
         } else {
             let count = self.device.in_flight;
-            log::error!("the kernel still holds memory of {count} transfers: it is leaked");
+            let path = shared.cache.config.path().display();
+            log::error!("{path}: the kernel still holds memory of {count} transfers: it is leaked");
             self.abandon();
             mem::forget(self);
         }
@@ -112,6 +115,7 @@ impl Operations {
             // First, as what it ends may have been waited for.
             self.start_group()?;
             self.start_freed()?;
+            self.answer_late_loads(now);
             let has_more = self.start_some(now)?;
             self.note_saturation(now);
             self.start_chunk_files()?;

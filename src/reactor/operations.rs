@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 
@@ -21,7 +21,7 @@ use super::verify::Verification;
 use crate::engine::{Engine, EngineError, Reaped};
 use crate::index::ChunkVersion;
 use crate::key::Digest;
-use crate::schedule::{Class, Grant, Limits, Scheduler};
+use crate::schedule::{Grant, Limits, Scheduler};
 
 /// Bytes that are summed up between two looks at the device: a tenth of a millisecond at most, in which a device has enough
 /// with what it was given before.
@@ -41,6 +41,10 @@ pub(super) struct Operations {
     sets: HashMap<Digest, usize>,
     /// Those that loads wait for.
     awaited: usize,
+    /// After this time a load that has not started is late.
+    pub(super) load_deadline: Option<Duration>,
+    /// Keys whose SETs loads wait for, and when the last of these is late.
+    pub(super) late_awaited: VecDeque<(Instant, Digest)>,
     /// Since the scheduler was asked last, something ended or came: it may have more to start.
     pub(super) has_changed: bool,
     /// Bytes of each class that came, less those that were answered, since the lane was told.
@@ -85,6 +89,7 @@ impl Operations {
         let most_bytes = limits.max_in_flight_bytes;
         let device = Device::new(Arc::clone(&shared), engine, most_transfers, most_bytes);
         let shares = (shared.active().max(number + 1), shared.device_limits().1);
+        let load_deadline = shared.cache.config.load_deadline_ms.map(Duration::from_millis);
         let bytes_bound = if number == 0 { shared.bytes_bound() } else { None };
         Self {
             moved_bytes: [0; 2],
@@ -104,6 +109,8 @@ impl Operations {
             verification: Verification::of(unverified),
             sets: HashMap::new(),
             awaited: 0,
+            load_deadline,
+            late_awaited: VecDeque::new(),
             has_changed: false,
             load_changes_bytes: [0; 3],
             loads_elsewhere: false,
@@ -113,30 +120,6 @@ impl Operations {
             retries: Vec::new(),
             awaits_growth: false,
         }
-    }
-
-    /// When to look again although nothing has come: a failed write is to be tried again, a SET that waits for loads, however
-    /// long these take, is due, or a chunk in doubt is to be read again. `now` is when the last pieces were started: what was
-    /// due then waits for others to end.
-    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        let set_is_due = self.scheduler.next_due(now);
-        let verify_is_due = self.verification.next_due().filter(|_| self.active.is_empty());
-        let retries = self.retries.iter().map(|(due, _)| *due);
-        retries.chain(set_is_due).chain(verify_is_due).min()
-    }
-
-    pub(super) fn start_due(&mut self, now: Instant) {
-        let (scheduler, active) = (&mut self.scheduler, &mut self.active);
-        self.retries.retain(|(due, id)| {
-            if *due <= now {
-                let retried = &mut active[*id];
-                retried.ticket = scheduler.push(Class::Set, *id, retried.waiting_bytes, now);
-                if retried.is_awaited {
-                    retried.ticket = scheduler.promote(retried.ticket);
-                }
-            }
-            *due > now
-        });
     }
 
     pub(super) fn take_up(&mut self) {
@@ -157,7 +140,7 @@ impl Operations {
         // After the SETs: what comes later than its SET is found.
         while let Some(digest) = lane.awaited.pop() {
             if let Some(id) = self.sets.get(&digest).copied() {
-                self.promote(id);
+                self.promote(id, digest);
             }
         }
         lane.load.change(&mut self.load_changes_bytes);
@@ -197,13 +180,14 @@ impl Operations {
         if let Some(digest) = digest {
             self.sets.insert(digest, id);
             if self.shared.cache.index.is_awaited(digest) {
-                self.promote(id);
+                self.promote(id, digest);
             }
         }
     }
 
     /// Loads wait for SET `id`: it is served as they are, and counts as one of them until it is answered.
-    fn promote(&mut self, id: usize) {
+    fn promote(&mut self, id: usize, digest: Digest) {
+        self.note_awaited(digest);
         let active = &mut self.active[id];
         if !mem::replace(&mut active.is_awaited, true) {
             self.awaited += 1;

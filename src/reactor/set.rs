@@ -70,7 +70,7 @@ impl SetOperation {
                     log::error!("{text} ({length_bytes} bytes)");
                 }
             }
-            Failure::Sync(_) | Failure::Other(_) | Failure::Closed => {}
+            Failure::Sync(_) | Failure::Other(_) | Failure::Late | Failure::Closed => {}
         }
         item.fail(|| text);
         waiting

@@ -14,7 +14,7 @@ use super::limits;
 use super::record_writer::WaitingAnswers;
 use super::scaling::Sample;
 use crate::cache::Cache;
-use crate::completion_queue::CompletionQueue;
+use crate::completion_queue::CompletionQueues;
 use crate::engine::Waker;
 use crate::key::Digest;
 use crate::schedule::Class;
@@ -23,7 +23,7 @@ use crate::sync::Mutex;
 /// The cache of one path, and a lane to each of its reactors.
 pub(crate) struct Shared {
     pub(crate) cache: Arc<Cache>,
-    pub(crate) completions: Arc<CompletionQueue>,
+    pub(crate) completions: Arc<CompletionQueues>,
     pub(crate) health: Health,
     pub(super) answers: Mutex<WaitingAnswers>,
     pub(super) lanes: Box<[Lane]>,
@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(
         cache: Arc<Cache>,
-        completions: Arc<CompletionQueue>,
+        completions: Arc<CompletionQueues>,
         wakers: Vec<Arc<Waker>>,
     ) -> Self {
         Self {

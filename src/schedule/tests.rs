@@ -1,5 +1,6 @@
 //! The scheduler against what its first lines say.
 
+mod late;
 mod model;
 mod promotion;
 

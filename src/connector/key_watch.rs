@@ -1,0 +1,59 @@
+//! Which keys the store has, for books that are kept elsewhere.
+
+use std::sync::Arc;
+
+use super::{Connector, SubmitError};
+use crate::index::{KeyEvent, KeyEvents, UntoldChunk};
+
+/// What was not taken yet.
+#[derive(Default)]
+pub(super) struct KeyWatch {
+    events: Arc<KeyEvents>,
+    /// Chunks that were stored when it began, with the number of their volume, the one that was used last first.
+    stored: Vec<(UntoldChunk, u32)>,
+}
+
+impl Connector {
+    /// From here on every key that is stored is told, and every one that is gone: deleted, evicted, expired, damaged, or at a path
+    /// that has failed. What nobody takes stays in memory. Returns how many keys are stored now, about; a second call watches on.
+    pub fn watch_keys(&self) -> Result<usize, SubmitError> {
+        let _gate = self.enter::<&str>(&[])?;
+        let mut watch = self.key_watch.lock();
+        let watch = watch.get_or_insert_default();
+        for (number, volume) in self.volumes.all.iter().enumerate() {
+            let stored = volume.index().watch_keys(&watch.events);
+            watch.stored.extend(stored.into_iter().map(|chunk| (chunk, number as u32)));
+        }
+        watch.stored.sort_unstable_by(|left, right| right.cmp(left));
+        Ok(watch.stored.len())
+    }
+
+    /// Up to `limit` keys that were stored when [`Connector::watch_keys`] began and still are, the least recently used ones first; none
+    /// when all were taken. A key is told here before anything else is told of it.
+    pub fn take_stored_keys(&self, limit: usize) -> Result<Vec<KeyEvent>, SubmitError> {
+        let _gate = self.enter::<&str>(&[])?;
+        let mut watch = self.key_watch.lock();
+        let Some(watch) = &mut *watch else { return Ok(Vec::new()) };
+        let mut keys = Vec::new();
+        while keys.len() < limit
+            && let Some((chunk, number)) = watch.stored.pop()
+        {
+            keys.extend(self.volumes.all[number as usize].index().tell_stored(chunk));
+        }
+        if watch.stored.is_empty() {
+            watch.stored = Vec::new();
+        }
+        Ok(keys)
+    }
+
+    /// Up to `limit` of the changes since [`Connector::watch_keys`], those of one key in order. What [`Connector::take_stored_keys`] returned
+    /// before is older than these.
+    pub fn take_key_events(&self, limit: usize) -> Result<Vec<KeyEvent>, SubmitError> {
+        let _gate = self.enter::<&str>(&[])?;
+        let watch = self.key_watch.lock();
+        let events = watch.as_ref().map(|watch| &watch.events);
+        let take =
+            |events: &Arc<KeyEvents>| std::iter::from_fn(|| events.pop()).take(limit).collect();
+        Ok(events.map_or_else(Vec::new, take))
+    }
+}
