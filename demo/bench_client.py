@@ -3,6 +3,7 @@
 import re
 import subprocess
 from dataclasses import dataclass
+from importlib import metadata
 
 from demo.lmcache_command import (
     DEADLINE_S,
@@ -13,6 +14,9 @@ from demo.lmcache_command import (
 
 CHUNKS_PER_REQUEST = 8
 TOKENS_PER_REQUEST = 256 * CHUNKS_PER_REQUEST
+
+# From 0.5.7 on it tells the number of ranks too.
+_CHECKSUM = rf"CHECKSUM: ([0-9a-f]+) \((?:1 ranks, )?{CHUNKS_PER_REQUEST} chunks\)"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ def run_client(rpc_url: str, http_url: str, request_count: int, block_count: int
         *("--num-tokens", str(TOKENS_PER_REQUEST)),
         *("--kvcache-shape-spec", f"(2,{block_count},16,8,128):float16:8"),
         *("--start", "0", "--end", str(request_count), "--interval", "0.2"),
+        *_block_options(),
     )
     try:
         finished = subprocess.run(
@@ -61,6 +66,17 @@ def run_client(rpc_url: str, http_url: str, request_count: int, block_count: int
     if finished.returncode != 0:
         raise DeploymentError(f"the client ended with status {finished.returncode}\n{output}")
     return parse_output(output)
+
+
+def _block_options() -> list[str]:
+    """Have each request use other blocks, or all would have the same content.
+
+    From 0.5.7 on the client gives blocks back after each request, and takes the first free ones.
+    """
+    takes_blocks_back = any(
+        path.match("server_bench/allocator.py") for path in metadata.files("lmcache") or []
+    )
+    return ["--block-allocation", "random"] if takes_blocks_back else []
 
 
 def parse_output(output: str) -> ClientRun:
@@ -88,7 +104,7 @@ def parse_output(output: str) -> ClientRun:
 def _parse_details(text: str) -> dict[str, int | str] | None:
     if found := re.fullmatch(r"LOOKUP: (\d+)/(\d+) chunks hit \(.* ms\)", text):
         return {"hit_chunks": int(found[1]), "total_chunks": int(found[2])}
-    if found := re.fullmatch(rf"CHECKSUM: ([0-9a-f]+) \({CHUNKS_PER_REQUEST} chunks\)", text):
+    if found := re.fullmatch(_CHECKSUM, text):
         return {"checksum": found[1]}
     if found := re.fullmatch(r"RETRIEVE: retrieved \((\d+) tokens, .*\)", text):
         return {"retrieved_tokens": int(found[1])}

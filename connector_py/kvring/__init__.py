@@ -6,6 +6,7 @@ LMCache loads it by name::
      "adapter_params": {"path": "/mnt/nvme/kvring", "capacity": "500GiB"}}
 """
 
+from kvring import logs as logs
 from kvring._native import (
     ClosedError,
     ConfigError,

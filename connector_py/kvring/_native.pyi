@@ -18,6 +18,7 @@ __all__ = [
     "LoadPlan",
     "LoadRun",
     "NotFormattedError",
+    "ObjectTasks",
     "RegisteredMemory",
     "StoredChunks",
     "SubmitError",
@@ -260,6 +261,17 @@ class Connector:
             SubmitError: A key is too long or no str of valid Unicode.
         """
 
+    def touch(self, keys: list[str]) -> list[bool]:
+        """Count a use of each key now, without loading it; return which are stored.
+
+        For chunks that a tier above serves: they are evicted later and expire later, as after a
+        load.
+
+        Raises:
+            ClosedError: close() was called.
+            SubmitError: A key is too long or no str of valid Unicode.
+        """
+
     def usage(self) -> dict[str, dict[str, int | None]]:
         """Tell what each namespace takes, by its name: the model, or "model@salt".
 
@@ -346,6 +358,96 @@ class Connector:
         traceback: TracebackType | None = None,
         /,
     ) -> None: ...
+
+@final
+class ObjectTasks:
+    """A connector as LMCache's L2 adapters are asked: tasks with object keys and memory objects.
+
+    Stores, lookups and loads have a descriptor each, which is readable when one has completed.
+    Whoever polls it clears it, and asks for results then. A store or a load keeps its memory
+    objects until its result was taken, or the connector was closed.
+
+    Every method raises ClosedError after `Connector.close()`, but for those that take results, and
+    SubmitError for what a connector's submits refuse.
+    """
+
+    def __new__(cls, connector: Connector, bitmap: type[Any], object_key: type[Any]) -> Self:
+        """Take a connector over: its completions are taken here from now on.
+
+        Args:
+            connector: Open, and used by nobody else.
+            bitmap: LMCache's class Bitmap.
+            object_key: LMCache's class ObjectKey.
+
+        Raises:
+            OSError: The process has no descriptor left.
+        """
+
+    def event_fds(self) -> tuple[int, int, int]:
+        """Return the descriptors to poll for stores, lookups and loads."""
+
+    def submit_store(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
+        """Store memory objects, in their logical lengths; return the task."""
+
+    def pop_stores(self) -> list[tuple[int, str, int]]:
+        """Take what became of stores: task, error (empty if it succeeded), bytes stored now."""
+
+    def submit_lookup(self, keys: Sequence[Any]) -> int:
+        """Look keys up, lease and lock those that are stored; return the task, which is done."""
+
+    def query_lookup(self, task: int) -> Any:
+        """Take the bitmap of a lookup; None if there is no such result."""
+
+    def unlock(self, keys: Sequence[Any]) -> None:
+        """Give locks of lookups back. After 600 s they count no more."""
+
+    def submit_load(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
+        """Load into memory objects; return the task."""
+
+    def query_load(self, task: int) -> Any:
+        """Take the bitmap of a load; None as long as it is under way."""
+
+    def delete(self, keys: Sequence[Any]) -> list[bool | None]:
+        """Delete keys that no lookup has locked; waits for the index file, 30 s at most.
+
+        Returns:
+            Of each key whether it was stored; None if it is locked, and stays.
+        """
+
+    def touch(self, keys: Sequence[Any]) -> None:
+        """Count a use of each key now."""
+
+    def watch_keys(self) -> int:
+        """Note which keys come and go from now on; return how many are stored and not told yet."""
+
+    def take_stored_keys(self, limit: int) -> tuple[list[Any], list[int], bool]:
+        """Take keys that were stored when watching began, and still are.
+
+        Returns:
+            The up to `limit` least recently used ones of those that are left, in the reverse order
+            of their use, the lengths of their chunks in bytes, and whether there are no more.
+        """
+
+    def take_key_events(self, limit: int) -> list[tuple[str, list[Any], list[int]]]:
+        """Take up to `limit` changes of keys since watching began.
+
+        Returns:
+            Runs of "stored", "stored again" (the same bytes) or "gone", with keys and the lengths
+            of their chunks in bytes; the changes of one key in order.
+        """
+
+    def list_keys(
+        self, model: str | None, cursor: int, limit: int
+    ) -> tuple[list[tuple[str, str, int, int, str, int]], int | None]:
+        """List up to `limit` stored keys of a model, or of all, from `cursor` (0 at first) on.
+
+        Returns:
+            Chunk hash in hex, model, kv rank, object group, cache salt, and length in bytes of
+            each, and the cursor to go on with, None at the end.
+        """
+
+    def locked_keys(self) -> int:
+        """Return how many keys lookups have locked."""
 
 @final
 class RegisteredMemory:

@@ -22,7 +22,7 @@ type KeyPage = (Vec<(String, &'static str)>, Option<usize>);
 /// A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
 #[pyclass(module = "kvring", frozen)]
 pub(crate) struct Connector {
-    core: kvring::Connector,
+    pub(crate) core: kvring::Connector,
 }
 
 #[pymethods]
@@ -141,6 +141,11 @@ impl Connector {
     /// Take pins back.
     fn unpin(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<bool>> {
         py.detach(|| self.core.unpin(&keys.0)).map_err(from_submit)
+    }
+
+    /// Count a use of each key now, without loading it.
+    fn touch(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<bool>> {
+        py.detach(|| self.core.touch(&keys.0)).map_err(from_submit)
     }
 
     /// Register memory, so that transfers inside it need no page looked up.

@@ -9,6 +9,9 @@ mod listing;
 mod load;
 mod logging;
 mod memory;
+mod object_keys;
+mod object_locks;
+mod object_tasks;
 mod options;
 mod status;
 mod tensors;
@@ -33,6 +36,8 @@ mod _native {
     use super::load::{LoadPlan, LoadRun, load_options};
     #[pymodule_export]
     use super::memory::RegisteredMemory;
+    #[pymodule_export]
+    use super::object_tasks::ObjectTasks;
     #[pymodule_export]
     use super::options::options;
     use super::*;

@@ -48,7 +48,7 @@ pub(crate) fn hand_over(py: Python<'_>) -> PyResult<()> {
     if messages.is_empty() {
         return Ok(());
     }
-    let logger = py.import("logging")?.call_method1("getLogger", ("kvring",))?;
+    let logger = py.import("kvring.logs")?.call_method0("logger")?;
     while let Some((level, message)) = messages.pop() {
         let level = match level {
             Level::Error => "error",

@@ -59,7 +59,8 @@ def main() -> None:
     new_keys = [make_key(number) for number in range(CHUNK_COUNT, 2 * CHUNK_COUNT)]
     adapter.submit_store_task(new_keys, chunks_in(arena, 2 * CHUNK_COUNT))
     # adapter.close() first waits for its own thread, by which time the work would be done.
-    adapter._client.close()
+    connector = adapter._client if hasattr(adapter, "_client") else adapter._store
+    connector.close()
     at_close = arena.clone()
     time.sleep(LATE_TRANSFER_S)
     assert torch.equal(arena, at_close), "a load went on after close() had returned"

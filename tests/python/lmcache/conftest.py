@@ -11,7 +11,7 @@ from demo.adapter_spec import AdapterSpec, adapter_spec
 
 # With LMCACHE_TEST_ADAPTER=fs_native these tests run LMCache's own adapter instead: what fails
 # there too is a fault of the test or of LMCache. Some of kvring's promises it does not make.
-ADAPTER_NAME = os.environ.get("LMCACHE_TEST_ADAPTER", "kvring")
+ADAPTER_NAME = os.environ.get("LMCACHE_TEST_ADAPTER", "native_plugin")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,11 +31,17 @@ def data_directory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def make_spec(data_directory: Path) -> Callable[..., AdapterSpec]:
+def adapter_name() -> str:
+    """The adapter that a test runs; modules of tests for both of kvring's have their own."""
+    return ADAPTER_NAME
+
+
+@pytest.fixture
+def make_spec(data_directory: Path, adapter_name: str) -> Callable[..., AdapterSpec]:
     """Build the JSON that LMCache gets, for data below this test's directory."""
 
     def build(capacity: str = "4GiB", **options: object) -> AdapterSpec:
-        return adapter_spec(ADAPTER_NAME, data_directory / "store", capacity, **options)
+        return adapter_spec(adapter_name, data_directory / "store", capacity, **options)
 
     return build
 

@@ -246,7 +246,7 @@ def test_no_buffer_is_touched_once_close_has_returned(
     assert finished.stdout.splitlines()[-1] == "no buffer was touched"
 
 
-@pytest.mark.skipif(ADAPTER_NAME != "kvring", reason="these are options of kvring")
+@pytest.mark.skipif(ADAPTER_NAME != "native_plugin", reason="these are options of kvring")
 @pytest.mark.parametrize(
     "options",
     [

@@ -25,6 +25,12 @@ OPERATIONS = {"Store": "success_keys", "Lookup": "found", "Load": "loaded"}
 CLI_DEADLINE_S = 240.0
 
 
+@pytest.fixture(params=["plugin", "native_plugin"])
+def adapter_name(request: pytest.FixtureRequest) -> str:
+    """Both of kvring's adapters."""
+    return str(request.param)
+
+
 @dataclass(frozen=True)
 class Combination:
     """One run of the benchmark."""

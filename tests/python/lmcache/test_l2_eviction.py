@@ -27,7 +27,9 @@ from tests.python.lmcache.conftest import ADAPTER_NAME
 
 pytestmark = [
     pytest.mark.lmcache,
-    pytest.mark.skipif(ADAPTER_NAME != "kvring", reason="only kvring has an eviction of its own"),
+    pytest.mark.skipif(
+        ADAPTER_NAME != "native_plugin", reason="only kvring has an eviction of its own"
+    ),
 ]
 
 MIB = 1 << 20

@@ -40,7 +40,10 @@ def make_server(tmp_path: Path, spec: AdapterSpec) -> Iterator[Callable[[], Cach
             print(f"--- {log.name}\n{log.read_text(errors='replace')}")
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize(
+    ("adapter_name", "end"),
+    [("plugin", "stop"), ("plugin", "kill"), ("native_plugin", "kill")],
+)
 def test_everything_is_found_again_after_a_restart(
     make_server: Callable[[], CacheServer], end: str
 ) -> None:

@@ -21,6 +21,12 @@ ALL_CHUNKS = (
 )
 
 
+@pytest.fixture(params=["plugin", "native_plugin"])
+def adapter_name(request: pytest.FixtureRequest) -> str:
+    """Both of kvring's adapters."""
+    return str(request.param)
+
+
 def run_worker(phase: str, spec: AdapterSpec) -> dict[str, int]:
     finished = subprocess.run(
         [sys.executable, worker.__file__, phase, json.dumps(spec)],

@@ -1,0 +1,47 @@
+"""Where kvring's messages go if nobody has said so."""
+
+import logging
+import os
+import sys
+from typing import Final
+
+__all__ = ["logger"]
+
+_LOGGER: Final = logging.getLogger("kvring")
+
+_FORMAT: Final = "[%(asctime)s] %(levelname)s %(name)s: %(message)s"
+
+
+class _OwnHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to the standard error output, with time, level and name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(_FORMAT))
+
+
+def logger() -> logging.Logger:
+    """Return the logger for kvring's messages, which begin with the path of their store.
+
+    Python shows warnings bare where nobody has configured a logger, and nothing below them. LMCache
+    configures its own loggers alone. So this one gets a handler and, under LMCache, its level:
+    LMCACHE_LOG_LEVEL, or INFO. It gives both up for a configuration that comes later.
+    """
+    own = [handler for handler in _LOGGER.handlers if isinstance(handler, _OwnHandler)]
+    if not own and not _LOGGER.hasHandlers():
+        _LOGGER.addHandler(_OwnHandler())
+        if _LOGGER.level == logging.NOTSET:
+            _LOGGER.setLevel(_level())
+    elif own and (len(_LOGGER.handlers) > len(own) or logging.getLogger().handlers):
+        for handler in own:
+            _LOGGER.removeHandler(handler)
+        if _LOGGER.level == _level():
+            _LOGGER.setLevel(logging.NOTSET)
+    return _LOGGER
+
+
+def _level() -> int:
+    if "lmcache" not in sys.modules:
+        return logging.NOTSET
+    level = logging.getLevelName(os.environ.get("LMCACHE_LOG_LEVEL", "INFO").upper())
+    return level if isinstance(level, int) else logging.INFO

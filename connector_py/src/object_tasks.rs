@@ -1,0 +1,296 @@
+//! The tasks of LMCache's L2 adapter interface (`l2_adapters/base.py`) on a connector: object keys in, bitmaps out.
+//!
+//! Stores, lookups and loads have an eventfd each. LMCache polls it, clears it, and then asks for results. A completed task
+//! waits here until it is asked for, and keeps its memory objects until then.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kvring::{CallerBuffer, Completion, KeepAlive, KeyChange, KeyEvent};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use pyo3::exceptions::PyOSError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::buffers::{Use, export_all};
+use crate::connector::Connector;
+use crate::errors::{SubmitError, from_submit};
+use crate::logging::hand_over;
+use crate::object_keys::{fields_of, objects_of, rendered};
+use crate::object_locks::ObjectLocks;
+
+/// Keys of a listing, with the fields of LMCache's object keys and the lengths of their chunks, and where to go on.
+type Listing = (Vec<(String, String, u64, u64, String, u64)>, Option<u64>);
+
+/// Keys that changed in the same way, one after the other, with the lengths of their chunks.
+type Run<'py> = (&'static str, Vec<Bound<'py, PyAny>>, Vec<u64>);
+
+/// A store as LMCache's L2 adapters are asked: by tasks.
+#[pyclass(module = "kvring._native", frozen)]
+pub(crate) struct ObjectTasks {
+    connector: Py<Connector>,
+    /// LMCache's classes.
+    bitmap: Py<PyAny>,
+    object_key: Py<PyAny>,
+    lookup_event: EventFd,
+    next_lookup: AtomicU64,
+    lookups: Mutex<HashMap<u64, Vec<bool>>>,
+    locks: Mutex<ObjectLocks>,
+    loads: Mutex<HashMap<u64, Completion>>,
+}
+
+#[pymethods]
+impl ObjectTasks {
+    /// Take over a connector: its completions are taken here from now on.
+    #[new]
+    fn new(connector: Py<Connector>, bitmap: Py<PyAny>, object_key: Py<PyAny>) -> PyResult<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let lookup_event = EventFd::from_flags(flags).map_err(std::io::Error::from)?;
+        connector.get().core.split_completions().map_err(PyOSError::new_err)?;
+        Ok(Self {
+            connector,
+            bitmap,
+            object_key,
+            lookup_event,
+            next_lookup: AtomicU64::new(0),
+            lookups: Mutex::default(),
+            locks: Mutex::default(),
+            loads: Mutex::default(),
+        })
+    }
+
+    /// Descriptors to poll for stores, lookups and loads.
+    fn event_fds(&self) -> (RawFd, RawFd, RawFd) {
+        let core = self.core();
+        (core.set_event_fd(), self.lookup_event.as_raw_fd(), core.event_fd())
+    }
+
+    /// Store memory objects; return the task.
+    fn submit_store(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        objects: &Bound<'_, PyAny>,
+    ) -> PyResult<u64> {
+        let keys = rendered(keys)?;
+        let (held, spans) = memory_of(objects, Use::Read)?;
+        py.detach(|| self.core().submit_set(&keys, &spans, Box::new(held))).map_err(from_submit)
+    }
+
+    /// Take what became of stores: task, error (empty if it succeeded), bytes that are stored.
+    fn pop_stores(&self, py: Python<'_>) -> PyResult<Vec<(u64, String, usize)>> {
+        let mut completions = Vec::new();
+        self.core().take(true, &mut completions);
+        hand_over(py)?;
+        let outcome = |completion: &Completion| {
+            let held = completion.keep_alive().and_then(|held| held.downcast_ref::<Held>());
+            let lengths = held.map_or(&[][..], |held| &held.lengths_bytes);
+            let stored = lengths.iter().zip(&completion.results).filter(|(_, stored)| **stored);
+            let stored_bytes = stored.map(|(length, _)| length).sum();
+            (completion.future_id, completion.error.clone(), stored_bytes)
+        };
+        Ok(completions.iter().map(outcome).collect())
+    }
+
+    /// Look keys up and lock those that are stored; return the task.
+    fn submit_lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let keys = rendered(keys)?;
+        let looked_up = py.detach(|| {
+            let stored = self.core().exists(&keys)?;
+            let hits = keys.into_iter().zip(&stored).filter(|(_, stored)| **stored);
+            locked(&self.locks).lock(hits.map(|(key, _)| key), Instant::now());
+            let task = self.next_lookup.fetch_add(1, Ordering::Relaxed);
+            locked(&self.lookups).insert(task, stored);
+            // The only error is EAGAIN at 2^64-2 unread rings: the descriptor is readable then as well.
+            let _ = self.lookup_event.write(1);
+            Ok(task)
+        });
+        looked_up.map_err(from_submit)
+    }
+
+    /// Take the bitmap of a lookup, once.
+    fn query_lookup<'py>(&self, py: Python<'py>, task: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let stored = locked(&self.lookups).remove(&task);
+        stored.map(|stored| self.bitmap_of(py, &stored)).transpose()
+    }
+
+    /// Give locks of lookups back.
+    fn unlock(&self, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        let keys = rendered(keys)?;
+        locked(&self.locks).unlock(&keys);
+        Ok(())
+    }
+
+    /// Load into memory objects; return the task.
+    fn submit_load(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        objects: &Bound<'_, PyAny>,
+    ) -> PyResult<u64> {
+        let keys = rendered(keys)?;
+        let (held, spans) = memory_of(objects, Use::Fill)?;
+        py.detach(|| self.core().submit_get(&keys, &spans, Box::new(held))).map_err(from_submit)
+    }
+
+    /// Take the bitmap of a load, once; None as long as it is under way.
+    fn query_load<'py>(&self, py: Python<'py>, task: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let mut taken = Vec::new();
+        let completion = {
+            let mut loads = locked(&self.loads);
+            // With the lock, so that nobody else misses what is taken here.
+            self.core().take(false, &mut taken);
+            loads.extend(taken.into_iter().map(|completion| (completion.future_id, completion)));
+            loads.remove(&task)
+        };
+        hand_over(py)?;
+        completion.map(|completion| self.bitmap_of(py, &completion.results)).transpose()
+    }
+
+    /// Delete keys that no lookup has locked. Returns for each whether it was stored; None if it is locked.
+    fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<Option<bool>>> {
+        let keys = rendered(keys)?;
+        let deleted = py.detach(|| {
+            let is_locked: Vec<bool> = {
+                let (locks, now) = (locked(&self.locks), Instant::now());
+                keys.iter().map(|key| locks.holds(key, now)).collect()
+            };
+            let free = keys.iter().zip(&is_locked).filter(|(_, is_locked)| !**is_locked);
+            let free: Vec<&String> = free.map(|(key, _)| key).collect();
+            let mut were_there = self.core().delete(&free)?.into_iter();
+            let of_key = |is_locked| if is_locked { None } else { were_there.next() };
+            Ok(is_locked.into_iter().map(of_key).collect())
+        });
+        deleted.map_err(from_submit)
+    }
+
+    /// Count a use of each key now.
+    fn touch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        let keys = rendered(keys)?;
+        py.detach(|| self.core().touch(&keys)).map_err(from_submit).map(|_| ())
+    }
+
+    /// Begin to note which keys come and go; return how many are stored.
+    fn watch_keys(&self, py: Python<'_>) -> PyResult<usize> {
+        py.detach(|| self.core().watch_keys()).map_err(from_submit)
+    }
+
+    /// Take up to `limit` keys that were stored when watching began, and their lengths: the least recently used of all that are left,
+    /// and of these the one that was used last first, as LMCache's orders of eviction take a batch.
+    fn take_stored_keys<'py>(
+        &self,
+        py: Python<'py>,
+        limit: usize,
+    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<u64>, bool)> {
+        let mut stored = py.detach(|| self.core().take_stored_keys(limit)).map_err(from_submit)?;
+        let is_last = stored.is_empty();
+        stored.reverse();
+        let (keys, lengths_bytes) = objects_of(self.object_key.bind(py), &stored)?;
+        Ok((keys, lengths_bytes, is_last))
+    }
+
+    /// Take up to `limit` changes of keys: runs of "stored", "stored again" or "gone".
+    fn take_key_events<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<Vec<Run<'py>>> {
+        let events = py.detach(|| self.core().take_key_events(limit)).map_err(from_submit)?;
+        let class = self.object_key.bind(py);
+        let run = |run: &[KeyEvent]| {
+            let name = match run[0].change {
+                KeyChange::Stored => "stored",
+                KeyChange::StoredAgain => "stored again",
+                KeyChange::Gone => "gone",
+            };
+            objects_of(class, run).map(|(keys, lengths_bytes)| (name, keys, lengths_bytes))
+        };
+        events.chunk_by(|one, next| one.change == next.change).map(run).collect()
+    }
+
+    /// List stored keys of a model, or all, from a cursor on.
+    fn list_keys(
+        &self,
+        py: Python<'_>,
+        model: Option<String>,
+        cursor: u64,
+        limit: usize,
+    ) -> PyResult<Listing> {
+        let listed = py.detach(|| self.core().stored_keys(model.as_deref(), cursor, limit));
+        let (keys, next) = listed.map_err(from_submit)?;
+        let one = |(key, length_bytes): &(String, u64)| {
+            let (_, model, rank, group, salt) = fields_of(key)?;
+            let hash = key.split('@').nth(3)?.to_owned();
+            Some((hash, model.to_owned(), rank, group, salt.to_owned(), *length_bytes))
+        };
+        Ok((keys.iter().filter_map(one).collect(), next))
+    }
+
+    /// Keys that lookups have locked.
+    fn locked_keys(&self) -> usize {
+        locked(&self.locks).len()
+    }
+}
+
+impl ObjectTasks {
+    fn core(&self) -> &kvring::Connector {
+        &self.connector.get().core
+    }
+
+    fn bitmap_of<'py>(&self, py: Python<'py>, bits: &[bool]) -> PyResult<Bound<'py, PyAny>> {
+        let leading = bits.iter().position(|bit| !bit).unwrap_or(bits.len());
+        let bitmap = self.bitmap.bind(py).call1((bits.len(), leading))?;
+        let rest = bits.iter().enumerate().skip(leading).filter(|(_, bit)| **bit);
+        let rest: Vec<usize> = rest.map(|(position, _)| position).collect();
+        if !rest.is_empty() {
+            bitmap.call_method1(intern!(py, "batched_set"), (rest,))?;
+        }
+        Ok(bitmap)
+    }
+}
+
+/// What keeps the memory of a task in its place.
+struct Held {
+    _objects: Vec<Py<PyAny>>,
+    _exports: Vec<KeepAlive>,
+    lengths_bytes: Vec<usize>,
+}
+
+/// A panic leaves these maps as they were before a step, or after it. No Python runs while one is locked: another thread could
+/// wait for it with the GIL.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The memory of LMCache's memory objects, in their logical lengths, and what holds it.
+fn memory_of(objects: &Bound<'_, PyAny>, usage: Use) -> PyResult<(Held, Vec<CallerBuffer>)> {
+    let py = objects.py();
+    let count = objects.len()?;
+    let (mut spans, mut held) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let mut exports = Vec::new();
+    for (position, object) in objects.try_iter()?.enumerate() {
+        let object = object?;
+        let length_bytes: usize = object.call_method0(intern!(py, "get_size"))?.extract()?;
+        match object.getattr(intern!(py, "data_ptr")).and_then(|address| address.extract()) {
+            Ok(address @ 1usize..) => {
+                let start = std::ptr::with_exposed_provenance_mut(address);
+                // SAFETY: LMCache keeps the memory of an object that is locked for a task in its place until it has the task's result, and
+                // uses it for nothing else meanwhile; the object itself is held until then.
+                spans.push(unsafe { CallerBuffer::new(start, length_bytes) });
+            }
+            // Bytes that Python alone holds, and cannot be written to.
+            _ => {
+                let bytes = object.getattr(intern!(py, "byte_array")).map_err(|error| {
+                    let message = format!("memory object {position} is in no memory that can be read here ({error}); use an L1 in DRAM");
+                    SubmitError::new_err(message)
+                })?;
+                let (export, span) = export_all(PyList::new(py, [bytes])?.as_any(), usage)?;
+                exports.push(export);
+                spans.extend(span);
+            }
+        }
+        held.push(object.unbind());
+    }
+    let lengths_bytes = spans.iter().map(|span| span.length_bytes()).collect();
+    Ok((Held { _objects: held, _exports: exports, lengths_bytes }, spans))
+}

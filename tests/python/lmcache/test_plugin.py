@@ -1,0 +1,434 @@
+"""kvring as LMCache's `plugin` adapter: what LMCache is told of it, and what it does."""
+
+import json
+import mmap
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvring
+from demo.adapter_spec import AdapterSpec, adapter_spec
+from demo.lmcache_command import lmcache_environment
+from tests.python.faulty_device import faulty_device
+
+pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
+
+import torch
+from lmcache.v1.distributed import api
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.distributed.internal_api import L1MemoryDesc
+from lmcache.v1.memory_management import (
+    BytesBufferMemoryObj,
+    MemoryFormat,
+    MemoryObj,
+    MemoryObjMetadata,
+    TensorMemoryObj,
+)
+
+from kvring.lmcache import KvringL2Adapter, KvringL2AdapterConfig
+from tests.python.lmcache.adapter_driver import (
+    AdapterDriver,
+    RecordingListener,
+    make_key,
+    random_bytes,
+)
+
+pytestmark = pytest.mark.lmcache
+
+CHUNK_BYTES = 522_240
+BLOCK_BYTES = 4096
+MIB = 1 << 20
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def adapter_name() -> str:
+    """The one adapter that these tests are about."""
+    return "plugin"
+
+
+@pytest.fixture
+def driver(spec: AdapterSpec) -> Iterator[AdapterDriver]:
+    """A fresh adapter over an empty store."""
+    driver = AdapterDriver(spec)
+    yield driver
+    driver.close()
+
+
+def until(what: str, holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, f"{what} does not come"
+        time.sleep(0.01)
+
+
+def allocated(sizes_bytes: list[int]) -> int:
+    """What chunks take on disk."""
+    return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes_bytes)
+
+
+def some(count: int, first: int = 0, **fields: str) -> list[ObjectKey]:
+    return [make_key(number, **fields) for number in range(first, first + count)]
+
+
+def test_chunks_come_back_and_lmcache_hears_of_them(driver: AdapterDriver) -> None:
+    sizes = [1, 511, 4095, 4096, 4097, CHUNK_BYTES, 2 * MIB]
+    keys = some(len(sizes))
+    contents = [random_bytes(size, seed) for seed, size in enumerate(sizes)]
+    assert driver.lookup(keys) == [False] * len(sizes)
+    assert driver.store(keys, contents)
+    assert driver.lookup([*keys, make_key(99)]) == [True] * len(sizes) + [False]
+    assert driver.load_bytes(keys, sizes) == contents
+    heard = driver.listener
+    until("the news", lambda: len(heard.accessed) == len(keys))
+    assert sorted(heard.stored, key=lambda one: one[1]) == list(zip(keys, sizes, strict=True))
+    assert heard.accessed == keys
+    assert driver.used_bytes() == allocated(sizes)
+    # Its orders of eviction must see the second store too, or a busy chunk would look idle.
+    assert driver.store(keys[:1], contents[:1])
+    until("the second store", lambda: heard.accessed == [*keys, keys[0]])
+    driver.adapter.delete(keys[2:])
+    assert set(heard.deleted) == set(keys[2:])
+    assert driver.used_bytes() == allocated(sizes[:2])
+    assert driver.lookup(keys) == [True] * 2 + [False] * (len(sizes) - 2)
+
+
+def test_usage_is_by_salt(driver: AdapterDriver) -> None:
+    content = random_bytes(CHUNK_BYTES, 1)
+    for keys in (some(2), some(3, salt="tenant"), some(1, model="other/model", salt="tenant")):
+        assert driver.store(keys, [content] * len(keys))
+    usage = driver.adapter.get_usage()
+    one = allocated([CHUNK_BYTES])
+    assert dict(usage.bytes_by_cache_salt) == {"": 2 * one, "tenant": 4 * one}
+    assert (usage.total_bytes_used, usage.total_capacity_bytes) == (6 * one, 4 << 30)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("plugin", "native_plugin"), ("native_plugin", "plugin")]
+)
+def test_either_adapter_reads_what_the_other_stored(
+    data_directory: Path, first: str, second: str
+) -> None:
+    keys = [*some(3), make_key(7, model="m/" * 100 + "ünïcode", salt="s" * 128)]
+    contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(4)]
+    for name, stores in ((first, True), (second, False)):
+        driver = AdapterDriver(adapter_spec(name, data_directory / "store"))
+        try:
+            assert not stores or driver.store(keys, contents)
+            assert driver.load_bytes(keys, [CHUNK_BYTES] * 4) == contents
+        finally:
+            driver.close()
+
+
+def test_what_is_stored_before_is_on_the_books(spec: AdapterSpec, driver: AdapterDriver) -> None:
+    """Oldest first, as LMCache's orders take a batch from its end."""
+    sizes = [1000 * number for number in range(1, 41)]
+    keys = some(len(sizes))
+    for key, size in zip(keys, sizes, strict=True):
+        assert driver.store([key], [bytes(size)])
+        time.sleep(0.002)
+    driver.adapter.submit_touch(keys[3:4])
+    used = driver.used_bytes()
+    driver.close()
+    reopened = AdapterDriver(spec)
+    try:
+        assert reopened.used_bytes() == used == allocated(sizes)
+        heard = reopened.listener
+        until("the news", lambda: len(heard.stored) == len(keys))
+        in_order = [key for key, _ in reversed(heard.stored)]
+        assert in_order == [*keys[:3], *keys[4:], keys[3]]
+        assert dict(heard.stored) == dict(zip(keys, sizes, strict=True))
+        late = RecordingListener()
+        reopened.adapter.register_listener(late)
+        assert sorted(late.stored, key=lambda one: one[1]) == list(zip(keys, sizes, strict=True))
+        reopened.adapter.delete(keys[:10])
+        assert set(heard.deleted) == set(late.deleted) == set(keys[:10])
+    finally:
+        reopened.close()
+
+
+def test_evictions_of_its_own_are_told(make_spec: Callable[..., AdapterSpec]) -> None:
+    driver = AdapterDriver(make_spec("64MiB", lease_s=0))
+    try:
+        content = random_bytes(256 << 10, 1)
+        keys = some(600)
+        for first in range(0, len(keys), 50):
+            assert driver.store(keys[first : first + 50], [content] * 50)
+        heard = driver.listener
+
+        def stands() -> bool:
+            left = {key for key, _ in heard.stored} - set(heard.deleted)
+            return len(heard.stored) == 600 and sum(driver.lookup(keys)) == len(left)
+
+        until("the news", stands)
+        found = [key for key, hit in zip(keys, driver.lookup(keys), strict=True) if hit]
+        assert set(found) == set(keys) - set(heard.deleted)
+        assert len(heard.deleted) == len(set(heard.deleted)) == 600 - len(found) > 300
+    finally:
+        driver.close()
+
+
+def test_expiry_is_told(make_spec: Callable[..., AdapterSpec]) -> None:
+    driver = AdapterDriver(make_spec(ttl=1, lease_s=0))
+    try:
+        assert driver.store(some(3), [b"content"] * 3)
+        until("the expiry", lambda: len(driver.listener.deleted) == 3)
+        assert driver.used_bytes() == 0
+    finally:
+        driver.close()
+
+
+def test_a_delete_leaves_what_a_lookup_has_locked(driver: AdapterDriver) -> None:
+    keys = some(4)
+    contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(4)]
+    assert driver.store(keys, contents)
+    adapter = driver.adapter
+    for _ in range(2):
+        task = adapter.submit_lookup_and_lock_task([*keys[:2], make_key(9)], {})
+        # It is answered already, once.
+        assert adapter.query_lookup_and_lock_result(task).popcount() == 2
+        assert adapter.query_lookup_and_lock_result(task) is None
+    assert adapter.report_status()["locked_keys"] == 2
+    adapter.delete(keys)
+    assert driver.load_bytes(keys, [CHUNK_BYTES] * 4) == [*contents[:2], None, None]
+    adapter.submit_unlock([*keys[:2], keys[0], make_key(9)])
+    adapter.delete(keys)
+    assert driver.load_bytes(keys, [CHUNK_BYTES] * 4) == [None, contents[1], None, None]
+    adapter.submit_unlock(keys)
+    adapter.delete(keys)
+    assert driver.used_bytes() == adapter.report_status()["locked_keys"] == 0
+
+
+def test_a_delete_of_what_is_not_there_is_told(driver: AdapterDriver) -> None:
+    """LMCache may think that it is."""
+    driver.adapter.delete(some(3))
+    assert driver.listener.deleted == some(3)
+    assert driver.used_bytes() == 0
+
+
+def test_keys_are_listed_by_pages(driver: AdapterDriver) -> None:
+    by_model = {
+        "one/model": some(30, model="one/model", salt="tenant"),
+        "other": some(25, model="other"),
+    }
+    for keys in by_model.values():
+        assert driver.store(keys, [bytes(100 + number) for number in range(len(keys))])
+    for model, expected in [
+        *by_model.items(),
+        (None, [*by_model["one/model"], *by_model["other"]]),
+    ]:
+        listed: list[Any] = []
+        cursor = None
+        while True:
+            page = driver.adapter.list_l2_keys(model, page_size=7, cursor=cursor)
+            listed += page.entries
+            cursor = page.next_page_token
+            assert len(page.entries) == 7 or cursor is None
+            if cursor is None:
+                break
+        assert len(listed) == len(expected)
+        found = {entry.key.to_object_key(): entry.size_bytes for entry in listed}
+        assert set(found) == set(expected)
+        assert all(
+            size == 100 + int.from_bytes(key.chunk_hash, "big") for key, size in found.items()
+        )
+    assert driver.adapter.list_l2_keys("another").entries == ()
+    with pytest.raises(ValueError, match="page_size = 0"):
+        driver.adapter.list_l2_keys(page_size=0)
+    with pytest.raises(ValueError, match="cursor = '-1'"):
+        driver.adapter.list_l2_keys(cursor="-1")
+
+
+def test_status(driver: AdapterDriver) -> None:
+    assert driver.store(some(4), [bytes(CHUNK_BYTES)] * 4)
+    driver.lookup(some(8))
+    status = driver.adapter.report_status()
+    assert status["is_healthy"]
+    assert status["problems"] == []
+    assert (status["keys"], status["stored_bytes"]) == (4, 4 * CHUNK_BYTES)
+    assert (status["lookup_hit_ratio"], status["load_hit_ratio"]) == (0.5, None)
+    assert [path["in_use"] for path in status["paths"]] == [True]
+    driver.close()
+    assert driver.adapter.get_usage().total_bytes_used == 0
+    assert driver.adapter.report_status()["keys"] == 4
+
+
+def test_a_chunk_that_is_too_long_shows_in_the_status(
+    make_spec: Callable[..., AdapterSpec],
+) -> None:
+    driver = AdapterDriver(make_spec("64MiB"))
+    try:
+        assert not driver.store(some(1), [bytes(80 * MIB)])
+        status = driver.adapter.report_status()
+        assert not status["is_healthy"]
+        assert "the last store failed" in status["problems"][0]
+        assert driver.store(some(1), [b"content"])
+        assert driver.adapter.report_status()["is_healthy"]
+    finally:
+        driver.close()
+
+
+def test_options_that_do_not_fit_are_refused(data_directory: Path) -> None:
+    with pytest.raises(kvring.ConfigError, match="capacity_gb"):
+        AdapterDriver(adapter_spec("plugin", data_directory / "store", capacity_gb=3))
+    assert "lease_s" in KvringL2AdapterConfig.help()
+
+
+def test_events_have_descriptors_of_their_own(driver: AdapterDriver) -> None:
+    adapter = driver.adapter
+    descriptors = {
+        adapter.get_store_event_fd(),
+        adapter.get_lookup_and_lock_event_fd(),
+        adapter.get_load_event_fd(),
+    }
+    assert len(descriptors) == 3
+
+
+def test_bytes_that_python_holds_are_stored(driver: AdapterDriver) -> None:
+    content = random_bytes(CHUNK_BYTES, 1)
+    metadata = MemoryObjMetadata(
+        shape=torch.Size([CHUNK_BYTES]),
+        dtype=torch.uint8,
+        address=0,
+        phy_size=CHUNK_BYTES,
+        fmt=MemoryFormat.BINARY_BUFFER,
+        ref_count=1,
+    )
+    memory = BytesBufferMemoryObj(content, metadata)
+    task = driver.adapter.submit_store_task(some(1), [memory])
+    until("the store", lambda: driver._take_store_result(task) is not None)
+    assert driver.load_bytes(some(1), [CHUNK_BYTES]) == [content]
+    with pytest.raises(kvring.SubmitError, match="read-only"):
+        driver.adapter.submit_load_task(some(1), [memory])
+
+
+def slots(arena: torch.Tensor, size_bytes: int) -> list[MemoryObj]:
+    """Lay memory objects of one size out in an arena."""
+    objects: list[MemoryObj] = []
+    for start in range(0, arena.numel() - size_bytes + 1, size_bytes):
+        metadata = MemoryObjMetadata(
+            shape=torch.Size([size_bytes]),
+            dtype=torch.uint8,
+            address=start,
+            phy_size=size_bytes,
+            fmt=MemoryFormat.KV_2LTD,
+            ref_count=1,
+        )
+        objects.append(TensorMemoryObj(arena[start : start + size_bytes], metadata, None))
+    return objects
+
+
+@pytest.mark.parametrize(
+    ("shares", "stable"), [(False, 8), (False, 4), (False, None), (True, None)]
+)
+def test_l1_memory_is_registered(
+    spec: AdapterSpec, shares: bool, stable: int | None, tmp_path: Path
+) -> None:
+    """All of it, or what is there for good; shared memory too, of which LMCache tells nothing."""
+    length = 8 * MIB
+    with (
+        Path("/dev/shm/kvring-test-l1").open("w+b")
+        if shares
+        else (tmp_path / "x").open("w+b") as file
+    ):
+        file.truncate(length)
+        memory = mmap.mmap(file.fileno() if shares else -1, length)
+        Path("/dev/shm/kvring-test-l1").unlink(missing_ok=True)
+        arena = torch.frombuffer(memory, dtype=torch.uint8)
+        stable_bytes = None if stable is None else stable * MIB
+        description = L1MemoryDesc(arena.data_ptr(), length, 4096, stable_bytes)
+        adapter = KvringL2Adapter(
+            KvringL2AdapterConfig.from_dict(spec["adapter_params"]), l1_memory_desc=description
+        )
+        try:
+            arena.random_(generator=torch.Generator().manual_seed(1))
+            before = arena.clone()
+            objects, keys = slots(arena, MIB), some(8)
+            adapter.submit_store_task(keys, objects)
+            until("the store", lambda: bool(adapter.pop_completed_store_tasks()))
+            arena.zero_()
+            task = adapter.submit_load_task(keys, objects)
+            until("the load", lambda: adapter.query_load_result(task) is not None)
+            assert torch.equal(arena, before)
+            status = adapter.report_status()
+            if "io_uring" in status["engine"]:
+                expected = length if shares else (stable_bytes or 0)
+                assert status["registered_bytes"] == expected
+        finally:
+            adapter.close()
+        assert adapter.report_status()["registered_bytes"] == 0
+
+
+def test_a_delete_from_elsewhere_is_told(driver: AdapterDriver) -> None:
+    assert driver.store(some(2), [b"content"] * 2)
+    store: kvring.Connector = driver.adapter._store
+    assert store.purge("test/model")["keys"] == 2
+    until("the news", lambda: set(driver.listener.deleted) == set(some(2)))
+
+
+def test_late_loads_are_misses(make_spec: Callable[..., AdapterSpec]) -> None:
+    driver = AdapterDriver(make_spec(load_deadline_ms=10_000))
+    try:
+        assert driver.store(some(2), [b"content"] * 2)
+        assert driver.load_bytes(some(2), [7, 7]) == [b"content"] * 2
+        assert driver.adapter.report_status()["late_loads"] == 0
+    finally:
+        driver.close()
+
+
+def test_no_buffer_is_touched_once_close_has_returned(spec: AdapterSpec) -> None:
+    worker = Path(__file__).with_name("close_under_load_worker.py")
+    finished = subprocess.run(
+        [sys.executable, str(worker), json.dumps(spec)],
+        env=lmcache_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=4 * DEADLINE_S,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.splitlines()[-1] == "no buffer was touched"
+
+
+@pytest.mark.root
+def test_health_follows_the_device(tmp_path: Path) -> None:
+    with faulty_device(tmp_path, 256 * MIB) as device:
+        driver = AdapterDriver(adapter_spec("plugin", device.path, "all", lease_s=0))
+        try:
+            assert driver.store(some(8), [bytes(CHUNK_BYTES)] * 8)
+            assert driver.adapter.report_status()["is_healthy"]
+            for kind in ("read", "write"):
+                device.fail(kind)
+                if kind == "read":
+                    driver.load_bytes(some(8), [CHUNK_BYTES] * 8)
+                else:
+                    driver.store(some(4, first=20), [random_bytes(CHUNK_BYTES, 1)] * 4)
+                status = driver.adapter.report_status()
+                assert not status["is_healthy"]
+                assert f"{kind}s" in " ".join(status["problems"])
+                (path,) = status["paths"]
+                assert "Input/output error" in path["last_error"]
+                device.mend()
+
+                def works_again() -> bool:
+                    driver.store(some(1, first=30), [random_bytes(CHUNK_BYTES, time.time_ns())])
+                    driver.load_bytes(some(1, first=30), [CHUNK_BYTES])
+                    return bool(driver.adapter.report_status()["is_healthy"])
+
+                until("the health", works_again)
+        finally:
+            driver.close()
+
+
+def test_memory_is_on_this_host(driver: AdapterDriver) -> None:
+    tags = driver.adapter.get_memory_tags()
+    if not hasattr(api, "MemoryTags"):
+        assert tags is None
+        return
+    assert tags == api.MemoryTags(api.MemorySegment.STORAGE, api.MemoryResidency.LOCAL)
