@@ -2,7 +2,12 @@
 
 import hashlib
 import logging
+import re
+import sys
+import types
 from pathlib import Path
+
+import pytest
 
 import kvring
 from tests.python.conftest import CAPACITY_BYTES, MIB, Client, pattern, run_child
@@ -132,3 +137,36 @@ def test_a_handler_may_use_the_connector(store_directory: Path) -> None:
         file.write(bytes(4096))
     told = run_child(log_into_the_connector, str(store_directory))
     assert (told.returncode, told.stdout, told.stderr) == (0, "done\n", "")
+
+
+def open_beside_lmcache(directory: str, configures_later: bool) -> None:
+    sys.modules["lmcache"] = types.ModuleType("lmcache")
+    kvring.Connector(f"{directory}/first", CAPACITY_BYTES).close()
+    if configures_later:
+        logging.basicConfig(level=logging.WARNING, format=LINE)
+        kvring.Connector(f"{directory}/second", CAPACITY_BYTES).close()
+        assert logging.getLogger("kvring").handlers == []
+
+
+@pytest.mark.parametrize("configures_later", [False, True])
+def test_beside_lmcache_messages_have_time_level_and_store(
+    store_directory: Path, configures_later: bool
+) -> None:
+    """LMCache configures its own loggers alone; what is configured later takes over."""
+    told = run_child(open_beside_lmcache, str(store_directory), configures_later)
+    assert (told.returncode, told.stdout) == (0, "")
+    lines = told.stderr.splitlines()
+    assert lines
+    stamp = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\]"
+    line = rf"{stamp} INFO kvring: {re.escape(str(store_directory))}/first: .*"
+    assert [one for one in lines if not re.fullmatch(line, one)] == []
+
+
+@pytest.mark.parametrize(("level", "is_told"), [("WARNING", False), ("info", True), ("LOUD", True)])
+def test_the_level_of_lmcache_counts(
+    store_directory: Path, monkeypatch: pytest.MonkeyPatch, level: str, is_told: bool
+) -> None:
+    monkeypatch.setenv("LMCACHE_LOG_LEVEL", level)
+    told = run_child(open_beside_lmcache, str(store_directory), False)
+    assert told.returncode == 0
+    assert bool(told.stderr) == is_told

@@ -65,19 +65,20 @@ def test_a_use_begins_the_time_anew(
     open_client: Callable[..., Client], store_directory: Path
 ) -> None:
     client = open_client(ttl="7d", lease_s=0)
-    client.store({"loaded": CONTENT, "stored again": CONTENT, "asked for": CONTENT})
+    client.store(dict.fromkeys(["loaded", "stored again", "touched", "asked for"], CONTENT))
     client.connector.close()
     set_last_use(store_directory, 6.9 * DAY_S)
     client = open_client(ttl="7d", lease_s=0)
     assert client.load("loaded", len(CONTENT)) == CONTENT
     client.store({"stored again": CONTENT})
     assert client.stat("set_unchanged") == 1
+    assert client.connector.touch(["touched", "none"]) == [True, False]
     # To be asked for is no use.
     assert client.exists(["asked for"]) == [True]
     client.connector.close()
     client = open_client(ttl="6d 12h")
     assert client.connector.recovery["expired"] == 1
-    assert client.exists(["loaded", "stored again", "asked for"]) == [True, True, False]
+    assert client.exists(["loaded", "stored again", "touched", "asked for"]) == [True] * 3 + [False]
 
 
 def test_what_has_expired_is_held_again_once_it_is_stored_again(
