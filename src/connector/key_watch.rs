@@ -24,6 +24,8 @@ impl Connector {
             let stored = volume.index().watch_keys(&watch.events);
             watch.stored.extend(stored.into_iter().map(|chunk| (chunk, number as u32)));
         }
+        let failed = (0..self.volumes.all.len()).filter(|number| !self.volumes.is_live(*number));
+        failed.for_each(|number| self.volumes.all[number].index().note_all_gone());
         watch.stored.sort_unstable_by(|left, right| right.cmp(left));
         Ok(watch.stored.len())
     }

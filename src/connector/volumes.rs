@@ -118,6 +118,8 @@ impl Volumes {
         self.live.store(rest.0, Ordering::SeqCst);
         let failed = live.iter().filter(|number| !rest.contains(*number));
         for volume in failed.map(|number| &self.all[number]) {
+            // Somebody may have begun to watch meanwhile.
+            volume.index().note_all_gone();
             volume.index().eviction_index.lock().leave_quotas();
             log::error!(
                 "{} has failed and is out of use: {}; its keys are missed, and the other paths take new ones; repair or \

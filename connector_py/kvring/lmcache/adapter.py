@@ -1,5 +1,6 @@
 """The adapter between LMCache's L2 controllers and a kvring store."""
 
+import re
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ __all__ = ["KvringL2Adapter", "KvringL2AdapterConfig"]
 
 # Not a failure of the store: LMCache stores faster than the disk takes it.
 _QUEUE_FULL: Final = "queue full"
+
+# It fits into 64 bits.
+_CURSOR: Final = re.compile(r"[0-9]{1,19}")
 
 
 class KvringL2AdapterConfig(L2AdapterConfigBase):
@@ -64,22 +68,22 @@ class KvringL2Adapter(L2AdapterInterface):
         """
         named = config.options if isinstance(config, KvringL2AdapterConfig) else config
         self._store = Connector(**named)
+        self._loading: dict[int, list[ObjectKey]] = {}
+        self._store_error = ""
         try:
             super().__init__(max_capacity_bytes=self._store.stats()["capacity_bytes"])
             self._l1 = register_l1(self._store, l1_memory_desc)
             self._tasks = ObjectTasks(self._store, Bitmap, ObjectKey)
+            self._event_fds = self._tasks.event_fds()
+            self._books = Bookkeeping(
+                self._tasks,
+                self._notify_keys_stored,
+                self._notify_keys_accessed,
+                self._notify_keys_deleted,
+            )
         except BaseException:
             self._store.close()
             raise
-        self._event_fds = self._tasks.event_fds()
-        self._loading: dict[int, list[ObjectKey]] = {}
-        self._store_error = ""
-        self._books = Bookkeeping(
-            self._tasks,
-            self._notify_keys_stored,
-            self._notify_keys_accessed,
-            self._notify_keys_deleted,
-        )
 
     def get_store_event_fd(self) -> int:
         """Return the descriptor that is readable when a store has completed."""
@@ -177,7 +181,7 @@ class KvringL2Adapter(L2AdapterInterface):
         """
         if page_size <= 0:
             raise ValueError(f"page_size = {page_size} is not valid; it takes 1 or more")
-        if cursor is not None and not (cursor.isascii() and cursor.isdecimal()):
+        if cursor is not None and not _CURSOR.fullmatch(cursor):
             raise ValueError(f"cursor = {cursor!r} is not one that this adapter has given out")
         listed, following = self._tasks.list_keys(model_name, int(cursor or "0"), page_size)
         entries = tuple(

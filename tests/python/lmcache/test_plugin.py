@@ -240,8 +240,10 @@ def test_keys_are_listed_by_pages(driver: AdapterDriver) -> None:
     assert driver.adapter.list_l2_keys("another").entries == ()
     with pytest.raises(ValueError, match="page_size = 0"):
         driver.adapter.list_l2_keys(page_size=0)
-    with pytest.raises(ValueError, match="cursor = '-1'"):
-        driver.adapter.list_l2_keys(cursor="-1")
+    for cursor in ("-1", "", "x", "1" * 20):
+        with pytest.raises(ValueError, match=f"cursor = '{cursor}'"):
+            driver.adapter.list_l2_keys(cursor=cursor)
+    assert driver.adapter.list_l2_keys(cursor="9" * 19).entries == ()
 
 
 def test_status(driver: AdapterDriver) -> None:
