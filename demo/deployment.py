@@ -91,7 +91,11 @@ class CacheServer:
     def metric(self, name: str) -> int:
         """Return the sum of a counter over its labels, 0 before its first count."""
         pattern = re.compile(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", re.MULTILINE)
-        return round(sum(float(value) for value in pattern.findall(self._get("/metrics"))))
+        return round(sum(float(value) for value in pattern.findall(self.metrics())))
+
+    def metrics(self) -> str:
+        """Return all metrics, in the format of Prometheus."""
+        return self._get("/metrics")
 
     def wait_for_metric(self, name: str, count: int, timeout_s: float = DEADLINE_S) -> None:
         """Return when the counter ``name`` has reached ``count``.
@@ -141,7 +145,8 @@ class CacheServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=lmcache_environment(),
+                    # stop() looks for a line of this level.
+                    env=lmcache_environment() | {"LMCACHE_LOG_LEVEL": "INFO"},
                 )
             if self._wait_until_healthy(self._process):
                 return

@@ -4,7 +4,7 @@
 |---|---|
 | the command line | `__main__` |
 | the parts of a run | `sections` |
-| what they do | `transfers`, `lookups`, `deletes`, `mixed`, `failing`, `lmcache_bench` |
+| what they do | `transfers`, `lookups`, `deletes`, `mixed`, `failing`, `lmcache_bench`, `server` |
 | how much is measured | `scale` |
 | who is measured | `peers`, `fio`; driven through `clients` |
 | where: devices, memory, machine | `devices` over `block_devices`, `arena`, `machine` |

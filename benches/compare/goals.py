@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from benches.compare import growth, sections
+from benches.compare import growth, sections, server
 from benches.compare.checksum import allowed_rates
+from benches.compare.lmcache_bench import LOAD, LOOKUP, STORE
 from benches.compare.mixed import KVRING_ALONE, MIXED, P99
 from benches.compare.opening import KEY_MEMORY, OPEN, OPEN_TIME, case_of
 from benches.compare.peers import (
@@ -18,6 +19,7 @@ from benches.compare.peers import (
     KVRING,
     KVRING_OFF,
     PEERS,
+    PLUGIN,
     RAW_BLOCK,
     REGISTERED,
     REGISTERED_SIZES_BYTES,
@@ -25,6 +27,7 @@ from benches.compare.peers import (
 )
 from benches.compare.samples import (
     CPU,
+    KEY_RATE,
     RATE,
     Cell,
     Samples,
@@ -88,6 +91,7 @@ def goals(measured: Measured) -> list[Goal]:
         *_mixed(measured),
         *_opening(measured),
         *_growth(measured),
+        *_through_lmcache(measured),
     ]
 
 
@@ -195,3 +199,19 @@ def _growth(measured: Measured) -> Iterator[Goal]:
     ratio = samples.ratio(cell, growth.GROWING, growth.SETTLED, growth.P999)
     what = "p99.9 of loads while the store grows by ten data files"
     yield Goal(what, growth.SETTLED, 1.3, ratio, at_least=False)
+
+
+def _through_lmcache(measured: Measured) -> Iterator[Goal]:
+    samples = _section(measured, sections.BENCH_L2)
+    wanted = [(LOOKUP, size_bytes, KEY_RATE, 3.0) for size_bytes in (2 * MIB, 64 * KIB)]
+    wanted += [(operation, 2 * MIB, RATE, 1.0) for operation in (STORE, LOAD)]
+    for operation, size_bytes, metric, target in wanted:
+        cell = Cell(operation, size_bytes, "aligned")
+        best = samples.best(cell, (FS_NATIVE, RAW_BLOCK), metric)
+        ratio = samples.ratio(cell, PLUGIN, best, metric) if best else None
+        what = f"{operation} {size_text(size_bytes)}, lmcache bench l2, plugin"
+        yield Goal(what, best or "best peer", target, ratio)
+    for name, where in ((sections.SERVER_DISK, "disk"), (sections.SERVER_ZRAM, "zram")):
+        samples = _section(measured, name)
+        ratio = samples.ratio(server.CELL, PLUGIN, FS_NATIVE, RATE)
+        yield Goal(f"L2 to L1 of a request, lmcache server, {where}", FS_NATIVE, 1.0, ratio)

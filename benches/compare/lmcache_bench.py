@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from benches.compare.devices import EXT4_LOOP, Device
-from benches.compare.peers import FS_NATIVE, FS_NATIVE_CACHED, KVRING, RAW_BLOCK, raw_block_settings
+from benches.compare.peers import (
+    FS_NATIVE,
+    FS_NATIVE_CACHED,
+    KVRING,
+    PLUGIN,
+    RAW_BLOCK,
+    raw_block_settings,
+)
 from benches.compare.samples import KEY_RATE, RATE, Sample, size_text
 from benches.compare.scale import MIB, BenchL2Plan
 from benches.compare.session import SectionResult, Session, progress
 from benches.compare.workload import TransferError
+from demo.adapter_spec import adapter_spec
 from demo.lmcache_command import lmcache_command, lmcache_environment
 
 STORE = "store"
@@ -67,17 +75,10 @@ def _specs(
     session: Session, device: Device, plan: BenchL2Plan, result: SectionResult
 ) -> dict[str, Callable[[Path], Spec]]:
     """Return how to specify each adapter, given a directory."""
+    capacity = str(session.scale.kvring_capacity_bytes)
 
-    def kvring(directory: Path) -> Spec:
-        return {
-            "type": "native_plugin",
-            "module_path": "kvring",
-            "class_name": "Connector",
-            "adapter_params": {
-                "path": str(directory),
-                "capacity": session.scale.kvring_capacity_bytes,
-            },
-        }
+    def kvring(name: str) -> Callable[[Path], Spec]:
+        return lambda directory: adapter_spec(name, directory, capacity)
 
     def fs_native(directory: Path) -> Spec:
         return {
@@ -87,7 +88,7 @@ def _specs(
             "use_odirect": plan.align_bytes >= _ALIGNMENT_BYTES,
         }
 
-    specs: dict[str, Callable[[Path], Spec]] = {KVRING: kvring}
+    specs = {PLUGIN: kvring("plugin"), KVRING: kvring("native_plugin")}
     if plan.align_bytes < _ALIGNMENT_BYTES:
         specs[FS_NATIVE_CACHED] = fs_native
         for peer in (FS_NATIVE, RAW_BLOCK):

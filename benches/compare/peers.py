@@ -17,6 +17,8 @@ from benches.compare.tuning import tuned
 
 KVRING = "kvring"
 KVRING_OFF = "kvring, checksum off"
+PLUGIN = "kvring, plugin"
+PLUGIN_OFF = "kvring, plugin, checksum off"
 REGISTERED = "kvring, checksum off, registered memory"
 UNPRIORITISED = "kvring, unprioritised"
 FILES = "kvring, layout files"

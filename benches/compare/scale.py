@@ -110,6 +110,7 @@ class Scale:
     delete_rounds: int
     bench_l2: tuple[BenchL2Plan, ...]
     bench_l2_rounds: int
+    server_rounds: int
     file_system_size_bytes: int
     raw_device_size_bytes: int
     second_device_size_bytes: int
@@ -154,6 +155,7 @@ FULL = Scale(
         BenchL2Plan(64 * KIB, 1, 64, 4, 16),
     ),
     bench_l2_rounds=5,
+    server_rounds=5,
     file_system_size_bytes=14 * GIB,
     raw_device_size_bytes=3 * GIB,
     second_device_size_bytes=4 * GIB,
@@ -179,6 +181,7 @@ QUICK = Scale(
     delete_rounds=1,
     bench_l2=(BenchL2Plan(2 * MIB, 4096, 16, 1, 4),),
     bench_l2_rounds=1,
+    server_rounds=1,
     file_system_size_bytes=4 * GIB,
     raw_device_size_bytes=GIB,
     second_device_size_bytes=2 * GIB,

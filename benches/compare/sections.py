@@ -22,6 +22,8 @@ MIXED_ZRAM = "mixed-zram"
 GROWTH = "growth"
 OPENING = "opening"
 BENCH_L2 = "lmcache"
+SERVER_DISK = "server-disk"
+SERVER_ZRAM = "server-zram"
 SETTINGS = "settings"
 
 TITLES = {
@@ -41,6 +43,8 @@ TITLES = {
     GROWTH: "Loads while the store grows, on XFS at the speed of memory",
     OPENING: "Opening a store of many keys",
     BENCH_L2: "Through lmcache bench l2",
+    SERVER_DISK: "L2 to L1 in lmcache server, on ext4 over the disk",
+    SERVER_ZRAM: "L2 to L1 in lmcache server, on XFS at the speed of memory",
     SETTINGS: "kvring's own settings, on XFS at the speed of memory",
 }
 
@@ -61,6 +65,8 @@ _FUNCTIONS = {
     GROWTH: ("growth", "run"),
     OPENING: ("opening", "run"),
     BENCH_L2: ("lmcache_bench", "run"),
+    SERVER_DISK: ("server", "run_on_disk"),
+    SERVER_ZRAM: ("server", "run_on_zram"),
     SETTINGS: ("transfer_parts", "run_settings"),
 }
 

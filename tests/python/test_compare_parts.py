@@ -16,6 +16,7 @@ from benches.compare.neighbours import OneChunk, QueueSetting
 from benches.compare.peers import KVRING
 from benches.compare.samples import Sample, Samples
 from benches.compare.scale import MIB, growth_plan
+from benches.compare.server import mean_of
 from benches.compare.tables import section_tables
 from benches.compare.workload import TransferError, chunk_names, timed_delete, timed_get, timed_set
 from benches.contention.__main__ import parse_report
@@ -132,3 +133,16 @@ def test_locks_are_known_in_a_profile() -> None:
     assert [line.percent for line in lines] == [50.0, 30.0, 20.0]
     assert [line.is_lock for line in lines] == [True, True, False]
     assert [line.in_kernel for line in lines] == [True, False, False]
+
+
+def test_mean_of_a_histogram() -> None:
+    page = """# TYPE load_GBy histogram
+load_GBy_bucket{le="1.0"} 1.0
+load_GBy_sum{l2_name="a"} 3.0
+load_GBy_count{l2_name="a"} 2.0
+load_GBy_sum{l2_name="b"} 5.0
+load_GBy_count{l2_name="b"} 2.0
+reload_GBy_sum 100.0
+"""
+    assert mean_of(page, "load") == 2.0
+    assert mean_of(page, "store") == 0.0

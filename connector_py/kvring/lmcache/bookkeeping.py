@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -45,7 +46,7 @@ class Bookkeeping:
         self._end = threading.Event()
         self._watches = False
         self._has_recovered = False
-        self._newly_used: list[Any] = []
+        self._newly_used: deque[list[Any]] = deque()
         self._thread = threading.Thread(target=self._run, daemon=True, name="kvring-bookkeeping")
         self._thread.start()
 
@@ -120,9 +121,8 @@ class Bookkeeping:
                     self._gone(keys, sizes)
                 else:
                     self._used(keys)
-            newly_used, self._newly_used = self._newly_used, []
-            for keys in newly_used:
-                self._used(keys)
+            while self._newly_used:
+                self._used(self._newly_used.popleft())
             return bool(runs)
 
     def _seed(self, listener: Any) -> None:
