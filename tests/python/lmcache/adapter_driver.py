@@ -44,21 +44,40 @@ def random_bytes(size_bytes: int, seed: int) -> bytes:
     return bytes(numpy.random.default_rng(seed).bytes(size_bytes))
 
 
-def make_memory(size_bytes: int, align_bytes: int = 4096) -> MemoryObj:
-    """Allocate one of LMCache's memory objects, aligned as its L1 memory is by default."""
-    metadata = MemoryObjMetadata(
+def metadata_of(
+    size_bytes: int, address: int = 0, fmt: MemoryFormat = MemoryFormat.KV_2LTD
+) -> MemoryObjMetadata:
+    """Describe a memory object of bytes at an address of its arena."""
+    return MemoryObjMetadata(
         shape=torch.Size([size_bytes]),
         dtype=torch.uint8,
-        address=0,
+        address=address,
         phy_size=size_bytes,
-        fmt=MemoryFormat.KV_2LTD,
+        fmt=fmt,
         ref_count=1,
     )
-    return TensorMemoryObj(
-        raw_data=make_aligned_tensor(size_bytes, align_bytes),
-        metadata=metadata,
-        parent_allocator=None,
-    )
+
+
+def make_memory(size_bytes: int, align_bytes: int = 4096) -> MemoryObj:
+    """Allocate one of LMCache's memory objects, aligned as its L1 memory is by default."""
+    raw_data = make_aligned_tensor(size_bytes, align_bytes)
+    return TensorMemoryObj(raw_data, metadata_of(size_bytes), parent_allocator=None)
+
+
+def chunks_in(
+    arena: torch.Tensor, slot_bytes: int, chunk_bytes: int, slots: range
+) -> list[MemoryObj]:
+    """Lay chunks out in some slots of an arena.
+
+    Where chunks are shorter than their slots, every other one starts at an odd address, so that
+    kvring copies through its own blocks.
+    """
+    chunks: list[MemoryObj] = []
+    for slot in slots:
+        start = slot * slot_bytes + (slot % 2 if chunk_bytes < slot_bytes else 0)
+        raw_data = arena[start : start + chunk_bytes]
+        chunks.append(TensorMemoryObj(raw_data, metadata_of(chunk_bytes, start), None))
+    return chunks
 
 
 def filled_memory(content: bytes) -> MemoryObj:

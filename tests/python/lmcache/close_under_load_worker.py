@@ -5,43 +5,24 @@ import json
 import mmap
 import sys
 import time
+from typing import Any
 
 import torch
 
 # Run as a file of its own, this finds its neighbours by their bare names.
-from adapter_driver import AdapterDriver, make_key  # type: ignore[import-not-found]
-from lmcache.v1.memory_management import (
-    MemoryFormat,
-    MemoryObj,
-    MemoryObjMetadata,
-    TensorMemoryObj,
-)
+from adapter_driver import AdapterDriver, chunks_in, make_key  # type: ignore[import-not-found]
 
 CHUNK_BYTES = 2 << 20
 CHUNK_COUNT = 64
-# Every other chunk starts at an odd address, so that kvring's copies through its own blocks are
-# under way too.
+# Longer than a chunk, so that kvring's copies through its own blocks are under way too.
 SLOT_BYTES = CHUNK_BYTES + 4096
 LATE_TRANSFER_S = 0.5
 PROT_NONE = 0
 
 
-def chunks_in(arena: torch.Tensor, first_slot: int) -> list[MemoryObj]:
-    """Lay one run of chunks out in ``arena``, from its slot ``first_slot`` on."""
-    chunks: list[MemoryObj] = []
-    for slot in range(first_slot, first_slot + CHUNK_COUNT):
-        start = slot * SLOT_BYTES + slot % 2
-        metadata = MemoryObjMetadata(
-            shape=torch.Size([CHUNK_BYTES]),
-            dtype=torch.uint8,
-            address=start,
-            phy_size=CHUNK_BYTES,
-            fmt=MemoryFormat.KV_2LTD,
-            ref_count=1,
-        )
-        raw_data = arena[start : start + CHUNK_BYTES]
-        chunks.append(TensorMemoryObj(raw_data, metadata, parent_allocator=None))
-    return chunks
+def slots_from(arena: torch.Tensor, first: int) -> Any:
+    """Return one run of chunks."""
+    return chunks_in(arena, SLOT_BYTES, CHUNK_BYTES, range(first, first + CHUNK_COUNT))
 
 
 def main() -> None:
@@ -51,13 +32,13 @@ def main() -> None:
     arena = torch.frombuffer(memory, dtype=torch.uint8)
     arena.random_(generator=torch.Generator().manual_seed(1))
     stored_keys = [make_key(number) for number in range(CHUNK_COUNT)]
-    stored = chunks_in(arena, 0)
+    stored = slots_from(arena, 0)
     assert driver.store(stored_keys, [bytes(chunk.byte_array) for chunk in stored])
 
     adapter = driver.adapter
-    adapter.submit_load_task(stored_keys, chunks_in(arena, CHUNK_COUNT))
+    adapter.submit_load_task(stored_keys, slots_from(arena, CHUNK_COUNT))
     new_keys = [make_key(number) for number in range(CHUNK_COUNT, 2 * CHUNK_COUNT)]
-    adapter.submit_store_task(new_keys, chunks_in(arena, 2 * CHUNK_COUNT))
+    adapter.submit_store_task(new_keys, slots_from(arena, 2 * CHUNK_COUNT))
     # adapter.close() first waits for its own thread, by which time the work would be done.
     connector = adapter._client if hasattr(adapter, "_client") else adapter._store
     connector.close()
@@ -71,7 +52,7 @@ def main() -> None:
         raise OSError(ctypes.get_errno(), "mprotect")
     time.sleep(LATE_TRANSFER_S)
     driver.close()
-    print("no buffer was touched")
+    print("no memory was touched")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -255,14 +255,22 @@ def test_closing_twice_does_no_harm(any_spec: AdapterSpec) -> None:
 
 
 @pytest.mark.slow
-def test_no_buffer_is_touched_once_close_has_returned(
-    make_spec: Callable[..., AdapterSpec],
+@pytest.mark.parametrize(
+    ("name", "worker"),
+    [
+        (ADAPTER_NAME, "close_under_load_worker.py"),
+        ("plugin", "close_under_load_worker.py"),
+        ("plugin", "unmapped_worker.py"),
+    ],
+)
+def test_no_memory_is_touched_once_close_has_returned(
+    data_directory: Path, name: str, worker: str
 ) -> None:
     # LMCache frees its memory right after; a late transfer would hit unmapped pages or, worse,
     # somebody else's. That is best tried where it may crash.
-    worker = Path(__file__).with_name("close_under_load_worker.py")
+    spec = adapter_spec(name, data_directory / "store")
     finished = subprocess.run(
-        [sys.executable, str(worker), json.dumps(make_spec())],
+        [sys.executable, str(Path(__file__).with_name(worker)), json.dumps(spec)],
         env=lmcache_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -271,7 +279,7 @@ def test_no_buffer_is_touched_once_close_has_returned(
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stdout.splitlines()[-1] == "no buffer was touched"
+    assert finished.stdout.splitlines()[-1] == "no memory was touched"
 
 
 @pytest.mark.skipif(ADAPTER_NAME != "native_plugin", reason="these are options of kvring")

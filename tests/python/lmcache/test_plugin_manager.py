@@ -15,10 +15,6 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
 import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
-from lmcache.v1.distributed.storage_controllers.eviction_controller import (
-    L2AdapterEvictionState,
-    L2EvictionController,
-)
 from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.mp_observability.event_bus import get_event_bus
 
@@ -26,6 +22,7 @@ from demo.bench_client import CHUNKS_PER_REQUEST
 from demo.cache import CacheSession
 from demo.deployment import FIRST_CLIENT_BLOCKS, STORED_CHUNKS_METRIC, CacheServer
 from tests.python.lmcache.adapter_driver import AdapterDriver, make_key, random_bytes
+from tests.python.lmcache.evicting_driver import EvictingDriver
 
 pytestmark = pytest.mark.lmcache
 
@@ -113,15 +110,8 @@ def test_lmcache_evicts_the_oldest_recovered_keys_first(
         assert found == [True] * 8 + [False] * 8 + [True] * 16
 
 
-class EvictingDriver(AdapterDriver):
-    """An adapter with LMCache's eviction, whose passes the test starts."""
-
-    def __init__(self, spec: AdapterSpec) -> None:
-        """Create the adapter and its controller from one specification, as LMCache does."""
-        super().__init__(spec)
-        assert self.config.eviction_config is not None
-        self.state = L2AdapterEvictionState(0, self.adapter, self.config.eviction_config)
-        self.controller = L2EvictionController([self.state])
+class BookedDriver(EvictingDriver):
+    """The plugin adapter, with LMCache's books of it and its own."""
 
     def books(self) -> set[ObjectKey]:
         """Return the keys that LMCache takes for stored."""
@@ -140,14 +130,14 @@ class EvictingDriver(AdapterDriver):
 
 
 @pytest.fixture
-def evicting(make_spec: Callable[..., AdapterSpec]) -> Iterator[EvictingDriver]:
+def evicting(make_spec: Callable[..., AdapterSpec]) -> Iterator[BookedDriver]:
     """LMCache evicts at three quarters of what kvring holds."""
-    driver = EvictingDriver(with_eviction(make_spec("64MiB", lease_s=0, ttl=5), 0.75))
+    driver = BookedDriver(with_eviction(make_spec("64MiB", lease_s=0, ttl=5), 0.75))
     yield driver
     driver.close()
 
 
-def test_a_hundred_thousand_operations_leave_no_ghost(evicting: EvictingDriver) -> None:
+def test_a_hundred_thousand_operations_leave_no_ghost(evicting: BookedDriver) -> None:
     """Stores, lookups, loads, both evictions and expiry: LMCache's books are kvring's."""
     choose = random.Random(1)
     contents = [random_bytes(choose.choice([4096, 9000, 20_000]), seed) for seed in range(50)]
@@ -167,7 +157,7 @@ def test_a_hundred_thousand_operations_leave_no_ghost(evicting: EvictingDriver) 
                 assert one in (None, contents[number % 50])
         # Now and then LMCache comes first, and now and then kvring.
         if operations % 20_000 > 10_000 and operations % 1000 == 0:
-            evicting.controller._check_and_evict(evicting.state)
+            evicting.evict()
     stats = evicting.adapter._store.stats()
     assert hits > 500
     assert stats["evicted"] > 1000

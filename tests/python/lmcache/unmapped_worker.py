@@ -14,22 +14,16 @@ import time
 
 import torch
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
-from lmcache.v1.memory_management import (
-    MemoryFormat,
-    MemoryObj,
-    MemoryObjMetadata,
-    TensorMemoryObj,
-)
 
 from kvring.lmcache import KvringL2Adapter, KvringL2AdapterConfig
 
 # Run as a file of its own, this finds its neighbours by their bare names.
-from adapter_driver import make_key  # type: ignore[import-not-found] # isort: skip
+from adapter_driver import chunks_in, make_key  # type: ignore[import-not-found] # isort: skip
 
 ROUNDS = 50
 OPERATIONS = 2000
 BATCH_KEYS = 100
-# Every other chunk starts at an odd address, so that kvring's own copies are under way too.
+# Longer than a chunk, so that kvring's own copies are under way too.
 SLOT_BYTES = 16 << 10
 CHUNK_BYTES = SLOT_BYTES - 4096
 ARENA_BYTES = OPERATIONS * SLOT_BYTES
@@ -47,24 +41,6 @@ def map_memory(descriptor: int) -> tuple[int, torch.Tensor]:
     address = LIBC.mmap(None, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0)
     array = (ctypes.c_ubyte * ARENA_BYTES).from_address(address)
     return address, torch.frombuffer(array, dtype=torch.uint8)
-
-
-def chunks_in(arena: torch.Tensor, first_slot: int, count: int) -> list[MemoryObj]:
-    """Lay chunks out in the arena."""
-    chunks: list[MemoryObj] = []
-    for slot in range(first_slot, first_slot + count):
-        start = slot * SLOT_BYTES + slot % 2
-        metadata = MemoryObjMetadata(
-            shape=torch.Size([CHUNK_BYTES]),
-            dtype=torch.uint8,
-            address=start,
-            phy_size=CHUNK_BYTES,
-            fmt=MemoryFormat.KV_2LTD,
-            ref_count=1,
-        )
-        raw_data = arena[start : start + CHUNK_BYTES]
-        chunks.append(TensorMemoryObj(raw_data, metadata, parent_allocator=None))
-    return chunks
 
 
 def main() -> None:
@@ -85,7 +61,8 @@ def main() -> None:
         )
         for first in range(0, OPERATIONS, BATCH_KEYS):
             keys = [make_key(choose.randrange(OPERATIONS)) for _ in range(BATCH_KEYS)]
-            chunks = chunks_in(arena, first, BATCH_KEYS)
+            slots = range(first, first + BATCH_KEYS)
+            chunks = chunks_in(arena, SLOT_BYTES, CHUNK_BYTES, slots)
             submit = choose.choice([adapter.submit_load_task, adapter.submit_store_task])
             submit(keys, chunks)
         time.sleep(choose.random() * 0.01)
