@@ -21,11 +21,14 @@ export PYO3_PYTHON := $(CURDIR)/$(PY)
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(HOME)/.cargo/bin
 
+# LMCache and torch take ten seconds to import where Python may not keep what it has compiled, and tests start them by the dozen.
+export PYTHONDONTWRITEBYTECODE :=
+
 # In CI the committed Cargo.lock decides; at a desk an edit of Cargo.toml may change it.
 LOCKED := $(if $(CI),--locked)
 # The Python bindings are linked into an interpreter, not into a test program: pytest tests them.
 RUST_TESTS := cargo test --workspace --exclude kvring-python --no-fail-fast $(LOCKED)
-PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python demo benches)
+PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python demo benches examples)
 REPORTS := target/test-reports
 
 # $(1): the interpreter of a virtual environment; $(2): what is installed into it.
@@ -83,7 +86,7 @@ $(VENV)/.stamp-lmcache: requirements/lmcache.txt $(VENV)/.stamp-tools
 	$(call install,-r requirements/lmcache.txt)
 	touch $@
 
-# The next LMCache, beside the first one's dependencies, which fit it too. kvring comes by PYTHONPATH.
+# The next LMCache, beside the first one's dependencies, which fit it too. kvring comes as the wheel that users get.
 NEXT_VENV := .venv-next
 NEXT_PY := $(NEXT_VENV)/bin/python
 
@@ -92,6 +95,20 @@ $(NEXT_VENV)/.stamp: requirements/lmcache-next.txt requirements/lmcache.txt $(VE
 	$(PYTHON) -m venv $(NEXT_VENV)
 	grep -v '^lmcache==' requirements/lmcache.txt > $(NEXT_VENV)/dependencies.txt
 	$(call install_into,$(NEXT_PY),-r requirements/lmcache-next.txt -r requirements/dev.txt -r $(NEXT_VENV)/dependencies.txt)
+	touch $@
+
+$(NEXT_VENV)/.stamp-kvring: $(VENV)/.stamp-kvring $(NEXT_VENV)/.stamp $(wildcard connector_py/kvring/*.py connector_py/kvring/*/*.py connector_py/kvring/*/*/*.py)
+	@rm -rf target/wheel
+	$(VENV)/bin/maturin build --release --out target/wheel --interpreter $(PY) $(LOCKED)
+	$(call install_into,$(NEXT_PY),--no-deps --force-reinstall target/wheel/*.whl)
+	touch $@
+
+$(VENV)/.stamp-wheels: requirements/wheels.txt $(VENV)/.stamp-tools
+	@$(call install,-r requirements/wheels.txt)
+	touch $@
+
+$(VENV)/.stamp-docs: requirements/docs.txt $(VENV)/.stamp-tools
+	@$(call install,-r requirements/docs.txt)
 	touch $@
 
 $(VENV)/.stamp-bench: requirements/bench.txt $(VENV)/.stamp-lmcache
@@ -118,6 +135,29 @@ force:
 .PHONY: build
 build: $(VENV)/.stamp-kvring ## kvring's release build into .venv
 
+# Those of PATH, else of pyenv. The aarch64 wheels take `rustup target add aarch64-unknown-linux-gnu`.
+WHEEL_VERSIONS ?= 3.10 3.11 3.12 3.13
+
+.PHONY: wheels
+wheels: $(VENV)/.stamp-wheels | need-cargo ## wheels for CPython 3.10 to 3.13 and an sdist, into dist (10 minutes)
+	@rm -rf dist
+	interpreters=()
+	for version in $(WHEEL_VERSIONS); do
+		for candidate in "$$(command -v python$$version || true)" $(HOME)/.pyenv/versions/$$version.*/bin/python; do
+			if "$$candidate" -c '' 2>/dev/null; then interpreters+=(--interpreter "$$candidate"); continue 2; fi
+		done
+		echo "wheels: no python$$version: no wheel for it"
+	done
+	export KVRING_COMMIT=$$(git rev-parse HEAD 2>/dev/null || true)
+	build() { env -u PYO3_PYTHON $(VENV)/bin/maturin build --release --zig --compatibility manylinux_2_28 --out dist $(LOCKED) "$$@"; }
+	build "$${interpreters[@]}"
+	if [ -d "$$(rustc --print target-libdir --target aarch64-unknown-linux-gnu)" ]; then
+		build --target aarch64-unknown-linux-gnu $(addprefix --interpreter python,$(WHEEL_VERSIONS))
+	else
+		echo "wheels: none for aarch64: rustup target add aarch64-unknown-linux-gnu"
+	fi
+	$(VENV)/bin/maturin sdist --out dist
+
 .PHONY: lmcache
 lmcache: $(VENV)/.stamp-lmcache ## LMCache into .venv, once
 
@@ -135,7 +175,7 @@ define run_tests
 	status=0
 	$(RUST_TESTS) $(2) 2>&1 | tee $(REPORTS)/rust.log || status=1
 	$(PY) -m pytest --junitxml=$(REPORTS)/python.xml $(1) || status=1
-	$(if $(3),PYTHONPATH=connector_py $(NEXT_PY) -m pytest --junitxml=$(REPORTS)/python-next.xml $(3) || status=1)
+	$(if $(3),$(NEXT_PY) -m pytest --junitxml=$(REPORTS)/python-next.xml $(3) || status=1)
 	[ -f $(REPORTS)/python.xml ] || echo '<testsuite tests="0"/>' > $(REPORTS)/python.xml
 	read -r rust_passed rust_failed rust_skipped < <(awk '/^test result:/ { passed += $$4; failed += $$6; skipped += $$8 }
 		END { print passed + 0, failed + 0, skipped + 0 }' $(REPORTS)/rust.log)
@@ -151,11 +191,11 @@ define run_tests
 endef
 
 # What differs between versions of LMCache shows here.
-NEXT_TESTS := $(addprefix tests/python/lmcache/test_,adapter.py plugin.py plugin_manager.py server.py storage_manager.py) \
-	-k "not native_plugin and not hundred_thousand and not stop"
+NEXT_TESTS := $(addprefix tests/python/lmcache/test_,adapter.py package.py plugin.py plugin_manager.py plugin_server.py server.py storage_manager.py) \
+	-k "not native_plugin"
 
 .PHONY: test
-test: build lmcache $(NEXT_VENV)/.stamp ## all tests, with the real LMCache
+test: build lmcache $(NEXT_VENV)/.stamp-kvring ## all tests, with the real LMCache
 	@$(call run_tests,,,$(NEXT_TESTS))
 
 .PHONY: check
@@ -190,7 +230,7 @@ lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny
 		echo "lint: cargo-deny skipped, it is not installed (cargo install --locked cargo-deny)"
 	fi
 
-# For instance: make bench BENCH='--only mixed-disk', to measure one part anew
+# For instance: make bench BENCH='--only mixed-disk', to measure one part anew; the others stay as docs/benchmarks.json.gz has them
 BENCH ?=
 
 .PHONY: bench
@@ -202,8 +242,12 @@ bench-quick: build $(VENV)/.stamp-bench ## the same, much smaller: a first look
 	@$(PY) -m benches.compare --quick $(BENCH)
 
 .PHONY: bench-docs
-bench-docs: $(VENV)/.stamp-bench ## docs/benchmarks.md from what make bench has measured
+bench-docs: $(VENV)/.stamp-bench ## docs/benchmarks.md from what make bench has measured, which it keeps in docs/benchmarks.json.gz
 	@$(PY) -m benches.compare --write-docs
+
+.PHONY: docs
+docs: $(VENV)/.stamp-docs ## the documents as a book, into target/book, with every link checked
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
 
 # For instance: make eviction EVICTION='--traces DIRECTORY'
 EVICTION ?=

@@ -88,6 +88,11 @@ class CacheServer:
         rpc_url = f"tcp://127.0.0.1:{self._rpc_port}"
         return run_client(rpc_url, self._http_url, request_count, block_count)
 
+    def fetch(self, path: str) -> str:
+        """Return a page of its HTTP server, such as ``/status``."""
+        with urllib.request.urlopen(self._http_url + path, timeout=DEADLINE_S) as response:
+            return str(response.read(), "utf-8")
+
     def metric(self, name: str) -> int:
         """Return the sum of a counter over its labels, 0 before its first count."""
         pattern = re.compile(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", re.MULTILINE)
@@ -95,7 +100,7 @@ class CacheServer:
 
     def metrics(self) -> str:
         """Return all metrics, in the format of Prometheus."""
-        return self._get("/metrics")
+        return self.fetch("/metrics")
 
     def wait_for_metric(self, name: str, count: int, timeout_s: float = DEADLINE_S) -> None:
         """Return when the counter ``name`` has reached ``count``.
@@ -176,14 +181,10 @@ class CacheServer:
 
     def _answers(self) -> bool:
         try:
-            self._get("/healthcheck")
+            self.fetch("/healthcheck")
         except OSError:
             return False
         return True
-
-    def _get(self, path: str) -> str:
-        with urllib.request.urlopen(self._http_url + path, timeout=DEADLINE_S) as response:
-            return str(response.read(), "utf-8")
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:

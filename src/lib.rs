@@ -76,11 +76,13 @@ pub use connector::{Connector, Shutdown, SubmitError, format_device};
 pub use engine::{EngineError, MemoryError, MemoryHandle, Refusal};
 pub use error::{ConfigError, OpenError};
 pub use evict::NamespaceUsage;
+pub use format::header::FORMAT_VERSION;
 pub use format::record::MAX_CHUNK_BYTES;
+pub use format::superblock::DEVICE_FORMAT_VERSION;
 pub use index::{
-    Check, Damage, KeyChange, KeyEvent, KeyState, Purged, Recovery, StoredChunk, StoredChunks,
-    list_chunks,
+    Check, ChunkCondition, ChunkReader, Damage, KeyChange, KeyEvent, KeyState, Purged, Recovery,
+    StoreFacts, StoredChunk, StoredChunks, list_chunks,
 };
 pub use key::MAX_KEY_BYTES;
-pub use stats::{PathStats, Stats};
+pub use stats::{LatencyHistogram, PathStats, Stats};
 pub use store::Geometry;

@@ -45,7 +45,7 @@ impl Owner {
 
     /// Whether that process runs on this host, as far as this process can see. One that has ended and was not waited for
     /// by its parent (a zombie) does not.
-    fn is_alive_here(&self) -> bool {
+    pub(crate) fn is_alive_here(&self) -> bool {
         if self.host != Self::current().host {
             return false;
         }

@@ -67,6 +67,7 @@ counters! {
     index_full,
     evicted,
     evicted_bytes,
+    evicted_unused_ms,
     evicted_in_the_way,
     expired,
     expired_bytes,
@@ -177,6 +178,21 @@ impl PathStats {
         total.engine = engines.join("; ");
         total
     }
+}
+
+/// How long operations of a class took in a phase, since the store was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LatencyHistogram {
+    /// `get`, `set` or `delete`.
+    pub class: &'static str,
+    /// `wait` in the queue, `device`, or `total` from submit to answer.
+    pub phase: &'static str,
+    /// Upper bounds in microseconds, and how many operations took no longer.
+    pub buckets: Vec<(u64, u64)>,
+    /// Number of operations.
+    pub count: u64,
+    /// What they took together in microseconds, about.
+    pub sum_us: u64,
 }
 
 /// State of the store at one moment.

@@ -31,6 +31,8 @@ from benches.compare.workload import TransferError
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
 _RESULTS_DIRECTORY = _REPOSITORY / "benches" / "results"
 _DOCS_PAGE = _REPOSITORY / "docs" / "benchmarks.md"
+# What the page was made of: a part can be measured anew without all others.
+_PUBLISHED = _REPOSITORY / "docs" / "benchmarks.json.gz"
 _DOCS_IMAGES = _REPOSITORY / "docs" / "images"
 
 
@@ -47,7 +49,7 @@ def main() -> int:
     # So that a device is also taken down when the run is ended from outside.
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
-    document = documents.read(arguments.output)
+    document = documents.read(arguments.output, _PUBLISHED)
     if arguments.write_docs:
         return _write_docs(document, arguments.output)
     if not arguments.only:
@@ -161,6 +163,7 @@ def _write_docs(document: documents.Document, output: Path) -> int:
         )
         return 1
     write_markdown(document, _DOCS_PAGE, _DOCS_IMAGES)
+    documents.write(document, _PUBLISHED)
     print(f"Written: {_DOCS_PAGE}")
     return 0
 

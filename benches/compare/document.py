@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,19 @@ from benches.compare.session import SectionResult
 
 Document = dict[str, Any]
 
+# A file whose name ends so is packed.
+PACKED = ".gz"
 
-def read(path: Path) -> Document:
-    """Return what the file holds; an empty document where there is none."""
-    if not path.exists():
-        return {"sections": {}}
-    document: Document = json.loads(path.read_text(encoding="utf-8"))
-    return document
+
+def read(*paths: Path) -> Document:
+    """Return what the first of these files holds that is there; else an empty document."""
+    for path in paths:
+        if path.exists():
+            content = path.read_bytes()
+            is_packed = path.suffix == PACKED
+            document: Document = json.loads(gzip.decompress(content) if is_packed else content)
+            return document
+    return {"sections": {}}
 
 
 def merge(document: Document, name: str, result: SectionResult, context: dict[str, Any]) -> None:
@@ -47,7 +54,9 @@ def write(document: Document, path: Path) -> None:
     """Write the document, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    content = f"{json.dumps(document, indent=1)}\n".encode()
+    # The same document makes the same file.
+    unfinished.write_bytes(gzip.compress(content, mtime=0) if path.suffix == PACKED else content)
     unfinished.replace(path)
 
 

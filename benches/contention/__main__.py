@@ -68,7 +68,7 @@ def _bench_command(arguments: argparse.Namespace, threads: int, output: Path) ->
         *("--rw", arguments.rw, "--bs", arguments.bs, "--size", arguments.size),
         *("--numjobs", str(threads), "--iodepth", str(max(arguments.keys_in_flight // threads, 8))),
         *("--runtime", str(arguments.seconds)),
-        *("--output-format", "json", "--output", str(output)),
+        *("--json", "--output", str(output)),
     ]
 
 

@@ -10,7 +10,6 @@ from kvring import logs as logs
 from kvring._native import (
     ClosedError,
     ConfigError,
-    Connector,
     EngineError,
     FormatError,
     InUseError,
@@ -18,8 +17,10 @@ from kvring._native import (
     NotFormattedError,
     SubmitError,
     __version__,
+    build_info,
     options,
 )
+from kvring.connector import Connector
 
 __all__ = [
     "ClosedError",
@@ -32,5 +33,6 @@ __all__ = [
     "NotFormattedError",
     "SubmitError",
     "__version__",
+    "build_info",
     "options",
 ]

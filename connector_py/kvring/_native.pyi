@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, SupportsIndex, TypeAlias, final
 
-from typing_extensions import Buffer, Self
+from typing_extensions import Buffer, Self, disjoint_base
 
 __all__ = [
     "ClosedError",
@@ -23,9 +23,12 @@ __all__ = [
     "StoredChunks",
     "SubmitError",
     "__version__",
+    "build_info",
+    "check_options",
     "format_device",
     "load_options",
     "options",
+    "size_bytes",
 ]
 
 __version__: Final[str]
@@ -73,8 +76,30 @@ class SubmitError(KvRingError):
 class ClosedError(SubmitError):
     """The connector is closed."""
 
+def build_info() -> dict[str, str | int | None]:
+    """Tell what this build is.
+
+    Returns:
+        `version`, `commit` (None but in a release), `compiler`, `target`, `profile`,
+        `format_version` and `device_format_version` of the stores that it makes.
+    """
+
 def options() -> dict[str, dict[str, str | None]]:
     """Tell every option that Connector takes: name -> {unit, default, range, meaning}."""
+
+def check_options(path: _Paths, capacity: _Capacities, **options: Any) -> None:
+    """Read options as Connector does, and open nothing.
+
+    Raises:
+        ConfigError: As of Connector, but for what only the path tells.
+    """
+
+def size_bytes(text: str) -> int:
+    """Read a number of bytes, such as "500GiB", as every option that is a size does.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
 
 def format_device(
     path: str | os.PathLike[str], discard: bool, agree: Callable[[str], bool]
@@ -98,7 +123,7 @@ def format_device(
         OSError: It cannot be opened, read or written.
     """
 
-@final
+@disjoint_base
 class Connector:
     """A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
 
@@ -206,6 +231,10 @@ class Connector:
         """
 
     @property
+    def metrics_port(self) -> int | None:
+        """The option of this name; None if it is off."""
+
+    @property
     def recovery(self) -> dict[str, Any]:
         """What opening found: chunks `kept`, and how many records it threw out and why.
 
@@ -221,6 +250,17 @@ class Connector:
 
         `paths` is a list with a dict for each path; the other numbers are the sums of theirs.
         docs/operations.md tells what each name means.
+        """
+
+    def latency_histograms(
+        self,
+    ) -> list[tuple[str, str, list[tuple[int, int]], int, int]]:
+        """Tell how long operations took since the open.
+
+        Returns:
+            For "get", "set" and "delete", and their phases "wait", "device" and "total": class,
+            phase, upper bounds in microseconds with the number of operations up to each, number of
+            all operations, and about what they took together in microseconds.
         """
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -481,13 +521,18 @@ class StoredChunks:
     """
 
     def __new__(
-        cls, path: str | os.PathLike[str], index_path: str | os.PathLike[str] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        index_path: str | os.PathLike[str] | None = None,
+        *,
+        most_bytes_per_s: int | None = None,
     ) -> Self:
         """Open the index of the store at `path`.
 
         Args:
             path: Directory of the store, or block device.
             index_path: Where the index of a block device is, if not on the device.
+            most_bytes_per_s: How fast read() reads; None for no bound.
 
         Raises:
             FormatError: The store was written by a newer kvring.
@@ -503,6 +548,32 @@ class StoredChunks:
         Torn records, chunks outside their data file, pages of the index that cannot be read, an
         index that was cut short, a superblock without its copy. All of it is known at the end of
         the iteration.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """Tell what the store says of itself.
+
+        Returns:
+            `store_id` (hex), `format_version`, `created_ms` (Unix time in milliseconds), `layout`
+            (None of a block device), `shared_by` (the ids of the stores of all paths, if there are
+            several), `index_bytes`, `opened_ms` (None if that is damaged),
+            `is_closed_in_order` (False as well while it is open), `holder` (who has it open, as far
+            as can be seen from here, or None) and `holder_process_id`.
+
+        Raises:
+            OSError: The header of the index cannot be read.
+        """
+
+    def read(self, *, keep: bool) -> tuple[str, str | None, bytes | None]:
+        """Read the chunk that was listed last, past the page cache where that can be.
+
+        Returns:
+            "intact", "unchecked" (it was stored without a checksum), "damaged", "unreadable" or
+            "gone" (it was deleted or replaced meanwhile); why the disk did not return it; its bytes
+            if it is intact or unchecked and `keep` is true.
+
+        Raises:
+            ValueError: No chunk was listed.
         """
 
     def __iter__(self) -> Self: ...

@@ -16,13 +16,19 @@ use crate::status::{counters_dict, recovery_dict, stats_dict, usage_dict};
 
 type Answer = (u64, bool, String, Vec<bool>);
 
+/// Class, phase, cumulative buckets, count and sum.
+type Histogram = (&'static str, &'static str, Vec<(u64, u64)>, u64, u64);
+
 /// Keys with their states, and where to go on.
 type KeyPage = (Vec<(String, &'static str)>, Option<usize>);
 
 /// A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
-#[pyclass(module = "kvring", frozen)]
+#[pyclass(module = "kvring", frozen, subclass)]
 pub(crate) struct Connector {
     pub(crate) core: kvring::Connector,
+    /// The option of this name.
+    #[pyo3(get)]
+    metrics_port: Option<u16>,
 }
 
 #[pymethods]
@@ -37,10 +43,10 @@ impl Connector {
     ) -> PyResult<Self> {
         let config = config_from(py, path, capacity, options)?
             .map_err(|error| from_open(OpenError::Config(error)))?;
+        let metrics_port = config.metrics_port;
         let core = py.detach(|| kvring::Connector::open(config)).map_err(from_open);
         hand_over(py)?;
-        let core = core?;
-        Ok(Self { core })
+        Ok(Self { core: core?, metrics_port })
     }
 
     /// Descriptor to poll for reading: readable while completions wait.
@@ -119,6 +125,14 @@ impl Connector {
         hand_over(py)?;
         let stats = py.detach(|| self.core.stats());
         stats_dict(py, stats)
+    }
+
+    /// Latencies in buckets: class, phase, (upper bound in us, operations up to it), operations, their sum in us.
+    fn latency_histograms(&self, py: Python<'_>) -> Vec<Histogram> {
+        let all = py.detach(|| self.core.latency_histograms());
+        all.into_iter()
+            .map(|one| (one.class, one.phase, one.buckets, one.count, one.sum_us))
+            .collect()
     }
 
     /// Counters in the groups "storage", "writer" and "lookup".

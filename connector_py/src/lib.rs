@@ -17,10 +17,27 @@ mod status;
 mod tensors;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// What this binary was made of.
+#[pyfunction]
+fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let all = PyDict::new(py);
+    all.set_item("version", env!("CARGO_PKG_VERSION"))?;
+    all.set_item("commit", option_env!("KVRING_COMMIT"))?;
+    all.set_item("compiler", env!("KVRING_COMPILER"))?;
+    all.set_item("target", env!("KVRING_TARGET"))?;
+    all.set_item("profile", env!("KVRING_PROFILE"))?;
+    all.set_item("format_version", kvring::FORMAT_VERSION)?;
+    all.set_item("device_format_version", kvring::DEVICE_FORMAT_VERSION)?;
+    Ok(all)
+}
 
 /// The native module behind the package `kvring`.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::build_info;
     #[pymodule_export]
     use super::connector::Connector;
     #[pymodule_export]
@@ -39,7 +56,7 @@ mod _native {
     #[pymodule_export]
     use super::object_tasks::ObjectTasks;
     #[pymodule_export]
-    use super::options::options;
+    use super::options::{check_options, options, size_bytes};
     use super::*;
 
     #[pymodule_init]

@@ -2,27 +2,88 @@
 
 use std::path::PathBuf;
 
+use kvring::{ChunkCondition, ChunkReader};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::from_open;
 
+/// What reading a chunk showed, a reason, and its bytes.
+type Reading<'py> = (&'static str, Option<String>, Option<Bound<'py, PyBytes>>);
+
 /// The chunks that a store holds, by its index.
 #[pyclass(module = "kvring._native")]
-pub(crate) struct StoredChunks(kvring::StoredChunks);
+pub(crate) struct StoredChunks {
+    chunks: kvring::StoredChunks,
+    reader: ChunkReader,
+    /// The one that was listed last.
+    last: Option<kvring::StoredChunk>,
+}
 
 #[pymethods]
 impl StoredChunks {
     /// Open the index of the store at `path`; that of a block device may be in the directory `index_path`.
     #[new]
-    #[pyo3(signature = (path, index_path = None))]
-    fn new(path: PathBuf, index_path: Option<PathBuf>) -> PyResult<Self> {
-        kvring::list_chunks(&path, index_path.as_deref()).map(Self).map_err(from_open)
+    #[pyo3(signature = (path, index_path = None, *, most_bytes_per_s = None))]
+    fn new(
+        path: PathBuf,
+        index_path: Option<PathBuf>,
+        most_bytes_per_s: Option<u64>,
+    ) -> PyResult<Self> {
+        let chunks = kvring::list_chunks(&path, index_path.as_deref()).map_err(from_open)?;
+        Ok(Self { chunks, reader: ChunkReader::new(&path, most_bytes_per_s), last: None })
     }
 
     /// What of the store is broken, as far as it was read.
     fn damage(&self) -> Vec<String> {
-        self.0.damage().sentences()
+        self.chunks.damage().sentences()
+    }
+
+    /// What the store tells of itself, without its chunks.
+    fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let facts = self.chunks.facts().map_err(from_open)?;
+        let all = PyDict::new(py);
+        all.set_item("store_id", facts.store_id)?;
+        all.set_item("format_version", facts.format_version)?;
+        all.set_item("created_ms", facts.created_ms)?;
+        all.set_item("layout", facts.layout.map(kvring::Layout::name))?;
+        all.set_item("shared_by", facts.shared_by)?;
+        all.set_item("index_bytes", facts.index_bytes)?;
+        all.set_item("opened_ms", facts.opened_ms)?;
+        all.set_item("is_closed_in_order", facts.is_closed_in_order)?;
+        all.set_item("holder", facts.holder)?;
+        all.set_item("holder_process_id", facts.holder_process_id)?;
+        Ok(all)
+    }
+
+    /// Read the chunk that was listed last: what that showed, a reason, and its bytes if they are to be kept.
+    #[pyo3(signature = (*, keep))]
+    fn read<'py>(&mut self, py: Python<'py>, keep: bool) -> PyResult<Reading<'py>> {
+        let Self { chunks, reader, last } = self;
+        let Some(chunk) = last else {
+            return Err(PyValueError::new_err("no chunk was listed yet"));
+        };
+        let mut bytes = Vec::new();
+        let condition = py.detach(|| {
+            if keep {
+                bytes.reserve_exact(chunk.length_bytes as usize);
+            }
+            reader.read(chunks, chunk, |piece| {
+                if keep {
+                    bytes.extend_from_slice(piece);
+                }
+            })
+        });
+        let (name, reason) = match condition {
+            ChunkCondition::Read { is_checked: true } => ("intact", None),
+            ChunkCondition::Read { is_checked: false } => ("unchecked", None),
+            ChunkCondition::Damaged => ("damaged", None),
+            ChunkCondition::Unreadable(ref error) => ("unreadable", Some(error.to_string())),
+            ChunkCondition::Gone => ("gone", None),
+        };
+        let kept = keep && matches!(condition, ChunkCondition::Read { .. });
+        Ok((name, reason, kept.then(|| PyBytes::new(py, &bytes))))
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -30,10 +91,11 @@ impl StoredChunks {
     }
 
     fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(chunk) = self.0.next().transpose().map_err(from_open)? else { return Ok(None) };
+        self.last = self.chunks.next().transpose().map_err(from_open)?;
+        let Some(chunk) = &self.last else { return Ok(None) };
         let all = PyDict::new(py);
-        all.set_item("key", chunk.key)?;
-        all.set_item("namespace", chunk.namespace)?;
+        all.set_item("key", &chunk.key)?;
+        all.set_item("namespace", &chunk.namespace)?;
         all.set_item("length_bytes", chunk.length_bytes)?;
         all.set_item("created_ms", chunk.created_ms)?;
         all.set_item("last_used_ms", chunk.last_used_ms)?;

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use kvring::testing::Tuning;
-use kvring::{Config, ConfigError, OPTIONS, OptionValue};
+use kvring::{Config, ConfigError, OPTIONS, OpenError, OptionValue};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use crate::errors::{self, from_open};
 
 /// A value as the core takes it. Paths (`os.PathLike`) become strings; what no option takes becomes its own text, so that
 /// the core refuses it by name, with what the option does take.
@@ -101,6 +103,25 @@ fn tune(py: Python<'_>, tuning: &mut Tuning) -> PyResult<()> {
         }
     }
     Ok(())
+}
+
+/// Read options as Connector does, and open nothing.
+#[pyfunction]
+#[pyo3(signature = (path, capacity, **options))]
+pub(crate) fn check_options(
+    py: Python<'_>,
+    path: &Bound<'_, PyAny>,
+    capacity: &Bound<'_, PyAny>,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<()> {
+    let config = config_from(py, Some(path), Some(capacity), options)?;
+    config.map(drop).map_err(|error| from_open(OpenError::Config(error)))
+}
+
+/// Read a number of bytes as every option that is a size does.
+#[pyfunction]
+pub(crate) fn size_bytes(text: &str) -> PyResult<u64> {
+    kvring::size_bytes(text).map_err(errors::ConfigError::new_err)
 }
 
 /// Every option that Connector takes: name -> {unit, default, range, meaning}.

@@ -250,8 +250,9 @@ impl Cache {
 
     pub(super) fn evict_all(&self, victims: &[Victim]) -> bool {
         let extents = victims.iter().filter_map(|victim| self.index.evict(*victim));
-        extents.fold(false, |_, extent| {
+        extents.fold(false, |_, (extent, unused_ms)| {
             self.counters.evicted.add(1);
+            self.counters.evicted_unused_ms.add(unused_ms);
             self.counters.evicted_bytes.add(extent.size_bytes());
             self.reclaim(extent);
             true

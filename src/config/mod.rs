@@ -60,6 +60,8 @@ pub struct Config {
     /// Reactors of each path, each with a thread and an engine of its own; `None` for as many as are needed.
     pub io_threads: Option<usize>,
     pub set_queue_bytes: u64,
+    /// For whoever serves metrics: nothing here does.
+    pub metrics_port: Option<u16>,
     /// For tests and benchmarks, as all below: no options.
     #[doc(hidden)]
     pub tuning: Tuning,
@@ -114,6 +116,7 @@ impl Config {
             discard: Discard::Format,
             io_threads: None,
             set_queue_bytes: 8 << 30,
+            metrics_port: None,
             tuning: Tuning::default(),
             files: Arc::new(SystemFiles),
             clock: Clock::default(),

@@ -83,6 +83,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "threads that move the bytes of each path, each with a ring, or a pool of threads, of its own; with 'auto' there is one, and further ones while it is busy and they make it faster, up to half of the processors (two at least) and 16"),
     option!("set_queue_bytes", "bytes", set_queue_bytes, size(1 << 20, 1 << 40),
         "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again; where none is queued any batch is taken"),
+    option!("metrics_port", "", metrics_port, or_none("off", count(1, 65_535)),
+        "a port of 127.0.0.1 on which the process serves /metrics for Prometheus and /healthz; stores of a process may share one"),
 ];
 
 impl OptionSpec {

@@ -10,7 +10,7 @@ use crate::backlog::Amount;
 use crate::config::Config;
 use crate::index::Recovery;
 use crate::reactor::Latencies;
-use crate::stats::{Counters, PathStats, Stats};
+use crate::stats::{Counters, LatencyHistogram, PathStats, Stats};
 use crate::store::StoreUsage;
 
 impl Connector {
@@ -65,6 +65,16 @@ impl Connector {
             total: PathStats::of_all(&paths),
             paths,
         }
+    }
+
+    /// Latencies in buckets; none in a fork of the owner.
+    pub fn latency_histograms(&self) -> Vec<LatencyHistogram> {
+        let mut latencies = Latencies::new();
+        if self.process_id == std::process::id() {
+            let volumes = self.volumes.all.iter();
+            volumes.for_each(|volume| volume.shared.add_latencies(&mut latencies));
+        }
+        latencies.histograms()
     }
 
     fn path_stats(&self, volume: &Volume, is_live: bool, is_owner: bool) -> PathStats {

@@ -10,7 +10,8 @@ use super::record::{GENERATIONS_END, RECORD_BYTES};
 use super::{is_sealed, sealed};
 use crate::block::BLOCK_BYTES;
 
-pub(crate) const FORMAT_VERSION: u32 = 1;
+/// Version of the format of a store in a directory (docs/format.md).
+pub const FORMAT_VERSION: u32 = 1;
 pub(crate) const MAGIC: [u8; 8] = *b"KVRINGIX";
 /// Bytes before the first record, with all blocks that follow here.
 pub(crate) const HEADER_BYTES: u64 = 4096;

@@ -19,6 +19,9 @@ const MAX_DATA_FILES: u32 = 1 << 20;
 /// A file that exists for a moment while a store is opened.
 pub(crate) const PROBE_NAME: &str = "geometry-probe.kvring";
 
+/// The socket on which the owner of a store answers others: connector_py makes it.
+pub(crate) const OWNER_SOCKET_NAME: &str = "owner-socket.kvring";
+
 /// Blocks of a part of a device; most devices have one. Its blocks are counted in 32 bits: these are 8 TiB.
 pub(crate) const PART_BLOCKS: u64 = 1 << 31;
 

@@ -6,7 +6,8 @@ use super::names::StoreId;
 use super::sealed;
 use crate::block::{BLOCK_BYTES, MIB};
 
-pub(crate) const DEVICE_FORMAT_VERSION: u32 = 1;
+/// Version of the format of a store on a block device (docs/format.md).
+pub const DEVICE_FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"KVRINGDV";
 /// The first part of the device: the superblock in its first block, a copy in its last, zeros between them.
 pub(crate) const HEAD_BYTES: u64 = MIB;

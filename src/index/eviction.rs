@@ -10,6 +10,7 @@ use super::map::{Gone, Index};
 use super::shard::Shard;
 use crate::block::Extent;
 use crate::evict::{EvictionIndex, UNTIL_RELEASED_S, Victim};
+use crate::format::record::use_parts;
 use crate::key::{Digest, Hashed, Namespace};
 
 /// One part in so many of the capacity may be pinned: a quarter of it is neither pinned nor leased.
@@ -32,11 +33,14 @@ impl<G, S> Index<G, S> {
         entry_of(&mut shard, victim).is_some_and(|entry| !self.can_go(entry))
     }
 
-    /// Evicts a chunk, if it can go. Returns its extent, free now.
-    pub(crate) fn evict(&self, victim: Victim) -> Option<Extent> {
+    /// Evicts a chunk, if it can go. Returns its extent, free now, and for how many ms it was not used.
+    pub(crate) fn evict(&self, victim: Victim) -> Option<(Extent, u64)> {
         let mut shard = self.shards[victim.chunk.shard as usize].0.lock();
-        let can_go = entry_of(&mut shard, victim).is_some_and(|entry| self.can_go(entry));
-        if can_go { self.take_out(&mut shard, victim.chunk.entry, Gone::Evicted) } else { None }
+        let entry = entry_of(&mut shard, victim)?;
+        let unused_ms = self.config.clock.now_ms().saturating_sub(use_parts(entry.last_use).0);
+        let can_go = self.can_go(entry);
+        let take_out = || self.take_out(&mut shard, victim.chunk.entry, Gone::Evicted);
+        can_go.then(take_out).flatten().map(|extent| (extent, unused_ms))
     }
 
     fn can_go(&self, entry: &mut ChunkEntry) -> bool {

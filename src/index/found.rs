@@ -33,7 +33,7 @@ pub(crate) enum Sharing {
 }
 
 impl Sharing {
-    fn read(index: &IndexBytes) -> Self {
+    pub(super) fn read(index: &IndexBytes) -> Self {
         match index.read_value::<Membership>(MEMBERSHIP_OFFSET) {
             Ok(membership) if membership == Membership::zeroed() => Self::Never,
             Ok(membership) if membership.is_sensible() => Self::With(membership),

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use super::index_bytes::{IndexBytes, data_in};
 use crate::block::BLOCK_BYTES;
-use crate::checksum::crc32c;
+use crate::checksum::{PayloadChecksum, crc32c};
+use crate::config::Layout;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
@@ -46,6 +47,9 @@ pub struct StoredChunk {
     pub file: PathBuf,
     /// Where in that it starts.
     pub offset_bytes: u64,
+    pub(super) checksum: Option<PayloadChecksum>,
+    slot: u32,
+    fingerprint: u32,
 }
 
 /// Damage of a store, as far as its index and the lengths of its data files tell.
@@ -231,6 +235,26 @@ impl StoredChunks {
         &self.damage
     }
 
+    /// Whether a chunk is still where it was listed.
+    pub(super) fn has(&self, chunk: &StoredChunk) -> bool {
+        self.index
+            .record(chunk.slot)
+            .is_some_and(|record| fingerprint(&record) == chunk.fingerprint)
+    }
+
+    pub(super) fn index(&self) -> &IndexBytes {
+        &self.index
+    }
+
+    /// How chunks lie on disk; `None` of a block device.
+    pub(super) fn layout(&self) -> Option<Layout> {
+        match self.home {
+            ChunkHome::DataFiles(..) => Some(Layout::Extents),
+            ChunkHome::ChunkFiles => Some(Layout::Files),
+            ChunkHome::Device(..) => None,
+        }
+    }
+
     /// Goes on to further chunks; false at the end of the index.
     fn read_more(&mut self) -> Result<bool, OpenError> {
         self.length = self.index.length()?.unwrap_or(self.length);
@@ -241,7 +265,7 @@ impl StoredChunks {
         let (mut chunks, mut doubtful) = (Vec::new(), Vec::new());
         for (slot, record) in (first as u32..).zip(&records) {
             let is_chunk = !matches!(record.state, STATE_FREE | STATE_KEY_PART);
-            if is_chunk && !self.add(record, &mut chunks) {
+            if is_chunk && !self.add(slot, record, &mut chunks) {
                 doubtful.push((slot, fingerprint(record)));
             }
         }
@@ -259,7 +283,7 @@ impl StoredChunks {
                 index.record(slot).filter(|record| fingerprint(record) == before)
             };
             if let Some(record) = same(&self.index)
-                && !self.add(&record, &mut chunks)
+                && !self.add(slot, &record, &mut chunks)
                 && same(&self.index).is_some()
             {
                 self.damage.torn += 1;
@@ -270,8 +294,8 @@ impl StoredChunks {
     }
 
     /// Adds the chunk of a record to `chunks` if it can be where the record says; false if the record is damaged.
-    fn add(&mut self, record: &Record, chunks: &mut Vec<StoredChunk>) -> bool {
-        let Some(chunk) = self.chunk_of(record) else { return false };
+    fn add(&mut self, slot: u32, record: &Record, chunks: &mut Vec<StoredChunk>) -> bool {
+        let Some(chunk) = self.chunk_of(slot, record) else { return false };
         match self.home.contain(record) {
             true => chunks.push(chunk),
             false => self.damage.out_of_range += 1,
@@ -279,7 +303,7 @@ impl StoredChunks {
         true
     }
 
-    fn chunk_of(&self, record: &Record) -> Option<StoredChunk> {
+    fn chunk_of(&self, slot: u32, record: &Record) -> Option<StoredChunk> {
         if !record.is_sensible() {
             return None;
         }
@@ -302,6 +326,9 @@ impl StoredChunks {
             uses: record.uses(),
             file,
             offset_bytes,
+            checksum: record.chunk_checksum(),
+            slot,
+            fingerprint: fingerprint(record),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Which chunks are stored: a map in memory for lookups, and an index file of records for the next open.
 
 mod changes;
+mod chunk_reader;
 mod collisions;
 mod entries;
 mod eviction;
@@ -32,10 +33,12 @@ mod shard;
 mod sigbus;
 mod slots;
 mod space;
+mod store_facts;
 pub(crate) mod table;
 mod table_file;
 mod writing;
 
+pub use chunk_reader::{ChunkCondition, ChunkReader};
 pub(crate) use found::{FoundIndex, Sharing};
 pub(crate) use index_file::{IndexPlace, owner_in_directory, owner_on_device};
 pub use key_events::{KeyChange, KeyEvent};
@@ -46,4 +49,5 @@ pub(crate) use reader_pins::EnteredGet;
 pub use recovery_report::Recovery;
 pub use scans::{Check, KeyState, Purged};
 pub(crate) use shard::{ChunkVersion, Pin};
+pub use store_facts::StoreFacts;
 pub(crate) use writing::{EnteredSet, Resumed};

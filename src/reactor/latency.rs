@@ -5,10 +5,17 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use crate::schedule::Class;
+use crate::stats::LatencyHistogram;
 
 /// Longest time told apart; what took longer counts as this.
 const LONGEST_US: u64 = 600_000_000;
 const SIGNIFICANT_DIGITS: u8 = 2;
+
+/// Upper bounds of buckets.
+const BUCKETS_US: [u64; 17] = [
+    50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
+    1_000_000, 2_000_000, 5_000_000, 10_000_000,
+];
 
 /// In the order of [`Class`].
 const CLASSES: [&str; 3] = ["get", "delete", "set"];
@@ -72,6 +79,37 @@ impl Latencies {
         }
         all
     }
+
+    /// All of them in a few buckets. What only grows here only grows there.
+    pub(crate) fn histograms(&self) -> Vec<LatencyHistogram> {
+        let phases = CLASSES.iter().zip(&self.histograms).flat_map(|(class, phases)| {
+            PHASES.iter().zip(phases).map(|(phase, histogram)| (*class, *phase, histogram))
+        });
+        phases.map(|(class, phase, histogram)| in_buckets(class, phase, histogram)).collect()
+    }
+}
+
+fn in_buckets(
+    class: &'static str,
+    phase: &'static str,
+    histogram: &Histogram<u32>,
+) -> LatencyHistogram {
+    let (mut counts, mut sum_us) = ([0; BUCKETS_US.len()], 0);
+    for value in histogram.iter_recorded() {
+        let (us, count) = (value.value_iterated_to(), value.count_since_last_iteration());
+        sum_us += histogram.median_equivalent(us) * count;
+        let least_us = histogram.lowest_equivalent(us);
+        if let Some(bucket) = BUCKETS_US.iter().position(|bound| least_us <= *bound) {
+            counts[bucket] += count;
+        }
+    }
+    let mut up_to = 0;
+    let cumulative = |(bound, count): (u64, u64)| {
+        up_to += count;
+        (bound, up_to)
+    };
+    let buckets = BUCKETS_US.into_iter().zip(counts).map(cumulative).collect();
+    LatencyHistogram { class, phase, buckets, count: histogram.len(), sum_us }
 }
 
 fn microseconds(duration: Duration) -> u64 {
@@ -102,5 +140,16 @@ mod tests {
         assert_eq!(value("get_total_us_max"), 31);
         assert_eq!(value("set_total_us_p90"), 5);
         assert_eq!((value("set_wait_us_max"), value("delete_wait_us_p50")), (0, 0));
+        let histograms = one.histograms();
+        let of = |class: &str, phase: &str| {
+            let found = histograms.iter().find(|one| (one.class, one.phase) == (class, phase));
+            let found = found.unwrap();
+            let first = found.buckets.iter().find(|(_, count)| *count > 0).map(|(bound, _)| *bound);
+            (first, found.count, (found.sum_us + 500) / 1000)
+        };
+        assert_eq!(of("get", "wait"), (Some(10_000), 1, 10));
+        assert_eq!(of("get", "total"), (Some(50_000), 1, 31));
+        assert_eq!(of("set", "total"), (Some(5_000), 1, 5));
+        assert_eq!(of("set", "device"), (None, 0, 0));
     }
 }

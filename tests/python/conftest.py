@@ -1,11 +1,13 @@
 """What the tests of the Python connector share: stores, clients, memory and child processes."""
 
 import gc
+import http.client
 import mmap
 import os
 import random
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -411,3 +413,23 @@ def start_child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for child in children:
         child.kill()
         child.communicate()
+
+
+def fetched(port: int, path: str) -> tuple[int, str]:
+    """Return status and content of a page of the endpoint."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_DEADLINE_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        number: int = found.getsockname()[1]
+        return number

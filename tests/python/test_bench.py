@@ -34,7 +34,7 @@ def bench_json(
     capsys: pytest.CaptureFixture[str], path: Path, *arguments: str, status: int = 0
 ) -> dict[str, Any]:
     """Run the command in this process and return its document."""
-    assert bench(path, "--output-format", "json", *arguments) == status
+    assert bench(path, "--json", *arguments) == status
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert type(result) is dict
@@ -175,7 +175,7 @@ def test_the_table_has_what_is_measured(capsys: pytest.CaptureFixture[str], tmp_
 def test_output_goes_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     directory, output = tmp_path / "measured", tmp_path / "result.json"
     directory.mkdir()
-    assert bench(directory, *SMALL, "--output-format=json", "--output", str(output)) == 0
+    assert bench(directory, *SMALL, "--json", "--output", str(output)) == 0
     assert capsys.readouterr().out == ""
     assert json.loads(output.read_text(encoding="utf-8"))["load"]["keys"] == KEYS
 
@@ -209,9 +209,7 @@ def test_jobs_lengths_and_time(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 def test_every_option_is_a_flag_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["bench", "--help"])
-    assert end.value.code == 0
+    assert main(["bench", "--help"]) == 0
     text = capsys.readouterr().out
     for name in load_options():
         assert f"--{name} " in text
@@ -275,10 +273,8 @@ def test_a_missing_directory_is_not_made(
 def test_a_command_line_that_cannot_be_read(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 2
-    assert "usage: kvring" in capsys.readouterr().err
+    assert main(arguments) == 2
+    assert re.search("Usage: kvring|Error: Option", capsys.readouterr().err)
 
 
 def test_failed_sets_are_counted_and_told(
@@ -310,9 +306,13 @@ def test_an_existing_store_is_not_touched(
         Client(connector).store({"mine": chunk})
         # While it is open as well.
         bench_json(capsys, tmp_path, *SMALL)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.iterdir() if not path.is_socket()}
+
+    before = contents()
     bench_json(capsys, tmp_path, *SMALL, "--rw=randwrite")
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert contents() == before
     with kvring.Connector(tmp_path, CAPACITY_BYTES) as connector:
         assert Client(connector).load("mine", len(chunk)) == chunk
 
@@ -322,7 +322,7 @@ def test_an_existing_store_is_not_touched(
 def test_a_signal_ends_it_and_nothing_is_left(
     tmp_path: Path, number: signal.Signals, rw: str
 ) -> None:
-    process = start_bench(tmp_path, f"--rw={rw}", *SMALL, "--runtime=3600", "--output-format=json")
+    process = start_bench(tmp_path, f"--rw={rw}", *SMALL, "--runtime=3600", "--json")
     wait_for_data(tmp_path, process)
     process.send_signal(number)
     out, err = process.communicate(timeout=HANG_DEADLINE_S)

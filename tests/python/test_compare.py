@@ -350,6 +350,10 @@ def test_parts_are_merged_into_one_document_and_page(tmp_path: Path) -> None:
     document = read(path)
     assert list(document["sections"]) == [sections.DISK, sections.ZRAM, sections.BARE]
     assert samples_by_section(document)[sections.DISK].series(PUT, KVRING, RATE) == {0: 2.0}
+    packed = tmp_path / "benchmarks.json.gz"
+    write(document, packed)
+    assert read(tmp_path / "none.json", packed) == document
+    assert packed.stat().st_size < path.stat().st_size
     write_markdown(document, tmp_path / "benchmarks.md", tmp_path / "images")
     page = (tmp_path / "benchmarks.md").read_text()
     assert "| put 1 MiB | 2.00 |" in page

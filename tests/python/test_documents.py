@@ -174,3 +174,11 @@ def headings(page: Path) -> set[str]:
     """Return the names by which links lead to the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_book_and_in_the_readme() -> None:
+    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")}
+    book = set(re.findall(r"[\w-]+\.md", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert book == pages
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert {page for page in pages if f"docs/{page}" not in readme} == {"index.md"}

@@ -117,6 +117,11 @@ def overwrite(path: str, index_path: str) -> None:
     keys = [make_key(number) for number in range(DEVICE_CHUNKS)]
     for number, key in enumerate(keys):
         client.store({key: pattern(MIB, number)})
+    # Room is made ahead, by a thread of its own.
+    before = -1
+    while (evicted := client.stat("evicted")) != before:
+        before = evicted
+        time.sleep(1)
     held = [number for number, is_held in enumerate(client.exists(keys)) if is_held]
     print("ready", flush=True)
     sys.stdin.readline()

@@ -1,5 +1,6 @@
 """A store on several paths: options, what is told of each, and a disk that dies under load."""
 
+import json
 import os
 import random
 import subprocess
@@ -20,6 +21,7 @@ from tests.python.conftest import (
     MIB,
     Client,
     bare_loop_device,
+    fetched,
     make_key,
     make_memory,
     pattern,
@@ -241,7 +243,7 @@ def test_a_disk_that_dies_under_load_is_left_out(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("loop_disks", ["directories"], indirect=True)
-def test_a_disk_that_is_dead_at_open_is_left_out(loop_disks: Disks) -> None:
+def test_a_disk_that_is_dead_at_open_is_left_out(loop_disks: Disks, port: int) -> None:
     chunks = {make_key(number): pattern(CHUNK_BYTES, number) for number in range(100)}
     with opened(loop_disks.paths) as client:
         client.store(chunks)
@@ -249,10 +251,12 @@ def test_a_disk_that_is_dead_at_open_is_left_out(loop_disks: Disks) -> None:
     mount_point = Path(loop_disks.paths[1]).parents[1]
     remount(mount_point, "ro")
     try:
-        with opened(loop_disks.paths) as client:
+        with opened(loop_disks.paths, metrics_port=port) as client:
             first, second = client.connector.stats()["paths"]
             assert first["in_use"]
             assert not second["in_use"]
+            status, text = fetched(port, "/healthz")
+            assert (status, json.loads(text)["healthy"]) == (503, False)
             assert "Read-only" in second["reason"]
             assert client.exists(list(chunks)).count(True) == of_first
             # The last bytes that are stored count, wherever they are.

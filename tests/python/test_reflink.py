@@ -91,7 +91,8 @@ def copy_of(disk: Path, *options: str) -> Path:
 
 def digests(directory: Path) -> dict[str, bytes]:
     """Return what its files hold, by name."""
-    return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in directory.iterdir()}
+    files = (path for path in directory.iterdir() if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in files}
 
 
 def take_all_but(filler: Filler, disk: Path, left_bytes: int) -> None:

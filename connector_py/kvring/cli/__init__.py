@@ -1,14 +1,81 @@
 """The command `kvring`."""
 
-import argparse
+import os
+import sys
 from collections.abc import Sequence
+from typing import Any
 
-from kvring import __version__
-from kvring.cli import bench, formatting, listing
+import click
+
+from kvring import KvRingError, __version__
+from kvring.cli.bench import bench
+from kvring.cli.config import config
+from kvring.cli.doctor import doctor
+from kvring.cli.exporting import export_command
+from kvring.cli.filling import adopt, import_command
+from kvring.cli.formatting import format_command
+from kvring.cli.info import info, usage
+from kvring.cli.listing import ls
+from kvring.cli.purge import purge
+from kvring.cli.resizing import resize
+from kvring.cli.sizing import size
+from kvring.cli.top import stats, top
+from kvring.cli.verify import verify
 
 __all__ = ["main"]
 
 _INTERRUPTED = 130
+
+_EPILOG = """
+Exit status of every command: 0 if all is well, 1 if something is broken or cannot be done, 2 for
+wrong arguments, 128 and the number of the signal that ended it early.
+
+Shell completion: eval "$(_KVRING_COMPLETE=bash_source kvring)" in ~/.bashrc; zsh_source and
+fish_source likewise.
+"""
+
+
+class _Commands(click.Group):
+    """Commands that end well when whoever reads their output has enough."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            status = super().invoke(context)
+            sys.stdout.flush()
+            return status
+        except BrokenPipeError:
+            # What is still buffered must not be written either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG
+)
+@click.version_option(__version__, message="kvring %(version)s")
+def kvring() -> None:
+    """A local-NVMe tier for LMCache."""
+
+
+for _command in (
+    adopt,
+    bench,
+    config,
+    doctor,
+    export_command,
+    format_command,
+    import_command,
+    info,
+    ls,
+    purge,
+    resize,
+    size,
+    stats,
+    top,
+    usage,
+    verify,
+):
+    kvring.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,18 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 if all went well, 1 for errors, 2 for wrong arguments, 128 and the
         number of the signal that ended it early.
     """
-    parser = argparse.ArgumentParser(
-        prog="kvring", description="A local-NVMe tier for LMCache.", allow_abbrev=False
-    )
-    parser.add_argument("--version", action="version", version=f"kvring {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    bench.add_parser(commands)
-    formatting.add_parser(commands)
-    listing.add_parser(commands)
-    parsed = parser.parse_args(arguments)
     try:
-        status = parsed.run(parsed)
-    except KeyboardInterrupt:
+        status = kvring.main(arguments, prog_name="kvring", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
-    assert isinstance(status, int)
-    return status
+    except (KvRingError, OSError) as error:
+        # What no command has better words for: a full disk below its output, a made-up archive.
+        click.echo(f"kvring: {error}", err=True)
+        return 1
+    return int(status or 0)

@@ -1,18 +1,20 @@
 """`kvring bench`: measure what a disk gives to kvring, the way fio measures a device."""
 
-import argparse
 import shutil
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from kvring import ConfigError, KvRingError, options
 from kvring._native import LoadPlan, LoadRun, load_options
 from kvring.cli.bench_report import document, print_json, print_table
+from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.interruption import interruption
 from kvring.cli.machine import machine_facts
 from kvring.cli.places import PlaceError, own_places, size_bytes
@@ -24,10 +26,12 @@ _PHASES = {"fill": "filling", "measure": "measuring", "check": "verifying", "end
 _STORE_FLAGS = ("capacity", "engine", "layout", "checksum", "durability")
 
 _DESCRIPTION = """
-Measures what a disk gives to kvring, the way fio measures a device. It works on a store of its own
-in a new directory below --path, and removes that at the end, also after a failure or Ctrl-C; what a
-killed run left below --path is removed by the next one. Stores that are there already are not
-touched. A block device is formatted and erased, which takes --erase-devices.
+Measure what a disk gives to kvring, the way fio measures a device.
+
+It works on a store of its own in a new directory below --path, and removes that at the end, also
+after a failure or Ctrl-C; what a killed run left below --path is removed by the next one. Stores
+that are there already are not touched. A block device is formatted and erased, which takes
+--erase-devices.
 """
 
 _EPILOG = """
@@ -42,87 +46,96 @@ class UsageError(Exception):
     """The command line asks for something that cannot be; the message tells the way out."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command to what `ArgumentParser.add_subparsers` returned."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure throughput and latency, like fio",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
-    )
-    load = parser.add_argument_group("load")
-    for name, option in load_options().items():
+class _Bench(click.Command):
+    """Its help has three parts."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        parts: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is not None:
+                name = parameter.name or ""
+                is_load, is_output = name in load_options(), name in ("as_json", "output", "help")
+                parts["Load" if is_load else "Output" if is_output else "Store"].append(record)
+        for title, records in parts.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _help(option: dict[str, Any]) -> str:
+    default = "" if option["default"] in (None, "0", "off") else f" (default: {option['default']})"
+    return f"{option['meaning']}; {option['range']}{default}"
+
+
+def _with_options(command: Any) -> Any:
+    for name in reversed(_STORE_FLAGS):
+        more = "; by default as much as the load needs, all of a block device"
+        text = _help(options()[name]) + (more if name == "capacity" else "")
+        command = click.option(f"--{name}", metavar=name.upper(), help=text)(command)
+    for name, option in reversed(load_options().items()):
         is_switch = option["range"] == "'on' or 'off'"
-        load.add_argument(
+        # `--verify` alone means on.
+        switch: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if is_switch else {}
+        command = click.option(
             f"--{name}",
-            # `--verify` alone means on.
-            **({"nargs": "?", "const": "on"} if is_switch else {}),
+            name,
+            **switch,
             metavar=(option["unit"] or name).upper(),
             help=_help(option),
-        )
-    store = parser.add_argument_group("store")
-    store.add_argument(
-        "--path",
-        required=True,
-        action="append",
-        metavar="PATH",
-        help="existing directory, or block device, to measure; may be repeated: keys are spread",
-    )
-    store.add_argument(
-        "--erase-devices",
-        action="store_true",
-        help="consent to format each block device of --path, and to erase it at the end",
-    )
-    for name in _STORE_FLAGS:
-        option_help = _help(options()[name])
-        if name == "capacity":
-            option_help += "; by default as much as the load needs, all of a block device"
-        store.add_argument(f"--{name}", metavar=name.upper(), help=option_help)
-    others = ", ".join(name for name in options() if name not in (*_STORE_FLAGS, "path"))
-    store.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help=f"another option of the store, may be repeated: {others}",
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--output-format",
-        choices=("table", "json"),
-        default="table",
-        help="a table to read or a document to process (default: table)",
-    )
-    output.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write it there, replacing what is there (default: standard output)",
-    )
-    parser.set_defaults(run=run)
+        )(command)
+    return command
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure what the arguments ask for, and print it.
-
-    Returns:
-        The exit status.
-    """
+@click.command(
+    "bench",
+    cls=_Bench,
+    help=_DESCRIPTION,
+    epilog=_EPILOG,
+    short_help="Measure throughput and latency, like fio.",
+)
+@_with_options
+@click.option(
+    "--path",
+    "paths",
+    required=True,
+    multiple=True,
+    metavar="PATH",
+    help="Existing directory, or block device, to measure; may be repeated: keys are spread.",
+)
+@click.option(
+    "--erase-devices",
+    is_flag=True,
+    help="Consent to format each block device of --path, and to erase it at the end.",
+)
+@click.option(
+    "--option",
+    "others",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another option of the store, may be repeated: "
+    + ", ".join(name for name in options() if name not in (*_STORE_FLAGS, "path")),
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a document to process, not a table.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write it there, replacing what is there (default: standard output).",
+)
+def bench(**arguments: Any) -> int:
+    """Measure what the arguments ask for, and print it."""
     try:
-        return _measure(arguments)
+        return _measure(SimpleNamespace(**arguments))
     except (UsageError, PlaceError, ConfigError) as error:
-        print(f"kvring bench: {error}", file=sys.stderr)
-        return 2
+        raise WrongArguments(str(error)) from error
     except (KvRingError, OSError) as error:
-        print(f"kvring bench: {error}", file=sys.stderr)
-        return 1
+        raise Failure(str(error)) from error
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: SimpleNamespace) -> int:
     plan = _plan(arguments)
     store_options = _store_options(arguments)
-    paths = [_place(text, arguments) for text in arguments.path]
+    paths = [_place(text, arguments) for text in arguments.paths]
     _check_output(arguments.output)
     capacity = store_options.setdefault("capacity", _capacities(paths, plan))
     _check_free_space(paths, plan)
@@ -136,7 +149,7 @@ def _measure(arguments: argparse.Namespace) -> int:
             report = load.report()
         shown = str(paths[0]) if len(paths) == 1 else [str(path) for path in paths]
         result = document(plan, {"path": shown, **store_options}, machine, report)
-        _print(result, arguments.output_format, arguments.output)
+        _print(result, arguments.output, as_json=arguments.as_json)
     if asked.signal is not None:
         return 128 + asked.signal
     return 1 if report["has_errors"] else 0
@@ -146,23 +159,18 @@ def _tell(sentence: str) -> None:
     print(f"kvring bench: {sentence}", file=sys.stderr)
 
 
-def _help(option: dict[str, Any]) -> str:
-    default = "" if option["default"] in (None, "0", "off") else f" (default: {option['default']})"
-    return f"{option['meaning']}; {option['range']}{default}".replace("%", "%%")
-
-
-def _plan(arguments: argparse.Namespace) -> LoadPlan:
+def _plan(arguments: SimpleNamespace) -> LoadPlan:
     values = {name: getattr(arguments, name) for name in load_options()}
     return LoadPlan(**{name: value for name, value in values.items() if value is not None})
 
 
-def _store_options(arguments: argparse.Namespace) -> dict[str, Any]:
+def _store_options(arguments: SimpleNamespace) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: getattr(arguments, name)
         for name in _STORE_FLAGS
         if getattr(arguments, name) is not None
     }
-    for text in arguments.option:
+    for text in arguments.others:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--option {text!r} has no '='; write --option NAME=VALUE")
@@ -172,7 +180,7 @@ def _store_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def _place(text: str, arguments: argparse.Namespace) -> Path:
+def _place(text: str, arguments: SimpleNamespace) -> Path:
     path = Path(text)
     if path.is_block_device():
         if not arguments.erase_devices:
@@ -180,7 +188,7 @@ def _place(text: str, arguments: argparse.Namespace) -> Path:
                 f"--path {text!r} is a block device: it would be formatted, and erased at the end. "
                 f"If what is on it may go, say --erase-devices; else name a directory"
             )
-        if any(option.startswith("index_path=") for option in arguments.option):
+        if any(option.startswith("index_path=") for option in arguments.others):
             raise UsageError("--option index_path: the index of a run lies on its device; leave it")
         _tell(f"{text} is formatted now, and erased at the end, as --erase-devices says")
         return path
@@ -251,8 +259,8 @@ def _follow(load: LoadRun) -> None:
             )
 
 
-def _print(result: dict[str, Any], output_format: str, output: Path | None) -> None:
-    show = print_json if output_format == "json" else print_table
+def _print(result: dict[str, Any], output: Path | None, *, as_json: bool) -> None:
+    show = print_json if as_json else print_table
     if output is None:
         show(result, sys.stdout)
         return

@@ -2,7 +2,20 @@
 
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
+
+__all__ = ["Mount", "file_system", "machine_facts", "mount_of"]
+
+
+@dataclass(frozen=True)
+class Mount:
+    """What is mounted where a path is."""
+
+    mount_point: Path
+    file_system: str
+    source: str
+    options: frozenset[str]
 
 
 def machine_facts(paths: list[Path]) -> dict[str, str | int | float]:
@@ -22,15 +35,24 @@ def file_system(path: Path) -> str:
     """Return the type of the file system that holds `path`, "none" for a device, or "unknown"."""
     if path.is_block_device():
         return "none"
+    mount = mount_of(path)
+    return mount.file_system if mount is not None else "unknown"
+
+
+def mount_of(path: Path) -> Mount | None:
+    """Return what is mounted where `path` is (proc_pid_mountinfo(5)); None if that is not told."""
     resolved = path.resolve()
-    found, found_depth = "unknown", -1
+    found: Mount | None = None
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         fields, _, rest = line.partition(" - ")
-        mount_point = Path(_unescape(fields.split()[4]))
-        depth = len(mount_point.parts)
+        mount_point, options = _unescape(fields.split()[4]), fields.split()[5]
+        file_system_type, source, more = (rest.split(" ", 2) + [""] * 3)[:3]
+        depth = len(Path(mount_point).parts)
         # Of two mounts on one another the later counts.
-        if depth >= found_depth and resolved.is_relative_to(mount_point):
-            found, found_depth = rest.split()[0], depth
+        is_deeper = found is None or depth >= len(found.mount_point.parts)
+        if is_deeper and resolved.is_relative_to(mount_point):
+            all_options = frozenset([*options.split(","), *more.strip().split(",")])
+            found = Mount(Path(mount_point), file_system_type, _unescape(source), all_options)
     return found
 
 

@@ -67,17 +67,22 @@ def own_places(paths: list[Path], tell: _Tell) -> Iterator[list[Path]]:
                 places.append(stack.enter_context(_own_device(path, tell)))
             else:
                 _remove_left_overs(path, tell)
-                places.append(stack.enter_context(_own_directory(path)))
+                places.append(stack.enter_context(own_directory(path)))
         yield places
 
 
 @contextmanager
-def _own_directory(parent: Path) -> Iterator[Path]:
+def own_directory(parent: Path) -> Iterator[Path]:
+    """Make a directory for this process alone below another one, and remove it at the end.
+
+    Raises:
+        PlaceError: It cannot be made.
+    """
     try:
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     except OSError as error:
         raise PlaceError(
-            f"--path {str(parent)!r}: cannot make a directory in it: {error.strerror}; name another"
+            f"cannot make a directory in {str(parent)!r}: {error.strerror}; name another"
         ) from error
     try:
         with (directory / _MARKER).open("x", encoding="utf-8") as marker:

@@ -8,6 +8,21 @@ LMCache loads it by name::
 docs/lmcache.md compares it with the type `native_plugin`. A store is read by either.
 """
 
-from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
+except ImportError as error:
+    if not (error.name or "").startswith("lmcache"):
+        raise
+    try:
+        found = f"LMCache {version('lmcache')} is installed"
+    except PackageNotFoundError:
+        found = "LMCache is not installed"
+    message = (
+        f"kvring.lmcache needs LMCache 0.5.6 or newer, and {found}; an older one takes kvring as "
+        f"native_plugin, with module_path kvring and class_name Connector ({error})"
+    )
+    raise ImportError(message) from error
 
 __all__ = ["KvringL2Adapter", "KvringL2AdapterConfig"]

@@ -10,7 +10,8 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
-from kvring._native import ClosedError, Connector, ObjectTasks, options
+from kvring._native import ClosedError, ObjectTasks, options
+from kvring.connector import Connector
 from kvring.lmcache.bookkeeping import Bookkeeping
 from kvring.lmcache.fixed_buffers import register_l1
 from kvring.lmcache.status import report

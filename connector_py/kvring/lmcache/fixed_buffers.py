@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvring._native import Connector, KvRingError, RegisteredMemory
+from kvring._native import KvRingError, RegisteredMemory
+from kvring.connector import Connector
 
 __all__ = ["register_l1"]
 

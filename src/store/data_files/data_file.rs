@@ -15,7 +15,9 @@ use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
-use crate::format::names::{CHUNKS_NAME, INDEX_NAME, PROBE_NAME, data_file_number};
+use crate::format::names::{
+    CHUNKS_NAME, INDEX_NAME, OWNER_SOCKET_NAME, PROBE_NAME, data_file_number,
+};
 use crate::lock::lock_for;
 use crate::store::Geometry;
 use crate::store::device::BlockDevice;
@@ -93,7 +95,8 @@ pub(crate) fn list_data_files(directory: &Directory) -> io::Result<Vec<u32>> {
 
 /// Whether a name in the store's directory is one that stores give out.
 fn is_own_name(name: &str) -> bool {
-    [INDEX_NAME, CHUNKS_NAME, PROBE_NAME].contains(&name) || data_file_number(name).is_some()
+    [INDEX_NAME, CHUNKS_NAME, PROBE_NAME, OWNER_SOCKET_NAME].contains(&name)
+        || data_file_number(name).is_some()
 }
 
 /// Takes the permissions of others from the directory of a store, if it is the store's alone.

@@ -16,10 +16,14 @@ from tests.python.conftest import disk_bytes, most_disk_bytes
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
+from lmcache.v1.distributed.storage_controllers.eviction_controller import (
+    L2AdapterEvictionState,
+    L2EvictionController,
+)
+
 from tests.python.lmcache import eviction_worker
-from tests.python.lmcache.adapter_driver import make_key, random_bytes
+from tests.python.lmcache.adapter_driver import AdapterDriver, make_key, random_bytes
 from tests.python.lmcache.conftest import ADAPTER_NAME
-from tests.python.lmcache.evicting_driver import EvictingDriver
 
 pytestmark = [
     pytest.mark.lmcache,
@@ -45,8 +49,19 @@ def with_l2_eviction(spec: AdapterSpec, max_capacity_gb: float) -> AdapterSpec:
     return {**spec, "max_capacity_gb": max_capacity_gb, "eviction": eviction}
 
 
-class NativeDriver(EvictingDriver):
-    """The native_plugin adapter, with what its tests ask of it."""
+class EvictingDriver(AdapterDriver):
+    """An adapter and its controller from one specification, as LMCache makes them."""
+
+    def __init__(self, spec: AdapterSpec) -> None:
+        """Create both."""
+        super().__init__(spec)
+        assert self.config.eviction_config is not None
+        self.state = L2AdapterEvictionState(0, self.adapter, self.config.eviction_config)
+        self.controller = L2EvictionController([self.state])
+
+    def evict(self) -> None:
+        """Let LMCache look once, as it does every second."""
+        self.controller._check_and_evict(self.state)
 
     def usage(self) -> float:
         """Return LMCache's account of how full the adapter is."""
@@ -65,14 +80,14 @@ class NativeDriver(EvictingDriver):
 
 
 @pytest.fixture
-def driver(make_spec: Callable[..., AdapterSpec]) -> Iterator[NativeDriver]:
+def driver(make_spec: Callable[..., AdapterSpec]) -> Iterator[EvictingDriver]:
     """LMCache counts up to 128 MiB, kvring holds half of that."""
-    driver = NativeDriver(with_l2_eviction(make_spec(str(KVRING_BYTES), lease_s=0), 0.125))
+    driver = EvictingDriver(with_l2_eviction(make_spec(str(KVRING_BYTES), lease_s=0), 0.125))
     yield driver
     driver.close()
 
 
-def test_deletes_of_what_kvring_has_evicted_bring_the_account_down(driver: NativeDriver) -> None:
+def test_deletes_of_what_kvring_has_evicted_bring_the_account_down(driver: EvictingDriver) -> None:
     chunk_bytes = 256 << 10
     keys = [make_key(number) for number in range(480)]
     content = random_bytes(chunk_bytes, 1)
@@ -96,7 +111,7 @@ def test_deletes_of_what_kvring_has_evicted_bring_the_account_down(driver: Nativ
     assert len(driver.listener.deleted) == deleted
 
 
-def test_a_hundred_thousand_operations(driver: NativeDriver, data_directory: Path) -> None:
+def test_a_hundred_thousand_operations(driver: EvictingDriver, data_directory: Path) -> None:
     """Stores, lookups, loads and LMCache's deletes: no livelock, and nothing grows."""
     choose = random.Random(1)
     contents = [random_bytes(choose.choice([4096, 9000, 20_000]), seed) for seed in range(50)]

@@ -1,0 +1,133 @@
+"""How a server runs as a service: systemd, Docker, Kubernetes."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+__all__ = ["docker_command", "kubernetes_manifest", "seccomp_profile", "systemd_unit"]
+
+_PROFILE_NAME = "kvring-seccomp.json"
+_IMAGE = "lmcache-with-kvring"
+_MOST_FILES = 1048576
+
+# What needs a capability that containers do not have, changes the machine, or has been a way out of
+# containers: https://docs.docker.com/engine/security/seccomp/ gives the reason for each.
+_DENIED = """
+acct add_key bpf clock_adjtime clock_settime create_module delete_module finit_module
+get_kernel_syms init_module ioperm iopl kexec_file_load kexec_load keyctl lookup_dcookie mount
+move_mount nfsservctl open_by_handle_at open_tree perf_event_open personality pivot_root
+query_module quotactl reboot request_key setns settimeofday stime swapoff swapon sysfs umount
+umount2 unshare uselib userfaultfd ustat vm86 vm86old
+""".split()  # noqa: SIM905
+_NOT_IMPLEMENTED = 38
+
+
+def systemd_unit(path: Path, command: list[str]) -> str:
+    """Return a unit that runs a server.
+
+    Args:
+        path: Of the store.
+        command: Starts the server.
+    """
+    program, *arguments = command
+    # It has no PATH of an environment.
+    program = shutil.which(program) or f"/path/to/{program}"
+    # systemd.service(5): quotes as in a shell, but % and $ have a meaning.
+    quoted = shlex.join([program, *arguments]).replace("%", "%%").replace("$", "$$")
+    return f"""# /etc/systemd/system/lmcache.service
+[Unit]
+Description=LMCache server with kvring
+RequiresMountsFor={path}
+
+[Service]
+User=lmcache
+ExecStart={quoted}
+LimitMEMLOCK=infinity
+LimitNOFILE={_MOST_FILES}
+Restart=on-failure
+TimeoutStopSec=60
+
+[Install]
+WantedBy=multi-user.target"""
+
+
+def docker_command(path: Path, command: list[str]) -> str:
+    """Return a command that runs a server in a container.
+
+    Args:
+        path: Of the store.
+        command: Starts the server.
+    """
+    place = (
+        f"--device {shlex.quote(str(path))}"
+        if path.is_block_device()
+        else f"--volume {shlex.quote(f'{path}:{path}')}"
+    )
+    return f"""kvring config --seccomp > {_PROFILE_NAME}
+docker run --detach --name lmcache --gpus all --network host --ipc host \\
+  --security-opt seccomp={_PROFILE_NAME} --ulimit memlock=-1 --ulimit nofile={_MOST_FILES} \\
+  {place} --stop-timeout 60 {_IMAGE} \\
+  {shlex.join(command)}"""
+
+
+def kubernetes_manifest(path: Path, command: list[str]) -> str:
+    """Return a manifest that runs a server on each node that is labelled for it.
+
+    Args:
+        path: Of the store, on the node.
+        command: Starts the server.
+    """
+    volume = "BlockDevice" if path.is_block_device() else "DirectoryOrCreate"
+    mount = "volumeDevices" if path.is_block_device() else "volumeMounts"
+    where = "devicePath" if path.is_block_device() else "mountPath"
+    # A string of JSON is one of YAML.
+    arguments = "\n".join(f"            - {json.dumps(word)}" for word in command)
+    return f"""# On each node: kvring config --seccomp > /var/lib/kubelet/seccomp/{_PROFILE_NAME}
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: lmcache
+spec:
+  selector:
+    matchLabels: {{app: lmcache}}
+  template:
+    metadata:
+      labels: {{app: lmcache}}
+    spec:
+      nodeSelector: {{lmcache: "true"}}
+      hostNetwork: true
+      hostIPC: true
+      terminationGracePeriodSeconds: 60
+      securityContext:
+        seccompProfile: {{type: Localhost, localhostProfile: {_PROFILE_NAME}}}
+      containers:
+        - name: lmcache
+          image: {_IMAGE}
+          # Registered memory counts against the limit on locked memory.
+          securityContext:
+            capabilities: {{add: [IPC_LOCK]}}
+          command:
+{arguments}
+          {mount}:
+            - {{name: store, {where}: {json.dumps(str(path))}}}
+      volumes:
+        - name: store
+          hostPath: {{path: {json.dumps(str(path))}, type: {volume}}}"""
+
+
+def seccomp_profile() -> dict[str, Any]:
+    """Return a profile that allows io_uring, and denies what Docker's own one denies."""
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [
+            {
+                "names": _DENIED,
+                "action": "SCMP_ACT_ERRNO",
+                "errnoRet": 1,
+            },
+            # C libraries then take clone, whose flags a filter can see.
+            {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _NOT_IMPLEMENTED},
+        ],
+    }

@@ -1,0 +1,72 @@
+"""`kvring doctor`: whether kvring works here, how well, and what to do about the rest."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from kvring import ConfigError
+from kvring._native import size_bytes
+from kvring.cli.doctor.drive import drives_below, look_at_drive
+from kvring.cli.doctor.findings import Finding, Level
+from kvring.cli.doctor.place import existing_part, look_at_path, try_a_store
+from kvring.cli.doctor.software import look_at_software
+from kvring.cli.doctor.system import look_at_limits, look_at_memory
+from kvring.cli.failure import WrongArguments
+from kvring.cli.output import console, print_json, table
+
+__all__ = ["doctor"]
+
+_EPILOG = """
+Exit status: 0 if nothing is to be done, 3 for warnings (kvring works, but worse than it could), 1
+for errors (it does not work, or not for long), 2 for wrong arguments.
+"""
+
+_STATUSES = {Level.OK: 0, Level.NOTE: 0, Level.WARNING: 3, Level.ERROR: 1}
+_STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+
+
+@click.command(epilog=_EPILOG, short_help="Find out whether kvring works here, and how well.")
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.option("--capacity", metavar="SIZE", help="What the store is to take, such as 500GiB.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of all findings.")
+def doctor(path: Path | None, capacity: str | None, as_json: bool) -> int:
+    """Look at the kernel, at limits, and at what a store at PATH would lie on.
+
+    Run it as the server runs: as its user, in its container, with its limits. A small store is made
+    in a new directory below PATH, and removed. A store that is there is not touched. Without PATH
+    only the machine is looked at.
+    """
+    findings = _findings(path, _capacity_bytes(capacity))
+    if as_json:
+        print_json([{**asdict(one), "level": one.level.name.lower()} for one in findings])
+    else:
+        _print(findings)
+    return _STATUSES[max(one.level for one in findings)]
+
+
+def _findings(path: Path | None, capacity_bytes: int | None) -> list[Finding]:
+    findings = [*look_at_software(), *look_at_limits(), *look_at_memory()]
+    if path is not None:
+        findings += look_at_path(path, capacity_bytes)
+        for drive in drives_below(existing_part(path)):
+            findings += look_at_drive(drive)
+        if not any(one.level == Level.ERROR for one in findings):
+            findings += try_a_store(path)
+    return findings
+
+
+def _capacity_bytes(capacity: str | None) -> int | None:
+    try:
+        return None if capacity is None else size_bytes(capacity)
+    except ConfigError as error:
+        raise WrongArguments(f"--capacity: {error}") from error
+
+
+def _print(findings: list[Finding]) -> None:
+    shown = table("", "check", "found", "do")
+    for one in findings:
+        level = Text(one.level.name.lower(), style=_STYLES[one.level])
+        shown.add_row(level, one.check, one.what, one.remedy)
+    console().print(shown)

@@ -1,0 +1,134 @@
+"""The drives below a path, as sysfs and smartctl describe them."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvring.cli.doctor.findings import Finding, Level
+
+__all__ = ["drives_below", "look_at_drive"]
+
+_SMARTCTL_DEADLINE_S = 10.0
+_MOST_USED_PERCENT = 80
+_SHALLOW_QUEUE = 32
+_VIRTUAL = ("vd", "xvd")
+
+
+def drives_below(path: Path) -> list[Path]:
+    """Return the drives that a path lies on, as directories of sysfs; none if that is not told."""
+    status = path.stat()
+    number = status.st_rdev if path.is_block_device() else status.st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    return _leaves(device.resolve()) if device.exists() else []
+
+
+def _leaves(device: Path) -> list[Path]:
+    """Follow partitions to their drives, and RAID and device mapper to what they are made of."""
+    if (device / "partition").exists():
+        device = device.parent
+    parts = sorted((device / "slaves").glob("*"))
+    leaves = [leaf for part in parts for leaf in _leaves(part.resolve())]
+    return list(dict.fromkeys(leaves)) if parts else [device]
+
+
+def look_at_drive(drive: Path) -> Iterator[Finding]:
+    """Look at how a drive is set up, and how it is."""
+    check = f"drive {drive.name}"
+    model = _text(drive / "device" / "model") or _text(drive / "loop" / "backing_file")
+    queue = drive / "queue"
+    scheduler = _chosen(_text(queue / "scheduler"))
+    depth = _number(queue / "nr_requests")
+    facts = [model, f"scheduler {scheduler}" if scheduler else "", f"queue of {depth}"]
+    yield Finding(Level.OK, check, ", ".join(fact for fact in facts if fact))
+    if _number(queue / "rotational") == 1:
+        is_virtual = drive.name.startswith(_VIRTUAL)
+        what = "says that it is a hard disk" + (", as virtual disks often do" if is_virtual else "")
+        remedy = "a local NVMe drive: computing a prefix again may be faster than a hard disk"
+        yield Finding(Level.NOTE if is_virtual else Level.WARNING, check, what, remedy)
+    is_nvme = drive.name.startswith("nvme")
+    if is_nvme and scheduler not in ("", "none"):
+        yield Finding(
+            Level.NOTE,
+            check,
+            f"scheduler {scheduler}: kvring orders its transfers by itself",
+            f"echo none > /sys/block/{drive.name}/queue/scheduler",
+        )
+    if 0 < depth < _SHALLOW_QUEUE:
+        yield Finding(
+            Level.NOTE,
+            check,
+            f"a queue of {depth} requests bounds small chunks",
+            f"echo 256 > /sys/block/{drive.name}/queue/nr_requests",
+        )
+    if _number(queue / "discard_max_bytes") == 0:
+        yield Finding(Level.NOTE, check, "takes no discards: `discard` has no effect")
+    yield from _look_at_health(drive, check)
+
+
+def _look_at_health(drive: Path, check: str) -> Iterator[Finding]:
+    report = _smart_report(drive)
+    if report is None:
+        return
+    if report.get("error"):
+        remedy = "install smartmontools, and run this as root"
+        yield Finding(Level.NOTE, check, f"its health is not known: {report['error']}", remedy)
+        return
+    health = report.get("nvme_smart_health_information_log", {})
+    used_percent = health.get("percentage_used")
+    errors = health.get("media_errors", 0)
+    if report.get("smart_status", {}).get("passed") is False or health.get("critical_warning"):
+        remedy = "replace it; the store may be copied before (docs/operations.md)"
+        yield Finding(Level.ERROR, check, "says that it is failing", remedy)
+    elif errors:
+        remedy = "watch it: smartctl -a; what it loses is a miss"
+        yield Finding(Level.WARNING, check, f"has had {errors} media errors", remedy)
+    elif used_percent is not None and used_percent >= _MOST_USED_PERCENT:
+        what = f"{used_percent} % of its endurance is used"
+        remedy = "`write_budget`, or admit = 'second_use'; plan to replace it"
+        yield Finding(Level.WARNING, check, what, remedy)
+    elif used_percent is not None:
+        yield Finding(Level.OK, check, f"{used_percent} % of its endurance is used")
+
+
+def _smart_report(drive: Path) -> dict[str, Any] | None:
+    """Return what smartctl says; None for what is no drive of its own."""
+    if not (drive / "device").exists() or drive.name.startswith(_VIRTUAL):
+        return None
+    command = shutil.which("smartctl", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if command is None:
+        return {"error": "there is no smartctl"}
+    try:
+        done = subprocess.run(
+            [command, "--json", "--all", f"/dev/{drive.name}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SMARTCTL_DEADLINE_S,
+            check=False,
+        )
+        report: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        return {"error": str(error)}
+    messages = [one.get("string", "") for one in report.get("smartctl", {}).get("messages", [])]
+    has_health = "smart_status" in report or "nvme_smart_health_information_log" in report
+    return report if has_health else {"error": "; ".join(messages) or "smartctl says nothing of it"}
+
+
+def _chosen(schedulers: str) -> str:
+    _, _, rest = schedulers.partition("[")
+    return rest.partition("]")[0]
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isdigit() else -1
+
+
+def _text(path: Path) -> str:
+    try:
+        return " ".join(path.read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return ""

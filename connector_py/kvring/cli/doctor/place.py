@@ -1,0 +1,198 @@
+"""The path of a store: its file system, its owner, and a store that is made there to see."""
+
+import os
+import select
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvring import Connector, EngineError, KvRingError
+from kvring._native import StoredChunks
+from kvring.cli.doctor.findings import Finding, Level
+from kvring.cli.machine import mount_of
+from kvring.cli.output import size_text
+from kvring.cli.places import PlaceError, own_directory
+
+__all__ = ["existing_part", "look_at_path", "try_a_store"]
+
+# The smallest store.
+_TRIAL_BYTES = 16 << 20
+_TRIAL_KEY = "kvring-doctor@00000000@0@00"
+
+_GOOD = ("ext4", "xfs", "none")
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "virtiofs", "lustre")
+
+
+def existing_part(path: Path) -> Path:
+    """Return the path, or the nearest directory above it that is there."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def look_at_path(path: Path, capacity_bytes: int | None) -> Iterator[Finding]:
+    """Look at what holds a path, and at who has it."""
+    there = existing_part(path)
+    if there.is_block_device():
+        yield Finding(Level.OK, "path", f"{path} is a block device")
+    elif not there.is_dir():
+        remedy = "name a directory or a block device"
+        yield Finding(Level.ERROR, "path", f"{there} is neither", remedy)
+        return
+    else:
+        yield from _look_at_file_system(there)
+        yield from _look_at_space(there, capacity_bytes)
+    yield from _look_at_rights(path, there)
+    yield from _look_at_owner(path)
+
+
+def _look_at_file_system(there: Path) -> Iterator[Finding]:
+    mount = mount_of(there)
+    if mount is None:
+        yield Finding(Level.NOTE, "file system", "what is mounted there is not told")
+        return
+    kind = mount.file_system
+    what = f"{kind} on {mount.mount_point}"
+    if "ro" in mount.options:
+        remedy = f"mount -o remount,rw {mount.mount_point}"
+        yield Finding(Level.ERROR, "file system", f"{what} is mounted read-only", remedy)
+    elif kind in _IN_MEMORY:
+        remedy = "name a directory on a drive: LMCache's L1 is memory already"
+        yield Finding(Level.ERROR, "file system", f"{what} is memory, and gone with it", remedy)
+    elif kind in _REMOTE:
+        remedy = "a local drive; what many nodes share belongs into another L2 adapter"
+        yield Finding(Level.WARNING, "file system", f"{what} is not local", remedy)
+    elif kind not in _GOOD:
+        remedy = "ext4 or XFS, or a bare device"
+        yield Finding(Level.WARNING, "file system", f"{what} is not tested", remedy)
+    else:
+        yield Finding(Level.OK, "file system", what)
+    if "discard" in mount.options:
+        remedy = "mount without `discard`, and run fstrim now and then"
+        what = "discards at once what is removed, which holds others up on some drives"
+        yield Finding(Level.NOTE, "file system", what, remedy)
+
+
+def _look_at_space(there: Path, capacity_bytes: int | None) -> Iterator[Finding]:
+    usage = shutil.disk_usage(there)
+    what = f"{size_text(usage.free)} of {size_text(usage.total)} are free"
+    files = os.statvfs(there)
+    if usage.free < 2 * _TRIAL_BYTES:
+        remedy = "free space, or name another path"
+        yield Finding(Level.ERROR, "free space", f"{what}: there is no room for a store", remedy)
+    elif capacity_bytes is not None and capacity_bytes > usage.free:
+        remedy = f"free space, or lower the capacity to {size_text(usage.free)} or less"
+        what += f": a capacity of {size_text(capacity_bytes)} is never reached"
+        yield Finding(Level.WARNING, "free space", what, remedy)
+    else:
+        yield Finding(Level.OK, "free space", what)
+    if files.f_files and not files.f_favail:
+        yield Finding(Level.ERROR, "free space", "no inode is free", "remove files")
+
+
+def _look_at_rights(path: Path, there: Path) -> Iterator[Finding]:
+    needed = os.R_OK | os.W_OK | (0 if there.is_block_device() else os.X_OK)
+    if not os.access(there, needed, effective_ids=True):
+        owner = there.stat().st_uid
+        what = f"user {os.geteuid()} may not write to {there}, which is user {owner}'s"
+        remedy = "run as the user of the server, or chown it to that one"
+        yield Finding(Level.ERROR, "rights", what, remedy)
+        return
+    others = [
+        file
+        for file in (path, *(sorted(path.glob("*.kvring")) if path.is_dir() else []))
+        if file.exists() and os.geteuid() != 0 and file.stat().st_uid != os.geteuid()
+    ]
+    if others:
+        what = f"{others[0]} belongs to user {others[0].stat().st_uid}"
+        remedy = "one user has a store: run as that one, or chown all of it"
+        yield Finding(Level.WARNING, "rights", what, remedy)
+    else:
+        yield Finding(Level.OK, "rights", "this user may read and write there")
+
+
+def _look_at_owner(path: Path) -> Iterator[Finding]:
+    try:
+        facts = StoredChunks(path).facts()
+    except FileNotFoundError:
+        yield Finding(Level.OK, "store", "there is none yet; the first open makes it")
+        return
+    except (KvRingError, OSError) as error:
+        yield Finding(Level.NOTE, "store", str(error), "docs/operations.md#why-an-open-fails")
+        return
+    if facts["holder"] is not None:
+        remedy = "well, if that is the server; a second one is refused: give it a path of its own"
+        yield Finding(Level.WARNING, "store", f"{facts['holder']} has it open", remedy)
+    elif facts["is_closed_in_order"]:
+        yield Finding(Level.OK, "store", "there is one, which was closed in order")
+    else:
+        what = "there is one, which was not closed in order: what it holds is found all the same"
+        yield Finding(Level.NOTE, "store", what)
+
+
+def try_a_store(path: Path) -> Iterator[Finding]:
+    """Make a small store below a directory, write to it, read from it, and remove it."""
+    there = existing_part(path)
+    if not there.is_dir():
+        return
+    try:
+        with own_directory(_beside_a_store(there)) as directory:
+            yield from _try_engine(directory)
+    except PlaceError as error:
+        yield Finding(Level.ERROR, "trial", str(error), "look at the findings before this one")
+    except (KvRingError, OSError) as error:
+        yield Finding(Level.ERROR, "trial", f"no store can be made: {error}")
+
+
+def _beside_a_store(there: Path) -> Path:
+    """Return the directory above that of a store, if that is of the same file system."""
+    above = there.parent
+    has_store = (there / "index.kvring").exists()
+    is_same = above.stat().st_dev == there.stat().st_dev and os.access(above, os.W_OK)
+    return above if has_store and is_same else there
+
+
+def _try_engine(directory: Path) -> Iterator[Finding]:
+    try:
+        yield from _try_options(directory / "io_uring", engine="io_uring")
+        return
+    except EngineError as error:
+        cause, _, remedy = str(error).removeprefix("io_uring is not available: ").partition("; ")
+        remedy = remedy.partition("; or let engine")[0]
+        what = f"refused: {cause}. Threads take its place, which costs small chunks their speed"
+        yield Finding(Level.WARNING, "io_uring", what, remedy)
+    yield from _try_options(directory / "posix", engine="posix")
+
+
+def _try_options(directory: Path, **options: Any) -> Iterator[Finding]:
+    with Connector(directory, _TRIAL_BYTES, **options) as connector:
+        stats = connector.stats()
+        written = bytes(range(256)) * 256
+        loaded = bytearray(len(written))
+        _wait(connector, connector.submit_batch_set([_TRIAL_KEY], [memoryview(written)]))
+        _wait(connector, connector.submit_batch_get([_TRIAL_KEY], [memoryview(loaded)]))
+    if options["engine"] == "io_uring":
+        yield Finding(Level.OK, "io_uring", stats["engine"])
+    if bytes(loaded) != written:
+        remedy = "look at the kernel's log, and at the drive"
+        yield Finding(Level.ERROR, "trial", "a chunk did not come back", remedy)
+    else:
+        yield Finding(Level.OK, "trial", "a small store was made, and its chunk came back")
+    geometry = stats["paths"][0]["geometry"]
+    if not stats["direct_io"]:
+        what = "the file system takes none: transfers go through the page cache"
+        yield Finding(Level.WARNING, "O_DIRECT", what, "ext4 or XFS on a drive")
+        return
+    memory_bytes, offset_bytes = (
+        geometry[name] for name in ("memory_alignment_bytes", "offset_alignment_bytes")
+    )
+    what = f"memory aligned to {memory_bytes} bytes, offsets to {offset_bytes}"
+    yield Finding(Level.OK, "O_DIRECT", what)
+
+
+def _wait(connector: Connector, _future: int) -> None:
+    while not connector.drain_completions():
+        select.select([connector.event_fd()], [], [])

@@ -1,0 +1,88 @@
+"""`kvring export`: chunks of a store into an archive."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvring._native import StoredChunks
+from kvring.cli.archive import Writer
+from kvring.cli.failure import Failure
+from kvring.cli.output import size_text
+from kvring.cli.parameters import json_option
+from kvring.cli.progress import progress
+from kvring.cli.stores import facts_of, index_path_option, said_well, store_paths
+
+__all__ = ["export_command"]
+
+_EPILOG = """
+Exit status: 0 if all chunks are in the archive, 1 if some are broken or there is no store, 2 for
+wrong arguments.
+"""
+
+
+@click.command("export", epilog=_EPILOG, short_help="Write chunks of a store into an archive.")
+@store_paths
+@index_path_option
+@click.option("--namespace", metavar="NAME", help="Only this one: model, or model@salt.")
+@click.option(
+    "--output",
+    "target",
+    type=click.Path(dir_okay=False, writable=True, allow_dash=True),
+    default="-",
+    help="Where to; by default the standard output.",
+)
+@json_option
+def export_command(
+    paths: tuple[Path, ...],
+    index_path: Path | None,
+    namespace: str | None,
+    target: str,
+    as_json: bool,
+) -> int:
+    """Write the chunks of the store at PATH into a tar archive, each with a checksum.
+
+    Nothing is changed, and the owner may be at work meanwhile: what it removes before it is read
+    is not in the archive. A broken chunk is left out, and named at the end. How many there are is
+    said on standard error.
+    """
+    for path in paths:
+        facts_of(path, index_path)
+    with click.open_file(target, "wb") as output:
+        if output.isatty():
+            message = "an archive is nothing to be read: say --output FILE, or give it to a pipe"
+            raise Failure(message)
+        writer = Writer(output)
+        left_out = [line for path in paths for line in _add(writer, path, index_path, namespace)]
+        writer.end(namespace=namespace)
+        output.flush()
+    counts = {"chunks": writer.chunks, "size_bytes": writer.size_bytes, "left_out": len(left_out)}
+    text = f"{writer.chunks:,} chunks, {size_text(writer.size_bytes)}"
+    click.echo(json.dumps(counts) if as_json else text, err=True)
+    if left_out:
+        raise Failure(*left_out)
+    return 0
+
+
+def _add(
+    writer: Writer, path: Path, index_path: Path | None, namespace: str | None
+) -> Iterator[str]:
+    """Add the chunks of a path; yield a sentence on each that is broken."""
+
+    def chosen(chunks: StoredChunks) -> Iterator[dict[str, Any]]:
+        return (chunk for chunk in chunks if namespace in (None, chunk["namespace"]))
+
+    with said_well(path):
+        total_bytes = sum(chunk["length_bytes"] for chunk in chosen(StoredChunks(path, index_path)))
+        chunks = StoredChunks(path, index_path)
+        with progress(f"reading {path}", total_bytes) as advance:
+            for chunk in chosen(chunks):
+                condition, _, content = chunks.read(keep=True)
+                advance(chunk["length_bytes"])
+                if content is not None:
+                    writer.add(chunk["key"], content, chunk["created_ms"])
+                elif condition != "gone":
+                    yield f"{path}: {chunk['key']!r} is {condition}, and left out"
+        yield from (f"{path}: {sentence}" for sentence in chunks.damage())

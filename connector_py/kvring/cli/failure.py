@@ -1,0 +1,29 @@
+"""How a command says that it cannot do what it was asked to."""
+
+from typing import IO, Any
+
+import click
+
+__all__ = ["Failure", "WrongArguments"]
+
+
+class Failure(click.ClickException):
+    """Ends a command with sentences on standard error, each with the command's name before it."""
+
+    def __init__(self, *sentences: str) -> None:
+        """Take the sentences."""
+        super().__init__("\n".join(sentences))
+        self.sentences = sentences
+        context = click.get_current_context(silent=True)
+        self.command = context.command_path if context is not None else "kvring"
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print them."""
+        for sentence in self.sentences:
+            click.echo(f"{self.command}: {sentence}", err=file is None, file=file)
+
+
+class WrongArguments(Failure):
+    """The same for arguments that do not fit."""
+
+    exit_code = 2

@@ -1,0 +1,118 @@
+"""What a store does between two answers of its owner: rates, shares and latencies."""
+
+from typing import Any, Final
+
+__all__ = ["frame"]
+
+_OPERATIONS: Final = ("get", "set", "delete")
+_PHASES: Final = ("wait", "device", "total")
+_MOST_NAMESPACES: Final = 20
+
+
+def frame(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """Return what happened between two answers to "stats"; since the open, without the first.
+
+    Returns:
+        `time_s` (Unix time), `over_s`, rates in a second (`*_per_s`), `lookup_hit_ratio` and
+        `load_hit_ratio` (None where nothing was asked), `hit_ratio_by_capacity` (of lookups, with
+        1, 1.5 and 2 times the capacity), `latency_ms` (op, then phase, then p50 and p99; None where
+        nothing was done), `space`, the largest `namespaces`, and `paths`.
+    """
+    stats, usage = now["stats"], now["usage"]
+    was = before["stats"] if before is not None else {}
+    over_s = now["time_s"] - before["time_s"] if before is not None else None
+
+    def change(*names: str) -> float:
+        return float(sum(stats[name] - was.get(name, 0) for name in names))
+
+    def rate(*names: str) -> float | None:
+        return change(*names) / over_s if over_s else None
+
+    lookups, hits = change("exists_hits", "exists_misses"), change("exists_hits")
+    extra_hits = {"1": 0.0, "1.5": change("would_hit_at_1_5x"), "2": change("would_hit_at_2x")}
+    namespaces = sorted(
+        ((one["allocated_bytes"], one["keys"], name) for name, one in usage.items()), reverse=True
+    )
+    return {
+        "time_s": now["time_s"],
+        "over_s": over_s,
+        "process_id": now["process_id"],
+        "version": now["version"],
+        "engine": stats["engine"],
+        "read_bytes_per_s": rate("read_bytes"),
+        "written_bytes_per_s": rate("written_bytes"),
+        "loads_per_s": rate("get_hits", "get_misses"),
+        "stores_per_s": rate("set_stored", "set_unchanged", "set_failed"),
+        "lookups_per_s": rate("exists_hits", "exists_misses"),
+        "evictions_per_s": rate("evicted"),
+        "lookup_hit_ratio": _ratio(hits, lookups),
+        "load_hit_ratio": _ratio(change("get_hits"), change("get_hits", "get_misses")),
+        "hit_ratio_by_capacity": {
+            times: _ratio(min(hits + extra, lookups), lookups)
+            for times, extra in extra_hits.items()
+        },
+        "latency_ms": _latencies(before, now),
+        "in_flight": stats["in_flight"],
+        "store_queue_bytes": stats["set_queued_bytes"],
+        "space": {
+            name: stats[name]
+            for name in (
+                "keys",
+                "stored_bytes",
+                "allocated_bytes",
+                "used_bytes",
+                "capacity_bytes",
+                "leased_bytes",
+                "pinned_bytes",
+            )
+        },
+        "namespaces": [
+            {"name": name, "keys": keys, "allocated_bytes": size_bytes}
+            for size_bytes, keys, name in namespaces[:_MOST_NAMESPACES]
+        ],
+        "paths": [
+            {
+                name: path[name]
+                for name in ("path", "in_use", "reason", "trouble", "used_bytes", "capacity_bytes")
+            }
+            for path in stats["paths"]
+        ],
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _latencies(
+    before: dict[str, Any] | None, now: dict[str, Any]
+) -> dict[str, dict[str, dict[str, float] | None]]:
+    earlier = {
+        (one["op"], one["phase"]): one for one in (before["latency"] if before is not None else [])
+    }
+    found: dict[str, dict[str, dict[str, float] | None]] = {op: {} for op in _OPERATIONS}
+    for one in now["latency"]:
+        was = earlier.get((one["op"], one["phase"]))
+        counts = [
+            (bound_us, up_to - (was["buckets"][number][1] if was else 0))
+            for number, (bound_us, up_to) in enumerate(one["buckets"])
+        ]
+        count = one["count"] - (was["count"] if was else 0)
+        found[one["op"]][one["phase"]] = (
+            {"p50": _quantile(counts, count, 0.5), "p99": _quantile(counts, count, 0.99)}
+            if count > 0
+            else None
+        )
+    return found
+
+
+def _quantile(cumulative: list[tuple[int, int]], count: int, quantile: float) -> float:
+    """Return in ms where a quantile is, as if each bucket were filled evenly."""
+    wanted = quantile * count
+    lower_us, before = 0, 0
+    for upper_us, up_to in cumulative:
+        if up_to >= wanted and up_to > before:
+            within = (wanted - before) / (up_to - before)
+            return (lower_us + (upper_us - lower_us) * within) / 1000
+        lower_us, before = upper_us, up_to
+    return lower_us / 1000

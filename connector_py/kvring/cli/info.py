@@ -1,0 +1,130 @@
+"""`kvring info` and `kvring usage`: what a store is, and who takes its space."""
+
+import time
+from collections import defaultdict
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from kvring._native import StoredChunks
+from kvring.cli.output import console, print_json, size_text, table
+from kvring.cli.parameters import json_option
+from kvring.cli.stores import chunks_of, store_arguments
+
+__all__ = ["info", "usage"]
+
+_BLOCK_BYTES = 4096
+
+_EPILOG = """
+Exit status: 0 if all is well, 1 if something is broken or there is no store, 2 for wrong arguments.
+"""
+
+
+@click.command(epilog=_EPILOG, short_help="Tell what a store is: who has it, what it holds.")
+@store_arguments
+@json_option
+def info(path: Path, index_path: Path | None, as_json: bool) -> int:
+    """Tell what the store at PATH, a directory or block device, says of itself.
+
+    Its index is read without a lock, so that the owner may be at work meanwhile.
+    """
+    with chunks_of(path, index_path) as chunks:
+        facts = chunks.facts()
+        namespaces = _by_namespace(chunks)
+        document = {
+            "path": str(path),
+            **facts,
+            "namespaces": len(namespaces),
+            "keys": sum(one["keys"] for one in namespaces.values()),
+            "stored_bytes": sum(one["stored_bytes"] for one in namespaces.values()),
+            "allocated_bytes": sum(one["allocated_bytes"] for one in namespaces.values()),
+        }
+        if as_json:
+            print_json(document)
+        else:
+            _print_info(document)
+    return 0
+
+
+@click.command(epilog=_EPILOG, short_help="Tell what each model and tenant takes.")
+@store_arguments
+@json_option
+def usage(path: Path, index_path: Path | None, as_json: bool) -> int:
+    """Tell what each namespace of the store at PATH takes: a model, or model@salt.
+
+    Its index is read without a lock, so that the owner may be at work meanwhile.
+    """
+    with chunks_of(path, index_path) as chunks:
+        namespaces = _by_namespace(chunks)
+        if as_json:
+            print_json(namespaces)
+        else:
+            _print_usage(namespaces)
+    return 0
+
+
+def _by_namespace(chunks: StoredChunks) -> dict[str, dict[str, int]]:
+    found: defaultdict[str, dict[str, int]] = defaultdict(
+        lambda: {"keys": 0, "stored_bytes": 0, "allocated_bytes": 0, "last_used_ms": 0, "uses": 0}
+    )
+    for chunk in chunks:
+        one = found[chunk["namespace"]]
+        length_bytes = chunk["length_bytes"]
+        one["keys"] += 1
+        one["stored_bytes"] += length_bytes
+        one["allocated_bytes"] += -(-length_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        one["last_used_ms"] = max(one["last_used_ms"], chunk["last_used_ms"])
+        one["uses"] += chunk["uses"]
+    return dict(sorted(found.items(), key=lambda item: -item[1]["allocated_bytes"]))
+
+
+def _print_info(document: dict[str, Any]) -> None:
+    held = document["holder"] or (
+        "nobody; closed in order"
+        if document["is_closed_in_order"]
+        else "nobody that can be seen from here; not closed in order"
+    )
+    facts = {
+        "store": document["path"],
+        "id": document["store_id"],
+        "layout": document["layout"] or "block device",
+        "format": f"version {document['format_version']}",
+        "made": _moment(document["created_ms"]),
+        "opened last": _moment(document["opened_ms"]),
+        "open in": held,
+        "chunks": f"{document['keys']:,}, {size_text(document['stored_bytes'])}",
+        "on disk": size_text(document["allocated_bytes"]),
+        "index": size_text(document["index_bytes"]),
+        "namespaces": f"{document['namespaces']:,}",
+    }
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for name, text in facts.items():
+        grid.add_row(name, text)
+    console().print(grid)
+
+
+def _print_usage(namespaces: dict[str, dict[str, int]]) -> None:
+    numbers = ("chunks", "bytes", "on disk", "loads", "unused for")
+    shown = table(*numbers, "namespace", right=numbers)
+    now_ms = time.time() * 1000
+    for name, one in namespaces.items():
+        shown.add_row(
+            f"{one['keys']:,}",
+            size_text(one["stored_bytes"]),
+            size_text(one["allocated_bytes"]),
+            f"{one['uses']:,}",
+            str(timedelta(seconds=max(0, round((now_ms - one["last_used_ms"]) / 1000)))),
+            name or "(keys not of LMCache's form)",
+        )
+    console().print(shown)
+
+
+def _moment(time_ms: int | None) -> str:
+    if time_ms is None:
+        return "not known"
+    return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(" ", "seconds")

@@ -1,0 +1,131 @@
+"""Stores that a command opens as their owner: those that nobody else has."""
+
+import select
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvring import ConfigError, Connector, KvRingError
+from kvring.cli.failure import Failure, WrongArguments
+from kvring.cli.stores import facts_of
+
+__all__ = ["delete_keys", "opened", "refuse_in_use", "store_chunks", "store_options", "unchanged"]
+
+# No chunk that can be stored is longer than an eighth of it.
+_LEAST_CAPACITY_BYTES = 16 << 30
+_MOST_BYTES_UNDER_WAY = 64 << 20
+_MOST_KEYS_UNDER_WAY = 256
+_CLOSE_TIMEOUT_S = 3600.0
+
+
+def refuse_in_use(paths: Iterable[Path], index_path: Path | None) -> None:
+    """Look whether somebody has a store open, before long work.
+
+    Raises:
+        Failure: Somebody has, or there is no store.
+    """
+    for path in paths:
+        if holder := facts_of(path, index_path)["holder"]:
+            raise Failure(f"{path} is open in {holder}; stop that first")
+
+
+@contextmanager
+def opened(paths: Sequence[Path], **options: Any) -> Iterator[Connector]:
+    """Lend a store, opened with these options, and close it in order.
+
+    Raises:
+        Failure: It cannot be opened, somebody has it open, or it could not be closed in order.
+    """
+    try:
+        store = Connector([str(path) for path in paths], **options)
+    except ConfigError as error:
+        raise WrongArguments(str(error)) from error
+    except (KvRingError, OSError) as error:
+        raise Failure(str(error)) from error
+    with store:
+        yield store
+        closed = store.close(timeout_s=_CLOSE_TIMEOUT_S)
+        if closed["partial_flush"] or not closed["shutdown_clean"]:
+            raise Failure(f"{paths[0]} could not be closed in order: the log tells why")
+
+
+def store_options(paths: Sequence[Path], index_path: Path | None) -> dict[str, Any]:
+    """Return the options that follow from a store that is there.
+
+    Raises:
+        Failure: There is none, somebody has it open, or it has further paths: opened without these
+            it would go on alone, and they would be emptied.
+    """
+    refuse_in_use(paths, index_path)
+    facts = [facts_of(path, index_path) for path in paths]
+    shared_by = {store_id for one in facts for store_id in one["shared_by"]}
+    if further := shared_by - {one["store_id"] for one in facts}:
+        message = f"the store has {len(shared_by)} paths: name the {len(further)} others as well"
+        raise Failure(message)
+    options = {} if index_path is None else {"index_path": str(index_path)}
+    for one in facts:
+        # A block device has none.
+        if one["layout"] is not None:
+            options["layout"] = one["layout"]
+    return options
+
+
+@contextmanager
+def unchanged(paths: Sequence[Path], index_path: Path | None) -> Iterator[Connector]:
+    """Lend a store that loses nothing by being opened: nothing expires, nothing is evicted.
+
+    Raises:
+        Failure: As of `opened`, or there is no store.
+    """
+    options = store_options(paths, index_path)
+    capacity = [_holding_capacity(path) for path in paths]
+    with opened(paths, capacity=capacity, ttl="off", min_free=0, **options) as store:
+        yield store
+
+
+def _holding_capacity(path: Path) -> int | str:
+    """Return one that has room for all that is there."""
+    if path.is_block_device():
+        return "all"
+    taken_bytes = sum(one.lstat().st_size for one in path.rglob("*"))
+    return taken_bytes + max(_LEAST_CAPACITY_BYTES, shutil.disk_usage(path).free)
+
+
+def store_chunks(
+    store: Connector, chunks: Iterable[tuple[str, bytes]]
+) -> Iterator[tuple[str, bool]]:
+    """Store chunks, a few at a time; yield of each key whether it is stored, in any order."""
+    poll = select.poll()
+    poll.register(store.event_fd(), select.POLLIN)
+    under_way: dict[int, tuple[str, int]] = {}
+    bytes_under_way = 0
+
+    def completed() -> Iterator[tuple[str, bool]]:
+        nonlocal bytes_under_way
+        poll.poll()
+        for future_id, _, _, results in store.drain_completions():
+            key, size_bytes = under_way.pop(future_id)
+            bytes_under_way -= size_bytes
+            yield key, results[0]
+
+    for key, content in chunks:
+        while under_way and (
+            bytes_under_way + len(content) > _MOST_BYTES_UNDER_WAY
+            or len(under_way) >= _MOST_KEYS_UNDER_WAY
+        ):
+            yield from completed()
+        under_way[store.submit_batch_set([key], [content])] = (key, len(content))
+        bytes_under_way += len(content)
+    while under_way:
+        yield from completed()
+
+
+def delete_keys(store: Connector, keys: list[str]) -> None:
+    """Delete keys, and wait for it."""
+    poll = select.poll()
+    poll.register(store.event_fd(), select.POLLIN)
+    store.submit_batch_delete(keys)
+    while not store.drain_completions():
+        poll.poll()

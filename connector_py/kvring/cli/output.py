@@ -1,0 +1,55 @@
+"""What commands have in common in what they print."""
+
+import json
+import sys
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["console", "print_json", "size_text", "table"]
+
+_PIPE_WIDTH_COLUMNS = 160
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+class _Console(Console):
+    """Leaves a broken pipe to the command."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console() -> Console:
+    """Return the standard output; what comes from outside (paths, keys) is no markup there."""
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH_COLUMNS
+    return _Console(markup=False, highlight=False, emoji=False, width=width)
+
+
+def print_json(document: Any) -> None:
+    """Print a document to be processed."""
+    json.dump(document, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table with these columns, some of them of numbers."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        is_right = column in right
+        made.add_column(
+            column, justify="right" if is_right else "left", no_wrap=is_right, overflow="fold"
+        )
+    return made
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a number of bytes to be read, in the largest binary unit that fits."""
+    if abs(size_bytes) < 1024:
+        return f"{size_bytes:.0f} B"
+    for unit in _UNITS:
+        size_bytes /= 1024
+        if abs(size_bytes) < 1024 or unit == _UNITS[-1]:
+            break
+    return f"{size_bytes:,.1f} {unit}"

@@ -1,0 +1,70 @@
+"""`kvring resize`: bring a store that nobody has open to another capacity."""
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from kvring._native import StoredChunks
+from kvring.cli.failure import Failure
+from kvring.cli.opening import opened, store_options
+from kvring.cli.output import print_json, size_text
+from kvring.cli.parameters import SIZE, json_option
+from kvring.cli.stores import said_well, store_paths
+
+__all__ = ["resize"]
+
+_EPILOG = """
+Exit status: 0 if the store is within its capacity, 1 if it is as it was, 2 for wrong arguments.
+"""
+
+_LOOK_EVERY_S = 0.05
+_DEADLINE_S = 600.0
+
+
+@click.command(epilog=_EPILOG, short_help="Bring a store to another capacity.")
+@store_paths
+@click.option("--capacity", type=SIZE, required=True, help="Of each path.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def resize(paths: tuple[Path, ...], capacity: int, yes: bool, as_json: bool) -> int:
+    """Bring the store at PATH, a directory, to another capacity, and give back the space.
+
+    Nobody may have it open. The capacity is an option of whoever opens the store: LMCache's JSON is
+    to be changed as well. Opening the store does the same; this tells before what is lost. What
+    lies in the part of the files that goes is evicted, whenever it was used last.
+    """
+    options, before = store_options(paths, None), 0
+    for path in paths:
+        if path.is_block_device():
+            raise Failure(f"{path} is a block device: its capacity is its size, or what is opened")
+        with said_well(path):
+            lengths = [chunk["length_bytes"] for chunk in StoredChunks(path)]
+        before += len(lengths)
+        stored_bytes = sum(lengths)
+        held = f"{path} holds {len(lengths):,} chunks, {size_text(stored_bytes)}"
+        click.echo(held, err=as_json)
+        if stored_bytes > capacity and not yes:
+            if not sys.stdin.isatty():
+                raise Failure("chunks would be evicted, and nobody can be asked: say --yes")
+            lost = size_text(stored_bytes - capacity)
+            click.confirm(f"At least {lost} of it are evicted. Go on?", abort=True)
+    with opened(paths, capacity=capacity, ttl="off", **options) as store:
+        deadline_s = time.monotonic() + _DEADLINE_S
+        while any(path["used_bytes"] > path["capacity_bytes"] for path in store.stats()["paths"]):
+            if time.monotonic() > deadline_s:
+                raise Failure("it did not come down to its capacity: the log tells why")
+            time.sleep(_LOOK_EVERY_S)
+        stats = store.stats()
+    evicted = before - stats["keys"]
+    if as_json:
+        names = ("keys", "stored_bytes", "used_bytes", "capacity_bytes")
+        print_json({**{name: stats[name] for name in names}, "evicted": evicted})
+    else:
+        click.echo(
+            f"it holds {stats['keys']:,} chunks, {size_text(stats['stored_bytes'])}, and takes "
+            f"{size_text(stats['used_bytes'])} of {size_text(stats['capacity_bytes'])}; "
+            f"{evicted:,} were evicted"
+        )
+    return 0

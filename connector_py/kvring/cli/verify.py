@@ -1,0 +1,165 @@
+"""`kvring verify`: read every chunk, and compare it with its checksum."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvring._native import StoredChunks
+from kvring.cli.opening import delete_keys, store_options, unchanged
+from kvring.cli.output import print_json, size_text
+from kvring.cli.parameters import SIZE, json_option
+from kvring.cli.progress import progress
+from kvring.cli.stores import index_path_option, said_well, store_paths
+
+__all__ = ["verify"]
+
+_EPILOG = """
+Exit status: 0 if nothing is broken, or nothing any more; 1 if something is, or there is no store;
+2 for wrong arguments.
+"""
+
+_MOST_SHOWN = 20
+
+# What reading a chunk may show, and why it is broken then.
+_BROKEN = {
+    "damaged": "its bytes are not those that were stored",
+    "unreadable": "the drive does not return it",
+}
+
+
+@dataclass
+class _Findings:
+    """What was found in all the stores."""
+
+    conditions: Counter[str] = field(default_factory=Counter)
+    read_bytes: int = 0
+    broken: list[dict[str, Any]] = field(default_factory=list)
+    index: list[str] = field(default_factory=list)
+
+    @property
+    def are_good(self) -> bool:
+        return not self.broken and not self.index
+
+
+@click.command(epilog=_EPILOG, short_help="Read every chunk, and compare it with its checksum.")
+@store_paths
+@index_path_option
+@click.option(
+    "--rate",
+    type=SIZE,
+    default="500MiB",
+    show_default=True,
+    help="Most bytes that are read in a second.",
+)
+@click.option(
+    "--repair", is_flag=True, help="Remove what is broken. Nobody may have the store open."
+)
+@json_option
+def verify(
+    paths: tuple[Path, ...], index_path: Path | None, rate: int, repair: bool, as_json: bool
+) -> int:
+    """Read every chunk of the store at PATH, and compare it with its checksum.
+
+    Without --repair nothing is changed, and the owner may be at work meanwhile. Of a store with
+    several paths --repair takes all of them. A broken chunk is never served, removed or not: its
+    loads miss.
+    """
+    if repair:
+        store_options(paths, index_path)
+    found = _Findings()
+    for path in paths:
+        with said_well(path):
+            _read_all(found, path, index_path, rate)
+    left = found.index
+    if repair and not found.are_good:
+        with unchanged(paths, index_path) as store:
+            delete_keys(store, _still_there(found.broken, paths, index_path))
+        left = [sentence for path in paths for sentence in _index_damage(path, index_path)]
+    if as_json:
+        removed = len(found.broken) if repair else 0
+        print_json({**_counts(found), "broken": found.broken, "index": left, "removed": removed})
+    else:
+        _print(found, left, is_repaired=repair)
+    return 0 if found.are_good or (repair and not left) else 1
+
+
+def _read_all(found: _Findings, path: Path, index_path: Path | None, rate: int) -> None:
+    total_bytes = sum(chunk["length_bytes"] for chunk in StoredChunks(path, index_path))
+    chunks = StoredChunks(path, index_path, most_bytes_per_s=rate)
+    with progress(f"reading {path}", total_bytes) as advance:
+        for chunk in chunks:
+            condition, reason, _ = chunks.read(keep=False)
+            found.conditions[condition] += 1
+            found.read_bytes += chunk["length_bytes"]
+            if condition in _BROKEN:
+                chunk["file"] = str(path / chunk["file"])
+                why = reason or _BROKEN[condition]
+                found.broken.append({**chunk, "condition": condition, "reason": why})
+            advance(chunk["length_bytes"])
+    found.index += [f"{path}: {sentence}" for sentence in chunks.damage()]
+
+
+def _still_there(
+    broken: list[dict[str, Any]], paths: Iterable[Path], index_path: Path | None
+) -> list[str]:
+    """Return the keys whose chunks are those that were read: an owner may have come between."""
+    known = {_identity(chunk) for chunk in broken}
+    found = []
+    for path in paths:
+        for chunk in StoredChunks(path, index_path):
+            chunk["file"] = str(path / chunk["file"])
+            if _identity(chunk) in known:
+                found.append(chunk["key"])
+    return found
+
+
+def _identity(chunk: dict[str, Any]) -> tuple[str, str, int, int]:
+    return chunk["key"], chunk["file"], chunk["offset_bytes"], chunk["created_ms"]
+
+
+def _index_damage(path: Path, index_path: Path | None) -> list[str]:
+    chunks = StoredChunks(path, index_path)
+    for _ in chunks:
+        pass
+    return [f"{path}: {sentence}" for sentence in chunks.damage()]
+
+
+def _counts(found: _Findings) -> dict[str, int]:
+    conditions = ("intact", "unchecked", "damaged", "unreadable", "gone")
+    return {
+        "chunks": found.conditions.total(),
+        "read_bytes": found.read_bytes,
+        **{condition: found.conditions[condition] for condition in conditions},
+    }
+
+
+def _print(found: _Findings, left: list[str], *, is_repaired: bool) -> None:
+    counts = _counts(found)
+    click.echo(
+        f"{counts['chunks']:,} chunks, {size_text(found.read_bytes)} read: "
+        f"{counts['intact']:,} as they were stored, {counts['unchecked']:,} without a checksum, "
+        f"{counts['damaged']:,} damaged, {counts['unreadable']:,} unreadable"
+        + (f", {counts['gone']:,} gone meanwhile" if counts["gone"] else "")
+    )
+    for chunk in found.broken[:_MOST_SHOWN]:
+        where = f"{chunk['file']}+{chunk['offset_bytes']}"
+        click.echo(
+            f"{chunk['condition']}: {json.dumps(chunk['key'])} in {where}: {chunk['reason']}"
+        )
+    if len(found.broken) > _MOST_SHOWN:
+        click.echo(f"and {len(found.broken) - _MOST_SHOWN:,} more: --json lists all")
+    if found.broken:
+        click.echo(
+            f"{len(found.broken):,} chunks were removed"
+            if is_repaired
+            else "their loads miss; --repair removes them"
+        )
+    if is_repaired and found.index and not left:
+        click.echo("the index was damaged, and is well again:")
+    for sentence in found.index if is_repaired and not left else left:
+        click.echo(sentence)

@@ -1,0 +1,65 @@
+"""The class that LMCache loads: the native one, with its metrics and its socket."""
+
+import inspect
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvring import _native
+from kvring.owner_socket import OwnerSocket
+
+# Not at the first open: by then a process may have given up the right to read its packages.
+try:
+    from kvring.metrics import collector
+    from kvring.metrics_server import serve_metrics, stop_serving
+except ImportError:
+    _has_prometheus = False
+else:
+    _has_prometheus = True
+
+__all__ = ["Connector"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Connector(_native.Connector):
+    """A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it."""
+
+    _socket: OwnerSocket
+
+    # Its arguments are those of the native class, which has opened the store by then.
+    if not TYPE_CHECKING:
+        __signature__ = inspect.signature(_native.Connector)
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            del arguments
+            index_path = options.get("index_path") or "none"
+            self._socket = OwnerSocket(
+                self, None if index_path == "none" else Path(index_path).expanduser()
+            )
+            _tell_prometheus(self)
+
+    def close(self, timeout_s: float = 5.0) -> dict[str, Any]:
+        """Close the store, as the native class does; nobody can ask its owner any more."""
+        self._socket.close()
+        if _has_prometheus and self.metrics_port is not None:
+            stop_serving(self)
+        return super().close(timeout_s)
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the store."""
+        self.close()
+
+
+def _tell_prometheus(store: Connector) -> None:
+    if not _has_prometheus:
+        if store.metrics_port is not None:
+            _logger.warning("metrics_port: nothing is served, prometheus_client is not installed")
+        return
+    try:
+        collector.add(store)
+        if store.metrics_port is not None:
+            serve_metrics(store, store.metrics_port)
+    except Exception:
+        # A store is worth more than its metrics.
+        _logger.exception("Prometheus gets no metrics of this store")

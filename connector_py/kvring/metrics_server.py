@@ -1,0 +1,118 @@
+"""An endpoint for Prometheus, and for whoever asks whether the stores are well."""
+
+import json
+import logging
+import os
+import threading
+import weakref
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+
+from kvring._native import Connector
+from kvring.metrics import collector
+
+__all__ = ["serve_metrics", "stop_serving"]
+
+_HOST: Final = "127.0.0.1"
+_TIMEOUT_S: Final = 10.0
+
+_logger = logging.getLogger(__name__)
+
+# Those of this process, by port.
+_servers: dict[int, "_Server"] = {}
+_lock = threading.RLock()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET."""
+
+    timeout = _TIMEOUT_S
+
+    def do_GET(self) -> None:
+        """Answer with the metrics of the process, or the health of its stores."""
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))
+        elif path == "/healthz":
+            paths = [
+                {name: one[name] for name in ("path", "in_use", "reason", "trouble")}
+                for one in collector.paths()
+            ]
+            is_healthy = bool(paths) and all(one["in_use"] and not one["trouble"] for one in paths)
+            status = HTTPStatus.OK if is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
+            document = {"healthy": is_healthy, "paths": paths}
+            self._answer(status, "application/json", json.dumps(document).encode() + b"\n")
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND, "here are /metrics and /healthz")
+
+    def _answer(self, status: HTTPStatus, content_type: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - as it is called
+        """Keep what is asked every few seconds out of the log of an engine."""
+        _logger.debug(format, *arguments)
+
+
+class _Server:
+    """A port, and the stores for which it is served."""
+
+    def __init__(self, port: int) -> None:
+        self.stores: weakref.WeakSet[Connector] = weakref.WeakSet()
+        self.http = ThreadingHTTPServer((_HOST, port), _Handler)
+        self.http.daemon_threads = True
+        thread = threading.Thread(
+            target=self.http.serve_forever, name="kvring-metrics", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            self.http.server_close()
+            raise
+
+
+def serve_metrics(store: Connector, port: int) -> None:
+    """Serve `/metrics` and `/healthz` on a port of this machine until a store is closed.
+
+    Stores of a process may share a port. Where it cannot be had the log says so, and all else goes
+    on.
+    """
+    with _lock:
+        server = _servers.get(port)
+        if server is None:
+            try:
+                server = _servers[port] = _Server(port)
+            except (OSError, RuntimeError) as error:
+                _logger.warning("metrics_port %d: nothing is served there: %s", port, error)
+                return
+        server.stores.add(store)
+
+
+def stop_serving(store: Connector) -> None:
+    """Give back the port, if no other store is served there."""
+    with _lock:
+        for port, server in list(_servers.items()):
+            server.stores.discard(store)
+            if not server.stores:
+                del _servers[port]
+                server.http.shutdown()
+                server.http.server_close()
+
+
+def _close_in_child() -> None:
+    """Leave the ports to the process whose threads answer there."""
+    _lock.release()
+    for server in _servers.values():
+        server.http.socket.close()
+    _servers.clear()
+
+
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_close_in_child
+)

@@ -1,0 +1,222 @@
+"""The socket of an open store, on which its owner answers commands of this machine.
+
+It is `owner-socket.kvring` in the directory of each path, for the owner's user alone. A block
+device has no directory: its socket is in the abstract namespace (unix(7)), under the id of its
+store. A connection carries one request and one answer, a line of JSON each.
+"""
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from kvring._native import Connector, KvRingError, StoredChunks, __version__
+
+__all__ = ["OwnerSocket", "ask"]
+
+# docs/format.md
+_NAME: Final = "owner-socket.kvring"
+
+_MOST_REQUEST_BYTES: Final = 64 << 10
+_MOST_WAITING: Final = 16
+# Of a request: one that does not come must not keep others waiting for longer.
+_REQUEST_DEADLINE_S: Final = 5.0
+# Of an answer: a purge of millions of chunks takes a while.
+_ANSWER_DEADLINE_S: Final = 120.0
+_CREDENTIALS: Final = struct.Struct("3i")
+
+_logger = logging.getLogger(__name__)
+
+
+class OwnerSocket:
+    """Answers for a store until that is closed or gone, from a thread of its own."""
+
+    def __init__(self, store: Connector, index_path: Path | None) -> None:
+        """Listen at each path; where that cannot be, the log says so and all else goes on."""
+        self._store = weakref.ref(store)
+        self._process_id = os.getpid()
+        self._listening: list[socket.socket] = []
+        _all.add(self)
+        weakref.finalize(store, self.close)
+        try:
+            for one in store.stats()["paths"]:
+                if one["in_use"]:
+                    self._listen(Path(one["path"]), index_path)
+            threading.Thread(target=self._serve, name="kvring-owner", daemon=True).start()
+        except (OSError, RuntimeError, KvRingError) as error:
+            _logger.warning("commands cannot ask the owner of the store: no socket: %s", error)
+            self.close()
+
+    def close(self) -> None:
+        """Listen no more. Idempotent; in a fork only what the fork has is closed."""
+        listening, self._listening = self._listening, []
+        is_owner = os.getpid() == self._process_id
+        for one in listening:
+            with suppress(OSError):
+                # Wakes the thread. The socket is shared with forks, and so is its end.
+                if is_owner:
+                    one.shutdown(socket.SHUT_RDWR)
+            # Its file stays: a file system that is frozen or dead would hold up whoever removes it.
+            one.close()
+
+    def _listen(self, path: Path, index_path: Path | None) -> None:
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _address(path, index_path) as (address, directory):
+                if directory is not None:
+                    _remove_stale(directory)
+                    # bind() gives the file the mode of the socket.
+                    os.fchmod(one.fileno(), stat.S_IRUSR | stat.S_IWUSR)
+                one.bind(address)
+            one.listen(_MOST_WAITING)
+            # Who hung up before it was accepted is not waited for.
+            one.setblocking(False)
+        except BaseException:
+            one.close()
+            raise
+        self._listening.append(one)
+
+    def _serve(self) -> None:
+        # They are for the threads of the program.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        poll = select.poll()
+        listening = {one.fileno(): one for one in self._listening}
+        for descriptor in listening:
+            poll.register(descriptor, select.POLLIN)
+        while self._listening:
+            for descriptor, _ in poll.poll():
+                try:
+                    connection, _ = listening[descriptor].accept()
+                except OSError:
+                    # It was closed, or who asked is gone.
+                    continue
+                with connection, suppress(OSError):
+                    self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+        _, user_id, _ = _CREDENTIALS.unpack(credentials)
+        # The abstract namespace has no modes.
+        if user_id not in (0, os.geteuid()):
+            return
+        line = _read_line(connection, _MOST_REQUEST_BYTES, _REQUEST_DEADLINE_S)
+        try:
+            answer = {"answer": self._answer_to(json.loads(line))}
+        except Exception as error:  # noqa: BLE001 - whatever is asked, the next one is answered
+            answer = {"error": str(error) or type(error).__name__}
+        connection.settimeout(_REQUEST_DEADLINE_S)
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _answer_to(self, request: dict[str, Any]) -> Any:
+        store = self._store()
+        if store is None:
+            raise LookupError("the store was closed")
+        if request["ask"] == "stats":
+            return {
+                "process_id": os.getpid(),
+                "version": __version__,
+                "time_s": time.time(),
+                "stats": store.stats(),
+                "usage": store.usage(),
+                "recovery": store.recovery,
+                "latency": [
+                    {"op": op, "phase": phase, "buckets": buckets, "count": count, "sum_us": sum_us}
+                    for op, phase, buckets, count, sum_us in store.latency_histograms()
+                ],
+            }
+        if request["ask"] == "purge":
+            return store.purge(request["namespace"])
+        message = f"kvring {__version__} does not know the request {request['ask']!r}"
+        raise ValueError(message)
+
+
+def ask(path: Path, index_path: Path | None, request: dict[str, Any]) -> Any:
+    """Ask the owner of the store at `path`.
+
+    Returns:
+        Its answer; None if no owner listens there.
+
+    Raises:
+        PermissionError: The owner is another user's.
+        TimeoutError: It does not answer.
+        KvRingError: It cannot do what was asked.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_REQUEST_DEADLINE_S)
+        try:
+            with _address(path, index_path) as (address, _):
+                connection.connect(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        # Who is refused is hung up on.
+        line = b""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            line = _read_line(connection, None, _ANSWER_DEADLINE_S)
+    if not line:
+        message = f"the owner of {path} does not answer this user, or is being closed"
+        raise PermissionError(message)
+    answer = json.loads(line)
+    if "error" in answer:
+        raise KvRingError(answer["error"])
+    return answer["answer"]
+
+
+@contextmanager
+def _address(path: Path, index_path: Path | None) -> Iterator[tuple[str, int | None]]:
+    """Lend the address of the socket, and a descriptor of its directory if it has one."""
+    if path.is_block_device():
+        yield f"\0kvring-{StoredChunks(path, index_path).facts()['store_id']}", None
+        return
+    directory = os.open(path, os.O_DIRECTORY | os.O_PATH)
+    try:
+        # A path may be longer than the 107 bytes of an address.
+        yield f"/proc/self/fd/{directory}/{_NAME}", directory
+    finally:
+        os.close(directory)
+
+
+def _remove_stale(directory: int) -> None:
+    """Remove the socket of the owner before: whoever comes here has the store's lock."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(_NAME, dir_fd=directory, follow_symlinks=False).st_mode):
+            os.unlink(_NAME, dir_fd=directory)
+
+
+def _read_line(connection: socket.socket, most_bytes: int | None, deadline_s: float) -> bytes:
+    end_s = time.monotonic() + deadline_s
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        connection.settimeout(max(end_s - time.monotonic(), 0.001))
+        part = connection.recv(64 << 10)
+        if not part:
+            break
+        line += part
+        if most_bytes is not None and len(line) > most_bytes:
+            break
+    return bytes(line)
+
+
+# Those of this process. A fork has their descriptors, and none of their threads.
+_all: weakref.WeakSet[OwnerSocket] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for one in list(_all):
+        one.close()
+
+
+os.register_at_fork(after_in_child=_close_all)

@@ -1,0 +1,39 @@
+"""Give tenants a share of the disk each, see who takes what, and remove one who leaves.
+
+    python examples/tenants.py DIRECTORY
+
+The namespace of a key is its model, or model@salt: LMCache's `cache_salt` keeps tenants apart.
+"""
+
+import select
+import sys
+
+import kvring
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+CHUNK_BYTES = 1 << 20
+
+
+def key(number: int, tenant: str) -> str:
+    """Return a key as LMCache makes it."""
+    return f"{MODEL}@00000000@0@{number:064x}@{tenant}"
+
+
+def main(path: str) -> None:
+    """Have two tenants store more than one of them may."""
+    quotas = {f"{MODEL}@small": "8MiB"}
+    with kvring.Connector(path, "256MiB", quotas=quotas) as connector:
+        for tenant in ("small", "large"):
+            for number in range(32):
+                connector.submit_batch_set([key(number, tenant)], [bytes([number]) * CHUNK_BYTES])
+                select.select([connector.event_fd()], [], [])
+                connector.drain_completions()
+        for namespace, one in connector.usage().items():
+            print(f"{namespace}: {one['keys']} chunks of 32, quota {one['quota_bytes']}")
+        removed = connector.purge(f"{MODEL}@large")
+        print(f"removed: {removed['keys']}")
+        print("left:", sorted(connector.usage()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,178 @@
+"""`kvring config`, `info` and `usage`."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.adapter_spec import adapter_spec
+from kvring.cli import main
+from tests.python.conftest import Client, make_key, pattern
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run a command that goes well, and return what it prints."""
+    capsys.readouterr()
+    assert main([*map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_json_is_what_lmcache_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "config", "/mnt/nvme/kvring", "500GiB", "--json")
+    # The tests with a real server give it this.
+    assert json.loads(text) == adapter_spec("plugin", Path("/mnt/nvme/kvring"), "500GiB")
+
+
+def test_the_whole_command_holds_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--option", "ttl=1d", "--option", "io_threads=2", "--option", 'quotas={"m": "1GiB"}')
+    text = printed(
+        capsys, "config", "/mnt/nvme/kvring", "500GiB", "--type", "native_plugin", *options
+    )
+    block, _, command = text.rpartition("\n\n")
+    words = shlex.split(command)
+    assert words[:2] == ["lmcache", "server"]
+    spec = json.loads(words[words.index("--l2-adapter") + 1])
+    assert spec == json.loads(block)
+    assert (spec["module_path"], spec["class_name"]) == ("kvring", "Connector")
+    parameters = spec["adapter_params"]
+    assert (parameters["ttl"], parameters["io_threads"]) == ("1d", 2)
+    assert parameters["quotas"] == {"m": "1GiB"}
+
+
+@pytest.mark.parametrize("form", ["--systemd", "--docker", "--kubernetes"])
+def test_services_have_the_command_and_the_limits(
+    capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    text = printed(capsys, "config", "/mnt/nvme/kvring", "500GiB", form, "--huge-pages")
+    assert "KvringL2Adapter" in text
+    assert "/mnt/nvme/kvring" in text
+    assert "--l1-use-hugepages" in text
+    assert {"--systemd": "LimitMEMLOCK", "--docker": "memlock=-1", "--kubernetes": "IPC_LOCK"}[
+        form
+    ] in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_takes_the_unit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    unit = tmp_path / "lmcache.service"
+    text = printed(capsys, "config", "/mnt/nvme/kvring", "500GiB", "--systemd")
+    # The user and the program need not be here.
+    text = text.replace("User=lmcache", "User=root").replace("ExecStart=/", "ExecStart=-/")
+    program = text.partition("ExecStart=-")[2].partition(" ")[0]
+    unit.write_text(text.replace(program, "/bin/true"), encoding="utf-8")
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert str(unit) not in checked.stderr, checked.stderr
+    assert "lmcache.service:" not in checked.stderr, checked.stderr
+
+
+def test_kubernetes_gets_the_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with LMCache")
+    text = printed(capsys, "config", "/mnt/nvme/kvring", "500GiB", "--kubernetes")
+    (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
+    words = container["command"]
+    assert words[:2] == ["lmcache", "server"]
+    spec = json.loads(words[words.index("--l2-adapter") + 1])
+    assert spec["adapter_params"]["path"] == "/mnt/nvme/kvring"
+
+
+def test_the_seccomp_profile_allows_io_uring(capsys: pytest.CaptureFixture[str]) -> None:
+    profile = json.loads(printed(capsys, "config", "--seccomp"))
+    assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
+    denied = {name for rule in profile["syscalls"] for name in rule["names"]}
+    assert {"mount", "bpf", "kexec_load", "clone3"} <= denied
+    assert not any(name.startswith("io_uring") for name in denied)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ((), "PATH and CAPACITY are needed"),
+        (("/mnt/nvme/kvring",), "PATH and CAPACITY are needed"),
+        (("/mnt/nvme/kvring", "big"), "capacity"),
+        (("/mnt/nvme/kvring", "1GiB", "--option", "ttl"), "NAME=VALUE"),
+        (("/mnt/nvme/kvring", "1GiB", "--option", "tl=1d"), "ttl"),
+        (("/mnt/nvme/kvring", "1GiB", "--type", "other"), "other"),
+        (("/mnt/nvme/kvring", "1GiB", "--l1-size-gb", "0"), "0"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], part: str
+) -> None:
+    assert main(["config", *arguments]) == 2
+    ended = capsys.readouterr()
+    assert part in ended.err
+    assert ended.out == ""
+
+
+def test_info_of_a_store_in_use_and_after(
+    capsys: pytest.CaptureFixture[str], client: Client, store_directory: Path
+) -> None:
+    client.store({make_key(number): pattern(5000, number) for number in range(7)})
+    client.store({make_key(1, salt="tenant"): pattern(100, 1)})
+    before: dict[str, Any] = json.loads(printed(capsys, "info", store_directory, "--json"))
+    assert (before["keys"], before["stored_bytes"]) == (8, 35_100)
+    assert before["allocated_bytes"] == 7 * 8192 + 4096
+    assert before["namespaces"] == 2
+    assert before["layout"] == "extents"
+    assert before["holder_process_id"] == os.getpid()
+    assert not before["is_closed_in_order"]
+    assert f"process {os.getpid()}" in printed(capsys, "info", store_directory)
+    client.connector.close()
+    after = json.loads(printed(capsys, "info", store_directory, "--json"))
+    assert (after["holder"], after["is_closed_in_order"]) == (None, True)
+    assert after["store_id"] == before["store_id"]
+    assert "nobody; closed in order" in printed(capsys, "info", store_directory)
+
+
+def test_usage_is_by_namespace(
+    capsys: pytest.CaptureFixture[str], client: Client, store_directory: Path
+) -> None:
+    client.store({make_key(number): pattern(5000, number) for number in range(7)})
+    client.store({make_key(1, salt="tenant"): pattern(100, 1), "other": pattern(1, 1)})
+    assert client.load(make_key(1), 5000) is not None
+    client.connector.close()
+    document = json.loads(printed(capsys, "usage", store_directory, "--json"))
+    model = make_key(0).partition("@")[0]
+    assert next(iter(document)) == model
+    assert (document[model]["keys"], document[model]["allocated_bytes"]) == (7, 7 * 8192)
+    assert document[model]["uses"] == 1
+    assert document[f"{model}@tenant"]["stored_bytes"] == 100
+    assert document[""]["keys"] == 1
+    shown = printed(capsys, "usage", store_directory)
+    assert f"{model}@tenant" in shown
+    assert "56.0 KiB" in shown
+
+
+@pytest.mark.parametrize("command", ["info", "usage"])
+def test_a_path_without_a_store(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    assert main([command, str(tmp_path / "missing")]) == 1
+    assert capsys.readouterr().err.startswith(f"kvring {command}: there is no store in ")
+    assert main([command, str(tmp_path)]) == 1
+    assert "it has no index.kvring" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["usage"], ["info"], ["ls"], ["doctor"]])
+def test_a_reader_that_has_enough_ends_a_command(
+    client: Client, store_directory: Path, arguments: list[str]
+) -> None:
+    client.store({make_key(number): pattern(1, number) for number in range(3000)})
+    client.connector.close()
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "kvring", *arguments, str(store_directory)]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, "")

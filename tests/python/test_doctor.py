@@ -1,0 +1,272 @@
+"""`kvring doctor`: what is wrong with a place or a process is found, and a way out named."""
+
+import io
+import json
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvring
+from benches.compare.block_devices import (
+    DeviceError,
+    attach_loop,
+    mount,
+    mount_tmpfs,
+    require,
+    run,
+    temporary_directory,
+)
+from kvring.cli import main
+from tests.python.conftest import MIB, Client, pattern, run_child
+from tests.python.test_engines import DENIED_BY_DOCKER, install_filter
+
+# Nobody's.
+USER_ID = 54321
+IMAGE_BYTES = 64 * MIB
+
+Findings = list[dict[str, Any]]
+
+
+def examine(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, Findings]:
+    """Run the command in this process; return its status and what it found."""
+    capsys.readouterr()
+    status = main(["doctor", "--json", *map(str, arguments)])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def only(findings: Findings, check: str, level: str) -> dict[str, Any]:
+    """Return the one finding of a check that is of a level."""
+    (found,) = [one for one in findings if (one["check"], one["level"]) == (check, level)]
+    assert found["what"]
+    assert found["remedy"], found
+    return found
+
+
+def doctor_of_child(path: str, plant: str) -> None:
+    """Plant something into this process, and run the command in it."""
+    with redirect_stdout(io.StringIO()):
+        # Another user may not be able to import what this one can.
+        main(["doctor"])
+    if plant == "seccomp":
+        install_filter(DENIED_BY_DOCKER)
+    elif plant == "memlock":
+        os.setuid(USER_ID)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+    elif plant == "user":
+        os.setuid(USER_ID)
+    raise SystemExit(main(["doctor", "--json", path]))
+
+
+def examine_as(path: Path, plant: str) -> tuple[int, Findings]:
+    """Run the command in a process of its own with something planted."""
+    ended = run_child(doctor_of_child, str(path), plant)
+    assert ended.stdout, ended.stderr
+    return ended.returncode, json.loads(ended.stdout)
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """Make a directory that any user may enter and write to."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o777)
+        yield Path(directory)
+
+
+@contextmanager
+def ext4_on_loop(parent: Path, *mount_options: str) -> Iterator[Path]:
+    """Mount an ext4 of its own, and yield the directory that it is."""
+    with ExitStack() as stack:
+        try:
+            require("losetup", "mkfs.ext4")
+            block = attach_loop(stack, parent / "ext4.image", IMAGE_BYTES)
+            mount_point = temporary_directory(stack, parent)
+            mount(stack, ("mkfs.ext4", "-q", "-F"), block, mount_point)
+            for option in mount_options:
+                run("umount", str(mount_point))
+                run("mount", "-o", option, str(block), str(mount_point))
+        except DeviceError as error:
+            pytest.skip(str(error))
+        yield mount_point
+
+
+def test_a_good_place_has_no_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    place = tmp_path / "not" / "yet"
+    status, findings = examine(capsys, place, "--capacity", "32MiB")
+    levels = {one["level"] for one in findings}
+    assert "error" not in levels, findings
+    assert status == (3 if "warning" in levels else 0)
+    assert any(one["check"] == "trial" and one["level"] == "ok" for one in findings)
+    assert any(one["check"] == "O_DIRECT" and one["level"] == "ok" for one in findings)
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing"
+
+
+def test_without_a_path_it_looks_at_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) in (0, 3)
+    shown = capsys.readouterr().out
+    assert kvring.__version__ in shown
+    assert os.uname().release in shown
+
+
+def test_every_finding_to_act_on_has_a_remedy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _, findings = examine(capsys, tmp_path)
+    for one in findings:
+        assert one["remedy"] or one["level"] in ("ok", "note"), one
+
+
+def test_seccomp(public_directory: Path) -> None:
+    status, findings = examine_as(public_directory, "seccomp")
+    found = only(findings, "io_uring", "warning")
+    assert "a seccomp filter denies it" in found["what"]
+    assert "allow io_uring_setup, io_uring_enter and io_uring_register" in found["remedy"]
+    assert status == 3
+    # It works all the same.
+    assert any(one["check"] == "trial" and one["level"] == "ok" for one in findings)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user's id: that takes root")
+def test_no_locked_memory(public_directory: Path) -> None:
+    status, findings = examine_as(public_directory, "memlock")
+    assert "limited to 0 B" in only(findings, "locked memory", "warning")["what"]
+    assert status == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user's id: that takes root")
+def test_a_directory_that_may_not_be_written_to(public_directory: Path) -> None:
+    public_directory.chmod(0o755)
+    status, findings = examine_as(public_directory, "user")
+    found = only(findings, "rights", "error")
+    assert f"user {USER_ID} may not write to {public_directory}" in found["what"]
+    assert status == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user's id: that takes root")
+def test_a_store_of_another_user(public_directory: Path) -> None:
+    store = public_directory / "store"
+    kvring.Connector(store, "16MiB").close()
+    store.chmod(0o777)
+    _, findings = examine_as(store, "user")
+    assert "belongs to user 0" in only(findings, "rights", "warning")["what"]
+
+
+def test_a_store_that_is_open_elsewhere(
+    capsys: pytest.CaptureFixture[str], client: Client, store_directory: Path
+) -> None:
+    client.store({"key": pattern(5000, 1)})
+    status, findings = examine(capsys, store_directory)
+    found = only(findings, "store", "warning")
+    assert f"process {os.getpid()} on host" in found["what"]
+    assert status == 3
+    assert client.load("key", 5000) == pattern(5000, 1)
+    client.connector.close()
+    _, findings = examine(capsys, store_directory)
+    assert any(one["check"] == "store" and one["level"] == "ok" for one in findings)
+
+
+@pytest.mark.root
+def test_memory_is_no_drive(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        try:
+            place = mount_tmpfs(stack, IMAGE_BYTES, temporary_directory(stack, tmp_path))
+        except DeviceError as error:
+            pytest.skip(str(error))
+        status, findings = examine(capsys, place)
+        assert "tmpfs" in only(findings, "file system", "error")["what"]
+        assert status == 1
+
+
+@pytest.mark.root
+def test_a_full_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with ext4_on_loop(tmp_path) as place:
+        _, findings = examine(capsys, place, "--capacity", "1TiB")
+        assert "1.0 TiB is never reached" in only(findings, "free space", "warning")["what"]
+        with (place / "filler").open("wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, shutil.disk_usage(place).free - MIB)
+        status, findings = examine(capsys, place)
+        assert "no room for a store" in only(findings, "free space", "error")["what"]
+        assert status == 1
+
+
+@pytest.mark.root
+def test_a_file_system_without_direct_io(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with ext4_on_loop(tmp_path, "data=journal") as place:
+        status, findings = examine(capsys, place)
+        assert "page cache" in only(findings, "O_DIRECT", "warning")["what"]
+        assert status == 3
+
+
+@pytest.mark.root
+def test_a_read_only_mount(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with ext4_on_loop(tmp_path, "ro") as place:
+        status, findings = examine(capsys, place)
+        found = only(findings, "file system", "error")
+        assert "read-only" in found["what"]
+        assert found["remedy"] == f"mount -o remount,rw {place}"
+        assert status == 1
+
+
+def test_a_path_that_is_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    status, findings = examine(capsys, file)
+    assert only(findings, "path", "error")["what"] == f"{file} is neither"
+    assert status == 1
+
+
+def test_a_capacity_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", str(tmp_path), "--capacity", "big"]) == 2
+    assert "kvring doctor: --capacity: " in capsys.readouterr().err
+
+
+@pytest.fixture
+def smart_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, Any]], None]:
+    """Put a smartctl before all others that prints a report."""
+    program = tmp_path / "smartctl"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def write(report: dict[str, Any]) -> None:
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(report)}\nEND\n", encoding="utf-8")
+        program.chmod(0o755)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("report", "level", "part"),
+    [
+        ({"smart_status": {"passed": False}}, "ERROR", "failing"),
+        ({"nvme_smart_health_information_log": {"percentage_used": 93}}, "WARNING", "93 %"),
+        ({"nvme_smart_health_information_log": {"media_errors": 4}}, "WARNING", "4 media errors"),
+        ({"nvme_smart_health_information_log": {"percentage_used": 3}}, "OK", "3 %"),
+        ({"smartctl": {"messages": [{"string": "Permission denied"}]}}, "NOTE", "Permission"),
+    ],
+)
+def test_the_health_of_a_drive(
+    tmp_path: Path,
+    smart_report: Callable[[dict[str, Any]], None],
+    report: dict[str, Any],
+    level: str,
+    part: str,
+) -> None:
+    from kvring.cli.doctor.drive import look_at_drive
+
+    smart_report(report)
+    drive = tmp_path / "nvme0n1"
+    (drive / "queue").mkdir(parents=True)
+    (drive / "device").mkdir()
+    (drive / "queue" / "scheduler").write_text("[none] mq-deadline\n", encoding="utf-8")
+    (drive / "queue" / "nr_requests").write_text("1023\n", encoding="utf-8")
+    findings = list(look_at_drive(drive))
+    assert any(one.level.name == level and part in one.what for one in findings), findings

@@ -1,0 +1,241 @@
+"""Metrics for Prometheus, as its default registry has them."""
+
+import gc
+import inspect
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import kvring
+from tests.python.conftest import (
+    MIB,
+    Client,
+    fetched,
+    make_key,
+    make_memory,
+    pattern,
+    run_child,
+)
+
+LABELS = {"store", "path", "op", "phase", "result", "reason", "capacity", "namespace", "outcome"}
+
+
+def scraped() -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    """Return the values of all series of kvring's, by name and labels."""
+    page = generate_latest(REGISTRY).decode()
+    values: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name.startswith("kvring_"):
+                labels = frozenset(sample.labels.items())
+                assert labels not in values.setdefault(sample.name, {}), (sample, "twice")
+                values[sample.name][labels] = sample.value
+    return values
+
+
+def value(name: str, store: Path, **labels: str) -> float:
+    """Return the value of one series."""
+    return scraped()[name][frozenset({"store": str(store), **labels}.items())]
+
+
+def test_what_happens_is_counted(client: Client, store_directory: Path) -> None:
+    keys = [make_key(number) for number in range(3)]
+    client.store({key: pattern(10_000, 1) for key in keys})
+    client.store({keys[0]: pattern(10_000, 1)})
+    client.get([*keys, "none"], [make_memory(10_000) for _ in range(4)])
+    client.exists([keys[0], "none", "none either"])
+    client.delete([keys[0], "none"])
+    assert value("kvring_stores_total", store_directory, result="stored") == 3
+    assert value("kvring_stores_total", store_directory, result="unchanged") == 1
+    assert value("kvring_loads_total", store_directory, result="hit") == 3
+    assert value("kvring_loads_total", store_directory, result="miss") == 1
+    assert value("kvring_lookups_total", store_directory, result="miss") == 2
+    assert value("kvring_deletes_total", store_directory, result="absent") == 1
+    assert value("kvring_transferred_bytes_total", store_directory, op="write") == 30_000
+    path = str(store_directory)
+    assert value("kvring_chunks", store_directory, path=path) == 2
+    assert value("kvring_allocated_bytes", store_directory, path=path) == 2 * 12_288
+    assert value("kvring_capacity_bytes", store_directory, path=path) == 256 * MIB
+    assert value("kvring_path_up", store_directory, path=path) == 1
+    assert value("kvring_path_healthy", store_directory, path=path) == 1
+    namespace = keys[0].partition("@")[0]
+    assert value("kvring_namespace_bytes", store_directory, namespace=namespace) == 2 * 12_288
+    assert value("kvring_recovered_records", store_directory, outcome="kept") == 0
+
+
+def test_histograms_are_histograms(client: Client, store_directory: Path) -> None:
+    client.store({make_key(number): pattern(4096, number) for number in range(20)})
+    (found,) = {
+        number
+        for labels, number in scraped()["kvring_latency_seconds_count"].items()
+        if {("op", "set"), ("phase", "total"), ("store", str(store_directory))} <= labels
+    }
+    assert found == 20
+    buckets: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for labels, number in scraped()["kvring_latency_seconds_bucket"].items():
+        named = dict(labels)
+        if named["store"] == str(store_directory):
+            of = buckets.setdefault((named["op"], named["phase"]), [])
+            of.append((float(named["le"]), number))
+    assert len(buckets) == 9
+    for series in buckets.values():
+        counts = [number for _, number in sorted(series)]
+        assert counts == sorted(counts)
+    assert sorted(buckets["set", "total"])[-1] == (float("inf"), 20)
+    assert value("kvring_latency_seconds_sum", store_directory, op="set", phase="total") > 0
+
+
+def test_names_and_labels_are_those_of_the_field(client: Client) -> None:
+    client.store({"key": pattern(4096, 1)})
+    page = generate_latest(REGISTRY).decode()
+    families = [
+        family
+        for family in text_string_to_metric_families(page)
+        if family.name.startswith("kvring_")
+    ]
+    assert len(families) > 25
+    for family in families:
+        assert family.documentation.endswith("."), family.name
+        for sample in family.samples:
+            assert set(sample.labels) <= LABELS | {"le", "engine", "version"}, sample
+        if family.type == "counter":
+            assert all(sample.name.endswith("_total") for sample in family.samples)
+
+
+def test_each_open_store_is_told_of_and_no_other(
+    open_client: Callable[..., Client], store_directory: Path, tmp_path: Path
+) -> None:
+    def told() -> set[str]:
+        series = scraped().get("kvring_io_threads", {})
+        stores = {dict(labels)["store"] for labels in series}
+        return stores & {str(store_directory), str(tmp_path / "other")}
+
+    client = open_client()
+    other = kvring.Connector(tmp_path / "other", "16MiB")
+    assert told() == {str(store_directory), str(tmp_path / "other")}
+    other.close()
+    assert told() == {str(store_directory)}
+    client.connector.close()
+    assert told() == set()
+    again = kvring.Connector(tmp_path / "other", "16MiB")
+    assert told() == {str(tmp_path / "other")}
+    del again
+    gc.collect()
+    assert told() == set(), "it keeps no store open"
+
+
+def test_namespaces_are_bounded(client: Client, store_directory: Path) -> None:
+    client.store({make_key(1, salt=str(salt)): pattern(4096, salt) for salt in range(60)})
+    series = {
+        dict(labels)["namespace"]: number
+        for labels, number in scraped()["kvring_namespace_bytes"].items()
+        if dict(labels)["store"] == str(store_directory)
+    }
+    assert len(series) == 51
+    assert series["(others)"] == 10 * 4096
+    assert sum(series.values()) == 60 * 4096
+
+
+def test_a_store_opens_without_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(store: kvring.Connector) -> None:
+        raise ImportError("no module of that name")
+
+    monkeypatch.setattr("kvring.metrics.collector.add", fail)
+    with kvring.Connector(tmp_path / "store", "16MiB") as connector:
+        client = Client(connector)
+        client.store({"key": pattern(4096, 1)})
+        assert client.load("key", 4096) == pattern(4096, 1)
+    assert "Prometheus gets no metrics of this store" in caplog.text
+
+
+def scrape_in_a_fork(directory: str) -> None:
+    """Open a store, fork, and look at the metrics of the child, which opens one of its own."""
+    owner = kvring.Connector(f"{directory}/owner", "16MiB")
+    child = os.fork()
+    if child == 0:
+        own = kvring.Connector(f"{directory}/child", "16MiB")
+        told = {dict(labels)["store"] for labels in scraped()["kvring_io_threads"]}
+        own.close()
+        os._exit(0 if told == {f"{directory}/child"} else 1)
+    _, status = os.waitpid(child, 0)
+    owner.close()
+    raise SystemExit(os.waitstatus_to_exitcode(status))
+
+
+def test_a_fork_tells_of_its_own_stores(tmp_path: Path) -> None:
+    ended = run_child(scrape_in_a_fork, str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_class_tells_its_arguments() -> None:
+    assert str(inspect.signature(kvring.Connector)) == "(path, capacity, **options)"
+
+
+def test_the_endpoint_serves_metrics_and_health(
+    open_client: Callable[..., Client], tmp_path: Path, port: int
+) -> None:
+    client = open_client(metrics_port=port)
+    client.store({make_key(1): pattern(10_000, 1)})
+    status, page = fetched(port, "/metrics")
+    assert status == 200
+    assert 'kvring_stores_total{result="stored",store="' in page
+    status, text = fetched(port, "/healthz")
+    assert (status, json.loads(text)["healthy"]) == (200, True)
+    assert fetched(port, "/none")[0] == 404
+    # Another store of the process shares it; the last one that is closed gives it back.
+    with kvring.Connector(tmp_path / "second", "64MiB", metrics_port=str(port)):
+        assert len(json.loads(fetched(port, "/healthz")[1])["paths"]) == 2
+        client.connector.close()
+        assert len(json.loads(fetched(port, "/healthz")[1])["paths"]) == 1
+    with pytest.raises(ConnectionRefusedError):
+        fetched(port, "/healthz")
+    with kvring.Connector(tmp_path / "second", "64MiB", metrics_port=port):
+        assert fetched(port, "/healthz")[0] == 200
+
+
+def test_a_port_that_is_taken_does_not_stand_in_the_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with kvring.Connector(tmp_path / "store", "64MiB", metrics_port=number) as connector:
+            assert connector.stats()["keys"] == 0
+            assert f"metrics_port {number}: nothing is served there" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_the_endpoint_is_not_that_of_a_fork(open_client: Callable[..., Client], port: int) -> None:
+    client = open_client(metrics_port=port)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        assert fetched(port, "/healthz")[0] == 200
+        client.connector.close()
+        with pytest.raises(ConnectionRefusedError):
+            fetched(port, "/healthz")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_how_long_evicted_chunks_had_lasted_is_told(
+    open_client: Callable[..., Client], store_directory: Path
+) -> None:
+    client = open_client("16MiB", lease_s=0)
+    for number in range(40):
+        client.store({make_key(number): pattern(MIB, number)})
+        time.sleep(0.01)
+    count = value("kvring_evicted_unused_seconds_count", store_directory)
+    assert count == client.stat("evicted") > 10
+    assert value("kvring_evicted_unused_seconds_sum", store_directory) > count * 0.01

@@ -1,0 +1,229 @@
+"""The socket of an open store: who may ask, what is answered, and what is left of it."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvring
+from kvring.cli import main
+from kvring.owner_socket import ask
+from tests.python.conftest import (
+    HANG_DEADLINE_S,
+    MIB,
+    Client,
+    bare_loop_device,
+    child_command,
+    make_key,
+    pattern,
+    run_child,
+)
+
+SOCKET = "owner-socket.kvring"
+USER_ID = 54321
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+def test_the_owner_answers_and_others_may_not_ask(client: Client, store_directory: Path) -> None:
+    client.store({make_key(1): pattern(10_000, 1)})
+    mode = (store_directory / SOCKET).lstat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600
+    answer = ask(store_directory, None, {"ask": "stats"})
+    assert answer["process_id"] == os.getpid()
+    assert answer["stats"]["set_stored"] == 1
+    assert answer["usage"]["test/model"]["keys"] == 1
+    assert {"get", "set", "delete"} == {one["op"] for one in answer["latency"]}
+    assert answer["recovery"]["kept"] == 0
+
+
+@pytest.mark.parametrize(
+    ("request_line", "message"),
+    [
+        (b'{"ask": "unknown"}\n', "does not know the request 'unknown'"),
+        (b"{}\n", "ask"),
+        (b"no json\n", "Expecting value"),
+        (b"\xff\xfe\n", "decode"),
+        (b"[]\n", "indices"),
+        (b'{"ask": "purge", "namespace": 5}\n', "'int' object"),
+        (b"x" * 100_000 + b"\n", ""),
+    ],
+)
+def test_what_cannot_be_answered_is_an_error_and_the_next_one_is(
+    client: Client, store_directory: Path, request_line: bytes, message: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(HANG_DEADLINE_S)
+        connection.connect(str(store_directory / SOCKET))
+        connection.sendall(request_line)
+        answer = connection.makefile("rb").readline()
+    assert message in json.loads(answer)["error"]
+    assert ask(store_directory, None, {"ask": "stats"})["stats"]["keys"] == 0
+    assert client.stat("keys") == 0
+
+
+def test_nobody_waits_for_one_who_says_nothing(client: Client, store_directory: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(store_directory / SOCKET))
+        silent.sendall(b"{")
+        assert ask(store_directory, None, {"ask": "stats"})["stats"]["keys"] == client.stat("keys")
+
+
+def test_nobody_answers_for_a_store_that_is_closed(
+    open_client: Callable[..., Client], store_directory: Path
+) -> None:
+    client = open_client()
+    client.connector.close()
+    assert ask(store_directory, None, {"ask": "stats"}) is None
+    with kvring.Connector(store_directory, "256MiB"):
+        assert ask(store_directory, None, {"ask": "stats"}) is not None
+    assert ask(store_directory, None, {"ask": "stats"}) is None
+    connector = kvring.Connector(store_directory, "256MiB")
+    assert ask(store_directory, None, {"ask": "stats"}) is not None
+    del connector
+    assert ask(store_directory, None, {"ask": "stats"}) is None
+
+
+def hold(directory: str) -> None:
+    """Have a store open until this process is killed."""
+    connector = kvring.Connector(directory, "64MiB")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    del connector
+
+
+def test_what_a_killed_owner_left_is_replaced(store_directory: Path) -> None:
+    directory = store_directory
+    with subprocess.Popen(
+        child_command(hold, str(store_directory)), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert main(["stats", str(directory)]) == 0
+        process.send_signal(signal.SIGKILL)
+    assert (directory / SOCKET).exists()
+    assert ask(directory, None, {"ask": "stats"}) is None
+    with kvring.Connector(directory, "64MiB"):
+        answer = ask(directory, None, {"ask": "stats"})
+        assert answer["process_id"] == os.getpid()
+
+
+def test_a_fork_neither_answers_nor_takes_it_away(client: Client, store_directory: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        client.connector.close()
+        signal.pause()
+    try:
+        assert ask(store_directory, None, {"ask": "stats"})["process_id"] == os.getpid()
+        client.connector.close()
+        # The fork lives, and has no part of it.
+        assert ask(store_directory, None, {"ask": "stats"}) is None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_path_longer_than_an_address(tmp_path: Path) -> None:
+    directory = tmp_path / ("long" * 30) / "store"
+    with kvring.Connector(directory, "64MiB"):
+        assert ask(directory, None, {"ask": "stats"})["process_id"] == os.getpid()
+
+
+def test_a_device_has_one_too(tmp_path: Path) -> None:
+    with bare_loop_device(tmp_path, 64 * MIB) as device:
+        with kvring.Connector(device.path, "all"):
+            assert ask(device.path, None, {"ask": "stats"})["process_id"] == os.getpid()
+        assert ask(device.path, None, {"ask": "stats"}) is None
+
+
+def ask_as_another_user(path: str) -> None:
+    """Ask as a user who may read the device."""
+    main(["stats", "--help"])
+    os.setuid(USER_ID)
+    try:
+        print(ask(Path(path), None, {"ask": "stats"}))
+    except PermissionError:
+        print("refused")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to be another user")
+def test_other_users_are_refused(tmp_path: Path) -> None:
+    with bare_loop_device(tmp_path, 64 * MIB) as device, kvring.Connector(device.path, "all"):
+        # Who may read the device knows its id.
+        mode = device.path.stat().st_mode
+        device.path.chmod(0o666)
+        try:
+            ended = run_child(ask_as_another_user, str(device.path))
+        finally:
+            device.path.chmod(mode)
+        assert ended.stdout.splitlines()[-1] == "refused", ended
+
+
+def test_an_open_goes_on_without_it(
+    store_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no sockets here")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with kvring.Connector(store_directory, "64MiB") as connector:
+        assert connector.stats()["keys"] == 0
+        assert "no socket: no sockets here" in caplog.text
+        assert main(["stats", str(store_directory)]) == 1
+
+
+def test_top_shows_what_happens_between_two_looks(
+    client: Client, store_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = [make_key(number) for number in range(8)]
+    client.store({key: pattern(MIB, 1) for key in keys})
+    command = [sys.executable, "-m", "kvring", "top", str(store_directory)]
+    with subprocess.Popen(
+        [*command, "--json", "--interval=0.2"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        frames = [json.loads(process.stdout.readline())]
+        client.exists([*keys, "none"])
+        for key in keys:
+            assert client.load(key, MIB) == pattern(MIB, 1)
+        while not frames[-1]["loads_per_s"]:
+            frames.append(json.loads(process.stdout.readline()))
+        process.terminate()
+        assert process.wait(HANG_DEADLINE_S) == -signal.SIGTERM
+    assert frames[0]["read_bytes_per_s"] == 0
+    assert frames[0]["latency_ms"]["get"]["total"] is None
+    last = frames[-1]
+    loaded = sum(one["read_bytes_per_s"] * one["over_s"] for one in frames)
+    assert 0 < round(loaded) <= 8 * MIB
+    assert 0 < last["latency_ms"]["get"]["total"]["p50"] < HANG_DEADLINE_S * 1000
+    assert last["namespaces"][0]["name"] == "test/model"
+    assert last["space"]["keys"] == 8
+    assert [path["path"] for path in last["paths"]] == [str(store_directory)]
+    assert main(["top", str(store_directory), "--count=1", "--interval=0.1"]) == 0
+    assert "test/model" in capsys.readouterr().out
+    client.connector.close()
+    assert main(["top", str(store_directory)]) == 1
+    assert "nobody has" in capsys.readouterr().err
+
+
+def test_the_hit_ratio_of_a_larger_disk_is_told(
+    open_client: Callable[..., Client], store_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = open_client("32MiB", lease_s=0, eviction="lru")
+    keys = [make_key(number) for number in range(40)]
+    for key in keys:
+        client.store({key: pattern(MIB, 1)})
+    client.exists(keys)
+    assert main(["stats", "--json", str(store_directory)]) == 0
+    counters = json.loads(capsys.readouterr().out)["stats"]
+    assert counters["would_hit_at_2x"] > 0
+    assert main(["stats", str(store_directory)]) == 0
+    assert "with twice 100%" in capsys.readouterr().out

@@ -1,0 +1,269 @@
+"""`kvring verify`, `purge` and `resize`."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvring
+from kvring._native import StoredChunks
+from kvring.cli import main
+from tests.python.conftest import (
+    MIB,
+    Client,
+    LoopDevice,
+    bare_loop_device,
+    make_key,
+    pattern,
+    run_child,
+)
+
+CHUNK_BYTES = 100_000
+KEYS = [make_key(number) for number in range(20)]
+# docs/format.md
+FIRST_RECORD = 4096
+RECORD_BYTES = 256
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def kvring_command(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process; return its status and what it printed."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+def fill(client: Client, salt: str = "") -> None:
+    client.store({key + salt: pattern(CHUNK_BYTES, number) for number, key in enumerate(KEYS)})
+
+
+def damage(path: Path, key: str) -> dict[str, Any]:
+    """Change a byte in the middle of a chunk; return where it is."""
+    (chunk,) = [chunk for chunk in StoredChunks(path) if chunk["key"] == key]
+    with (path / chunk["file"]).open("r+b") as file:
+        at = chunk["offset_bytes"] + CHUNK_BYTES // 2
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+        os.fsync(file.fileno())
+    return chunk
+
+
+def counts(run: Run, *arguments: object, status: int = 0) -> dict[str, Any]:
+    ended, out, err = run("verify", "--json", *arguments)
+    assert (ended, err) == (status, "")
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+@pytest.mark.parametrize("layout", ["extents", "files"])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_damaged_chunk_is_found_and_named(
+    open_client: Callable[..., Client],
+    store_directory: Path,
+    kvring_command: Run,
+    layout: str,
+    is_open: bool,
+) -> None:
+    client = open_client(layout=layout)
+    fill(client)
+    found = counts(kvring_command, store_directory)
+    assert (found["chunks"], found["intact"]) == (20, 20)
+    assert found["read_bytes"] == 20 * CHUNK_BYTES
+    if not is_open:
+        client.connector.close()
+    chunk = damage(store_directory, KEYS[7])
+    found = counts(kvring_command, store_directory, status=1)
+    assert (found["intact"], found["damaged"]) == (19, 1)
+    (broken,) = found["broken"]
+    assert broken["key"] == KEYS[7]
+    assert broken["file"] == str(store_directory / chunk["file"])
+    assert broken["offset_bytes"] == chunk["offset_bytes"]
+    status, out, _ = kvring_command("verify", store_directory)
+    assert status == 1
+    assert f'damaged: "{KEYS[7]}"' in out
+    # Nothing was changed.
+    assert counts(kvring_command, store_directory, status=1)["damaged"] == 1
+
+
+def test_repair_removes_what_is_broken_and_nothing_else(
+    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
+) -> None:
+    client = open_client(ttl="1s", capacity="16MiB")
+    fill(client)
+    status, _, err = kvring_command("verify", "--repair", store_directory)
+    assert status == 1
+    assert f"is open in process {os.getpid()}" in err
+    client.connector.close()
+    damage(store_directory, KEYS[7])
+    damage(store_directory, KEYS[8])
+    document = counts(kvring_command, "--repair", store_directory)
+    assert (document["damaged"], document["removed"]) == (2, 2)
+    # Although a second has passed for all of them.
+    found = counts(kvring_command, store_directory)
+    assert (found["chunks"], found["intact"]) == (18, 18)
+    client = open_client()
+    present = [key for key, is_held in zip(KEYS, client.exists(KEYS), strict=True) if is_held]
+    assert present == KEYS[:7] + KEYS[9:]
+    client.assert_sound()
+
+
+def test_a_chunk_that_is_not_there_is_damaged(
+    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
+) -> None:
+    client = open_client(layout="files")
+    fill(client)
+    client.connector.close()
+    files = sorted((store_directory / "chunks").glob("*/*"))
+    files[0].unlink()
+    with files[1].open("r+b") as file:
+        file.truncate(CHUNK_BYTES // 2 + 100)
+    found = counts(kvring_command, store_directory, status=1)
+    assert (found["intact"], found["damaged"]) == (18, 2)
+    assert counts(kvring_command, "--repair", store_directory)["removed"] == 2
+    assert counts(kvring_command, store_directory)["intact"] == 18
+
+
+def test_repair_mends_the_index(
+    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
+) -> None:
+    client = open_client()
+    fill(client)
+    client.connector.close()
+    with (store_directory / "index.kvring").open("r+b") as file:
+        file.seek(FIRST_RECORD + 3 * RECORD_BYTES + 100)
+        file.write(b"damage")
+    found = counts(kvring_command, store_directory, status=1)
+    assert (found["intact"], len(found["index"])) == (19, 1)
+    status, out, _ = kvring_command("verify", "--repair", store_directory)
+    assert (status, "and is well again" in out) == (0, True)
+    assert counts(kvring_command, store_directory)["index"] == []
+
+
+def test_chunks_without_a_checksum_are_said_to_have_none(
+    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
+) -> None:
+    fill(open_client(checksum="off"))
+    found = counts(kvring_command, store_directory)
+    assert (found["intact"], found["unchecked"]) == (0, 20)
+
+
+def test_several_paths_are_verified_and_repaired_together(
+    tmp_path: Path, kvring_command: Run
+) -> None:
+    paths = [tmp_path / str(number) for number in range(3)]
+    with kvring.Connector(paths, "32MiB") as connector:
+        fill(Client(connector))
+    damaged = next(iter(StoredChunks(paths[1])))["key"]
+    damage(paths[1], damaged)
+    assert counts(kvring_command, *paths, status=1)["chunks"] == 20
+    status, _, err = kvring_command("verify", "--repair", paths[1])
+    assert (status, "belong" in err or "path" in err) == (1, True)
+    assert counts(kvring_command, "--repair", *paths)["removed"] == 1
+    assert counts(kvring_command, *paths)["intact"] == 19
+
+
+def test_a_device_is_verified(tmp_path: Path, kvring_command: Run) -> None:
+    with bare_loop_device(tmp_path, 64 * MIB) as device:
+        with kvring.Connector(device.path, "all") as connector:
+            fill(Client(connector))
+        assert counts(kvring_command, device.path)["intact"] == 20
+        _damage_device(device, KEYS[4])
+        assert counts(kvring_command, device.path, status=1)["damaged"] == 1
+        assert counts(kvring_command, "--repair", device.path)["removed"] == 1
+        assert counts(kvring_command, device.path)["intact"] == 19
+
+
+def _damage_device(device: LoopDevice, key: str) -> None:
+    (chunk,) = [chunk for chunk in StoredChunks(device.path) if chunk["key"] == key]
+    with device.path.open("r+b") as file:
+        file.seek(chunk["offset_bytes"] + 10)
+        file.write(b"damage")
+        os.fsync(file.fileno())
+
+
+def test_wrong_arguments_and_places_are_named(tmp_path: Path, kvring_command: Run) -> None:
+    status, _, err = kvring_command("verify", tmp_path / "none")
+    assert (status, "nothing is there" in err) == (1, True)
+    status, _, err = kvring_command("verify", tmp_path)
+    assert (status, "no index.kvring" in err) == (1, True)
+    assert not list(tmp_path.iterdir())
+    for command in ("verify", "purge", "resize"):
+        assert kvring_command(command)[0] == 2
+    status, _, err = kvring_command("verify", "--rate=fast", tmp_path)
+    assert (status, "does not begin with a number" in err) == (2, True)
+
+
+def read_slowly(path: str) -> None:
+    main(["verify", "--rate=4MiB", path])
+
+
+def test_it_reads_no_faster_than_asked(
+    open_client: Callable[..., Client], store_directory: Path
+) -> None:
+    """Reading in pieces of 1 MiB, it sleeps behind each: a clock that is asked cannot be early."""
+    client = open_client()
+    client.store({make_key(1): pattern(2 * MIB, 1)})
+    ended = run_child(read_slowly, str(store_directory))
+    assert ended.returncode == 0, ended
+    assert "1 as they were stored" in ended.stdout
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_purge_takes_a_namespace_and_leaves_the_rest(
+    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run, is_open: bool
+) -> None:
+    client = open_client()
+    fill(client)
+    fill(client, "@tenant")
+    client.connector.pin([KEYS[0] + "@tenant"])
+    if not is_open:
+        client.connector.close()
+    arguments = ("purge", "--namespace", "test/model@tenant", store_directory)
+    status, out, err = kvring_command(*arguments)
+    assert (status, "has 20 chunks" in out) == (1, True)
+    assert "say --yes" in err
+    status, out, _ = kvring_command(*arguments, "--yes")
+    assert status == 0
+    # Pins are those of an open store.
+    assert ("19 chunks" in out, "1 are pinned" in out) == (is_open, is_open)
+    left = [chunk["namespace"] for chunk in StoredChunks(store_directory)]
+    assert left.count("test/model") == 20
+    assert left.count("test/model@tenant") == int(is_open)
+    status, out, _ = kvring_command("purge", "--namespace", "none", "--yes", store_directory)
+    assert (status, "removed 0 chunks" in out) == (0, True)
+
+
+def test_resize_tells_what_is_lost_and_gives_back_the_space(
+    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
+) -> None:
+    client = open_client("64MiB", lease_s=0)
+    for number in range(48):
+        client.store({make_key(number): pattern(MIB, number)})
+    status, _, err = kvring_command("resize", "--capacity=32MiB", "--yes", store_directory)
+    assert (status, "is open in process" in err) == (1, True)
+    client.connector.close()
+    status, out, err = kvring_command("resize", "--capacity=32MiB", store_directory)
+    assert (status, "say --yes" in err) == (1, True)
+    assert "holds 48 chunks" in out
+    assert len(list(StoredChunks(store_directory))) == 48
+    status, out, _ = kvring_command("resize", "--capacity=32MiB", "--yes", store_directory)
+    left = len(list(StoredChunks(store_directory)))
+    assert (status, f"{48 - left} were evicted" in out) == (0, True)
+    assert 16 <= left < 32
+    assert sum(one.stat().st_blocks * 512 for one in store_directory.iterdir()) <= 32 * MIB
+    status, _, _ = kvring_command("resize", "--capacity=1GiB", store_directory)
+    assert (status, len(list(StoredChunks(store_directory)))) == (0, left)
+    status, _, err = kvring_command("resize", "--capacity=1KiB", "--yes", store_directory)
+    assert (status, "capacity" in err) == (2, True)

@@ -1,0 +1,274 @@
+"""`kvring export`, `import` and `adopt`."""
+
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvring
+from kvring._native import StoredChunks
+from kvring.cli import main
+from kvring.cli.archive import Writer
+from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, bare_loop_device, make_key, pattern
+from tests.python.test_store_commands import damage
+
+# A key may be anything, and as long as this.
+CONTENTS = {
+    **{make_key(number): pattern(100_000, number) for number in range(12)},
+    **{make_key(number, "tenant"): pattern(4096 + number, number) for number in range(4)},
+    "é\n\x01=\\ \u4e2d": b"x",
+    "long" + "é" * 2046: pattern(3 * MIB + 1, 5),
+}
+
+
+def held(path: Path) -> dict[str, bytes | None]:
+    """Return what a store holds, as its own disk has it."""
+    chunks = StoredChunks(path)
+    return {chunk["key"]: chunks.read(keep=True)[2] for chunk in chunks}
+
+
+def archive_of(tmp_path: Path, *options: str) -> Path:
+    """Store the contents, and archive them."""
+    source, archive = tmp_path / "source", tmp_path / "archive.tar"
+    with kvring.Connector(source, "128MiB") as connector:
+        Client(connector).store(CONTENTS)
+    assert main(["export", str(source), "--output", str(archive), *options]) == 0
+    return archive
+
+
+@pytest.mark.parametrize("layout", ["extents", "files"])
+def test_what_is_exported_is_imported_into_any_layout(tmp_path: Path, layout: str) -> None:
+    archive, target = archive_of(tmp_path), tmp_path / "target"
+    arguments = ["--capacity=128MiB", "--layout", layout, "--input", str(archive)]
+    assert main(["import", str(target), *arguments]) == 0
+    assert held(target) == CONTENTS
+    with kvring.Connector(target, "128MiB", layout=layout) as connector:
+        client = Client(connector)
+        for key, content in CONTENTS.items():
+            assert client.load(key, len(content)) == content
+
+
+def test_through_a_pipe_into_a_device(tmp_path: Path) -> None:
+    archive_of(tmp_path)
+    with bare_loop_device(tmp_path, 128 * MIB) as device:
+        kvring_command = f"{sys.executable} -m kvring"
+        pipe = f"{kvring_command} export $0 | {kvring_command} import $1 --capacity=64MiB"
+        subprocess.run(
+            ["bash", "-ec", f"set -o pipefail; {pipe}", str(tmp_path / "source"), str(device.path)],
+            check=True,
+            timeout=HANG_DEADLINE_S,
+        )
+        assert held(device.path) == CONTENTS
+
+
+def test_what_was_done_is_told_to_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive, target = archive_of(tmp_path, "--json"), tmp_path / "target"
+    printed = json.loads(capsys.readouterr().err)
+    assert (printed["chunks"], printed["left_out"]) == (len(CONTENTS), 0)
+    arguments = ["--capacity=64MiB", "--json", "--input", str(archive)]
+    assert main(["import", str(target), *arguments]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["stored"], printed["refused"], printed["evicted"]) == (len(CONTENTS), 0, 0)
+    assert main(["resize", str(target), "--capacity=128MiB", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["keys"], printed["evicted"]) == (len(CONTENTS), 0)
+
+
+def test_a_namespace_alone(tmp_path: Path) -> None:
+    archive, target = archive_of(tmp_path, "--namespace", "test/model@tenant"), tmp_path / "target"
+    assert main(["import", str(target), "--capacity=64MiB", "--input", str(archive)]) == 0
+    assert sorted(held(target)) == [make_key(number, "tenant") for number in range(4)]
+
+
+def test_other_programs_read_the_archive(tmp_path: Path) -> None:
+    archive = archive_of(tmp_path)
+    assert stat.S_ISREG(archive.stat().st_mode)
+    done = subprocess.run(
+        ["tar", "-xf", str(archive), "-C", str(tmp_path)], check=True, capture_output=True
+    )
+    assert done.stderr == b""
+    extracted = {file.read_bytes() for file in (tmp_path / "chunks").iterdir()}
+    assert extracted == set(CONTENTS.values())
+
+
+def test_a_store_is_exported_while_its_owner_works(
+    open_client: Callable[..., Client], tmp_path: Path, store_directory: Path
+) -> None:
+    client = open_client("32MiB", lease_s=0)
+    ends = threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not ends.is_set():
+            client.store({make_key(number): pattern(500_000, number)})
+            number += 1
+            # Not so fast that all of it is gone before it is read.
+            time.sleep(0.02)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        client.wait_until(lambda: client.stat("evicted") > 20)
+        for number in range(5):
+            archive = tmp_path / f"{number}.tar"
+            assert main(["export", str(store_directory), "--output", str(archive)]) == 0
+            target = tmp_path / f"target-{number}"
+            assert main(["import", str(target), "--capacity=64MiB", "--input", str(archive)]) == 0
+            found = held(target)
+            assert found
+            for key, content in found.items():
+                assert content == pattern(500_000, int(key.rpartition("@")[2], 16))
+    finally:
+        ends.set()
+        worker.join()
+
+
+def test_what_is_broken_is_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive_of(tmp_path)
+    key = make_key(3)
+    damage(tmp_path / "source", key)
+    archive, target = tmp_path / "second.tar", tmp_path / "target"
+    assert main(["export", str(tmp_path / "source"), "--output", str(archive)]) == 1
+    assert f"'{key}' is damaged" in capsys.readouterr().err
+    assert main(["import", str(target), "--capacity=64MiB", "--input", str(archive)]) == 0
+    assert held(target) == {name: one for name, one in CONTENTS.items() if name != key}
+
+
+def test_an_archive_that_was_cut_short_or_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = archive_of(tmp_path).read_bytes()
+    changed, target = tmp_path / "changed.tar", tmp_path / "target"
+
+    def imported(content: bytes) -> tuple[int, str]:
+        changed.write_bytes(content)
+        capsys.readouterr()
+        status = main(["import", str(target), "--capacity=64MiB", "--input", str(changed)])
+        for key, stored in (held(target) if target.exists() else {}).items():
+            assert stored == CONTENTS[key]
+        return status, capsys.readouterr().err
+
+    assert imported(b"")[0] == 1
+    assert imported(b"no archive at all" * 1000)[0] == 1
+    for length in (100, 511, 512, 1536, 300_000, len(whole) // 2, len(whole) - 10_240 * 2):
+        status, error = imported(whole[:length])
+        assert (status, "kvring import: " in error) == (1, True), length
+        assert "Traceback" not in error
+    # Somewhere in the bytes of a chunk, and everywhere in the headers of the first.
+    position = whole.index(CONTENTS[make_key(5)]) + 50_000
+    status, error = imported(_flipped(whole, position))
+    assert (status, f"{make_key(5)!r} is damaged" in error) == (1, True)
+    for position in range(0, 4096, 61):
+        status, error = imported(_flipped(whole, position))
+        assert "Traceback" not in error
+    foreign = io.BytesIO()
+    with tarfile.open(fileobj=foreign, mode="w") as tar:
+        tar.add(__file__, "chunks/0")
+    status, error = imported(foreign.getvalue())
+    assert (status, "is no chunk" in error) == (1, True)
+
+
+def _flipped(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+
+
+def test_an_archive_that_somebody_made_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "target"
+    for key, content in (("k" * 5000, b"x"), ("empty", b""), ("", b"x")):
+        archive = tmp_path / "made-up.tar"
+        with archive.open("wb") as file:
+            writer = Writer(file)
+            writer.add("fine", b"content", 0)
+            writer.add(key, content, 0)
+            writer.end()
+        status = main(["import", str(target), "--capacity=64MiB", "--input", str(archive)])
+        assert status == (0 if content and len(key) < 4096 else 1)
+        assert held(target)["fine"] == b"content"
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_full_disk_below_the_archive_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive_of(tmp_path)
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "source"), "--output", "/dev/full"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_store_in_use_or_too_small_is_refused_and_stays(
+    open_client: Callable[..., Client],
+    tmp_path: Path,
+    store_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    archive = archive_of(tmp_path)
+    client = open_client("64MiB")
+    client.store({make_key(number): pattern(MIB, number) for number in range(30)})
+    arguments = ["import", str(store_directory), "--input", str(archive)]
+    assert main([*arguments, "--capacity=64MiB"]) == 1
+    assert f"is open in process {os.getpid()}" in capsys.readouterr().err
+    client.connector.close()
+    before = held(store_directory)
+    assert main([*arguments, "--capacity=16MiB"]) == 1
+    assert "kvring resize" in capsys.readouterr().err
+    assert held(store_directory) == before
+    assert main([*arguments, "--capacity=1KiB"]) == 1
+    assert main([*arguments, "--capacity=no"]) == 2
+    assert main(arguments) == 2
+    assert held(store_directory) == before
+
+
+def test_adopt_looks_at_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "lmcache", tmp_path / "target"
+    source.mkdir()
+    names = {
+        "a-SEP-b@0x01000100@0@00ff.data": "a/b@01000100@0@00ff",
+        "a-SEP-b@0x01000100@1f@00ff@tenant 1.data": "a/b@01000100@1f@00ff@tenant 1",
+    }
+    for name in names:
+        (source / name).write_bytes(name.encode() * 1000)
+    others = ["a@0x01000100@0@00ff.tmp", "a@01000100@0@00ff.data", "a@0x01000100@0@0f0.data"]
+    for name in others:
+        (source / name).write_bytes(b"other")
+    (source / "d@0x01000100@0@00ff.data").mkdir()
+    (source / "l@0x01000100@0@00ff.data").symlink_to("/etc/hostname")
+    arguments = ["adopt", str(source), str(target), "--capacity=64MiB"]
+    assert main(arguments) == 0
+    assert "5 other files" in capsys.readouterr().err
+    assert held(target) == {key: name.encode() * 1000 for name, key in names.items()}
+    assert main([*arguments, "--move"]) == 0
+    assert held(target) == {key: name.encode() * 1000 for name, key in names.items()}
+    assert sorted(one.name for one in source.glob("*@0@00ff.tmp")) == others[:1]
+    assert not any((source / name).exists() for name in names)
+    assert main(arguments) == 1
+    assert "has no chunk of LMCache's fs or fs_native" in capsys.readouterr().err
+    assert main(["adopt", str(tmp_path / "none"), str(target), "--capacity=64MiB"]) == 2
+
+
+def test_an_empty_file_is_named_and_the_others_are_adopted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "lmcache", tmp_path / "target"
+    source.mkdir()
+    (source / "a@0x01000100@0@00fe.data").write_bytes(b"")
+    (source / "a@0x01000100@0@00ff.data").write_bytes(b"x")
+    assert main(["adopt", str(source), str(target), "--capacity=64MiB", "--move"]) == 1
+    assert "00fe.data is empty" in capsys.readouterr().err
+    assert held(target) == {"a@01000100@0@00ff": b"x"}
+    assert (source / "a@0x01000100@0@00fe.data").exists()
