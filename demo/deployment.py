@@ -93,6 +93,11 @@ class CacheServer:
         with urllib.request.urlopen(self._http_url + path, timeout=DEADLINE_S) as response:
             return str(response.read(), "utf-8")
 
+    def clear_l1(self) -> None:
+        """Have it forget what it holds in memory, as far as nothing uses that."""
+        request = urllib.request.Request(self._http_url + "/cache/clear", method="POST")
+        urllib.request.urlopen(request, timeout=DEADLINE_S).close()
+
     def metric(self, name: str) -> int:
         """Return the sum of a counter over its labels, 0 before its first count."""
         pattern = re.compile(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", re.MULTILINE)

@@ -52,16 +52,15 @@ class FaultyDevice:
         self._command("qmp_capabilities")
         self.path = attach_loop_over(stack, exported)
 
-    def fail(self, kind: Kind, offset_bytes: int | None = None, error: int = errno.EIO) -> None:
-        """Answer `error` to what touches the sector at this offset, or to everything of this kind.
+    def fail(self, kind: Kind, *offsets_bytes: int, error: int = errno.EIO) -> None:
+        """Answer `error` to what touches the sectors at these offsets; without any, to everything.
 
         It takes the place of what was said before.
         """
         rule: dict[str, Any] = {"event": "none", "iotype": kind, "errno": error}
-        if offset_bytes is not None:
-            rule["sector"] = offset_bytes // SECTOR_BYTES
+        rules = [rule | {"sector": offset // SECTOR_BYTES} for offset in offsets_bytes] or [rule]
         # The daemon flushes by itself before it changes anything: that must work again some time.
-        self._apply([rule | {"once": True}] * MOST_FAILED_FLUSHES if kind == "flush" else [rule])
+        self._apply([rule | {"once": True}] * MOST_FAILED_FLUSHES if kind == "flush" else rules)
 
     def mend(self) -> None:
         """Let everything work again."""

@@ -75,11 +75,15 @@ class Place:
         self.connectors.append(connector)
         return Client(connector)
 
-    def fail_chunk(self, kind: Kind, key: str, error: int = errno.EIO) -> None:
-        """Let the middle of a chunk's place fail."""
-        (chunk,) = (chunk for chunk in StoredChunks(self.path, None) if chunk["key"] == key)
-        offset = chunk.get("offset_bytes", 0) + CHUNK_BYTES // 2
-        self.device.fail(kind, self._on_device(self.path / chunk["file"], offset), error)
+    def fail_chunks(self, kind: Kind, *keys: str, error: int = errno.EIO) -> None:
+        """Let the middle of each chunk's place fail."""
+        chunks = [chunk for chunk in StoredChunks(self.path, None) if chunk["key"] in keys]
+        assert len(chunks) == len(keys)
+        self.device.fail(kind, *map(self._middle, chunks), error=error)
+
+    def _middle(self, chunk: dict[str, Any]) -> int:
+        offset = chunk.get("offset_bytes", 0) + chunk["length_bytes"] // 2
+        return self._on_device(self.path / chunk["file"], offset)
 
     def index_offset(self, page: int) -> int:
         """Return where on the device a page of the index is."""
@@ -181,7 +185,7 @@ def test_a_chunk_that_cannot_be_read_is_missed_alone(
 ) -> None:
     client = place.open()
     client.store(CHUNKS)
-    place.fail_chunk("read", BAD, error)
+    place.fail_chunks("read", BAD, error=error)
     assert get_all(client, KEYS) == [key != BAD for key in KEYS]
     assert client.stat("read_errors") == 1
     line = next(line for line in caplog.messages if "cannot read a chunk" in line)
@@ -210,7 +214,7 @@ def test_a_store_that_cannot_be_written_fails_alone(
         os.sync()
         place.device.fail("write")
     else:
-        place.fail_chunk("write", BAD)
+        place.fail_chunks("write", BAD)
     client.delete([BAD])
     client.wait_until(lambda: client.stat("allocated_bytes") == 0)
     completion = client.set([BAD], [CHUNKS[BAD]])
@@ -242,7 +246,7 @@ def test_a_place_that_cannot_be_written_fails_one_of_a_batch(
     """The kernel joins writes of neighbours, and fails all of them for one bad sector."""
     client = place.open(durability=durability)
     client.store(CHUNKS)
-    place.fail_chunk("write", BAD, error)
+    place.fail_chunks("write", BAD, error=error)
     client.delete(KEYS)
     client.wait_until(lambda: client.stat("allocated_bytes") == 0)
     completion = client.set(KEYS, list(CHUNKS.values()))
@@ -352,12 +356,13 @@ def store_and_die(path: str, options: dict[str, Any]) -> None:
 def test_verification_after_a_crash_loses_nothing_in_an_outage(place: Place) -> None:
     died = run_child(store_and_die, str(place.path), place.options)
     assert died.returncode == -signal.SIGKILL, died.stderr
+    # Before the store is opened: what it verifies it begins with at once.
+    place.fail_chunks("read", *SMALL)
     client = place.open(lease_s=0)
-    place.device.fail("read")
     to_verify = client.connector.recovery["to_verify"]
     assert to_verify == len(SMALL)
-    time.sleep(1)
-    assert client.stat("verified_after_crash") < to_verify
+    client.wait_until(lambda: "reads" in client.connector.stats()["paths"][0]["trouble"])
+    assert client.stat("verified_after_crash") == 0
     place.device.mend()
     client.wait_until(lambda: client.stat("verified_after_crash") == to_verify)
     assert get_small(client, list(SMALL)) == [True] * len(SMALL)
