@@ -194,8 +194,10 @@ def test_what_is_hot_in_l1_stays(make_spec: Callable[..., AdapterSpec]) -> None:
                 session.manager.touch_cached_keys(hot)
             else:
                 adapter_of(session).submit_touch(hot)
-        assert session.prefetch(hot, LAYOUT) == [True] * 4
-        assert adapter_of(session)._store.stats()["evicted"] > 50
+        found = session.prefetch(hot, LAYOUT)
+        stats = adapter_of(session)._store.stats()
+        assert found == [True] * 4, stats
+        assert stats["evicted"] > 50
 
 
 def test_an_lmcache_that_is_too_old_is_named(tmp_path: Path) -> None:
