@@ -34,7 +34,7 @@ def test_the_whole_command_holds_the_json(capsys: pytest.CaptureFixture[str]) ->
     text = printed(
         capsys, "config", "/mnt/nvme/kvring", "500GiB", "--type", "native_plugin", *options
     )
-    block, _, command = text.rpartition("\n\n")
+    block, command, engine = text.split("\n\n")
     words = shlex.split(command)
     assert words[:2] == ["lmcache", "server"]
     spec = json.loads(words[words.index("--l2-adapter") + 1])
@@ -43,6 +43,8 @@ def test_the_whole_command_holds_the_json(capsys: pytest.CaptureFixture[str]) ->
     parameters = spec["adapter_params"]
     assert (parameters["ttl"], parameters["io_threads"]) == ("1d", 2)
     assert parameters["quotas"] == {"m": "1GiB"}
+    *_, name, transfer = shlex.split(engine)
+    assert (name, json.loads(transfer)["kv_role"]) == ("--kv-transfer-config", "kv_both")
 
 
 @pytest.mark.parametrize("form", ["--systemd", "--docker", "--kubernetes"])

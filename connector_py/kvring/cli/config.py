@@ -1,4 +1,4 @@
-"""`kvring config`: what a server is started with, from a path and a size."""
+"""`kvring config`: what LMCache's server and vLLM are started with, from a path and a size."""
 
 import json
 import shlex
@@ -26,6 +26,13 @@ _ADAPTERS = {
     "native_plugin": ("kvring", "Connector"),
 }
 
+# From what LMCache 0.5.6 says where vLLM cannot reach its server; host and port are the defaults.
+_VLLM_TRANSFER = {
+    "kv_connector": "LMCacheMPConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 5555},
+}
+
 _FORMS: dict[str, Callable[[Path, list[str]], str]] = {
     "systemd": systemd_unit,
     "docker": docker_command,
@@ -33,7 +40,7 @@ _FORMS: dict[str, Callable[[Path, list[str]], str]] = {
 }
 
 
-@click.command(epilog=_EPILOG, short_help="Print the JSON for LMCache, and how to start a server.")
+@click.command(epilog=_EPILOG, short_help="Print the JSON for LMCache, and what to start.")
 @click.argument("path", required=False)
 @click.argument("capacity", required=False)
 @click.option(
@@ -79,7 +86,7 @@ def config(
     huge_pages: bool,
     form: str | None,
 ) -> int:
-    """Print how to start an LMCache server with a store of CAPACITY at PATH.
+    """Print how to start an LMCache server with a store of CAPACITY at PATH, and vLLM with that.
 
     CAPACITY is a size such as 500GiB, or 'all' of a block device.
     """
@@ -97,6 +104,8 @@ def config(
     else:
         click.echo(json.dumps(spec, indent=2))
         click.echo(f"\n{shlex.join(command)}")
+        vllm = ["vllm", "serve", "MODEL", "--kv-transfer-config", json.dumps(_VLLM_TRANSFER)]
+        click.echo(f"\n{shlex.join(vllm)}")
     if huge_pages:
         _tell_huge_pages(l1_size_gb)
     return 0

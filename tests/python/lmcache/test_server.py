@@ -1,6 +1,8 @@
 """The whole deployment: LMCache's server and its own client, before and after a restart."""
 
+import argparse
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from demo.deployment import (
     fresh_run_problems,
     restart_problems,
 )
+from kvring.cli import main
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
@@ -75,3 +78,14 @@ def test_everything_is_found_again_after_a_kill(make_server: Callable[[], CacheS
         assert server.metric("kvring_chunks") == CHUNK_COUNT
         assert server.metric("kvring_loads_total") >= CHUNK_COUNT
         server.stop()
+
+
+def test_vllm_is_told_where_the_server_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    from lmcache.v1.multiprocess.config import add_mp_server_args
+
+    defaults = add_mp_server_args(argparse.ArgumentParser()).parse_args([])
+    assert main(["config", "/mnt/nvme/kvring", "500GiB"]) == 0
+    transfer = json.loads(shlex.split(capsys.readouterr().out.split("\n\n")[-1])[-1])
+    extra = transfer["kv_connector_extra_config"]
+    assert extra["lmcache.mp.host"] == f"tcp://{defaults.host}"
+    assert extra["lmcache.mp.port"] == defaults.port
