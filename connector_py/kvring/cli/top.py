@@ -187,7 +187,7 @@ def _head(path: Path, one: dict[str, Any]) -> Table:
 def _hits(one: dict[str, Any]) -> str:
     ratio = one["lookup_hit_ratio"]
     if ratio is None:
-        return ""
+        return "none"
     by_capacity = one["hit_ratio_by_capacity"]
     return (
         f"{ratio:.0%} hit; with 1.5 times the capacity {by_capacity['1.5']:.0%}, "
