@@ -3,8 +3,10 @@
 import json
 import logging
 import os
+import socket
 import threading
 import weakref
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
@@ -102,6 +104,9 @@ def stop_serving(store: Connector) -> None:
             if not server.stores:
                 del _servers[port]
                 server.http.shutdown()
+                with suppress(OSError):
+                    # A fork may not have closed its copy yet, which would keep the port listening.
+                    server.http.socket.shutdown(socket.SHUT_RDWR)
                 server.http.server_close()
 
 

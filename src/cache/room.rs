@@ -240,6 +240,7 @@ impl Cache {
         }
         // Where one must stay, more may have to.
         self.must_any_stay(&self.index.ask(|all, now_s| all.coldest(LOOKED_AT, now_s)));
+        room.search.begin_anew();
         None
     }
 

@@ -12,6 +12,9 @@ const SEED_PART: usize = 16;
 /// Neighbours that are looked at for a cheaper run once there is one.
 const MOST_STEPS: usize = 16_384;
 
+/// Searches for one room that begin anew before what is coldest counts no more, so that they end.
+const MOST_ROUNDS: usize = 64;
+
 /// A chunk whose eviction makes no room is excluded for so long.
 const USELESS_FOR_S: u32 = 10;
 
@@ -24,6 +27,10 @@ pub(crate) struct RoomSearch {
     steps: usize,
     /// The cheapest run so far: its cost and its chunks.
     best: Option<(u64, Vec<Victim>)>,
+    /// What it finds comes from the scan: what lies next, however hot that is.
+    scans: bool,
+    /// Times that it began anew.
+    rounds: usize,
 }
 
 #[derive(Debug)]
@@ -37,6 +44,14 @@ pub(crate) enum Room {
 impl RoomSearch {
     pub(crate) fn new(blocks: u32) -> Self {
         Self { blocks, ..Self::default() }
+    }
+
+    /// What it found must stay, or another thread has evicted it: looks at what goes first now. What a scan found was the
+    /// last resort, and that goes on.
+    pub(crate) fn begin_anew(&mut self) {
+        if !self.scans && self.rounds < MOST_ROUNDS {
+            *self = Self { rounds: self.rounds + 1, ..Self::new(self.blocks) };
+        }
     }
 }
 
@@ -102,6 +117,7 @@ impl EvictionIndex {
         if let Some((_, victims)) = search.best.take() {
             return Room::Found(victims);
         }
+        search.scans = true;
         match look.scan(scan) {
             Some(true) => Room::Found(scan.take_run()),
             Some(false) => Room::Nowhere,

@@ -21,7 +21,7 @@ use crate::evict::Quotas;
 use crate::index::table::Table;
 use crate::index::{EnteredGet, EnteredSet, Index};
 use crate::index::{FoundIndex, IndexPlace};
-use crate::key::Namespace;
+use crate::key::{Hashed, Namespace};
 use crate::open_stores::OpenStore;
 use crate::store::Store;
 use crate::store::data_files::{ExtentStore, find_files};
@@ -333,4 +333,38 @@ fn uses_are_written_a_few_at_a_time() {
     still.cache.write_uses();
     let queued = table.changes.progress.ticket() - before;
     assert!((1..=64).contains(&queued), "{queued} uses");
+}
+
+/// Another thread evicts what was found, or it must stay: the next coldest goes then, not what lies beside.
+#[test]
+fn what_is_hot_stays_where_a_search_has_lost_what_it_found() {
+    const BLOCKS: u64 = 1024;
+    for must_stay in [false, true] {
+        let mut still = Still::new(Eviction::Lru, (1.0, 1.0));
+        let count = CAPACITY / BLOCK_BYTES / BLOCKS - 4;
+        (0..count).for_each(|number| _ = still.put(number, BLOCKS));
+        // All but two, which lie far apart.
+        let cold = [count / 4, count / 2];
+        (0..count)
+            .filter(|number| !cold.contains(number))
+            .for_each(|number| still.get(number, BLOCKS));
+        let index = &still.cache.index;
+        let is_stored = |number: u64| {
+            let key = number.to_string();
+            index.contains_each(std::iter::once(Hashed::of(&key)), false, 1).0 == [true]
+        };
+        let mut making = RoomMaking::new(8 * BLOCKS as u32);
+        let mut search = RoomSearch::new(BLOCKS as u32);
+        let found = index.eviction_index.lock().for_room(&mut search, &*still.cache.store, 0);
+        let Room::Found(victims) = found else { panic!("there is room") };
+        (making.search, making.victims) = (search, victims.clone());
+        if must_stay {
+            assert_eq!(index.pin_keys(&[Hashed::of(&cold[0].to_string())], 1), [true]);
+        } else {
+            assert!(still.cache.evict_all(&victims));
+        }
+        while still.cache.go_on_making_room(&mut making).is_none() {}
+        assert_eq!(cold.map(is_stored), [must_stay, false]);
+        assert!((0..count).filter(|number| !cold.contains(number)).all(is_stored));
+    }
 }
