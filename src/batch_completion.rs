@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use crate::completion_queue::{Completion, CompletionQueue, KeepAlive};
 use crate::sync::Mutex;
@@ -57,6 +58,7 @@ impl Batch {
             ok: error.is_none(),
             error: error.cloned().unwrap_or_default(),
             results: self.results.iter().map(|result| result.load(Ordering::Relaxed)).collect(),
+            completed_at: Instant::now(),
             keep_alive: self.keep_alive.lock().take(),
         });
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use crossbeam_queue::SegQueue;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -23,6 +24,8 @@ pub struct Completion {
     pub error: String,
     /// One answer per key, in the order submitted.
     pub results: Vec<bool>,
+    /// When the last key was answered.
+    pub completed_at: Instant,
     pub(crate) keep_alive: Option<KeepAlive>,
 }
 

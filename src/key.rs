@@ -63,6 +63,39 @@ impl<'key> Hashed<'key> {
     }
 }
 
+/// The engine that keys belong to. In the store each of its keys begins with its name and `#`, so that no other engine sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity(String);
+
+impl Identity {
+    /// Longest name, in bytes.
+    pub const MAX_BYTES: usize = 64;
+
+    const MARK: char = '#';
+
+    /// The engine of this name; none if it is empty, too long, or has other characters than ASCII letters, digits, `.`, `_` and `-`.
+    pub fn named(name: &str) -> Option<Self> {
+        let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let is_name = (1..=Self::MAX_BYTES).contains(&name.len()) && name.bytes().all(is_fit);
+        is_name.then(|| Self(name.to_owned()))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// `key` as it is stored.
+    pub(crate) fn qualify(&self, key: &str) -> String {
+        format!("{}{}{key}", self.0, Self::MARK)
+    }
+
+    /// The key that is stored as `stored`; none if it belongs to another engine.
+    pub(crate) fn own<'key>(&self, stored: &'key str) -> Option<&'key str> {
+        stored.strip_prefix(&*self.0)?.strip_prefix(Self::MARK)
+    }
+}
+
 /// Whose chunk a key names: the model and, where there is one, the cache salt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Namespace<'key> {
@@ -185,6 +218,20 @@ mod tests {
             assert_eq!(Namespace::called(&namespace.name()), namespace);
         }
         assert_eq!(Namespace::of("m@1@0@a@s").name(), "m@s");
+    }
+
+    #[test]
+    fn an_identity_is_part_of_the_namespace() {
+        let identity = Identity::named("fp8-tp2").unwrap();
+        let stored = identity.qualify("meta/llama@1@0@ab@tenant");
+        assert_eq!(Namespace::of(&stored).name(), "fp8-tp2#meta/llama@tenant");
+        assert_eq!(identity.own(&stored), Some("meta/llama@1@0@ab@tenant"));
+        for other in ["meta/llama@1@0@ab", "fp8#x@1@0@ab", "fp8-tp2x#y@1@0@ab", "fp8-tp2@1@0@ab"] {
+            assert_eq!(identity.own(other), None, "{other}");
+        }
+        for name in ["", "a b", "a#b", "a@b", "\u{e4}", &"x".repeat(65)] {
+            assert_eq!(Identity::named(name), None, "{name}");
+        }
     }
 
     #[test]

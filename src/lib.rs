@@ -83,6 +83,6 @@ pub use index::{
     Check, ChunkCondition, ChunkReader, Damage, KeyChange, KeyEvent, KeyState, Purged, Recovery,
     StoreFacts, StoredChunk, StoredChunks, list_chunks,
 };
-pub use key::MAX_KEY_BYTES;
+pub use key::{Identity, MAX_KEY_BYTES};
 pub use stats::{LatencyHistogram, PathStats, Stats};
 pub use store::Geometry;

@@ -17,6 +17,7 @@ __all__ = [
     "KvRingError",
     "LoadPlan",
     "LoadRun",
+    "MemoryTasks",
     "NotFormattedError",
     "ObjectTasks",
     "RegisteredMemory",
@@ -488,6 +489,101 @@ class ObjectTasks:
 
     def locked_keys(self) -> int:
         """Return how many keys lookups have locked."""
+
+@final
+class MemoryTasks:
+    """A connector as programs ask it that name memory by its address.
+
+    A task is a batch of keys. Each key has one part or several, all keys of a task as many; each
+    part is a chunk of its own, stored under `prefix@part@key`. A key is there if all of its parts
+    are.
+
+    Whoever passes an address keeps that memory in its place, and uses it for nothing else, until
+    the task has completed or `Connector.close()` has returned. Several threads may use an object.
+
+    Every method raises ClosedError after `Connector.close()`, but for `take_finished()`, and
+    SubmitError for what a connector's submits refuse.
+    """
+
+    def __new__(cls, connector: Connector) -> Self:
+        """Take a connector over: its completions are taken here from now on.
+
+        Args:
+            connector: Open, and drained by nobody else.
+        """
+
+    def store(
+        self,
+        prefix: str,
+        keys: Sequence[str],
+        addresses: Sequence[int],
+        lengths_bytes: Sequence[int],
+    ) -> int:
+        """Store memory, and return the task.
+
+        Args:
+            prefix: Begins all keys: a namespace, `@`, and a rank of 8 hexadecimal digits.
+            keys: Without `@`.
+            addresses: Of the parts of the first key, then of the second one, and so on.
+            lengths_bytes: One for each address.
+        """
+
+    def load(
+        self,
+        prefix: str,
+        keys: Sequence[str],
+        addresses: Sequence[int],
+        lengths_bytes: Sequence[int],
+    ) -> int:
+        """Load into memory, and return the task; the arguments are those of `store()`.
+
+        What is not stored in exactly its length is answered False. The memory of such a key holds
+        some of its parts, or none.
+        """
+
+    def take_finished(self) -> list[tuple[int, list[bool], str, float]]:
+        """Take what became of all tasks that have completed, each once, without waiting.
+
+        Returns:
+            Of each: the task, an answer for each key, why some failed (empty if none did), and the
+            seconds from its submit until the last answer.
+        """
+
+    def wait(self, task: int) -> tuple[int, list[bool], str, float]:
+        """Wait for a task, without the GIL, and take what became of it.
+
+        If the connector is closed meanwhile, ClosedError comes when that has let go of all memory.
+        """
+
+    def wait_all(self) -> None:
+        """Wait until all tasks have completed; what became of them is left to be taken."""
+
+    def exists(self, prefix: str, keys: Sequence[str], parts: int = 1) -> list[bool]:
+        """Say of each key whether it is stored with so many parts, and lease it."""
+
+    def count_leading(self, prefix: str, keys: Sequence[str], parts: int = 1) -> int:
+        """Return how many leading keys are stored with so many parts, and lease these."""
+
+    def touch(self, prefix: str, keys: Sequence[str], parts: int = 1) -> list[bool]:
+        """Count a use of each key now, and say of each whether it is stored."""
+
+    def watch_keys(self) -> int:
+        """Note which keys come and go from now on; return how many are stored and not told yet."""
+
+    def take_stored_keys(self, limit: int) -> list[str]:
+        """Take up to `limit` keys that were stored when watching began, as they are stored.
+
+        Returns:
+            The least recently used ones of those that are left; fewer than `limit` at the end.
+        """
+
+    def take_key_events(self, limit: int) -> list[tuple[str, list[str]]]:
+        """Take up to `limit` changes of keys since watching began.
+
+        Returns:
+            Runs of "stored", "stored again" (the same bytes) or "gone", with keys as they are
+            stored; the changes of one key in order.
+        """
 
 @final
 class RegisteredMemory:

@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,10 @@ class Connector(_native.Connector):
                 self, None if index_path == "none" else Path(index_path).expanduser()
             )
             _tell_prometheus(self)
+
+    def serve(self, request: str, serve: Callable[[socket.socket], None]) -> None:
+        """Have connections on the store's socket with this request served, each in a thread."""
+        self._socket.serve(request, serve)
 
     def close(self, timeout_s: float = 5.0) -> dict[str, Any]:
         """Close the store, as the native class does; nobody can ask its owner any more."""

@@ -16,14 +16,14 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from kvring._native import Connector, KvRingError, StoredChunks, __version__
 
-__all__ = ["OwnerSocket", "ask"]
+__all__ = ["Line", "OwnerSocket", "ask", "connect"]
 
 # docs/format.md
 _NAME: Final = "owner-socket.kvring"
@@ -47,6 +47,7 @@ class OwnerSocket:
         self._store = weakref.ref(store)
         self._process_id = os.getpid()
         self._listening: list[socket.socket] = []
+        self._servers: dict[str, Callable[[socket.socket], None]] = {}
         _all.add(self)
         weakref.finalize(store, self.close)
         try:
@@ -58,8 +59,13 @@ class OwnerSocket:
             _logger.warning("commands cannot ask the owner of the store: no socket: %s", error)
             self.close()
 
+    def serve(self, request: str, serve: Callable[[socket.socket], None]) -> None:
+        """Hand each connection with this request to `serve`, in a thread of its own."""
+        self._servers[request] = serve
+
     def close(self) -> None:
         """Listen no more. Idempotent; in a fork only what the fork has is closed."""
+        self._servers.clear()
         listening, self._listening = self._listening, []
         is_owner = os.getpid() == self._process_id
         for one in listening:
@@ -114,7 +120,14 @@ class OwnerSocket:
             return
         line = _read_line(connection, _MOST_REQUEST_BYTES, _REQUEST_DEADLINE_S)
         try:
-            answer = {"answer": self._answer_to(json.loads(line))}
+            request = json.loads(line)
+            serve = self._servers.get(request["ask"])
+            if serve is not None:
+                # What is left of the connection here is closed.
+                own = (connection.dup(),)
+                threading.Thread(target=serve, args=own, name="kvring-reads", daemon=True).start()
+                return
+            answer = {"answer": self._answer_to(request)}
         except Exception as error:  # noqa: BLE001 - whatever is asked, the next one is answered
             answer = {"error": str(error) or type(error).__name__}
         connection.settimeout(_REQUEST_DEADLINE_S)
@@ -154,17 +167,14 @@ def ask(path: Path, index_path: Path | None, request: dict[str, Any]) -> Any:
         TimeoutError: It does not answer.
         KvRingError: It cannot do what was asked.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_REQUEST_DEADLINE_S)
+    # Who is refused is hung up on.
+    line = b""
+    with suppress(BrokenPipeError, ConnectionResetError):
         try:
-            with _address(path, index_path) as (address, _):
-                connection.connect(address)
+            connection = connect(path, index_path, request)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
-        # Who is refused is hung up on.
-        line = b""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            connection.sendall(json.dumps(request).encode() + b"\n")
+        with connection:
             line = _read_line(connection, None, _ANSWER_DEADLINE_S)
     if not line:
         message = f"the owner of {path} does not answer this user, or is being closed"
@@ -173,6 +183,36 @@ def ask(path: Path, index_path: Path | None, request: dict[str, Any]) -> Any:
     if "error" in answer:
         raise KvRingError(answer["error"])
     return answer["answer"]
+
+
+def connect(path: Path, index_path: Path | None, request: dict[str, Any]) -> socket.socket:
+    """Connect to the owner of the store at `path`, and send it a request.
+
+    Raises:
+        OSError: No owner listens there, or it does not answer.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_REQUEST_DEADLINE_S)
+        with _address(path, index_path) as (address, _):
+            connection.connect(address)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class Line:
+    """Reads lines from a connection on which more than one comes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Read from a connection, as long as its timeout lets it."""
+        self._file = connection.makefile("rb")
+
+    def read(self) -> bytes:
+        """Return the next line; nothing when the other end has hung up."""
+        return self._file.readline()
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 mod buffers;
 mod connector;
 mod errors;
+mod finished;
 mod format;
 mod keys;
 mod listing;
 mod load;
 mod logging;
 mod memory;
+mod memory_tasks;
 mod object_keys;
 mod object_locks;
 mod object_tasks;
@@ -53,6 +55,8 @@ mod _native {
     use super::load::{LoadPlan, LoadRun, load_options};
     #[pymodule_export]
     use super::memory::RegisteredMemory;
+    #[pymodule_export]
+    use super::memory_tasks::MemoryTasks;
     #[pymodule_export]
     use super::object_tasks::ObjectTasks;
     #[pymodule_export]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kvring::{CallerBuffer, Completion, KeepAlive, KeyChange, KeyEvent};
+use kvring::{CallerBuffer, Completion, KeepAlive, KeyEvent};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::exceptions::PyOSError;
 use pyo3::intern;
@@ -19,7 +19,9 @@ use pyo3::types::PyList;
 use crate::buffers::{Use, export_all};
 use crate::connector::Connector;
 use crate::errors::{SubmitError, from_submit};
+use crate::finished::Finished;
 use crate::logging::hand_over;
+use crate::memory_tasks::name_of;
 use crate::object_keys::{fields_of, objects_of, rendered};
 use crate::object_locks::ObjectLocks;
 
@@ -40,7 +42,7 @@ pub(crate) struct ObjectTasks {
     next_lookup: AtomicU64,
     lookups: Mutex<HashMap<u64, Vec<bool>>>,
     locks: Mutex<ObjectLocks>,
-    loads: Mutex<HashMap<u64, Completion>>,
+    loads: Finished,
 }
 
 #[pymethods]
@@ -59,7 +61,7 @@ impl ObjectTasks {
             next_lookup: AtomicU64::new(0),
             lookups: Mutex::default(),
             locks: Mutex::default(),
-            loads: Mutex::default(),
+            loads: Finished::default(),
         })
     }
 
@@ -139,14 +141,7 @@ impl ObjectTasks {
 
     /// Take the bitmap of a load, once; None as long as it is under way.
     fn query_load<'py>(&self, py: Python<'py>, task: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let mut taken = Vec::new();
-        let completion = {
-            let mut loads = locked(&self.loads);
-            // With the lock, so that nobody else misses what is taken here.
-            self.core().take(false, &mut taken);
-            loads.extend(taken.into_iter().map(|completion| (completion.future_id, completion)));
-            loads.remove(&task)
-        };
+        let completion = self.loads.take(self.core(), |loads| loads.remove(&task));
         hand_over(py)?;
         completion.map(|completion| self.bitmap_of(py, &completion.results)).transpose()
     }
@@ -198,11 +193,7 @@ impl ObjectTasks {
         let events = py.detach(|| self.core().take_key_events(limit)).map_err(from_submit)?;
         let class = self.object_key.bind(py);
         let run = |run: &[KeyEvent]| {
-            let name = match run[0].change {
-                KeyChange::Stored => "stored",
-                KeyChange::StoredAgain => "stored again",
-                KeyChange::Gone => "gone",
-            };
+            let name = name_of(run[0].change);
             objects_of(class, run).map(|(keys, lengths_bytes)| (name, keys, lengths_bytes))
         };
         events.chunk_by(|one, next| one.change == next.change).map(run).collect()

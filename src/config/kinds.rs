@@ -8,6 +8,7 @@ use nix::unistd::{Uid, User};
 
 use super::nearest::nearest;
 use super::values::{OptionValue, number, parse_size, size_text, text, whole, within, wrong_kind};
+use crate::key::Identity;
 
 type Read<T> = dyn Fn(&OptionValue) -> Result<T, String>;
 type Show<T> = dyn Fn(&T) -> String;
@@ -126,6 +127,17 @@ pub(super) fn path_name(kind: &str) -> Kind<PathBuf> {
     };
     let range = format!("{kind} ('~' is the home directory)");
     Kind::new(range, read, |path: &PathBuf| path.display().to_string())
+}
+
+/// A name of an engine.
+pub(super) fn identity() -> Kind<Identity> {
+    let read = |value: &OptionValue| {
+        let name = text(value)?;
+        Identity::named(name)
+            .ok_or_else(|| "it is empty, too long, or has other characters".to_owned())
+    };
+    let range = format!("1 to {} of the characters A-Z a-z 0-9 . _ -", Identity::MAX_BYTES);
+    Kind::new(range, read, |identity| identity.name().to_owned())
 }
 
 pub(super) fn sizes_by_name(least: u64, most: u64) -> Kind<Vec<(String, u64)>> {

@@ -21,6 +21,7 @@ use nearest::nearest;
 
 use crate::engine::{FileOperations, SystemFiles};
 use crate::error::ConfigError;
+use crate::key::Identity;
 use crate::lock::current_boot;
 use crate::time::Clock;
 
@@ -50,6 +51,7 @@ pub struct Config {
     pub lease_s: u32,
     /// After this time in the queue a GET is a miss; none if it waits as long as it takes.
     pub load_deadline_ms: Option<u64>,
+    pub identity: Option<Identity>,
     pub quotas: Vec<(String, u64)>,
     pub admission: Admission,
     /// In a day.
@@ -109,6 +111,7 @@ impl Config {
             ttl: Some(Duration::from_secs(7 * 86_400)),
             lease_s: 10,
             load_deadline_ms: None,
+            identity: None,
             quotas: Vec::new(),
             admission: Admission::Always,
             write_budget_bytes: None,
@@ -294,6 +297,7 @@ mod tests {
             ("checksum", OptionValue::Boolean(false)),
             ("ttl", OptionValue::Float(f64::NAN)),
             ("path", OptionValue::Text(String::new())),
+            ("identity", OptionValue::Text("a b".into())),
         ];
         for (name, value) in wrong {
             let message = options(&[(name, value.clone())]).unwrap_err().to_string();

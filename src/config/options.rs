@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::kinds::{count, list, one_of, or, or_none, path_name, size, sizes_by_name, time};
+use super::kinds::{
+    count, identity, list, one_of, or, or_none, path_name, size, sizes_by_name, time,
+};
 use super::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
     MIN_CAPACITY_BYTES, OptionValue, Tuning,
@@ -69,8 +71,10 @@ pub const OPTIONS: &[OptionSpec] = &[
         "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased"),
     option!("load_deadline_ms", "milliseconds", load_deadline_ms, or_none("off", count(1, 3_600_000)),
         "a load that could not start within this time is answered as a miss, so that the engine computes again rather than waits"),
+    option!("identity", "", identity, or_none("none", identity()),
+        "what tells this engine from others that use the store: its weights, dtype, layout and ranks, where they are not part of the model's name; it is part of the namespace (identity#model), and what was stored under another one is not seen"),
     option!("quotas", "bytes", quotas, or("none", Vec::new, sizes_by_name(1 << 20, PIB)),
-        "most bytes of a namespace (model, or model@salt), at all paths together; past it its own chunks go"),
+        "most bytes of a namespace (model, or model@salt, after identity# if there is one), at all paths together; past it its own chunks go"),
     option!("admit", "", admission, one_of(&Admission::ALL, Admission::name),
         "with 'second_use' a key is stored only when it is to be stored for the second time, which saves writes; until then its SETs complete without storing"),
     option!("write_budget", "bytes a day", write_budget_bytes, or_none("off", size(1 << 30, PIB)),

@@ -13,10 +13,26 @@ impl Connector {
     /// Asks how many leading keys are stored, and leases these. The answers are as those of [`Connector::submit_exists`] up to
     /// the first key that is not stored, and false from there on.
     pub fn submit_prefix<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
+        let mut results = self.stored_prefix(keys);
+        results.resize(keys.len(), false);
+        Ok(self.complete(&self.completions.common, results, String::new(), Box::new(())))
+    }
+
+    /// [`Connector::submit_prefix`], answered at once: how many leading keys are stored.
+    pub fn prefix<K: AsRef<str>>(&self, keys: &[K]) -> Result<usize, SubmitError> {
+        let keys = &*self.as_stored(keys);
+        let _gate = self.enter(keys)?;
+        let results = self.stored_prefix(keys);
+        Ok(results.iter().take_while(|is_stored| **is_stored).count())
+    }
+
+    /// The answers up to the first key that is not stored, at least.
+    fn stored_prefix<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
         let live = self.volumes.live_set();
         let hashed = keys.iter().map(Hashed::of);
-        let mut results = match self.volumes.only() {
+        match self.volumes.only() {
             Some(volume) => volume.contains_each(hashed, true),
             None => {
                 let is_stored = |key: Hashed<'_>| {
@@ -26,14 +42,13 @@ impl Connector {
                 // One by one: those after the first miss are not leased.
                 hashed.map_while(is_stored).collect()
             }
-        };
-        results.resize(keys.len(), false);
-        Ok(self.complete(&self.completions.common, results, String::new(), Box::new(())))
+        }
     }
 
     /// Pins `keys`: a pinned chunk is neither evicted nor expires before it is unpinned or deleted, or the store is closed.
     /// Says of each key whether it is pinned now: not if it is not stored, or half of the capacity is pinned.
     pub fn pin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let now_ms = self.config.clock.now_ms();
         Ok(self.volumes.ask_each(keys, |volume, keys| volume.pin_keys(keys, now_ms)))
@@ -41,6 +56,7 @@ impl Connector {
 
     /// Unpins keys. Says of each key whether it was pinned.
     pub fn unpin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().unpin_keys(keys)))
     }
@@ -48,6 +64,7 @@ impl Connector {
     /// Counts a use of each of `keys` now, without loading it: for chunks that are used in a tier above. As with a load, they go later and expire
     /// later. Says of each key whether it is stored.
     pub fn touch<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let now_ms = self.config.clock.now_ms();
         Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().touch_keys(keys, now_ms)))
@@ -93,7 +110,7 @@ impl Connector {
         Ok((keys, None))
     }
 
-    /// Stored keys of a model, or all, with the lengths of their chunks: up to `limit` from `cursor` (0 at first) on, and the cursor to
+    /// Stored keys of this engine, of a model or all, with the lengths of their chunks: up to `limit` from `cursor` (0 at first) on, and the cursor to
     /// continue with, if there are more. Keys stored or removed meanwhile may be missing. A path whose reactors have failed has none.
     #[expect(clippy::type_complexity, reason = "a list, and where to go on")]
     pub fn stored_keys(
@@ -103,15 +120,21 @@ impl Connector {
         limit: usize,
     ) -> Result<(Vec<(String, u64)>, Option<u64>), SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
-        let is_meant = |key: &str| model.is_none_or(|model| Namespace::of(key).model == model);
+        let is_meant = |stored: &str| {
+            let own = self.own_key(stored);
+            own.is_some_and(|key| model.is_none_or(|model| Namespace::of(key).model == model))
+        };
+        let own = |(stored, length_bytes): (String, u64)| {
+            Some((self.own_key(&stored)?.to_owned(), length_bytes))
+        };
         let mut keys = Vec::new();
         let (first, mut from) = (cursor >> 48, ((cursor >> 32) as usize & 0xffff, cursor as u32));
         for (number, volume) in self.volumes.all.iter().enumerate().skip(first as usize) {
             let start = std::mem::take(&mut from);
             if self.volumes.is_live(number) && !volume.shared.has_failed() {
                 let left = limit.max(1) - keys.len();
-                let (own, next) = volume.index().stored_keys(start, left, is_meant);
-                keys.extend(own);
+                let (stored, next) = volume.index().stored_keys(start, left, is_meant);
+                keys.extend(stored.into_iter().filter_map(own));
                 if let Some((shard, entry)) = next {
                     let cursor = (number << 48 | shard << 32) as u64 | u64::from(entry);
                     return Ok((keys, Some(cursor)));

@@ -14,7 +14,7 @@ pub(super) struct KeyWatch {
 }
 
 impl Connector {
-    /// From here on every key that is stored is told, and every one that is gone: deleted, evicted, expired, damaged, or at a path
+    /// From here on every key of this engine that is stored is told, and every one that is gone: deleted, evicted, expired, damaged, or at a path
     /// that has failed. What nobody takes stays in memory. Returns how many keys are stored now, about; a second call watches on.
     pub fn watch_keys(&self) -> Result<usize, SubmitError> {
         let _gate = self.enter::<&str>(&[])?;
@@ -40,7 +40,8 @@ impl Connector {
         while keys.len() < limit
             && let Some((chunk, number)) = watch.stored.pop()
         {
-            keys.extend(self.volumes.all[number as usize].index().tell_stored(chunk));
+            let told = self.volumes.all[number as usize].index().tell_stored(chunk);
+            keys.extend(told.and_then(|event| self.own_event(event)));
         }
         if watch.stored.is_empty() {
             watch.stored = Vec::new();
@@ -54,8 +55,21 @@ impl Connector {
         let _gate = self.enter::<&str>(&[])?;
         let watch = self.key_watch.lock();
         let events = watch.as_ref().map(|watch| &watch.events);
-        let take =
-            |events: &Arc<KeyEvents>| std::iter::from_fn(|| events.pop()).take(limit).collect();
+        let take = |events: &Arc<KeyEvents>| {
+            std::iter::from_fn(|| events.pop())
+                .filter_map(|event| self.own_event(event))
+                .take(limit)
+                .collect()
+        };
         Ok(events.map_or_else(Vec::new, take))
+    }
+
+    /// What is told of a key of this engine; nothing of those of others.
+    fn own_event(&self, event: KeyEvent) -> Option<KeyEvent> {
+        let key = self.own_key(&event.key)?;
+        if key.len() == event.key.len() {
+            return Some(event);
+        }
+        Some(KeyEvent { key: key.to_owned(), ..event })
     }
 }

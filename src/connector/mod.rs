@@ -11,10 +11,11 @@ mod submits;
 mod volume;
 mod volumes;
 
+use std::borrow::Cow;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use assembly::open_all;
 pub use home::format_device;
@@ -225,6 +226,23 @@ impl Connector {
         done
     }
 
+    /// Keys as they are stored: with the identity of the engine, if it has one.
+    fn as_stored<'key, K: AsRef<str>>(&self, keys: &'key [K]) -> Vec<Cow<'key, str>> {
+        let keys = keys.iter().map(AsRef::as_ref);
+        match &self.config.identity {
+            Some(identity) => keys.map(|key| Cow::Owned(identity.qualify(key))).collect(),
+            None => keys.map(Cow::Borrowed).collect(),
+        }
+    }
+
+    /// The key that is stored as `stored`; none if it belongs to another engine.
+    fn own_key<'key>(&self, stored: &'key str) -> Option<&'key str> {
+        match &self.config.identity {
+            Some(identity) => identity.own(stored),
+            None => Some(stored),
+        }
+    }
+
     fn enter<K: AsRef<str>>(&self, keys: &[K]) -> Result<RwLockReadGuard<'_, ()>, SubmitError> {
         // Before any lock: one that another thread held during fork() stays held in the child for ever.
         let this = std::process::id();
@@ -257,7 +275,8 @@ impl Connector {
         keep_alive: KeepAlive,
     ) -> u64 {
         let (future_id, ok, keep_alive) = (self.future_id(), error.is_empty(), Some(keep_alive));
-        queue.push(Completion { future_id, ok, error, results, keep_alive });
+        let completed_at = Instant::now();
+        queue.push(Completion { future_id, ok, error, results, completed_at, keep_alive });
         queue.announce();
         future_id
     }

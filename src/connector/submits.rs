@@ -29,6 +29,7 @@ impl Connector {
         buffers: &[CallerBuffer],
         keep_alive: KeepAlive,
     ) -> Result<u64, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         check_counts(keys.len(), buffers.len())?;
         let future_id = self.future_id();
@@ -76,6 +77,7 @@ impl Connector {
         buffers: &[CallerBuffer],
         keep_alive: KeepAlive,
     ) -> Result<u64, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         check_counts(keys.len(), buffers.len())?;
         if let Some(position) = buffers.iter().position(|buffer| buffer.length_bytes() == 0) {
@@ -139,6 +141,7 @@ impl Connector {
     /// Asks which keys are stored, and leases these for `lease_s`: the load that follows finds them. Answered from memory,
     /// without I/O. False for all keys of a path whose reactors have failed: nobody can load them.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let results = self.stored_each(keys);
         Ok(self.complete(&self.completions.common, results, String::new(), Box::new(())))
@@ -146,6 +149,7 @@ impl Connector {
 
     /// [`Connector::submit_exists`], answered at once.
     pub fn exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         Ok(self.stored_each(keys))
     }
@@ -163,6 +167,7 @@ impl Connector {
     /// brings them back; the space is freed after the last reader. True means "not here any more", also for a key that was not
     /// stored: LMCache picks a key that is answered false again and again, and its accounting never comes down.
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let future_id = self.future_id();
         let mut removed: Vec<Vec<BatchItem>> = Vec::new();
@@ -187,6 +192,7 @@ impl Connector {
     /// [`Connector::submit_delete`], done when it returns: it waits for the index file, for 30 s at most. Says of each key whether it was
     /// stored, or being written.
     pub fn delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let keys = &*self.as_stored(keys);
         let gate = self.enter(keys)?;
         let removed = self.remove_each(keys);
         let tickets: Vec<_> = self

@@ -1,0 +1,107 @@
+"""A store as vLLM's tiers and SGLang's backends have it: memory by address, their own messages."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kvring._native import ConfigError, KvRingError, MemoryTasks, RegisteredMemory
+from kvring.connector import Connector
+
+__all__ = ["EngineStore", "digest_of", "filled_in", "register_memory"]
+
+_logger = logging.getLogger(__name__)
+
+# As vLLM shortens the digest in the names of its own directories (file_mapper.py of vLLM 0.33.0).
+_DIGEST_DIGITS: Final = 12
+
+_PATHS: Final = ("path", "index_path")
+
+
+class EngineStore:
+    """A store, its tasks, and the engine's memory that is registered with it."""
+
+    def __init__(self, where: str, options: dict[str, Any]) -> None:
+        """Open the store.
+
+        Args:
+            where: Where the engine's configuration has the options, for messages.
+            options: Those of `kvring.Connector`, as the user wrote them.
+
+        Raises:
+            ValueError: An option, or the path, cannot be used; the message names it.
+            KvRingError: As `kvring.Connector` does, for all other reasons.
+            OSError: Likewise.
+        """
+        try:
+            self.connector = Connector(**options)
+        except KvRingError as error:
+            kind = ValueError if isinstance(error, ConfigError) else type(error)
+            raise kind(f"{where}: {error}") from error
+        self.tasks = MemoryTasks(self.connector)
+        self._registered: list[RegisteredMemory] = []
+        self._last_error = ""
+
+    def register(self, address: int, length_bytes: int) -> None:
+        """Register memory that the engine keeps where it is until `close()`."""
+        registered = register_memory(self.connector, address, length_bytes)
+        if registered is not None:
+            self._registered.append(registered)
+
+    def note(self, error: str) -> None:
+        """Log why a task failed, once for all that fail in the same way; empty if it succeeded."""
+        if error and error != self._last_error:
+            _logger.warning("%s: chunks are not stored or loaded: %s", self.path, error)
+        self._last_error = error
+
+    @property
+    def path(self) -> str:
+        """The first path of the store."""
+        path: str = self.connector.stats()["paths"][0]["path"]
+        return path
+
+    def close(self) -> bool:
+        """Finish or drop what is queued, and let go of all memory. Idempotent.
+
+        Returns:
+            False if the kernel still holds some of the engine's memory, as a device does not
+            answer: then that memory must not be given back.
+        """
+        shutdown = self.connector.close()
+        for registered in self._registered:
+            registered.close()
+        return bool(shutdown["shutdown_clean"]) or not shutdown["abandoned"]
+
+
+def register_memory(store: Connector, address: int, length_bytes: int) -> RegisteredMemory | None:
+    """Register an engine's memory with a store as fixed buffers of io_uring.
+
+    Returns:
+        What unregisters it when it is closed; None if it is refused: then transfers go on
+        without, and the log says why.
+    """
+    try:
+        return store.register_memory(address, length_bytes)
+    except KvRingError as error:
+        _logger.warning(
+            "the engine's memory is not registered, and transfers go on without that: %s", error
+        )
+        return None
+
+
+def filled_in(options: dict[str, Any], name: str, value: int) -> dict[str, Any]:
+    """Put a number in place of `{name}` in the paths of a store."""
+
+    def fill(path: Any) -> Any:
+        if isinstance(path, str):
+            return path.replace(f"{{{name}}}", str(value))
+        return [fill(one) for one in path] if isinstance(path, Sequence) else path
+
+    return {key: fill(one) if key in _PATHS else one for key, one in options.items()}
+
+
+def digest_of(fields: dict[str, Any]) -> str:
+    """Return a digest of what decides how an engine's chunks are laid out."""
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:_DIGEST_DIGITS]

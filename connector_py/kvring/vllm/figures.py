@@ -1,0 +1,95 @@
+"""What vLLM's metrics tell of a kvring tier."""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.v1.kv_offload.base import (
+    ConfigInfo,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingMetricMetadata,
+)
+
+from kvring.engine_store import EngineStore
+
+__all__ = ["Figures", "KvringTierInfo", "metric_definitions"]
+
+# vLLM asks in every step.
+_PAUSE_S: Final = 1.0
+
+_LABELS: Final = ("path",)
+
+# Name, meaning, and which number of stats() it is.
+_GAUGES: Final = (
+    ("vllm:kvring_chunks", "Chunks that the kvring tier holds.", "keys"),
+    ("vllm:kvring_used_bytes", "What the kvring tier takes of its capacity.", "used_bytes"),
+    ("vllm:kvring_capacity_bytes", "Capacity of the kvring tier.", "capacity_bytes"),
+)
+_COUNTERS: Final = (
+    ("vllm:kvring_evicted_chunks", "Chunks that the kvring tier evicted.", "evicted"),
+    ("vllm:kvring_expired_chunks", "Chunks that expired in the kvring tier.", "expired"),
+    ("vllm:kvring_read_errors", "Loads that failed in the drive.", "read_errors"),
+    ("vllm:kvring_write_errors", "Stores that failed in the drive.", "write_errors"),
+    ("vllm:kvring_checksum_mismatches", "Damaged chunks, answered as misses.", "checksum_mismatch"),
+    (
+        "vllm:kvring_refused_stores",
+        "Chunks that were not stored, as more were queued than set_queue_bytes.",
+        "set_rejected_queue_full",
+    ),
+)
+_HEALTHY: Final = (
+    "vllm:kvring_healthy",
+    "Whether nothing fails at any path of the kvring tier now.",
+)
+
+
+@dataclass(frozen=True)
+class KvringTierInfo(ConfigInfo):
+    """What stays as it is while a tier runs."""
+
+    kvring_path: str
+    kvring_capacity_bytes: int
+    kvring_engine: str
+    kvring_namespace: str
+    kvring_version: str
+
+
+class Figures:
+    """Figures of a store, as vLLM collects them."""
+
+    def __init__(self, store: EngineStore) -> None:
+        """Count from now on."""
+        self._store = store
+        self._labels = (store.path,)
+        self._counted = dict.fromkeys((source for *_, source in _COUNTERS), 0)
+        self._next_s = 0.0
+
+    def take(self) -> OffloadingConnectorStats | None:
+        """Return gauges, and what was counted since the last time; None within a second of that."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + _PAUSE_S
+        stats = self._store.connector.stats()
+        told = OffloadingConnectorStats()
+        for name, _, source in _GAUGES:
+            told.set_gauge(name, stats[source], self._labels)
+        is_healthy = not any(path["trouble"] for path in stats["paths"])
+        told.set_gauge(_HEALTHY[0], int(is_healthy), self._labels)
+        for name, _, source in _COUNTERS:
+            told.increase_counter(name, stats[source] - self._counted[source], self._labels)
+            self._counted[source] = stats[source]
+        return told
+
+
+def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
+    """Describe all figures."""
+    gauges = [*((name, meaning) for name, meaning, _ in _GAUGES), _HEALTHY]
+    return {
+        **{name: OffloadingGaugeMetadata(meaning, _LABELS) for name, meaning in gauges},
+        **{name: OffloadingCounterMetadata(meaning, _LABELS) for name, meaning, _ in _COUNTERS},
+    }

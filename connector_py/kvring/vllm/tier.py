@@ -1,0 +1,275 @@
+"""The tier between vLLM's TieringOffloadingManager and a kvring store."""
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.v1.kv_offload.base import (
+    ConfigInfoMapping,
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    OffloadingMetricMetadata,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.file_mapper import FileMapper
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from kvring._native import ClosedError, KvRingError, __version__
+from kvring.engine_store import EngineStore, filled_in
+from kvring.vllm.figures import Figures, KvringTierInfo, metric_definitions
+
+__all__ = ["KvringTier"]
+
+_WHERE: Final = "kv_connector_extra_config, secondary_tiers"
+
+# Keys that are told in a step, so that none takes long.
+_MOST_EVENTS: Final = 4096
+
+
+class KvringTier(SecondaryTierManager):
+    """A kvring store as vLLM's TieringOffloadingManager asks it (`tiering/base.py` of 0.33.0).
+
+    Lookups are answered at once, and lease what they find. Stores and loads are jobs between the
+    primary tier's memory, which is registered, and the disk.
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        locality: str = "LOCAL",
+        **options: Any,
+    ) -> None:
+        """Open the store, and register the primary tier's memory with it.
+
+        Args:
+            offloading_spec: vLLM's.
+            primary_kv_view: The primary tier's memory: a row for each chunk.
+            tier_type: Its `type` in vLLM's configuration.
+            backpressure_detector: vLLM's.
+            locality: What vLLM's events call the place of the store: LOCAL or REMOTE.
+            options: Those of `kvring.Connector`. `{dp_rank}` in a path is the number of the
+                data-parallel replica.
+
+        Raises:
+            ValueError: An option cannot be used; the message names it.
+            KvRingError: As `kvring.Connector` does.
+            OSError: Likewise.
+        """
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality(locality)
+        config = offloading_spec.config
+        rows = np.asarray(primary_kv_view)
+        self._row_bytes: int = self.block_size_bytes
+        self._first_row: int = rows.ctypes.data
+        # Where vLLM's own file tier would keep these chunks tells what they fit.
+        mapper = FileMapper.from_offloading_spec(
+            root_dir="",
+            offloading_spec=offloading_spec,
+            blocks_per_file=offloading_spec.blocks_per_chunk,
+            parallel_agnostic=True,
+        )
+        layout = mapper.base_path.rpartition("_")[2]
+        namespace = f"vllm-{layout}-{self._row_bytes}#{config.model.name.replace('@', '_')}"
+        self._prefix = f"{namespace}@{mapper.rank:08x}"
+        where = f"{_WHERE}, the tier of type {tier_type!r}"
+        self._store = EngineStore(where, _of_replica(where, options, config.parallel))
+        try:
+            stats = self._store.connector.stats()
+            longest_bytes = stats["max_chunk_bytes"]
+            if self._row_bytes > longest_bytes:
+                text = (
+                    f"{where}: a chunk has {self._row_bytes} bytes, and the longest that fits the "
+                    f"store has {longest_bytes} (2 GiB, or an eighth of 'capacity' if that is more "
+                    "than 64 MiB); raise 'capacity', or lower 'block_size' beside secondary_tiers"
+                )
+                raise ValueError(text)
+            self._tasks = self._store.tasks
+            self._store.register(self._first_row, len(rows) * self._row_bytes)
+            self._tells_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
+            if self._tells_events:
+                self._tasks.watch_keys()
+        except BaseException:
+            self._store.close()
+            raise
+        self._has_told_stored = not self._tells_events
+        self._jobs: dict[int, TransferJob] = {}
+        self._refused: list[JobResult] = []
+        # What a request could not load is a miss for it: it computes, rather than asks again.
+        self._missed: dict[str, set[OffloadKey]] = {}
+        self._path = self._store.path
+        self._info = KvringTierInfo(
+            kvring_path=self._path,
+            kvring_capacity_bytes=stats["capacity_bytes"],
+            kvring_engine=stats["engine"],
+            kvring_namespace=namespace,
+            kvring_version=__version__,
+        )
+        self._figures = Figures(self._store)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Say whether a chunk is stored, and lease it: the load that follows finds it."""
+        if key in self._missed.get(req_context.req_id, ()):
+            return LookupResult.MISS
+        try:
+            (is_stored,) = self._tasks.exists(self._prefix, [key.hex()])
+        except ClosedError:
+            is_stored = False
+        return LookupResult.HIT if is_stored else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Store rows; those that are stored already, and unchanged, are not written again."""
+        self._submit(self._tasks.store, job_metadata)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Load into rows; loads go before stores."""
+        self._submit(self._tasks.load, job_metadata)
+
+    def _submit(self, submit: Any, job: TransferJob) -> None:
+        keys = [key.hex() for key in job.keys]
+        rows = np.asarray(job.chunk_ids, dtype=np.int64)
+        addresses = (rows * self._row_bytes + self._first_row).tolist()
+        try:
+            task = submit(self._prefix, keys, addresses, [self._row_bytes] * len(keys))
+        except KvRingError as error:
+            self._store.note(str(error))
+            self._refused.append(JobResult(job_id=job.job_id, success=False))
+        else:
+            self._jobs[task] = job
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Take what became of jobs, each once."""
+        finished, self._refused = self._refused, []
+        for task, results, error, seconds in self._tasks.take_finished():
+            job = self._jobs.pop(task)
+            done = [key for key, ok in zip(job.keys, results, strict=True) if ok]
+            success = len(done) == len(results)
+            self._store.note(error)
+            self._note_missed(job, done)
+            finished.append(
+                JobResult(
+                    job_id=job.job_id,
+                    success=success,
+                    successful_keys=done if job.is_promotion and not success else None,
+                    transfer_time=seconds,
+                    transfer_bytes=len(done) * self._row_bytes,
+                )
+            )
+        return finished
+
+    def _note_missed(self, job: TransferJob, done: list[OffloadKey]) -> None:
+        request = job.req_context.req_id
+        if job.is_promotion and len(done) < len(job.keys):
+            self._missed.setdefault(request, set()).update(set(job.keys).difference(done))
+        elif request in self._missed:
+            self._missed[request].difference_update(done)
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Ask for nothing but new chunks."""
+        del req_context
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Forget what the request could not load."""
+        self._missed.pop(req_context.req_id, None)
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Count a use of each chunk: those that are hot above stay here as well."""
+        del req_context
+        with suppress(ClosedError):
+            self._tasks.touch(self._prefix, [key.hex() for key in keys])
+
+    def take_events(self) -> Iterator[OffloadingEvent]:
+        """Tell which chunks were stored and are gone, those from before the start first."""
+        if not self._tells_events:
+            return
+        if not self._has_told_stored:
+            stored = self._tasks.take_stored_keys(_MOST_EVENTS)
+            self._has_told_stored = len(stored) < _MOST_EVENTS
+            yield from self._events("stored", stored)
+            if not self._has_told_stored:
+                return
+        for change, keys in self._tasks.take_key_events(_MOST_EVENTS):
+            yield from self._events(change, keys)
+
+    def _events(self, change: str, stored: list[str]) -> Iterator[OffloadingEvent]:
+        own = f"{self._prefix}@0@"
+        keys = [
+            OffloadKey(bytes.fromhex(key.removeprefix(own)))
+            for key in stored
+            if key.startswith(own)
+        ]
+        if keys and change != "stored again":
+            yield OffloadingEvent(
+                keys=keys,
+                medium=self.medium,
+                removed=change == "gone",
+                locality=self.locality,
+                ownership="kvring",
+                removal_expected=True,
+            )
+
+    def drain_jobs(self) -> None:
+        """Wait until every job has completed; none is given up."""
+        self._tasks.wait_all()
+
+    def shutdown(self) -> None:
+        """Finish or drop what is queued, and let go of the primary tier's memory. Idempotent.
+
+        Raises:
+            RuntimeError: The drive does not answer, and the kernel still holds some of that
+                memory; vLLM then leaves it mapped.
+        """
+        if not self._store.close():
+            text = f"{self._path}: the drive does not answer; the memory of its transfers must stay"
+            raise RuntimeError(text)
+
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
+        """Describe what `get_stats()` tells."""
+        del extra_config
+        return metric_definitions()
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Return figures of the store, once a second; None in between."""
+        return self._figures.take()
+
+    @classmethod
+    def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
+        """Return the names of what `config_info()` tells."""
+        del tier_config
+        keys: tuple[str, ...] = KvringTierInfo.config_info_keys()
+        return keys
+
+    def config_info(self) -> ConfigInfoMapping:
+        """Return what stays as it is while the tier runs."""
+        return self._info.as_config_info()
+
+
+def _of_replica(where: str, options: dict[str, Any], parallel: Any) -> dict[str, Any]:
+    """Return the options of a data-parallel replica: each is a process with its own store."""
+    paths = options.get("path")
+    named = [paths] if isinstance(paths, str) else list(paths or ())
+    shared = [path for path in named if "{dp_rank}" not in str(path)]
+    if parallel.data_parallel_size > 1 and shared:
+        text = (
+            f"{where}: path = {shared[0]!r} would be shared by {parallel.data_parallel_size} "
+            "data-parallel replicas, and a store has one owner; write {dp_rank} where their paths "
+            f"are to differ, such as {str(shared[0]).rstrip('/')}-{{dp_rank}}"
+        )
+        raise ValueError(text)
+    return filled_in(options, "dp_rank", parallel.data_parallel_index)

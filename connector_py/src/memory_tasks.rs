@@ -1,0 +1,251 @@
+//! Tasks of programs that name memory by its address: vLLM's tiers, SGLang's storage backends.
+//!
+//! A key of theirs is stored in one part or in several, each a chunk of its own under `prefix@part@key`. A key is there if all of its
+//! parts are.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kvring::{CallerBuffer, Completion, KeepAlive, KeyChange, KeyEvent};
+use pyo3::prelude::*;
+
+use crate::connector::Connector;
+use crate::errors::{ClosedError, SubmitError, from_submit};
+use crate::finished::Finished;
+use crate::keys::Keys;
+use crate::logging::hand_over;
+
+/// Task, an answer for each key, error, seconds.
+type Outcome = (u64, Vec<bool>, String, f64);
+
+/// Keys that changed in the same way, one after the other.
+type Run = (&'static str, Vec<String>);
+
+/// A store as programs ask it that name memory by its address.
+#[pyclass(module = "kvring._native", frozen)]
+pub(crate) struct MemoryTasks {
+    connector: Py<Connector>,
+    finished: Finished,
+    /// Tasks whose outcome nobody has yet.
+    running: Mutex<HashSet<u64>>,
+}
+
+/// What is to be known of a task when it has completed.
+struct Task {
+    submitted: Instant,
+    parts: usize,
+}
+
+#[pymethods]
+impl MemoryTasks {
+    /// Take over a connector: its completions are taken here from now on.
+    #[new]
+    fn new(connector: Py<Connector>) -> Self {
+        Self { connector, finished: Finished::default(), running: Mutex::default() }
+    }
+
+    /// Store memory; return the task.
+    fn store(
+        &self,
+        py: Python<'_>,
+        prefix: &str,
+        keys: Keys,
+        addresses: Vec<usize>,
+        lengths_bytes: Vec<usize>,
+    ) -> PyResult<u64> {
+        py.detach(|| {
+            self.submit(prefix, &keys, &addresses, &lengths_bytes, |core, keys, spans, task| {
+                core.submit_set(keys, spans, task)
+            })
+        })
+    }
+
+    /// Load into memory; return the task.
+    fn load(
+        &self,
+        py: Python<'_>,
+        prefix: &str,
+        keys: Keys,
+        addresses: Vec<usize>,
+        lengths_bytes: Vec<usize>,
+    ) -> PyResult<u64> {
+        py.detach(|| {
+            self.submit(prefix, &keys, &addresses, &lengths_bytes, |core, keys, spans, task| {
+                core.submit_get(keys, spans, task)
+            })
+        })
+    }
+
+    /// Take what became of all tasks that have completed.
+    fn take_finished(&self, py: Python<'_>) -> PyResult<Vec<Outcome>> {
+        let taken = py.detach(|| {
+            let taken = self.finished.take(self.core(), std::mem::take);
+            let mut running = self.running();
+            taken.keys().for_each(|task| {
+                running.remove(task);
+            });
+            taken
+        });
+        hand_over(py)?;
+        Ok(taken.into_values().map(outcome).collect())
+    }
+
+    /// Wait for a task, and take what became of it.
+    fn wait(&self, py: Python<'_>, task: u64) -> PyResult<Outcome> {
+        let taken = py.detach(|| {
+            let taken = self.finished.wait(self.core(), |all| all.remove(&task));
+            self.running().remove(&task);
+            taken
+        });
+        hand_over(py)?;
+        taken.map(outcome).ok_or_else(closed)
+    }
+
+    /// Wait until all tasks have completed; what became of them is left to be taken.
+    fn wait_all(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            let running: Vec<u64> = self.running().iter().copied().collect();
+            self.finished.wait(self.core(), |all| {
+                running.iter().all(|task| all.contains_key(task)).then_some(())
+            })
+        })
+        .ok_or_else(closed)
+    }
+
+    /// Say of each key whether it is stored, and lease it.
+    #[pyo3(signature = (prefix, keys, parts = 1))]
+    fn exists(
+        &self,
+        py: Python<'_>,
+        prefix: &str,
+        keys: Keys,
+        parts: usize,
+    ) -> PyResult<Vec<bool>> {
+        let stored = py.detach(|| self.core().exists(&rendered(prefix, &keys, parts)));
+        stored.map(|stored| of_keys(&stored, parts)).map_err(from_submit)
+    }
+
+    /// Return how many leading keys are stored, and lease them.
+    #[pyo3(signature = (prefix, keys, parts = 1))]
+    fn count_leading(
+        &self,
+        py: Python<'_>,
+        prefix: &str,
+        keys: Keys,
+        parts: usize,
+    ) -> PyResult<usize> {
+        let leading = py.detach(|| self.core().prefix(&rendered(prefix, &keys, parts)));
+        leading.map(|leading| leading / parts.max(1)).map_err(from_submit)
+    }
+
+    /// Count a use of each key now; say of each whether it is stored.
+    #[pyo3(signature = (prefix, keys, parts = 1))]
+    fn touch(&self, py: Python<'_>, prefix: &str, keys: Keys, parts: usize) -> PyResult<Vec<bool>> {
+        let stored = py.detach(|| self.core().touch(&rendered(prefix, &keys, parts)));
+        stored.map(|stored| of_keys(&stored, parts)).map_err(from_submit)
+    }
+
+    /// Begin to note which keys come and go; return how many are stored.
+    fn watch_keys(&self, py: Python<'_>) -> PyResult<usize> {
+        py.detach(|| self.core().watch_keys()).map_err(from_submit)
+    }
+
+    /// Take up to `limit` keys that were stored when watching began, as they are in the store.
+    fn take_stored_keys(&self, py: Python<'_>, limit: usize) -> PyResult<Vec<String>> {
+        let stored = py.detach(|| self.core().take_stored_keys(limit)).map_err(from_submit)?;
+        Ok(stored.into_iter().map(|event| event.key).collect())
+    }
+
+    /// Take up to `limit` changes of keys, as they are in the store: runs of "stored", "stored again" or "gone".
+    fn take_key_events(&self, py: Python<'_>, limit: usize) -> PyResult<Vec<Run>> {
+        let events = py.detach(|| self.core().take_key_events(limit)).map_err(from_submit)?;
+        let runs = events.chunk_by(|one, next| one.change == next.change);
+        let keys = |run: &[KeyEvent]| run.iter().map(|event| event.key.clone()).collect();
+        Ok(runs.map(|run| (name_of(run[0].change), keys(run))).collect())
+    }
+}
+
+impl MemoryTasks {
+    fn core(&self) -> &kvring::Connector {
+        &self.connector.get().core
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn submit(
+        &self,
+        prefix: &str,
+        keys: &Keys,
+        addresses: &[usize],
+        lengths_bytes: &[usize],
+        submit: impl FnOnce(
+            &kvring::Connector,
+            &[String],
+            &[CallerBuffer],
+            KeepAlive,
+        ) -> Result<u64, kvring::SubmitError>,
+    ) -> PyResult<u64> {
+        let (count, spans) = (keys.0.len(), addresses.len());
+        let parts = spans.checked_div(count).unwrap_or(0);
+        if parts * count != spans || spans != lengths_bytes.len() {
+            let message = format!(
+                "{count} keys with {spans} addresses and {} lengths; each key takes as many addresses as any other, and each address a length",
+                lengths_bytes.len()
+            );
+            return Err(SubmitError::new_err(message));
+        }
+        if let Some(position) = addresses.iter().position(|address| *address == 0) {
+            let message = format!("address {position} is 0; pass where the memory begins");
+            return Err(SubmitError::new_err(message));
+        }
+        let span = |(address, length_bytes): (&usize, &usize)| {
+            let start = std::ptr::with_exposed_provenance_mut(*address);
+            // SAFETY: who passes an address promises to keep the memory in its place, and to use it for nothing else, until the task
+            // has completed or the connector is closed.
+            unsafe { CallerBuffer::new(start, *length_bytes) }
+        };
+        let spans: Vec<_> = addresses.iter().zip(lengths_bytes).map(span).collect();
+        let keys = rendered(prefix, keys, parts);
+        let task = Box::new(Task { submitted: Instant::now(), parts });
+        // With the lock: the task may have completed before its number is known here.
+        let mut running = self.running();
+        let number = submit(self.core(), &keys, &spans, task).map_err(from_submit)?;
+        running.insert(number);
+        Ok(number)
+    }
+}
+
+/// The name of a change in Python.
+pub(crate) fn name_of(change: KeyChange) -> &'static str {
+    match change {
+        KeyChange::Stored => "stored",
+        KeyChange::StoredAgain => "stored again",
+        KeyChange::Gone => "gone",
+    }
+}
+
+fn rendered(prefix: &str, keys: &Keys, parts: usize) -> Vec<String> {
+    let of_key = |key| (0..parts).map(move |part| format!("{prefix}@{part:x}@{key}"));
+    keys.0.iter().flat_map(of_key).collect()
+}
+
+fn of_keys(stored: &[bool], parts: usize) -> Vec<bool> {
+    stored.chunks(parts.max(1)).map(|parts| parts.iter().all(|is_stored| *is_stored)).collect()
+}
+
+fn outcome(completion: Completion) -> Outcome {
+    let task = completion.keep_alive().and_then(|task| task.downcast_ref::<Task>());
+    let (parts, seconds) = task.map_or((1, 0.0), |task| {
+        let taken = completion.completed_at.saturating_duration_since(task.submitted);
+        (task.parts, taken.as_secs_f64())
+    });
+    let results = of_keys(&completion.results, parts);
+    (completion.future_id, results, completion.error.clone(), seconds)
+}
+
+fn closed() -> PyErr {
+    ClosedError::new_err("the connector was closed, and nobody knows what became of it")
+}

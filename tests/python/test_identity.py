@@ -1,0 +1,103 @@
+"""Engines of different identities in one store: none sees what another has stored."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import kvring
+from kvring._native import MemoryTasks
+from tests.python.conftest import CAPACITY_BYTES, MIB, Client, make_memory
+
+KEY = "meta/llama@00000001@0@abcd"
+SALTED = f"{KEY}@tenant"
+
+
+def open_with(path: Path, identity: str) -> Client:
+    return Client(kvring.Connector(path, CAPACITY_BYTES, identity=identity))
+
+
+def test_no_engine_sees_the_chunks_of_another(tmp_path: Path) -> None:
+    contents = {identity: identity.encode() * 5000 for identity in ("fp8", "bf16", "none")}
+    for identity, content in contents.items():
+        client = open_with(tmp_path, identity)
+        assert client.exists([KEY]) == [False], identity
+        client.store({KEY: content, SALTED: content})
+        client.connector.close()
+    for identity, content in contents.items():
+        client = open_with(tmp_path, identity)
+        assert client.load(KEY, len(content)) == content
+        assert set(client.connector.usage()) == {
+            f"{prefix}meta/llama{salt}"
+            for prefix in ("fp8#", "bf16#", "")
+            for salt in ("", "@tenant")
+        }
+        client.connector.close()
+
+
+def test_a_delete_a_pin_and_a_touch_are_of_the_own_key(tmp_path: Path) -> None:
+    for identity in ("one", "two"):
+        client = open_with(tmp_path, identity)
+        client.store({KEY: b"x" * 5000})
+        client.connector.close()
+    client = open_with(tmp_path, "one")
+    assert client.connector.pin([KEY]) == [True]
+    assert client.connector.unpin([KEY]) == [True]
+    assert client.connector.touch([KEY]) == [True]
+    assert client.delete([KEY]) == [True]
+    assert client.exists([KEY]) == [False]
+    client.connector.close()
+    client = open_with(tmp_path, "two")
+    assert client.exists([KEY]) == [True]
+    client.connector.close()
+
+
+def test_namespaces_are_those_of_the_whole_store(tmp_path: Path) -> None:
+    for identity in ("one", "two"):
+        client = open_with(tmp_path, identity)
+        client.store({KEY: b"x" * 5000})
+        client.connector.close()
+    client = open_with(tmp_path, "one")
+    assert client.connector.keys("two#meta/llama")[0] == [(f"two#{KEY}", "stored")]
+    assert client.connector.purge("two#meta/llama")["keys"] == 1
+    assert client.exists([KEY]) == [True]
+    client.connector.close()
+    client = open_with(tmp_path, "two")
+    assert client.exists([KEY]) == [False]
+    client.connector.close()
+
+
+def test_a_quota_is_of_the_identity(tmp_path: Path) -> None:
+    quotas = {"one#m": "1MiB"}
+    for identity, most in (("one", 4), ("two", 10)):
+        with kvring.Connector(tmp_path, CAPACITY_BYTES, identity=identity, quotas=quotas) as store:
+            client = Client(store)
+            for number in range(10):
+                client.set([f"m@1@0@{number:04x}"], [b"x" * (MIB // 4)])
+            stored = client.exists([f"m@1@0@{number:04x}" for number in range(10)])
+            assert sum(stored) == most, identity
+
+
+def test_an_engine_is_told_of_its_own_keys_alone(tmp_path: Path) -> None:
+    for identity in ("one", "two"):
+        client = open_with(tmp_path, identity)
+        client.store({f"{KEY}{identity}": b"x" * 5000 for KEY in ("m@1@0@a", "m@1@0@b")})
+        client.connector.close()
+    with kvring.Connector(tmp_path, CAPACITY_BYTES, identity="one") as store:
+        tasks = MemoryTasks(store)
+        tasks.watch_keys()
+        assert sorted(tasks.take_stored_keys(100)) == ["m@1@0@aone", "m@1@0@bone"]
+        assert tasks.take_stored_keys(100) == []
+        memory = make_memory(4096)
+        tasks.wait(store.submit_batch_set(["m@1@0@c"], [memory]))
+        store.purge("two#m")
+        tasks.wait(store.submit_batch_delete(["m@1@0@aone"]))
+        assert tasks.take_key_events(100) == [("stored", ["m@1@0@c"]), ("gone", ["m@1@0@aone"])]
+
+
+@pytest.mark.parametrize("identity", ["", "a b", "a#b", "a@b", "a/b", "x" * 65, 5, ["a"]])
+def test_a_wrong_identity_is_refused_by_name(tmp_path: Path, identity: object) -> None:
+    with pytest.raises(kvring.ConfigError, match=re.escape("'identity'")) as raised:
+        kvring.Connector(tmp_path / "store", CAPACITY_BYTES, identity=identity)
+    assert "A-Z a-z 0-9 . _ -" in str(raised.value)
+    assert not (tmp_path / "store").exists()
