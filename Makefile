@@ -97,10 +97,33 @@ $(NEXT_VENV)/.stamp: requirements/lmcache-next.txt requirements/lmcache.txt $(VE
 	$(call install_into,$(NEXT_PY),-r requirements/lmcache-next.txt -r requirements/dev.txt -r $(NEXT_VENV)/dependencies.txt)
 	touch $@
 
-$(NEXT_VENV)/.stamp-kvring: $(VENV)/.stamp-kvring $(NEXT_VENV)/.stamp $(wildcard connector_py/kvring/*.py connector_py/kvring/*/*.py connector_py/kvring/*/*/*.py)
+# vLLM and SGLang, as far as they run here. kvring comes as the wheel, too.
+ENGINES_VENV := .venv-engines
+ENGINES_PY := $(ENGINES_VENV)/bin/python
+
+$(ENGINES_VENV)/.stamp: requirements/engines.txt requirements/lmcache.txt $(VENV)/.stamp-tools
+	@echo "make: installing vLLM and SGLang, without what they need for GPUs"
+	$(PYTHON) -m venv $(ENGINES_VENV)
+	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+		echo "make: SGLang has no package for $$($(PYTHON) --version): the tests with vLLM and SGLang will be skipped"
+		touch $@
+		exit
+	fi
+	grep -v '^lmcache==' requirements/lmcache.txt > $(ENGINES_VENV)/constraints.txt
+	grep -Ev '^(vllm|sglang)==' requirements/engines.txt > $(ENGINES_VENV)/dependencies.txt
+	$(call install_into,$(ENGINES_PY),-r $(ENGINES_VENV)/dependencies.txt -r requirements/dev.txt -c $(ENGINES_VENV)/constraints.txt)
+	$(call install_into,$(ENGINES_PY),--no-deps $$(grep -E '^(vllm|sglang)==' requirements/engines.txt))
+	touch $@
+
+WHEEL := target/wheel/.stamp
+
+$(WHEEL): $(VENV)/.stamp-kvring $(wildcard connector_py/kvring/*.py connector_py/kvring/*/*.py connector_py/kvring/*/*/*.py)
 	@rm -rf target/wheel
 	$(VENV)/bin/maturin build --release --out target/wheel --interpreter $(PY) $(LOCKED)
-	$(call install_into,$(NEXT_PY),--no-deps --force-reinstall target/wheel/*.whl)
+	touch $@
+
+$(NEXT_VENV)/.stamp-kvring $(ENGINES_VENV)/.stamp-kvring: %/.stamp-kvring: %/.stamp $(WHEEL)
+	@$(call install_into,$*/bin/python,--no-deps --force-reinstall target/wheel/*.whl)
 	touch $@
 
 $(VENV)/.stamp-wheels: requirements/wheels.txt $(VENV)/.stamp-tools
@@ -158,6 +181,9 @@ wheels: $(VENV)/.stamp-wheels | need-cargo ## wheels for CPython 3.10 to 3.13 an
 	fi
 	$(VENV)/bin/maturin sdist --out dist
 
+.PHONY: engines
+engines: $(ENGINES_VENV)/.stamp-kvring ## vLLM and SGLang into .venv-engines, once, as far as they run without a GPU
+
 .PHONY: lmcache
 lmcache: $(VENV)/.stamp-lmcache ## LMCache into .venv, once
 
@@ -167,15 +193,16 @@ lmcache: $(VENV)/.stamp-lmcache ## LMCache into .venv, once
 demo: build lmcache ## show what kvring does
 	@$(PY) -m demo
 
-# $(1): further arguments of pytest; $(2): of cargo test; $(3): tests for the next LMCache. All run whatever the first says, and the
-# counts come last.
+# $(1): further arguments of pytest; $(2): of cargo test; $(3): tests for the next LMCache; $(4): with vLLM and SGLang. All run whatever
+# the first says, and the counts come last.
 define run_tests
 	mkdir -p $(REPORTS)
 	rm -f $(REPORTS)/*
 	status=0
 	$(RUST_TESTS) $(2) 2>&1 | tee $(REPORTS)/rust.log || status=1
-	$(PY) -m pytest --junitxml=$(REPORTS)/python.xml $(1) || status=1
+	$(PY) -m pytest --ignore tests/python/engines --junitxml=$(REPORTS)/python.xml $(1) || status=1
 	$(if $(3),$(NEXT_PY) -m pytest --junitxml=$(REPORTS)/python-next.xml $(3) || status=1)
+	$(if $(4),$$(test -e $(ENGINES_VENV)/constraints.txt && echo $(ENGINES_PY) || echo $(PY)) -m pytest --junitxml=$(REPORTS)/python-engines.xml $(4) || status=1)
 	[ -f $(REPORTS)/python.xml ] || echo '<testsuite tests="0"/>' > $(REPORTS)/python.xml
 	read -r rust_passed rust_failed rust_skipped < <(awk '/^test result:/ { passed += $$4; failed += $$6; skipped += $$8 }
 		END { print passed + 0, failed + 0, skipped + 0 }' $(REPORTS)/rust.log)
@@ -195,8 +222,8 @@ NEXT_TESTS := $(addprefix tests/python/lmcache/test_,adapter.py package.py plugi
 	-k "not native_plugin"
 
 .PHONY: test
-test: build lmcache $(NEXT_VENV)/.stamp-kvring ## all tests, with the real LMCache
-	@$(call run_tests,,,$(NEXT_TESTS))
+test: build lmcache $(NEXT_VENV)/.stamp-kvring engines ## all tests, with the real LMCache, vLLM and SGLang
+	@$(call run_tests,,,$(NEXT_TESTS),tests/python/engines)
 
 .PHONY: check
 check: export KVRING_MATRIX ?= quick
@@ -260,8 +287,8 @@ eviction: need-cargo $(VENV)/.stamp-plots ## which eviction policy: hit ratios o
 clean: ## remove all that was built, and the caches; .venv keeps its tools
 	@rm -rf target dist benches/results .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f connector_py/kvring/_native*.so $(VENV)/.stamp-kvring
-	find . \( -path ./$(VENV) -o -path ./$(NEXT_VENV) \) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+	find . \( -path ./$(VENV) -o -path ./$(NEXT_VENV) -o -path ./$(ENGINES_VENV) \) -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 .PHONY: distclean
 distclean: clean ## clean, and the virtual environments too
-	@rm -rf $(VENV) $(NEXT_VENV)
+	@rm -rf $(VENV) $(NEXT_VENV) $(ENGINES_VENV)
