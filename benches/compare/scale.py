@@ -111,6 +111,7 @@ class Scale:
     bench_l2: tuple[BenchL2Plan, ...]
     bench_l2_rounds: int
     server_rounds: int
+    engine_rounds: int
     file_system_size_bytes: int
     raw_device_size_bytes: int
     second_device_size_bytes: int
@@ -156,6 +157,7 @@ FULL = Scale(
     ),
     bench_l2_rounds=5,
     server_rounds=5,
+    engine_rounds=5,
     file_system_size_bytes=14 * GIB,
     raw_device_size_bytes=3 * GIB,
     second_device_size_bytes=4 * GIB,
@@ -182,6 +184,7 @@ QUICK = Scale(
     bench_l2=(BenchL2Plan(2 * MIB, 4096, 16, 1, 4),),
     bench_l2_rounds=1,
     server_rounds=1,
+    engine_rounds=1,
     file_system_size_bytes=4 * GIB,
     raw_device_size_bytes=GIB,
     second_device_size_bytes=2 * GIB,

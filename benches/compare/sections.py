@@ -25,6 +25,9 @@ BENCH_L2 = "lmcache"
 SERVER_DISK = "server-disk"
 SERVER_ZRAM = "server-zram"
 SETTINGS = "settings"
+VLLM = "vllm"
+SGLANG = "sglang"
+RANKS = "ranks"
 
 TITLES = {
     DISK: "Put, get and delete on ext4 over the disk",
@@ -45,6 +48,9 @@ TITLES = {
     BENCH_L2: "Through lmcache bench l2",
     SERVER_DISK: "L2 to L1 in lmcache server, on ext4 over the disk",
     SERVER_ZRAM: "L2 to L1 in lmcache server, on XFS at the speed of memory",
+    VLLM: "Below vLLM, beside its tier fs, on ext4 over the disk",
+    SGLANG: "Below SGLang, beside its backend file, on ext4 over the disk",
+    RANKS: "Ranks of a model that have the same KV, below SGLang, on ext4 over the disk",
     SETTINGS: "kvring's own settings, on XFS at the speed of memory",
 }
 
@@ -67,6 +73,9 @@ _FUNCTIONS = {
     BENCH_L2: ("lmcache_bench", "run"),
     SERVER_DISK: ("server", "run_on_disk"),
     SERVER_ZRAM: ("server", "run_on_zram"),
+    VLLM: ("engines", "run_vllm"),
+    SGLANG: ("engines", "run_sglang"),
+    RANKS: ("engines", "run_ranks"),
     SETTINGS: ("transfer_parts", "run_settings"),
 }
 

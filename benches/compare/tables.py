@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benches.compare import checksum, growth, sections
+from benches.compare import checksum, engines, growth, sections
 from benches.compare.deletes import COMPLETION_TIME, LOAD_P99
 from benches.compare.failing import ALL_RATE, PHASE_TIME, SURVIVING_RATE
 from benches.compare.goals import Goal
@@ -34,6 +34,7 @@ _METRICS = {
     SURVIVING_RATE: "keys of the surviving path, MB/s",
     ALL_RATE: "all keys, MB/s",
     PHASE_TIME: "time, s",
+    engines.SPACE: "space on disk, GB",
 }
 _IN_MIXED = {RATE: "SETs, MB/s"}
 _LEAST_WIDTH = 150

@@ -1,4 +1,4 @@
-"""`kvring config`: what LMCache's server and vLLM are started with, from a path and a size."""
+"""`kvring config`: what LMCache, vLLM or SGLang is started with, from a path and a size."""
 
 import json
 import shlex
@@ -13,6 +13,7 @@ from kvring import ConfigError
 from kvring._native import check_options
 from kvring.cli.deployment import docker_command, kubernetes_manifest, seccomp_profile, systemd_unit
 from kvring.cli.failure import WrongArguments
+from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
 
 __all__ = ["config"]
 
@@ -21,18 +22,6 @@ Nothing is opened or made, and what is printed is all that is needed. Exit statu
 arguments.
 """
 
-_ADAPTERS = {
-    "plugin": ("kvring.lmcache", "KvringL2Adapter"),
-    "native_plugin": ("kvring", "Connector"),
-}
-
-# From what LMCache 0.5.6 says where vLLM cannot reach its server; host and port are the defaults.
-_VLLM_TRANSFER = {
-    "kv_connector": "LMCacheMPConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 5555},
-}
-
 _FORMS: dict[str, Callable[[Path, list[str]], str]] = {
     "systemd": systemd_unit,
     "docker": docker_command,
@@ -40,16 +29,22 @@ _FORMS: dict[str, Callable[[Path, list[str]], str]] = {
 }
 
 
-@click.command(epilog=_EPILOG, short_help="Print the JSON for LMCache, and what to start.")
+@click.command(epilog=_EPILOG, short_help="Print the JSON with a store, and what to start.")
 @click.argument("path", required=False)
 @click.argument("capacity", required=False)
 @click.option(
+    "--for",
+    "program",
+    type=click.Choice(["lmcache", "vllm", "sglang"]),
+    default="lmcache",
+    show_default=True,
+    help="LMCache's server, and vLLM with that; or vLLM or SGLang alone.",
+)
+@click.option(
     "--type",
     "kind",
-    type=click.Choice(list(_ADAPTERS)),
-    default="plugin",
-    show_default=True,
-    help="LMCache's type of adapter; docs/lmcache.md compares them.",
+    type=click.Choice(list(LMCACHE_ADAPTERS)),
+    help="LMCache's type of adapter, by default plugin; docs/lmcache.md compares them.",
 )
 @click.option(
     "--option",
@@ -64,10 +59,10 @@ _FORMS: dict[str, Callable[[Path, list[str]], str]] = {
     default=64,
     show_default=True,
     metavar="GB",
-    help="CPU memory of the server.",
+    help="CPU memory above the store; of SGLang that of each rank.",
 )
-@click.option("--huge-pages", is_flag=True, help="Have that made of huge pages.")
-@click.option("--json", "form", flag_value="json", help="Print only the JSON of the adapter.")
+@click.option("--huge-pages", is_flag=True, help="Have that of LMCache made of huge pages.")
+@click.option("--json", "form", flag_value="json", help="Print only the JSON.")
 @click.option("--systemd", "form", flag_value="systemd", help="Print a systemd unit.")
 @click.option("--docker", "form", flag_value="docker", help="Print a command for Docker.")
 @click.option("--kubernetes", "form", flag_value="kubernetes", help="Print a manifest.")
@@ -80,38 +75,46 @@ _FORMS: dict[str, Callable[[Path, list[str]], str]] = {
 def config(
     path: str | None,
     capacity: str | None,
-    kind: str,
+    program: str,
+    kind: str | None,
     others: tuple[str, ...],
     l1_size_gb: float,
     huge_pages: bool,
     form: str | None,
 ) -> int:
-    """Print how to start an LMCache server with a store of CAPACITY at PATH, and vLLM with that.
+    """Print how to start LMCache's server, vLLM or SGLang with a store of CAPACITY at PATH.
 
-    CAPACITY is a size such as 500GiB, or 'all' of a block device.
+    CAPACITY is a size such as 500GiB, or 'all' of a block device. What is printed last is for
+    vLLM where it uses LMCache's server.
     """
     if form == "seccomp":
         click.echo(json.dumps(seccomp_profile(), indent=2))
         return 0
     if path is None or capacity is None:
         raise click.UsageError("PATH and CAPACITY are needed, such as /mnt/nvme/kvring 500GiB")
-    spec = _adapter(path, capacity, kind, others)
-    command = _server_command(spec, l1_size_gb, huge_pages=huge_pages)
-    if form == "json":
-        click.echo(json.dumps(spec))
-    elif form is not None:
-        click.echo(_FORMS[form](Path(path).absolute(), command))
+    if program != "lmcache" and (kind or huge_pages or form not in (None, "json")):
+        text = f"--for {program} goes with --json alone: the other options are of LMCache's server"
+        raise click.UsageError(text)
+    parameters = _parameters(path, capacity, others)
+    if program == "vllm":
+        start = vllm(parameters, l1_size_gb)
+    elif program == "sglang":
+        start = sglang(parameters, l1_size_gb)
     else:
-        click.echo(json.dumps(spec, indent=2))
-        click.echo(f"\n{shlex.join(command)}")
-        vllm = ["vllm", "serve", "MODEL", "--kv-transfer-config", json.dumps(_VLLM_TRANSFER)]
-        click.echo(f"\n{shlex.join(vllm)}")
+        start = lmcache(parameters, l1_size_gb, kind or "plugin", huge_pages=huge_pages)
+    if form == "json":
+        click.echo(json.dumps(start.spec))
+    elif form is not None:
+        click.echo(_FORMS[form](Path(path).absolute(), start.commands[0]))
+    else:
+        blocks = [json.dumps(start.spec, indent=2), *map(shlex.join, start.commands)]
+        click.echo("\n\n".join(blocks))
     if huge_pages:
         _tell_huge_pages(l1_size_gb)
     return 0
 
 
-def _adapter(path: str, capacity: str, kind: str, others: tuple[str, ...]) -> dict[str, Any]:
+def _parameters(path: str, capacity: str, others: tuple[str, ...]) -> dict[str, Any]:
     parameters: dict[str, Any] = {"path": str(Path(path).expanduser().absolute())}
     parameters["capacity"] = capacity
     for text in others:
@@ -123,13 +126,7 @@ def _adapter(path: str, capacity: str, kind: str, others: tuple[str, ...]) -> di
         check_options(**parameters)
     except ConfigError as error:
         raise WrongArguments(str(error)) from error
-    module_path, class_name = _ADAPTERS[kind]
-    return {
-        "type": kind,
-        "module_path": module_path,
-        "class_name": class_name,
-        "adapter_params": parameters,
-    }
+    return parameters
 
 
 def _value(text: str) -> Any:
@@ -138,13 +135,6 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _server_command(spec: dict[str, Any], l1_size_gb: float, *, huge_pages: bool) -> list[str]:
-    command = ["lmcache", "server", "--l1-size-gb", f"{l1_size_gb:g}", "--eviction-policy", "LRU"]
-    if huge_pages:
-        command += ["--l1-use-hugepages", "--no-l1-use-lazy", "--shm-name", ""]
-    return [*command, "--l2-adapter", json.dumps(spec)]
 
 
 def _tell_huge_pages(l1_size_gb: float) -> None:

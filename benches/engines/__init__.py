@@ -1,0 +1,1 @@
+"""kvring below vLLM and SGLang, beside their own: programs that run in .venv-engines."""

@@ -1,0 +1,80 @@
+"""What the programs that measure engines share: rounds in turn, and a line of JSON for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+_Peer = TypeVar("_Peer")
+
+
+def emit(
+    operation: str, chunk_size_bytes: int, peer: str, round_number: int, values: dict[str, float]
+) -> None:
+    """Print a sample (benches.compare.samples), as the parent process reads it."""
+    sample = {
+        "operation": operation,
+        "case": "",
+        "chunk_size_bytes": chunk_size_bytes,
+        "peer": peer,
+        "round_number": round_number,
+        "values": values,
+    }
+    print(json.dumps(sample), flush=True)
+
+
+@contextmanager
+def figures(moved_bytes: int) -> Iterator[dict[str, float]]:
+    """Measure what a block takes; its rate and CPU time are there when it is over."""
+    values: dict[str, float] = {}
+    cpu_s, started_s = _cpu_s(), time.perf_counter()
+    yield values
+    elapsed_s = time.perf_counter() - started_s
+    values["rate_mb_per_s"] = moved_bytes / 1e6 / elapsed_s
+    values["cpu_s_per_gb"] = (_cpu_s() - cpu_s) / (moved_bytes / 1e9)
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def in_turn(peers: Sequence[_Peer], rounds: int) -> Iterable[tuple[int, _Peer]]:
+    """Return rounds and peers, every other round in the other order; round -1 warms up."""
+    for number in range(-1, rounds):
+        for peer in peers if number % 2 == 0 else peers[::-1]:
+            yield number, peer
+
+
+def drop_page_cache(directory: Path) -> None:
+    """Write all of a file system, and have nothing of it in memory: who reads reads the disk."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1", encoding="ascii")
+    except PermissionError:
+        for path in directory.rglob("*"):
+            if path.is_file():
+                descriptor = os.open(path, os.O_RDONLY)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(descriptor)
+
+
+def space_bytes(directory: Path) -> int:
+    """Return what files below a directory take on disk."""
+    files = (path.lstat() for path in directory.rglob("*") if path.is_file())
+    return sum(file.st_blocks * 512 for file in files)
+
+
+def wait_until(reached: Callable[[], bool], pause_s: float = 0.0002) -> None:
+    """Wait, as an engine between its steps."""
+    deadline_s = time.monotonic() + 300
+    while not reached():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("a transfer does not end")
+        time.sleep(pause_s)

@@ -1,0 +1,176 @@
+"""What the tests with vLLM do in processes of their own (vllm_lives.py)."""
+
+import json
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.kv_offload.base import LookupResult
+
+from tests.python.engines.vllm_engine import (
+    Engine,
+    LoneTier,
+    key_of,
+    kvring_tier,
+    make_config,
+    number_of,
+)
+
+# Of the random jobs.
+UNIVERSE = 1200
+ROWS = 32
+ROW_BYTES = 32 << 10
+MOST_IN_FLIGHT = 6
+MOST_KEYS = 5
+
+_told = 1
+
+
+def serve() -> None:
+    """Call the functions that are asked for, one after the other, each in a fork."""
+    global _told  # noqa: PLW0603
+    # vLLM and its dependencies may print.
+    _told = os.dup(1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        function, arguments = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os._exit(_live(function, arguments))
+        _, status = os.waitpid(child, 0)
+        tell("ended", os.waitstatus_to_exitcode(status))
+
+
+def tell(*words: object) -> None:
+    """Tell a line; the parent has it, whatever becomes of this process afterwards."""
+    os.write(_told, (" ".join(map(str, words)) + "\n").encode())
+
+
+def _live(function: str, arguments: Sequence[Any]) -> int:
+    tell("pid", os.getpid())
+    try:
+        globals()[function](*arguments)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def store(path: str, engine_id: str, count: int, is_killed: bool) -> None:
+    """Store the first chunks through vLLM's manager; then end, or wait to be killed."""
+    with Engine(make_config([kvring_tier(path)], engine_id=engine_id)) as engine:
+        engine.put(range(count))
+        tell("stored", count)
+        while is_killed:
+            time.sleep(1)
+
+
+def find(path: str, engine_id: str, count: int) -> None:
+    """Look for the first chunks; tell the first answers, and how many came with the right bytes."""
+    with Engine(make_config([kvring_tier(path)], engine_id=engine_id)) as engine:
+        with engine.request() as request:
+            answers = engine.lookup(request, range(engine.rows // 2))
+            tell("answers", *sorted({answer.name for answer in answers[0]}))
+            assert set(answers[-1]) == {LookupResult.HIT}
+        tell("found", sum(engine.found(range(count))))
+
+
+@dataclass
+class Job:
+    """A job that is under way."""
+
+    is_load: bool
+    numbers: list[int]
+    rows: list[int]
+    request: str
+    must_be: set[int]
+
+
+class RandomJobs:
+    """Stores, loads, lookups and touches, several at a time, each compared with what must be."""
+
+    def __init__(self, tier: LoneTier, seed: str, acknowledged: Sequence[int]) -> None:
+        """Begin with what earlier processes were told is stored."""
+        self.tier = tier
+        self.choose = random.Random(seed)
+        self.stored = set(acknowledged)
+        self.free_rows = list(range(tier.rows))
+        self.jobs: dict[int, Job] = {}
+
+    def verify(self) -> None:
+        """Load everything that must be there."""
+        numbers = sorted(self.stored)
+        for first in range(0, len(numbers), self.tier.rows):
+            batch = numbers[first : first + self.tier.rows]
+            assert all(self.tier.lookup(batch)), "what was stored is not found"
+            job = self.tier.submit_load(batch, range(len(batch)))
+            assert self.tier.finished()[job].success, "what was stored is not loaded"
+            assert all(self.tier.holds(batch, range(len(batch)))), "wrong bytes"
+
+    def work(self, count: int) -> None:
+        """Do so many jobs, and wait for all."""
+        for number in range(count):
+            while len(self.jobs) == MOST_IN_FLIGHT:
+                self.take()
+            self.begin(f"job-{number}")
+            self.take()
+        while self.jobs:
+            self.take()
+        self.tier.tier.drain_jobs()
+        assert not self.tier.taken(), "a job finished twice"
+
+    def begin(self, request: str) -> None:
+        """Begin a random job, after a random lookup or touch."""
+        is_load = self.choose.random() < 0.5
+        of_all = not self.stored or self.choose.random() < 0.3
+        among = range(UNIVERSE) if of_all or not is_load else sorted(self.stored)
+        numbers = self.choose.sample(among, min(self.choose.randint(1, MOST_KEYS), len(among)))
+        must_be = self.stored.intersection(numbers)
+        if self.choose.random() < 0.5:
+            self.tier.touch(numbers)
+        else:
+            found = self.tier.lookup(numbers, request)
+            hits = {number for number, hit in zip(numbers, found, strict=True) if hit}
+            assert hits >= must_be, "what was stored is not found"
+        self.choose.shuffle(self.free_rows)
+        rows = [self.free_rows.pop() for _ in numbers]
+        submit = self.tier.submit_load if is_load else self.tier.submit_store
+        self.jobs[submit(numbers, rows, request)] = Job(is_load, numbers, rows, request, must_be)
+
+    def take(self) -> None:
+        """Take what has finished, and tell of it before anything else is begun."""
+        for number, result in self.tier.taken().items():
+            job = self.jobs.pop(number)
+            self.free_rows += job.rows
+            if job.is_load:
+                self.compare(job, result)
+                tell("loaded")
+            else:
+                assert result.success, "a store failed"
+                self.stored.update(job.numbers)
+                tell("stored", *job.numbers)
+            self.tier.finish_request(job.request)
+
+    def compare(self, job: Job, result: Any) -> None:
+        """Compare what was loaded."""
+        keys = map(key_of, job.numbers) if result.success else result.successful_keys or ()
+        loaded = {number_of(key) for key in keys}
+        assert loaded >= job.must_be, "what was stored is not loaded"
+        right = zip(job.numbers, self.tier.holds(job.numbers, job.rows), strict=True)
+        assert all(is_right for number, is_right in right if number in loaded), "wrong bytes"
+
+
+def live(path: str, capacity: int, seed: str, acknowledged: Sequence[int], count: int) -> None:
+    """Look whether all is there that was stored, then do so many random jobs."""
+    tiers = [kvring_tier(path, capacity)]
+    with LoneTier(make_config(tiers, rows=ROWS, row_bytes=ROW_BYTES)) as tier:
+        jobs = RandomJobs(tier, seed, acknowledged)
+        jobs.verify()
+        tell("verified", len(acknowledged))
+        jobs.work(count)
+    tell("done")
