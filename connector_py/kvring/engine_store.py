@@ -3,13 +3,12 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
 from typing import Any, Final
 
 from kvring._native import ConfigError, KvRingError, MemoryTasks, RegisteredMemory
 from kvring.connector import Connector
 
-__all__ = ["EngineStore", "digest_of", "filled_in", "register_memory"]
+__all__ = ["EngineStore", "digest_of", "options_of", "register_memory"]
 
 _logger = logging.getLogger(__name__)
 
@@ -90,15 +89,21 @@ def register_memory(store: Connector, address: int, length_bytes: int) -> Regist
         return None
 
 
-def filled_in(options: dict[str, Any], name: str, value: int) -> dict[str, Any]:
-    """Put a number in place of `{name}` in the paths of a store."""
+def options_of(options: dict[str, Any], name: str, number: int) -> dict[str, Any]:
+    """Return the options of one of several processes that have the same configuration.
+
+    Its number takes the place of `{name}` in paths, and is added to `metrics_port`.
+    """
 
     def fill(path: Any) -> Any:
         if isinstance(path, str):
-            return path.replace(f"{{{name}}}", str(value))
-        return [fill(one) for one in path] if isinstance(path, Sequence) else path
+            return path.replace(f"{{{name}}}", str(number))
+        return [fill(one) for one in path] if isinstance(path, list) else path
 
-    return {key: fill(one) if key in _PATHS else one for key, one in options.items()}
+    own = {key: fill(one) if key in _PATHS else one for key, one in options.items()}
+    if isinstance(own.get("metrics_port"), int):
+        own["metrics_port"] += number
+    return own
 
 
 def digest_of(fields: dict[str, Any]) -> str:

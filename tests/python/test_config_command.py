@@ -47,6 +47,61 @@ def test_the_whole_command_holds_the_json(capsys: pytest.CaptureFixture[str]) ->
     assert (name, json.loads(transfer)["kv_role"]) == ("--kv-transfer-config", "kv_both")
 
 
+def test_the_command_of_vllm_has_the_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("/mnt/nvme/kv-{dp_rank}", "500GiB", "--option", "ttl=1d", "--l1-size-gb", "10")
+    text = printed(capsys, "config", *arguments, "--for", "vllm")
+    block, command = text.split("\n\n")
+    assert shlex.split(command)[:3] == ["vllm", "serve", "MODEL"]
+    spec = json.loads(shlex.split(command)[-1])
+    assert spec == json.loads(block)
+    assert json.loads(printed(capsys, "config", *arguments, "--for", "vllm", "--json")) == spec
+    assert spec["kv_connector"] == "OffloadingConnector"
+    extra = spec["kv_connector_extra_config"]
+    assert (extra["spec_name"], extra["cpu_bytes_to_use"]) == ("TieringOffloadingSpec", 10 << 30)
+    # The tests with vLLM's own factory give it this.
+    assert extra["secondary_tiers"] == [
+        {
+            "type": "KvringTier",
+            "module_path": "kvring.vllm",
+            "path": "/mnt/nvme/kv-{dp_rank}",
+            "capacity": "500GiB",
+            "ttl": "1d",
+        }
+    ]
+
+
+def test_the_command_of_sglang_has_the_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "config", "/mnt/nvme/kvring", "500GiB", "--for", "sglang")
+    block, command = text.split("\n\n")
+    words = shlex.split(command)
+    assert words[words.index("--hicache-storage-backend") + 1] == "dynamic"
+    spec = json.loads(words[words.index("--hicache-storage-backend-extra-config") + 1])
+    assert spec == json.loads(block)
+    assert (spec["module_path"], spec["class_name"]) == ("kvring.sglang", "HiCacheKvring")
+    assert (spec["interface_v1"], spec["capacity"]) == (1, "500GiB")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--docker",),
+        ("--systemd",),
+        ("--kubernetes",),
+        ("--huge-pages",),
+        ("--type", "plugin"),
+        ("--option", "capcity=1"),
+    ],
+)
+@pytest.mark.parametrize("program", ["vllm", "sglang"])
+def test_what_is_not_for_these_programs_is_refused(
+    capsys: pytest.CaptureFixture[str], program: str, wrong: tuple[str, ...]
+) -> None:
+    assert main(["config", "/mnt/nvme/kvring", "500GiB", "--for", program, *wrong]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert ("capcity" if "--option" in wrong else f"--for {program}") in told.err
+
+
 @pytest.mark.parametrize("form", ["--systemd", "--docker", "--kubernetes"])
 def test_services_have_the_command_and_the_limits(
     capsys: pytest.CaptureFixture[str], form: str

@@ -1,16 +1,14 @@
 """LMCache's L1 memory as fixed buffers of io_uring: transfers find their pages pinned."""
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
 
-from kvring._native import KvRingError, RegisteredMemory
+from kvring._native import RegisteredMemory
 from kvring.connector import Connector
+from kvring.engine_store import register_memory
 
 __all__ = ["register_l1"]
-
-_logger = logging.getLogger(__name__)
 
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .{4} [0-9a-f]+ \S+ \d+ +(.*)$", re.MULTILINE)
 
@@ -37,11 +35,7 @@ def register_l1(store: Connector, description: Any) -> RegisteredMemory | None:
         length_bytes = description.size
     if not length_bytes:
         return None
-    try:
-        return store.register_memory(description.ptr, length_bytes)
-    except KvRingError as error:
-        _logger.warning("L1 memory is not registered, and transfers go on without that: %s", error)
-        return None
+    return register_memory(store, description.ptr, length_bytes)
 
 
 def _is_shared_memory(address: int, length_bytes: int) -> bool:

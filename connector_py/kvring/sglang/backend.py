@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from kvring._native import KvRingError
-from kvring.engine_store import EngineStore, filled_in
+from kvring.engine_store import EngineStore, options_of
 from kvring.sglang.figures import Figures
 from kvring.sglang.pools import Form, Pages, Pool, memory_of
 from kvring.shared_reads import Reader, ReadServer
@@ -273,7 +273,7 @@ class HiCacheKvring(HiCacheStorage):
             options["path"] = named if isinstance(paths, list) else named[0]
         rank = config.dp_rank * config.pp_size + config.pp_rank
         rank = (rank * config.attn_cp_size + config.attn_cp_rank) * config.tp_size + tp_rank
-        return filled_in(options, "rank", rank)
+        return options_of(options, "rank", rank)
 
     def _of_transfer(self, transfer: PoolTransfer) -> tuple[Pool, list[str], Any]:
         return self._pools[str(transfer.name)], transfer.keys or [], transfer.host_indices

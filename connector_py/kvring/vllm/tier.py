@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvring._native import ClosedError, KvRingError, __version__
-from kvring.engine_store import EngineStore, filled_in
+from kvring.engine_store import EngineStore, options_of
 from kvring.vllm.figures import Figures, KvringTierInfo, metric_definitions
 
 __all__ = ["KvringTier"]
@@ -264,12 +264,14 @@ def _of_replica(where: str, options: dict[str, Any], parallel: Any) -> dict[str,
     """Return the options of a data-parallel replica: each is a process with its own store."""
     paths = options.get("path")
     named = [paths] if isinstance(paths, str) else list(paths or ())
-    shared = [path for path in named if "{dp_rank}" not in str(path)]
-    if parallel.data_parallel_size > 1 and shared:
+    shared = [str(path) for path in named if "{dp_rank}" not in str(path)]
+    replica = parallel.data_parallel_index
+    # Of a dense model each replica is told that it is the only one, and keeps its number.
+    if shared and (parallel.data_parallel_size > 1 or replica > 0):
         text = (
-            f"{where}: path = {shared[0]!r} would be shared by {parallel.data_parallel_size} "
-            "data-parallel replicas, and a store has one owner; write {dp_rank} where their paths "
-            f"are to differ, such as {str(shared[0]).rstrip('/')}-{{dp_rank}}"
+            f"{where}: path = {shared[0]!r} would be shared by data-parallel replicas (this one is "
+            f"number {replica}), and a store has one owner; write {{dp_rank}} where their paths "
+            f"are to differ, such as {shared[0].rstrip('/')}-{{dp_rank}}"
         )
         raise ValueError(text)
-    return filled_in(options, "dp_rank", parallel.data_parallel_index)
+    return options_of(options, "dp_rank", parallel.data_parallel_index)

@@ -100,6 +100,29 @@ def test_usage_is_by_salt(driver: AdapterDriver) -> None:
     assert (usage.total_bytes_used, usage.total_capacity_bytes) == (6 * one, 4 << 30)
 
 
+@pytest.mark.parametrize("kind", ["plugin", "native_plugin"])
+def test_an_engine_sees_no_chunk_of_another_identity(data_directory: Path, kind: str) -> None:
+    keys, content = some(3), random_bytes(CHUNK_BYTES, 1)
+    for identity in ("fp8", "bf16"):
+        engine = AdapterDriver(adapter_spec(kind, data_directory, identity=identity))
+        assert engine.lookup(keys) == [False] * 3
+        assert engine.store(keys, [content] * 3)
+        assert engine.load_bytes(keys, [CHUNK_BYTES] * 3) == [content] * 3
+        engine.close()
+    engine = AdapterDriver(adapter_spec("plugin", data_directory, identity="fp8"))
+    heard = engine.listener
+    # Its lists and its books have its own alone, under the names that LMCache knows.
+    until("the news", lambda: len(heard.stored) == 3)
+    assert {key for key, _ in heard.stored} == set(keys)
+    listed = engine.adapter.list_l2_keys("test/model").entries
+    assert {entry.key.to_object_key() for entry in listed} == set(keys)
+    engine.adapter.delete(keys)
+    assert engine.lookup(keys) == [False] * 3
+    assert engine.adapter.list_l2_keys().entries == ()
+    assert engine.used_bytes() == 3 * allocated([CHUNK_BYTES])
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("first", "second"), [("plugin", "native_plugin"), ("native_plugin", "plugin")]
 )

@@ -1,0 +1,66 @@
+"""demo/gpu without a GPU: it says why it is skipped, and vLLM takes what it is given."""
+
+import ast
+import dataclasses
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
+
+import torch
+from transformers import AutoConfig
+from vllm.config.kv_transfer import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+from demo.gpu import __main__ as demo
+from demo.gpu import stage
+from demo.gpu.model import prompt, write_model
+from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run python -m demo.gpu")
+def test_without_a_gpu_it_is_skipped_with_the_reason() -> None:
+    command = [sys.executable, "-m", "demo.gpu"]
+    ended = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_DEADLINE_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "demo/gpu: skipped: there is no GPU that torch can use here\n"
+
+
+@pytest.mark.parametrize("tier", ["kvring", "vLLM's fs"])
+def test_vllm_takes_the_configuration(tmp_path: Path, tier: str) -> None:
+    config = KVTransferConfig(**demo.transfer_of(tier, tmp_path, 16, "1GiB"))
+    (one,) = config.kv_connector_extra_config["secondary_tiers"]
+    name = {"kvring": "KvringTier", "vLLM's fs": "FileSystemTierManager"}[tier]
+    assert SecondaryTierFactory.get_tier_class(one).__name__ == name
+
+
+def test_vllm_knows_the_arguments_of_the_engine() -> None:
+    tree = ast.parse(inspect.getsource(stage))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    (call,) = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "LLM"]
+    given = {keyword.arg for keyword in call.keywords}
+    assert "kv_transfer_config" in given
+    assert given <= {field.name for field in dataclasses.fields(EngineArgs)}
+
+
+def test_the_model_is_one_that_transformers_knows(tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(write_model(tmp_path))
+    token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
+    assert (config.model_type, token_bytes) == ("llama", 32 << 10)
+
+
+def test_no_prompt_begins_as_another_one() -> None:
+    firsts = {tuple(prompt(tokens, number)[:16]) for tokens in (64, 128) for number in range(-1, 4)}
+    assert len(firsts) == 10
