@@ -9,6 +9,9 @@ __all__ = ["logger"]
 
 _LOGGER: Final = logging.getLogger("kvring")
 
+# Where a program has its level from.
+_LEVELS: Final = (("lmcache", "LMCACHE_LOG_LEVEL"), ("vllm", "VLLM_LOGGING_LEVEL"))
+
 _FORMAT: Final = "[%(asctime)s] %(levelname)s %(name)s: %(message)s"
 
 
@@ -24,8 +27,9 @@ def logger() -> logging.Logger:
     """Return the logger for kvring's messages, which begin with the path of their store.
 
     Python shows warnings bare where nobody has configured a logger, and nothing below them. LMCache
-    configures its own loggers alone. So this one gets a handler and, under LMCache, its level:
-    LMCACHE_LOG_LEVEL, or INFO. It gives both up for a configuration that comes later.
+    and vLLM configure their own loggers alone. So this one gets a handler and, under these, their
+    level: LMCACHE_LOG_LEVEL or VLLM_LOGGING_LEVEL, or INFO. It gives both up for a configuration
+    that comes later.
     """
     own = [handler for handler in _LOGGER.handlers if isinstance(handler, _OwnHandler)]
     if not own and not _LOGGER.hasHandlers():
@@ -41,7 +45,8 @@ def logger() -> logging.Logger:
 
 
 def _level() -> int:
-    if "lmcache" not in sys.modules:
+    variable = next((name for module, name in _LEVELS if module in sys.modules), None)
+    if variable is None:
         return logging.NOTSET
-    level = logging.getLevelName(os.environ.get("LMCACHE_LOG_LEVEL", "INFO").upper())
+    level = logging.getLevelName(os.environ.get(variable, "INFO").upper())
     return level if isinstance(level, int) else logging.INFO

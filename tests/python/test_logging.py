@@ -139,8 +139,8 @@ def test_a_handler_may_use_the_connector(store_directory: Path) -> None:
     assert (told.returncode, told.stdout, told.stderr) == (0, "done\n", "")
 
 
-def open_beside_lmcache(directory: str, configures_later: bool) -> None:
-    sys.modules["lmcache"] = types.ModuleType("lmcache")
+def open_beside(program: str, directory: str, configures_later: bool) -> None:
+    sys.modules[program] = types.ModuleType(program)
     kvring.Connector(f"{directory}/first", CAPACITY_BYTES).close()
     if configures_later:
         logging.basicConfig(level=logging.WARNING, format=LINE)
@@ -149,11 +149,12 @@ def open_beside_lmcache(directory: str, configures_later: bool) -> None:
 
 
 @pytest.mark.parametrize("configures_later", [False, True])
-def test_beside_lmcache_messages_have_time_level_and_store(
-    store_directory: Path, configures_later: bool
+@pytest.mark.parametrize("program", ["lmcache", "vllm"])
+def test_beside_these_messages_have_time_level_and_store(
+    store_directory: Path, program: str, configures_later: bool
 ) -> None:
-    """LMCache configures its own loggers alone; what is configured later takes over."""
-    told = run_child(open_beside_lmcache, str(store_directory), configures_later)
+    """They configure their own loggers alone; what is configured later takes over."""
+    told = run_child(open_beside, program, str(store_directory), configures_later)
     assert (told.returncode, told.stdout) == (0, "")
     lines = told.stderr.splitlines()
     assert lines
@@ -163,10 +164,18 @@ def test_beside_lmcache_messages_have_time_level_and_store(
 
 
 @pytest.mark.parametrize(("level", "is_told"), [("WARNING", False), ("info", True), ("LOUD", True)])
-def test_the_level_of_lmcache_counts(
-    store_directory: Path, monkeypatch: pytest.MonkeyPatch, level: str, is_told: bool
+@pytest.mark.parametrize(
+    ("program", "variable"), [("lmcache", "LMCACHE_LOG_LEVEL"), ("vllm", "VLLM_LOGGING_LEVEL")]
+)
+def test_the_level_of_the_program_counts(
+    store_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    program: str,
+    variable: str,
+    level: str,
+    is_told: bool,
 ) -> None:
-    monkeypatch.setenv("LMCACHE_LOG_LEVEL", level)
-    told = run_child(open_beside_lmcache, str(store_directory), False)
+    monkeypatch.setenv(variable, level)
+    told = run_child(open_beside, program, str(store_directory), False)
     assert told.returncode == 0
     assert bool(told.stderr) == is_told
