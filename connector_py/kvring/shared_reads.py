@@ -98,7 +98,7 @@ class ReadServer:
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer one reader until it hangs up."""
-        held: dict[int, _Segment] = {}
+        held: list[_Segment] = []
         with self._changed:
             self._connections.add(connection)
         try:
@@ -108,25 +108,26 @@ class ReadServer:
             line = Line(connection)
             while request := line.read():
                 self._answer(connection, json.loads(request), held)
-        except (OSError, ValueError, KvRingError):
-            # It went, or the store did: the reader sees the end of the connection.
+        except (OSError, ValueError, LookupError, TypeError, KvRingError):
+            # It went, or asked for what there is not, or the store went: it is hung up on.
             pass
         finally:
             with self._changed:
                 self._connections.discard(connection)
-                for segment in held.values():
+                for segment in held:
                     segment.readers -= 1
                 self._changed.notify_all()
             connection.close()
 
     def _answer(
-        self, connection: socket.socket, request: dict[str, Any], held: dict[int, _Segment]
+        self, connection: socket.socket, request: dict[str, Any], held: list[_Segment]
     ) -> None:
         tasks = self._store.tasks
         answer: Any
         if "done" in request:
             with self._changed:
-                held.pop(request["done"]).readers -= 1
+                numbers = [segment.number for segment in held]
+                held.pop(numbers.index(request["done"])).readers -= 1
                 self._changed.notify_all()
             return
         if "load" in request:
@@ -135,7 +136,7 @@ class ReadServer:
             if segment is None:
                 answer = [None, []]
             else:
-                held[segment.number] = segment
+                held.append(segment)
                 answer = [segment.number, segment.results]
         elif "exists" in request:
             answer = tasks.exists(*request["exists"])
@@ -162,11 +163,15 @@ class ReadServer:
                     return None
             segment.content, segment.results, segment.readers = content, None, 1
             self._segments.sort(key=lambda one: one is segment)
-        results = [False] * len(content[1])
+        results: list[bool] | None = None
         try:
             results = self._load(segment.number, content)
         finally:
             with self._changed:
+                if results is None:
+                    # This reader gets none; others that wait for the segment have misses.
+                    segment.readers -= 1
+                    results = [False] * len(content[1])
                 segment.results = results
                 if not all(results):
                     segment.content = None

@@ -1,7 +1,9 @@
 """The tier between vLLM's TieringOffloadingManager and a kvring store."""
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -18,6 +20,7 @@ from vllm.v1.kv_offload.base import (
     OffloadKey,
     ReqContext,
     RequestOffloadingContext,
+    ScheduleEndContext,
 )
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
@@ -30,8 +33,22 @@ __all__ = ["KvringTier"]
 
 _WHERE: Final = "kv_connector_extra_config, secondary_tiers"
 
-# Keys that are told in a step, so that none takes long.
+# Keys that are told, and whose use is counted, in a step, so that none takes long.
 _MOST_EVENTS: Final = 4096
+_MOST_USES: Final = 1024
+
+# Keys whose use is still to be counted; past it the oldest are left out.
+_MOST_WAITING: Final = 1 << 20
+
+
+@dataclass
+class _Request:
+    """What a request has done here so far."""
+
+    # What it could not load is a miss for it: it computes, rather than asks again.
+    missed: set[OffloadKey] = field(default_factory=set)
+    # What it has stored or loaded; that has counted as a use.
+    moved: set[OffloadKey] = field(default_factory=set)
 
 
 class KvringTier(SecondaryTierManager):
@@ -107,8 +124,9 @@ class KvringTier(SecondaryTierManager):
         self._has_told_stored = not self._tells_events
         self._jobs: dict[int, TransferJob] = {}
         self._refused: list[JobResult] = []
-        # What a request could not load is a miss for it: it computes, rather than asks again.
-        self._missed: dict[str, set[OffloadKey]] = {}
+        self._requests: dict[str, _Request] = {}
+        self._used: deque[OffloadKey] = deque(maxlen=_MOST_WAITING)
+        self._is_touched = False
         self._path = self._store.path
         self._info = KvringTierInfo(
             kvring_path=self._path,
@@ -121,7 +139,8 @@ class KvringTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Say whether a chunk is stored, and lease it: the load that follows finds it."""
-        if key in self._missed.get(req_context.req_id, ()):
+        request = self._requests.get(req_context.req_id)
+        if request is not None and key in request.missed:
             return LookupResult.MISS
         try:
             (is_stored,) = self._tasks.exists(self._prefix, [key.hex()])
@@ -138,6 +157,9 @@ class KvringTier(SecondaryTierManager):
         self._submit(self._tasks.load, job_metadata)
 
     def _submit(self, submit: Any, job: TransferJob) -> None:
+        request = self._requests.get(job.req_context.req_id)
+        if request is not None:
+            request.moved.update(job.keys)
         keys = [key.hex() for key in job.keys]
         rows = np.asarray(job.chunk_ids, dtype=np.int64)
         addresses = (rows * self._row_bytes + self._first_row).tolist()
@@ -170,24 +192,45 @@ class KvringTier(SecondaryTierManager):
         return finished
 
     def _note_missed(self, job: TransferJob, done: list[OffloadKey]) -> None:
-        request = job.req_context.req_id
-        if job.is_promotion and len(done) < len(job.keys):
-            self._missed.setdefault(request, set()).update(set(job.keys).difference(done))
-        elif request in self._missed:
-            self._missed[request].difference_update(done)
+        # It may have ended before.
+        request = self._requests.get(job.req_context.req_id)
+        if request is None:
+            return
+        if job.is_promotion:
+            request.missed.update(set(job.keys).difference(done))
+        else:
+            request.missed.difference_update(done)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Ask for nothing but new chunks."""
-        del req_context
+        self._requests[req_context.req_id] = _Request()
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Forget what the request could not load."""
-        self._missed.pop(req_context.req_id, None)
+        """Note which chunks the request found above, in the primary tier or the GPU.
+
+        Those that are hot there stay here as well. vLLM 0.33.0 has `touch()` for that and never
+        calls it; the keys of a request are in its context.
+        """
+        request = self._requests.pop(req_context.req_id, None)
+        if request is not None and not self._is_touched:
+            keys = getattr(req_context, "_offload_key_positions", ())
+            self._used.extend(key for key in keys if key not in request.moved)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Count the use of some of these chunks."""
+        del context
+        count = min(len(self._used), _MOST_USES)
+        if count:
+            self._count_uses([self._used.popleft() for _ in range(count)])
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Count a use of each chunk: those that are hot above stay here as well."""
+        """Count a use of each chunk."""
         del req_context
+        self._is_touched = True
+        self._count_uses(keys)
+
+    def _count_uses(self, keys: Collection[OffloadKey]) -> None:
         with suppress(ClosedError):
             self._tasks.touch(self._prefix, [key.hex() for key in keys])
 
