@@ -28,7 +28,7 @@ def mha_pool(pages: int, layers: int, layout: str = "page_first") -> Any:
     device = MHATokenToKVPool(head_num=8, head_dim=128, **_sizes(layers))
     infos = device.get_device_pool_infos()
     with host_memory_budget_scope(1 << 40):
-        return MHATokenToKVPoolHost(*_of(infos, pages, layout), **_on_cpu(device, pages))
+        return MHATokenToKVPoolHost(*_of(infos, pages, layout), **_on_cpu(device))
 
 
 def mla_pool(pages: int, layers: int, layout: str = "page_first") -> Any:
@@ -40,9 +40,7 @@ def mla_pool(pages: int, layers: int, layout: str = "page_first") -> Any:
         "target_layer_num": device.layer_num,
     }
     with host_memory_budget_scope(1 << 40):
-        return MLATokenToKVPoolHost(
-            *_of(infos, pages, layout), **dimensions, **_on_cpu(device, pages)
-        )
+        return MLATokenToKVPoolHost(*_of(infos, pages, layout), **dimensions, **_on_cpu(device))
 
 
 def storage_config(extra: dict[str, Any], **ranks: Any) -> HiCacheStorageConfig:
@@ -100,8 +98,7 @@ def _of(infos: Any, pages: int, layout: str) -> tuple[Any, ...]:
     return (infos[0].buffer_info, float(pages), 0, PAGE_TOKENS, layout)
 
 
-def _on_cpu(device: Any, pages: int) -> dict[str, Any]:
-    del pages
+def _on_cpu(device: Any) -> dict[str, Any]:
     return {
         "pin_memory": False,
         "device": "cpu",

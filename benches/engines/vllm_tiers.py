@@ -9,7 +9,6 @@ import argparse
 import os
 import time
 import uuid
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -209,10 +208,8 @@ def _promotions(tiers: list[Tier], rounds: int, rows: int, loads: int) -> None:
 def _space(tiers: list[Tier], rows: int) -> None:
     """Store three times what kvring's capacity is, and look what the disk has to hold."""
     for tier in tiers:
-        recent: deque[int] = deque(maxlen=3)
         for third in range(1, 10):
             tier.move((1 << 50) + third * rows, rows, is_load=False)
-            recent.append(third)
             if third % 3 == 0:
                 values = {"space_gb": space_bytes(tier.directory) / 1e9}
                 emit(f"after {third // 3} x the capacity", 0, tier.name, 0, values)

@@ -228,7 +228,8 @@ class Connector:
 
         Returns:
             `shutdown_clean`: the store is marked as closed in order; `partial_flush`: operations
-            were dropped; `abandoned`: how many.
+            were dropped; `abandoned`: how many; `memory_held`: the kernel did not finish in time,
+            and still has memory of callers, who must leave it where it is.
         """
 
     @property

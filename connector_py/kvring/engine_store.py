@@ -3,17 +3,21 @@
 import hashlib
 import json
 import logging
+import time
+from contextlib import suppress
 from typing import Any, Final
 
 from kvring._native import ConfigError, KvRingError, MemoryTasks, RegisteredMemory
 from kvring.connector import Connector
 
-__all__ = ["EngineStore", "digest_of", "options_of", "register_memory"]
+__all__ = ["EngineStore", "digest_of", "namespace_of", "options_of", "prefix_of", "register_memory"]
 
 _logger = logging.getLogger(__name__)
 
 # As vLLM shortens the digest in the names of its own directories (file_mapper.py of vLLM 0.33.0).
 _DIGEST_DIGITS: Final = 12
+
+_PAUSE_S: Final = 60.0
 
 _PATHS: Final = ("path", "index_path")
 
@@ -39,8 +43,10 @@ class EngineStore:
             kind = ValueError if isinstance(error, ConfigError) else type(error)
             raise kind(f"{where}: {error}") from error
         self.tasks = MemoryTasks(self.connector)
+        identity = options.get("identity")
+        self._before = "" if identity in (None, "none") else f"{identity}#"
         self._registered: list[RegisteredMemory] = []
-        self._last_error = ""
+        self._next_told_s: dict[str, float] = {}
 
     def register(self, address: int, length_bytes: int) -> None:
         """Register memory that the engine keeps where it is until `close()`."""
@@ -49,10 +55,17 @@ class EngineStore:
             self._registered.append(registered)
 
     def note(self, error: str) -> None:
-        """Log why a task failed, once for all that fail in the same way; empty if it succeeded."""
-        if error and error != self._last_error:
+        """Log why tasks failed, each kind of failure once a minute; empty if one succeeded."""
+        # Behind it come numbers, which differ each time.
+        kind = error.partition(":")[0]
+        now_s = time.monotonic()
+        if error and now_s >= self._next_told_s.get(kind, 0.0):
+            self._next_told_s[kind] = now_s + _PAUSE_S
             _logger.warning("%s: chunks are not stored or loaded: %s", self.path, error)
-        self._last_error = error
+
+    def stored_as(self, namespace: str) -> str:
+        """Return a namespace of the keys that the engine gives to `tasks`, as the store has it."""
+        return f"{self._before}{namespace}"
 
     @property
     def path(self) -> str:
@@ -70,7 +83,7 @@ class EngineStore:
         shutdown = self.connector.close()
         for registered in self._registered:
             registered.close()
-        return bool(shutdown["shutdown_clean"]) or not shutdown["abandoned"]
+        return not shutdown["memory_held"]
 
 
 def register_memory(store: Connector, address: int, length_bytes: int) -> RegisteredMemory | None:
@@ -83,9 +96,7 @@ def register_memory(store: Connector, address: int, length_bytes: int) -> Regist
     try:
         return store.register_memory(address, length_bytes)
     except KvRingError as error:
-        _logger.warning(
-            "the engine's memory is not registered, and transfers go on without that: %s", error
-        )
+        _logger.warning("memory is not registered, and transfers go on without that: %s", error)
         return None
 
 
@@ -101,9 +112,23 @@ def options_of(options: dict[str, Any], name: str, number: int) -> dict[str, Any
         return [fill(one) for one in path] if isinstance(path, list) else path
 
     own = {key: fill(one) if key in _PATHS else one for key, one in options.items()}
-    if isinstance(own.get("metrics_port"), int):
-        own["metrics_port"] += number
+    # What is no number is for the store to take or refuse.
+    with suppress(TypeError, ValueError):
+        own["metrics_port"] = int(own["metrics_port"]) + number if "metrics_port" in own else None
+    if own.get("metrics_port", ...) is None:
+        del own["metrics_port"]
     return own
+
+
+def namespace_of(engine: str, digest: str, model: str) -> str:
+    """Return the namespace of what an engine stores: its layout, and the model."""
+    # What separates the fields of a key is in no model's name.
+    return f"{engine}-{digest}#{model.replace('@', '_')}"
+
+
+def prefix_of(namespace: str, rank: int) -> str:
+    """Return what keys of a namespace and a rank begin with; see `MemoryTasks`."""
+    return f"{namespace}@{rank:08x}"
 
 
 def digest_of(fields: dict[str, Any]) -> str:

@@ -214,6 +214,10 @@ class Line:
         """Return the next line; nothing when the other end has hung up."""
         return self._file.readline()
 
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._file.close()
+
 
 @contextmanager
 def _address(path: Path, index_path: Path | None) -> Iterator[tuple[str, int | None]]:

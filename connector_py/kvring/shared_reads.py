@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from kvring._native import KvRingError
 from kvring.engine_store import EngineStore
 from kvring.owner_socket import Line, connect
 
-__all__ = ["ReadServer", "Reader"]
+__all__ = ["MOST_PAGE_BYTES", "ReadServer", "Reader"]
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ REQUEST: Final = "share reads"
 
 _SEGMENT_BYTES: Final = 32 << 20
 _SEGMENTS: Final = 8
+MOST_PAGE_BYTES: Final = _SEGMENT_BYTES
 _BLOCK_BYTES: Final = 4096
 
 # A reader that does not give a segment back in this time costs others a miss.
@@ -73,7 +75,19 @@ class ReadServer:
         self._segments = [_Segment(number) for number in range(_SEGMENTS)]
         self._changed = threading.Condition()
         self._connections: set[socket.socket] = set()
-        store.connector.serve(REQUEST, self._serve)
+        self._is_closed = False
+        _all.add(self)
+        # The socket lives as long as the store, and must not keep it.
+        this = weakref.ref(self)
+
+        def serve(connection: socket.socket) -> None:
+            server = this()
+            if server is not None:
+                server.serve(connection)
+            else:
+                connection.close()
+
+        store.connector.serve(REQUEST, serve)
 
     def forget(self, keys: Sequence[str]) -> None:
         """Let no reader get what was loaded of these keys: they are stored anew."""
@@ -90,28 +104,41 @@ class ReadServer:
                 segment.content = None
 
     def close(self) -> None:
-        """Hang up on all readers. The segments go with the last of them."""
+        """Hang up on all readers. Idempotent; the segments go with the last who has them."""
         with self._changed:
             for connection in self._connections:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._memory_fd)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def close_in_fork(self) -> None:
+        """Close what a fork has of the connections; no lock, which another thread may have held."""
+        for connection in list(self._connections):
+            connection.close()
+
+    def serve(self, connection: socket.socket) -> None:
         """Answer one reader until it hangs up."""
         held: list[_Segment] = []
-        with self._changed:
-            self._connections.add(connection)
         try:
-            connection.settimeout(_ANSWER_DEADLINE_S)
-            socket.send_fds(connection, [b"{}\n"], [self._memory_fd])
+            with self._changed:
+                if self._is_closed:
+                    return
+                self._connections.add(connection)
+                # With the lock: after a close the number may be another file's.
+                socket.send_fds(connection, [b"{}\n"], [self._memory_fd])
             connection.settimeout(None)
             line = Line(connection)
             while request := line.read():
                 self._answer(connection, json.loads(request), held)
-        except (OSError, ValueError, LookupError, TypeError, KvRingError):
-            # It went, or asked for what there is not, or the store went: it is hung up on.
-            pass
+        except Exception as error:  # noqa: BLE001 - whatever is asked, others are answered
+            # It went, or asked for what there is not, or the store went.
+            _logger.debug("a reader is hung up on: %s", error)
         finally:
+            # First: what it copies from now on does not count.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
             with self._changed:
                 self._connections.discard(connection)
                 for segment in held:
@@ -132,7 +159,9 @@ class ReadServer:
             return
         if "load" in request:
             prefix, keys, lengths_bytes = request["load"]
-            segment = self._loaded((prefix, tuple(keys), tuple(lengths_bytes)))
+            # Who waits holds none: else readers would wait for each other.
+            content = (prefix, tuple(keys), tuple(lengths_bytes))
+            segment = self._loaded(content, waits=not held)
             if segment is None:
                 answer = [None, []]
             else:
@@ -144,22 +173,19 @@ class ReadServer:
             answer = tasks.count_leading(*request["count_leading"])
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
-    def _loaded(self, content: _Content) -> _Segment | None:
+    def _loaded(self, content: _Content, *, waits: bool) -> _Segment | None:
         """Return a segment with this content, for one more reader; None if none gets free."""
         with self._changed:
-            deadline_s = time.monotonic() + _SEGMENT_DEADLINE_S
+            deadline_s = time.monotonic() + (_SEGMENT_DEADLINE_S if waits else 0.0)
             while True:
                 same = [one for one in self._segments if one.content == content]
                 if same:
-                    same[0].readers += 1
-                    while same[0].results is None:
-                        self._changed.wait()
-                    return same[0]
+                    return self._when_loaded(same[0])
                 free = [one for one in self._segments if not one.readers]
                 if free:
                     segment = free[0]
                     break
-                if not self._changed.wait(deadline_s - time.monotonic()):
+                if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
                     return None
             segment.content, segment.results, segment.readers = content, None, 1
             self._segments.sort(key=lambda one: one is segment)
@@ -177,6 +203,16 @@ class ReadServer:
                     segment.content = None
                 self._changed.notify_all()
         return segment
+
+    def _when_loaded(self, segment: _Segment) -> _Segment | None:
+        """Wait for what another reader has loaded; None if the drive does not answer in time."""
+        segment.readers += 1
+        is_loaded = self._changed.wait_for(
+            lambda: segment.results is not None, _ANSWER_DEADLINE_S / 2
+        )
+        if not is_loaded:
+            segment.readers -= 1
+        return segment if is_loaded else None
 
     def _load(self, number: int, content: _Content) -> list[bool]:
         prefix, keys, lengths_bytes = content
@@ -199,6 +235,8 @@ class Reader:
     def __init__(self, path: Path, index_path: Path | None) -> None:
         """Know where the store is; it is asked when something is to be read."""
         self._where = (path, index_path)
+        self._process_id = os.getpid()
+        _all.add(self)
         self._of_thread = threading.local()
         self._links: list[_Link] = []
         self._next_try_s = 0.0
@@ -223,7 +261,8 @@ class Reader:
         if link is None or not keys:
             return results
         parts = len(addresses) // len(keys)
-        pieces = list(_pieces(lengths_bytes, parts))
+        pieces = list(_pieces(lengths_bytes, parts)) if parts else []
+        copied: list[tuple[int, int, list[bool]]] = []
         requests = [
             {"load": [prefix, keys[first:end], lengths_bytes[first * parts : end * parts]]}
             for first, end in pieces
@@ -233,6 +272,10 @@ class Reader:
                 link.send(requests[0])
             for number, (first, end) in enumerate(pieces):
                 segment, loaded = link.receive()
+                if segment is None and number:
+                    # None was free as long as this reader held one.
+                    link.send(requests[number])
+                    segment, loaded = link.receive()
                 # The owner loads the next piece while this one is copied.
                 if number + 1 < len(requests):
                     link.send(requests[number + 1])
@@ -241,7 +284,13 @@ class Reader:
                 span = slice(first * parts, end * parts)
                 link.copy(segment, addresses[span], lengths_bytes[span])
                 link.send({"done": segment})
-                # Only now: the copy was made while the owner kept the segment as it was.
+                copied.append((first, end, loaded))
+            # An answer that comes now says that the owner was there all the time, and kept the
+            # segments as they were while they were copied.
+            if copied:
+                link.send({"count_leading": [prefix, [], 1]})
+                link.receive()
+            for first, end, loaded in copied:
                 results[first:end] = loaded
         except (OSError, ValueError) as error:
             self._drop(link, error)
@@ -252,6 +301,11 @@ class Reader:
         self._is_closed = True
         for link in self._links:
             link.close()
+
+    def close_in_fork(self) -> None:
+        """Close what a fork has of the connections."""
+        for link in list(self._links):
+            link.close_in_fork()
 
     def _ask(self, request: dict[str, Any]) -> Any:
         link = self._link()
@@ -265,6 +319,9 @@ class Reader:
             return None
 
     def _link(self) -> "_Link | None":
+        # A connection that a fork shared would get the answers of the other.
+        if os.getpid() != self._process_id:
+            return None
         link: _Link | None = getattr(self._of_thread, "link", None)
         if link is not None or self._is_closed or time.monotonic() < self._next_try_s:
             return link
@@ -333,11 +390,28 @@ class _Link:
             # Other Python threads run meanwhile.
             ctypes.memmove(address, start + offset, length_bytes)
 
+    def close_in_fork(self) -> None:
+        # The connection itself is the other process's.
+        self._line.close()
+        self._connection.close()
+
     def close(self) -> None:
         # Its memory goes with it: a thread may be copying.
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+
+# Those of this process. A fork has their connections, which would keep them open for the other end.
+_all: "weakref.WeakSet[ReadServer | Reader]" = weakref.WeakSet()
+
+
+def _close_in_fork() -> None:
+    for one in list(_all):
+        one.close_in_fork()
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def _address_of(memory: mmap.mmap) -> int:

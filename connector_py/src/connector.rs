@@ -111,6 +111,7 @@ impl Connector {
         result.set_item("shutdown_clean", shutdown.clean)?;
         result.set_item("partial_flush", shutdown.partial_flush)?;
         result.set_item("abandoned", shutdown.abandoned)?;
+        result.set_item("memory_held", shutdown.memory_held)?;
         Ok(result)
     }
 

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use crate::connector::Connector;
 use crate::errors::{ClosedError, SubmitError, from_submit};
-use crate::finished::Finished;
+use crate::finished::{ByTask, Finished};
 use crate::keys::Keys;
 use crate::logging::hand_over;
 
@@ -29,6 +29,7 @@ pub(crate) struct MemoryTasks {
     finished: Finished,
     /// Tasks whose outcome nobody has yet.
     running: Mutex<HashSet<u64>>,
+    process_id: u32,
 }
 
 /// What is to be known of a task when it has completed.
@@ -42,7 +43,12 @@ impl MemoryTasks {
     /// Take over a connector: its completions are taken here from now on.
     #[new]
     fn new(connector: Py<Connector>) -> Self {
-        Self { connector, finished: Finished::default(), running: Mutex::default() }
+        Self {
+            connector,
+            finished: Finished::default(),
+            running: Mutex::default(),
+            process_id: std::process::id(),
+        }
     }
 
     /// Store memory; return the task.
@@ -80,37 +86,49 @@ impl MemoryTasks {
     /// Take what became of all tasks that have completed.
     fn take_finished(&self, py: Python<'_>) -> PyResult<Vec<Outcome>> {
         let taken = py.detach(|| {
-            let taken = self.finished.take(self.core(), std::mem::take);
-            let mut running = self.running();
-            taken.keys().for_each(|task| {
-                running.remove(task);
-            });
-            taken
+            self.in_its_process()?;
+            Ok(self.finished.take(self.core(), |all| {
+                let mut running = self.running();
+                all.keys().for_each(|task| {
+                    running.remove(task);
+                });
+                std::mem::take(all)
+            }))
         });
-        hand_over(py)?;
+        let taken: ByTask = taken.map_err(from_submit)?;
+        tell(py);
         Ok(taken.into_values().map(outcome).collect())
     }
 
     /// Wait for a task, and take what became of it.
     fn wait(&self, py: Python<'_>, task: u64) -> PyResult<Outcome> {
         let taken = py.detach(|| {
+            self.in_its_process()?;
             let taken = self.finished.wait(self.core(), |all| all.remove(&task));
             self.running().remove(&task);
-            taken
+            Ok(taken)
         });
-        hand_over(py)?;
+        let taken = taken.map_err(from_submit)?;
+        tell(py);
         taken.map(outcome).ok_or_else(closed)
     }
 
     /// Wait until all tasks have completed; what became of them is left to be taken.
     fn wait_all(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| {
-            let running: Vec<u64> = self.running().iter().copied().collect();
-            self.finished.wait(self.core(), |all| {
-                running.iter().all(|task| all.contains_key(task)).then_some(())
-            })
-        })
-        .ok_or_else(closed)
+        let waited = py.detach(|| {
+            self.in_its_process()?;
+            let begun: Vec<u64> = self.running().iter().copied().collect();
+            let have_ended = |all: &mut ByTask| {
+                // What another thread takes is running no more.
+                let running = self.running();
+                begun
+                    .iter()
+                    .all(|task| all.contains_key(task) || !running.contains(task))
+                    .then_some(())
+            };
+            Ok(self.finished.wait(self.core(), have_ended))
+        });
+        waited.map_err(from_submit)?.ok_or_else(closed)
     }
 
     /// Say of each key whether it is stored, and lease it.
@@ -171,6 +189,14 @@ impl MemoryTasks {
         &self.connector.get().core
     }
 
+    /// Refuses a fork, before any lock: one that another thread held at that moment stays held there for ever.
+    fn in_its_process(&self) -> Result<(), kvring::SubmitError> {
+        if self.process_id == std::process::id() {
+            return Ok(());
+        }
+        self.core().exists::<&str>(&[]).map(drop)
+    }
+
     fn running(&self) -> MutexGuard<'_, HashSet<u64>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -210,6 +236,7 @@ impl MemoryTasks {
         let spans: Vec<_> = addresses.iter().zip(lengths_bytes).map(span).collect();
         let keys = rendered(prefix, keys, parts);
         let task = Box::new(Task { submitted: Instant::now(), parts });
+        self.in_its_process().map_err(from_submit)?;
         // With the lock: the task may have completed before its number is known here.
         let mut running = self.running();
         let number = submit(self.core(), &keys, &spans, task).map_err(from_submit)?;
@@ -224,6 +251,13 @@ pub(crate) fn name_of(change: KeyChange) -> &'static str {
         KeyChange::Stored => "stored",
         KeyChange::StoredAgain => "stored again",
         KeyChange::Gone => "gone",
+    }
+}
+
+/// Hands messages over. An exception of a handler must not cost what was taken.
+fn tell(py: Python<'_>) {
+    if let Err(error) = hand_over(py) {
+        error.write_unraisable(py, None);
     }
 }
 

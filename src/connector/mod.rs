@@ -213,10 +213,12 @@ impl Connector {
         let watch = self.watch.lock().take();
         // It writes to the files.
         let has_watch_ended = watch.is_none_or(Watch::end);
-        let closed = close_all(&self.volumes.all, drain_timeout, has_watch_ended).into_iter();
+        let closed = close_all(&self.volumes.all, drain_timeout, has_watch_ended);
+        let memory_held = closed.iter().any(|done| done.memory_held);
         // A path that is out of use is outdated anyway, and what was dropped there no loss of this moment.
-        let counts = closed.enumerate().filter(|(number, _)| self.volumes.is_live(*number));
-        let done = Shutdown::of_all(counts.map(|(_, done)| done));
+        let counts =
+            closed.into_iter().enumerate().filter(|(number, _)| self.volumes.is_live(*number));
+        let done = Shutdown { memory_held, ..Shutdown::of_all(counts.map(|(_, done)| done)) };
         self.memory.close();
         let mut untaken = Vec::new();
         self.completions.common.drain(&mut untaken);

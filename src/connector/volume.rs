@@ -35,15 +35,18 @@ pub struct Shutdown {
     pub partial_flush: bool,
     /// How many.
     pub abandoned: u64,
+    /// The kernel, or a thread in it, still has memory of callers: it must stay where it is.
+    pub memory_held: bool,
 }
 
 impl Shutdown {
     /// How several volumes were left, as if they were one.
     pub(super) fn of_all(all: impl Iterator<Item = Self>) -> Self {
-        all.fold(Self { clean: true, partial_flush: false, abandoned: 0 }, |sum, one| Self {
+        all.fold(Self { clean: true, ..Self::default() }, |sum, one| Self {
             clean: sum.clean && one.clean,
             partial_flush: sum.partial_flush || one.partial_flush,
             abandoned: sum.abandoned + one.abandoned,
+            memory_held: sum.memory_held || one.memory_held,
         })
     }
 }
@@ -197,9 +200,8 @@ impl Threads {
         Ok(())
     }
 
-    /// Ends them, when the reactors have been asked to stop. Says whether none of them can write to the files any more, and
-    /// whether all that was asked for is done.
-    fn end(&mut self) -> (bool, bool) {
+    /// Ends them, when the reactors have been asked to stop.
+    fn end(&mut self) -> ThreadsEnd {
         // It frees extents, which needs the files.
         let maintenance = self.maintenance.take().is_none_or(CacheThread::end);
         let reactors = self.reactors.take().map_or(ReactorEnd::Leaked, Reactors::join);
@@ -207,9 +209,23 @@ impl Threads {
         let growth = self.growth.take().is_none_or(CacheThread::end);
         // After all that change records.
         let (writer, is_written) = self.writer.take().map_or((true, true), RecordWriter::end);
-        let have_ended = maintenance && growth && writer && reactors != ReactorEnd::Leaked;
-        (have_ended, reactors == ReactorEnd::Orderly && is_written)
+        let memory_held = reactors == ReactorEnd::Leaked;
+        ThreadsEnd {
+            have_ended: maintenance && growth && writer && !memory_held,
+            orderly: reactors == ReactorEnd::Orderly && is_written,
+            memory_held,
+        }
     }
+}
+
+/// How the threads of a volume ended.
+struct ThreadsEnd {
+    /// None of them can write to the files any more.
+    have_ended: bool,
+    /// All that was asked for is done.
+    orderly: bool,
+    /// Transfers that do not end have memory of callers.
+    memory_held: bool,
 }
 
 fn warn_of_capacity(path: &Path, budget: &Budget) {
@@ -260,21 +276,24 @@ pub(super) fn close_all(
     volumes.iter().for_each(|volume| volume.shared.stop(drain_timeout));
     let begin_release = |volume: &Volume| {
         volume.shared.cache.open_store.note_closing();
-        let (have_ended, orderly) = volume.threads.lock().end();
+        let ThreadsEnd { have_ended, orderly, memory_held } = volume.threads.lock().end();
         let may_release = have_others_ended && have_ended;
         let shared = Arc::clone(&volume.shared);
         let release = move || may_release && release(&shared, orderly);
         // A thread is left behind if the device, or a frozen file system, does not give it back.
         let thread = Builder::new().name("kvring-close".into()).spawn(release);
-        thread.inspect_err(|error| log::error!("cannot start a thread: {error}")).ok()
+        (
+            thread.inspect_err(|error| log::error!("cannot start a thread: {error}")).ok(),
+            memory_held,
+        )
     };
     let threads: Vec<_> = volumes.iter().map(begin_release).collect();
     let deadline = Instant::now() + LONGEST_SYNC;
-    let end = |(volume, thread): (&Volume, Option<JoinHandle<bool>>)| {
+    let end = |(volume, (thread, memory_held)): (&Volume, (Option<JoinHandle<bool>>, bool))| {
         let released = thread.and_then(|thread| join_until(thread, deadline));
         let clean = released.is_some_and(|released| released.unwrap_or(false));
         let abandoned = volume.shared.cache.counters.abandoned.get();
-        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned };
+        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned, memory_held };
         log::info!("{}: {done}", volume.path().display());
         done
     };

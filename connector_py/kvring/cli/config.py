@@ -99,6 +99,9 @@ def config(
     if program == "vllm":
         start = vllm(parameters, l1_size_gb)
     elif program == "sglang":
+        if l1_size_gb != round(l1_size_gb):
+            text = f"--l1-size-gb {l1_size_gb:g}: SGLang takes whole GB, from 1 on"
+            raise WrongArguments(text)
         start = sglang(parameters, l1_size_gb)
     else:
         start = lmcache(parameters, l1_size_gb, kind or "plugin", huge_pages=huge_pages)

@@ -1,6 +1,8 @@
 """The storage backend between SGLang's cache controller and a kvring store."""
 
+import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,14 +16,17 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from kvring._native import KvRingError
 from kvring.engine_store import EngineStore, options_of
 from kvring.sglang.figures import Figures
 from kvring.sglang.pools import Form, Pages, Pool, memory_of
-from kvring.shared_reads import Reader, ReadServer
+from kvring.shared_reads import MOST_PAGE_BYTES, Reader, ReadServer
 
 __all__ = ["HiCacheKvring"]
+
+_logger = logging.getLogger(__name__)
 
 _WHERE: Final = "--hicache-storage-backend-extra-config"
 
@@ -72,12 +77,16 @@ class HiCacheKvring(HiCacheStorage):
         self._server: ReadServer | None = None
         self._pools: dict[str, Pool] = {}
         self._figures = Figures(is_on=storage_config.enable_storage_metrics)
-        if self._is_writer:
-            store = self._own_store()
-            if storage_config.is_mla_model and storage_config.tp_size > 1:
-                self._server = ReadServer(store)
-        else:
-            self._reader = _reader_of(self._options_of(0))
+        try:
+            if not self._is_writer:
+                self._reader = _reader_of(self._options_of(0))
+            elif storage_config.is_mla_model and storage_config.tp_size > 1:
+                self._server = ReadServer(self._own_store())
+            else:
+                self._own_store()
+        except BaseException:
+            self.close()
+            raise
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Take the pool whose pages the calls without a pool are about."""
@@ -126,7 +135,8 @@ class HiCacheKvring(HiCacheStorage):
         del extra_info
         anchor = self._pools[_KV]
         pages = self._leading(anchor, keys)
-        hits: dict[Any, int] = {PoolName.KV: pages} if pages else {}
+        # A pool without memory has no verdict of its own.
+        hits: dict[Any, int] = {PoolName.KV: pages} if pages and not anchor.is_logical else {}
         restorable = list(range(1, pages + 1))
         for transfer in pool_transfers or ():
             if not restorable:
@@ -154,8 +164,7 @@ class HiCacheKvring(HiCacheStorage):
     ) -> dict[Any, list[bool]]:
         """Load pages of several pools."""
         del extra_info
-        results = self._load_pools([self._of_transfer(transfer) for transfer in transfers])
-        return {one.name: result for one, result in zip(transfers, results, strict=True)}
+        return self._each_pool(self._load_pools, transfers)
 
     def batch_set_v2(
         self,
@@ -164,8 +173,7 @@ class HiCacheKvring(HiCacheStorage):
     ) -> dict[Any, list[bool]]:
         """Store pages of several pools."""
         del extra_info
-        results = self._store_pools([self._of_transfer(transfer) for transfer in transfers])
-        return {one.name: result for one, result in zip(transfers, results, strict=True)}
+        return self._each_pool(self._store_pools, transfers)
 
     def get(
         self, key: str, target_location: Any = None, target_sizes: Any = None
@@ -217,7 +225,7 @@ class HiCacheKvring(HiCacheStorage):
         if self._own is not None:
             forms = [form for pool in self._pools.values() for form in pool.forms]
             for namespace in {form.namespace for form in forms}:
-                self._own.connector.purge(namespace)
+                self._own.connector.purge(self._own.stored_as(namespace))
         if self._server is not None:
             self._server.forget_all()
         return True
@@ -227,17 +235,21 @@ class HiCacheKvring(HiCacheStorage):
         return self._figures.take()
 
     def close(self) -> None:
-        """Finish or drop what is queued, and let go of all memory. Idempotent."""
+        """Finish or drop what is queued, and let go of all memory. Idempotent.
+
+        Raises:
+            RuntimeError: The drive does not answer, and the kernel still holds memory of the pools.
+        """
         if self._reader is not None:
             self._reader.close()
         if self._server is not None:
             self._server.close()
-        if self._own is not None:
-            self._own.close()
+        if self._own is not None and not self._own.close():
+            text = "the drive does not answer; the memory of its transfers must stay"
+            raise RuntimeError(f"{self._own.path}: {text}")
 
     def _add(self, name: str, host_pool: Any) -> None:
-        # All ranks of an MLA model have the same pages, but for this state.
-        is_shared = self._config.is_mla_model and name != PoolName.MAMBA
+        is_shared = self._config.is_mla_model and not _differs_by_rank(name, host_pool)
         pool = Pool(
             name,
             host_pool,
@@ -248,6 +260,14 @@ class HiCacheKvring(HiCacheStorage):
         if (self._is_writer or not is_shared) and name not in self._pools:
             for address, length_bytes in memory_of(host_pool):
                 self._own_store().register(address, length_bytes)
+        if is_shared and self._config.tp_size > 1 and pool.page_bytes > MOST_PAGE_BYTES:
+            _logger.warning(
+                "pages of SGLang's pool '%s' have %d bytes, and ranks read pages of up to %d from "
+                "each other: none of it will be found; lower --page-size",
+                name,
+                pool.page_bytes,
+                MOST_PAGE_BYTES,
+            )
         self._pools[name] = pool
 
     def _own_store(self) -> EngineStore:
@@ -262,10 +282,12 @@ class HiCacheKvring(HiCacheStorage):
         named = [_below(path) for path in (paths if isinstance(paths, list) else [paths])]
         ranks = config.tp_size * config.pp_size * config.attn_cp_size
         for path in named:
-            if isinstance(path, str) and "{rank}" not in path and ranks > 1:
+            is_shared = ranks > 1 or config.dp_rank > 0
+            if isinstance(path, str) and "{rank}" not in path and is_shared:
                 text = (
-                    f"{_WHERE}: path = {path!r} would be shared by {ranks} ranks, and a store has "
-                    "one owner; write {rank} in it, and give each device a name with its number"
+                    f"{_WHERE}: path = {path!r} would be shared by all ranks ({ranks} in a group), "
+                    "and a store has one owner; write {rank} in it, and give each device a name "
+                    "with its number"
                 )
                 raise ValueError(text)
         options = dict(self._options)
@@ -275,8 +297,25 @@ class HiCacheKvring(HiCacheStorage):
         rank = (rank * config.attn_cp_size + config.attn_cp_rank) * config.tp_size + tp_rank
         return options_of(options, "rank", rank)
 
-    def _of_transfer(self, transfer: PoolTransfer) -> tuple[Pool, list[str], Any]:
-        return self._pools[str(transfer.name)], transfer.keys or [], transfer.host_indices
+    def _each_pool(
+        self,
+        move: Callable[[list[tuple[Pool, list[str], Any]]], list[list[bool]]],
+        transfers: list[PoolTransfer],
+    ) -> dict[Any, list[bool]]:
+        """Move pages of several pools; those that do not fit theirs fail, and the others go on."""
+        results: dict[Any, list[bool]] = {}
+        wanted = {}
+        for transfer in transfers:
+            pool, keys = self._pools[str(transfer.name)], transfer.keys or []
+            try:
+                pool.check(keys, transfer.host_indices)
+            except ValueError as error:
+                _logger.warning("%s", error)
+                results[transfer.name] = [False] * len(keys)
+            else:
+                wanted[transfer.name] = (pool, keys, transfer.host_indices)
+        moved = move(list(wanted.values()))
+        return {**results, **dict(zip(wanted, moved, strict=True))}
 
     def _leading(self, pool: Pool, keys: list[str]) -> int:
         # Without memory of its own it is stored by its sidecars alone.
@@ -313,7 +352,7 @@ class HiCacheKvring(HiCacheStorage):
         tasks = [self._start("load", pool, pages) for pool, pages in batches]
         results = []
         for (pool, pages), task in zip(batches, tasks, strict=True):
-            if self._reader is not None and self._is_read_elsewhere(pool):
+            if self._reader is not None and pool.is_shared and not pool.is_logical:
                 request = (pages.form.prefix, pages.keys, pages.addresses, pages.lengths_bytes)
                 results.append(self._reader.load(*request))
             else:
@@ -372,6 +411,13 @@ def _reader_of(options: dict[str, Any]) -> Reader:
         raise ValueError(text)
     beside = None if index_path == "none" else Path(index_path).expanduser()
     return Reader(Path(path).expanduser(), beside)
+
+
+def _differs_by_rank(name: str, host_pool: Any) -> bool:
+    """Say whether each rank of an MLA model has other bytes in a pool."""
+    # As SGLang decides for Mooncake (should_backup in hybrid_cache_controller.py).
+    is_draft = name in (PoolName.DRAFT, PoolName.DRAFT_SWA)
+    return name == PoolName.MAMBA or (is_draft and isinstance(host_pool, MHATokenToKVPoolHost))
 
 
 def _below(path: Any) -> Any:

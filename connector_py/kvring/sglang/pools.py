@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from kvring.engine_store import digest_of
+from kvring.engine_store import digest_of, namespace_of, prefix_of
 
 __all__ = ["Form", "Pages", "Pool", "memory_of"]
 
@@ -86,6 +86,7 @@ class Pool:
         # Of all calls but those with a tensor.
         self.form = self.flat_form if sizes is None else self._form(sizes)
         self._is_addressed = sizes is not None
+        self.page_bytes = sum(sizes or ())
 
     @property
     def forms(self) -> tuple[Form, Form]:
@@ -108,7 +109,7 @@ class Pool:
             return Pages(self.form, keys, [], [])
         if self._is_addressed:
             return self._addressed(keys, host_indices)
-        self._check(keys, host_indices)
+        self.check(keys, host_indices)
         return self.flat(keys, [self._host_pool.get_dummy_flat_data_page() for _ in keys])
 
     def take_in(self, pages: Pages, host_indices: Any, results: list[bool]) -> None:
@@ -121,6 +122,8 @@ class Pool:
 
     def flat(self, keys: list[str], tensors: Sequence[torch.Tensor]) -> Pages:
         """Describe pages that lie in tensors."""
+        if self.is_logical:
+            return Pages(self.form, keys, [], [])
         if len(keys) != len(tensors):
             text = f"{len(keys)} keys with {len(tensors)} tensors; each key takes one"
             raise ValueError(text)
@@ -137,16 +140,17 @@ class Pool:
         return Pages(self.flat_form, keys, addresses, lengths_bytes, tensors)
 
     def _addressed(self, keys: list[str], host_indices: Any) -> Pages:
-        self._check(keys, host_indices)
+        self.check(keys, host_indices)
         addresses, lengths_bytes = self._host_pool.get_page_buffer_meta(host_indices)
         return Pages(self.form, keys, list(addresses), list(lengths_bytes))
 
     def _starts(self, keys: list[str], host_indices: Any) -> list[int]:
-        self._check(keys, host_indices)
+        self.check(keys, host_indices)
         starts: list[int] = host_indices[:: self.page_size].tolist()
         return starts
 
-    def _check(self, keys: list[str], host_indices: Any) -> None:
+    def check(self, keys: list[str], host_indices: Any) -> None:
+        """Refuse keys and host indices of different numbers of pages, by ValueError."""
         count = 0 if host_indices is None else len(host_indices)
         if count != len(keys) * self.page_size:
             text = (
@@ -172,12 +176,12 @@ class Pool:
 
     def _form(self, sizes: Any) -> Form:
         digest = digest_of({**self._layout, "sizes": sizes})
-        model = str(self._layout["model"] or "model").replace("@", "_")
+        model = str(self._layout["model"] or "model")
         if self.name != "kv":
             model += f".{self.name}"
-        namespace = f"sglang-{digest}#{model}"
+        namespace = namespace_of("sglang", digest, model)
         parts = len(sizes) if isinstance(sizes, list) else 1
-        return Form(namespace, f"{namespace}@{self._rank:08x}", parts)
+        return Form(namespace, prefix_of(namespace, self._rank), parts)
 
 
 def memory_of(host_pool: Any) -> Iterator[tuple[int, int]]:

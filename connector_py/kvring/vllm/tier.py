@@ -25,8 +25,8 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from kvring._native import ClosedError, KvRingError, __version__
-from kvring.engine_store import EngineStore, options_of
+from kvring._native import ClosedError, KvRingError, SubmitError, __version__
+from kvring.engine_store import EngineStore, digest_of, namespace_of, options_of, prefix_of
 from kvring.vllm.figures import Figures, KvringTierInfo, metric_definitions
 
 __all__ = ["KvringTier"]
@@ -66,7 +66,7 @@ class KvringTier(SecondaryTierManager):
         primary_kv_view: memoryview,
         tier_type: str,
         backpressure_detector: Any = None,
-        locality: str = "LOCAL",
+        locality: str | None = "LOCAL",
         **options: Any,
     ) -> None:
         """Open the store, and register the primary tier's memory with it.
@@ -86,21 +86,16 @@ class KvringTier(SecondaryTierManager):
             OSError: Likewise.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self.locality = Locality(locality)
+        self.locality = _locality_of(locality)
         config = offloading_spec.config
-        rows = np.asarray(primary_kv_view)
         self._row_bytes: int = self.block_size_bytes
-        self._first_row: int = rows.ctypes.data
-        # Where vLLM's own file tier would keep these chunks tells what they fit.
-        mapper = FileMapper.from_offloading_spec(
-            root_dir="",
-            offloading_spec=offloading_spec,
-            blocks_per_file=offloading_spec.blocks_per_chunk,
-            parallel_agnostic=True,
+        # No array of it is kept: whoever holds one keeps the memory mapped.
+        self._first_row: int = np.asarray(primary_kv_view).ctypes.data
+        self._rows = len(primary_kv_view)
+        namespace = namespace_of(
+            "vllm", _layout_of(offloading_spec, self._row_bytes), config.model.name
         )
-        layout = mapper.base_path.rpartition("_")[2]
-        namespace = f"vllm-{layout}-{self._row_bytes}#{config.model.name.replace('@', '_')}"
-        self._prefix = f"{namespace}@{mapper.rank:08x}"
+        self._prefix = prefix_of(namespace, config.parallel.rank)
         where = f"{_WHERE}, the tier of type {tier_type!r}"
         self._store = EngineStore(where, _of_replica(where, options, config.parallel))
         try:
@@ -109,12 +104,12 @@ class KvringTier(SecondaryTierManager):
             if self._row_bytes > longest_bytes:
                 text = (
                     f"{where}: a chunk has {self._row_bytes} bytes, and the longest that fits the "
-                    f"store has {longest_bytes} (2 GiB, or an eighth of 'capacity' if that is more "
-                    "than 64 MiB); raise 'capacity', or lower 'block_size' beside secondary_tiers"
+                    f"store has {longest_bytes} (an eighth of 'capacity', at least 64 MiB and at "
+                    "most 2 GiB); lower 'block_size' beside secondary_tiers, or raise 'capacity'"
                 )
                 raise ValueError(text)
             self._tasks = self._store.tasks
-            self._store.register(self._first_row, len(rows) * self._row_bytes)
+            self._store.register(self._first_row, self._rows * self._row_bytes)
             self._tells_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
             if self._tells_events:
                 self._tasks.watch_keys()
@@ -132,7 +127,7 @@ class KvringTier(SecondaryTierManager):
             kvring_path=self._path,
             kvring_capacity_bytes=stats["capacity_bytes"],
             kvring_engine=stats["engine"],
-            kvring_namespace=namespace,
+            kvring_namespace=self._store.stored_as(namespace),
             kvring_version=__version__,
         )
         self._figures = Figures(self._store)
@@ -164,9 +159,13 @@ class KvringTier(SecondaryTierManager):
         rows = np.asarray(job.chunk_ids, dtype=np.int64)
         addresses = (rows * self._row_bytes + self._first_row).tolist()
         try:
+            if len(rows) and not 0 <= rows.min() <= rows.max() < self._rows:
+                text = f"a job names row {rows.min()} or {rows.max()} of {self._rows}"
+                raise SubmitError(text)
             task = submit(self._prefix, keys, addresses, [self._row_bytes] * len(keys))
         except KvRingError as error:
             self._store.note(str(error))
+            self._note_missed(job, [])
             self._refused.append(JobResult(job_id=job.job_id, success=False))
         else:
             self._jobs[task] = job
@@ -303,11 +302,47 @@ class KvringTier(SecondaryTierManager):
         return self._info.as_config_info()
 
 
+def _layout_of(offloading_spec: Any, row_bytes: int) -> str:
+    """Return a digest of what decides how the bytes of a row lie.
+
+    It begins with the one by which vLLM's own file tier names its directories. That one has no
+    layout of the KV cache, no length of a row, and often no parallel layout, although vLLM puts the
+    parts of its workers one after the other.
+    """
+    config = offloading_spec.config
+    mapper = FileMapper.from_offloading_spec(
+        root_dir="",
+        offloading_spec=offloading_spec,
+        blocks_per_file=offloading_spec.blocks_per_chunk,
+        parallel_agnostic=True,
+    )
+    parallel = config.parallel
+    ranks = [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size]
+    own = {
+        "row_bytes": row_bytes,
+        "kv_cache_layout": config.kv_cache_layout,
+        # In these vLLM's bytes are the same with any ranks, or it tells them apart by itself.
+        "ranks": None if config.canonical_layout or config.replicated_layout else ranks,
+    }
+    return f"{mapper.base_path.rpartition('_')[2]}-{digest_of(own)}"
+
+
+def _locality_of(name: str | None) -> Locality | None:
+    try:
+        return None if name is None else Locality(name)
+    except ValueError as error:
+        text = (
+            f"{_WHERE}: Locality: 'locality' = {name!r} is not valid; it takes 'LOCAL' or 'REMOTE'"
+        )
+        raise ValueError(text) from error
+
+
 def _of_replica(where: str, options: dict[str, Any], parallel: Any) -> dict[str, Any]:
     """Return the options of a data-parallel replica: each is a process with its own store."""
     paths = options.get("path")
-    named = [paths] if isinstance(paths, str) else list(paths or ())
-    shared = [str(path) for path in named if "{dp_rank}" not in str(path)]
+    # What is no path the store refuses.
+    named = paths if isinstance(paths, list) else [paths]
+    shared = [path for path in named if isinstance(path, str) and "{dp_rank}" not in path]
     replica = parallel.data_parallel_index
     # Of a dense model each replica is told that it is the only one, and keeps its number.
     if shared and (parallel.data_parallel_size > 1 or replica > 0):

@@ -251,7 +251,7 @@ class Rank:
         self.device = device_pool(kind, **(shape or {}))
         self.pages = Pages(host_pool(kind, layout, self.device))
         self.states = Pages(mamba_pools()[1]) if has_mamba else None
-        config = storage_config(kvring_options(path, v1=v1, **(options or {})), kind, layout)
+        config = storage_config(kvring_options(path, v1=v1) | (options or {}), kind, layout)
         for name, value in fields.items():
             setattr(config, name, value)
         more = {} if self.states is None else {"mamba": self.states.pool}
@@ -279,10 +279,7 @@ class Rank:
         return stored
 
     def load(self, keys: Sequence[str], version: int = 0, first_row: int = 0) -> list[bool | None]:
-        """Load a page for each key; None is a page that is said to be there, and has other bytes.
-
-        A page that is not there must be as it was.
-        """
+        """Load a page for each key; None is a page that is said to be there, and has other bytes."""
         rows = self.pages.rows(range(first_row, first_row + len(keys)))
         self.pages.wipe(rows)
         loaded = self.backend.batch_get_v1(list(keys), rows)
@@ -456,7 +453,7 @@ class Scheduler:
         while not acks or not acks[-1].completed_req:
             acks.append(self.controller.ack_prefetch_queue.get(timeout=HANG_DEADLINE_S))
         loaded = max((ack.completed_tokens or 0 for ack in acks), default=0)
-        hits = next((ack.pool_hits for ack in acks if ack.pool_hits), {})
+        hits: dict[str, int] = next((ack.pool_hits for ack in acks if ack.pool_hits), {})
         hashes = self.hashes(tokens)[: loaded // PAGE_TOKENS]
         right = self.pages.hold(operation.host_indices[:loaded], hashes, version)
         assert all(right), "wrong bytes"

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
 SEED = 20261124
 JOBS = 1000
-KILLS = 12
+KILLS = 20
 IN_ORDER_JOBS = 40
 # A capacity in which nothing is evicted.
 CAPACITY = CAPACITY_BYTES

@@ -60,6 +60,8 @@ def make_config(
     dp_size: int = 1,
     dp_index: int = 0,
     events: bool = False,
+    kv_cache_layout: str = "LBHNC",
+    is_portable: bool = False,
     engine_id: str | None = None,
     **extra: Any,
 ) -> Any:
@@ -91,8 +93,9 @@ def make_config(
             data_parallel_index=dp_index,
             data_parallel_size=dp_size,
             data_parallel_rank_local=None,
-            is_parallelism_agnostic=False,
+            is_parallelism_agnostic=is_portable,
         ),
+        kv_cache_layout=kv_cache_layout,
     )
 
 
@@ -118,7 +121,7 @@ def content_of(number: int, length_bytes: int = ROW_BYTES) -> bytes:
 
 
 class Engine:
-    """Scheduler and worker around a TieringOffloadingManager, which has its primary tier and others.
+    """Scheduler and worker around a TieringOffloadingManager: a primary tier, and others below it.
 
     Chunks have numbers, from which their keys and contents follow.
     """
@@ -272,16 +275,30 @@ class LoneTier:
         """Make the tier as vLLM does."""
         self.spec = TieringOffloadingSpec(config)
         self.rows, self.row_bytes = self.spec.num_chunks, self.spec.kv_bytes_per_chunk
-        self.memory = make_memory(self.rows * self.row_bytes)
+        # With a row before it and one behind it, which are no business of the tier's.
+        self.whole = make_memory((1 + self.rows + 1) * self.row_bytes)
+        self.memory = self.whole[self.row_bytes : -self.row_bytes]
         view = self.memory.cast("B", (self.rows, self.row_bytes))
         (tier,) = config.extra_config["secondary_tiers"]
         self.tier = SecondaryTierFactory.create_secondary_tier(tier, view, self.spec)
         self._jobs = 0
+        self._requests: dict[str, Any] = {}
 
     @property
     def store(self) -> Any:
         """The tier's store."""
         return self.tier._store.connector
+
+    def request(self, name: str = "request") -> Any:
+        """Return a request, which begins with its first use."""
+        if name not in self._requests:
+            self._requests[name] = ReqContext(req_id=name)
+            self.tier.on_new_request(self._requests[name])
+        return self._requests[name]
+
+    def finish_request(self, name: str = "request") -> None:
+        """End a request."""
+        self.tier.on_request_finished(self._requests.pop(name))
 
     def row(self, row: int) -> memoryview:
         """Return a row of the memory."""
@@ -312,7 +329,7 @@ class LoneTier:
             keys=[key_of(number) for number in numbers],
             chunk_ids=np.array(rows, dtype=np.int64),
             is_promotion=is_load,
-            req_context=ReqContext(req_id=request),
+            req_context=self.request(request),
         )
         (self.tier.submit_load if is_load else self.tier.submit_store)(job)
         return self._jobs
@@ -352,18 +369,14 @@ class LoneTier:
 
     def lookup(self, numbers: Iterable[int], request: str = "request") -> list[bool]:
         """Say of each chunk whether it is a hit; anything else must be a miss."""
-        context = ReqContext(req_id=request)
+        context = self.request(request)
         answers = [self.tier.lookup(key_of(number), context) for number in numbers]
         assert set(answers) <= {LookupResult.HIT, LookupResult.MISS}
         return [answer is LookupResult.HIT for answer in answers]
 
     def touch(self, numbers: Iterable[int]) -> None:
         """Count a use of chunks."""
-        self.tier.touch([key_of(number) for number in numbers], ReqContext(req_id="request"))
-
-    def finish_request(self, request: str = "request") -> None:
-        """End a request."""
-        self.tier.on_request_finished(ReqContext(req_id=request))
+        self.tier.touch([key_of(number) for number in numbers], self.request())
 
     def close(self) -> None:
         """Shut the tier down."""

@@ -5,7 +5,6 @@ import os
 import random
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,7 @@ _told = 1
 
 def serve() -> None:
     """Call the functions that are asked for, one after the other, each in a fork."""
-    global _told  # noqa: PLW0603
+    global _told
     # vLLM and its dependencies may print.
     _told = os.dup(1)
     os.dup2(2, 1)
@@ -41,7 +40,10 @@ def serve() -> None:
         function, arguments = json.loads(line)
         child = os.fork()
         if child == 0:
-            os._exit(_live(function, arguments))
+            tell("pid", os.getpid())
+            # What it raises ends the fork, and is printed.
+            globals()[function](*arguments)
+            os._exit(0)
         _, status = os.waitpid(child, 0)
         tell("ended", os.waitstatus_to_exitcode(status))
 
@@ -49,16 +51,6 @@ def serve() -> None:
 def tell(*words: object) -> None:
     """Tell a line; the parent has it, whatever becomes of this process afterwards."""
     os.write(_told, (" ".join(map(str, words)) + "\n").encode())
-
-
-def _live(function: str, arguments: Sequence[Any]) -> int:
-    tell("pid", os.getpid())
-    try:
-        globals()[function](*arguments)
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
 
 
 def store(path: str, engine_id: str, count: int, is_killed: bool) -> None:

@@ -1,0 +1,335 @@
+"""Ranks of a model that all have the same KV (MLA): the first one stores it, the others read it.
+
+All of them are processes of their own, or all are in this one, where time matters.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
+
+from tests.python.conftest import HANG_DEADLINE_S, MIB, bare_loop_device
+from tests.python.engines.sglang_host import LAYOUTS, Rank, page_keys
+from tests.python.engines.sglang_processes import Process, processes
+
+KEYS = page_keys(12)
+MISSING = page_keys(3, "missing")
+# A page takes some blocks, and a part of one.
+SHAPE = {"width": 301}
+ALL = [True] * len(KEYS)
+NONE = [False] * len(KEYS)
+# Of what needs no time at all.
+SOON_S = 5.0
+
+StartRank = Callable[..., Process]
+OpenRank = Callable[..., Rank]
+
+
+@pytest.fixture
+def start_rank(store_path: Path) -> Iterator[StartRank]:
+    """Start ranks in processes of their own."""
+    with processes().started() as start:
+
+        def start_one(
+            number: int,
+            size: int,
+            *,
+            path: Path = store_path,
+            layout: str = LAYOUTS[0],
+            **more: Any,
+        ) -> Process:
+            fields = {"tp_rank": number, "tp_size": size, "shape": SHAPE, **more}
+            process = start("answer", str(path), ("mla", layout), fields)
+            assert process.hear() == "ready"
+            return process
+
+        yield start_one
+
+
+@pytest.fixture
+def open_rank(store_path: Path) -> Iterator[OpenRank]:
+    """Open ranks in this process."""
+    with ExitStack() as stack:
+
+        def open_one(number: int, size: int, *, layout: str = LAYOUTS[0], **more: Any) -> Rank:
+            rank = Rank(
+                store_path, "mla", layout, shape=SHAPE, tp_rank=number, tp_size=size, **more
+            )
+            stack.callback(rank.close)
+            return rank
+
+        yield open_one
+
+
+def wait_for(reader: Process, found: int) -> None:
+    """Wait until a reader finds so many pages: it looks for its owner from time to time."""
+    deadline_s = time.monotonic() + HANG_DEADLINE_S
+    while (leading := reader.call("exists", KEYS)[0]) != found:
+        assert time.monotonic() < deadline_s, f"{leading} pages are found, not {found}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "layout", "v1"),
+    [(2, "layer_first", True), (3, "page_first_direct", False), (4, "page_first", True)],
+)
+def test_all_ranks_load_what_the_first_has_stored(
+    start_rank: StartRank, store_path: Path, size: int, layout: str, v1: bool
+) -> None:
+    owner, *readers = (start_rank(rank, size, layout=layout, v1=v1) for rank in range(size))
+    assert readers[0].call("exists", KEYS) == (0, NONE)
+    assert readers[0].call("load", KEYS) == NONE
+    assert owner.call("store", KEYS) == ALL
+    for reader in readers:
+        assert reader.call("exists", [*KEYS, *MISSING]) == (len(KEYS), [*ALL, False, False, False])
+        assert reader.call("load", [*MISSING, *KEYS]) == [False, False, False, *ALL]
+        assert reader.call("load", []) == []
+        assert reader.call("exists", []) == (0, [])
+    assert [one.name for one in store_path.iterdir()] == ["rank-0"]
+    for process in (owner, *readers):
+        process.end()
+
+
+def test_a_reader_waits_for_no_owner_and_finds_it_later(start_rank: StartRank) -> None:
+    reader = start_rank(1, 2)
+    started_s = time.monotonic()
+    for _ in range(20):
+        assert reader.call("exists", KEYS) == (0, NONE)
+        assert reader.call("load", KEYS) == NONE
+    assert time.monotonic() - started_s < SOON_S
+    owner = start_rank(0, 2)
+    assert owner.call("store", KEYS) == ALL
+    wait_for(reader, len(KEYS))
+    assert reader.call("load", KEYS) == ALL
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
+def test_without_its_owner_all_is_a_miss_until_there_is_a_new_one(
+    start_rank: StartRank, is_killed: bool
+) -> None:
+    owner, readers = start_rank(0, 3), [start_rank(1, 3), start_rank(2, 3)]
+    assert owner.call("store", KEYS) == ALL
+    assert readers[0].call("load", KEYS) == ALL
+    assert readers[1].call("exists", KEYS) == (len(KEYS), ALL)
+    if is_killed:
+        owner.kill()
+    else:
+        owner.end()
+    started_s = time.monotonic()
+    for _ in range(10):
+        for reader in readers:
+            assert reader.call("exists", KEYS) == (0, NONE)
+            assert reader.call("load", KEYS) == NONE
+    assert time.monotonic() - started_s < SOON_S
+    start_rank(0, 3)
+    for reader in readers:
+        wait_for(reader, len(KEYS))
+        assert reader.call("load", KEYS) == ALL
+
+
+def test_a_reader_that_is_killed_holds_nobody_up(start_rank: StartRank, store_path: Path) -> None:
+    owner, holder, reader = (start_rank(rank, 3) for rank in range(3))
+    assert owner.call("store", KEYS) == ALL
+    # All there are.
+    assert holder.call("take_segments", str(store_path / "rank-0"), KEYS[:8]) == 8
+    # What others hold can be read by more.
+    assert reader.call("load", KEYS[3:4]) == [True]
+    holder.kill()
+    started_s = time.monotonic()
+    assert reader.call("load", KEYS) == ALL
+    assert time.monotonic() - started_s < SOON_S
+
+
+def test_a_reader_that_is_stopped_holds_nobody_up(start_rank: StartRank, store_path: Path) -> None:
+    owner, stopped, reader = (start_rank(rank, 3) for rank in range(3))
+    assert owner.call("store", KEYS) == ALL
+    assert stopped.call("load", KEYS[:2]) == [True, True]
+    assert stopped.call("take_segments", str(store_path / "rank-0"), KEYS[:3]) == 3
+    stopped.stop()
+    assert reader.call("load", KEYS) == ALL
+    assert owner.call("store", KEYS, 1) == ALL
+    assert reader.call("load", KEYS, 1) == ALL
+    stopped.go_on()
+    assert stopped.call("load", KEYS, 1) == ALL
+
+
+def test_readers_store_nothing(start_rank: StartRank, store_path: Path) -> None:
+    owner, reader = start_rank(0, 2), start_rank(1, 2)
+    assert reader.call("store_by_all_calls", KEYS) == [NONE, NONE, False, False]
+    assert owner.call("exists", KEYS) == (0, NONE)
+    assert owner.call("store", KEYS) == ALL
+    assert reader.call("store_by_all_calls", KEYS) == [NONE, NONE, False, False]
+    assert reader.call("load", KEYS) == ALL
+    assert owner.call("load", KEYS) == ALL
+    assert [one.name for one in store_path.iterdir()] == ["rank-0"]
+
+
+def test_the_states_of_each_rank_are_its_own(start_rank: StartRank, store_path: Path) -> None:
+    for life in range(2):
+        ranks = [start_rank(rank, 2, has_mamba=True) for rank in range(2)]
+        if life == 0:
+            assert ranks[0].call("store", KEYS) == ALL
+            for version, rank in enumerate(ranks):
+                assert rank.call("load_states", KEYS[:4], version) == [False] * 4
+                assert rank.call("store_states", KEYS[:4], version) == [True] * 4
+        for version, rank in enumerate(ranks):
+            assert rank.call("load_states", KEYS[:4], version) == [True] * 4
+            assert rank.call("load", KEYS) == ALL
+        for rank in ranks:
+            rank.end()
+    assert sorted(one.name for one in store_path.iterdir()) == ["rank-0", "rank-1"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_page_that_is_stored_again_is_the_new_one_for_readers(
+    open_rank: OpenRank, layout: str
+) -> None:
+    owner, *readers = (open_rank(rank, 3, layout=layout) for rank in range(3))
+    for version in range(4):
+        keys = KEYS[2:] if version else KEYS
+        assert owner.store(keys, version) == [True] * len(keys)
+        for reader in readers:
+            assert reader.load(KEYS[2:], version) == ALL[2:]
+            assert reader.load(KEYS[2:5], version) == ALL[2:5]
+            assert reader.load(KEYS[:2]) == ALL[:2]
+
+
+def test_no_reader_gets_a_page_that_was_replaced_before_it_asked(open_rank: OpenRank) -> None:
+    owner, reader = open_rank(0, 2), open_rank(1, 2)
+    keys = KEYS[:2]
+    assert owner.store(keys, 0) == [True, True]
+    stored = 0
+    done = threading.Event()
+    failures: list[str] = []
+    loads = 0
+
+    def read() -> None:
+        nonlocal loads
+        rows = reader.pages.rows(range(len(keys)))
+        while not done.is_set():
+            before = stored
+            loaded = reader.backend.batch_get_v1(keys, rows)
+            after = stored + 1
+            for row, (key, ok) in enumerate(zip(keys, loaded, strict=True)):
+                got = reader.pages.rows([row])
+                if not ok or not any(
+                    reader.pages.hold(got, [key], version) == [True]
+                    for version in range(before, after + 1)
+                ):
+                    failures.append(f"{ok}, in {before} to {after}")
+            loads += 1
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for version in range(1, 300):
+            assert owner.store(keys, version) == [True, True]
+            stored = version
+    finally:
+        done.set()
+        thread.join(HANG_DEADLINE_S)
+    assert not thread.is_alive()
+    assert failures == []
+    assert loads > 20
+
+
+def test_pages_that_were_cleared_are_gone_for_readers(open_rank: OpenRank) -> None:
+    owner, reader = open_rank(0, 2), open_rank(1, 2)
+    owner.store(KEYS)
+    assert reader.load(KEYS) == ALL
+    assert reader.backend.clear()
+    assert reader.load(KEYS) == ALL
+    assert owner.backend.clear()
+    assert reader.backend.batch_exists(KEYS) == 0
+    assert reader.load(KEYS) == NONE
+
+
+def test_the_drive_reads_once_for_all_readers(open_rank: OpenRank) -> None:
+    owner, *readers = (open_rank(rank, 4) for rank in range(4))
+    owner.store(KEYS)
+    reads = []
+    for reader in readers:
+        assert reader.load(KEYS) == ALL
+        stats = owner.connector.stats()
+        reads.append((stats["get_hits"], stats["read_bytes"]))
+    assert reads == [(len(KEYS), len(KEYS) * owner.pages.page_bytes)] * 3
+
+
+def test_readers_of_another_layout_find_nothing(open_rank: OpenRank) -> None:
+    owner = open_rank(0, 2)
+    owner.store(KEYS)
+    others: list[dict[str, Any]] = [
+        {"layout": "layer_first"},
+        {"model_name": "org/other"},
+        {"v1": False},
+    ]
+    for other in others:
+        reader = open_rank(1, 2, **other)
+        assert reader.backend.batch_exists(KEYS) == 0
+        assert reader.load(KEYS) == NONE
+    assert open_rank(1, 2).load(KEYS) == ALL
+
+
+def test_ranks_read_from_the_first_one_of_their_own_group(
+    open_rank: OpenRank, store_path: Path
+) -> None:
+    groups: list[dict[str, Any]] = [
+        {"pp_size": 2, "attn_cp_size": 2, "dp_rank": dp, "pp_rank": pp, "attn_cp_rank": cp}
+        for dp in range(2)
+        for pp in range(2)
+        for cp in range(2)
+    ]
+    owners = [open_rank(0, 2, **group) for group in groups[3:6]]
+    for version, owner in enumerate(owners):
+        assert owner.store(KEYS, version) == ALL
+    for version, group in enumerate(groups[3:6]):
+        assert open_rank(1, 2, **group).load(KEYS, version) == ALL
+    assert open_rank(1, 2, **groups[0]).load(KEYS) == NONE
+    assert sorted(one.name for one in store_path.iterdir()) == ["rank-10", "rank-6", "rank-8"]
+
+
+@pytest.mark.root
+def test_ranks_read_from_the_device_of_the_first(tmp_path: Path, start_rank: StartRank) -> None:
+    with bare_loop_device(tmp_path, 64 * MIB) as device:
+        (tmp_path / "disk-0").symlink_to(device.path)
+        path, options = tmp_path / "disk-{rank}", {"capacity": "all"}
+        reader = start_rank(1, 2, path=path, options=options)
+        assert reader.call("load", KEYS) == NONE
+        owner = start_rank(0, 2, path=path, options=options)
+        assert owner.call("store", KEYS) == ALL
+        wait_for(reader, len(KEYS))
+        assert reader.call("load", KEYS) == ALL
+        owner.end()
+        reader.end()
+
+
+@pytest.mark.root
+def test_ranks_find_the_index_of_a_device_elsewhere(tmp_path: Path, start_rank: StartRank) -> None:
+    with bare_loop_device(tmp_path, 64 * MIB) as device:
+        (tmp_path / "disk-0").symlink_to(device.path)
+        index_path = tmp_path / "index"
+        index_path.mkdir()
+        path = tmp_path / "disk-{rank}"
+        options = {"capacity": "all", "index_path": str(index_path)}
+        owner, reader = (start_rank(rank, 2, path=path, options=options) for rank in range(2))
+        assert owner.call("store", KEYS) == ALL
+        wait_for(reader, len(KEYS))
+        assert reader.call("load", KEYS) == ALL
+        owner.end()
+    shutil.rmtree(index_path)
+
+
+def test_a_reader_of_a_store_on_several_disks(start_rank: StartRank, store_path: Path) -> None:
+    paths = [str(store_path / "one"), str(store_path / "two")]
+    options = {"path": paths, "capacity": ["64MiB", "64MiB"]}
+    owner, reader = (start_rank(rank, 2, options=options) for rank in range(2))
+    assert owner.call("store", KEYS) == ALL
+    assert reader.call("load", KEYS) == ALL
+    assert sorted(one.name for one in store_path.iterdir()) == ["one", "two"]
