@@ -238,9 +238,10 @@ class Reader:
         self._process_id = os.getpid()
         _all.add(self)
         self._of_thread = threading.local()
-        self._links: list[_Link] = []
+        # Those of threads that have ended go with them.
+        self._links: weakref.WeakSet[_Link] = weakref.WeakSet()
         self._next_try_s = 0.0
-        self._is_closed = False
+        self._closed = threading.Event()
         self._has_told = False
 
     def exists(self, prefix: str, keys: list[str], parts: int) -> list[bool]:
@@ -298,8 +299,8 @@ class Reader:
 
     def close(self) -> None:
         """Hang up. Idempotent."""
-        self._is_closed = True
-        for link in self._links:
+        self._closed.set()
+        for link in list(self._links):
             link.close()
 
     def close_in_fork(self) -> None:
@@ -320,10 +321,10 @@ class Reader:
 
     def _link(self) -> "_Link | None":
         # A connection that a fork shared would get the answers of the other.
-        if os.getpid() != self._process_id:
+        if self._closed.is_set() or os.getpid() != self._process_id:
             return None
         link: _Link | None = getattr(self._of_thread, "link", None)
-        if link is not None or self._is_closed or time.monotonic() < self._next_try_s:
+        if link is not None or time.monotonic() < self._next_try_s:
             return link
         try:
             link = _Link(*self._where)
@@ -331,20 +332,22 @@ class Reader:
             self._tell(error)
             return None
         self._of_thread.link = link
-        self._links.append(link)
+        self._links.add(link)
         self._has_told = False
+        if self._closed.is_set():
+            # Since it was looked at.
+            link.close()
         return link
 
     def _drop(self, link: "_Link", error: Exception) -> None:
         link.close()
-        with suppress(ValueError):
-            self._links.remove(link)
+        self._links.discard(link)
         self._of_thread.link = None
         self._tell(error)
 
     def _tell(self, error: Exception) -> None:
         self._next_try_s = time.monotonic() + _RECONNECT_PAUSE_S
-        if not self._has_told and not self._is_closed:
+        if not self._has_told and not self._closed.is_set():
             self._has_told = True
             _logger.warning(
                 "%s: its owner does not answer, and all is a miss until it does: %s",
@@ -373,6 +376,7 @@ class _Link:
             raise
         self._address = _address_of(self._memory)
         self._line = Line(self._connection)
+        weakref.finalize(self, _let_go, self._connection, self._line).atexit = False
 
     def send(self, request: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(request).encode() + b"\n")
@@ -391,15 +395,19 @@ class _Link:
             ctypes.memmove(address, start + offset, length_bytes)
 
     def close_in_fork(self) -> None:
-        # The connection itself is the other process's.
-        self._line.close()
-        self._connection.close()
+        _let_go(self._connection, self._line)
 
     def close(self) -> None:
         # Its memory goes with it: a thread may be copying.
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+
+def _let_go(connection: socket.socket, line: Line) -> None:
+    """Close what this process has of a connection: a fork's end is no end of the other's."""
+    line.close()
+    connection.close()
 
 
 # Those of this process. A fork has their connections, which would keep them open for the other end.

@@ -279,7 +279,7 @@ class Rank:
         return stored
 
     def load(self, keys: Sequence[str], version: int = 0, first_row: int = 0) -> list[bool | None]:
-        """Load a page for each key; None is a page that is said to be there, and has other bytes."""
+        """Load a page for each key; None is one that is said to be there, and has other bytes."""
         rows = self.pages.rows(range(first_row, first_row + len(keys)))
         self.pages.wipe(rows)
         loaded = self.backend.batch_get_v1(list(keys), rows)
