@@ -466,6 +466,29 @@ def test_what_could_not_be_copied_is_a_miss(
     soon("the reader is back", lambda: load(reader, KEYS[:12], [9000]) == [True] * 12)
 
 
+@FEW_SEGMENTS
+def test_a_reader_that_was_hung_up_on_while_it_copied_has_a_miss(
+    owner: Owner, open_reader: Callable[[], Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner.put(KEYS[: SEGMENTS + 1], [SEGMENT_BYTES])
+    reader, other = open_reader(), open_reader()
+    copy = shared_reads._Link.copy
+
+    def copy_too_late(link: Any, *request: Any) -> None:
+        monkeypatch.setattr(shared_reads._Link, "copy", copy)
+        for connection in list(owner.server._connections):
+            connection.shutdown(socket.SHUT_RDWR)
+        soon("it is free", lambda: not any(one.readers for one in owner.server._segments))
+        # Other bytes are where it copies from.
+        for key in KEYS[1 : SEGMENTS + 1]:
+            assert load(other, [key], [SEGMENT_BYTES]) == [True]
+        copy(link, *request)
+
+    monkeypatch.setattr(shared_reads._Link, "copy", copy_too_late)
+    assert load(reader, KEYS[:1], [SEGMENT_BYTES]) == [False]
+    soon("it is back", lambda: load(reader, KEYS[:1], [SEGMENT_BYTES]) == [True])
+
+
 # --- many readers ---
 
 
