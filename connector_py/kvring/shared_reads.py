@@ -116,7 +116,9 @@ class ReadServer:
     def close_in_fork(self) -> None:
         """Close what a fork has of the connections; no lock, which another thread may have held."""
         for connection in list(self._connections):
-            connection.close()
+            # Closed alone it would stay open for the one who reads its lines.
+            with suppress(OSError):
+                os.close(connection.detach())
 
     def serve(self, connection: socket.socket) -> None:
         """Answer one reader until it hangs up."""

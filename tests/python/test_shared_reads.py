@@ -855,6 +855,33 @@ def test_a_fork_has_no_part_in_it(store_directory: Path, open_reader: Callable[[
         os.close(here)
 
 
+def sockets() -> int:
+    """Return how many sockets this process has open."""
+    names = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            names.append(descriptor.readlink().name)
+    return sum(name.startswith("socket:") for name in names)
+
+
+@FEW_SEGMENTS
+def test_a_fork_has_no_socket_of_it(
+    store_directory: Path, open_reader: Callable[[], Reader]
+) -> None:
+    """One that outlives an owner that is killed would keep its readers waiting."""
+    before = sockets()
+    owner, reader = Owner(store_directory), open_reader()
+    owner.put(KEYS[:1], [1000])
+    assert load(reader, KEYS[:1], [1000]) == [True]
+    assert sockets() >= before + 3
+    child = os.fork()
+    if child == 0:
+        os._exit(sockets() - before)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert load(reader, KEYS[:1], [1000]) == [True]
+    owner.close()
+
+
 def read_as_another_user(path: str) -> None:
     """Read as a user who may read the device."""
     reader = Reader(Path(path), None)
