@@ -149,6 +149,7 @@ fn sets_that_are_dropped_at_close_give_their_room_back() {
     assert_eq!(queued(&client), (3, 12_288));
     let shutdown = client.connector.close_within(Duration::ZERO);
     assert_eq!((shutdown.clean, shutdown.abandoned), (true, 3));
+    assert!(!shutdown.memory_held, "{shutdown}");
     assert_eq!(queued(&client), (0, 0));
     let latencies = client.connector.stats().latencies;
     assert!(latencies.iter().all(|(_, value)| *value == 0), "not done: {latencies:?}");

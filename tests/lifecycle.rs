@@ -5,12 +5,14 @@
 mod common;
 
 use std::fs;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use common::chunks::{intact, length};
-use common::{Client, MIB, Memory, config, key};
+use common::faults::{Fault, FaultEngine};
+use common::{Client, MIB, Memory, config, key, once};
 use kvring::{Connector, OpenError, SubmitError};
 
 const CAPACITY: u64 = 256 * MIB;
@@ -85,6 +87,24 @@ fn close_at_the_deadline_drops_the_queue() {
     let kept = client.connector.recovery().kept;
     let loaded = (0..150).filter_map(|number| client.get_one(&key(number), MIB as usize));
     assert_eq!(loaded.inspect(|bytes| assert!(bytes == memory.bytes())).count() as u64 + 1, kept);
+}
+
+/// What was dropped in the queue is no memory of the kernel's; what the device does not give back is.
+#[test]
+fn close_says_whether_the_kernel_still_has_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let stuck = Arc::new(AtomicBool::new(true));
+    let make_engine = once(move |queue_depth, waker| {
+        FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), Arc::clone(&stuck))
+    });
+    let config = config(directory.path(), CAPACITY);
+    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let memory = Memory::patterned(MIB as usize, 0, 1);
+    client.submit_set(&[key(0)], &[&memory]);
+    let shutdown = client.connector.close_within(Duration::ZERO);
+    assert!(!shutdown.clean && shutdown.memory_held, "{shutdown}");
+    // The second call says the same.
+    assert_eq!(client.connector.close(), shutdown);
 }
 
 /// Line 7: exactly one completion per batch, over 100,000 operations from eight threads on shared keys.
