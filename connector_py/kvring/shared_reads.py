@@ -242,6 +242,7 @@ class Reader:
         self._of_thread = threading.local()
         # Those of threads that have ended go with them.
         self._links: weakref.WeakSet[_Link] = weakref.WeakSet()
+        self._links_lock = threading.Lock()
         self._next_try_s = 0.0
         self._closed = threading.Event()
         self._has_told = False
@@ -302,7 +303,9 @@ class Reader:
     def close(self) -> None:
         """Hang up. Idempotent."""
         self._closed.set()
-        for link in list(self._links):
+        with self._links_lock:
+            links = list(self._links)
+        for link in links:
             link.close()
 
     def close_in_fork(self) -> None:
@@ -334,7 +337,8 @@ class Reader:
             self._tell(error)
             return None
         self._of_thread.link = link
-        self._links.add(link)
+        with self._links_lock:
+            self._links.add(link)
         self._has_told = False
         if self._closed.is_set():
             # Since it was looked at.
@@ -343,7 +347,8 @@ class Reader:
 
     def _drop(self, link: "_Link", error: Exception) -> None:
         link.close()
-        self._links.discard(link)
+        with self._links_lock:
+            self._links.discard(link)
         self._of_thread.link = None
         self._tell(error)
 
