@@ -159,6 +159,14 @@ class Client:
         self.wait_until(fits)
 
 
+def until(what: str, holds: Callable[[], bool]) -> None:
+    """Wait for what comes by itself; `what` names it where it does not."""
+    deadline_s = time.monotonic() + HANG_DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, f"{what} does not come"
+        time.sleep(0.01)
+
+
 def pattern(length_bytes: int, seed: int) -> bytes:
     """Return bytes that differ for each seed and at each place."""
     return random.Random(seed).randbytes(length_bytes)

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 import kvring
 from benches.compare.devices import DeviceError, loop_device
-from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, pattern
+from tests.python.conftest import MIB, Client, pattern, until
 
 CAPACITY_BYTES = 128 * MIB
 IMAGE_SIZE_BYTES = 512 * MIB
@@ -40,10 +39,11 @@ def run(*command: str) -> str:
 
 def unmount(mount_point: Path) -> None:
     """Unmount, as soon as the kernel has let go of the ring that was closed just now."""
-    deadline = time.monotonic() + HANG_DEADLINE_S
-    while subprocess.run(["umount", str(mount_point)], capture_output=True, check=False).returncode:
-        assert time.monotonic() < deadline, "it cannot be unmounted"
-        time.sleep(0.05)
+    command = ["umount", str(mount_point)]
+    until(
+        "the unmount",
+        lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0,
+    )
 
 
 def physical_blocks(device: str, name: str) -> list[int]:

@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +13,12 @@ import pytest
 import kvring
 from tests.python.conftest import (
     CAPACITY_BYTES,
-    HANG_DEADLINE_S,
     MIB,
     Client,
     make_memory,
     pattern,
     run_child,
+    until,
 )
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -199,7 +198,4 @@ def test_opening_and_closing_leaves_no_descriptor_and_no_thread(store_directory:
         assert_holds_its_chunk(store_directory)
     assert len(entries("/proc/self/fd")) == descriptors
     # A joined thread is listed for a moment longer.
-    deadline = time.monotonic() + HANG_DEADLINE_S
-    while len(entries("/proc/self/task")) > threads:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until("their end", lambda: len(entries("/proc/self/task")) <= threads)

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ import kvring
 from benches.compare.block_devices import attach_loop
 from benches.compare.devices import DeviceError, loop_device, shut_down
 from tests.python.conftest import (
-    HANG_DEADLINE_S,
     KIB,
     MIB,
     Client,
@@ -25,6 +23,7 @@ from tests.python.conftest import (
     make_key,
     make_memory,
     pattern,
+    until,
 )
 
 CAPACITY_BYTES = 96 * MIB
@@ -334,11 +333,11 @@ def test_a_device_that_never_was_is_refused(devices: list[Path]) -> None:
 
 def remount(mount_point: Path, how: str) -> None:
     """Remount, as soon as the kernel has let go of the ring that was closed just now."""
-    deadline_s = time.monotonic() + HANG_DEADLINE_S
     command = ["mount", "-o", f"remount,{how}", str(mount_point)]
-    while subprocess.run(command, capture_output=True, check=False).returncode:
-        assert time.monotonic() < deadline_s, "it cannot be remounted"
-        time.sleep(0.05)
+    until(
+        "the remount",
+        lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0,
+    )
 
 
 def test_nothing_is_open_twice_and_closing_takes_all(disks: list[str]) -> None:

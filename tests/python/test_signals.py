@@ -5,7 +5,6 @@ import mmap
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY, Client, child_command, pattern
+from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY, Client, child_command, pattern, until
 
 
 def open_store(path: str, handler_enabled: str) -> Client:
@@ -73,13 +72,6 @@ def started(
             process.kill()
 
 
-def wait_for(reached: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + HANG_DEADLINE_S
-    while not reached():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 @HANDLERS
 def test_a_lost_page_of_the_index_ends_no_process(tmp_path: Path, handler_enabled: str) -> None:
     with started(tmp_path, lose_the_index, handler_enabled) as process:
@@ -106,7 +98,7 @@ def test_the_signal_from_another_process_ends_this_one(
         process.send_signal(signal.SIGBUS)
         if handler_enabled == "after":
             # What that handler sends on could have been a fault: the first one is let pass.
-            wait_for(lambda: "Bus error" in (tmp_path / "trace").read_text())
+            until("the fault", lambda: "Bus error" in (tmp_path / "trace").read_text())
             process.send_signal(signal.SIGBUS)
         process.communicate(timeout=HANG_DEADLINE_S)
     assert process.returncode == -signal.SIGBUS

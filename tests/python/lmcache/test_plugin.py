@@ -10,6 +10,7 @@ import pytest
 
 import kvring
 from demo.adapter_spec import AdapterSpec, adapter_spec
+from tests.python.conftest import until
 from tests.python.faulty_device import faulty_device
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
@@ -50,13 +51,6 @@ def driver(spec: AdapterSpec) -> Iterator[AdapterDriver]:
     driver = AdapterDriver(spec)
     yield driver
     driver.close()
-
-
-def until(what: str, holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, f"{what} does not come"
-        time.sleep(0.01)
 
 
 def allocated(sizes_bytes: list[int]) -> int:

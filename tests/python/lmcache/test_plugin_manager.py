@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.mp_observability.event_bus import get_event_bus
 
 from demo.cache import CacheSession
+from tests.python.conftest import until
 from tests.python.lmcache.adapter_driver import AdapterDriver, make_key
 
 pytestmark = pytest.mark.lmcache
@@ -40,13 +40,6 @@ SMALL_CHUNK_BYTES = 16 << 10
 def adapter_name() -> str:
     """The one adapter that these tests are about."""
     return "plugin"
-
-
-def until(what: str, holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, f"{what} does not come"
-        time.sleep(0.01)
 
 
 def with_eviction(spec: AdapterSpec, watermark: float, ratio: float = 0.2) -> AdapterSpec:
