@@ -113,10 +113,8 @@ def options_of(options: dict[str, Any], name: str, number: int) -> dict[str, Any
 
     own = {key: fill(one) if key in _PATHS else one for key, one in options.items()}
     # What is no number is for the store to take or refuse.
-    with suppress(TypeError, ValueError):
-        own["metrics_port"] = int(own["metrics_port"]) + number if "metrics_port" in own else None
-    if own.get("metrics_port", ...) is None:
-        del own["metrics_port"]
+    with suppress(KeyError, ValueError):
+        own["metrics_port"] = int(str(own["metrics_port"])) + number
     return own
 
 

@@ -19,6 +19,14 @@ use crate::logging::hand_over;
 /// Task, an answer for each key, error, seconds.
 type Outcome = (u64, Vec<bool>, String, f64);
 
+/// `submit_set` or `submit_get`.
+type Submit = fn(
+    &kvring::Connector,
+    &[String],
+    &[CallerBuffer],
+    KeepAlive,
+) -> Result<u64, kvring::SubmitError>;
+
 /// Keys that changed in the same way, one after the other.
 type Run = (&'static str, Vec<String>);
 
@@ -60,11 +68,8 @@ impl MemoryTasks {
         addresses: Vec<usize>,
         lengths_bytes: Vec<usize>,
     ) -> PyResult<u64> {
-        py.detach(|| {
-            self.submit(prefix, &keys, &addresses, &lengths_bytes, |core, keys, spans, task| {
-                core.submit_set(keys, spans, task)
-            })
-        })
+        let submit = kvring::Connector::submit_set;
+        py.detach(|| self.submit(prefix, &keys, &addresses, &lengths_bytes, submit))
     }
 
     /// Load into memory; return the task.
@@ -76,11 +81,8 @@ impl MemoryTasks {
         addresses: Vec<usize>,
         lengths_bytes: Vec<usize>,
     ) -> PyResult<u64> {
-        py.detach(|| {
-            self.submit(prefix, &keys, &addresses, &lengths_bytes, |core, keys, spans, task| {
-                core.submit_get(keys, spans, task)
-            })
-        })
+        let submit = kvring::Connector::submit_get;
+        py.detach(|| self.submit(prefix, &keys, &addresses, &lengths_bytes, submit))
     }
 
     /// Take what became of all tasks that have completed.
@@ -207,12 +209,7 @@ impl MemoryTasks {
         keys: &Keys,
         addresses: &[usize],
         lengths_bytes: &[usize],
-        submit: impl FnOnce(
-            &kvring::Connector,
-            &[String],
-            &[CallerBuffer],
-            KeepAlive,
-        ) -> Result<u64, kvring::SubmitError>,
+        submit: Submit,
     ) -> PyResult<u64> {
         let (count, spans) = (keys.0.len(), addresses.len());
         let parts = spans.checked_div(count).unwrap_or(0);
