@@ -93,10 +93,11 @@ def _rank(pipe: Connection, directory: Path, name: str, rank: int, ranks: int, p
         what = pipe.recv()
         cpu_s = time.process_time()
         if what == "start":
-            shared = {"tp_rank": rank, "tp_size": ranks, "is_mla_model": True}
             place = directory / f"{ranks}-{'shared' if name == SHARED else f'own-{rank}'}"
             options = kvring_options(place, 2 * pages * _PAGE_BYTES)
-            config = storage_config(options, **(shared if name == SHARED else {}))
+            config = storage_config(options)
+            if name == SHARED:
+                config = storage_config(options, "mla", tp_rank=rank, tp_size=ranks)
             backend = make_backend("dynamic", config, pool)
         elif what == "store":
             _each(backend.batch_set_v1, pages)

@@ -29,6 +29,7 @@ __all__ = [
     "format_device",
     "load_options",
     "options",
+    "put_into_huge_pages",
     "size_bytes",
 ]
 
@@ -100,6 +101,21 @@ def size_bytes(text: str) -> int:
 
     Raises:
         ConfigError: It cannot be read.
+    """
+
+def put_into_huge_pages(descriptor: int, length_bytes: int) -> None:
+    """Take memory for a file of memory (`os.memfd_create`), in huge pages.
+
+    Drives move huge pages in few long transfers. Pages of 4 KiB that lie here and there take one
+    each.
+
+    Args:
+        descriptor: The file, with its length set already.
+        length_bytes: How much of it, from its begin.
+
+    Raises:
+        OSError: The kernel has none, or is older than Linux 6.1. Whatever memory was taken stays.
+        ValueError: `length_bytes` is 0.
     """
 
 def format_device(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvring._native import Connector, KvRingError, StoredChunks, __version__
+from kvring.forks import close_in_forks
 
 __all__ = ["Line", "OwnerSocket", "ask", "connect"]
 
@@ -29,6 +30,7 @@ __all__ = ["Line", "OwnerSocket", "ask", "connect"]
 _NAME: Final = "owner-socket.kvring"
 
 _MOST_REQUEST_BYTES: Final = 64 << 10
+_MOST_RECEIVED_BYTES: Final = 64 << 10
 _MOST_WAITING: Final = 16
 # Of a request: one that does not come must not keep others waiting for longer.
 _REQUEST_DEADLINE_S: Final = 5.0
@@ -48,7 +50,7 @@ class OwnerSocket:
         self._process_id = os.getpid()
         self._listening: list[socket.socket] = []
         self._servers: dict[str, Callable[[socket.socket], None]] = {}
-        _all.add(self)
+        close_in_forks(self)
         weakref.finalize(store, self.close)
         try:
             for one in store.stats()["paths"]:
@@ -75,6 +77,10 @@ class OwnerSocket:
                     one.shutdown(socket.SHUT_RDWR)
             # Its file stays: a file system that is frozen or dead would hold up whoever removes it.
             one.close()
+
+    def close_in_fork(self) -> None:
+        """Close what a fork has of the sockets."""
+        self.close()
 
     def _listen(self, path: Path, index_path: Path | None) -> None:
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -118,7 +124,7 @@ class OwnerSocket:
         # The abstract namespace has no modes.
         if user_id not in (0, os.geteuid()):
             return
-        line = _read_line(connection, _MOST_REQUEST_BYTES, _REQUEST_DEADLINE_S)
+        line = Line(connection).read(_MOST_REQUEST_BYTES, _REQUEST_DEADLINE_S)
         try:
             request = json.loads(line)
             serve = self._servers.get(request["ask"])
@@ -175,7 +181,7 @@ def ask(path: Path, index_path: Path | None, request: dict[str, Any]) -> Any:
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         with connection:
-            line = _read_line(connection, None, _ANSWER_DEADLINE_S)
+            line = Line(connection).read(deadline_s=_ANSWER_DEADLINE_S)
     if not line:
         message = f"the owner of {path} does not answer this user, or is being closed"
         raise PermissionError(message)
@@ -204,19 +210,48 @@ def connect(path: Path, index_path: Path | None, request: dict[str, Any]) -> soc
 
 
 class Line:
-    """Reads lines from a connection on which more than one comes."""
+    """Reads lines from a connection, as long as its timeout lets it."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Read from a connection, as long as its timeout lets it."""
-        self._file = connection.makefile("rb")
+        """Read from a connection; nobody else does."""
+        self._connection = connection
+        self._received = bytearray()
 
-    def read(self) -> bytes:
-        """Return the next line; nothing when the other end has hung up."""
-        return self._file.readline()
+    def is_there(self) -> bool:
+        """Say whether a whole line has come, or the end; wait for neither."""
+        while b"\n" not in self._received:
+            try:
+                part = self._connection.recv(_MOST_RECEIVED_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            if not part:
+                return True
+            self._received += part
+        return True
 
-    def close(self) -> None:
-        """Let go of the connection."""
-        self._file.close()
+    def read(self, most_bytes: int | None = None, deadline_s: float | None = None) -> bytes:
+        """Return the next line.
+
+        Args:
+            most_bytes: What is longer is returned without its end.
+            deadline_s: In which all of it must come.
+
+        Returns:
+            The line; without its end if the other side hung up before that, or it is too long.
+        """
+        end_s = None if deadline_s is None else time.monotonic() + deadline_s
+        while b"\n" not in self._received:
+            if most_bytes is not None and len(self._received) > most_bytes:
+                break
+            if end_s is not None:
+                self._connection.settimeout(max(end_s - time.monotonic(), 0.001))
+            part = self._connection.recv(_MOST_RECEIVED_BYTES)
+            if not part:
+                break
+            self._received += part
+        line, end, rest = self._received.partition(b"\n")
+        self._received = rest
+        return bytes(line + end)
 
 
 @contextmanager
@@ -238,29 +273,3 @@ def _remove_stale(directory: int) -> None:
     with suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(_NAME, dir_fd=directory, follow_symlinks=False).st_mode):
             os.unlink(_NAME, dir_fd=directory)
-
-
-def _read_line(connection: socket.socket, most_bytes: int | None, deadline_s: float) -> bytes:
-    end_s = time.monotonic() + deadline_s
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        connection.settimeout(max(end_s - time.monotonic(), 0.001))
-        part = connection.recv(64 << 10)
-        if not part:
-            break
-        line += part
-        if most_bytes is not None and len(line) > most_bytes:
-            break
-    return bytes(line)
-
-
-# Those of this process. A fork has their descriptors, and none of their threads.
-_all: weakref.WeakSet[OwnerSocket] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for one in list(_all):
-        one.close()
-
-
-os.register_at_fork(after_in_child=_close_all)

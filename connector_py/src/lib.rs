@@ -5,6 +5,7 @@ mod connector;
 mod errors;
 mod finished;
 mod format;
+mod huge_pages;
 mod keys;
 mod listing;
 mod load;
@@ -49,6 +50,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::format::format_device;
+    #[pymodule_export]
+    use super::huge_pages::put_into_huge_pages;
     #[pymodule_export]
     use super::listing::StoredChunks;
     #[pymodule_export]

@@ -47,6 +47,11 @@ class Pages:
     # Pages that are copied on their way; they are kept until the answers are there.
     copies: Sequence[torch.Tensor] = ()
 
+    @property
+    def request(self) -> tuple[str, list[str], list[int], list[int]]:
+        """What a task takes of it."""
+        return self.form.prefix, self.keys, self.addresses, self.lengths_bytes
+
 
 class Pool:
     """A host pool: its pages are stored from where they lie, or by copies without addresses."""
@@ -85,19 +90,22 @@ class Pool:
         sizes = self._part_sizes() if in_place and not self.is_logical else None
         # Of all calls but those with a tensor.
         self.form = self.flat_form if sizes is None else self._form(sizes)
-        self._is_addressed = sizes is not None
-        self.page_bytes = sum(sizes or ())
+        self._sizes = sizes
 
     @property
     def forms(self) -> tuple[Form, Form]:
         """All forms that its pages may have."""
         return self.form, self.flat_form
 
+    def part_lengths_bytes(self) -> list[int]:
+        """Return the lengths of the parts of a page."""
+        return self._sizes or [self._host_pool.get_dummy_flat_data_page().nbytes]
+
     def to_store(self, keys: list[str], host_indices: Any) -> Pages:
         """Describe pages that are to be stored."""
         if self.is_logical:
             return Pages(self.form, keys, [], [])
-        if self._is_addressed:
+        if self._sizes is not None:
             return self._addressed(keys, host_indices)
         starts = self._starts(keys, host_indices)
         pages = [self._host_pool.get_data_page(start, flat=True).contiguous() for start in starts]
@@ -107,7 +115,7 @@ class Pool:
         """Describe pages that are to be loaded; `take_in()` follows."""
         if self.is_logical:
             return Pages(self.form, keys, [], [])
-        if self._is_addressed:
+        if self._sizes is not None:
             return self._addressed(keys, host_indices)
         self.check(keys, host_indices)
         return self.flat(keys, [self._host_pool.get_dummy_flat_data_page() for _ in keys])

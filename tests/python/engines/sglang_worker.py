@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-from kvring.shared_reads import _Link
+from kvring import owner_socket
+from kvring.shared_reads import segments, server
+from kvring.shared_reads.reader import _Link
+from tests.python.conftest import HANG_DEADLINE_S
 from tests.python.engines.sglang_host import Rank, page_keys
 
 # Of the random jobs.
@@ -60,6 +63,7 @@ def tell(channel: Any, value: Any) -> None:
 
 def answer(channel: Any, path: str, shape: Sequence[str], more: dict[str, Any]) -> None:
     """Be a rank, and do what is asked for, until nothing is any more."""
+    _give_up_on_nobody()
     rank = AskedRank(path, *shape, **more)
     tell(channel, "ready")
     while True:
@@ -69,6 +73,18 @@ def answer(channel: Any, path: str, shape: Sequence[str], more: dict[str, Any]) 
             break
         tell(channel, getattr(rank, method)(*arguments))
     rank.close()
+
+
+def _give_up_on_nobody() -> None:
+    """Let whoever waits in vain for another rank do so until the test takes it for a hang."""
+    for module, deadline in (
+        (owner_socket, "_REQUEST_DEADLINE_S"),
+        (segments, "ANSWER_DEADLINE_S"),
+        (server, "_SEGMENT_DEADLINE_S"),
+    ):
+        assert hasattr(module, deadline), deadline
+        # An answer waits half as long for one that loads the same.
+        setattr(module, deadline, 3 * HANG_DEADLINE_S)
 
 
 class AskedRank(Rank):

@@ -12,19 +12,18 @@ pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageFailureInjector
 
 from kvring.sglang import HiCacheKvring
+from tests.python.engines.sglang_controller import Scheduler, lone_process
 from tests.python.engines.sglang_host import (
+    BOTH_INTERFACES,
     KINDS,
     LAYOUTS,
     PAGE_TOKENS,
-    Scheduler,
     kvring_options,
-    lone_process,
 )
 
 PROMPT = [70_000 + number for number in range(5 * PAGE_TOKENS)]
 # A page more than is stored.
 LONGER = [*PROMPT, *[5] * PAGE_TOKENS]
-BOTH_INTERFACES = pytest.mark.parametrize("v1", [True, False], ids=["v1", "copies"])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,7 +98,7 @@ def test_a_hybrid_model_has_its_states_back(
         assert one.fetch("in between", PROMPT[: 3 * PAGE_TOKENS]).found_tokens == 0
         assert one.controller.clear_storage_backend()
         assert one.fetch("cleared", LONGER).found_tokens == 0
-        assert one.backend._own.connector.usage() == {}
+        assert one.backend._store._own.connector.usage() == {}
         assert one.write(PROMPT).completed_tokens == len(PROMPT)
         assert one.fetch("written again", LONGER).tokens == len(PROMPT)
 

@@ -1,13 +1,13 @@
 """Ranks of a model that all have the same KV (MLA): the first one stores it, the others read it.
 
-All of them are processes of their own, or all are in this one, where time matters.
+All of them are processes of their own, or all are in this one, where time matters. In processes of
+their own none gives up on another before that counts as a hang (sglang_worker.py).
 """
 
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,16 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
 from tests.python.conftest import HANG_DEADLINE_S, MIB, bare_loop_device
-from tests.python.engines.sglang_host import LAYOUTS, Rank, page_keys
+from tests.python.engines.sglang_host import KEYS, LAYOUTS, OpenRank, Rank, page_keys
 from tests.python.engines.sglang_processes import Process, processes
 
-KEYS = page_keys(12)
 MISSING = page_keys(3, "missing")
 # A page takes some blocks, and a part of one.
 SHAPE = {"width": 301}
 ALL = [True] * len(KEYS)
 NONE = [False] * len(KEYS)
-# Of what needs no time at all.
-SOON_S = 5.0
 
 StartRank = Callable[..., Process]
-OpenRank = Callable[..., Rank]
 
 
 @pytest.fixture
@@ -54,18 +50,13 @@ def start_rank(store_path: Path) -> Iterator[StartRank]:
 
 
 @pytest.fixture
-def open_rank(store_path: Path) -> Iterator[OpenRank]:
+def open_rank(open_rank: OpenRank) -> OpenRank:
     """Open ranks in this process."""
-    with ExitStack() as stack:
 
-        def open_one(number: int, size: int, *, layout: str = LAYOUTS[0], **more: Any) -> Rank:
-            rank = Rank(
-                store_path, "mla", layout, shape=SHAPE, tp_rank=number, tp_size=size, **more
-            )
-            stack.callback(rank.close)
-            return rank
+    def open_one(number: int, size: int, *, layout: str = LAYOUTS[0], **more: Any) -> Rank:
+        return open_rank("mla", layout, shape=SHAPE, tp_rank=number, tp_size=size, **more)
 
-        yield open_one
+    return open_one
 
 
 def wait_for(reader: Process, found: int) -> None:
@@ -99,11 +90,9 @@ def test_all_ranks_load_what_the_first_has_stored(
 
 def test_a_reader_waits_for_no_owner_and_finds_it_later(start_rank: StartRank) -> None:
     reader = start_rank(1, 2)
-    started_s = time.monotonic()
     for _ in range(20):
         assert reader.call("exists", KEYS) == (0, NONE)
         assert reader.call("load", KEYS) == NONE
-    assert time.monotonic() - started_s < SOON_S
     owner = start_rank(0, 2)
     assert owner.call("store", KEYS) == ALL
     wait_for(reader, len(KEYS))
@@ -122,12 +111,10 @@ def test_without_its_owner_all_is_a_miss_until_there_is_a_new_one(
         owner.kill()
     else:
         owner.end()
-    started_s = time.monotonic()
     for _ in range(10):
         for reader in readers:
             assert reader.call("exists", KEYS) == (0, NONE)
             assert reader.call("load", KEYS) == NONE
-    assert time.monotonic() - started_s < SOON_S
     start_rank(0, 3)
     for reader in readers:
         wait_for(reader, len(KEYS))
@@ -142,9 +129,7 @@ def test_a_reader_that_is_killed_holds_nobody_up(start_rank: StartRank, store_pa
     # What others hold can be read by more.
     assert reader.call("load", KEYS[3:4]) == [True]
     holder.kill()
-    started_s = time.monotonic()
     assert reader.call("load", KEYS) == ALL
-    assert time.monotonic() - started_s < SOON_S
 
 
 def test_a_reader_that_is_stopped_holds_nobody_up(start_rank: StartRank, store_path: Path) -> None:

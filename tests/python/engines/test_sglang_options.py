@@ -1,0 +1,154 @@
+"""The options of a rank's store, its directories, and what is refused."""
+
+import itertools
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
+
+import kvring
+from benches.engines.sglang_pools import host_pool, make_backend, storage_config
+from kvring.sglang.ranks import options_of_rank
+from tests.python.conftest import MIB, bare_loop_device
+from tests.python.engines.sglang_host import (
+    KEYS,
+    KINDS,
+    OpenRank,
+    Rank,
+    device_pool,
+    kvring_options,
+)
+
+WHERE = "--hicache-storage-backend-extra-config"
+
+
+def test_each_rank_has_a_directory_of_its_own(open_rank: OpenRank, store_path: Path) -> None:
+    ranks = [open_rank(tp_rank=rank, tp_size=3) for rank in range(3)]
+    for version, rank in enumerate(ranks):
+        assert rank.store(KEYS, version) == [True] * len(KEYS)
+    for version, rank in enumerate(ranks):
+        assert rank.load(KEYS, version) == [True] * len(KEYS)
+    assert sorted(one.name for one in store_path.iterdir()) == ["rank-0", "rank-1", "rank-2"]
+
+
+def test_no_two_ranks_have_the_same_directory(store_path: Path) -> None:
+    sizes = {"dp_rank": 2, "pp_rank": 2, "attn_cp_rank": 3, "tp_rank": 4}
+    options = kvring_options(store_path)
+    paths = set()
+    for numbers in itertools.product(*map(range, sizes.values())):
+        fields: dict[str, Any] = dict(zip(sizes, numbers, strict=True))
+        config = storage_config({}, pp_size=2, attn_cp_size=3, tp_size=4, **fields)
+        paths.add(options_of_rank(config, options, fields["tp_rank"])["path"])
+    assert paths == {f"{store_path}/rank-{number}" for number in range(48)}
+
+
+def test_the_number_of_a_rank_stands_where_the_path_has_it(
+    open_rank: OpenRank, store_path: Path
+) -> None:
+    path = store_path / "disk-{rank}" / "of-{rank}"
+    for number in range(2):
+        rank = open_rank(path=path, tp_rank=number, tp_size=2)
+        assert rank.store(KEYS) == [True] * len(KEYS)
+        assert (store_path / f"disk-{number}" / f"of-{number}").is_dir()
+
+
+def test_a_store_on_several_disks(open_rank: OpenRank, store_path: Path) -> None:
+    paths = [str(store_path / "one"), str(store_path / "two-{rank}")]
+    rank = open_rank(options={"path": paths, "capacity": [64 * MIB] * 2}, tp_rank=1, tp_size=2)
+    assert rank.store(KEYS) == [True] * len(KEYS)
+    assert (store_path / "one" / "rank-1").is_dir()
+    assert (store_path / "two-1").is_dir()
+    assert rank.load(KEYS) == [True] * len(KEYS)
+
+
+def test_each_rank_has_a_port_of_its_own(open_rank: OpenRank, port: int) -> None:
+    options = {"metrics_port": port}
+    ranks = [open_rank(options=options, tp_rank=rank, tp_size=2) for rank in range(2)]
+    assert [rank.connector.metrics_port for rank in ranks] == [port, port + 1]
+
+
+@pytest.mark.root
+def test_a_device_that_ranks_would_share_is_refused(tmp_path: Path) -> None:
+    with bare_loop_device(tmp_path, 64 * MIB) as device:
+        several: list[dict[str, Any]] = [{"tp_size": 2}, {"pp_size": 2}, {"attn_cp_size": 2}]
+        for sizes in several:
+            with pytest.raises(ValueError, match=r"\{rank\}") as raised:
+                Rank(device.path, options={"capacity": "all"}, **sizes)
+            assert str(device.path) in str(raised.value)
+            assert WHERE in str(raised.value)
+        rank = Rank(device.path, options={"capacity": "all"})
+        assert rank.store(KEYS) == [True] * len(KEYS)
+        assert rank.load(KEYS) == [True] * len(KEYS)
+        rank.close()
+
+
+@pytest.mark.root
+def test_ranks_have_a_device_each(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        ranks = []
+        for number in range(2):
+            directory = tmp_path / f"images-{number}"
+            directory.mkdir()
+            device = stack.enter_context(bare_loop_device(directory, 64 * MIB))
+            (tmp_path / f"disk-{number}").symlink_to(device.path)
+            options = {"capacity": "all"}
+            ranks.append(Rank(tmp_path / "disk-{rank}", options=options, tp_rank=number, tp_size=2))
+            stack.callback(ranks[-1].close)
+        for version, rank in enumerate(ranks):
+            assert rank.store(KEYS, version) == [True] * len(KEYS)
+        for version, rank in enumerate(ranks):
+            assert rank.load(KEYS, version) == [True] * len(KEYS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"capcity": "1GiB"}, "capcity"),
+        ({"capacity": "much"}, "capacity"),
+        ({"engine": "none"}, "engine"),
+        ({"lease_s": -1}, "lease_s"),
+        ({"path": 5}, "path"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(
+    store_path: Path, kind: str, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=named) as raised:
+        Rank(store_path, kind, options=options)
+    assert str(raised.value).startswith(WHERE)
+
+
+@pytest.mark.parametrize("name", ["path", "capacity"])
+def test_an_option_that_is_needed_is_asked_for_by_name(store_path: Path, name: str) -> None:
+    options = kvring_options(store_path)
+    del options[name]
+    pool = host_pool(device_pool("mha"))
+    with pytest.raises((ValueError, TypeError), match=name) as raised:
+        make_backend("dynamic", storage_config(options), pool)
+    assert str(raised.value).startswith(WHERE)
+
+
+def test_a_rank_that_reads_needs_a_path(store_path: Path) -> None:
+    options = kvring_options(store_path)
+    del options["path"]
+    pool = host_pool(device_pool("mla"))
+    with pytest.raises(ValueError, match="'path' is needed") as raised:
+        make_backend("dynamic", storage_config(options, "mla", tp_rank=1, tp_size=2), pool)
+    assert str(raised.value).startswith(WHERE)
+
+
+def test_a_store_in_use_is_refused_by_its_path(open_rank: OpenRank, store_path: Path) -> None:
+    rank = open_rank()
+    with pytest.raises(kvring.InUseError, match=str(store_path)) as raised:
+        open_rank()
+    assert str(raised.value).startswith(WHERE)
+    assert rank.store(KEYS) == [True] * len(KEYS)
+
+
+def test_sglangs_own_names_are_no_options_of_a_store(open_rank: OpenRank) -> None:
+    rank = open_rank(options={"file_storage_path": "/nowhere", "allocator": "default"})
+    assert rank.store(KEYS) == [True] * len(KEYS)

@@ -1,0 +1,191 @@
+"""Pages of one pool, by each call of SGLang's controller."""
+
+import itertools
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+
+from tests.python.engines.sglang_host import (
+    BOTH_INTERFACES,
+    KEYS,
+    KINDS,
+    LAYOUTS,
+    MISSING,
+    PAGE_TOKENS,
+    OpenRank,
+    content_of,
+    page_keys,
+)
+
+
+@BOTH_INTERFACES
+@pytest.mark.parametrize("width", [8, 513])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_that_were_stored_are_loaded(
+    open_rank: OpenRank, kind: str, layout: str, width: int, v1: bool
+) -> None:
+    rank = open_rank(kind, layout, v1=v1, shape={"width": width})
+    assert rank.backend.batch_exists(KEYS) == 0
+    assert rank.load(KEYS) == [False] * len(KEYS)
+    assert rank.store(KEYS) == [True] * len(KEYS)
+    assert rank.backend.batch_exists([*KEYS, *MISSING]) == len(KEYS)
+    assert rank.load(KEYS, first_row=7) == [True] * len(KEYS)
+    mixed = [KEYS[5], MISSING[0], KEYS[0], MISSING[1], KEYS[11]]
+    assert rank.load(mixed) == [True, False, True, False, True]
+    assert rank.backend.batch_exists(mixed) == 1
+    assert rank.backend.batch_exists(MISSING) == 0
+    # Rows that are not beside each other.
+    rows = rank.pages.rows([31, 2, 17])
+    rank.pages.wipe(rows)
+    assert rank.backend.batch_get_v1(KEYS[:3], rows) == [True] * 3
+    assert rank.pages.hold(rows, KEYS[:3]) == [True] * 3
+
+
+def test_no_other_pages_are_written_to(open_rank: OpenRank) -> None:
+    for kind, layout in itertools.product(KINDS, LAYOUTS):
+        rank = open_rank(kind, layout, model_name=f"{kind}-{layout}")
+        rank.store(KEYS[:4])
+        everything = rank.pages.rows(range(rank.pages.pool.page_num))
+        rank.pages.fill(everything, page_keys(rank.pages.pool.page_num, "before"))
+        expected = rank.pages.read(everything)
+        rows = [30, 5, 6]
+        assert rank.backend.batch_get_v1(KEYS[:3], rank.pages.rows(rows)) == [True] * 3
+        for row, key in zip(rows, KEYS, strict=False):
+            expected[row] = content_of(key, rank.pages.page_bytes)
+        assert rank.pages.read(everything) == expected
+        rank.close()
+
+
+@BOTH_INTERFACES
+def test_a_missing_page_leaves_the_pool_as_it_is(open_rank: OpenRank, v1: bool) -> None:
+    rank = open_rank(v1=v1, has_mamba=True)
+    assert rank.states is not None
+    rank.store(KEYS[:1])
+    rows, states = rank.pages.rows([3, 4, 5]), torch.arange(2)
+    rank.pages.fill(rows, MISSING[:3])
+    rank.states.fill(states, MISSING[:2])
+    keys = [MISSING[0], KEYS[0], MISSING[2]]
+    assert rank.backend.batch_get_v1(keys, rows) == [False, True, False]
+    assert rank.pages.hold(rows, keys) == [True] * 3
+    transfer = PoolTransfer(PoolName.MAMBA, host_indices=states, keys=MISSING[:2])
+    assert rank.backend.batch_get_v2([transfer]) == {"mamba": [False] * 2}
+    assert rank.states.hold(states, MISSING[:2]) == [True] * 2
+
+
+@BOTH_INTERFACES
+def test_nothing_is_asked_and_nothing_is_answered(open_rank: OpenRank, v1: bool) -> None:
+    rank = open_rank(v1=v1, has_mamba=True)
+    backend, none = rank.backend, torch.empty(0, dtype=torch.int64)
+    assert backend.batch_exists([]) == 0
+    assert backend.batch_get_v1([], none) == []
+    assert backend.batch_set_v1([], none) == []
+    assert backend.batch_get([], []) == []
+    assert backend.batch_set([], []) is True
+    assert backend.batch_get_v2([]) == {}
+    assert backend.batch_set_v2([]) == {}
+    result = backend.batch_exists_v2([])
+    assert (result.kv_hit_pages, result.extra_pool_hit_pages) == (0, {})
+    empty = PoolTransfer(PoolName.MAMBA, host_indices=none, keys=[])
+    assert backend.batch_set_v2([empty]) == {"mamba": []}
+    assert backend.batch_get_v2([empty]) == {"mamba": []}
+    assert backend.batch_exists_v2(KEYS, [empty]).restorable_prefix_pages == []
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("mha", "page_first"), ("mha", "layer_first")])
+def test_a_page_without_one_of_its_parts_is_absent(
+    open_rank: OpenRank, kind: str, layout: str
+) -> None:
+    rank = open_rank(kind, layout)
+    parts = rank.form().parts
+    assert parts == {"page_first": 2, "layer_first": 6}[layout]
+    keys = KEYS[: parts + 2]
+    rank.store(keys)
+    for part in range(parts):
+        rank.delete_part(keys[part + 1], part)
+    assert rank.load(keys) == [True, *[False] * parts, True]
+    assert rank.backend.batch_exists(keys) == 1
+    assert rank.backend.batch_exists(keys[1:]) == 0
+    assert rank.backend.batch_exists(keys[-1:]) == 1
+    for key in keys:
+        assert rank.backend.exists(key) == (key in (keys[0], keys[-1]))
+    result = rank.backend.batch_exists_v2(keys)
+    assert (result.kv_hit_pages, result.restorable_prefix_pages) == (1, [1])
+    # What is stored again is whole again.
+    rank.store(keys)
+    assert rank.load(keys) == [True] * len(keys)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_that_are_passed_as_tensors(open_rank: OpenRank, kind: str, layout: str) -> None:
+    rank = open_rank(kind, layout, v1=False)
+    backend, length = rank.backend, rank.pages.page_bytes
+    rows = rank.pages.rows(range(3))
+    rank.pages.fill(rows, KEYS[:3])
+    starts = rows[::PAGE_TOKENS]
+    pages = [rank.pages.pool.get_data_page(start) for start in starts]
+    assert backend.get(KEYS[0], torch.empty(length, dtype=torch.uint8)) is None
+    assert backend.set(KEYS[0], pages[0]) is True
+    assert backend.set(KEYS[1], target_location=pages[1]) is True
+    assert backend.batch_set(KEYS[2:3], pages[2:]) is True
+    assert [backend.exists(key) for key in [*KEYS[:4]]] == [True, True, True, False]
+    target = torch.empty(length, dtype=torch.uint8)
+    assert backend.get(KEYS[1], target) is target
+    assert target.numpy().tobytes() == content_of(KEYS[1], length)
+    targets = [torch.empty(length, dtype=torch.uint8) for _ in range(4)]
+    loaded = backend.batch_get(KEYS[:4], targets)
+    assert loaded[3] is None
+    for key, target, one in zip(KEYS[:3], targets, loaded, strict=False):
+        assert one is target
+        assert one.numpy().tobytes() == content_of(key, length)
+    # Pages of the pool's own type, as the controller passes them.
+    dummies = [rank.pages.pool.get_dummy_flat_data_page() for _ in range(3)]
+    for start, key, page in zip(starts, KEYS, backend.batch_get(KEYS[:3], dummies), strict=False):
+        rank.pages.pool.set_from_flat_data_page(start, page)
+        assert rank.pages.hold(rank.pages.rows([int(start) // PAGE_TOKENS]), [key]) == [True]
+    # By whichever call it was stored.
+    assert backend.batch_exists(KEYS) == 3
+    assert rank.load(KEYS[:4]) == [True, True, True, False]
+
+
+def test_a_tensor_of_another_length_is_a_miss(open_rank: OpenRank) -> None:
+    rank = open_rank(v1=False)
+    length = rank.pages.page_bytes
+    rank.store(KEYS[:1])
+    for other in (length - 1, length + 1, 2 * length, 1):
+        assert rank.backend.get(KEYS[0], torch.empty(other, dtype=torch.uint8)) is None
+    assert rank.backend.get(KEYS[0], torch.empty(length, dtype=torch.uint8)) is not None
+
+
+def test_what_a_call_cannot_use_is_refused_and_harms_nothing(open_rank: OpenRank) -> None:
+    rank = open_rank()
+    backend, length = rank.backend, rank.pages.page_bytes
+    rank.store(KEYS[:2])
+    page = torch.zeros(length, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"2 pages of pool 'kv' with 4 host indices"):
+        backend.batch_get_v1(KEYS[:2], rank.pages.rows([0]))
+    with pytest.raises(ValueError, match=r"1 pages of pool 'kv' with 0 host indices"):
+        backend.batch_set_v1(KEYS[:1], None)
+    with pytest.raises(ValueError, match=r"2 keys with 1 tensors"):
+        backend.batch_get(KEYS[:2], [page])
+    with pytest.raises(ValueError, match=r"tensor 0 has no memory here"):
+        backend.get(KEYS[0], torch.zeros(2 * length, dtype=torch.uint8)[::2])
+    with pytest.raises(ValueError, match=r"tensor 1 has no memory here"):
+        backend.batch_get(KEYS[:2], [page, None])
+    with pytest.raises(ValueError, match="hit policy"):
+        backend.batch_exists_v2(
+            KEYS[:2], [PoolTransfer(PoolName.KV, hit_policy=PoolHitPolicy.BLOCK_GROUPS)]
+        )
+    assert rank.load(KEYS[:2]) == [True, True]
+
+
+def test_a_page_that_is_stored_again_is_the_new_one(open_rank: OpenRank) -> None:
+    rank = open_rank()
+    for version in range(5):
+        assert rank.store(KEYS, version) == [True] * len(KEYS)
+        assert rank.load(KEYS, version) == [True] * len(KEYS)
