@@ -6,26 +6,25 @@ Both get the same jobs from the same memory: vLLM's shared region, as its own sp
 from __future__ import annotations
 
 import argparse
-import os
 import time
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from vllm.v1.kv_offload.base import ReqContext, make_offload_key
-from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingGroupConfig,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
+from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from benches.engines.measuring import emit, figures, in_turn, space_bytes, wait_until
+from benches.engines.measuring import (
+    emit,
+    ensure_room,
+    figures,
+    in_turn,
+    space_bytes,
+    wait_until,
+)
+from benches.engines.vllm_config import file_tier, key_of, kvring_tier, make_config
 
 _MIB = 1 << 20
 # 16 tokens of Llama 3.1 8B in 16 bits.
@@ -55,7 +54,7 @@ class Tier:
         self._next_job += 1
         job = TransferJob(
             job_id=number,
-            keys=[_key(first_key + one) for one in range(rows)],
+            keys=[key_of(first_key + one) for one in range(rows)],
             chunk_ids=np.arange(first_row, first_row + rows, dtype=np.int32),
             is_promotion=is_load,
             req_context=_REQUEST,
@@ -96,21 +95,19 @@ class Tier:
                 store.purge(namespace)
 
 
-def _key(number: int) -> Any:
-    return make_offload_key(number.to_bytes(32, "big"), 0)
-
-
 def main() -> None:
     """Measure, and print a sample a line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--loads", type=int, default=150)
+    parser.add_argument("--loads", type=int, default=100)
     arguments = parser.parse_args()
     capacity_bytes = 3 * arguments.rows * _ROW_BYTES
     directories = {name: arguments.directory / name.split()[-1] for name in (KVRING, FS)}
-    spec = TieringOffloadingSpec(_config(arguments.rows, directories, capacity_bytes))
+    below = [kvring_tier(directories[KVRING], capacity_bytes), file_tier(directories[FS])]
+    config = make_config(below, rows=arguments.rows, row_bytes=_ROW_BYTES, is_portable=True)
+    spec = TieringOffloadingSpec(config)
     manager = spec.get_manager()
     try:
         view = manager.primary_tier.get_kv_memoryview()
@@ -124,37 +121,6 @@ def main() -> None:
         _space(tiers, arguments.rows)
     finally:
         manager.shutdown()
-
-
-def _config(rows: int, directories: dict[str, Path], capacity_bytes: int) -> OffloadingConfig:
-    kvring = {"type": "KvringTier", "module_path": "kvring.vllm", "path": str(directories[KVRING])}
-    return OffloadingConfig(
-        groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("layer",), group_id=0),),
-        worker_kv_bytes_per_block=_ROW_BYTES,
-        enable_kv_cache_events=False,
-        extra_config={
-            "cpu_bytes_to_use": rows * _ROW_BYTES,
-            "secondary_tiers": [
-                {**kvring, "capacity": capacity_bytes},
-                {"type": "fs", "root_dir": str(directories[FS])},
-            ],
-        },
-        engine_id=f"bench-{os.getpid()}-{uuid.uuid4().hex[:8]}",
-        model=OffloadingModelConfig(name="org/model", dtype="bfloat16", max_model_len=4096),
-        cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
-        parallel=OffloadingParallelConfig(
-            rank=0,
-            world_size=1,
-            tp_size=1,
-            pp_size=1,
-            pcp_size=1,
-            dcp_size=1,
-            data_parallel_index=0,
-            data_parallel_size=1,
-            data_parallel_rank_local=None,
-            is_parallelism_agnostic=True,
-        ),
-    )
 
 
 def _throughput(tiers: list[Tier], rounds: int, rows: int) -> None:
@@ -178,11 +144,12 @@ def _promotions(tiers: list[Tier], rounds: int, rows: int, loads: int) -> None:
             tier.move(1 << 40, half, is_load=True)
         tier.latencies_ms.clear()
         stored = 0
-        next_load_s = time.perf_counter() + 0.3
+        next_load_s = time.perf_counter() + 0.2
         started_s = time.perf_counter()
         done = 0
         while done < loads:
             while tier.poll() < _JOBS_IN_FLIGHT:
+                ensure_room(tier.directory)
                 first_key = (1 << 41) + ((number + 1) << 32) + stored
                 tier.submit(first_key, stored % half, _JOB_ROWS, is_load=False)
                 stored += _JOB_ROWS

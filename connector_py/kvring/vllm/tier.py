@@ -183,7 +183,7 @@ class KvringTier(SecondaryTierManager):
                 JobResult(
                     job_id=job.job_id,
                     success=success,
-                    successful_keys=done if job.is_promotion and not success else None,
+                    successful_keys=(done or None) if job.is_promotion and not success else None,
                     transfer_time=seconds,
                     transfer_bytes=len(done) * self._row_bytes,
                 )

@@ -1,17 +1,12 @@
-"""KvringTier as vLLM's manager calls it, job by job, and what a failing disk makes of jobs."""
+"""KvringTier as vLLM's manager calls it, job by job."""
 
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvring._native import StoredChunks
-from tests.python.conftest import BLOCK_BYTES, CAPACITY_BYTES, HANG_DEADLINE_S, MIB
-from tests.python.faulty_device import FaultyDevice, faulty_device
+from tests.python.conftest import BLOCK_BYTES, HANG_DEADLINE_S, MIB
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
@@ -23,49 +18,15 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
 )
 
-from tests.python.engines.vllm_engine import (
-    ROWS,
-    LoneTier,
-    content_of,
-    key_of,
-    kvring_tier,
-    make_config,
-    number_of,
-)
-
-MakeTier = Callable[..., LoneTier]
-
-SMALL_BYTES = 16 * MIB
-DEVICE_BYTES = 128 * MIB
-
-
-@pytest.fixture
-def make_tier(store_path: Path) -> Iterator[MakeTier]:
-    """Make tiers over the test's store, or over another path; they are closed at the end."""
-    tiers: list[LoneTier] = []
-
-    def make(
-        path: Path = store_path, capacity: object = CAPACITY_BYTES, **options: Any
-    ) -> LoneTier:
-        config = {name: options.pop(name) for name in ("rows", "row_bytes") if name in options}
-        tiers.append(LoneTier(make_config([kvring_tier(path, capacity, **options)], **config)))
-        return tiers[-1]
-
-    yield make
-    for tier in tiers:
-        tier.close()
+from benches.engines.vllm_config import key_of
+from tests.python.engines.vllm_engine import ROWS, SMALL_BYTES, content_of, kvring_tier, make_config
+from tests.python.engines.vllm_lone_tier import LoneTier, MakeTier, loaded_of
 
 
 @pytest.fixture
 def tier(make_tier: MakeTier) -> LoneTier:
     """A tier over an empty store."""
     return make_tier()
-
-
-def loaded_of(result: Any) -> list[int]:
-    """Return which chunks of a failed load are there nevertheless."""
-    assert not result.success
-    return [number_of(key) for key in result.successful_keys]
 
 
 def test_an_empty_tier_misses(tier: LoneTier) -> None:
@@ -202,7 +163,9 @@ def test_what_was_found_stays_until_it_is_loaded(make_tier: MakeTier) -> None:
 
 def test_stores_past_the_queue_fail_and_may_come_again(make_tier: MakeTier) -> None:
     tier = make_tier(rows=48, row_bytes=MIB, set_queue_bytes=MIB)
-    jobs = {tier.submit_store([row], [row]): row for row in range(tier.rows)}
+    # All at once: a drive must not have stored the one before while a row is filled.
+    tier.fill(range(tier.rows), range(tier.rows))
+    jobs = {tier.submit([row], [row], "request", is_load=False): row for row in range(tier.rows)}
     finished = tier.finished()
     assert set(finished) == set(jobs)
     stored = [jobs[job] for job, result in finished.items() if result.success]
@@ -309,122 +272,6 @@ def test_one_group_of_layers_does_not_see_the_chunks_of_another(tier: LoneTier) 
     tier.store_all([1])
     other = key_of(1)[:-4] + (1).to_bytes(4, "big")
     assert tier.tier.lookup(other, tier.request()) is LookupResult.MISS
-
-
-def flip_middle(store: Path, chunk: dict[str, Any]) -> None:
-    """Change a bit in the middle of a chunk, in the file of a store that is closed."""
-    with (store / chunk["file"]).open("r+b") as file:
-        at = chunk["offset_bytes"] + chunk["length_bytes"] // 2
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-        os.fsync(file.fileno())
-
-
-def test_damaged_bytes_are_not_loaded(make_tier: MakeTier, store_path: Path) -> None:
-    numbers = list(range(8))
-    bad = [2, 5]
-    tier = make_tier()
-    tier.store_all(numbers)
-    tier.close()
-    names = {key_of(number).hex() for number in bad}
-    damaged = [one for one in StoredChunks(store_path) if one["key"].split("@")[3] in names]
-    assert len(damaged) == len(bad)
-    for chunk in damaged:
-        flip_middle(store_path, chunk)
-    tier = make_tier()
-    assert tier.lookup(numbers, "one") == [True] * 8
-    job = tier.submit_load(numbers, range(8), "one")
-    good = [number for number in numbers if number not in bad]
-    assert loaded_of(tier.finished()[job]) == good
-    assert all(tier.holds(good, good))
-    assert tier.store.stats()["checksum_mismatch"] == len(bad)
-    # It computes them anew: nobody finds them any more, until they are stored again.
-    for request in ("one", "two"):
-        assert tier.lookup(numbers, request) == [number in good for number in numbers]
-    tier.store_all(bad)
-    assert tier.lookup(numbers, "two") == [True] * 8
-    job = tier.submit_load(numbers, range(8), "two")
-    assert tier.finished()[job].success
-    assert all(tier.holds(numbers, range(8)))
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[FaultyDevice]:
-    """A block device that fails when it is told to."""
-    with faulty_device(tmp_path, DEVICE_BYTES) as device:
-        yield device
-
-
-@pytest.fixture
-def tier_on_device(device: FaultyDevice) -> Iterator[LoneTier]:
-    """A tier over a store on that device."""
-    with LoneTier(make_config([kvring_tier(device.path, "all")])) as tier:
-        yield tier
-        # Before the store is closed.
-        device.mend()
-
-
-@pytest.mark.root
-def test_loads_from_a_device_that_fails_are_failed_jobs(
-    device: FaultyDevice, tier_on_device: LoneTier, caplog: pytest.LogCaptureFixture
-) -> None:
-    tier = tier_on_device
-    numbers = list(range(6))
-    tier.store_all(numbers)
-    device.fail("read")
-    jobs = [tier.submit_load([number], [number], "one") for number in numbers]
-    finished = tier.finished()
-    assert set(finished) == set(jobs)
-    assert all(loaded_of(result) == [] for result in finished.values())
-    assert any("Input/output error" in record.getMessage() for record in caplog.records)
-    # The request would ask again and again otherwise; the chunks are there for others.
-    assert tier.lookup(numbers, "one") == [False] * 6
-    assert tier.lookup(numbers, "two") == [True] * 6
-    device.mend()
-    assert tier.lookup(numbers, "one") == [False] * 6
-    job = tier.submit_load(numbers, range(6), "two")
-    assert tier.finished()[job].success
-    assert all(tier.holds(numbers, range(6)))
-
-
-@pytest.mark.root
-def test_stores_to_a_device_that_fails_are_failed_jobs(
-    device: FaultyDevice, tier_on_device: LoneTier
-) -> None:
-    tier = tier_on_device
-    tier.store_all([0, 1])
-    device.fail("write")
-    jobs = [tier.submit_store([number], [number]) for number in range(2, 6)]
-    finished = tier.finished()
-    assert set(finished) == set(jobs)
-    assert not any(result.success for result in finished.values())
-    # Only a load may keep some of its keys.
-    assert all(result.successful_keys is None for result in finished.values())
-    assert tier.lookup(range(6)) == [True, True, False, False, False, False]
-    device.mend()
-    tier.store_all(range(6))
-    job = tier.submit_load(range(6), range(8, 14))
-    assert tier.finished()[job].success
-    assert all(tier.holds(range(6), range(8, 14)))
-
-
-@pytest.mark.root
-def test_a_shutdown_on_a_device_that_fails_comes_back(
-    device: FaultyDevice, tier_on_device: LoneTier
-) -> None:
-    tier = tier_on_device
-    device.fail("write")
-    for row in range(ROWS):
-        tier.submit_store([row], [row])
-    tier.close()
-    device.mend()
-    with LoneTier(make_config([kvring_tier(device.path, "all")])) as tier:
-        tier.store_all(range(ROWS))
-        job = tier.submit_load(range(ROWS), range(ROWS))
-        assert tier.finished()[job].success
-        assert all(tier.holds(range(ROWS), range(ROWS)))
 
 
 def test_contents_differ_at_each_place_and_for_each_chunk() -> None:

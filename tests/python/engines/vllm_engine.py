@@ -1,8 +1,8 @@
-"""What is needed of an engine around vLLM's real tiers: configurations, and who calls the tiers."""
+"""An engine around vLLM's real tiers: who calls their manager, and what there is to be told."""
 
+import re
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -11,30 +11,28 @@ from typing import Any
 import numpy as np
 from typing_extensions import Self
 from vllm.v1.kv_offload.base import (
+    Locality,
     LookupResult,
+    Medium,
     OffloadingEvent,
     OffloadKey,
     PrepareStoreOutput,
     ReqContext,
     ScheduleEndContext,
-    make_offload_key,
 )
-from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingGroupConfig,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
-from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
-from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, KIB, make_memory
+from benches.engines import vllm_config
+from benches.engines.vllm_config import key_of
+from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, KIB, MIB
 
 ROWS = 16
 ROW_BYTES = 64 * KIB
-MODEL = "org/tiny"
+
+# A few chunks, and a capacity that is soon full.
+FEW = range(4)
+SMALL_BYTES = 16 * MIB
 
 # Keys from here on only make others leave the primary tier.
 _FIRST_FILLER = 1 << 40
@@ -42,71 +40,24 @@ _FIRST_FILLER = 1 << 40
 
 def kvring_tier(path: Path | str, capacity: object = CAPACITY_BYTES, **options: Any) -> Any:
     """Return what a user writes into secondary_tiers."""
-    named = {"type": "KvringTier", "module_path": "kvring.vllm"}
-    return {**named, "path": str(path), "capacity": capacity, **options}
+    return vllm_config.kvring_tier(path, capacity, **options)
+
+
+def file_tier(path: Path) -> Any:
+    """Return what a user writes there for vLLM's own file tier."""
+    return vllm_config.file_tier(path, n_read_threads=2, n_write_threads=2)
 
 
 def make_config(
-    tiers: Sequence[Any],
-    *,
-    rows: int = ROWS,
-    row_bytes: int = ROW_BYTES,
-    model: str = MODEL,
-    dtype: str = "bfloat16",
-    tokens_per_block: int = 16,
-    blocks_per_chunk: int = 1,
-    layers: Sequence[str] = ("layer.0", "layer.1"),
-    tp_size: int = 1,
-    dp_size: int = 1,
-    dp_index: int = 0,
-    events: bool = False,
-    kv_cache_layout: str = "LBHNC",
-    is_portable: bool = False,
-    engine_id: str | None = None,
-    **extra: Any,
+    tiers: Sequence[Any], *, rows: int = ROWS, row_bytes: int = ROW_BYTES, **options: Any
 ) -> Any:
-    """Return what vLLM makes of the options of a user.
-
-    A row, which is a chunk, has `row_bytes` whatever the sizes, and the primary tier has `rows`.
-    """
-    worker_bytes, left = divmod(row_bytes, tp_size * blocks_per_chunk)
-    assert left == 0
-    return OffloadingConfig(
-        groups=(OffloadingGroupConfig(tokens_per_block, tuple(layers), 0),),
-        worker_kv_bytes_per_block=worker_bytes,
-        enable_kv_cache_events=events,
-        extra_config={
-            "cpu_bytes_to_use": rows * row_bytes,
-            "secondary_tiers": list(tiers),
-            **extra,
-        },
-        engine_id=engine_id or f"kvring-{uuid.uuid4().hex}",
-        model=OffloadingModelConfig(name=model, dtype=dtype, max_model_len=4096),
-        cache=OffloadingCacheConfig(tokens_per_block, blocks_per_chunk),
-        parallel=OffloadingParallelConfig(
-            rank=0,
-            world_size=tp_size,
-            tp_size=tp_size,
-            pp_size=1,
-            pcp_size=1,
-            dcp_size=1,
-            data_parallel_index=dp_index,
-            data_parallel_size=dp_size,
-            data_parallel_rank_local=None,
-            is_parallelism_agnostic=is_portable,
-        ),
-        kv_cache_layout=kv_cache_layout,
-    )
+    """Return what vLLM makes of the options of a user, for a small primary tier."""
+    return vllm_config.make_config(tiers, rows=rows, row_bytes=row_bytes, **options)
 
 
 def shared_memory(engine_id: str) -> Path:
     """Return where the memory of a primary tier is."""
     return Path(f"/dev/shm/vllm_offload_{engine_id}.mmap")
-
-
-def key_of(number: int) -> OffloadKey:
-    """Return the key of a chunk: a hash of 32 bytes, in the first group of layers."""
-    return make_offload_key(number.to_bytes(32, "big"), 0)
 
 
 def number_of(key: OffloadKey) -> int:
@@ -268,127 +219,33 @@ class Engine:
                 shared_memory(self.engine_id).unlink()
 
 
-class LoneTier:
-    """A tier with memory of its own instead of a primary tier's, and who submits jobs to it."""
+MakeEngine = Callable[..., Engine]
 
-    def __init__(self, config: Any) -> None:
-        """Make the tier as vLLM does."""
-        self.spec = TieringOffloadingSpec(config)
-        self.rows, self.row_bytes = self.spec.num_chunks, self.spec.kv_bytes_per_chunk
-        # With a row before it and one behind it, which are no business of the tier's.
-        self.whole = make_memory((1 + self.rows + 1) * self.row_bytes)
-        self.memory = self.whole[self.row_bytes : -self.row_bytes]
-        view = self.memory.cast("B", (self.rows, self.row_bytes))
-        (tier,) = config.extra_config["secondary_tiers"]
-        self.tier = SecondaryTierFactory.create_secondary_tier(tier, view, self.spec)
-        self._jobs = 0
-        self._requests: dict[str, Any] = {}
 
-    @property
-    def store(self) -> Any:
-        """The tier's store."""
-        return self.tier._store.connector
+def namespace_of(engine: Engine) -> str:
+    """Return the namespace of an engine: it begins as vLLM's file tier names directories."""
+    mapper = FileMapper.from_offloading_spec(
+        "root", engine.spec, engine.spec.blocks_per_chunk, parallel_agnostic=True
+    )
+    digest = Path(mapper.base_path).name.rpartition("_")[2]
+    assert re.fullmatch(r"[0-9a-f]{12}", digest)
+    namespace: str = engine.tier.config_info()["kvring_namespace"]
+    model = re.escape(engine.spec.config.model.name)
+    assert re.fullmatch(rf"((one|two)#)?vllm-{digest}-[0-9a-f]{{12}}#{model}", namespace)
+    return namespace
 
-    def request(self, name: str = "request") -> Any:
-        """Return a request, which begins with its first use."""
-        if name not in self._requests:
-            self._requests[name] = ReqContext(req_id=name)
-            self.tier.on_new_request(self._requests[name])
-        return self._requests[name]
 
-    def finish_request(self, name: str = "request") -> None:
-        """End a request."""
-        self.tier.on_request_finished(self._requests.pop(name))
-
-    def row(self, row: int) -> memoryview:
-        """Return a row of the memory."""
-        return self.memory[row * self.row_bytes : (row + 1) * self.row_bytes]
-
-    def fill(self, numbers: Sequence[int], rows: Sequence[int]) -> None:
-        """Write chunks into rows."""
-        for number, row in zip(numbers, rows, strict=True):
-            self.row(row)[:] = content_of(number, self.row_bytes)
-
-    def clear(self, rows: Iterable[int]) -> None:
-        """Write zeros into rows."""
-        for row in rows:
-            self.row(row)[:] = bytes(self.row_bytes)
-
-    def holds(self, numbers: Sequence[int], rows: Sequence[int]) -> list[bool]:
-        """Say of each row whether it holds its chunk."""
-        pairs = zip(numbers, rows, strict=True)
-        return [self.row(row) == content_of(number, self.row_bytes) for number, row in pairs]
-
-    def submit(
-        self, numbers: Sequence[int], rows: Sequence[int], request: str, *, is_load: bool
-    ) -> int:
-        """Submit a job; return its number."""
-        self._jobs += 1
-        job = TransferJob(
-            job_id=self._jobs,
-            keys=[key_of(number) for number in numbers],
-            chunk_ids=np.array(rows, dtype=np.int64),
-            is_promotion=is_load,
-            req_context=self.request(request),
-        )
-        (self.tier.submit_load if is_load else self.tier.submit_store)(job)
-        return self._jobs
-
-    def submit_store(
-        self, numbers: Sequence[int], rows: Sequence[int], request: str = "request"
-    ) -> int:
-        """Fill rows, and submit that they are stored."""
-        self.fill(numbers, rows)
-        return self.submit(numbers, rows, request, is_load=False)
-
-    def submit_load(
-        self, numbers: Sequence[int], rows: Sequence[int], request: str = "request"
-    ) -> int:
-        """Clear rows, and submit that they are loaded."""
-        self.clear(rows)
-        return self.submit(numbers, rows, request, is_load=True)
-
-    def finished(self) -> dict[int, JobResult]:
-        """Wait for all jobs, and return what was not taken before."""
-        self.tier.drain_jobs()
-        return self.taken()
-
-    def taken(self) -> dict[int, JobResult]:
-        """Return what has finished, without waiting."""
-        results = list(self.tier.get_finished_jobs())
-        by_job = {result.job_id: result for result in results}
-        assert len(by_job) == len(results), "a job finished twice"
-        return by_job
-
-    def store_all(self, numbers: Sequence[int]) -> None:
-        """Store chunks, of which there must be room for all."""
-        for first in range(0, len(numbers), self.rows):
-            batch = numbers[first : first + self.rows]
-            job = self.submit_store(batch, range(len(batch)))
-            assert self.finished()[job].success
-
-    def lookup(self, numbers: Iterable[int], request: str = "request") -> list[bool]:
-        """Say of each chunk whether it is a hit; anything else must be a miss."""
-        context = self.request(request)
-        answers = [self.tier.lookup(key_of(number), context) for number in numbers]
-        assert set(answers) <= {LookupResult.HIT, LookupResult.MISS}
-        return [answer is LookupResult.HIT for answer in answers]
-
-    def touch(self, numbers: Iterable[int]) -> None:
-        """Count a use of chunks."""
-        self.tier.touch([key_of(number) for number in numbers], self.request())
-
-    def close(self) -> None:
-        """Shut the tier down."""
-        self.tier.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+def stored_by(events: list[Any]) -> set[int]:
+    """Return the chunks that are there after events, which must be told in a row that fits."""
+    there: set[int] = set()
+    for event in events:
+        assert event.medium is Medium.STORAGE
+        assert event.ownership == "kvring"
+        assert event.locality is Locality.LOCAL
+        assert event.keys
+        numbers = {number_of(key) for key in event.keys}
+        assert len(numbers) == len(event.keys)
+        # Nothing is told twice, and nothing goes that did not come.
+        assert there >= numbers if event.removed else not there & numbers
+        there = there - numbers if event.removed else there | numbers
+    return there

@@ -11,14 +11,9 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import LookupResult
 
-from tests.python.engines.vllm_engine import (
-    Engine,
-    LoneTier,
-    key_of,
-    kvring_tier,
-    make_config,
-    number_of,
-)
+from benches.engines.vllm_config import key_of
+from tests.python.engines.vllm_engine import Engine, kvring_tier, make_config, number_of
+from tests.python.engines.vllm_lone_tier import LoneTier
 
 # Of the random jobs.
 UNIVERSE = 1200
