@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 _Peer = TypeVar("_Peer")
+
+_LEAST_FREE_BYTES = 512 << 20
 
 
 def emit(
@@ -69,6 +72,14 @@ def space_bytes(directory: Path) -> int:
     """Return what files below a directory take on disk."""
     files = (path.lstat() for path in directory.rglob("*") if path.is_file())
     return sum(file.st_blocks * 512 for file in files)
+
+
+def ensure_room(directory: Path) -> None:
+    """Refuse to go on where a peer that keeps all would fill the disk, and then fail by that."""
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < _LEAST_FREE_BYTES:
+        text = f"{directory} has {free_bytes} bytes left; give a larger disk, or fewer --loads"
+        raise RuntimeError(text)
 
 
 def wait_until(reached: Callable[[], bool], pause_s: float = 0.0002) -> None:

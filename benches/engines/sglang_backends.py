@@ -11,13 +11,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benches.engines.measuring import drop_page_cache, emit, figures, in_turn
+from benches.engines.measuring import drop_page_cache, emit, ensure_room, figures, in_turn
 from benches.engines.sglang_pools import (
     PAGE_TOKENS,
     kvring_options,
@@ -139,41 +140,44 @@ def _prefetches(backends: list[Backend], rounds: int, pages: int, loads: int) ->
         for _ in range(3):
             one.each(one.load, 1 << 40, half)
         drop_page_cache(one.directory)
-        stored, end = [0], threading.Event()
-        thread = threading.Thread(target=_store_on, args=(one, number, half, stored, end))
-        started_s = time.perf_counter()
-        thread.start()
-        time.sleep(0.3)
+        end = threading.Event()
         latencies_ms = []
-        for load in range(loads):
-            began_s = time.perf_counter()
-            page = load * _LOAD_PAGES % half
-            one.load(keys_of((1 << 40) + page, _LOAD_PAGES), rows_of(page, _LOAD_PAGES))
-            latencies_ms.append((time.perf_counter() - began_s) * 1000)
-            time.sleep(max(0.02 - (time.perf_counter() - began_s), 0))
-        end.set()
-        thread.join()
-        elapsed_s = time.perf_counter() - started_s
+        with ThreadPoolExecutor(1) as executor:
+            started_s = time.perf_counter()
+            storing = executor.submit(_store_on, one, number, half, end)
+            try:
+                time.sleep(0.2)
+                for load in range(loads):
+                    began_s = time.perf_counter()
+                    page = load * _LOAD_PAGES % half
+                    one.load(keys_of((1 << 40) + page, _LOAD_PAGES), rows_of(page, _LOAD_PAGES))
+                    latencies_ms.append((time.perf_counter() - began_s) * 1000)
+                    time.sleep(max(0.02 - (time.perf_counter() - began_s), 0))
+            finally:
+                end.set()
+            stored = storing.result()
+            elapsed_s = time.perf_counter() - started_s
         one.backend.clear()
         ordered = sorted(latencies_ms)
         values = {
             "get_p50_ms": ordered[len(ordered) // 2],
             "get_p99_ms": ordered[-(-99 * len(ordered) // 100) - 1],
-            "rate_mb_per_s": stored[0] * _PAGE_BYTES / 1e6 / elapsed_s,
+            "rate_mb_per_s": stored * _PAGE_BYTES / 1e6 / elapsed_s,
         }
         if number >= 0:
             emit("loads among stores", _PAGE_BYTES, one.name, number, values)
 
 
-def _store_on(
-    one: Backend, number: int, half: int, stored: list[int], end: threading.Event
-) -> None:
+def _store_on(one: Backend, number: int, half: int, end: threading.Event) -> int:
+    """Store until the end, and return how many pages that were."""
     first = (1 << 41) + ((number + 1) << 32)
     pages = min(_BATCH_PAGES, half)
-    # As much as the disk has room for with `file`; kvring would go on.
-    while not end.is_set() and stored[0] * _PAGE_BYTES < 4 << 30:
-        one.store(keys_of(first + stored[0], pages), rows_of(half, pages))
-        stored[0] += pages
+    stored = 0
+    while not end.is_set():
+        ensure_room(one.directory)
+        one.store(keys_of(first + stored, pages), rows_of(half, pages))
+        stored += pages
+    return stored
 
 
 if __name__ == "__main__":
