@@ -60,8 +60,9 @@ def run_ranks(session: Session) -> SectionResult:
             sample["case"] = f"a drive of {_SLOW_MB_PER_S} MB/s"
             result.samples.add(Sample(**sample))
     result.notes.append(
-        "MB/s of all ranks together, 128 pages of 4.3 MiB on each. With one store the drive reads "
-        "each page twice, for the first rank and for all others; with a store each, once for each."
+        "MB/s of all ranks together, 128 pages of 4.3 MiB on each, in huge pages. With one store "
+        "the drive reads each page twice, for the first rank and for all others; with a store "
+        "each, once for each."
     )
     return result
 
