@@ -6,12 +6,14 @@ LMCache loads it by name::
      "adapter_params": {"path": "/mnt/nvme/kvring", "capacity": "500GiB"}}
 
 docs/lmcache.md compares it with the type `native_plugin`. A store is read by either.
+`KvringSharedL2Adapter` is the same in front of a tier that many nodes share (docs/scale-out.md).
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
 try:
     from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
+    from kvring.lmcache.shared_adapter import KvringSharedL2Adapter, KvringSharedL2AdapterConfig
 except ImportError as error:
     if not (error.name or "").startswith("lmcache"):
         raise
@@ -25,4 +27,9 @@ except ImportError as error:
     )
     raise ImportError(message) from error
 
-__all__ = ["KvringL2Adapter", "KvringL2AdapterConfig"]
+__all__ = [
+    "KvringL2Adapter",
+    "KvringL2AdapterConfig",
+    "KvringSharedL2Adapter",
+    "KvringSharedL2AdapterConfig",
+]

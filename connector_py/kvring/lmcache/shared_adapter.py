@@ -1,0 +1,240 @@
+"""A kvring store in front of a tier that many nodes share: Redis, S3, a common file system."""
+
+import itertools
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
+from lmcache.v1.memory_management import TensorMemoryObj
+
+from kvring._native import KvRingError
+from kvring.lmcache import shared_metrics
+from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
+from kvring.lmcache.shared_buffers import Buffers
+from kvring.lmcache.shared_options import MEANINGS, SharedOptions
+from kvring.lmcache.shared_tier import SharedTier
+
+__all__ = ["KvringSharedL2Adapter", "KvringSharedL2AdapterConfig"]
+
+
+class KvringSharedL2AdapterConfig(L2AdapterConfigBase):
+    """The options of a store and of a shared tier, as `adapter_params` has them."""
+
+    def __init__(self, options: dict[str, Any], shared: SharedOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.shared_options = shared
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> "KvringSharedL2AdapterConfig":
+        """Take `adapter_params`.
+
+        Raises:
+            ConfigError: An option of the shared tier cannot be used.
+        """
+        options = dict(d)
+        shared = SharedOptions.take(options)
+        return cls(options, shared)
+
+    @classmethod
+    def help(cls) -> str:
+        """Tell every option."""
+        lines = [f"- {name}: {meaning}" for name, meaning in MEANINGS.items()]
+        return "\n".join([KvringL2AdapterConfig.help(), *lines])
+
+
+@dataclass
+class _Load:
+    count: int
+    # Which of the keys are asked for where.
+    local: list[int]
+    shared: list[int]
+    # None as long as it is under way.
+    local_task: int | None = None
+    local_results: Bitmap | None = None
+    shared_results: list[bool] | None = None
+
+
+class KvringSharedL2Adapter(KvringL2Adapter):
+    """Asks the store first, and the shared tier for what is not there.
+
+    What comes from the shared tier is stored, so that it is there the next time. What LMCache
+    stores goes to both.
+    """
+
+    def __init__(self, config: KvringSharedL2AdapterConfig, l1_memory_desc: Any = None) -> None:
+        """Open the store, and begin to connect to the shared tier.
+
+        Raises:
+            KvRingError: As `kvring.Connector` does.
+            OSError: Likewise.
+        """
+        # Of all below, except the tier. The shared tier's thread takes it too.
+        self._lock = threading.Lock()
+        self._copying: set[int] = set()
+        self._stored: dict[int, L2StoreResult] = {}
+        self._promotions: dict[int, list[TensorMemoryObj]] = {}
+        self._lookups: dict[int, Bitmap | None] = {}
+        self._loads: dict[int, _Load] = {}
+        self._load_numbers = itertools.count()
+        self._shared_locks: Counter[ObjectKey] = Counter()
+        super().__init__(config.options, l1_memory_desc)
+        shared = config.shared_options
+        self._buffers = Buffers(shared.buffer_bytes)
+        self._tier = SharedTier(shared, self._buffers, self._promote)
+        self._path = self._store.stats()["paths"][0]["path"]
+        shared_metrics.collector.add(self._path, self._tier)
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
+        """Store memory objects here, and copies of them in the shared tier; return the task."""
+        with self._lock:
+            task = super().submit_store_task(keys, objects)
+            self._copying.add(task)
+        self._tier.store(keys, objects, lambda: self._note_copied(task))
+        return task
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        """Take what became of stores, of those whose memory nobody needs any more."""
+        with self._lock:
+            for task, result in super().pop_completed_store_tasks().items():
+                promoted = self._promotions.pop(task, None)
+                if promoted is None:
+                    self._stored[task] = result
+                else:
+                    if result.is_successful():
+                        self._tier.counts["promoted"] += len(promoted)
+                    self._buffers.give_back(promoted)
+            ready = [task for task in self._stored if task not in self._copying]
+            return {task: self._stored.pop(task) for task in ready}
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: dict[int, Any]
+    ) -> int:
+        """Look keys up here, and those that are not here in the shared tier; lock what is there."""
+        task = super().submit_lookup_and_lock_task(keys, group_layout_descs)
+        bitmap = super().query_lookup_and_lock_result(task)
+        # The store answers at once.
+        assert bitmap is not None
+        missing = [number for number in range(len(keys)) if not bitmap.test(number)]
+        with self._lock:
+            self._lookups[task] = None if missing else bitmap
+        if not missing:
+            return task
+
+        def answer(found: list[bool]) -> None:
+            there = [number for number, is_there in zip(missing, found, strict=True) if is_there]
+            bitmap.batched_set(there)
+            with self._lock:
+                self._shared_locks.update(keys[number] for number in there)
+                self._lookups[task] = bitmap
+            os.eventfd_write(self.get_lookup_and_lock_event_fd(), 1)
+
+        self._tier.lookup([keys[number] for number in missing], group_layout_descs, answer)
+        return task
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        """Take the bitmap of a lookup, once; None as long as it is under way."""
+        with self._lock:
+            if self._lookups.get(task_id) is None:
+                return None
+            return self._lookups.pop(task_id)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        """Give locks of lookups back."""
+        local, shared = [], []
+        with self._lock:
+            for key in keys:
+                if self._shared_locks[key] > 0:
+                    self._shared_locks[key] -= 1
+                    shared.append(key)
+                else:
+                    local.append(key)
+            self._shared_locks += Counter()
+        super().submit_unlock(local)
+        if shared:
+            self._tier.unlock(shared)
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
+        """Load into memory objects from where the keys were found; return the task."""
+        with self._lock:
+            is_shared = [self._shared_locks[key] > 0 for key in keys]
+            load = _Load(
+                len(keys),
+                local=[number for number, shared in enumerate(is_shared) if not shared],
+                shared=[number for number, shared in enumerate(is_shared) if shared],
+            )
+            task = next(self._load_numbers)
+            self._loads[task] = load
+            if load.local or not keys:
+                load.local_task = super().submit_load_task(*_chosen(keys, objects, load.local))
+            if not load.shared:
+                load.shared_results = []
+
+        def answer(loaded: list[bool]) -> None:
+            load.shared_results = loaded
+            os.eventfd_write(self.get_load_event_fd(), 1)
+
+        if load.shared:
+            self._tier.load(*_chosen(keys, objects, load.shared), answer)
+        return task
+
+    def query_load_result(self, task_id: int) -> Bitmap | None:
+        """Take the bitmap of a load, once; None as long as it is under way."""
+        with self._lock:
+            load = self._loads.get(task_id)
+            if load is None:
+                return None
+            if load.local_task is not None and load.local_results is None:
+                load.local_results = super().query_load_result(load.local_task)
+                if load.local_results is None:
+                    return None
+            if load.shared_results is None:
+                return None
+            del self._loads[task_id]
+        bitmap = Bitmap(load.count)
+        if load.local_results is not None:
+            bitmap.batched_set(load.local_results.gather(load.local))
+        pairs = zip(load.shared, load.shared_results, strict=True)
+        bitmap.batched_set([number for number, is_loaded in pairs if is_loaded])
+        return bitmap
+
+    def report_status(self) -> dict[str, Any]:
+        """Describe the store and the shared tier. Health is the store's alone."""
+        return {**super().report_status(), "shared_tier": shared_metrics.report(self._tier)}
+
+    def close(self) -> None:
+        """Leave the shared tier, finish or drop what is queued, and let go of all memory."""
+        # It is missing where the store could not be opened.
+        tier: SharedTier | None = getattr(self, "_tier", None)
+        if tier is not None:
+            shared_metrics.collector.remove(self._path)
+            tier.close()
+        super().close()
+
+    def _note_copied(self, task: int) -> None:
+        with self._lock:
+            self._copying.discard(task)
+            is_stored = task in self._stored
+        if is_stored:
+            os.eventfd_write(self.get_store_event_fd(), 1)
+
+    def _promote(self, keys: list[ObjectKey], objects: list[TensorMemoryObj]) -> None:
+        with self._lock:
+            try:
+                task = super().submit_store_task(keys, objects)
+            except KvRingError:
+                self._buffers.give_back(objects)
+            else:
+                self._promotions[task] = objects
+
+
+def _chosen(
+    keys: list[ObjectKey], objects: list[Any], numbers: list[int]
+) -> tuple[list[ObjectKey], list[Any]]:
+    return [keys[number] for number in numbers], [objects[number] for number in numbers]

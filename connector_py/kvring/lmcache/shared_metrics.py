@@ -1,0 +1,96 @@
+"""What a shared tier tells, in `/status` and to Prometheus."""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Protocol
+
+from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, Metric
+
+__all__ = ["Told", "collector", "report"]
+
+# By their names in `/status`, and as counters of Prometheus.
+_COUNTERS: Final = {
+    "lookups": "Keys that were looked up in the shared tier.",
+    "found": "Keys that were found in the shared tier.",
+    "loaded_bytes": "Bytes that came from the shared tier in time.",
+    "promoted": "Chunks of the shared tier that were stored here.",
+    "stores": "Chunks that were stored in the shared tier.",
+    "failed_stores": "Chunks that the shared tier did not take.",
+    "skipped_stores": "Chunks that were not offered to the shared tier: it did not answer, or no "
+    "buffer was free.",
+    "skipped_loads": "Chunks that were not asked for in the shared tier: no buffer was free.",
+    "late": "Questions that the shared tier did not answer in time.",
+    "lost": "Connections to the shared tier that were lost.",
+}
+
+
+class Told(Protocol):
+    """What tells of a shared tier."""
+
+    name: str
+    counts: Counter[str]
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether it answered the last question in time."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Memory that is on its way there or back."""
+
+
+def report(tier: Told) -> dict[str, Any]:
+    """Describe a shared tier, for `/status`."""
+    return {
+        "name": tier.name,
+        "is_answering": tier.is_answering,
+        "buffered_bytes": tier.buffered_bytes,
+        **{name: tier.counts[name] for name in _COUNTERS},
+    }
+
+
+class _Collector:
+    """Tells the metrics of every shared tier that was added and is open."""
+
+    def __init__(self) -> None:
+        self._tiers: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def add(self, store: str, tier: Told) -> None:
+        """Tell of the shared tier behind a store from now on."""
+        self._tiers[store] = tier
+
+    def remove(self, store: str) -> None:
+        """Tell nothing of it any more."""
+        self._tiers.pop(store, None)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: names do not depend on it."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return all metrics now."""
+        told = [(store, report(tier)) for store, tier in self._tiers.items()]
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"kvring_shared_{name}", text, labels=["store"])
+            for store, one in told:
+                counter.add_metric([store], one[name])
+            yield counter
+        answering = GaugeMetricFamily(
+            "kvring_shared_answering", "Whether the shared tier answers.", labels=["store"]
+        )
+        buffered = GaugeMetricFamily(
+            "kvring_shared_buffered_bytes",
+            "Memory that is on its way to or from the shared tier.",
+            labels=["store"],
+        )
+        for store, one in told:
+            answering.add_metric([store], float(one["is_answering"]))
+            buffered.add_metric([store], one["buffered_bytes"])
+        yield answering
+        yield buffered
+
+
+# The one of this process.
+collector: Final = _Collector()
+REGISTRY.register(collector)

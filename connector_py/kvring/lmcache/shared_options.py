@@ -1,0 +1,110 @@
+"""The options of a shared tier, beside those of the store in `adapter_params`."""
+
+import argparse
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmcache.v1.distributed.l2_adapters.config import (
+    L2AdapterConfigBase,
+    parse_args_to_l2_adapters_config,
+)
+
+from kvring._native import ConfigError, size_bytes
+
+__all__ = ["MEANINGS", "SharedOptions"]
+
+MEANINGS: Final = {
+    "shared_tier": "an adapter of LMCache, as --l2-adapter takes it, such as "
+    '{"type": "resp", "host": "10.0.0.5", "port": 6379}',
+    "shared_lookup_deadline_ms": "a lookup there that takes longer is a miss; default 500",
+    "shared_load_deadline_ms": "a load from there that takes longer is a miss; default 5000",
+    "shared_buffer": "memory through which all goes there and comes from there; default 1GiB",
+}
+
+_BUFFER: Final = "1GiB"
+_LOOKUP_DEADLINE_MS: Final = 500
+_LOAD_DEADLINE_MS: Final = 5000
+
+# They need LMCache's own memory, or are done around the whole adapter.
+_REFUSED_TYPES: Final = ("p2p", "plugin", "native_plugin")
+_REFUSED_KEYS: Final = ("serde", "eviction")
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """A shared tier, as it was configured."""
+
+    adapter: L2AdapterConfigBase
+    name: str
+    # Where it listens, if that is known.
+    address: tuple[str, int] | None
+    buffer_bytes: int
+    # As the store has it, which checks it; empty for none.
+    identity: str
+    lookup_deadline_s: float
+    load_deadline_s: float
+
+    @classmethod
+    def take(cls, parameters: dict[str, Any]) -> "SharedOptions":
+        """Take the options out of `adapter_params`; what is left is the store's.
+
+        Raises:
+            ConfigError: One of them cannot be used; the message names it.
+        """
+        spec = parameters.pop("shared_tier", None)
+        identity = parameters.get("identity")
+        return cls(
+            adapter=_adapter(spec),
+            name=_name(spec),
+            address=(spec["host"], spec["port"]) if "host" in spec and "port" in spec else None,
+            buffer_bytes=_bytes(parameters.pop("shared_buffer", _BUFFER)),
+            identity="" if identity in (None, "none") else str(identity),
+            lookup_deadline_s=_seconds(
+                parameters, "shared_lookup_deadline_ms", _LOOKUP_DEADLINE_MS
+            ),
+            load_deadline_s=_seconds(parameters, "shared_load_deadline_ms", _LOAD_DEADLINE_MS),
+        )
+
+
+def _adapter(spec: Any) -> L2AdapterConfigBase:
+    if not isinstance(spec, dict):
+        text = f"option 'shared_tier' = {spec!r} is not valid; it takes {MEANINGS['shared_tier']}"
+        raise ConfigError(text)
+    if spec.get("type") in _REFUSED_TYPES:
+        text = (
+            f"option 'shared_tier' cannot be of type {spec['type']!r}; give LMCache a second "
+            "--l2-adapter for that"
+        )
+        raise ConfigError(text)
+    for key in _REFUSED_KEYS:
+        if key in spec:
+            text = f"option 'shared_tier' takes no {key!r}; write it beside 'adapter_params'"
+            raise ConfigError(text)
+    try:
+        arguments = argparse.Namespace(l2_adapter=[json.dumps(spec)])
+        return parse_args_to_l2_adapters_config(arguments).adapters[0]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"option 'shared_tier' is not valid: {error}") from error
+
+
+def _name(spec: dict[str, Any]) -> str:
+    """Name a tier for messages, without what is secret."""
+    where = spec.get("host") or spec.get("s3_endpoint") or spec.get("base_path") or ""
+    port = f":{spec['port']}" if "port" in spec else ""
+    return f"{spec['type']} {where}{port}".rstrip()
+
+
+def _bytes(text: Any) -> int:
+    try:
+        buffer_bytes = size_bytes(str(text))
+    except ConfigError as error:
+        raise ConfigError(f"option 'shared_buffer' = {text!r} is not valid: {error}") from error
+    return buffer_bytes
+
+
+def _seconds(parameters: dict[str, Any], name: str, default_ms: int) -> float:
+    value = parameters.pop(name, default_ms)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 600_000:
+        raise ConfigError(f"option {name!r} = {value!r} is not valid; it takes 1 to 600000")
+    return value / 1000

@@ -1,0 +1,266 @@
+"""A tier that many nodes share, behind a store: asked beside it, and never waited for too long."""
+
+import ctypes
+import heapq
+import itertools
+import os
+import select
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.memory_management import TensorMemoryObj
+from lmcache.v1.platform.event_notifier import consume_fd
+
+from kvring.lmcache.shared_buffers import Buffers
+from kvring.lmcache.shared_link import Link
+from kvring.lmcache.shared_options import SharedOptions
+
+__all__ = ["SharedTier"]
+
+_Answer = Callable[[list[bool]], None]
+_Keep = Callable[[list[ObjectKey], list[TensorMemoryObj]], None]
+
+
+@dataclass
+class _Request:
+    """What somebody waits for, until it is answered or late."""
+
+    count: int
+    answer: _Answer
+    is_answered: bool = False
+
+    def finish(self, results: list[bool]) -> None:
+        if not self.is_answered:
+            self.is_answered = True
+            self.answer(results)
+
+    def miss(self) -> None:
+        self.finish([False] * self.count)
+
+
+class SharedTier:
+    """An adapter of LMCache in a thread of its own.
+
+    As long as it does not answer, and where it is late, all is a miss.
+    """
+
+    def __init__(self, options: SharedOptions, buffers: Buffers, keep: _Keep) -> None:
+        """Begin to connect.
+
+        Args:
+            options: What it is.
+            buffers: Through which everything goes.
+            keep: Told what was loaded; it gives the objects back to `buffers`.
+        """
+        self.name = options.name
+        self.counts: Counter[str] = Counter()
+        self._options = options
+        self._buffers = buffers
+        self._keep = keep
+        self._late: list[tuple[float, int, _Request]] = []
+        self._numbers = itertools.count()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._end = threading.Event()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Not at the end: a thread that still connects then would write into another file.
+        weakref.finalize(self, os.close, self._wake_fd)
+        self._poll = select.poll()
+        self._poll.register(self._wake_fd, select.POLLIN)
+        self._link = Link(options, buffers, self.counts, self._do, self._poll)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="kvring-shared-tier")
+        self._thread.start()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether it answered the last question in time."""
+        return self._link.is_answering
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Memory that is on its way there or back."""
+        return self._buffers.taken_bytes
+
+    def lookup(self, keys: list[ObjectKey], layouts: dict[int, Any], answer: _Answer) -> None:
+        """Say of each key whether it is there, and lock it; in time, or that it is not."""
+        ask = partial(self._lookup, keys, layouts)
+        self._ask(ask, len(keys), answer, self._options.lookup_deadline_s)
+
+    def load(self, keys: list[ObjectKey], objects: list[Any], answer: _Answer) -> None:
+        """Load into memory; say of each key whether it is there now, in time, or that it is not.
+
+        Nothing is written there after the answer.
+        """
+        ask = partial(self._load, keys, objects)
+        self._ask(ask, len(keys), answer, self._options.load_deadline_s)
+
+    def store(self, keys: list[ObjectKey], objects: list[Any], copied: Callable[[], None]) -> None:
+        """Store copies of memory, as far as there is room for them; say when they are made."""
+        if not self.is_answering:
+            self.counts["skipped_stores"] += len(keys)
+            copied()
+            return
+        self._do(partial(self._store, keys, objects, copied))
+
+    def unlock(self, keys: list[ObjectKey]) -> None:
+        """Give locks of lookups back."""
+        self._do(partial(self._unlock, keys))
+
+    def close(self) -> None:
+        """End; all that is asked for is a miss. Idempotent."""
+        self._link.end()
+        self._end.set()
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join()
+
+    def _ask(
+        self, ask: Callable[[_Request], None], count: int, answer: _Answer, deadline_s: float
+    ) -> None:
+        request = _Request(count, answer)
+        if not self.is_answering:
+            request.miss()
+            return
+
+        def begin() -> None:
+            late_s = time.monotonic() + deadline_s
+            heapq.heappush(self._late, (late_s, next(self._numbers), request))
+            if self._link.connection is None:
+                request.miss()
+            else:
+                ask(request)
+
+        self._do(begin)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._inbox.append(work)
+        os.eventfd_write(self._wake_fd, 1)
+
+    # --- in its thread ---
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            for descriptor, _ in self._poll.poll(self._pause_s() * 1000):
+                consume_fd(descriptor)
+            try:
+                why = self._work()
+            except Exception as error:  # noqa: BLE001 - an adapter may raise anything
+                why = str(error) or type(error).__name__
+            if why:
+                self._lose(why)
+        # What is asked for by now is a miss, too.
+        self._lose("")
+        self._work_off()
+        self._lose("")
+
+    def _pause_s(self) -> float:
+        nearest_s = self._link.next_s()
+        if self._late:
+            nearest_s = min(nearest_s, self._late[0][0])
+        return max(nearest_s - time.monotonic(), 0.0)
+
+    def _work(self) -> str:
+        """Do what there is to do; return why the connection is of no use, if it is of none."""
+        self._work_off()
+        if self._link.connection is not None:
+            self._link.connection.take_results()
+        now_s = time.monotonic()
+        while self._late and (self._late[0][0] <= now_s or self._late[0][2].is_answered):
+            request = heapq.heappop(self._late)[2]
+            if not request.is_answered:
+                self.counts["late"] += 1
+                # Nobody waits for it again: before the answer, which may bring the next question.
+                self._link.doubt()
+                request.miss()
+        return self._link.work()
+
+    def _work_off(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _lose(self, why: str) -> None:
+        self._link.lose(why)
+        for _, _, request in self._late:
+            request.miss()
+        self._late.clear()
+
+    def _lookup(self, keys: list[ObjectKey], layouts: dict[int, Any], request: _Request) -> None:
+        connection = self._link.connection
+        assert connection is not None
+
+        def found(are_there: list[bool]) -> None:
+            there = [key for key, is_there in zip(keys, are_there, strict=True) if is_there]
+            if request.is_answered:
+                connection.unlock(there)
+                return
+            self.counts["found"] += len(there)
+            request.finish(are_there)
+
+        self.counts["lookups"] += len(keys)
+        connection.lookup(keys, layouts, found)
+
+    def _unlock(self, keys: list[ObjectKey]) -> None:
+        if self._link.connection is not None:
+            self._link.connection.unlock(keys)
+
+    def _load(self, keys: list[ObjectKey], objects: list[Any], request: _Request) -> None:
+        connection = self._link.connection
+        assert connection is not None
+        buffers = [self._buffers.take(one.get_size()) for one in objects]
+        taken = [number for number, buffer in enumerate(buffers) if buffer is not None]
+        self.counts["skipped_loads"] += len(keys) - len(taken)
+        if not taken:
+            request.miss()
+            return
+        asked = [keys[number] for number in taken]
+        own = [buffer for buffer in buffers if buffer is not None]
+
+        def loaded(are_there: list[bool]) -> None:
+            results = [False] * len(keys)
+            for number, buffer, is_there in zip(taken, own, are_there, strict=True):
+                if is_there and not request.is_answered:
+                    size_bytes = buffer.get_size()
+                    # Other Python threads run meanwhile.
+                    ctypes.memmove(objects[number].data_ptr, buffer.data_ptr, size_bytes)
+                    self.counts["loaded_bytes"] += size_bytes
+                results[number] = is_there
+            request.finish(results)
+            missed = [one for one, is_there in zip(own, are_there, strict=True) if not is_there]
+            self._buffers.give_back(missed)
+            # One that came too late, too: it is there the next time.
+            there = [number for number, is_there in enumerate(are_there) if is_there]
+            if there:
+                self._keep([asked[number] for number in there], [own[number] for number in there])
+
+        connection.load(asked, own, loaded)
+
+    def _store(self, keys: list[ObjectKey], objects: list[Any], copied: Callable[[], None]) -> None:
+        connection = self._link.connection
+        stored_keys, buffers = [], []
+        try:
+            for key, one in zip(keys, objects, strict=True):
+                buffer = None if connection is None else self._buffers.take(one.get_size())
+                if buffer is None:
+                    self.counts["skipped_stores"] += 1
+                    continue
+                ctypes.memmove(buffer.data_ptr, one.data_ptr, buffer.get_size())
+                stored_keys.append(key)
+                buffers.append(buffer)
+        finally:
+            copied()
+        if connection is None or not buffers:
+            return
+
+        def stored(is_stored: bool) -> None:
+            self.counts["stores" if is_stored else "failed_stores"] += len(stored_keys)
+            self._buffers.give_back(buffers)
+            if not is_stored:
+                # It may be gone.
+                self._link.check()
+
+        connection.store(stored_keys, buffers, stored)

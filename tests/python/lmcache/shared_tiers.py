@@ -1,0 +1,254 @@
+"""Nodes with a shared tier for tests: a real Redis, a network that fails, and kvring in front."""
+
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+
+from kvring.lmcache import KvringSharedL2Adapter, KvringSharedL2AdapterConfig
+from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CHUNK_BYTES = 256 * 1024 + 64
+
+
+def keys_of(numbers: Sequence[int]) -> list[ObjectKey]:
+    """Return the keys of numbers."""
+    return [
+        ObjectKey(chunk_hash=number.to_bytes(32, "big"), model_name="test/model", kv_rank=0)
+        for number in numbers
+    ]
+
+
+def content_of(number: int, version: int = 0) -> bytes:
+    """Return what is stored under a number."""
+    return random.Random(f"{number}/{version}").randbytes(CHUNK_BYTES)
+
+
+def memory_object(content: bytes) -> TensorMemoryObj:
+    """Make a memory object of LMCache with this content."""
+    metadata: Any = MemoryObjMetadata(
+        shape=torch.Size([len(content)]),
+        dtype=torch.uint8,
+        address=0,
+        phy_size=len(content),
+        ref_count=1,
+        fmt=MemoryFormat.BINARY,
+    )
+    return TensorMemoryObj(torch.frombuffer(bytearray(content), dtype=torch.uint8), metadata, None)
+
+
+class Redis:
+    """A Redis server in memory, on a port of its own."""
+
+    def __init__(self) -> None:
+        """Start it; skip the test where there is none."""
+        command = shutil.which("redis-server") or shutil.which("valkey-server")
+        if command is None:
+            pytest.skip("there is no redis-server (Debian: redis-server)")
+        self._command = command
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it, empty."""
+        arguments = ["--port", str(self.port), "--save", "", "--appendonly", "no"]
+        self._process = subprocess.Popen([self._command, *arguments], stdout=subprocess.DEVNULL)
+        until("Redis listens", self._listens)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Have it answer nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have it go on."""
+        self._signal(signal.SIGCONT)
+
+    def ask(self, *words: str) -> list[str]:
+        """Give a command, as redis-cli does; return the lines of the answer."""
+        command = self._command.replace("-server", "-cli")
+        return subprocess.run(
+            [command, "-p", str(self.port), *words], check=True, capture_output=True, text=True
+        ).stdout.split()
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port)).close()
+        except OSError:
+            return False
+        return True
+
+
+class Network:
+    """A way to a server on this machine that is as slow as it is told to be."""
+
+    def __init__(self, port: int) -> None:
+        """Listen on a port of its own."""
+        self._to_port = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        # Of what the server sends; None for as fast as can be.
+        self.bytes_per_s: float | None = None
+        self._open: list[socket.socket] = [self._listening]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Cut all connections."""
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._to_port))
+                self._open += [client, server]
+                for ends in ((client, server, False), (server, client, True)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+        with suppress(OSError):
+            while part := source.recv(64 << 10):
+                if is_answer and self.bytes_per_s is not None:
+                    time.sleep(len(part) / self.bytes_per_s)
+                target.sendall(part)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+
+class Node:
+    """A node: its store in a directory, in front of a shared tier."""
+
+    def __init__(self, path: Path, port: int, **options: Any) -> None:
+        """Open it."""
+        parameters = {
+            "path": str(path),
+            "capacity": CAPACITY_BYTES,
+            "min_free": 0,
+            "shared_tier": {"type": "resp", "host": "127.0.0.1", "port": port, "num_workers": 2},
+            **options,
+        }
+        self.adapter = KvringSharedL2Adapter(KvringSharedL2AdapterConfig.from_dict(parameters))
+
+    def __enter__(self) -> "Self":
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.adapter.close()
+
+    @property
+    def tier(self) -> dict[str, Any]:
+        """What the status says of the shared tier."""
+        # LMCache asks when a store has completed.
+        self.adapter.pop_completed_store_tasks()
+        tier: dict[str, Any] = self.adapter.report_status()["shared_tier"]
+        return tier
+
+    def wait_answering(self, *, is_answering: bool = True) -> None:
+        """Wait until the shared tier answers, or does not."""
+        until(f"answering {is_answering}", lambda: self.tier["is_answering"] is is_answering)
+
+    def store(self, numbers: Sequence[int], version: int = 0) -> bool:
+        """Store chunks, and wait."""
+        objects = [memory_object(content_of(number, version)) for number in numbers]
+        task = self.adapter.submit_store_task(keys_of(numbers), objects)
+        results: dict[int, Any] = {}
+
+        def has_come() -> bool:
+            results.update(self.adapter.pop_completed_store_tasks())
+            return task in results
+
+        _wait(self.adapter.get_store_event_fd(), has_come)
+        # They are LMCache's again, and it puts other things there.
+        for one in objects:
+            one.raw_data.fill_(0xEE)
+        return bool(results[task].is_successful())
+
+    def lookup(self, numbers: Sequence[int]) -> list[bool]:
+        """Look chunks up, and lock those that are there."""
+        task = self.adapter.submit_lookup_and_lock_task(keys_of(numbers), {})
+        return self._bitmap(
+            self.adapter.get_lookup_and_lock_event_fd(),
+            lambda: self.adapter.query_lookup_and_lock_result(task),
+        )
+
+    def unlock(self, numbers: Sequence[int]) -> None:
+        """Give locks back."""
+        self.adapter.submit_unlock(keys_of(numbers))
+
+    def load(self, numbers: Sequence[int], version: int = 0) -> list[bool | None]:
+        """Load chunks; None is one that is said to be there, and has other bytes."""
+        objects = [memory_object(bytes(CHUNK_BYTES)) for _ in numbers]
+        task = self.adapter.submit_load_task(keys_of(numbers), objects)
+        loaded = self._bitmap(
+            self.adapter.get_load_event_fd(), lambda: self.adapter.query_load_result(task)
+        )
+        self.unlock(numbers)
+        return [
+            (one.raw_data.numpy().tobytes() == content_of(number, version) or None) if ok else False
+            for number, one, ok in zip(numbers, objects, loaded, strict=True)
+        ]
+
+    def fetch(self, numbers: Sequence[int], version: int = 0) -> list[bool | None]:
+        """Look chunks up, and load those that are there."""
+        found = self.lookup(numbers)
+        there = [number for number, is_there in zip(numbers, found, strict=True) if is_there]
+        loaded = iter(self.load(there, version))
+        return [next(loaded) if is_there else False for is_there in found]
+
+    def _bitmap(self, event_fd: int, query: Any) -> list[bool]:
+        bitmaps: list[Any] = []
+
+        def has_come() -> bool:
+            bitmaps.append(query())
+            return bitmaps[-1] is not None
+
+        _wait(event_fd, has_come)
+        return [bitmaps[-1].test(number) for number in range(len(bitmaps[-1]))]
+
+
+def _wait(event_fd: int, has_come: Any) -> None:
+    poll = select.poll()
+    poll.register(event_fd, select.POLLIN)
+    while not has_come():
+        # As LMCache's controllers do.
+        assert poll.poll(HANG_DEADLINE_S * 1000), "it hangs"
+        os.eventfd_read(event_fd)
