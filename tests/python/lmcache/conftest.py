@@ -3,11 +3,19 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from demo.adapter_spec import AdapterSpec, adapter_spec
+from demo.lmcache_command import DeploymentError
+from demo.servers import Redis
+
+if TYPE_CHECKING:
+    # It imports LMCache, which may be missing.
+    from tests.python.lmcache.shared_tiers import MakeNode, Network
 
 # With LMCACHE_TEST_ADAPTER=fs_native these tests run LMCache's own adapter instead: what fails
 # there too is a fault of the test or of LMCache. Some of kvring's promises it does not make.
@@ -50,3 +58,39 @@ def make_spec(data_directory: Path, adapter_name: str) -> Callable[..., AdapterS
 def spec(make_spec: Callable[..., AdapterSpec]) -> AdapterSpec:
     """The JSON of one adapter with room for all that a test stores."""
     return make_spec()
+
+
+@pytest.fixture
+def redis() -> Iterator[Redis]:
+    """A Redis server."""
+    try:
+        server = Redis()
+    except DeploymentError as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture
+def network(redis: Redis) -> "Iterator[Network]":
+    """A way to it."""
+    from tests.python.lmcache.shared_tiers import Network
+
+    network = Network(redis.port)
+    yield network
+    network.close()
+
+
+@pytest.fixture
+def make_node(redis: Redis, tmp_path: Path) -> "Iterator[MakeNode]":
+    """Open nodes by name that reach it, and wait until they do; they are closed at the end."""
+    from tests.python.lmcache.shared_tiers import PATIENT, Node
+
+    with ExitStack() as stack:
+
+        def make(name: str, port: int = redis.port, **options: Any) -> Node:
+            node = stack.enter_context(Node(tmp_path / name, port, **{**PATIENT, **options}))
+            node.wait_answering()
+            return node
+
+        yield make

@@ -3,19 +3,15 @@
 import os
 import random
 import select
-import shutil
-import signal
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
@@ -27,6 +23,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CHUNK_BYTES = 256 * 1024 + 64
+NUMBERS = list(range(12))
+ALL = [True] * len(NUMBERS)
+NONE = [False] * len(NUMBERS)
+# Longer than anything takes: whoever would wait for it hangs.
+PATIENT = {
+    "shared_lookup_deadline_ms": 4000 * HANG_DEADLINE_S,
+    "shared_load_deadline_ms": 4000 * HANG_DEADLINE_S,
+}
 
 
 def keys_of(numbers: Sequence[int]) -> list[ObjectKey]:
@@ -53,59 +57,6 @@ def memory_object(content: bytes) -> TensorMemoryObj:
         fmt=MemoryFormat.BINARY,
     )
     return TensorMemoryObj(torch.frombuffer(bytearray(content), dtype=torch.uint8), metadata, None)
-
-
-class Redis:
-    """A Redis server in memory, on a port of its own."""
-
-    def __init__(self) -> None:
-        """Start it; skip the test where there is none."""
-        command = shutil.which("redis-server") or shutil.which("valkey-server")
-        if command is None:
-            pytest.skip("there is no redis-server (Debian: redis-server)")
-        self._command = command
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
-        self._process: subprocess.Popen[bytes] | None = None
-        self.start()
-
-    def start(self) -> None:
-        """Start it, empty."""
-        arguments = ["--port", str(self.port), "--save", "", "--appendonly", "no"]
-        self._process = subprocess.Popen([self._command, *arguments], stdout=subprocess.DEVNULL)
-        until("Redis listens", self._listens)
-
-    def kill(self) -> None:
-        """End it at once."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def stop(self) -> None:
-        """Have it answer nothing."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Have it go on."""
-        self._signal(signal.SIGCONT)
-
-    def ask(self, *words: str) -> list[str]:
-        """Give a command, as redis-cli does; return the lines of the answer."""
-        command = self._command.replace("-server", "-cli")
-        return subprocess.run(
-            [command, "-p", str(self.port), *words], check=True, capture_output=True, text=True
-        ).stdout.split()
-
-    def _signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port)).close()
-        except OSError:
-            return False
-        return True
 
 
 class Network:
@@ -243,6 +194,14 @@ class Node:
 
         _wait(event_fd, has_come)
         return [bitmaps[-1].test(number) for number in range(len(bitmaps[-1]))]
+
+
+MakeNode = Callable[..., Node]
+
+
+def stored_in(node: Node, count: int) -> None:
+    """Wait until a node has stored so many chunks in the shared tier."""
+    until("the shared tier has them", lambda: node.tier["stores"] >= count)
 
 
 def _wait(event_fd: int, has_come: Any) -> None:

@@ -1,0 +1,270 @@
+"""All that may befall a tier that nodes share, and what kvring in front of it does then."""
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
+
+from lmcache.v1.memory_management import TensorMemoryObj
+
+from demo.servers import Redis
+from kvring.lmcache.shared_connection import Connection
+from tests.python.conftest import HANG_DEADLINE_S, until
+from tests.python.lmcache.shared_tiers import (
+    ALL,
+    CHUNK_BYTES,
+    NONE,
+    NUMBERS,
+    PATIENT,
+    MakeNode,
+    Network,
+    Node,
+    keys_of,
+    stored_in,
+)
+
+pytestmark = pytest.mark.lmcache
+
+MOCK = {"type": "mock", "max_size_gb": 1, "mock_bandwidth_gb": 1}
+
+
+def test_a_shared_tier_that_was_killed_is_a_miss_and_comes_back(
+    make_node: MakeNode, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = make_node("one")
+    assert node.store(NUMBERS[:6])
+    stored_in(node, 6)
+    redis.kill()
+    # Its own stay.
+    assert node.fetch(NUMBERS) == [True] * 6 + [False] * 6
+    node.wait_answering(is_answering=False)
+    assert node.store(NUMBERS)
+    assert node.fetch(NUMBERS) == ALL
+    redis.start()
+    node.wait_answering()
+    told = [line for line in caplog.messages if "the shared tier" in line]
+    assert len(told) == 2, told
+    assert str(redis.port) in told[0]
+    assert "goes on alone until it does: nothing can be stored there" in told[0]
+    assert "answers again" in told[1]
+    assert node.tier["lost"] == 1
+    assert node.store(NUMBERS, version=1)
+    stored_in(node, 6 + len(NUMBERS))
+    assert make_node("two").fetch(NUMBERS, version=1) == ALL
+
+
+def test_a_node_starts_without_its_shared_tier(redis: Redis, tmp_path: Path) -> None:
+    redis.kill()
+    with Node(tmp_path / "one", redis.port, **PATIENT) as node:
+        assert node.store(NUMBERS)
+        assert node.fetch([*NUMBERS, 99]) == [*ALL, False]
+        redis.start()
+        node.wait_answering()
+        assert node.store([99])
+        stored_in(node, 1)
+
+
+def test_a_shared_tier_that_hangs_costs_one_deadline_and_then_nothing(
+    make_node: MakeNode, redis: Redis
+) -> None:
+    first = make_node("first")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    second = make_node("second", shared_lookup_deadline_ms=100)
+    redis.stop()
+    assert second.lookup(NUMBERS) == NONE
+    assert second.tier["late"] == 1
+    # Nobody waits for it any more: it is not asked.
+    for _ in range(50):
+        assert second.lookup(NUMBERS) == NONE
+    assert second.tier["late"] == 1
+    assert second.store(NUMBERS[:3])
+    assert second.tier["skipped_stores"] == 3
+    assert second.fetch(NUMBERS) == [True] * 3 + [False] * 9
+    redis.resume()
+    second.wait_answering()
+    assert second.fetch(NUMBERS) == ALL
+
+
+def test_a_connection_that_hangs_is_given_up_with_all_that_waits(
+    make_node: MakeNode, redis: Redis
+) -> None:
+    node = make_node("one")
+    redis.stop()
+    assert node.lookup(NUMBERS) == NONE
+    assert node.tier["lost"] == 1
+    redis.resume()
+    node.wait_answering()
+    assert node.store(NUMBERS)
+    stored_in(node, len(NUMBERS))
+
+
+def test_what_comes_too_late_is_a_miss_and_is_there_the_next_time(
+    make_node: MakeNode, network: Network
+) -> None:
+    first = make_node("first")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    second = make_node("second", network.port, shared_load_deadline_ms=50)
+    assert second.lookup(NUMBERS) == ALL
+    network.bytes_per_s = len(NUMBERS) * CHUNK_BYTES
+    # Nothing is written into its memory later: `load` compares what it got, and this is a miss.
+    assert second.load(NUMBERS) == NONE
+    network.bytes_per_s = None
+    until("they are promoted", lambda: second.tier["promoted"] == len(NUMBERS))
+    assert second.fetch(NUMBERS) == ALL
+    assert second.tier["loaded_bytes"] == 0
+
+
+def test_hits_of_its_own_wait_for_no_slow_tier(make_node: MakeNode, network: Network) -> None:
+    node = make_node("one", network.port)
+    node.store(NUMBERS)
+    stored_in(node, len(NUMBERS))
+    # From now on an answer takes longer than a hang.
+    network.bytes_per_s = 0.1
+    for _ in range(20):
+        assert node.fetch(NUMBERS) == ALL
+    assert node.store([77])
+    assert node.fetch([77]) == [True]
+
+
+def test_a_chunk_of_another_length_is_a_miss_and_nothing_is_kept(
+    make_node: MakeNode, redis: Redis
+) -> None:
+    first, second = make_node("first"), make_node("second")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    for key in redis.ask("keys", "test/model*"):
+        redis.ask("set", key, "x" * 100)
+    fetched = second.fetch(NUMBERS)
+    assert not any(fetched), fetched
+    assert None not in fetched, "wrong bytes"
+    assert second.tier["promoted"] == 0
+    assert second.adapter.report_status()["keys"] == 0
+
+
+def test_it_is_killed_and_started_again_under_load(make_node: MakeNode, redis: Redis) -> None:
+    nodes = [make_node("one"), make_node("two")]
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def work(node: Node, first: int) -> None:
+        """Ask for chunks of its own and of the other, and store more."""
+        try:
+            number = first
+            while not done.is_set():
+                assert node.store([number, number + 2])
+                wanted = [number, number ^ 1, (number + 2) ^ 1, number + 1000]
+                fetched = node.fetch(wanted)
+                assert None not in fetched, "wrong bytes"
+                assert fetched[0] is True, "a chunk of its own is missed"
+                number += 4
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(node, number), daemon=True)
+        for number, node in enumerate(nodes)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            before = [node.adapter._tier.counts["lost"] for node in nodes]
+            redis.kill()
+            for node, count in zip(nodes, before, strict=True):
+                tier = node.adapter._tier
+                until("it is lost", lambda tier=tier, count=count: tier.counts["lost"] > count)  # type: ignore[misc]
+            redis.start()
+            for node in nodes:
+                tier = node.adapter._tier
+                until("it answers", lambda tier=tier: tier.is_answering)  # type: ignore[misc]
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(HANG_DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads), "it hangs"
+    assert failures == []
+
+
+def test_a_process_without_room_for_threads_goes_on_alone(
+    make_node: MakeNode, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node("one")
+
+    refused: list[threading.Thread] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        refused.append(thread)
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        redis.kill()
+        assert node.store(NUMBERS)
+        node.wait_answering(is_answering=False)
+        assert node.fetch([*NUMBERS, 99]) == [*ALL, False]
+        # One to end the connection, and one to connect anew.
+        until("it tries to connect", lambda: len(refused) >= 2)
+        redis.start()
+    node.wait_answering()
+    assert node.store([99])
+    stored_in(node, 1)
+
+
+def test_a_connection_that_comes_after_the_end_is_closed(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_connect, closed = threading.Event(), threading.Event()
+
+    class Late(Connection):
+        def __init__(self, *arguments: Any) -> None:
+            may_connect.wait()
+            super().__init__(*arguments)
+
+        def close(self) -> list[TensorMemoryObj]:
+            closed.set()
+            return super().close()
+
+    monkeypatch.setattr("kvring.lmcache.shared_link.Connection", Late)
+    with Node(tmp_path / "one", redis.port, **PATIENT):
+        pass
+    may_connect.set()
+    assert closed.wait(HANG_DEADLINE_S)
+
+
+@pytest.mark.parametrize("state", ["idle", "busy", "asking", "lost"])
+def test_a_node_is_closed_in_the_midst_of_all(redis: Redis, tmp_path: Path, state: str) -> None:
+    def live() -> None:
+        with Node(tmp_path / "one", redis.port, **PATIENT) as node:
+            node.wait_answering()
+            if state == "busy":
+                node.store(NUMBERS)
+            elif state == "asking":
+                redis.stop()
+                node.adapter.submit_lookup_and_lock_task(keys_of([88]), {})
+            elif state == "lost":
+                redis.kill()
+                node.store(NUMBERS)
+            if state == "asking":
+                # Its connection cannot end before that.
+                threading.Timer(0.2, redis.resume).start()
+        node.adapter.close()
+        if state == "lost":
+            redis.start()
+
+    live()
+    before = descriptors()
+    for _ in range(3):
+        live()
+    until("all is closed", lambda: descriptors() <= before)
+
+
+def descriptors() -> int:
+    # What is in a cycle with a thread that still ends goes later.
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
