@@ -1,0 +1,122 @@
+"""Two LMCache servers with a kvring store each, in front of a tier that both share."""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from demo.adapter_spec import AdapterSpec
+from demo.bench_client import CHUNKS_PER_REQUEST, ClientRun
+from demo.deployment import (
+    FIRST_CLIENT_BLOCKS,
+    LATER_CLIENT_BLOCKS,
+    CacheServer,
+    fresh_run_problems,
+    restart_problems,
+)
+from demo.lmcache_command import DEADLINE_S, DeploymentError
+
+REQUESTS = 4
+CHUNKS = REQUESTS * CHUNKS_PER_REQUEST
+
+
+def shared_spec(
+    path: Path, shared_tier: AdapterSpec, capacity: str = "4GiB", **options: object
+) -> AdapterSpec:
+    """Return the specification of a store at a path in front of another adapter of LMCache."""
+    return {
+        "type": "plugin",
+        "module_path": "kvring.lmcache",
+        "class_name": "KvringSharedL2Adapter",
+        "adapter_params": {
+            "path": str(path),
+            "capacity": capacity,
+            "shared_tier": shared_tier,
+            **options,
+        },
+    }
+
+
+class Node:
+    """A node: an LMCache server over a store of its own."""
+
+    def __init__(self, name: str, directory: Path, shared_tier: AdapterSpec) -> None:
+        """Prepare it."""
+        self.name = name
+        spec = shared_spec(directory / name, shared_tier)
+        self.server = CacheServer(spec, directory / f"{name}.log")
+
+    def store(self) -> dict[str, Any]:
+        """Return what the server says of its store."""
+        adapters = _find_kvring(json.loads(self.server.fetch("/status")))
+        if len(adapters) != 1:
+            raise DeploymentError(f"node {self.name} has {len(adapters)} stores")
+        return adapters[0]
+
+    def wait_for(self, what: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until something holds of its shared tier; return what is said of that."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while True:
+            tier: dict[str, Any] = self.store()["shared_tier"]
+            if holds(tier):
+                return tier
+            if time.monotonic() > deadline_s:
+                raise DeploymentError(f"node {self.name}: {what} does not come: {tier}")
+            time.sleep(0.05)
+
+    def loads(self) -> int:
+        """Return how many chunks were loaded from its own disk."""
+        return self.server.metric("kvring_loads_total")
+
+
+def show(directory: Path, shared_tier: AdapterSpec) -> None:
+    """Have node A store, and node B find all of it: in the shared tier, then on its own disk.
+
+    Args:
+        directory: Where both have their stores; each begins empty.
+        shared_tier: The adapter of LMCache for what they share.
+
+    Raises:
+        DeploymentError: Something is not as it must be.
+    """
+    with ExitStack() as stack:
+        nodes = [Node(name, directory, shared_tier) for name in ("a", "b")]
+        for node in nodes:
+            stack.enter_context(node.server)
+            node.wait_for("the shared tier", lambda tier: tier["is_answering"])
+        first, second = nodes
+        stored = first.server.run_client(REQUESTS, FIRST_CLIENT_BLOCKS)
+        _check(fresh_run_problems(stored, REQUESTS))
+        first.wait_for("what it shares", lambda tier: tier["stores"] >= CHUNKS)
+        print(f"node a stored {CHUNKS} chunks, and shared them")
+        _check(restart_problems(stored, second.server.run_client(REQUESTS, LATER_CLIENT_BLOCKS)))
+        tier = second.wait_for("what it keeps", lambda tier: tier["promoted"] >= CHUNKS)
+        print(f"node b, empty, found {tier['found']} in the shared tier, equal, and kept them")
+        before = second.loads()
+        first.server.kill()
+        again = _from_disk(second)
+        _check(restart_problems(stored, again))
+        loads = second.loads() - before
+        after = second.store()["shared_tier"]
+        if loads < CHUNKS or after["found"] != tier["found"]:
+            raise DeploymentError(f"{loads} chunks came from its own disk: {after}")
+        print(f"node b found {loads} on its own disk, equal, with node a killed")
+        second.server.stop()
+
+
+def _from_disk(node: Node) -> ClientRun:
+    node.server.clear_l1()
+    return node.server.run_client(REQUESTS, LATER_CLIENT_BLOCKS + 128)
+
+
+def _check(problems: list[str]) -> None:
+    if problems:
+        raise DeploymentError("\n".join(problems))
+
+
+def _find_kvring(tree: object) -> list[dict[str, Any]]:
+    own = [tree] if isinstance(tree, dict) and tree.get("type") == "kvring" else []
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []
+    return own + [found for child in children for found in _find_kvring(child)]
