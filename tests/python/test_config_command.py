@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from demo.adapter_spec import adapter_spec
+from demo.two_nodes import shared_spec
 from kvring.cli import main
 from tests.python.conftest import Client, make_key, pattern
 
@@ -45,6 +46,54 @@ def test_the_whole_command_holds_the_json(capsys: pytest.CaptureFixture[str]) ->
     assert parameters["quotas"] == {"m": "1GiB"}
     *_, name, transfer = shlex.split(engine)
     assert (name, json.loads(transfer)["kv_role"]) == ("--kv-transfer-config", "kv_both")
+
+
+@pytest.mark.parametrize(
+    ("url", "tier"),
+    [
+        ("redis://10.0.0.5", {"type": "resp", "host": "10.0.0.5", "port": 6379}),
+        ("valkey://[fd00::5]:7000/", {"type": "resp", "host": "fd00::5", "port": 7000}),
+        (
+            "s3://kv.s3.eu-central-1.amazonaws.com?region=eu-central-1",
+            {
+                "type": "s3",
+                "s3_endpoint": "s3://kv.s3.eu-central-1.amazonaws.com",
+                "s3_region": "eu-central-1",
+            },
+        ),
+        ("file:///mnt/shared", {"type": "fs", "base_path": "/mnt/shared"}),
+    ],
+)
+def test_a_shared_tier_stands_behind_the_store(
+    capsys: pytest.CaptureFixture[str], url: str, tier: dict[str, Any]
+) -> None:
+    text = printed(capsys, "config", "/mnt/nvme/kvring", "500GiB", "--shared", url)
+    block, command, _ = text.split("\n\n")
+    words = shlex.split(command)
+    spec = json.loads(words[words.index("--l2-adapter") + 1])
+    assert spec == json.loads(block) == shared_spec(Path("/mnt/nvme/kvring"), tier, "500GiB")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--shared", "http://host"], "'http://host' is not valid; write redis://"),
+        (["--shared", "redis://host/7"], "is not valid"),
+        (["--shared", "redis://host:99999"], "Port out of range"),
+        (["--shared", "redis://user:secret@host"], "LMCACHE_RESP_PASSWORD"),
+        (["--shared", "s3://bucket.host?colour=red"], "is not valid"),
+        (["--shared", "file://host/path"], "is not valid"),
+        (["--shared", "redis://host", "--type", "native_plugin"], "goes with --type plugin"),
+        (["--shared", "redis://host", "--for", "sglang"], "of LMCache's server"),
+    ],
+)
+def test_a_shared_tier_that_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert main(["config", "/mnt/nvme/kvring", "500GiB", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "secret" not in error
 
 
 def test_the_command_of_vllm_has_the_tier(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from kvring._native import check_options
 from kvring.cli.deployment import docker_command, kubernetes_manifest, seccomp_profile, systemd_unit
 from kvring.cli.failure import WrongArguments
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
+from kvring.cli.shared import FORMS, shared_tier
 
 __all__ = ["config"]
 
@@ -47,6 +48,11 @@ _FORMS: dict[str, Callable[[Path, list[str]], str]] = {
     help="LMCache's type of adapter, by default plugin; docs/lmcache.md compares them.",
 )
 @click.option(
+    "--shared",
+    metavar="URL",
+    help=f"A tier that nodes share, behind the store: {FORMS}. docs/scale-out.md.",
+)
+@click.option(
     "--option",
     "others",
     multiple=True,
@@ -77,6 +83,7 @@ def config(
     capacity: str | None,
     program: str,
     kind: str | None,
+    shared: str | None,
     others: tuple[str, ...],
     l1_size_gb: float,
     huge_pages: bool,
@@ -92,9 +99,11 @@ def config(
         return 0
     if path is None or capacity is None:
         raise click.UsageError("PATH and CAPACITY are needed, such as /mnt/nvme/kvring 500GiB")
-    if program != "lmcache" and (kind or huge_pages or form not in (None, "json")):
+    if program != "lmcache" and (kind or shared or huge_pages or form not in (None, "json")):
         text = f"--for {program} goes with --json alone: the other options are of LMCache's server"
         raise click.UsageError(text)
+    if shared is not None and kind == "native_plugin":
+        raise click.UsageError("--shared goes with --type plugin: native_plugin knows no adapters")
     parameters = _parameters(path, capacity, others)
     if program == "vllm":
         start = vllm(parameters, l1_size_gb)
@@ -104,7 +113,13 @@ def config(
             raise WrongArguments(text)
         start = sglang(parameters, l1_size_gb)
     else:
-        start = lmcache(parameters, l1_size_gb, kind or "plugin", huge_pages=huge_pages)
+        start = lmcache(
+            parameters,
+            l1_size_gb,
+            kind or "plugin",
+            huge_pages=huge_pages,
+            shared=None if shared is None else shared_tier(shared),
+        )
     if form == "json":
         click.echo(json.dumps(start.spec))
     elif form is not None:

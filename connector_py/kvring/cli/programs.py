@@ -25,7 +25,14 @@ class Start(NamedTuple):
     commands: list[list[str]]
 
 
-def lmcache(parameters: dict[str, Any], memory_gb: float, kind: str, *, huge_pages: bool) -> Start:
+def lmcache(
+    parameters: dict[str, Any],
+    memory_gb: float,
+    kind: str,
+    *,
+    huge_pages: bool,
+    shared: dict[str, Any] | None = None,
+) -> Start:
     """Start LMCache's server, and vLLM with that.
 
     Args:
@@ -33,8 +40,11 @@ def lmcache(parameters: dict[str, Any], memory_gb: float, kind: str, *, huge_pag
         memory_gb: Size of L1.
         kind: LMCache's type of adapter.
         huge_pages: Whether L1 is made of them.
+        shared: LMCache's adapter for a tier that nodes share, behind the store.
     """
     module_path, class_name = LMCACHE_ADAPTERS[kind]
+    if shared is not None:
+        class_name, parameters = "KvringSharedL2Adapter", {**parameters, "shared_tier": shared}
     spec = {
         "type": kind,
         "module_path": module_path,
