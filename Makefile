@@ -283,6 +283,20 @@ EVICTION ?=
 eviction: need-cargo $(VENV)/.stamp-plots ## which eviction policy: hit ratios on traces, into docs/eviction.md (2 minutes)
 	@$(PY) -m benches.eviction $(EVICTION)
 
+# For instance: make fleet FLEET='--trace FILE'
+FLEET ?=
+
+.PHONY: fleet
+fleet: $(VENV)/.stamp-plots ## many nodes with a shared tier or without, by simulation, into docs/scale-out.md (3 minutes)
+	@$(PY) -m benches.fleet $(FLEET)
+
+# For instance: make fleet-real FLEET_DIRECTORY=/mnt/nvme
+FLEET_DIRECTORY ?= target
+
+.PHONY: fleet-real
+fleet-real: build $(VENV)/.stamp-bench ## two real nodes in front of a real Redis, beside simulated ones (6 minutes)
+	@$(PY) -m benches.fleet.measure $(FLEET_DIRECTORY)
+
 .PHONY: clean
 clean: ## remove all that was built, and the caches; .venv keeps its tools
 	@rm -rf target dist benches/results .mypy_cache .pytest_cache .ruff_cache .hypothesis

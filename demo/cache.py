@@ -78,15 +78,28 @@ class _StoreCounter:
 class CacheSession:
     """One process's StorageManager, from its opening to its closing."""
 
-    def __init__(self, spec: AdapterSpec, l1_size_bytes: int) -> None:
-        """Open LMCache with ``l1_size_bytes`` of memory above the L2 adapter ``spec``."""
+    def __init__(
+        self,
+        spec: AdapterSpec,
+        l1_size_bytes: int,
+        *further: AdapterSpec,
+        store_policy: str = "default",
+    ) -> None:
+        """Open LMCache.
+
+        Args:
+            spec: The L2 adapter.
+            l1_size_bytes: The memory above it.
+            further: L2 adapters behind it.
+            store_policy: LMCache's; with "skip_l1" that memory keeps nothing that is stored.
+        """
         self._counter = _StoreCounter()
         # The StorageManager keeps the bus it finds at its start, so this one has to come first.
         self._bus = init_event_bus(EventBusConfig())
         self._bus.subscribe(EventType.L2_STORE_COMPLETED, self._counter.on_store_completed)
         self._bus.start()
         adapters = parse_args_to_l2_adapters_config(
-            argparse.Namespace(l2_adapter=[json.dumps(spec)])
+            argparse.Namespace(l2_adapter=[json.dumps(one) for one in (spec, *further)])
         )
         memory = L1MemoryManagerConfig(size_in_bytes=l1_size_bytes, use_lazy=False, shm_name="")
         self.manager = StorageManager(
@@ -94,6 +107,7 @@ class CacheSession:
                 l1_manager_config=L1ManagerConfig(memory_config=memory),
                 eviction_config=EvictionConfig(eviction_policy="LRU"),
                 l2_adapter_config=adapters,
+                store_policy=store_policy,
             )
         )
 

@@ -1,12 +1,14 @@
 """Servers of others that a shared tier lives in, started on this machine."""
 
+import math
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -118,6 +120,48 @@ def s3(directory: Path) -> Iterator[tuple[AdapterSpec, dict[str, str]]]:
     finally:
         process.kill()
         process.wait()
+
+
+class Network:
+    """A way to a server on this machine that is as slow as it is told to be."""
+
+    def __init__(self, port: int) -> None:
+        """Listen on a port of its own."""
+        self._to_port = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        # Of what the server sends; None for as fast as can be.
+        self.bytes_per_s: float | None = None
+        # Before each part of it.
+        self.delay_s = 0.0
+        self._open: list[socket.socket] = [self._listening]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Cut all connections."""
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._to_port))
+                self._open += [client, server]
+                for ends in ((client, server, False), (server, client, True)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+        with suppress(OSError):
+            while part := source.recv(64 << 10):
+                if is_answer:
+                    rate = self.bytes_per_s or math.inf
+                    time.sleep(self.delay_s + len(part) / rate)
+                target.sendall(part)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
 
 
 def free_port() -> int:

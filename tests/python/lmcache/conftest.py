@@ -11,11 +11,11 @@ import pytest
 
 from demo.adapter_spec import AdapterSpec, adapter_spec
 from demo.lmcache_command import DeploymentError
-from demo.servers import Redis
+from demo.servers import Network, Redis
 
 if TYPE_CHECKING:
     # It imports LMCache, which may be missing.
-    from tests.python.lmcache.shared_tiers import MakeNode, Network
+    from tests.python.lmcache.shared_tiers import MakeNode
 
 # With LMCACHE_TEST_ADAPTER=fs_native these tests run LMCache's own adapter instead: what fails
 # there too is a fault of the test or of LMCache. Some of kvring's promises it does not make.
@@ -72,10 +72,8 @@ def redis() -> Iterator[Redis]:
 
 
 @pytest.fixture
-def network(redis: Redis) -> "Iterator[Network]":
+def network(redis: Redis) -> Iterator[Network]:
     """A way to it."""
-    from tests.python.lmcache.shared_tiers import Network
-
     network = Network(redis.port)
     yield network
     network.close()

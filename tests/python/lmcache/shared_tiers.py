@@ -3,11 +3,7 @@
 import os
 import random
 import select
-import socket
-import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -57,45 +53,6 @@ def memory_object(content: bytes) -> TensorMemoryObj:
         fmt=MemoryFormat.BINARY,
     )
     return TensorMemoryObj(torch.frombuffer(bytearray(content), dtype=torch.uint8), metadata, None)
-
-
-class Network:
-    """A way to a server on this machine that is as slow as it is told to be."""
-
-    def __init__(self, port: int) -> None:
-        """Listen on a port of its own."""
-        self._to_port = port
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listening.getsockname()[1]
-        # Of what the server sends; None for as fast as can be.
-        self.bytes_per_s: float | None = None
-        self._open: list[socket.socket] = [self._listening]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        """Cut all connections."""
-        for one in self._open:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listening.accept()
-                server = socket.create_connection(("127.0.0.1", self._to_port))
-                self._open += [client, server]
-                for ends in ((client, server, False), (server, client, True)):
-                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
-
-    def _carry(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
-        with suppress(OSError):
-            while part := source.recv(64 << 10):
-                if is_answer and self.bytes_per_s is not None:
-                    time.sleep(len(part) / self.bytes_per_s)
-                target.sendall(part)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
 
 
 class Node:

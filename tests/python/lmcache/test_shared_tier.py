@@ -12,7 +12,7 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 from prometheus_client import REGISTRY
 
 import kvring
-from demo.servers import Redis
+from demo.servers import Network, Redis
 from kvring.lmcache import KvringSharedL2AdapterConfig
 from tests.python.conftest import until
 from tests.python.lmcache.shared_tiers import (
@@ -22,7 +22,6 @@ from tests.python.lmcache.shared_tiers import (
     NUMBERS,
     PATIENT,
     MakeNode,
-    Network,
     Node,
     content_of,
     keys_of,

@@ -11,7 +11,7 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
 from lmcache.v1.memory_management import TensorMemoryObj
 
-from demo.servers import Redis
+from demo.servers import Network, Redis
 from kvring.lmcache.shared_connection import Connection
 from tests.python.conftest import HANG_DEADLINE_S, until
 from tests.python.lmcache.shared_tiers import (
@@ -21,7 +21,6 @@ from tests.python.lmcache.shared_tiers import (
     NUMBERS,
     PATIENT,
     MakeNode,
-    Network,
     Node,
     keys_of,
     stored_in,

@@ -1,0 +1,138 @@
+"""One real node: LMCache's StorageManager over kvring, whose GPU is a lock that is held for a time.
+
+It reads requests as lines of JSON, serves them side by side, and prints what became of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+
+from demo.cache import CacheSession
+
+_THREADS = 16
+_WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of a request; the last line of a node says how many of all were shared."""
+
+    number: int
+    found: int
+    computed: int
+    wrong: int
+    first_token_s: float
+    shared: int = 0
+
+
+class _Node:
+    def __init__(self, session: CacheSession, arguments: argparse.Namespace) -> None:
+        self._session = session
+        self._arguments = arguments
+        self._layout = MemoryLayoutDesc(
+            shapes=[torch.Size([arguments.chunk_bytes])], dtypes=[torch.uint8]
+        )
+        self._gpu = threading.Lock()
+        self._stored = 0
+
+    def serve(self, number: int, chunks: list[int], last_tokens: int) -> Served:
+        began_s = time.monotonic()
+        keys = [_key(chunk) for chunk in chunks]
+        hits = self._session.prefetch(keys, self._layout)
+        found = next((place for place, hit in enumerate(hits) if not hit), len(hits))
+        wrong = 0
+        with self._session.read(keys[:found]) as tensors:
+            for chunk, tensor in zip(chunks, tensors, strict=False):
+                wrong += int(tensor[0]) != chunk % 251 or int(tensor[-1]) != chunk % 251
+        computed = len(keys) - found
+        tokens = computed * self._arguments.chunk_tokens + last_tokens
+        with self._gpu:
+            time.sleep(tokens / self._arguments.prefill_tokens_per_s)
+        first_token_s = time.monotonic() - began_s
+        if computed:
+            self._store(dict(zip(keys[found:], chunks[found:], strict=True)))
+        return Served(number, found, computed, wrong, first_token_s)
+
+    def _store(self, chunks: dict[ObjectKey, int]) -> None:
+        # Not those that another request is about to store.
+        reserved = self._session.manager.reserve_write(list(chunks), self._layout)
+        for key, memory in reserved.items():
+            memory.tensor.fill_(chunks[key] % 251)
+        self._session.manager.finish_write(list(reserved))
+        self._stored += len(reserved)
+
+    def settle(self) -> None:
+        """Wait until all is stored here, and in the shared tier."""
+        self._session.wait_until_stored(self._stored)
+        deadline_s = time.monotonic() + _WAIT_S
+        while True:
+            tier = self.tier()
+            if tier["stores"] >= self._stored and tier["promoted"] >= tier["found"]:
+                return
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{self._stored} chunks were stored, and {tier} says otherwise")
+            time.sleep(0.002)
+
+    def tier(self) -> dict[str, Any]:
+        """Return what is said of the shared tier."""
+        return _find(self._session.manager.report_status())
+
+
+def _key(chunk: int) -> ObjectKey:
+    return ObjectKey(chunk_hash=chunk.to_bytes(32, "big"), model_name="fleet/model", kv_rank=0)
+
+
+def _find(tree: Any) -> dict[str, Any]:
+    if isinstance(tree, dict) and "shared_tier" in tree:
+        return dict(tree["shared_tier"])
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return next(filter(None, map(_find, children)), {})
+
+
+def main() -> None:
+    """Serve what comes, until there is no more."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spec", type=json.loads)
+    parser.add_argument("--chunk-bytes", type=int, required=True)
+    parser.add_argument("--chunk-tokens", type=int, required=True)
+    parser.add_argument("--prefill-tokens-per-s", type=float, required=True)
+    parser.add_argument("--l1-bytes", type=int, default=1 << 30)
+    parser.add_argument("--one-by-one", action="store_true", help="settle after each request")
+    arguments = parser.parse_args()
+    printing = threading.Lock()
+
+    def tell(served: Served) -> None:
+        with printing:
+            print(json.dumps(asdict(served)), flush=True)
+
+    def serve(node: _Node, line: str) -> None:
+        served = node.serve(**json.loads(line))
+        if arguments.one_by_one:
+            node.settle()
+        tell(served)
+
+    # What is stored is on disk only.
+    with CacheSession(arguments.spec, arguments.l1_bytes, store_policy="skip_l1") as session:
+        node = _Node(session, arguments)
+        while not node.tier().get("is_answering"):
+            time.sleep(0.01)
+        tell(Served(-1, 0, 0, 0, 0.0))
+        with ThreadPoolExecutor(_THREADS) as threads:
+            futures = [threads.submit(serve, node, line) for line in sys.stdin]
+        for future in futures:
+            future.result()
+        tell(Served(-1, 0, 0, 0, 0.0, shared=node.tier()["found"]))
+
+
+if __name__ == "__main__":
+    main()
