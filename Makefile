@@ -86,6 +86,12 @@ $(VENV)/.stamp-lmcache: requirements/lmcache.txt $(VENV)/.stamp-tools
 	$(call install,-r requirements/lmcache.txt)
 	touch $@
 
+PEERS := $(VENV)/peers
+
+$(PEERS)/.stamp: requirements/peers.txt $(VENV)/.stamp-lmcache
+	@$(call install,--no-deps --target $(PEERS) -r requirements/peers.txt)
+	touch $@
+
 # The next LMCache, beside the first one's dependencies, which fit it too. kvring comes as the wheel that users get.
 NEXT_VENV := .venv-next
 NEXT_PY := $(NEXT_VENV)/bin/python
@@ -222,7 +228,7 @@ NEXT_TESTS := $(addprefix tests/python/lmcache/test_,adapter.py package.py plugi
 	-k "not native_plugin"
 
 .PHONY: test
-test: build lmcache $(NEXT_VENV)/.stamp-kvring engines ## all tests, with the real LMCache, vLLM and SGLang
+test: build lmcache $(PEERS)/.stamp $(NEXT_VENV)/.stamp-kvring engines ## all tests, with the real LMCache, vLLM and SGLang
 	@$(call run_tests,,,$(NEXT_TESTS),tests/python/engines)
 
 .PHONY: check

@@ -6,19 +6,18 @@ It starts a Redis and two LMCache servers on this machine, has one store and the
 checks that each byte is right. It takes LMCache (make lmcache) and redis-server.
 """
 
-import sys
 from pathlib import Path
 
+from demo.example import run
 from demo.servers import Redis
 from demo.two_nodes import show
 
 
 def main(directory: Path) -> None:
     """Run it in a new directory."""
-    directory.mkdir(parents=True)
     with Redis() as server:
         show(directory, server.adapter)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run(main, __doc__)

@@ -7,16 +7,15 @@ and checks that each byte is right. It takes LMCache (make lmcache), s3s-fs and 
 """
 
 import os
-import sys
 from pathlib import Path
 
+from demo.example import run
 from demo.servers import s3
 from demo.two_nodes import show
 
 
 def main(directory: Path) -> None:
     """Run it in a new directory."""
-    directory.mkdir(parents=True)
     with s3(directory) as (shared_tier, environment):
         # Of the LMCache servers, which are started from here.
         os.environ.update(environment)
@@ -24,4 +23,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run(main, __doc__)
