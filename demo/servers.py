@@ -1,5 +1,6 @@
 """Servers of others that a shared tier lives in, started on this machine."""
 
+import importlib.util
 import math
 import shutil
 import signal
@@ -122,6 +123,40 @@ def s3(directory: Path) -> Iterator[tuple[AdapterSpec, dict[str, str]]]:
         process.wait()
 
 
+@contextmanager
+def mooncake() -> Iterator[AdapterSpec]:
+    """Run the master of a Mooncake store, whose memory is the nodes'; yield LMCache's adapter.
+
+    Raises:
+        DeploymentError: There is none, or LMCache has no module for it.
+    """
+    for module in ("mooncake", "lmcache.lmcache_mooncake"):
+        if importlib.util.find_spec(module) is None:
+            raise DeploymentError(f"there is no {module} (docs/scale-out.md#mooncakes-store)")
+    package = importlib.util.find_spec("mooncake")
+    assert package is not None
+    assert package.origin is not None
+    # Not the one in PATH: that is a script, whose child would live on.
+    program = Path(package.origin).with_name("mooncake_master")
+    port = free_port()
+    command = [str(program), f"-rpc_port={port}", f"-metrics_port={free_port()}"]
+    # It tells of itself every ten seconds.
+    process = _start(command, port, stderr=subprocess.DEVNULL)
+    try:
+        yield {
+            "type": "mooncake_store",
+            "local_hostname": "127.0.0.1",
+            "metadata_server": "P2PHANDSHAKE",
+            "master_server_addr": f"127.0.0.1:{port}",
+            "protocol": "tcp",
+            "local_buffer_size": str(64 << 20),
+            "global_segment_size": str(1 << 30),
+        }
+    finally:
+        process.kill()
+        process.wait()
+
+
 class Network:
     """A way to a server on this machine that is as slow as it is told to be."""
 
@@ -178,8 +213,10 @@ def _program(*names: str, package: str) -> str:
     return found
 
 
-def _start(command: list[str], port: int) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+def _start(command: list[str], port: int, stderr: int | None = None) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
+    )
     deadline_s = time.monotonic() + DEADLINE_S
     while not _listens(port):
         if process.poll() is not None or time.monotonic() > deadline_s:

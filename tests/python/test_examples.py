@@ -36,6 +36,7 @@ _SHARED = [
 NODES = {
     "shared_redis": _SHARED,
     "shared_s3": _SHARED,
+    "shared_mooncake": _SHARED,
     "peers": [
         "nodes a and b are peers, by mooncake_te",
         "node a stored 32 chunks on its disk",

@@ -1,0 +1,24 @@
+"""Two nodes with kvring each, in front of one Mooncake store that both share.
+
+    python -m examples.shared_mooncake DIRECTORY
+
+It starts Mooncake's master and two LMCache servers on this machine, has one store and the other
+load, and checks that each byte is right. It takes LMCache (make lmcache) with its module for
+Mooncake, which is built by hand, and mooncake-transfer-engine-non-cuda (docs/scale-out.md).
+"""
+
+from pathlib import Path
+
+from demo.example import run
+from demo.servers import mooncake
+from demo.two_nodes import show
+
+
+def main(directory: Path) -> None:
+    """Run it in a new directory."""
+    with mooncake() as shared_tier:
+        show(directory, shared_tier)
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
