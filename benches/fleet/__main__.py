@@ -39,6 +39,9 @@ def main() -> None:
     for name, value in vars(Rates()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value)
     arguments = parser.parse_args()
+    if not arguments.no_document:
+        # Missed before the minutes that the simulation takes.
+        importlib.import_module("matplotlib")
     rates = Rates(**{name: getattr(arguments, name) for name in vars(Rates())})
     cases = [
         _Case(nodes, routing, has_shared)

@@ -17,6 +17,8 @@ _Process = Generator[simpy.Event, Any, None]
 
 # A node that has so many more requests than the least busy one does not get another by prefix.
 _IMBALANCE = 4
+# As kvring: after loads that were late a node asks the shared tier less and less.
+_LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,19 @@ class _Node:
         self.memory, self.disk = Tier(fleet.memory_chunks), Tier(fleet.disk_chunks)
         self.gpu, self.drive, self.network = (simpy.Resource(environment) for _ in range(3))
         self.requests = 0
+        self._asks_again_s, self._pause_s = 0.0, 0.0
+
+    def asks(self, now_s: float) -> bool:
+        """Say whether it asks the shared tier."""
+        return now_s >= self._asks_again_s
+
+    def note_load(self, now_s: float, waited_s: float | None) -> None:
+        """Note that a load from the shared tier came in time, or for how long it was waited for."""
+        if waited_s is None:
+            self._pause_s = 0.0
+        elif self.asks(now_s):
+            self._pause_s = min(max(2 * self._pause_s, waited_s), _LONGEST_PAUSE_S)
+            self._asks_again_s = now_s + self._pause_s
 
 
 class _Router:
@@ -139,23 +154,27 @@ def simulate(trace: Iterable[Request], fleet: Fleet, rates: Rates, seed: int = 0
     environment = simpy.Environment()
     nodes = [_Node(environment, fleet) for _ in range(fleet.nodes)]
     router = _Router(nodes, fleet.routing, random.Random(seed))
-    shared, outcome = Tier(fleet.shared_chunks), Outcome()
+    shared, nowhere, outcome = Tier(fleet.shared_chunks), Tier(0), Outcome()
     # As many nodes as it serves at their full rate; others wait.
     streams = max(int(rates.shared_bytes_per_s / rates.network_bytes_per_s), 1)
     shared_way = simpy.Resource(environment, capacity=streams)
 
     def serve(request: Request, node: _Node) -> _Process:
         began_s = environment.now
-        places = _places(request.chunks, node, shared)
+        asked = shared if node.asks(began_s) else nowhere
+        places = _places(request.chunks, node, asked)
         outcome.chunks.update(places)
         counts = Counter(places)
         # LMCache loads from all tiers at the same time, and the GPU waits for all.
         disk = environment.process(_hold(environment, [node.drive], counts["disk"] * disk_s))
         ways = [shared_way, node.network]
         network = environment.process(_hold(environment, ways, counts["shared"] * network_s))
-        _note(request.chunks, places, node, shared, outcome, fleet.chunk_bytes)
+        _note(request.chunks, places, node, asked, outcome, fleet.chunk_bytes)
         yield disk & (network | environment.timeout(fleet.load_deadline_s))
         computed = counts["computed"]
+        if counts["shared"]:
+            in_time = network.processed
+            node.note_load(environment.now, None if in_time else fleet.load_deadline_s)
         if not network.processed:
             # It still comes, for the next time.
             late = len(places) - places.index("shared") - computed

@@ -86,6 +86,18 @@ def test_what_comes_too_late_is_computed() -> None:
     assert outcome.chunks == {"computed": 2, "shared": 2, "disk": 76}
 
 
+def test_a_node_whose_loads_are_late_asks_less_and_less() -> None:
+    slow = Rates(1e9, 1e9, 100, 100)
+    # Each prompt comes twice, often to two nodes.
+    prompts = [(number,) for number in range(200) for _ in range(2)]
+    apart = [Request(11.0 * number, chunks) for number, chunks in enumerate(prompts)]
+    outcome = simulate(apart, fleet(2, shared_chunks=None), slow)
+    asked = outcome.chunks["shared"]
+    assert outcome.late_chunks == asked
+    of_two = sum(a != b for a, b in zip(outcome.nodes[::2], outcome.nodes[1::2], strict=True))
+    assert 0 < asked < of_two - 20
+
+
 def test_who_shares_a_disk_or_a_gpu_waits() -> None:
     together = [Request(0.0, (1, 2)), Request(0.0, (3, 4))]
     assert simulate(together, fleet(), RATES).first_token_s == pytest.approx([2.0, 4.0])

@@ -1,6 +1,7 @@
 """A connection to a shared tier: made anew where it was lost, and asked whether it answers."""
 
 import logging
+import math
 import select
 import socket
 import threading
@@ -26,6 +27,8 @@ _CONNECT_DEADLINE_S: Final = 5.0
 # Between questions whether it is there: while it answers, and while it does not.
 _PROBE_PAUSE_S: Final = 5.0
 _LATE_PROBE_PAUSE_S: Final = 0.5
+# After answers that were late, one after the other, nobody asks it for so long at most.
+_LONGEST_PAUSE_S: Final = 60.0
 # One that does not answer for so long gets a new connection.
 _LOST_AFTER_S: Final = 5.0
 
@@ -68,6 +71,7 @@ class Link:
         self._next_connect_s = 0.0
         self._next_probe_s = 0.0
         self._probe_began_s: float | None = None
+        self._doubted_s, self._pause_s = -math.inf, 0.0
         self._wrong = ""
         self._has_ended = False
         self._handing_over = threading.Lock()
@@ -100,14 +104,29 @@ class Link:
                 self._tell_lost(str(error))
         return ""
 
-    def doubt(self) -> None:
-        """Take it for one that does not answer, until it has shown that it does."""
-        self.is_answering = False
-        self._next_probe_s = 0.0
+    def doubt(self, waited_s: float) -> None:
+        """Take it for one that does not answer: somebody has waited so long in vain.
+
+        It is asked again after as much time, and after twice as much each time that it is late
+        again. So a tier that is too slow for its load costs some requests a deadline, and not all.
+        """
+        now_s = time.monotonic()
+        if now_s > self._doubted_s + 2 * _LONGEST_PAUSE_S:
+            self._pause_s = 0.0
+        # Requests that are late together are late once.
+        if self.is_answering:
+            self._pause_s = min(max(2 * self._pause_s, waited_s), _LONGEST_PAUSE_S)
+        self.is_answering, self._doubted_s = False, now_s
+        self._next_probe_s = now_s + self._pause_s
+
+    def trust(self) -> None:
+        """Note that a load came in time."""
+        self._pause_s = 0.0
 
     def check(self) -> None:
-        """Ask whether it answers, at once."""
-        self._next_probe_s = 0.0
+        """Ask whether it still answers, at once."""
+        if self.is_answering:
+            self._next_probe_s = 0.0
 
     def lose(self, why: str) -> None:
         """Give the connection up; what was under way is answered for by nobody."""
@@ -211,8 +230,11 @@ class Link:
     def _note_answer(self, began_s: float) -> None:
         now_s = time.monotonic()
         self._probe_began_s = None
-        self.is_answering = now_s - began_s <= self._options.lookup_deadline_s
-        self._next_probe_s = now_s + (_PROBE_PAUSE_S if self.is_answering else _LATE_PROBE_PAUSE_S)
+        asked_again_s = self._doubted_s + self._pause_s
+        in_time = now_s - began_s <= self._options.lookup_deadline_s
+        self.is_answering = in_time and now_s >= asked_again_s
+        pause_s = _PROBE_PAUSE_S if self.is_answering else _LATE_PROBE_PAUSE_S
+        self._next_probe_s = max(now_s + pause_s, asked_again_s)
         if self.is_answering and self._has_told:
             self._has_told = False
             _logger.warning("the shared tier %s answers again", self._options.name)

@@ -34,6 +34,7 @@ class _Request:
 
     count: int
     answer: _Answer
+    deadline_s: float
     is_answered: bool = False
 
     def finish(self, results: list[bool]) -> None:
@@ -122,7 +123,7 @@ class SharedTier:
     def _ask(
         self, ask: Callable[[_Request], None], count: int, answer: _Answer, deadline_s: float
     ) -> None:
-        request = _Request(count, answer)
+        request = _Request(count, answer, deadline_s)
         if not self.is_answering:
             request.miss()
             return
@@ -175,7 +176,7 @@ class SharedTier:
             if not request.is_answered:
                 self.counts["late"] += 1
                 # Nobody waits for it again: before the answer, which may bring the next question.
-                self._link.doubt()
+                self._link.doubt(request.deadline_s)
                 request.miss()
         return self._link.work()
 
@@ -222,6 +223,8 @@ class SharedTier:
 
         def loaded(are_there: list[bool]) -> None:
             results = [False] * len(keys)
+            if not request.is_answered:
+                self._link.trust()
             for number, buffer, is_there in zip(taken, own, are_there, strict=True):
                 if is_there and not request.is_answered:
                     size_bytes = buffer.get_size()

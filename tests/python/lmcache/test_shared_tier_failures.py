@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,25 @@ def test_what_comes_too_late_is_a_miss_and_is_there_the_next_time(
     until("they are promoted", lambda: second.tier["promoted"] == len(NUMBERS))
     assert second.fetch(NUMBERS) == ALL
     assert second.tier["loaded_bytes"] == 0
+
+
+def test_one_that_is_late_again_and_again_is_asked_less_and_less(make_node: MakeNode) -> None:
+    link = make_node("one").adapter._tier._link
+    pauses = []
+    for _ in range(6):
+        link.is_answering = True
+        link.doubt(5.0)
+        # Others that waited at the same time.
+        link.doubt(5.0)
+        pauses.append(link._pause_s)
+        # An answer that was on its way changes nothing.
+        link._note_answer(time.monotonic())
+        assert not link.is_answering
+    assert pauses == [5, 10, 20, 40, 60, 60]
+    link.trust()
+    link.is_answering = True
+    link.doubt(5.0)
+    assert link._pause_s == 5
 
 
 def test_hits_of_its_own_wait_for_no_slow_tier(make_node: MakeNode, network: Network) -> None:
