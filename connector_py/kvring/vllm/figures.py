@@ -1,6 +1,7 @@
 """What vLLM's metrics tell of a kvring tier."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +24,7 @@ _PAUSE_S: Final = 1.0
 
 _LABELS: Final = ("path",)
 
-# Name, meaning, and which number of stats() it is.
+# Name, meaning, and which number of stats() it is, or promoted.
 _GAUGES: Final = (
     ("vllm:kvring_chunks", "Chunks that the kvring tier holds.", "keys"),
     ("vllm:kvring_used_bytes", "What the kvring tier takes of its capacity.", "used_bytes"),
@@ -39,6 +40,11 @@ _COUNTERS: Final = (
         "vllm:kvring_refused_stores",
         "Chunks that were not stored, as more were queued than set_queue_bytes.",
         "set_rejected_queue_full",
+    ),
+    (
+        "vllm:kvring_promoted_chunks",
+        "Chunks that another tier had and the kvring tier stored, with promote.",
+        "promoted",
     ),
 )
 _HEALTHY: Final = (
@@ -61,9 +67,15 @@ class KvringTierInfo(ConfigInfo):
 class Figures:
     """Figures of a store, as vLLM collects them."""
 
-    def __init__(self, store: EngineStore) -> None:
-        """Count from now on."""
+    def __init__(self, store: EngineStore, promoted: Callable[[], int]) -> None:
+        """Count from now on.
+
+        Args:
+            store: Whose figures.
+            promoted: How many chunks were promoted so far.
+        """
         self._store = store
+        self._promoted = promoted
         self._labels = (store.path,)
         self._counted = dict.fromkeys((source for *_, source in _COUNTERS), 0)
         self._next_s = 0.0
@@ -74,7 +86,7 @@ class Figures:
         if now_s < self._next_s:
             return None
         self._next_s = now_s + _PAUSE_S
-        stats = self._store.connector.stats()
+        stats = {**self._store.connector.stats(), "promoted": self._promoted()}
         told = OffloadingConnectorStats()
         for name, _, source in _GAUGES:
             told.set_gauge(name, stats[source], self._labels)

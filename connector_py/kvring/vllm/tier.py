@@ -12,7 +12,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 )
 from vllm.v1.kv_offload.base import (
     ConfigInfoMapping,
-    Locality,
     LookupResult,
     Medium,
     OffloadingEvent,
@@ -22,16 +21,27 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
     ScheduleEndContext,
 )
-from vllm.v1.kv_offload.file_mapper import FileMapper
-from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.kv_offload.tiering.base import (
+    JobResult,
+    ParentManager,
+    SecondaryTierManager,
+    TransferJob,
+)
 
 from kvring._native import ClosedError, KvRingError, SubmitError, __version__
-from kvring.engine_store import EngineStore, digest_of, namespace_of, options_of, prefix_of
+from kvring.engine_store import EngineStore, namespace_of, prefix_of
 from kvring.vllm.figures import Figures, KvringTierInfo, metric_definitions
+from kvring.vllm.options import (
+    WHERE,
+    layout_of,
+    locality_of,
+    options_of_replica,
+    promote_of,
+    set_queue_bytes_of,
+)
+from kvring.vllm.wanted import WantedChunks
 
 __all__ = ["KvringTier"]
-
-_WHERE: Final = "kv_connector_extra_config, secondary_tiers"
 
 # Keys that are told, and whose use is counted, in a step, so that none takes long.
 _MOST_EVENTS: Final = 4096
@@ -67,6 +77,7 @@ class KvringTier(SecondaryTierManager):
         tier_type: str,
         backpressure_detector: Any = None,
         locality: str | None = "LOCAL",
+        promote: bool = False,
         **options: Any,
     ) -> None:
         """Open the store, and register the primary tier's memory with it.
@@ -77,6 +88,7 @@ class KvringTier(SecondaryTierManager):
             tier_type: Its `type` in vLLM's configuration.
             backpressure_detector: vLLM's.
             locality: What vLLM's events call the place of the store: LOCAL or REMOTE.
+            promote: Whether it also stores the chunks that another tier had and it had not.
             options: Those of `kvring.Connector`. `{dp_rank}` in a path is the number of the
                 data-parallel replica.
 
@@ -86,18 +98,19 @@ class KvringTier(SecondaryTierManager):
             OSError: Likewise.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self.locality = _locality_of(locality)
+        self.locality = locality_of(locality)
         config = offloading_spec.config
         self._row_bytes: int = self.block_size_bytes
         # No array of it is kept: whoever holds one keeps the memory mapped.
         self._first_row: int = np.asarray(primary_kv_view).ctypes.data
         self._rows = len(primary_kv_view)
         namespace = namespace_of(
-            "vllm", _layout_of(offloading_spec, self._row_bytes), config.model.name
+            "vllm", layout_of(offloading_spec, self._row_bytes), config.model.name
         )
         self._prefix = prefix_of(namespace, config.parallel.rank)
-        where = f"{_WHERE}, the tier of type {tier_type!r}"
-        self._store = EngineStore(where, _of_replica(where, options, config.parallel))
+        where = f"{WHERE}, the tier of type {tier_type!r}"
+        self._wanted = WantedChunks() if promote_of(where, promote) else None
+        self._store = EngineStore(where, options_of_replica(where, options, config.parallel))
         try:
             stats = self._store.connector.stats()
             longest_bytes = stats["max_chunk_bytes"]
@@ -108,6 +121,8 @@ class KvringTier(SecondaryTierManager):
                     "most 2 GiB); lower 'block_size' beside secondary_tiers, or raise 'capacity'"
                 )
                 raise ValueError(text)
+            # The other half is for what the GPU stores.
+            self._most_promoted_bytes = set_queue_bytes_of(options) // 2
             self._tasks = self._store.tasks
             self._store.register(self._first_row, self._rows * self._row_bytes)
             self._tells_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
@@ -130,28 +145,61 @@ class KvringTier(SecondaryTierManager):
             kvring_namespace=self._store.stored_as(namespace),
             kvring_version=__version__,
         )
-        self._figures = Figures(self._store)
+        # Tasks that store what another tier had, and how many chunks they have stored.
+        self._promotions: set[int] = set()
+        self._promoted = 0
+        self._figures = Figures(self._store, lambda: self._promoted)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Say whether a chunk is stored, and lease it: the load that follows finds it."""
         request = self._requests.get(req_context.req_id)
-        if request is not None and key in request.missed:
-            return LookupResult.MISS
-        try:
-            (is_stored,) = self._tasks.exists(self._prefix, [key.hex()])
-        except ClosedError:
-            is_stored = False
-        return LookupResult.HIT if is_stored else LookupResult.MISS
+        is_stored = False
+        if request is None or key not in request.missed:
+            with suppress(ClosedError):
+                (is_stored,) = self._tasks.exists(self._prefix, [key.hex()])
+        if is_stored:
+            return LookupResult.HIT
+        # Without a request nobody would tell when it ends.
+        if self._wanted is not None and request is not None:
+            self._wanted.add(key, req_context)
+        return LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Store rows; those that are stored already, and unchanged, are not written again."""
+        if self._wanted is not None:
+            for key in job_metadata.keys:
+                self._wanted.discard(key)
         self._submit(self._tasks.store, job_metadata)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Load into rows; loads go before stores."""
         self._submit(self._tasks.load, job_metadata)
 
-    def _submit(self, submit: Any, job: TransferJob) -> None:
+    def serve_external_requests(self, parent: ParentManager) -> None:
+        """Store chunks that another tier has brought, if `promote` is set.
+
+        What the GPU computes comes by `submit_store()` in the same call of vLLM that makes it
+        readable in the primary tier. So a wanted chunk that is readable came from another tier, or
+        `backpressure` kept it from here.
+        """
+        if not self._wanted:
+            return
+        for context, keys in self._wanted.take_ready(parent, self._promotion_room()):
+            task = self._submit(self._tasks.store, parent.create_store_job(keys, context))
+            if task is not None:
+                self._promotions.add(task)
+
+    def _promotion_room(self) -> int:
+        """Return how many chunks may be queued without harm to what the GPU stores."""
+        if self.bp_detector is not None and self.bp_detector.is_under_pressure():
+            return 0
+        queued_bytes: int = self._store.connector.stats()["set_queued_bytes"]
+        if not queued_bytes:
+            # An empty queue takes a chunk that is longer than the limit.
+            return max(1, self._most_promoted_bytes // self._row_bytes)
+        return max(0, self._most_promoted_bytes - queued_bytes) // self._row_bytes
+
+    def _submit(self, submit: Any, job: TransferJob) -> int | None:
         request = self._requests.get(job.req_context.req_id)
         if request is not None:
             request.moved.update(job.keys)
@@ -162,13 +210,14 @@ class KvringTier(SecondaryTierManager):
             if len(rows) and not 0 <= rows.min() <= rows.max() < self._rows:
                 text = f"a job names row {rows.min()} or {rows.max()} of {self._rows}"
                 raise SubmitError(text)
-            task = submit(self._prefix, keys, addresses, [self._row_bytes] * len(keys))
+            task: int = submit(self._prefix, keys, addresses, [self._row_bytes] * len(keys))
         except KvRingError as error:
             self._store.note(str(error))
             self._note_missed(job, [])
             self._refused.append(JobResult(job_id=job.job_id, success=False))
-        else:
-            self._jobs[task] = job
+            return None
+        self._jobs[task] = job
+        return task
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Take what became of jobs, each once."""
@@ -179,6 +228,9 @@ class KvringTier(SecondaryTierManager):
             success = len(done) == len(results)
             self._store.note(error)
             self._note_missed(job, done)
+            if task in self._promotions:
+                self._promotions.remove(task)
+                self._promoted += len(done)
             finished.append(
                 JobResult(
                     job_id=job.job_id,
@@ -211,6 +263,8 @@ class KvringTier(SecondaryTierManager):
         Those that are hot there stay here as well. vLLM 0.33.0 has `touch()` for that and never
         calls it; the keys of a request are in its context.
         """
+        if self._wanted is not None:
+            self._wanted.end_request(req_context.req_id)
         request = self._requests.pop(req_context.req_id, None)
         if request is not None and not self._is_touched:
             keys = getattr(req_context, "_offload_key_positions", ())
@@ -300,56 +354,3 @@ class KvringTier(SecondaryTierManager):
     def config_info(self) -> ConfigInfoMapping:
         """Return what stays as it is while the tier runs."""
         return self._info.as_config_info()
-
-
-def _layout_of(offloading_spec: Any, row_bytes: int) -> str:
-    """Return a digest of what decides how the bytes of a row lie.
-
-    It begins with the one by which vLLM's own file tier names its directories. That one has no
-    layout of the KV cache, no length of a row, and often no parallel layout, although vLLM puts the
-    parts of its workers one after the other.
-    """
-    config = offloading_spec.config
-    mapper = FileMapper.from_offloading_spec(
-        root_dir="",
-        offloading_spec=offloading_spec,
-        blocks_per_file=offloading_spec.blocks_per_chunk,
-        parallel_agnostic=True,
-    )
-    parallel = config.parallel
-    ranks = [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size]
-    own = {
-        "row_bytes": row_bytes,
-        "kv_cache_layout": config.kv_cache_layout,
-        # In these vLLM's bytes are the same with any ranks, or it tells them apart by itself.
-        "ranks": None if config.canonical_layout or config.replicated_layout else ranks,
-    }
-    return f"{mapper.base_path.rpartition('_')[2]}-{digest_of(own)}"
-
-
-def _locality_of(name: str | None) -> Locality | None:
-    try:
-        return None if name is None else Locality(name)
-    except ValueError as error:
-        text = (
-            f"{_WHERE}: Locality: 'locality' = {name!r} is not valid; it takes 'LOCAL' or 'REMOTE'"
-        )
-        raise ValueError(text) from error
-
-
-def _of_replica(where: str, options: dict[str, Any], parallel: Any) -> dict[str, Any]:
-    """Return the options of a data-parallel replica: each is a process with its own store."""
-    paths = options.get("path")
-    # What is no path the store refuses.
-    named = paths if isinstance(paths, list) else [paths]
-    shared = [path for path in named if isinstance(path, str) and "{dp_rank}" not in path]
-    replica = parallel.data_parallel_index
-    # Of a dense model each replica is told that it is the only one, and keeps its number.
-    if shared and (parallel.data_parallel_size > 1 or replica > 0):
-        text = (
-            f"{where}: path = {shared[0]!r} would be shared by data-parallel replicas (this one is "
-            f"number {replica}), and a store has one owner; write {{dp_rank}} where their paths "
-            f"are to differ, such as {shared[0].rstrip('/')}-{{dp_rank}}"
-        )
-        raise ValueError(text)
-    return options_of(options, "dp_rank", parallel.data_parallel_index)
