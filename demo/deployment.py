@@ -26,6 +26,7 @@ from demo.lmcache_command import (
     lmcache_command,
     lmcache_environment,
 )
+from demo.machines import HERE, Machine
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,8 +57,15 @@ _HIT_AND_RETRIEVED = Request(
 class CacheServer:
     """A running `lmcache server` on free ports; leaving the `with` block ends it for sure."""
 
-    def __init__(self, spec: AdapterSpec, log_path: Path, l1_size_gb: float = 1.0) -> None:
+    def __init__(
+        self,
+        spec: AdapterSpec,
+        log_path: Path,
+        l1_size_gb: float = 1.0,
+        machine: Machine = HERE,
+    ) -> None:
         """Prepare a server with the L2 adapter ``spec`` that appends its log to ``log_path``."""
+        self._machine = machine
         self._spec = spec
         self._log_path = log_path
         self._l1_size_gb = l1_size_gb
@@ -85,7 +93,7 @@ class CacheServer:
 
     def run_client(self, request_count: int, block_count: int) -> ClientRun:
         """Run LMCache's client against this server; see ``demo.bench_client.run_client``."""
-        rpc_url = f"tcp://127.0.0.1:{self._rpc_port}"
+        rpc_url = f"tcp://{self._machine.host}:{self._rpc_port}"
         return run_client(rpc_url, self._http_url, request_count, block_count)
 
     def fetch(self, path: str) -> str:
@@ -144,14 +152,14 @@ class CacheServer:
 
     @property
     def _http_url(self) -> str:
-        return f"http://127.0.0.1:{self._http_port}"
+        return f"http://{self._machine.host}:{self._http_port}"
 
     def _start(self) -> None:
         for attempt in range(1, START_ATTEMPTS + 1):
             self._rpc_port, self._http_port = _free_ports(2)
             with self._log_path.open("wb") as log:
                 self._process = subprocess.Popen(
-                    lmcache_command("server", *self._arguments()),
+                    [*self._machine.prefix, *lmcache_command("server", *self._arguments())],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -168,8 +176,8 @@ class CacheServer:
 
     def _arguments(self) -> list[str]:
         return [
-            *("--host", "127.0.0.1", "--port", str(self._rpc_port)),
-            *("--http-host", "127.0.0.1", "--http-port", str(self._http_port)),
+            *("--host", self._machine.host, "--port", str(self._rpc_port)),
+            *("--http-host", self._machine.host, "--http-port", str(self._http_port)),
             *("--l1-size-gb", str(self._l1_size_gb), "--eviction-policy", "LRU"),
             *("--l2-adapter", json.dumps(self._spec)),
         ]

@@ -24,6 +24,7 @@ from demo.lmcache_command import (
     lmcache_command,
     lmcache_environment,
 )
+from demo.machines import Machine, machines
 from demo.servers import free_port
 
 REQUESTS = 4
@@ -56,14 +57,16 @@ def transfer_engine() -> str:
 class PeerServer(CacheServer):
     """A server over a store of its own, that lets its peers read its memory."""
 
-    def __init__(self, name: str, directory: Path, coordinator_url: str, engine: str) -> None:
+    def __init__(
+        self, name: str, directory: Path, machine: Machine, coordinator_url: str, engine: str
+    ) -> None:
         """Prepare it."""
         self.name = name
         spec: AdapterSpec = adapter_spec("plugin", directory / name)
-        super().__init__(spec, directory / f"{name}.log")
+        super().__init__(spec, directory / f"{name}.log", machine=machine)
         self._peer_arguments = [
             *("--instance-id", name, "--coordinator-url", coordinator_url),
-            *("--coordinator-advertise-ip", "127.0.0.1"),
+            *("--coordinator-advertise-ip", machine.host),
             *("--coordinator-heartbeat-interval", str(_HEARTBEAT_S)),
             *("--p2p-transfer-engine", engine),
             # Peers see what is in memory only: what comes from the disk has to stay there.
@@ -98,16 +101,16 @@ class PeerServer(CacheServer):
         return round(sum(map(float, re.findall(pattern, self.metrics(), re.MULTILINE))))
 
     def _arguments(self) -> list[str]:
-        url = f"127.0.0.1:{free_port()}"
+        url = f"{self._machine.host}:{free_port()}"
         return [*super()._arguments(), *self._peer_arguments, "--p2p-advertise-url", url]
 
 
 @contextmanager
-def coordinator(log_path: Path) -> Iterator[str]:
+def coordinator(log_path: Path, machine: Machine) -> Iterator[str]:
     """Run LMCache's coordinator, which tells servers of each other; yield its address."""
     port = free_port()
     command = lmcache_command(
-        *("coordinator", "--host", "127.0.0.1", "--port", str(port)),
+        *("coordinator", "--host", machine.host, "--port", str(port)),
         *("--instance-timeout", str(_INSTANCE_TIMEOUT_S)),
         *("--health-check-interval", str(_HEALTH_CHECK_S)),
     )
@@ -121,7 +124,7 @@ def coordinator(log_path: Path) -> Iterator[str]:
         )
     try:
         # The servers try again until it answers.
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://{machine.host}:{port}"
     finally:
         process.kill()
         process.wait()
@@ -138,8 +141,12 @@ def show(directory: Path) -> None:
     """
     engine = transfer_engine()
     with ExitStack() as stack:
-        url = stack.enter_context(coordinator(directory / "coordinator.log"))
-        first, second = (PeerServer(name, directory, url, engine) for name in ("a", "b"))
+        common, machine_of = stack.enter_context(machines("a", "b"))
+        url = stack.enter_context(coordinator(directory / "coordinator.log", common))
+        first, second = (
+            PeerServer(name, directory, machine, url, engine)
+            for name, machine in machine_of.items()
+        )
         for node in (first, second):
             stack.enter_context(node)
         first.wait_for_peers("b")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from demo.adapter_spec import AdapterSpec
 from demo.lmcache_command import DEADLINE_S, DeploymentError
+from demo.machines import HERE, OWN_HOST, Machine
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +29,7 @@ _DOMAIN = "s3.test"
 class Redis:
     """A Redis or Valkey server in memory, on a free port; leaving the `with` block ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine = HERE) -> None:
         """Find it.
 
         Raises:
@@ -35,6 +37,7 @@ class Redis:
         """
         self._program = _program("redis-server", "valkey-server", package="redis-server")
         self._process: subprocess.Popen[bytes] | None = None
+        self.host = machine.host
         self.port = free_port()
 
     def __enter__(self) -> "Self":
@@ -54,12 +57,14 @@ class Redis:
     @property
     def adapter(self) -> AdapterSpec:
         """LMCache's adapter for it."""
-        return {"type": "resp", "host": "127.0.0.1", "port": self.port}
+        return {"type": "resp", "host": self.host, "port": self.port}
 
     def start(self) -> None:
         """Start it, empty."""
-        command = [self._program, "--bind", "127.0.0.1", "--port", str(self.port)]
-        self._process = _start([*command, "--save", "", "--appendonly", "no"], self.port)
+        command = [self._program, "--bind", self.host, "--port", str(self.port)]
+        # It would take no other machine, and the bridge has none.
+        command += ["--protected-mode", "no", "--save", "", "--appendonly", "no"]
+        self._process = _start(command, self.host, self.port)
 
     def kill(self) -> None:
         """End it at once."""
@@ -77,7 +82,8 @@ class Redis:
 
     def ask(self, *words: str) -> list[str]:
         """Give a command, as redis-cli does; return the lines of the answer."""
-        command = [self._program.replace("-server", "-cli"), "-p", str(self.port), *words]
+        command = [self._program.replace("-server", "-cli")]
+        command += ["-h", self.host, "-p", str(self.port), *words]
         answer = subprocess.run(command, check=True, capture_output=True, text=True)
         return answer.stdout.splitlines()
 
@@ -87,10 +93,22 @@ class Redis:
 
 
 @contextmanager
-def s3(directory: Path) -> Iterator[tuple[AdapterSpec, dict[str, str]]]:
-    """Run an S3 server over a directory; yield LMCache's adapter, and what is set for who asks it.
+def redis(machine: Machine) -> Iterator[AdapterSpec]:
+    """Run a Redis or Valkey server; yield LMCache's adapter for it.
 
-    S3 names buckets in host names, which nobody has on this machine: a library has them found.
+    Raises:
+        DeploymentError: There is none.
+    """
+    with Redis(machine) as server:
+        yield server.adapter
+
+
+@contextmanager
+def s3(directory: Path, machine: Machine) -> Iterator[AdapterSpec]:
+    """Run an S3 server over a directory; yield LMCache's adapter for it.
+
+    S3 names buckets in host names, which nobody has on this machine. A library has them found: it
+    is set in the environment for all that is started from here.
 
     Raises:
         DeploymentError: There is none, or no such library.
@@ -102,10 +120,10 @@ def s3(directory: Path) -> Iterator[tuple[AdapterSpec, dict[str, str]]]:
     port = free_port()
     (directory / "objects" / _BUCKET).mkdir(parents=True)
     hosts = directory / "hosts"
-    hosts.write_text(f"127.0.0.1 {_BUCKET}.{_DOMAIN}\n", encoding="ascii")
-    command = [program, str(directory / "objects"), "--host", "127.0.0.1", "--port", str(port)]
+    hosts.write_text(f"{machine.host} {_BUCKET}.{_DOMAIN}\n", encoding="ascii")
+    command = [program, str(directory / "objects"), "--host", machine.host, "--port", str(port)]
     command += ["--domain", f"{_DOMAIN}:{port}", "--access-key", "key", "--secret-key", "secret"]
-    process = _start(command, port)
+    process = _start(command, machine.host, port)
     try:
         adapter: AdapterSpec = {
             "type": "s3",
@@ -117,14 +135,15 @@ def s3(directory: Path) -> Iterator[tuple[AdapterSpec, dict[str, str]]]:
             "aws_access_key_id": "key",
             "aws_secret_access_key": "secret",
         }
-        yield adapter, {"LD_PRELOAD": str(wrapper), "NSS_WRAPPER_HOSTS": str(hosts)}
+        os.environ |= {"LD_PRELOAD": str(wrapper), "NSS_WRAPPER_HOSTS": str(hosts)}
+        yield adapter
     finally:
         process.kill()
         process.wait()
 
 
 @contextmanager
-def mooncake() -> Iterator[AdapterSpec]:
+def mooncake(machine: Machine) -> Iterator[AdapterSpec]:
     """Run the master of a Mooncake store, whose memory is the nodes'; yield LMCache's adapter.
 
     Raises:
@@ -141,13 +160,13 @@ def mooncake() -> Iterator[AdapterSpec]:
     port = free_port()
     command = [str(program), f"-rpc_port={port}", f"-metrics_port={free_port()}"]
     # It tells of itself every ten seconds.
-    process = _start(command, port, stderr=subprocess.DEVNULL)
+    process = _start(command, machine.host, port, stderr=subprocess.DEVNULL)
     try:
         yield {
             "type": "mooncake_store",
-            "local_hostname": "127.0.0.1",
+            "local_hostname": OWN_HOST,
             "metadata_server": "P2PHANDSHAKE",
-            "master_server_addr": f"127.0.0.1:{port}",
+            "master_server_addr": f"{machine.host}:{port}",
             "protocol": "tcp",
             "local_buffer_size": str(64 << 20),
             "global_segment_size": str(1 << 30),
@@ -213,23 +232,25 @@ def _program(*names: str, package: str) -> str:
     return found
 
 
-def _start(command: list[str], port: int, stderr: int | None = None) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], host: str, port: int, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
     )
     deadline_s = time.monotonic() + DEADLINE_S
-    while not _listens(port):
+    while not _listens(host, port):
         if process.poll() is not None or time.monotonic() > deadline_s:
             process.kill()
             process.wait()
-            raise DeploymentError(f"{command[0]} does not listen on port {port}")
+            raise DeploymentError(f"{command[0]} does not listen at {host}:{port}")
         time.sleep(0.02)
     return process
 
 
-def _listens(port: int) -> bool:
+def _listens(host: str, port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port)).close()
+        socket.create_connection((host, port)).close()
     except OSError:
         return False
     return True

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from demo.deployment import (
     restart_problems,
 )
 from demo.lmcache_command import DEADLINE_S, DeploymentError
+from demo.machines import HERE, OWN_HOST, Machine, machines
 
 REQUESTS = 4
 CHUNKS = REQUESTS * CHUNKS_PER_REQUEST
@@ -42,11 +43,17 @@ def shared_spec(
 class Node:
     """A node: an LMCache server over a store of its own."""
 
-    def __init__(self, name: str, directory: Path, shared_tier: AdapterSpec) -> None:
+    def __init__(
+        self, name: str, directory: Path, shared_tier: AdapterSpec, machine: Machine = HERE
+    ) -> None:
         """Prepare it."""
         self.name = name
-        spec = shared_spec(directory / name, shared_tier)
-        self.server = CacheServer(spec, directory / f"{name}.log")
+        own = {
+            option: machine.host if value == OWN_HOST else value
+            for option, value in shared_tier.items()
+        }
+        spec = shared_spec(directory / name, own)
+        self.server = CacheServer(spec, directory / f"{name}.log", machine=machine)
 
     def store(self) -> dict[str, Any]:
         """Return what the server says of its store."""
@@ -71,18 +78,22 @@ class Node:
         return self.server.metric("kvring_loads_total")
 
 
-def show(directory: Path, shared_tier: AdapterSpec) -> None:
+def show(directory: Path, serve: Callable[[Machine], AbstractContextManager[AdapterSpec]]) -> None:
     """Have node A store, and node B find all of it: in the shared tier, then on its own disk.
 
     Args:
         directory: Where both have their stores; each begins empty.
-        shared_tier: The adapter of LMCache for what they share.
+        serve: Runs what they share on a machine, and yields LMCache's adapter for it.
 
     Raises:
         DeploymentError: Something is not as it must be.
     """
     with ExitStack() as stack:
-        nodes = [Node(name, directory, shared_tier) for name in ("a", "b")]
+        common, machine_of = stack.enter_context(machines("a", "b"))
+        shared_tier = stack.enter_context(serve(common))
+        nodes = [
+            Node(name, directory, shared_tier, machine) for name, machine in machine_of.items()
+        ]
         for node in nodes:
             stack.enter_context(node.server)
             node.wait_for("the shared tier", lambda tier: tier["is_answering"])

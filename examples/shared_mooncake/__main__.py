@@ -16,8 +16,7 @@ from demo.two_nodes import show
 
 def main(directory: Path) -> None:
     """Run it in a new directory."""
-    with mooncake() as shared_tier:
-        show(directory, shared_tier)
+    show(directory, mooncake)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ checks that each byte is right. It takes LMCache (make lmcache) and redis-server
 from pathlib import Path
 
 from demo.example import run
-from demo.servers import Redis
+from demo.servers import redis
 from demo.two_nodes import show
 
 
 def main(directory: Path) -> None:
     """Run it in a new directory."""
-    with Redis() as server:
-        show(directory, server.adapter)
+    show(directory, redis)
 
 
 if __name__ == "__main__":

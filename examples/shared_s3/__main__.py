@@ -6,7 +6,7 @@ It starts an S3 server and two LMCache servers on this machine, has one store an
 and checks that each byte is right. It takes LMCache (make lmcache), s3s-fs and libnss-wrapper.
 """
 
-import os
+from functools import partial
 from pathlib import Path
 
 from demo.example import run
@@ -16,10 +16,7 @@ from demo.two_nodes import show
 
 def main(directory: Path) -> None:
     """Run it in a new directory."""
-    with s3(directory) as (shared_tier, environment):
-        # Of the LMCache servers, which are started from here.
-        os.environ.update(environment)
-        show(directory, shared_tier)
+    show(directory, partial(s3, directory))
 
 
 if __name__ == "__main__":
