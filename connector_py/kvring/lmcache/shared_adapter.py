@@ -1,6 +1,7 @@
 """A kvring store in front of a tier that many nodes share: Redis, S3, a common file system."""
 
 import itertools
+import logging
 import os
 import threading
 from collections import Counter
@@ -21,6 +22,8 @@ from kvring.lmcache.shared_options import MEANINGS, SharedOptions
 from kvring.lmcache.shared_tier import SharedTier
 
 __all__ = ["KvringSharedL2Adapter", "KvringSharedL2AdapterConfig"]
+
+_logger = logging.getLogger(__name__)
 
 
 class KvringSharedL2AdapterConfig(L2AdapterConfigBase):
@@ -83,11 +86,18 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         self._lookups: dict[int, Bitmap | None] = {}
         self._loads: dict[int, _Load] = {}
         self._load_numbers = itertools.count()
+        # Of lookups: how many found a key here, and how many in the shared tier.
+        self._local_locks: Counter[ObjectKey] = Counter()
         self._shared_locks: Counter[ObjectKey] = Counter()
         super().__init__(config.options, l1_memory_desc)
         shared = config.shared_options
         self._buffers = Buffers(shared.buffer_bytes)
-        self._tier = SharedTier(shared, self._buffers, self._promote)
+        try:
+            self._tier = SharedTier(shared, self._buffers, self._promote)
+        except BaseException:
+            # No thread, or no descriptor.
+            super().close()
+            raise
         self._path = self._store.stats()["paths"][0]["path"]
         shared_metrics.collector.add(self._path, self._tier)
 
@@ -123,6 +133,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         assert bitmap is not None
         missing = [number for number in range(len(keys)) if not bitmap.test(number)]
         with self._lock:
+            self._local_locks.update(bitmap.gather(keys))
             self._lookups[task] = None if missing else bitmap
         if not missing:
             return task
@@ -154,8 +165,10 @@ class KvringSharedL2Adapter(KvringL2Adapter):
                     self._shared_locks[key] -= 1
                     shared.append(key)
                 else:
+                    self._local_locks[key] -= 1
                     local.append(key)
             self._shared_locks += Counter()
+            self._local_locks += Counter()
         super().submit_unlock(local)
         if shared:
             self._tier.unlock(shared)
@@ -163,7 +176,10 @@ class KvringSharedL2Adapter(KvringL2Adapter):
     def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
         """Load into memory objects from where the keys were found; return the task."""
         with self._lock:
-            is_shared = [self._shared_locks[key] > 0 for key in keys]
+            # What has come here since another lookup found it there is here.
+            is_shared = [
+                self._shared_locks[key] > 0 and self._local_locks[key] <= 0 for key in keys
+            ]
             load = _Load(
                 len(keys),
                 local=[number for number, shared in enumerate(is_shared) if not shared],
@@ -213,7 +229,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         # It is missing where the store could not be opened.
         tier: SharedTier | None = getattr(self, "_tier", None)
         if tier is not None:
-            shared_metrics.collector.remove(self._path)
+            shared_metrics.collector.remove(self._path, tier)
             tier.close()
         super().close()
 
@@ -228,7 +244,9 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         with self._lock:
             try:
                 task = super().submit_store_task(keys, objects)
-            except KvRingError:
+            except Exception as error:  # noqa: BLE001 - whatever keeps it from being stored
+                if not isinstance(error, KvRingError):
+                    _logger.warning("a chunk of the shared tier is not kept: %s", error)
                 self._buffers.give_back(objects)
             else:
                 self._promotions[task] = objects

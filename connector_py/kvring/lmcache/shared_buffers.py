@@ -1,14 +1,24 @@
 """Memory between LMCache's and a shared tier: what a tier does late, it does here."""
 
+import ctypes
+import os
 import threading
 from typing import Any, Final
 
 import torch
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
-__all__ = ["Buffers"]
+__all__ = ["Buffers", "is_marked", "mark"]
 
 _BLOCK_BYTES: Final = 4096
+
+# At the end of memory that is to be loaded into: who leaves it there has loaded too little. Other
+# chunks have these bytes with a probability of 2^-128.
+_MARK: Final = os.urandom(16)
+_MARK_ADDRESS: Final = ctypes.c_char_p(_MARK)
+
+# What somebody may still read or write, for as long as this process lives.
+_abandoned: list[TensorMemoryObj] = []
 
 
 class Buffers:
@@ -29,18 +39,19 @@ class Buffers:
     def take(self, length_bytes: int) -> TensorMemoryObj | None:
         """Return a memory object of this length, with any content; None at the limit."""
         with self._lock:
-            if self.taken_bytes + length_bytes > self.limit_bytes:
+            size_bytes = _size_bytes(length_bytes)
+            if self.taken_bytes + size_bytes > self.limit_bytes:
                 return None
-            self.taken_bytes += length_bytes
+            self.taken_bytes += size_bytes
             kept = self._kept.get(length_bytes)
             if kept:
-                self._kept_bytes -= length_bytes
+                self._kept_bytes -= size_bytes
                 return _object_over(kept.pop())
             # Of other lengths, which nobody may ask for again.
             while self._kept_bytes + self.taken_bytes > self.limit_bytes:
-                other = next(size for size, tensors in self._kept.items() if tensors)
+                other = next(length for length, tensors in self._kept.items() if tensors)
                 self._kept[other].pop()
-                self._kept_bytes -= other
+                self._kept_bytes -= _size_bytes(other)
         # At a whole block, as transfers without a copy need it.
         memory = torch.empty(length_bytes + _BLOCK_BYTES, dtype=torch.uint8)
         start = -memory.data_ptr() % _BLOCK_BYTES
@@ -51,9 +62,32 @@ class Buffers:
         with self._lock:
             for one in objects:
                 length_bytes = one.raw_data.numel()
-                self.taken_bytes -= length_bytes
-                self._kept_bytes += length_bytes
+                self.taken_bytes -= _size_bytes(length_bytes)
+                self._kept_bytes += _size_bytes(length_bytes)
                 self._kept.setdefault(length_bytes, []).append(one.raw_data)
+
+    @staticmethod
+    def abandon(objects: list[TensorMemoryObj]) -> None:
+        """Use memory objects never again: somebody may still write there. They stay taken."""
+        _abandoned.extend(objects)
+
+
+def mark(memory: TensorMemoryObj) -> None:
+    """Note at its end that nothing has been loaded there yet."""
+    if memory.get_size() >= _BLOCK_BYTES:
+        ctypes.memmove(memory.data_ptr + memory.get_size() - len(_MARK), _MARK_ADDRESS, len(_MARK))
+
+
+def is_marked(memory: TensorMemoryObj) -> bool:
+    """Say whether the end is as `mark` left it."""
+    if memory.get_size() < _BLOCK_BYTES:
+        return False
+    return ctypes.string_at(memory.data_ptr + memory.get_size() - len(_MARK), len(_MARK)) == _MARK
+
+
+def _size_bytes(length_bytes: int) -> int:
+    """Return what a memory object of a length takes, as it begins at a whole block."""
+    return length_bytes + _BLOCK_BYTES
 
 
 def _object_over(memory: torch.Tensor) -> TensorMemoryObj:

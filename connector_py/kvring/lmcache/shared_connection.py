@@ -1,5 +1,6 @@
 """One connection to a shared tier: an adapter of LMCache, asked by one thread that never waits."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,9 +9,14 @@ from typing import Any
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry
+from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import (
+    NativeConnectorL2Adapter,
+)
 from lmcache.v1.memory_management import TensorMemoryObj
 
 __all__ = ["Connection"]
+
+_logger = logging.getLogger(__name__)
 
 _Answer = Callable[[list[bool]], None]
 
@@ -31,14 +37,11 @@ class Connection:
         self._loads: dict[int, tuple[list[ObjectKey], list[TensorMemoryObj], _Answer]] = {}
         self._stores: dict[int, tuple[list[TensorMemoryObj], Callable[[bool], None]]] = {}
         self._locked: Counter[ObjectKey] = Counter()
-
-    def event_fds(self) -> tuple[int, int, int]:
-        """Return what is readable when something has completed."""
-        adapter = self._adapter
-        return (
-            adapter.get_store_event_fd(),
-            adapter.get_lookup_and_lock_event_fd(),
-            adapter.get_load_event_fd(),
+        # What is readable when something has completed.
+        self.event_fds = (
+            self._adapter.get_store_event_fd(),
+            self._adapter.get_lookup_and_lock_event_fd(),
+            self._adapter.get_load_event_fd(),
         )
 
     def lookup(self, keys: list[ObjectKey], layouts: dict[int, Any], answer: _Answer) -> None:
@@ -89,11 +92,20 @@ class Connection:
                 del self._loads[task]
                 answer([bitmap.test(number) for number in range(len(keys))])
 
-    def close(self) -> list[TensorMemoryObj]:
-        """End the connection; return the objects that nobody will answer for any more."""
-        self._adapter.close()
-        loads = [one for _, objects, _ in self._loads.values() for one in objects]
-        return loads + [one for objects, _ in self._stores.values() for one in objects]
+    def close(self) -> tuple[list[TensorMemoryObj], bool]:
+        """End the connection; return what nobody will answer for, and whether nobody uses that.
+
+        LMCache's native connectors wait for their threads. Others drop what is under way, and their
+        threads may still read or write there (0.5.6: `fs`, `s3`).
+        """
+        objects = [one for _, objects, _ in self._loads.values() for one in objects]
+        objects += [one for objects, _ in self._stores.values() for one in objects]
+        try:
+            self._adapter.close()
+        except Exception:
+            _logger.exception("an adapter of LMCache could not be closed")
+            return objects, False
+        return objects, isinstance(self._adapter, NativeConnectorL2Adapter)
 
     def _names(self, keys: list[ObjectKey]) -> list[ObjectKey]:
         """Return the keys as they are there: of a model by this identity, as in the store."""

@@ -2,12 +2,14 @@
 
 import logging
 import math
+import os
 import select
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -45,7 +47,7 @@ class Link:
         options: SharedOptions,
         buffers: Buffers,
         counts: Counter[str],
-        post: Callable[[Callable[[], None]], None],
+        post: Callable[[Callable[[], None]], bool],
         poll: select.poll,
     ) -> None:
         """Have no connection yet.
@@ -54,7 +56,7 @@ class Link:
             options: What is connected to.
             buffers: Where what was under way goes back to.
             counts: Counts under "lost" how often a connection was lost.
-            post: Has the link's thread do something.
+            post: Has the link's thread do something; says whether it still will.
             poll: What that thread waits with.
         """
         self.connection: Connection | None = None
@@ -73,8 +75,6 @@ class Link:
         self._probe_began_s: float | None = None
         self._doubted_s, self._pause_s = -math.inf, 0.0
         self._wrong = ""
-        self._has_ended = False
-        self._handing_over = threading.Lock()
 
     def next_s(self) -> float:
         """Return when `work` has something to do, by the monotonic clock."""
@@ -128,40 +128,42 @@ class Link:
         if self.is_answering:
             self._next_probe_s = 0.0
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: str, *, is_over: bool = False) -> None:
         """Give the connection up; what was under way is answered for by nobody."""
         self.is_answering, self._wrong = False, ""
         connection, self.connection = self.connection, None
         if connection is None:
             return
-        if not self._has_ended:
+        if not is_over:
             self._counts["lost"] += 1
             self._tell_lost(why)
-        for descriptor in connection.event_fds():
+        for descriptor in connection.event_fds:
             self._poll.unregister(descriptor)
         self._is_busy = True
         self._next_connect_s = time.monotonic() + _RECONNECT_PAUSE_S
-
-        def end() -> None:
-            try:
-                self._buffers.give_back(connection.close())
-            finally:
-                self._is_busy = False
-
         # It may wait for those that it still asks.
-        ending = threading.Thread(target=end, daemon=True)
+        ending = threading.Thread(target=self._end, args=(connection,), daemon=True)
         try:
             ending.start()
         except RuntimeError:
-            end()
+            self._end(connection)
         else:
-            if self._has_ended:
+            if is_over:
                 ending.join(_LOST_AFTER_S)
 
-    def end(self) -> None:
-        """Make no connection any more. Any thread may call it."""
-        with self._handing_over:
-            self._has_ended = True
+    def _end(self, connection: Connection) -> None:
+        objects, is_unused = connection.close()
+        if is_unused or not objects:
+            self._buffers.give_back(objects)
+        else:
+            self._buffers.abandon(objects)
+            _logger.warning(
+                "the shared tier %s may still use %d buffers: they are lost to shared_buffer until "
+                "a restart",
+                self._options.name,
+                len(objects),
+            )
+        self._is_busy = False
 
     def _connect(self) -> None:
         """Connect, in a thread of its own: it may wait for the network."""
@@ -175,15 +177,12 @@ class Link:
             self._is_busy = False
             self._post(partial(self._tell_lost, _text_of(error)))
             return
-        with self._handing_over:
-            if not self._has_ended:
-                self._post(partial(self._take, connection))
-                return
-        connection.close()
+        if not self._post(partial(self._take, connection)):
+            connection.close()
 
     def _take(self, connection: Connection) -> None:
         self.connection, self._is_busy = connection, False
-        for descriptor in connection.event_fds():
+        for descriptor in connection.event_fds:
             self._poll.register(descriptor, select.POLLIN)
         self._probe_began_s, self._next_probe_s = None, 0.0
 
@@ -204,6 +203,12 @@ class Link:
             return f"it has not answered for {_LOST_AFTER_S:g} s" if is_lost else ""
         self._probe_began_s = now_s
 
+        def ask(*, was_stored: bool) -> None:
+            # One that nobody stores, besides: LMCache's `s3` knows by heart what it has found.
+            unknown = replace(_PROBE, chunk_hash=os.urandom(32))
+            answer = partial(answered, was_stored=was_stored)
+            connection.lookup([_PROBE, unknown], {}, answer)
+
         def answered(found: list[bool], *, was_stored: bool) -> None:
             if found[0]:
                 connection.unlock([_PROBE])
@@ -215,16 +220,20 @@ class Link:
                 self._note_answer(now_s)
             else:
                 probe.raw_data.zero_()
-                connection.store([_PROBE], [probe], partial(stored, probe))
+                try:
+                    connection.store([_PROBE], [probe], partial(stored, probe))
+                except BaseException:
+                    self._buffers.give_back([probe])
+                    raise
 
         def stored(probe: TensorMemoryObj, is_stored: bool) -> None:
             self._buffers.give_back([probe])
             if is_stored:
-                connection.lookup([_PROBE], {}, partial(answered, was_stored=True))
+                ask(was_stored=True)
             else:
                 self._wrong = "nothing can be stored there"
 
-        connection.lookup([_PROBE], {}, partial(answered, was_stored=False))
+        ask(was_stored=False)
         return ""
 
     def _note_answer(self, began_s: float) -> None:

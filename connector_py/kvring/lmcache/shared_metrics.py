@@ -60,9 +60,10 @@ class _Collector:
         """Tell of the shared tier behind a store from now on."""
         self._tiers[store] = tier
 
-    def remove(self, store: str) -> None:
-        """Tell nothing of it any more."""
-        self._tiers.pop(store, None)
+    def remove(self, store: str, tier: Told) -> None:
+        """Tell nothing of it any more. Another one may have its place by now."""
+        if self._tiers.get(store) is tier:
+            del self._tiers[store]
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: names do not depend on it."""
@@ -70,7 +71,7 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         """Return all metrics now."""
-        told = [(store, report(tier)) for store, tier in self._tiers.items()]
+        told = [(store, report(tier)) for store, tier in list(self._tiers.items())]
         for name, text in _COUNTERS.items():
             counter = CounterMetricFamily(f"kvring_shared_{name}", text, labels=["store"])
             for store, one in told:

@@ -69,7 +69,9 @@ class SharedOptions:
 
 def _adapter(spec: Any) -> L2AdapterConfigBase:
     if not isinstance(spec, dict):
-        text = f"option 'shared_tier' = {spec!r} is not valid; it takes {MEANINGS['shared_tier']}"
+        # It may have a password.
+        shown = repr(spec) if "@" not in str(spec) else f"a {type(spec).__name__}"
+        text = f"option 'shared_tier' = {shown} is not valid; it takes {MEANINGS['shared_tier']}"
         raise ConfigError(text)
     if spec.get("type") in _REFUSED_TYPES:
         text = (
@@ -92,7 +94,7 @@ def _name(spec: dict[str, Any]) -> str:
     """Name a tier for messages, without what is secret."""
     where = spec.get("host") or spec.get("s3_endpoint") or spec.get("base_path") or ""
     port = f":{spec['port']}" if "port" in spec else ""
-    return f"{spec['type']} {where}{port}".rstrip()
+    return f"{spec['type']} {str(where).rpartition('@')[2]}{port}".rstrip()
 
 
 def _bytes(text: Any) -> int:

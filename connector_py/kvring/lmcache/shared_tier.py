@@ -12,18 +12,22 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.memory_management import TensorMemoryObj
 from lmcache.v1.platform.event_notifier import consume_fd
 
-from kvring.lmcache.shared_buffers import Buffers
+from kvring.lmcache.shared_buffers import Buffers, is_marked, mark
 from kvring.lmcache.shared_link import Link
 from kvring.lmcache.shared_options import SharedOptions
 
 __all__ = ["SharedTier"]
 
+_END_DEADLINE_S: Final = 30.0
+
+# Chunks of a batch: their numbers in it, and the buffers through which they go.
+_Group = list[tuple[int, TensorMemoryObj]]
 _Answer = Callable[[list[bool]], None]
 _Keep = Callable[[list[ObjectKey], list[TensorMemoryObj]], None]
 
@@ -68,7 +72,8 @@ class SharedTier:
         self._late: list[tuple[float, int, _Request]] = []
         self._numbers = itertools.count()
         self._inbox: deque[Callable[[], None]] = deque()
-        self._end = threading.Event()
+        self._has_ended = False
+        self._posting = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Not at the end: a thread that still connects then would write into another file.
         weakref.finalize(self, os.close, self._wake_fd)
@@ -107,7 +112,8 @@ class SharedTier:
             self.counts["skipped_stores"] += len(keys)
             copied()
             return
-        self._do(partial(self._store, keys, objects, copied))
+        if not self._do(partial(self._store, keys, objects, copied)):
+            copied()
 
     def unlock(self, keys: list[ObjectKey]) -> None:
         """Give locks of lookups back."""
@@ -115,37 +121,41 @@ class SharedTier:
 
     def close(self) -> None:
         """End; all that is asked for is a miss. Idempotent."""
-        self._link.end()
-        self._end.set()
+        with self._posting:
+            self._has_ended = True
         os.eventfd_write(self._wake_fd, 1)
-        self._thread.join()
+        # An adapter that waits where it must not holds up nobody for ever.
+        self._thread.join(_END_DEADLINE_S)
 
     def _ask(
         self, ask: Callable[[_Request], None], count: int, answer: _Answer, deadline_s: float
     ) -> None:
         request = _Request(count, answer, deadline_s)
-        if not self.is_answering:
-            request.miss()
-            return
+        late_s = time.monotonic() + deadline_s
 
         def begin() -> None:
-            late_s = time.monotonic() + deadline_s
             heapq.heappush(self._late, (late_s, next(self._numbers), request))
             if self._link.connection is None:
                 request.miss()
             else:
                 ask(request)
 
-        self._do(begin)
+        if not self.is_answering or not self._do(begin):
+            request.miss()
 
-    def _do(self, work: Callable[[], None]) -> None:
-        self._inbox.append(work)
+    def _do(self, work: Callable[[], None]) -> bool:
+        """Have its thread do something; say whether it still will."""
+        with self._posting:
+            if self._has_ended:
+                return False
+            self._inbox.append(work)
         os.eventfd_write(self._wake_fd, 1)
+        return True
 
     # --- in its thread ---
 
     def _run(self) -> None:
-        while not self._end.is_set():
+        while not self._has_ended:
             for descriptor, _ in self._poll.poll(self._pause_s() * 1000):
                 consume_fd(descriptor)
             try:
@@ -154,12 +164,14 @@ class SharedTier:
                 why = str(error) or type(error).__name__
             if why:
                 self._lose(why)
-        # What is asked for by now is a miss, too.
-        self._lose("")
+        # What was asked for by now is a miss; a connection that was made by now is ended.
+        self._lose("", is_over=True)
         self._work_off()
-        self._lose("")
+        self._lose("", is_over=True)
 
     def _pause_s(self) -> float:
+        if self._inbox:
+            return 0.0
         nearest_s = self._link.next_s()
         if self._late:
             nearest_s = min(nearest_s, self._late[0][0])
@@ -184,8 +196,8 @@ class SharedTier:
         while self._inbox:
             self._inbox.popleft()()
 
-    def _lose(self, why: str) -> None:
-        self._link.lose(why)
+    def _lose(self, why: str, *, is_over: bool = False) -> None:
+        self._link.lose(why, is_over=is_over)
         for _, _, request in self._late:
             request.miss()
         self._late.clear()
@@ -213,57 +225,98 @@ class SharedTier:
         connection = self._link.connection
         assert connection is not None
         buffers = [self._buffers.take(one.get_size()) for one in objects]
-        taken = [number for number, buffer in enumerate(buffers) if buffer is not None]
-        self.counts["skipped_loads"] += len(keys) - len(taken)
-        if not taken:
+        self.counts["skipped_loads"] += buffers.count(None)
+        groups = _by_length(buffers)
+        results, waiting = [False] * len(keys), len(groups)
+        if not groups:
             request.miss()
-            return
-        asked = [keys[number] for number in taken]
-        own = [buffer for buffer in buffers if buffer is not None]
 
-        def loaded(are_there: list[bool]) -> None:
-            results = [False] * len(keys)
-            if not request.is_answered:
-                self._link.trust()
-            for number, buffer, is_there in zip(taken, own, are_there, strict=True):
-                if is_there and not request.is_answered:
+        def loaded(group: _Group, are_there: list[bool]) -> None:
+            nonlocal waiting
+            there: _Group = []
+            for (number, buffer), is_there in zip(group, are_there, strict=True):
+                # LMCache's `s3` says that it has loaded what was shorter.
+                if not is_there or is_marked(buffer):
+                    self._buffers.give_back([buffer])
+                    continue
+                there.append((number, buffer))
+                if not request.is_answered:
                     size_bytes = buffer.get_size()
                     # Other Python threads run meanwhile.
                     ctypes.memmove(objects[number].data_ptr, buffer.data_ptr, size_bytes)
                     self.counts["loaded_bytes"] += size_bytes
-                results[number] = is_there
-            request.finish(results)
-            missed = [one for one, is_there in zip(own, are_there, strict=True) if not is_there]
-            self._buffers.give_back(missed)
+                    results[number] = True
+            waiting -= 1
+            if waiting == 0:
+                if not request.is_answered:
+                    self._link.trust()
+                request.finish(results)
             # One that came too late, too: it is there the next time.
-            there = [number for number, is_there in enumerate(are_there) if is_there]
             if there:
-                self._keep([asked[number] for number in there], [own[number] for number in there])
+                self._keep([keys[number] for number, _ in there], [one for _, one in there])
 
-        connection.load(asked, own, loaded)
+        for buffer in itertools.chain.from_iterable(map(_memory, groups)):
+            mark(buffer)
+        self._submit(
+            groups,
+            lambda group, own: connection.load(own, _memory(group), partial(loaded, group)),
+            keys,
+        )
 
     def _store(self, keys: list[ObjectKey], objects: list[Any], copied: Callable[[], None]) -> None:
         connection = self._link.connection
-        stored_keys, buffers = [], []
+        buffers: list[TensorMemoryObj | None] = []
         try:
-            for key, one in zip(keys, objects, strict=True):
+            for one in objects:
                 buffer = None if connection is None else self._buffers.take(one.get_size())
-                if buffer is None:
-                    self.counts["skipped_stores"] += 1
-                    continue
-                ctypes.memmove(buffer.data_ptr, one.data_ptr, buffer.get_size())
-                stored_keys.append(key)
                 buffers.append(buffer)
+                if buffer is not None:
+                    ctypes.memmove(buffer.data_ptr, one.data_ptr, buffer.get_size())
         finally:
             copied()
-        if connection is None or not buffers:
+        self.counts["skipped_stores"] += buffers.count(None)
+        if connection is None:
             return
 
-        def stored(is_stored: bool) -> None:
-            self.counts["stores" if is_stored else "failed_stores"] += len(stored_keys)
-            self._buffers.give_back(buffers)
+        def stored(group: _Group, is_stored: bool) -> None:
+            self.counts["stores" if is_stored else "failed_stores"] += len(group)
+            self._buffers.give_back(_memory(group))
             if not is_stored:
                 # It may be gone.
                 self._link.check()
 
-        connection.store(stored_keys, buffers, stored)
+        self._submit(
+            _by_length(buffers),
+            lambda group, own: connection.store(own, _memory(group), partial(stored, group)),
+            keys,
+        )
+
+    def _submit(
+        self,
+        groups: list[_Group],
+        submit: Callable[[_Group, list[ObjectKey]], None],
+        keys: list[ObjectKey],
+    ) -> None:
+        """Submit groups of chunks; what the adapter does not take has its buffers back."""
+        submitted = 0
+        try:
+            for group in groups:
+                submit(group, [keys[number] for number, _ in group])
+                submitted += 1
+        except BaseException:
+            for group in groups[submitted:]:
+                self._buffers.give_back(_memory(group))
+            raise
+
+
+def _by_length(buffers: list[TensorMemoryObj | None]) -> list[_Group]:
+    """Return the numbers and buffers of each length: LMCache's `resp` takes one in a batch."""
+    groups: dict[int, _Group] = {}
+    for number, buffer in enumerate(buffers):
+        if buffer is not None:
+            groups.setdefault(buffer.get_size(), []).append((number, buffer))
+    return list(groups.values())
+
+
+def _memory(group: _Group) -> list[TensorMemoryObj]:
+    return [buffer for _, buffer in group]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CHUNK_BYTES = 256 * 1024 + 64
+# What one takes of shared_buffer.
+BUFFER_BYTES = CHUNK_BYTES + 4096
 NUMBERS = list(range(12))
 ALL = [True] * len(NUMBERS)
 NONE = [False] * len(NUMBERS)

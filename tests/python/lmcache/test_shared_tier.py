@@ -17,6 +17,7 @@ from kvring.lmcache import KvringSharedL2AdapterConfig
 from tests.python.conftest import until
 from tests.python.lmcache.shared_tiers import (
     ALL,
+    BUFFER_BYTES,
     CHUNK_BYTES,
     NONE,
     NUMBERS,
@@ -125,7 +126,7 @@ def test_locks_of_both_are_given_back(make_node: MakeNode) -> None:
 def test_a_full_buffer_costs_the_shared_tier_and_not_the_store(
     make_node: MakeNode, network: Network
 ) -> None:
-    options = {"shared_buffer": 4 * CHUNK_BYTES}
+    options = {"shared_buffer": 4 * BUFFER_BYTES}
     node = make_node("one", network.port, **options)
     assert node.store(NUMBERS)
     assert node.tier["skipped_stores"] == len(NUMBERS) - 4
@@ -134,9 +135,40 @@ def test_a_full_buffer_costs_the_shared_tier_and_not_the_store(
     other = make_node("two", **options)
     assert sum(bool(one) for one in other.fetch(NUMBERS)) == 4
     # One that has no room to come is a miss.
-    last = make_node("three", shared_buffer=2 * CHUNK_BYTES)
+    last = make_node("three", shared_buffer=2 * BUFFER_BYTES)
     assert sum(bool(one) for one in last.fetch(NUMBERS)) == 2
     assert last.tier["skipped_loads"] == 2
+
+
+def test_what_came_here_since_its_lookup_is_loaded_from_here(
+    make_node: MakeNode, redis: Redis
+) -> None:
+    first, second = make_node("first"), make_node("second")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    # A request that has only looked; then another that loads.
+    assert second.lookup(NUMBERS) == ALL
+    assert second.fetch(NUMBERS) == ALL
+    until("they are promoted", lambda: second.tier["promoted"] == len(NUMBERS))
+    redis.stop()
+    assert second.fetch(NUMBERS) == ALL
+    redis.resume()
+    second.unlock(NUMBERS)
+    assert second.adapter.report_status()["locked_keys"] == 0
+    assert not second.adapter._shared_locks
+    assert not second.adapter._local_locks
+
+
+def test_a_batch_of_several_lengths_is_stored_and_loaded(make_node: MakeNode) -> None:
+    first, second = make_node("first"), make_node("second")
+    contents = [content_of(number)[: 100 * (1 + number % 3)] for number in NUMBERS]
+    first.adapter.submit_store_task(keys_of(NUMBERS), [memory_object(one) for one in contents])
+    stored_in(first, len(NUMBERS))
+    assert second.lookup(NUMBERS) == ALL
+    objects = [memory_object(bytes(len(one))) for one in contents]
+    task = second.adapter.submit_load_task(keys_of(NUMBERS), objects)
+    until("they are loaded", lambda: bool(second.adapter.query_load_result(task)))
+    assert [one.raw_data.numpy().tobytes() for one in objects] == contents
 
 
 def test_memory_of_a_store_is_not_given_back_before_it_is_copied(make_node: MakeNode) -> None:

@@ -13,10 +13,12 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 from lmcache.v1.memory_management import TensorMemoryObj
 
 from demo.servers import Network, Redis
+from kvring.lmcache import KvringL2Adapter
 from kvring.lmcache.shared_connection import Connection
 from tests.python.conftest import HANG_DEADLINE_S, until
 from tests.python.lmcache.shared_tiers import (
     ALL,
+    BUFFER_BYTES,
     CHUNK_BYTES,
     NONE,
     NUMBERS,
@@ -235,6 +237,9 @@ def test_a_process_without_room_for_threads_goes_on_alone(
     stored_in(node, 1)
 
 
+CONNECTION = "kvring.lmcache.shared_link.Connection"
+
+
 def test_a_connection_that_comes_after_the_end_is_closed(
     redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,15 +250,125 @@ def test_a_connection_that_comes_after_the_end_is_closed(
             may_connect.wait()
             super().__init__(*arguments)
 
-        def close(self) -> list[TensorMemoryObj]:
+        def close(self) -> tuple[list[TensorMemoryObj], bool]:
             closed.set()
             return super().close()
 
-    monkeypatch.setattr("kvring.lmcache.shared_link.Connection", Late)
-    with Node(tmp_path / "one", redis.port, **PATIENT):
-        pass
+    monkeypatch.setattr(CONNECTION, Late)
+    with Node(tmp_path / "one", redis.port, **PATIENT) as node:
+        tier = node.adapter._tier
     may_connect.set()
     assert closed.wait(HANG_DEADLINE_S)
+    # One that had seen it answer, and asks after the end.
+    tier._link.is_answering = True
+    answers: list[list[bool]] = []
+    tier.lookup(keys_of([1]), {}, answers.append)
+    assert answers == [[False]]
+
+
+def test_memory_that_an_adapter_may_still_write_to_is_not_used_again(
+    make_node: MakeNode, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache's `fs` and `s3` go on with what was under way when they are closed."""
+    first = make_node("first")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    under_way: list[TensorMemoryObj] = []
+
+    class Careless(Connection):
+        def load(self, keys: Any, objects: list[TensorMemoryObj], answer: Any) -> None:
+            if under_way:
+                super().load(keys, objects, answer)
+            else:
+                under_way.extend(objects)
+                # Of nobody else; it is never answered.
+                self._loads[-1] = (keys, objects, answer)
+                self._adapter.query_load_result = _only(self._adapter.query_load_result)
+
+        def close(self) -> tuple[list[TensorMemoryObj], bool]:
+            return super().close()[0], False
+
+    monkeypatch.setattr(CONNECTION, Careless)
+    second = make_node("second")
+    assert second.lookup(NUMBERS) == ALL
+    second.adapter._tier._do(lambda: threading.Timer(0.2, redis.kill).start())
+    assert second.load(NUMBERS) == NONE
+    until("it is lost", lambda: second.tier["lost"] == 1)
+    redis.start()
+    first.wait_answering()
+    second.wait_answering()
+    # They stay taken.
+    assert second.tier["buffered_bytes"] == len(NUMBERS) * BUFFER_BYTES
+    assert first.store(NUMBERS, version=1)
+    stored_in(first, 2 * len(NUMBERS))
+    assert second.lookup(NUMBERS) == ALL
+    for one in under_way:
+        one.raw_data.fill_(0xEE)
+    assert second.load(NUMBERS, version=1) == ALL
+
+
+def _only(query: Any) -> Any:
+    return lambda task: None if task == -1 else query(task)
+
+
+def test_what_an_adapter_has_not_written_to_the_end_is_a_miss(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache's `s3` says that it has loaded a chunk whose object is shorter."""
+    first = make_node("first")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+
+    class Short(Connection):
+        def load(self, keys: Any, objects: list[TensorMemoryObj], answer: Any) -> None:
+            for one in objects:
+                one.raw_data[:1000] = 7
+            answer([True] * len(keys))
+
+    monkeypatch.setattr(CONNECTION, Short)
+    second = make_node("second")
+    assert second.lookup(NUMBERS) == ALL
+    assert second.load(NUMBERS) == NONE
+    assert second.tier["promoted"] == 0
+    assert second.tier["buffered_bytes"] == 0
+
+
+def test_what_an_adapter_refuses_has_its_buffers_back(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no")
+
+    first, second = make_node("first"), make_node("second")
+    assert first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    assert second.lookup(NUMBERS) == ALL
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "load", refuse)
+        assert second.load(NUMBERS) == NONE
+        patched.setattr(Connection, "store", refuse)
+        second.wait_answering()
+        assert second.store([50, 51])
+        until("both are lost", lambda: second.tier["lost"] == 2)
+    with monkeypatch.context() as patched:
+        second.wait_answering()
+        patched.setattr(KvringL2Adapter, "submit_store_task", refuse)
+        assert second.fetch(NUMBERS) == ALL
+    until("all is given back", lambda: second.tier["buffered_bytes"] == 0)
+
+
+def test_a_tier_that_cannot_begin_leaves_the_store_closed(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.eventfd", refuse)
+        with pytest.raises(OSError, match="too many open files"):
+            Node(tmp_path / "one", redis.port)
+    with Node(tmp_path / "one", redis.port) as node:
+        assert node.store(NUMBERS)
 
 
 @pytest.mark.parametrize("state", ["idle", "busy", "asking", "lost"])
