@@ -62,6 +62,7 @@ def test_the_whole_command_holds_the_json(capsys: pytest.CaptureFixture[str]) ->
             },
         ),
         ("file:///mnt/shared", {"type": "fs", "base_path": "/mnt/shared"}),
+        ("file:///mnt/of%20all", {"type": "fs", "base_path": "/mnt/of all"}),
     ],
 )
 def test_a_shared_tier_stands_behind_the_store(
@@ -81,7 +82,18 @@ def test_a_shared_tier_stands_behind_the_store(
         (["--shared", "redis://host/7"], "is not valid"),
         (["--shared", "redis://host:99999"], "Port out of range"),
         (["--shared", "redis://user:secret@host"], "LMCACHE_RESP_PASSWORD"),
-        (["--shared", "s3://bucket.host?colour=red"], "is not valid"),
+        (["--shared", "redis://user:s3/secret@host"], "LMCACHE_RESP_PASSWORD"),
+        (["--shared", "redis://host?password=secret"], "'redis://host' is not valid"),
+        (["--shared", "redis://host:0"], "is not valid"),
+        (["--shared", "redis://ho st"], "is not valid"),
+        (["--shared", "redis://$(id)"], "is not valid"),
+        (["--shared", "s3://bucket"], "is not valid"),
+        (["--shared", "s3://bucket.host?colour=red"], "'s3://bucket.host' is not valid"),
+        (["--shared", "file:///"], "is not valid"),
+        (["--shared", "file:///mnt/kv#1"], "is not valid"),
+        (["--shared", "redis://host", "--option", "shared_buffer=much"], "shared_buffer=much"),
+        (["--shared", "redis://host", "--option", "shared_load_deadline_ms=0"], "1 to 600000"),
+        (["--shared", "redis://host", "--option", "shared_tea=1"], "there are shared_lookup"),
         (["--shared", "file://host/path"], "is not valid"),
         (["--shared", "redis://host", "--type", "native_plugin"], "goes with --type plugin"),
         (["--shared", "redis://host", "--for", "sglang"], "of LMCache's server"),
@@ -94,6 +106,34 @@ def test_a_shared_tier_that_cannot_be_is_refused(
     error = capsys.readouterr().err
     assert told in error
     assert "secret" not in error
+
+
+def test_options_of_a_shared_tier_go_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"shared_load_deadline_ms": 900, "shared_buffer": "4GiB"}
+    words = [word for name, one in options.items() for word in ("--option", f"{name}={one}")]
+    arguments = ("/mnt/nvme/kvring", "500GiB", "--shared", "redis://host", *words, "--json")
+    tier = {"type": "resp", "host": "host", "port": 6379}
+    expected = shared_spec(Path("/mnt/nvme/kvring"), tier, "500GiB", **options)
+    assert json.loads(printed(capsys, "config", *arguments)) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ("--systemd", ["RequiresMountsFor=/mnt/nvme/kvring /mnt/shared"]),
+        ("--docker", ["--volume /mnt/shared:/mnt/shared"]),
+        (
+            "--kubernetes",
+            ['- {name: shared, mountPath: "/mnt/shared"}', 'path: "/mnt/shared", type: Directory'],
+        ),
+    ],
+)
+def test_a_service_has_the_directory_that_nodes_share(
+    capsys: pytest.CaptureFixture[str], form: str, told: list[str]
+) -> None:
+    arguments = ("/mnt/nvme/kvring", "500GiB", "--shared", "file:///mnt/shared", form)
+    text = printed(capsys, "config", *arguments)
+    assert all(line in text for line in told), text
 
 
 def test_the_command_of_vllm_has_the_tier(capsys: pytest.CaptureFixture[str]) -> None:

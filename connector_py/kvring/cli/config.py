@@ -14,7 +14,7 @@ from kvring._native import check_options
 from kvring.cli.deployment import docker_command, kubernetes_manifest, seccomp_profile, systemd_unit
 from kvring.cli.failure import WrongArguments
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
-from kvring.cli.shared import FORMS, shared_tier
+from kvring.cli.shared import FORMS, directory_of, shared_tier, take_options
 
 __all__ = ["config"]
 
@@ -23,7 +23,7 @@ Nothing is opened or made, and what is printed is all that is needed. Exit statu
 arguments.
 """
 
-_FORMS: dict[str, Callable[[Path, list[str]], str]] = {
+_FORMS: dict[str, Callable[[list[Path], list[str]], str]] = {
     "systemd": systemd_unit,
     "docker": docker_command,
     "kubernetes": kubernetes_manifest,
@@ -104,7 +104,8 @@ def config(
         raise click.UsageError(text)
     if shared is not None and kind == "native_plugin":
         raise click.UsageError("--shared goes with --type plugin: native_plugin knows no adapters")
-    parameters = _parameters(path, capacity, others)
+    tier = None if shared is None else shared_tier(shared)
+    parameters = _parameters(path, capacity, others, has_shared=tier is not None)
     if program == "vllm":
         start = vllm(parameters, l1_size_gb)
     elif program == "sglang":
@@ -118,12 +119,13 @@ def config(
             l1_size_gb,
             kind or "plugin",
             huge_pages=huge_pages,
-            shared=None if shared is None else shared_tier(shared),
+            shared=tier,
         )
     if form == "json":
         click.echo(json.dumps(start.spec))
     elif form is not None:
-        click.echo(_FORMS[form](Path(path).absolute(), start.commands[0]))
+        places = [Path(path).absolute(), *directory_of(tier)]
+        click.echo(_FORMS[form](places, start.commands[0]))
     else:
         blocks = [json.dumps(start.spec, indent=2), *map(shlex.join, start.commands)]
         click.echo("\n\n".join(blocks))
@@ -132,7 +134,9 @@ def config(
     return 0
 
 
-def _parameters(path: str, capacity: str, others: tuple[str, ...]) -> dict[str, Any]:
+def _parameters(
+    path: str, capacity: str, others: tuple[str, ...], *, has_shared: bool
+) -> dict[str, Any]:
     parameters: dict[str, Any] = {"path": str(Path(path).expanduser().absolute())}
     parameters["capacity"] = capacity
     for text in others:
@@ -140,11 +144,12 @@ def _parameters(path: str, capacity: str, others: tuple[str, ...]) -> dict[str, 
         if not equals:
             raise WrongArguments(f"--option {text!r} has no '='; write --option NAME=VALUE")
         parameters[name] = _value(value)
+    of_tier = take_options(parameters) if has_shared else {}
     try:
         check_options(**parameters)
     except ConfigError as error:
         raise WrongArguments(str(error)) from error
-    return parameters
+    return {**parameters, **of_tier}
 
 
 def _value(text: str) -> Any:

@@ -24,11 +24,11 @@ umount2 unshare uselib userfaultfd ustat vm86 vm86old
 _NOT_IMPLEMENTED = 38
 
 
-def systemd_unit(path: Path, command: list[str]) -> str:
+def systemd_unit(places: list[Path], command: list[str]) -> str:
     """Return a unit that runs a server.
 
     Args:
-        path: Of the store.
+        places: Of the store, and of the directory that nodes share, if there is one.
         command: Starts the server.
     """
     program, *arguments = command
@@ -39,7 +39,7 @@ def systemd_unit(path: Path, command: list[str]) -> str:
     return f"""# /etc/systemd/system/lmcache.service
 [Unit]
 Description=LMCache server with kvring
-RequiresMountsFor={path}
+RequiresMountsFor={" ".join(map(str, places))}
 
 [Service]
 User=lmcache
@@ -53,37 +53,49 @@ TimeoutStopSec=60
 WantedBy=multi-user.target"""
 
 
-def docker_command(path: Path, command: list[str]) -> str:
+def docker_command(places: list[Path], command: list[str]) -> str:
     """Return a command that runs a server in a container.
 
     Args:
-        path: Of the store.
+        places: Of the store, and of the directory that nodes share, if there is one.
         command: Starts the server.
     """
-    place = (
+    mounts = " ".join(
         f"--device {shlex.quote(str(path))}"
         if path.is_block_device()
         else f"--volume {shlex.quote(f'{path}:{path}')}"
+        for path in places
     )
     return f"""kvring config --seccomp > {_PROFILE_NAME}
 docker run --detach --name lmcache --gpus all --network host --ipc host \\
   --security-opt seccomp={_PROFILE_NAME} --ulimit memlock=-1 --ulimit nofile={_MOST_FILES} \\
-  {place} --stop-timeout 60 {_IMAGE} \\
+  {mounts} --stop-timeout 60 {_IMAGE} \\
   {shlex.join(command)}"""
 
 
-def kubernetes_manifest(path: Path, command: list[str]) -> str:
+def kubernetes_manifest(places: list[Path], command: list[str]) -> str:
     """Return a manifest that runs a server on each node that is labelled for it.
 
     Args:
-        path: Of the store, on the node.
+        places: Of the store, on the node, and of the directory that nodes share, if there is one.
         command: Starts the server.
     """
+    path, *shared = places
     volume = "BlockDevice" if path.is_block_device() else "DirectoryOrCreate"
     mount = "volumeDevices" if path.is_block_device() else "volumeMounts"
     where = "devicePath" if path.is_block_device() else "mountPath"
     # A string of JSON is one of YAML.
     arguments = "\n".join(f"            - {json.dumps(word)}" for word in command)
+    # Not one that is made where it is missing: it would be this node's alone.
+    more_mounts, more_volumes = "", ""
+    for directory in shared:
+        name = json.dumps(str(directory))
+        if mount != "volumeMounts":
+            more_mounts += "\n          volumeMounts:"
+        more_mounts += f"\n            - {{name: shared, mountPath: {name}}}"
+        more_volumes += (
+            f"\n        - name: shared\n          hostPath: {{path: {name}, type: Directory}}"
+        )
     return f"""# On each node: kvring config --seccomp > /var/lib/kubelet/seccomp/{_PROFILE_NAME}
 apiVersion: apps/v1
 kind: DaemonSet
@@ -111,10 +123,10 @@ spec:
           command:
 {arguments}
           {mount}:
-            - {{name: store, {where}: {json.dumps(str(path))}}}
+            - {{name: store, {where}: {json.dumps(str(path))}}}{more_mounts}
       volumes:
         - name: store
-          hostPath: {{path: {json.dumps(str(path))}, type: {volume}}}"""
+          hostPath: {{path: {json.dumps(str(path))}, type: {volume}}}{more_volumes}"""
 
 
 def seccomp_profile() -> dict[str, Any]:
