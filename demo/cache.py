@@ -145,8 +145,13 @@ class CacheSession:
         """Return when ``count`` chunks of this session are in L2, or raise ``CacheError``."""
         self._counter.wait_for(count, timeout_s, advance)
 
-    def prefetch(self, keys: Sequence[ObjectKey], layout: MemoryLayoutDesc) -> list[bool]:
-        """Load ``keys`` from L2 into LMCache's memory and say which of them were found."""
+    def prefetch(
+        self, keys: Sequence[ObjectKey], layout: MemoryLayoutDesc, *, with_memory: bool = False
+    ) -> list[bool]:
+        """Load ``keys`` from L2 into LMCache's memory and say which of them were found in L2.
+
+        ``with_memory`` counts those, too, that another request had in LMCache's memory.
+        """
         group = GroupedObjectKeys(keys=list(keys), object_group_id=0, layout_desc=layout)
         task = PrefetchTaskSpec(key_groups=[group], fetching_policy="full")
         handle = self.manager.submit_prefetch_task(task)
@@ -155,7 +160,8 @@ class CacheSession:
         result = self.manager.query_prefetch_status(handle)
         if result is None:
             raise CacheError("the prefetch ended without a result")
-        return [result.l2_hit_cells[0].test(index) for index in range(len(keys))]
+        hits = result.hit_cells[0] if with_memory else result.l2_hit_cells[0]
+        return [hits.test(index) for index in range(len(keys))]
 
     @contextmanager
     def read(self, keys: Sequence[ObjectKey]) -> Iterator[list[torch.Tensor]]:

@@ -32,10 +32,10 @@ def machines(*names: str) -> Iterator[tuple[Machine, dict[str, Machine]]]:
     process may make that: as root, with `ip` of iproute2. Elsewhere all are this machine.
     """
     with ExitStack() as stack:
-        # Two demonstrations at a time have other names and addresses. They are of RFC 2544: nobody
-        # else's.
+        # Two demonstrations at a time have other names, and hardly ever the same addresses. Those
+        # are of RFC 2544: nobody else's.
         number = os.getpid()
-        bridge, network = f"kvr{number}", f"198.18.{number % 256}"
+        bridge, network = f"kvr{number}", f"198.{18 + number // 256 % 2}.{number % 256}"
         nodes = {
             name: Machine(f"{network}.{place}", ("ip", "netns", "exec", f"{bridge}-{name}"))
             for place, name in enumerate(names, 2)

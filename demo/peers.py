@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from demo.adapter_spec import AdapterSpec, adapter_spec
-from demo.bench_client import CHUNKS_PER_REQUEST
 from demo.deployment import (
     FIRST_CLIENT_BLOCKS,
     LATER_CLIENT_BLOCKS,
@@ -26,9 +25,7 @@ from demo.lmcache_command import (
 )
 from demo.machines import Machine, machines
 from demo.servers import free_port
-
-REQUESTS = 4
-CHUNKS = REQUESTS * CHUNKS_PER_REQUEST
+from demo.two_nodes import CHUNKS, REQUESTS, check
 
 # LMCache's own are 5 s, 30 s and 10 s: it would take a minute until a dead peer is asked no more.
 _HEARTBEAT_S = 0.5
@@ -154,12 +151,12 @@ def show(directory: Path) -> None:
         print(f"nodes a and b are peers, by {engine}")
 
         stored = first.run_client(REQUESTS, FIRST_CLIENT_BLOCKS)
-        _check(fresh_run_problems(stored, REQUESTS))
+        check(fresh_run_problems(stored, REQUESTS))
         # LMCache's own count of stored chunks has those too that a peer did not take.
         first.wait_for_metric("kvring_stores_total", CHUNKS)
         print(f"node a stored {CHUNKS} chunks on its disk")
 
-        _check(restart_problems(stored, second.run_client(REQUESTS, LATER_CLIENT_BLOCKS)))
+        check(restart_problems(stored, second.run_client(REQUESTS, LATER_CLIENT_BLOCKS)))
         _expect("requests that b loaded from a", second.peer_requests(), REQUESTS)
         print(f"node b, empty, loaded {CHUNKS} from the memory of node a, equal")
         # LMCache does not hand to a store what it has loaded.
@@ -168,10 +165,10 @@ def show(directory: Path) -> None:
 
         first.clear_l1()
         second.clear_l1()
-        _check(restart_problems(stored, first.run_client(REQUESTS, LATER_CLIENT_BLOCKS)))
+        check(restart_problems(stored, first.run_client(REQUESTS, LATER_CLIENT_BLOCKS)))
         _expect("chunks that a loaded from its disk", first.loads(), CHUNKS)
         print(f"node a, with its memory cleared, loaded {CHUNKS} from its disk, equal")
-        _check(restart_problems(stored, second.run_client(REQUESTS, LATER_CLIENT_BLOCKS + 128)))
+        check(restart_problems(stored, second.run_client(REQUESTS, LATER_CLIENT_BLOCKS + 128)))
         _expect("requests that b loaded from a", second.peer_requests(), 2 * REQUESTS)
         print(f"node b loaded {CHUNKS} from the memory of node a again, equal")
 
@@ -180,10 +177,10 @@ def show(directory: Path) -> None:
         print("node b no longer asks node a, which was killed")
         second.clear_l1()
         own = second.run_client(REQUESTS, FIRST_CLIENT_BLOCKS)
-        _check(fresh_run_problems(own, REQUESTS))
+        check(fresh_run_problems(own, REQUESTS))
         second.wait_for_metric("kvring_stores_total", CHUNKS)
         second.clear_l1()
-        _check(restart_problems(own, second.run_client(REQUESTS, LATER_CLIENT_BLOCKS)))
+        check(restart_problems(own, second.run_client(REQUESTS, LATER_CLIENT_BLOCKS)))
         _expect("chunks that b loaded from its disk", second.loads(), CHUNKS)
         print(f"node b computed {CHUNKS} itself, stored them, and loaded them from its disk, equal")
         second.stop()
@@ -192,8 +189,3 @@ def show(directory: Path) -> None:
 def _expect(what: str, found: int, expected: int) -> None:
     if found != expected:
         raise DeploymentError(f"{what}: {found}, not {expected}")
-
-
-def _check(problems: list[str]) -> None:
-    if problems:
-        raise DeploymentError("\n".join(problems))

@@ -138,6 +138,8 @@ def s3(directory: Path, machine: Machine) -> Iterator[AdapterSpec]:
         os.environ |= {"LD_PRELOAD": str(wrapper), "NSS_WRAPPER_HOSTS": str(hosts)}
         yield adapter
     finally:
+        for name in ("LD_PRELOAD", "NSS_WRAPPER_HOSTS"):
+            os.environ.pop(name, None)
         process.kill()
         process.wait()
 

@@ -99,16 +99,16 @@ def show(directory: Path, serve: Callable[[Machine], AbstractContextManager[Adap
             node.wait_for("the shared tier", lambda tier: tier["is_answering"])
         first, second = nodes
         stored = first.server.run_client(REQUESTS, FIRST_CLIENT_BLOCKS)
-        _check(fresh_run_problems(stored, REQUESTS))
+        check(fresh_run_problems(stored, REQUESTS))
         first.wait_for("what it shares", lambda tier: tier["stores"] >= CHUNKS)
         print(f"node a stored {CHUNKS} chunks, and shared them")
-        _check(restart_problems(stored, second.server.run_client(REQUESTS, LATER_CLIENT_BLOCKS)))
+        check(restart_problems(stored, second.server.run_client(REQUESTS, LATER_CLIENT_BLOCKS)))
         tier = second.wait_for("what it keeps", lambda tier: tier["promoted"] >= CHUNKS)
         print(f"node b, empty, found {tier['found']} in the shared tier, equal, and kept them")
         before = second.loads()
         first.server.kill()
         again = _from_disk(second)
-        _check(restart_problems(stored, again))
+        check(restart_problems(stored, again))
         loads = second.loads() - before
         after = second.store()["shared_tier"]
         if loads < CHUNKS or after["found"] != tier["found"]:
@@ -122,7 +122,8 @@ def _from_disk(node: Node) -> ClientRun:
     return node.server.run_client(REQUESTS, LATER_CLIENT_BLOCKS + 128)
 
 
-def _check(problems: list[str]) -> None:
+def check(problems: list[str]) -> None:
+    """Raise what is wrong, if anything is."""
     if problems:
         raise DeploymentError("\n".join(problems))
 

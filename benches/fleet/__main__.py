@@ -33,13 +33,22 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4, 16, 64, 256, 1000])
     parser.add_argument("--requests", type=int, default=300, help="of each node")
     parser.add_argument("--requests-per-s", type=float, default=0.8, help="of each node")
-    parser.add_argument("--trace", type=Path, help="Mooncake's form, instead of one by rule")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        help="Mooncake's form, instead of one by rule: the same for each number of nodes, and only "
+        "printed; its blocks have 512 tokens",
+    )
+    parser.add_argument("--chunk-tokens", type=int, default=Fleet.chunk_tokens)
+    parser.add_argument("--chunk-bytes", type=int, default=Fleet.chunk_bytes)
+    parser.add_argument("--load-deadline-s", type=float, default=Fleet.load_deadline_s)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-document", action="store_true", help="only print")
     for name, value in vars(Rates()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value)
     arguments = parser.parse_args()
-    if not arguments.no_document:
+    writes = not arguments.no_document and arguments.trace is None
+    if writes:
         # Missed before the minutes that the simulation takes.
         importlib.import_module("matplotlib")
     rates = Rates(**{name: getattr(arguments, name) for name in vars(Rates())})
@@ -52,12 +61,19 @@ def main() -> None:
     outcomes = {case: _simulate(case, arguments, rates) for case in cases}
     table = _table(outcomes)
     print_table(table)
-    if not arguments.no_document:
+    if writes:
         _write(table, outcomes, rates)
 
 
 def _simulate(case: _Case, arguments: argparse.Namespace, rates: Rates) -> Outcome:
-    fleet = Fleet(case.nodes, case.routing, shared_chunks=None if case.has_shared else 0)
+    fleet = Fleet(
+        case.nodes,
+        case.routing,
+        shared_chunks=None if case.has_shared else 0,
+        chunk_tokens=arguments.chunk_tokens,
+        chunk_bytes=arguments.chunk_bytes,
+        load_deadline_s=arguments.load_deadline_s,
+    )
     return simulate(_trace(case, arguments), fleet, rates, arguments.seed)
 
 

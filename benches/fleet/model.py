@@ -155,8 +155,8 @@ def simulate(trace: Iterable[Request], fleet: Fleet, rates: Rates, seed: int = 0
     nodes = [_Node(environment, fleet) for _ in range(fleet.nodes)]
     router = _Router(nodes, fleet.routing, random.Random(seed))
     shared, nowhere, outcome = Tier(fleet.shared_chunks), Tier(0), Outcome()
-    # As many nodes as it serves at their full rate; others wait.
-    streams = max(int(rates.shared_bytes_per_s / rates.network_bytes_per_s), 1)
+    # As many nodes as it serves at their full rate; others wait. One gets no more than all.
+    streams = max(round(rates.shared_bytes_per_s / rates.network_bytes_per_s), 1)
     shared_way = simpy.Resource(environment, capacity=streams)
 
     def serve(request: Request, node: _Node) -> _Process:
@@ -197,7 +197,9 @@ def simulate(trace: Iterable[Request], fleet: Fleet, rates: Rates, seed: int = 0
             environment.process(serve(request, node))
 
     disk_s = fleet.chunk_bytes / rates.disk_bytes_per_s
-    network_s = fleet.chunk_bytes / rates.network_bytes_per_s
+    network_s = fleet.chunk_bytes * max(
+        1 / rates.network_bytes_per_s, streams / rates.shared_bytes_per_s
+    )
     environment.process(arrive())
     environment.run()
     return outcome

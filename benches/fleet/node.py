@@ -48,7 +48,7 @@ class _Node:
     def serve(self, number: int, chunks: list[int], last_tokens: int) -> Served:
         began_s = time.monotonic()
         keys = [_key(chunk) for chunk in chunks]
-        hits = self._session.prefetch(keys, self._layout)
+        hits = self._session.prefetch(keys, self._layout, with_memory=True)
         found = next((place for place, hit in enumerate(hits) if not hit), len(hits))
         wrong = 0
         with self._session.read(keys[:found]) as tensors:
@@ -106,7 +106,8 @@ def main() -> None:
     parser.add_argument("--chunk-bytes", type=int, required=True)
     parser.add_argument("--chunk-tokens", type=int, required=True)
     parser.add_argument("--prefill-tokens-per-s", type=float, required=True)
-    parser.add_argument("--l1-bytes", type=int, default=1 << 30)
+    # Of all requests that it serves at a time.
+    parser.add_argument("--l1-bytes", type=int, default=3 << 30)
     parser.add_argument("--one-by-one", action="store_true", help="settle after each request")
     arguments = parser.parse_args()
     printing = threading.Lock()

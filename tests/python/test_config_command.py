@@ -52,7 +52,7 @@ def test_the_whole_command_holds_the_json(capsys: pytest.CaptureFixture[str]) ->
     ("url", "tier"),
     [
         ("redis://10.0.0.5", {"type": "resp", "host": "10.0.0.5", "port": 6379}),
-        ("valkey://[fd00::5]:7000/", {"type": "resp", "host": "fd00::5", "port": 7000}),
+        ("valkey://cache-1.local:7000/", {"type": "resp", "host": "cache-1.local", "port": 7000}),
         (
             "s3://kv.s3.eu-central-1.amazonaws.com?region=eu-central-1",
             {
@@ -85,6 +85,7 @@ def test_a_shared_tier_stands_behind_the_store(
         (["--shared", "redis://user:s3/secret@host"], "LMCACHE_RESP_PASSWORD"),
         (["--shared", "redis://host?password=secret"], "'redis://host' is not valid"),
         (["--shared", "redis://host:0"], "is not valid"),
+        (["--shared", "redis://[fd00::5]"], "is not valid"),
         (["--shared", "redis://ho st"], "is not valid"),
         (["--shared", "redis://$(id)"], "is not valid"),
         (["--shared", "s3://bucket"], "is not valid"),

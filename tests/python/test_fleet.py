@@ -77,7 +77,8 @@ def test_another_node_has_it_from_the_shared_tier_and_then_from_its_disk() -> No
 
 
 def test_what_comes_too_late_is_computed() -> None:
-    slow = Rates(100, 10_000, 100, 100)
+    # Of the two the slower one counts.
+    slow = Rates(100, 10_000, network_bytes_per_s=2_000, shared_bytes_per_s=100)
     outcome = simulate(trace(*[(1, 2)] * 40), fleet(2, shared_chunks=None), slow)
     assert outcome.late_chunks == 2
     first_of_the_other = outcome.nodes.index(1 - outcome.nodes[0])

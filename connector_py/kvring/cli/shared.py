@@ -12,7 +12,8 @@ __all__ = ["FORMS", "directory_of", "shared_tier", "take_options"]
 
 FORMS: Final = "redis://HOST[:PORT], s3://BUCKET.HOST[:PORT][?region=REGION] or file:///DIRECTORY"
 _REDIS_PORT: Final = 6379
-_HOST: Final = re.compile(r"[\w.-]+|[0-9a-f:.]+", re.ASCII)
+# No IPv6: LMCache's `resp` cannot connect to that.
+_HOST: Final = re.compile(r"[\w.-]+", re.ASCII)
 _DEADLINES: Final = ("shared_lookup_deadline_ms", "shared_load_deadline_ms")
 _LONGEST_DEADLINE_MS: Final = 600_000
 

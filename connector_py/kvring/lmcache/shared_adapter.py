@@ -18,6 +18,7 @@ from kvring._native import KvRingError
 from kvring.lmcache import shared_metrics
 from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
 from kvring.lmcache.shared_buffers import Buffers
+from kvring.lmcache.shared_connection import release
 from kvring.lmcache.shared_options import MEANINGS, SharedOptions
 from kvring.lmcache.shared_tier import SharedTier
 
@@ -161,14 +162,11 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         local, shared = [], []
         with self._lock:
             for key in keys:
-                if self._shared_locks[key] > 0:
-                    self._shared_locks[key] -= 1
+                if release(self._shared_locks, key):
                     shared.append(key)
                 else:
-                    self._local_locks[key] -= 1
+                    release(self._local_locks, key)
                     local.append(key)
-            self._shared_locks += Counter()
-            self._local_locks += Counter()
         super().submit_unlock(local)
         if shared:
             self._tier.unlock(shared)
@@ -177,9 +175,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         """Load into memory objects from where the keys were found; return the task."""
         with self._lock:
             # What has come here since another lookup found it there is here.
-            is_shared = [
-                self._shared_locks[key] > 0 and self._local_locks[key] <= 0 for key in keys
-            ]
+            is_shared = [key in self._shared_locks and key not in self._local_locks for key in keys]
             load = _Load(
                 len(keys),
                 local=[number for number, shared in enumerate(is_shared) if not shared],

@@ -37,7 +37,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def take(self, length_bytes: int) -> TensorMemoryObj | None:
-        """Return a memory object of this length, with any content; None at the limit."""
+        """Return a memory object of this length, with any content; None if there is no room."""
         with self._lock:
             size_bytes = _size_bytes(length_bytes)
             if self.taken_bytes + size_bytes > self.limit_bytes:
@@ -53,7 +53,13 @@ class Buffers:
                 self._kept[other].pop()
                 self._kept_bytes -= _size_bytes(other)
         # At a whole block, as transfers without a copy need it.
-        memory = torch.empty(length_bytes + _BLOCK_BYTES, dtype=torch.uint8)
+        try:
+            memory = torch.empty(length_bytes + _BLOCK_BYTES, dtype=torch.uint8)
+        except RuntimeError:
+            # The machine has none left.
+            with self._lock:
+                self.taken_bytes -= _size_bytes(length_bytes)
+            return None
         start = -memory.data_ptr() % _BLOCK_BYTES
         return _object_over(memory[start : start + length_bytes])
 

@@ -1,6 +1,8 @@
 """One connection to a shared tier: an adapter of LMCache, asked by one thread that never waits."""
 
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +16,21 @@ from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import (
 )
 from lmcache.v1.memory_management import TensorMemoryObj
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "release"]
 
 _logger = logging.getLogger(__name__)
 
 _Answer = Callable[[list[bool]], None]
+
+
+def release(counts: Counter[ObjectKey], key: ObjectKey) -> bool:
+    """Count one less of a key; say whether there was one."""
+    count = counts[key]
+    if count > 1:
+        counts[key] = count - 1
+    else:
+        del counts[key]
+    return count > 0
 
 
 class Connection:
@@ -37,6 +49,8 @@ class Connection:
         self._loads: dict[int, tuple[list[ObjectKey], list[TensorMemoryObj], _Answer]] = {}
         self._stores: dict[int, tuple[list[TensorMemoryObj], Callable[[bool], None]]] = {}
         self._locked: Counter[ObjectKey] = Counter()
+        # When each load and store began, the oldest first.
+        self._began_s: dict[tuple[int, str], float] = {}
         # What is readable when something has completed.
         self.event_fds = (
             self._adapter.get_store_event_fd(),
@@ -51,12 +65,7 @@ class Connection:
 
     def unlock(self, keys: list[ObjectKey]) -> None:
         """Give locks of lookups back; those of an earlier connection went with it."""
-        held = []
-        for key in keys:
-            if self._locked[key] > 0:
-                self._locked[key] -= 1
-                held.append(key)
-        self._locked += Counter()
+        held = [key for key in keys if release(self._locked, key)]
         if held:
             self._adapter.submit_unlock(self._names(held))
 
@@ -64,6 +73,7 @@ class Connection:
         """Load; the objects are the adapter's until the answer, or the end of the connection."""
         task = self._adapter.submit_load_task(self._names(keys), list(objects))
         self._loads[task] = (keys, objects, answer)
+        self._began_s[task, "load"] = time.monotonic()
 
     def store(
         self,
@@ -74,11 +84,17 @@ class Connection:
         """Store; the objects are the adapter's until the answer, or the end of the connection."""
         task = self._adapter.submit_store_task(self._names(keys), list(objects))
         self._stores[task] = (objects, answer)
+        self._began_s[task, "store"] = time.monotonic()
+
+    def waits_since_s(self) -> float:
+        """Return when the oldest load or store began that is not answered; infinity for none."""
+        return next(iter(self._began_s.values()), math.inf)
 
     def take_results(self) -> None:
         """Give the answers that have come."""
         for task, result in self._adapter.pop_completed_store_tasks().items():
             _, stored = self._stores.pop(task)
+            del self._began_s[task, "store"]
             stored(result.is_successful())
         for task, (keys, answer) in list(self._lookups.items()):
             bitmap = self._adapter.query_lookup_and_lock_result(task)
@@ -90,6 +106,7 @@ class Connection:
             bitmap = self._adapter.query_load_result(task)
             if bitmap is not None:
                 del self._loads[task]
+                del self._began_s[task, "load"]
                 answer([bitmap.test(number) for number in range(len(keys))])
 
     def close(self) -> tuple[list[TensorMemoryObj], bool]:

@@ -34,6 +34,9 @@ _LONGEST_PAUSE_S: Final = 60.0
 # One that does not answer for so long gets a new connection.
 _LOST_AFTER_S: Final = 5.0
 
+# Each has threads.
+_MOST_ENDING: Final = 4
+
 _PROBE_BYTES: Final = 64
 # The same for all nodes.
 _PROBE: Final = ObjectKey(chunk_hash=bytes(range(32)), model_name="kvring-probe", kv_rank=0)
@@ -67,8 +70,10 @@ class Link:
         self._counts = counts
         self._post = post
         self._poll = poll
-        # A thread makes a connection, or ends one: there is one at a time.
+        # A thread makes a connection.
         self._is_busy = False
+        # Connections that threads end.
+        self._ending = 0
         self._has_told = False
         self._next_connect_s = 0.0
         self._next_probe_s = 0.0
@@ -89,12 +94,17 @@ class Link:
         now_s = time.monotonic()
         if self._wrong:
             return self._wrong
+        if self.connection is not None:
+            # One of several threads of an adapter may hang, while another answers the probe.
+            longest_s = self._options.load_deadline_s + _LOST_AFTER_S
+            if now_s - self.connection.waits_since_s() > longest_s:
+                return f"a load or store has not been answered for {longest_s:g} s"
         if now_s < self.next_s():
             return ""
         if self.connection is not None:
             return self._probe(self.connection, now_s)
         self._next_connect_s = now_s + _RECONNECT_PAUSE_S
-        if not self._is_busy:
+        if not self._is_busy and self._ending < _MOST_ENDING:
             self._is_busy = True
             try:
                 threading.Thread(target=self._connect, daemon=True).start()
@@ -113,7 +123,7 @@ class Link:
         now_s = time.monotonic()
         if now_s > self._doubted_s + 2 * _LONGEST_PAUSE_S:
             self._pause_s = 0.0
-        # Requests that are late together are late once.
+        # Requests that are late at the same time lengthen the pause once.
         if self.is_answering:
             self._pause_s = min(max(2 * self._pause_s, waited_s), _LONGEST_PAUSE_S)
         self.is_answering, self._doubted_s = False, now_s
@@ -139,9 +149,9 @@ class Link:
             self._tell_lost(why)
         for descriptor in connection.event_fds:
             self._poll.unregister(descriptor)
-        self._is_busy = True
+        self._ending += 1
         self._next_connect_s = time.monotonic() + _RECONNECT_PAUSE_S
-        # It may wait for those that it still asks.
+        # It may wait for those that it still asks, and for ever.
         ending = threading.Thread(target=self._end, args=(connection,), daemon=True)
         try:
             ending.start()
@@ -163,15 +173,17 @@ class Link:
                 self._options.name,
                 len(objects),
             )
-        self._is_busy = False
+        self._ending -= 1
 
     def _connect(self) -> None:
         """Connect, in a thread of its own: it may wait for the network."""
         try:
             if self._options.address is not None:
                 # LMCache's `resp` (0.5.6, 0.5.7rc2) closes a socket twice that it cannot connect,
-                # and another thread may have got its number in between.
-                socket.create_connection(self._options.address, _CONNECT_DEADLINE_S).close()
+                # and another thread may have got its number in between. It knows IPv4 only.
+                with socket.socket(socket.AF_INET) as tried:
+                    tried.settimeout(_CONNECT_DEADLINE_S)
+                    tried.connect(self._options.address)
             connection = Connection(self._options.adapter, self._options.identity)
         except Exception as error:  # noqa: BLE001 - an adapter may raise anything
             self._is_busy = False

@@ -37,7 +37,7 @@ class Told(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Memory that is on its way there or back."""
+        """Memory of `shared_buffer` that is in use."""
 
 
 def report(tier: Told) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class _Collector:
         )
         buffered = GaugeMetricFamily(
             "kvring_shared_buffered_bytes",
-            "Memory that is on its way to or from the shared tier.",
+            "Memory of shared_buffer that is in use.",
             labels=["store"],
         )
         for store, one in told:

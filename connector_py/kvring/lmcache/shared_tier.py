@@ -90,7 +90,7 @@ class SharedTier:
 
     @property
     def buffered_bytes(self) -> int:
-        """Memory that is on its way there or back."""
+        """Memory of `shared_buffer` that is in use."""
         return self._buffers.taken_bytes
 
     def lookup(self, keys: list[ObjectKey], layouts: dict[int, Any], answer: _Answer) -> None:
@@ -155,19 +155,26 @@ class SharedTier:
     # --- in its thread ---
 
     def _run(self) -> None:
-        while not self._has_ended:
+        try:
+            while not self._has_ended:
+                self._take_turn()
+        finally:
+            # What was asked for by now is a miss; a connection that was made by now is ended.
+            with self._posting:
+                self._has_ended = True
+            self._lose("", is_over=True)
+            self._work_off()
+            self._lose("", is_over=True)
+
+    def _take_turn(self) -> None:
+        try:
             for descriptor, _ in self._poll.poll(self._pause_s() * 1000):
                 consume_fd(descriptor)
-            try:
-                why = self._work()
-            except Exception as error:  # noqa: BLE001 - an adapter may raise anything
-                why = str(error) or type(error).__name__
-            if why:
-                self._lose(why)
-        # What was asked for by now is a miss; a connection that was made by now is ended.
-        self._lose("", is_over=True)
-        self._work_off()
-        self._lose("", is_over=True)
+            why = self._work()
+        except Exception as error:  # noqa: BLE001 - an adapter may raise anything
+            why = str(error) or type(error).__name__
+        if why:
+            self._lose(why)
 
     def _pause_s(self) -> float:
         if self._inbox:
@@ -187,7 +194,7 @@ class SharedTier:
             request = heapq.heappop(self._late)[2]
             if not request.is_answered:
                 self.counts["late"] += 1
-                # Nobody waits for it again: before the answer, which may bring the next question.
+                # First: the answer may cause the next lookup at once.
                 self._link.doubt(request.deadline_s)
                 request.miss()
         return self._link.work()

@@ -35,8 +35,13 @@ pytestmark = pytest.mark.lmcache
 MOCK = {"type": "mock", "max_size_gb": 1, "mock_bandwidth_gb": 1}
 
 
-def test_what_one_node_stored_is_there_for_another_and_then_its_own(make_node: MakeNode) -> None:
-    first, second = make_node("first"), make_node("second")
+@pytest.mark.parametrize("kind", ["resp", "fs", "fs_native"])
+def test_what_one_node_stored_is_there_for_another_and_then_its_own(
+    make_node: MakeNode, kind: str, tmp_path: Path
+) -> None:
+    directory = {"type": kind, "base_path": str(tmp_path / "shared")}
+    options = {} if kind == "resp" else {"shared_tier": directory}
+    first, second = make_node("first", **options), make_node("second", **options)
     assert first.store(NUMBERS)
     stored_in(first, len(NUMBERS))
     assert second.adapter.report_status()["keys"] == 0

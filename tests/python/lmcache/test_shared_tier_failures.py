@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,8 +30,6 @@ from tests.python.lmcache.shared_tiers import (
 )
 
 pytestmark = pytest.mark.lmcache
-
-MOCK = {"type": "mock", "max_size_gb": 1, "mock_bandwidth_gb": 1}
 
 
 def test_a_shared_tier_that_was_killed_is_a_miss_and_comes_back(
@@ -139,6 +137,23 @@ def test_one_that_is_late_again_and_again_is_asked_less_and_less(make_node: Make
     link.is_answering = True
     link.doubt(5.0)
     assert link._pause_s == 5
+
+
+def test_a_chunk_that_goes_after_its_lookup_costs_one_deadline(
+    make_node: MakeNode, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache's `resp` (0.5.6) never answers for it; its other threads go on."""
+    monkeypatch.setattr("kvring.lmcache.shared_link._LOST_AFTER_S", 0.5)
+    first = make_node("first")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    second = make_node("second", shared_load_deadline_ms=200)
+    assert second.lookup(NUMBERS) == ALL
+    redis.ask("del", redis.ask("keys", "test/model*")[0])
+    assert second.load(NUMBERS).count(None) == 0
+    until("its buffers are back", lambda: second.tier["buffered_bytes"] == 0)
+    second.wait_answering()
+    assert sum(bool(one) for one in second.fetch(NUMBERS)) == len(NUMBERS) - 1
 
 
 def test_hits_of_its_own_wait_for_no_slow_tier(make_node: MakeNode, network: Network) -> None:
@@ -266,29 +281,57 @@ def test_a_connection_that_comes_after_the_end_is_closed(
     assert answers == [[False]]
 
 
+class Forgetful(Connection):
+    """Never answers for its first load."""
+
+    forgotten: ClassVar[list[TensorMemoryObj]] = []
+
+    def load(self, keys: Any, objects: list[TensorMemoryObj], answer: Any) -> None:
+        if self.forgotten:
+            super().load(keys, objects, answer)
+            return
+        self.forgotten.extend(objects)
+        self._loads[-1] = (keys, objects, answer)
+        self._began_s[-1, "load"] = time.monotonic()
+        self._adapter.query_load_result = _but_one(self._adapter.query_load_result)
+
+
+def _but_one(query: Any) -> Any:
+    return lambda task: None if task == -1 else query(task)
+
+
+def test_a_load_that_is_never_answered_has_its_connection_made_anew(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CONNECTION, Forgetful)
+    monkeypatch.setattr(Forgetful, "forgotten", [])
+    monkeypatch.setattr("kvring.lmcache.shared_link._LOST_AFTER_S", 0.5)
+    first = make_node("first")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    second = make_node("second", shared_load_deadline_ms=200)
+    assert second.lookup(NUMBERS) == ALL
+    assert second.load(NUMBERS) == NONE
+    until("its buffers are back", lambda: second.tier["buffered_bytes"] == 0)
+    second.wait_answering()
+    assert second.tier["lost"] == 1
+    assert second.fetch(NUMBERS) == ALL
+
+
 def test_memory_that_an_adapter_may_still_write_to_is_not_used_again(
     make_node: MakeNode, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LMCache's `fs` and `s3` go on with what was under way when they are closed."""
-    first = make_node("first")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
-    under_way: list[TensorMemoryObj] = []
 
-    class Careless(Connection):
-        def load(self, keys: Any, objects: list[TensorMemoryObj], answer: Any) -> None:
-            if under_way:
-                super().load(keys, objects, answer)
-            else:
-                under_way.extend(objects)
-                # Of nobody else; it is never answered.
-                self._loads[-1] = (keys, objects, answer)
-                self._adapter.query_load_result = _only(self._adapter.query_load_result)
-
+    class Careless(Forgetful):
         def close(self) -> tuple[list[TensorMemoryObj], bool]:
             return super().close()[0], False
 
+    first = make_node("first")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
     monkeypatch.setattr(CONNECTION, Careless)
+    monkeypatch.setattr(Forgetful, "forgotten", [])
     second = make_node("second")
     assert second.lookup(NUMBERS) == ALL
     second.adapter._tier._do(lambda: threading.Timer(0.2, redis.kill).start())
@@ -302,13 +345,9 @@ def test_memory_that_an_adapter_may_still_write_to_is_not_used_again(
     assert first.store(NUMBERS, version=1)
     stored_in(first, 2 * len(NUMBERS))
     assert second.lookup(NUMBERS) == ALL
-    for one in under_way:
+    for one in Forgetful.forgotten:
         one.raw_data.fill_(0xEE)
     assert second.load(NUMBERS, version=1) == ALL
-
-
-def _only(query: Any) -> Any:
-    return lambda task: None if task == -1 else query(task)
 
 
 def test_what_an_adapter_has_not_written_to_the_end_is_a_miss(
