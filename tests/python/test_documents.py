@@ -67,6 +67,8 @@ def test_messages_that_are_explained_are_those_of_the_code() -> None:
     sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "src").rglob("*.rs")]
     # A long message goes on in the next line of the source.
     code = re.sub(r"\\\n\s*", "", "\n".join(sources))
+    package = (REPOSITORY / "connector_py" / "kvring").rglob("*.py")
+    code += re.sub(r'"\n\s*"', "", "\n".join(path.read_text(encoding="utf-8") for path in package))
     devices = (REPOSITORY / "docs" / "devices.md").read_text(encoding="utf-8")
     chapters = [
         page.split(f"\n{heading}\n")[1].split("\n## ")[0]
