@@ -31,10 +31,13 @@ _PROBE_PAUSE_S: Final = 5.0
 _LATE_PROBE_PAUSE_S: Final = 0.5
 # After answers that were late, one after the other, nobody asks it for so long at most.
 _LONGEST_PAUSE_S: Final = 60.0
-# One that does not answer for so long gets a new connection.
+# One that does not answer the probe for so long gets a new connection.
 _LOST_AFTER_S: Final = 5.0
 
-# Each has threads.
+# So does one that leaves a load or a store unanswered for so long: a slow one may take a minute for
+# all that waits in its buffers.
+_UNANSWERED_S: Final = 120.0
+# Connections that end, each of which has threads.
 _MOST_ENDING: Final = 4
 
 _PROBE_BYTES: Final = 64
@@ -96,7 +99,7 @@ class Link:
             return self._wrong
         if self.connection is not None:
             # One of several threads of an adapter may hang, while another answers the probe.
-            longest_s = self._options.load_deadline_s + _LOST_AFTER_S
+            longest_s = max(_UNANSWERED_S, 2 * self._options.load_deadline_s)
             if now_s - self.connection.waits_since_s() > longest_s:
                 return f"a load or store has not been answered for {longest_s:g} s"
         if now_s < self.next_s():

@@ -143,7 +143,7 @@ def test_a_chunk_that_goes_after_its_lookup_costs_one_deadline(
     make_node: MakeNode, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LMCache's `resp` (0.5.6) never answers for it; its other threads go on."""
-    monkeypatch.setattr("kvring.lmcache.shared_link._LOST_AFTER_S", 0.5)
+    monkeypatch.setattr("kvring.lmcache.shared_link._UNANSWERED_S", 1.0)
     first = make_node("first")
     first.store(NUMBERS)
     stored_in(first, len(NUMBERS))
@@ -305,7 +305,7 @@ def test_a_load_that_is_never_answered_has_its_connection_made_anew(
 ) -> None:
     monkeypatch.setattr(CONNECTION, Forgetful)
     monkeypatch.setattr(Forgetful, "forgotten", [])
-    monkeypatch.setattr("kvring.lmcache.shared_link._LOST_AFTER_S", 0.5)
+    monkeypatch.setattr("kvring.lmcache.shared_link._UNANSWERED_S", 1.0)
     first = make_node("first")
     first.store(NUMBERS)
     stored_in(first, len(NUMBERS))
