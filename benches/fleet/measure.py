@@ -27,6 +27,7 @@ from lmcache.v1.distributed.api import ObjectKey
 from benches.compare.tables import Table, print_table
 from benches.engines.measuring import in_turn
 from benches.fleet.model import Fleet, Outcome, Rates, simulate
+from benches.fleet.node import key_of
 from benches.fleet.real import play
 from benches.fleet.traces import Conversations
 from demo.adapter_spec import AdapterSpec, adapter_spec
@@ -108,7 +109,7 @@ def _shared_and_own(directory: Path) -> Rates:
         stack.callback(second.close)
         for number, _ in in_turn(["all"], _ROUNDS):
             batches = [
-                [_key(number * 1000 + batch * _BATCH + one + 1000) for one in range(_BATCH)]
+                [key_of(number * 1000 + batch * _BATCH + one + 1000) for one in range(_BATCH)]
                 for batch in range(_BATCHES)
             ]
             for keys in batches:
@@ -202,12 +203,12 @@ def _at(port: int) -> AdapterSpec:
 
 
 class _Session:
-    """LMCache's StorageManager in a process of its own (benches.fleet.hits)."""
+    """LMCache's StorageManager in a process of its own (benches.fleet.prefetches)."""
 
     def __init__(self, *specs: AdapterSpec) -> None:
         self._lines: queue.Queue[str] = queue.Queue()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benches.fleet.hits", *map(json.dumps, specs)],
+            [sys.executable, "-m", "benches.fleet.prefetches", *map(json.dumps, specs)],
             cwd=_ROOT,
             env=lmcache_environment(),
             stdin=subprocess.PIPE,
@@ -271,10 +272,6 @@ def _cells(outcome: Outcome) -> list[str]:
     counts = [str(outcome.chunks[name]) for name in ("disk", "shared", "computed")]
     times_s = [outcome.first_token_at(0.5), outcome.first_token_at(0.99)]
     return counts + [f"{s * 1e3:.0f}" for s in (*times_s, statistics.mean(outcome.first_token_s))]
-
-
-def _key(number: int) -> ObjectKey:
-    return ObjectKey(chunk_hash=number.to_bytes(32, "big"), model_name="fleet/model", kv_rank=0)
 
 
 def _wait(ask: Callable[[], Any]) -> Any:

@@ -47,7 +47,7 @@ class _Node:
 
     def serve(self, number: int, chunks: list[int], last_tokens: int) -> Served:
         began_s = time.monotonic()
-        keys = [_key(chunk) for chunk in chunks]
+        keys = [key_of(chunk) for chunk in chunks]
         hits = self._session.prefetch(keys, self._layout, with_memory=True)
         found = next((place for place, hit in enumerate(hits) if not hit), len(hits))
         wrong = 0
@@ -88,7 +88,8 @@ class _Node:
         return _find(self._session.manager.report_status())
 
 
-def _key(chunk: int) -> ObjectKey:
+def key_of(chunk: int) -> ObjectKey:
+    """Return LMCache's key of a chunk."""
     return ObjectKey(chunk_hash=chunk.to_bytes(32, "big"), model_name="fleet/model", kv_rank=0)
 
 

@@ -80,10 +80,15 @@ def network(redis: Redis) -> Iterator[Network]:
 
 
 @pytest.fixture
-def make_node(redis: Redis, tmp_path: Path) -> "Iterator[MakeNode]":
+def make_node(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> "Iterator[MakeNode]":
     """Open nodes by name that reach it, and wait until they do; they are closed at the end."""
     from tests.python.lmcache.shared_tiers import PATIENT, Node
 
+    # They would wait for seconds, and so would the tests.
+    monkeypatch.setattr("kvring.lmcache.shared_link._RECONNECT_PAUSE_S", 0.2)
+    monkeypatch.setattr("kvring.lmcache.shared_link._PROBE_PAUSE_S", 0.3)
     with ExitStack() as stack:
 
         def make(name: str, port: int = redis.port, **options: Any) -> Node:

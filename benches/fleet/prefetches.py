@@ -12,8 +12,9 @@ import sys
 import time
 
 import torch
-from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.api import MemoryLayoutDesc
 
+from benches.fleet.node import key_of
 from demo.cache import CacheSession
 
 _CHUNK_BYTES = 1 << 20
@@ -28,7 +29,7 @@ def main() -> None:
     parser.add_argument("specs", type=json.loads, nargs="+")
     arguments = parser.parse_args()
     layout = MemoryLayoutDesc(shapes=[torch.Size([_CHUNK_BYTES])], dtypes=[torch.uint8])
-    keys = [_key(number) for number in range(_CHUNKS)]
+    keys = [key_of(number) for number in range(_CHUNKS)]
     unknown = itertools.count(_CHUNKS)
     spec, *further = arguments.specs
     with CacheSession(spec, _L1_BYTES, *further, store_policy="skip_l1") as session:
@@ -40,7 +41,7 @@ def main() -> None:
         for line in sys.stdin:
             durations_s = []
             for _ in range(_REQUESTS):
-                asked = [*keys, *(_key(next(unknown)) for _ in range(int(line)))]
+                asked = [*keys, *(key_of(next(unknown)) for _ in range(int(line)))]
                 began_s = time.monotonic()
                 found = session.prefetch(asked, layout)
                 durations_s.append(time.monotonic() - began_s)
@@ -49,10 +50,6 @@ def main() -> None:
                 with session.read(keys):
                     pass
             print(json.dumps(durations_s), flush=True)
-
-
-def _key(number: int) -> ObjectKey:
-    return ObjectKey(chunk_hash=number.to_bytes(32, "big"), model_name="fleet/model", kv_rank=0)
 
 
 if __name__ == "__main__":
