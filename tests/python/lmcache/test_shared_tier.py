@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, generate_latest
 
 import kvring
 from demo.servers import Network, Redis
@@ -29,6 +29,7 @@ from tests.python.lmcache.shared_tiers import (
     memory_object,
     stored_in,
 )
+from tests.python.test_dashboard import queries
 
 pytestmark = pytest.mark.lmcache
 
@@ -107,6 +108,11 @@ def test_prometheus_is_told(make_node: MakeNode, redis: Redis, tmp_path: Path) -
     node.fetch([100])
     until("it is told", lambda: value("answering") == 0)
     assert value("lost_total") == 1
+    page = generate_latest(REGISTRY).decode()
+    names = set(re.findall(r"^# TYPE (kvring_shared_\w+)", page, re.M))
+    names = {name for name in names if not name.endswith("_created")}
+    shown = " ".join(query for _, query in queries(of_shared_tier=True))
+    assert names == set(re.findall(r"kvring_shared_\w+", shown))
     node.adapter.close()
     assert value("lookups_total") is None
 
