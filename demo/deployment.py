@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -26,7 +25,7 @@ from demo.lmcache_command import (
     lmcache_command,
     lmcache_environment,
 )
-from demo.machines import HERE, Machine
+from demo.machines import HERE, Machine, free_ports
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -156,7 +155,7 @@ class CacheServer:
 
     def _start(self) -> None:
         for attempt in range(1, START_ATTEMPTS + 1):
-            self._rpc_port, self._http_port = _free_ports(2)
+            self._rpc_port, self._http_port = free_ports(2)
             with self._log_path.open("wb") as log:
                 self._process = subprocess.Popen(
                     [*self._machine.prefix, *lmcache_command("server", *self._arguments())],
@@ -247,12 +246,3 @@ def _difference(sequence: int, phase: str, found: Request, expected: Request) ->
     if replace(found, checksum=None) == expected:
         return []
     return [f"sequence {sequence}, {phase}: {found}, expected {expected}"]
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [server.getsockname()[1] for server in sockets]
-    finally:
-        for server in sockets:
-            server.close()

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,16 @@ HERE = Machine()
 
 # In the specification of an adapter: the host of the node that gets it.
 OWN_HOST = "{own host}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now, each another one."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [server.getsockname()[1] for server in sockets]
+    finally:
+        for server in sockets:
+            server.close()
 
 
 @contextmanager

@@ -23,8 +23,7 @@ from demo.lmcache_command import (
     lmcache_command,
     lmcache_environment,
 )
-from demo.machines import Machine, machines
-from demo.servers import free_port
+from demo.machines import Machine, free_ports, machines
 from demo.two_nodes import CHUNKS, REQUESTS, check
 
 # LMCache's own are 5 s, 30 s and 10 s: it would take a minute until a dead peer is asked no more.
@@ -98,14 +97,15 @@ class PeerServer(CacheServer):
         return round(sum(map(float, re.findall(pattern, self.metrics(), re.MULTILINE))))
 
     def _arguments(self) -> list[str]:
-        url = f"{self._machine.host}:{free_port()}"
+        (port,) = free_ports(1)
+        url = f"{self._machine.host}:{port}"
         return [*super()._arguments(), *self._peer_arguments, "--p2p-advertise-url", url]
 
 
 @contextmanager
 def coordinator(log_path: Path, machine: Machine) -> Iterator[str]:
     """Run LMCache's coordinator, which tells servers of each other; yield its address."""
-    port = free_port()
+    (port,) = free_ports(1)
     command = lmcache_command(
         *("coordinator", "--host", machine.host, "--port", str(port)),
         *("--instance-timeout", str(_INSTANCE_TIMEOUT_S)),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from demo.adapter_spec import AdapterSpec
 from demo.lmcache_command import DEADLINE_S, DeploymentError
-from demo.machines import HERE, OWN_HOST, Machine
+from demo.machines import HERE, OWN_HOST, Machine, free_ports
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,7 +38,7 @@ class Redis:
         self._program = _program("redis-server", "valkey-server", package="redis-server")
         self._process: subprocess.Popen[bytes] | None = None
         self.host = machine.host
-        self.port = free_port()
+        (self.port,) = free_ports(1)
 
     def __enter__(self) -> "Self":
         """Start it."""
@@ -117,7 +117,7 @@ def s3(directory: Path, machine: Machine) -> Iterator[AdapterSpec]:
     wrapper = next(Path("/usr/lib").glob("*/libnss_wrapper.so"), None)
     if wrapper is None:
         raise DeploymentError("there is no libnss_wrapper.so (Debian: libnss-wrapper)")
-    port = free_port()
+    (port,) = free_ports(1)
     (directory / "objects" / _BUCKET).mkdir(parents=True)
     hosts = directory / "hosts"
     hosts.write_text(f"{machine.host} {_BUCKET}.{_DOMAIN}\n", encoding="ascii")
@@ -159,8 +159,8 @@ def mooncake(machine: Machine) -> Iterator[AdapterSpec]:
     assert package.origin is not None
     # Not the one in PATH: that is a script, whose child would live on.
     program = Path(package.origin).with_name("mooncake_master")
-    port = free_port()
-    command = [str(program), f"-rpc_port={port}", f"-metrics_port={free_port()}"]
+    port, metrics_port = free_ports(2)
+    command = [str(program), f"-rpc_port={port}", f"-metrics_port={metrics_port}"]
     # It tells of itself every ten seconds.
     process = _start(command, machine.host, port, stderr=subprocess.DEVNULL)
     try:
@@ -218,13 +218,6 @@ class Network:
                 target.sendall(part)
         with suppress(OSError):
             target.shutdown(socket.SHUT_RDWR)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def _program(*names: str, package: str) -> str:

@@ -57,7 +57,7 @@ class Node:
 
     def store(self) -> dict[str, Any]:
         """Return what the server says of its store."""
-        adapters = _find_kvring(json.loads(self.server.fetch("/status")))
+        adapters = stores_in(json.loads(self.server.fetch("/status")))
         if len(adapters) != 1:
             raise DeploymentError(f"node {self.name} has {len(adapters)} stores")
         return adapters[0]
@@ -128,7 +128,8 @@ def check(problems: list[str]) -> None:
         raise DeploymentError("\n".join(problems))
 
 
-def _find_kvring(tree: object) -> list[dict[str, Any]]:
+def stores_in(tree: object) -> list[dict[str, Any]]:
+    """Return what a status of LMCache says of its kvring stores."""
     own = [tree] if isinstance(tree, dict) and tree.get("type") == "kvring" else []
     children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []
-    return own + [found for child in children for found in _find_kvring(child)]
+    return own + [found for child in children for found in stores_in(child)]

@@ -95,7 +95,7 @@ def _table(outcomes: dict[_Case, Outcome]) -> Table:
         "found",
         "in memory; on disk; shared; too late",
         "first token p50; p99",
-        "a request: disk written; from shared; to shared",
+        "a request: disk read; written; from shared; to shared",
     ]
     rows = []
     for case, outcome in outcomes.items():
@@ -118,7 +118,7 @@ def _table(outcomes: dict[_Case, Outcome]) -> Table:
 
 
 _PLACES = ("memory", "disk", "shared")
-_MOVED = ("disk written", "from shared", "to shared")
+_MOVED = ("disk read", "disk written", "from shared", "to shared")
 
 
 def _write(table: Table, outcomes: dict[_Case, Outcome], rates: Rates) -> None:

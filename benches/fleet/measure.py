@@ -46,7 +46,7 @@ _SEED = 3
 _DEADLINE_S = 60.0
 _NO_ANSWER_S = 20.0
 _SECOND = "the tier, as LMCache's second adapter"
-_SLOW, _HANGS = "answers after 100 ms", "hangs"
+_SLOW, _HANGS, _KILLED = "answers after 100 ms", "hangs", "is killed"
 _STATES = ("well", _SLOW, _HANGS)
 
 
@@ -57,7 +57,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         rates = _shared_and_own(Path(directory) / "rates")
-        _hits(Path(directory) / "hits")
+        _hits(Path(directory) / "hits", _STATES)
+        # With sessions of its own: one that hung answers nothing any more.
+        _hits(Path(directory) / "killed", (_KILLED,))
         _beside_the_simulator(Path(directory) / "fleet", rates)
 
 
@@ -154,7 +156,7 @@ def _timed(
     return moved / took_s, cpu_s / (moved / 1e9)
 
 
-def _hits(directory: Path) -> None:
+def _hits(directory: Path, states: tuple[str, ...]) -> None:
     """Time hits on the own disk with nothing behind it, and with a tier that is well or is not."""
     medians: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     with Redis() as redis, ExitStack() as stack:
@@ -171,12 +173,14 @@ def _hits(directory: Path) -> None:
         for name, given in specs.items():
             sessions[name] = _Session(*given)
             stack.callback(sessions[name].close)
-        for state in _STATES:
+        for state in states:
             for way in ways.values():
                 way.delay_s = 0.1 if state == _SLOW else 0.0
             if state == _HANGS:
                 redis.stop()
                 stack.callback(redis.resume)
+            if state == _KILLED:
+                redis.kill()
             for number, name in in_turn(list(sessions), _ROUNDS):
                 for unknown in (0, 1):
                     if state == _HANGS and name == _SECOND and (number, unknown) != (0, 0):
@@ -187,7 +191,7 @@ def _hits(directory: Path) -> None:
                         medians[state, name, unknown].append(statistics.median(durations_s))
         rows = [
             [state, name, *(_ms(medians[state, name, unknown]) for unknown in (0, 1))]
-            for state in _STATES
+            for state in states
             for name in sessions
         ]
     header = ["the tier", "behind the store", "all on disk, ms", "and one unknown chunk, ms"]

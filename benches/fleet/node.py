@@ -18,6 +18,7 @@ import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 
 from demo.cache import CacheSession
+from demo.two_nodes import stores_in
 
 _THREADS = 16
 _WAIT_S = 60.0
@@ -85,19 +86,13 @@ class _Node:
 
     def tier(self) -> dict[str, Any]:
         """Return what is said of the shared tier."""
-        return _find(self._session.manager.report_status())
+        (store,) = stores_in(self._session.manager.report_status())
+        return dict(store["shared_tier"])
 
 
 def key_of(chunk: int) -> ObjectKey:
     """Return LMCache's key of a chunk."""
     return ObjectKey(chunk_hash=chunk.to_bytes(32, "big"), model_name="fleet/model", kv_rank=0)
-
-
-def _find(tree: Any) -> dict[str, Any]:
-    if isinstance(tree, dict) and "shared_tier" in tree:
-        return dict(tree["shared_tier"])
-    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-    return next(filter(None, map(_find, children)), {})
 
 
 def main() -> None:
@@ -126,7 +121,7 @@ def main() -> None:
     # What is stored is on disk only.
     with CacheSession(arguments.spec, arguments.l1_bytes, store_policy="skip_l1") as session:
         node = _Node(session, arguments)
-        while not node.tier().get("is_answering"):
+        while not node.tier()["is_answering"]:
             time.sleep(0.01)
         tell(Served(-1, 0, 0, 0, 0.0))
         with ThreadPoolExecutor(_THREADS) as threads:

@@ -92,7 +92,10 @@ def test_a_shared_tier_stands_behind_the_store(
         (["--shared", "s3://bucket.host?colour=red"], "'s3://bucket.host' is not valid"),
         (["--shared", "file:///"], "is not valid"),
         (["--shared", "file:///mnt/kv#1"], "is not valid"),
-        (["--shared", "redis://host", "--option", "shared_buffer=much"], "shared_buffer=much"),
+        (
+            ["--shared", "redis://host", "--option", "shared_buffer=much"],
+            "'shared_buffer' = 'much'",
+        ),
         (["--shared", "redis://host", "--option", "shared_load_deadline_ms=0"], "1 to 600000"),
         (["--shared", "redis://host", "--option", "shared_tea=1"], "there are shared_lookup"),
         (["--shared", "file://host/path"], "is not valid"),

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from kvring._native import ConfigError, size_bytes
+from kvring._native import ConfigError
 from kvring.cli.failure import WrongArguments
+from kvring.shared_limits import MEANINGS, SharedLimits
 
 __all__ = ["FORMS", "directory_of", "shared_tier", "take_options"]
 
@@ -14,8 +15,6 @@ FORMS: Final = "redis://HOST[:PORT], s3://BUCKET.HOST[:PORT][?region=REGION] or 
 _REDIS_PORT: Final = 6379
 # No IPv6: LMCache's `resp` cannot connect to that.
 _HOST: Final = re.compile(r"[\w.-]+", re.ASCII)
-_DEADLINES: Final = ("shared_lookup_deadline_ms", "shared_load_deadline_ms")
-_LONGEST_DEADLINE_MS: Final = 600_000
 
 
 def shared_tier(url: str) -> dict[str, Any]:
@@ -66,21 +65,15 @@ def take_options(parameters: dict[str, Any]) -> dict[str, Any]:
     Raises:
         WrongArguments: One of them does not fit.
     """
-    taken = {name: parameters.pop(name) for name in list(parameters) if name.startswith("shared_")}
-    for name, value in taken.items():
-        if name in _DEADLINES and not (
-            type(value) in (int, float) and 1 <= value <= _LONGEST_DEADLINE_MS
-        ):
-            text = f"--option {name}={value}: it takes 1 to {_LONGEST_DEADLINE_MS}"
-            raise WrongArguments(text)
-        if name == "shared_buffer":
-            try:
-                size_bytes(str(value))
-            except ConfigError as error:
-                raise WrongArguments(f"--option {name}={value}: {error}") from error
-        elif name not in _DEADLINES:
-            known = ", ".join((*_DEADLINES, "shared_buffer"))
-            raise WrongArguments(f"--option {name}: there is no such option; there are {known}")
+    taken = {name: parameters[name] for name in MEANINGS if name in parameters}
+    try:
+        SharedLimits.take(parameters)
+    except ConfigError as error:
+        raise WrongArguments(str(error)) from error
+    unknown = next((name for name in parameters if name.startswith("shared_")), None)
+    if unknown is not None:
+        text = f"--option {unknown}: there is no such option; there are {', '.join(MEANINGS)}"
+        raise WrongArguments(text)
     return taken
 
 

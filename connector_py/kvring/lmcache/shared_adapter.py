@@ -92,7 +92,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         self._shared_locks: Counter[ObjectKey] = Counter()
         super().__init__(config.options, l1_memory_desc)
         shared = config.shared_options
-        self._buffers = Buffers(shared.buffer_bytes)
+        self._buffers = Buffers(shared.limits.buffer_bytes)
         try:
             self._tier = SharedTier(shared, self._buffers, self._promote)
         except BaseException:

@@ -99,7 +99,7 @@ class Link:
             return self._wrong
         if self.connection is not None:
             # One of several threads of an adapter may hang, while another answers the probe.
-            longest_s = max(_UNANSWERED_S, 2 * self._options.load_deadline_s)
+            longest_s = max(_UNANSWERED_S, 2 * self._options.limits.load_deadline_s)
             if now_s - self.connection.waits_since_s() > longest_s:
                 return f"a load or store has not been answered for {longest_s:g} s"
         if now_s < self.next_s():
@@ -255,7 +255,7 @@ class Link:
         now_s = time.monotonic()
         self._probe_began_s = None
         asked_again_s = self._doubted_s + self._pause_s
-        in_time = now_s - began_s <= self._options.lookup_deadline_s
+        in_time = now_s - began_s <= self._options.limits.lookup_deadline_s
         self.is_answering = in_time and now_s >= asked_again_s
         pause_s = _PROBE_PAUSE_S if self.is_answering else _LATE_PROBE_PAUSE_S
         self._next_probe_s = max(now_s + pause_s, asked_again_s)

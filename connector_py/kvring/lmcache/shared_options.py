@@ -10,21 +10,17 @@ from lmcache.v1.distributed.l2_adapters.config import (
     parse_args_to_l2_adapters_config,
 )
 
-from kvring._native import ConfigError, size_bytes
+from kvring._native import ConfigError
+from kvring.shared_limits import MEANINGS as LIMITS
+from kvring.shared_limits import SharedLimits
 
 __all__ = ["MEANINGS", "SharedOptions"]
 
-MEANINGS: Final = {
-    "shared_tier": "an adapter of LMCache, as --l2-adapter takes it, such as "
-    '{"type": "resp", "host": "10.0.0.5", "port": 6379}',
-    "shared_lookup_deadline_ms": "a lookup there that takes longer is a miss; default 500",
-    "shared_load_deadline_ms": "a load from there that takes longer is a miss; default 5000",
-    "shared_buffer": "memory through which all goes there and comes from there; default 1GiB",
-}
-
-_BUFFER: Final = "1GiB"
-_LOOKUP_DEADLINE_MS: Final = 500
-_LOAD_DEADLINE_MS: Final = 5000
+_TIER_MEANING: Final = (
+    "an adapter of LMCache, as --l2-adapter takes it, such as "
+    '{"type": "resp", "host": "10.0.0.5", "port": 6379}'
+)
+MEANINGS: Final = {"shared_tier": _TIER_MEANING, **LIMITS}
 
 # They need LMCache's own memory, or are done around the whole adapter.
 _REFUSED_TYPES: Final = ("p2p", "plugin", "native_plugin")
@@ -39,11 +35,9 @@ class SharedOptions:
     name: str
     # Where it listens, if that is known.
     address: tuple[str, int] | None
-    buffer_bytes: int
+    limits: SharedLimits
     # As the store has it, which checks it; empty for none.
     identity: str
-    lookup_deadline_s: float
-    load_deadline_s: float
 
     @classmethod
     def take(cls, parameters: dict[str, Any]) -> "SharedOptions":
@@ -58,12 +52,8 @@ class SharedOptions:
             adapter=_adapter(spec),
             name=_name(spec),
             address=(spec["host"], spec["port"]) if "host" in spec and "port" in spec else None,
-            buffer_bytes=_bytes(parameters.pop("shared_buffer", _BUFFER)),
+            limits=SharedLimits.take(parameters),
             identity="" if identity in (None, "none") else str(identity),
-            lookup_deadline_s=_seconds(
-                parameters, "shared_lookup_deadline_ms", _LOOKUP_DEADLINE_MS
-            ),
-            load_deadline_s=_seconds(parameters, "shared_load_deadline_ms", _LOAD_DEADLINE_MS),
         )
 
 
@@ -71,7 +61,7 @@ def _adapter(spec: Any) -> L2AdapterConfigBase:
     if not isinstance(spec, dict):
         # It may have a password.
         shown = repr(spec) if "@" not in str(spec) else f"a {type(spec).__name__}"
-        text = f"option 'shared_tier' = {shown} is not valid; it takes {MEANINGS['shared_tier']}"
+        text = f"option 'shared_tier' = {shown} is not valid; it takes {_TIER_MEANING}"
         raise ConfigError(text)
     if spec.get("type") in _REFUSED_TYPES:
         text = (
@@ -95,18 +85,3 @@ def _name(spec: dict[str, Any]) -> str:
     where = spec.get("host") or spec.get("s3_endpoint") or spec.get("base_path") or ""
     port = f":{spec['port']}" if "port" in spec else ""
     return f"{spec['type']} {str(where).rpartition('@')[2]}{port}".rstrip()
-
-
-def _bytes(text: Any) -> int:
-    try:
-        buffer_bytes = size_bytes(str(text))
-    except ConfigError as error:
-        raise ConfigError(f"option 'shared_buffer' = {text!r} is not valid: {error}") from error
-    return buffer_bytes
-
-
-def _seconds(parameters: dict[str, Any], name: str, default_ms: int) -> float:
-    value = parameters.pop(name, default_ms)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 600_000:
-        raise ConfigError(f"option {name!r} = {value!r} is not valid; it takes 1 to 600000")
-    return value / 1000

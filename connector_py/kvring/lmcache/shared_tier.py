@@ -96,7 +96,7 @@ class SharedTier:
     def lookup(self, keys: list[ObjectKey], layouts: dict[int, Any], answer: _Answer) -> None:
         """Say of each key whether it is there, and lock it; in time, or that it is not."""
         ask = partial(self._lookup, keys, layouts)
-        self._ask(ask, len(keys), answer, self._options.lookup_deadline_s)
+        self._ask(ask, len(keys), answer, self._options.limits.lookup_deadline_s)
 
     def load(self, keys: list[ObjectKey], objects: list[Any], answer: _Answer) -> None:
         """Load into memory; say of each key whether it is there now, in time, or that it is not.
@@ -104,7 +104,7 @@ class SharedTier:
         Nothing is written there after the answer.
         """
         ask = partial(self._load, keys, objects)
-        self._ask(ask, len(keys), answer, self._options.load_deadline_s)
+        self._ask(ask, len(keys), answer, self._options.limits.load_deadline_s)
 
     def store(self, keys: list[ObjectKey], objects: list[Any], copied: Callable[[], None]) -> None:
         """Store copies of memory, as far as there is room for them; say when they are made."""

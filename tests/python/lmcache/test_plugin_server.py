@@ -20,6 +20,7 @@ from demo.deployment import (
     STORED_CHUNKS_METRIC,
     CacheServer,
 )
+from demo.two_nodes import stores_in
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.slow]
 
@@ -37,7 +38,7 @@ def adapter_name() -> str:
 def status_of(server: CacheServer) -> dict[str, Any]:
     """Return what the server says of its L2 adapter."""
     status = json.loads(server.fetch("/status"))
-    adapters = find("type", "kvring", status)
+    adapters = stores_in(status)
     assert len(adapters) == 1, status
     return adapters[0]
 
@@ -60,13 +61,6 @@ def test_the_server_tells_of_it(tmp_path: Path, spec: AdapterSpec) -> None:
             server.stop()
         assert f"INFO kvring: {spec['adapter_params']['path']}" in log.read_text()
     assert used[0] == used[1] > 0
-
-
-def find(name: str, value: object, tree: object) -> list[dict[str, Any]]:
-    """Return the dicts in a tree of JSON that have this value."""
-    own = [tree] if isinstance(tree, dict) and tree.get(name) == value else []
-    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []
-    return own + [found for child in children for found in find(name, value, child)]
 
 
 def find_all(name: str, tree: object) -> list[object]:

@@ -1,0 +1,56 @@
+"""Deadlines and memory of a shared tier: checked by its adapter, and by `kvring config`."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvring._native import ConfigError, size_bytes
+
+__all__ = ["MEANINGS", "SharedLimits"]
+
+MEANINGS: Final = {
+    "shared_lookup_deadline_ms": "a lookup there that takes longer is a miss; default 500",
+    "shared_load_deadline_ms": "a load from there that takes longer is a miss; default 5000",
+    "shared_buffer": "upper limit of the memory for copies to and from there; default 1GiB",
+}
+_LOOKUP_DEADLINE_MS: Final = 500
+_LOAD_DEADLINE_MS: Final = 5000
+_LONGEST_DEADLINE_MS: Final = 600_000
+_BUFFER: Final = "1GiB"
+
+
+@dataclass(frozen=True)
+class SharedLimits:
+    """What a shared tier may take of a node: time of its requests, and memory."""
+
+    lookup_deadline_s: float
+    load_deadline_s: float
+    buffer_bytes: int
+
+    @classmethod
+    def take(cls, parameters: dict[str, Any]) -> "SharedLimits":
+        """Take these options out of `adapter_params`.
+
+        Raises:
+            ConfigError: One of them cannot be used; the message names it.
+        """
+        return cls(
+            _seconds(parameters, "shared_lookup_deadline_ms", _LOOKUP_DEADLINE_MS),
+            _seconds(parameters, "shared_load_deadline_ms", _LOAD_DEADLINE_MS),
+            _bytes(parameters.pop("shared_buffer", _BUFFER)),
+        )
+
+
+def _bytes(text: Any) -> int:
+    try:
+        return size_bytes(str(text))
+    except ConfigError as error:
+        raise ConfigError(f"option 'shared_buffer' = {text!r} is not valid: {error}") from error
+
+
+def _seconds(parameters: dict[str, Any], name: str, default_ms: int) -> float:
+    value = parameters.pop(name, default_ms)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 1 <= value <= _LONGEST_DEADLINE_MS:
+        text = f"option {name!r} = {value!r} is not valid; it takes 1 to {_LONGEST_DEADLINE_MS}"
+        raise ConfigError(text)
+    return float(value) / 1000
