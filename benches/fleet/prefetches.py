@@ -14,7 +14,7 @@ import time
 import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 
-from benches.fleet.node import key_of
+from benches.fleet.node import key_of, put_l1_into_huge_pages
 from demo.cache import CacheSession
 
 _CHUNK_BYTES = 1 << 20
@@ -33,6 +33,7 @@ def main() -> None:
     unknown = itertools.count(_CHUNKS)
     spec, *further = arguments.specs
     with CacheSession(spec, _L1_BYTES, *further, store_policy="skip_l1") as session:
+        put_l1_into_huge_pages(session)
         with session.write(keys, layout) as tensors:
             for tensor in tensors:
                 tensor.fill_(7)

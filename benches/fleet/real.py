@@ -69,6 +69,7 @@ class _Node:
         self._process = process
         self._answers: list[dict[str, Any]] = []
         self._changed = threading.Condition()
+        self._has_ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -84,8 +85,10 @@ class _Node:
 
     def wait_for(self, number: int) -> None:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._has(number), _DEADLINE_S):
-                raise RuntimeError(f"request {number} is not answered")
+            self._changed.wait_for(lambda: self._has(number) or self._has_ended, _DEADLINE_S)
+            if not self._has(number):
+                text = "its node has ended" if self._has_ended else f"within {_DEADLINE_S:g} s"
+                raise RuntimeError(f"request {number} is not answered: {text}")
 
     def end(self) -> list[dict[str, Any]]:
         """Have it serve what it was asked; return all answers."""
@@ -108,6 +111,9 @@ class _Node:
                 with self._changed:
                     self._answers.append(json.loads(line))
                     self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     def _has(self, number: int) -> bool:
         return any(answer["number"] == number for answer in self._answers)

@@ -1,8 +1,10 @@
 """Memory between LMCache's and a shared tier: what a tier does late, it does here."""
 
 import ctypes
+import mmap
 import os
 import threading
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -11,6 +13,7 @@ from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, Tensor
 __all__ = ["Buffers", "is_marked", "mark"]
 
 _BLOCK_BYTES: Final = 4096
+_HUGE_PAGE_BYTES: Final = 2 << 20
 
 # At the end of memory that is to be loaded into: who leaves it there has loaded too little. Other
 # chunks have these bytes with a probability of 2^-128.
@@ -52,16 +55,13 @@ class Buffers:
                 other = next(length for length, tensors in self._kept.items() if tensors)
                 self._kept[other].pop()
                 self._kept_bytes -= _size_bytes(other)
-        # At a whole block, as transfers without a copy need it.
         try:
-            memory = torch.empty(length_bytes + _BLOCK_BYTES, dtype=torch.uint8)
-        except RuntimeError:
+            return _object_over(_new_memory(length_bytes))
+        except (OSError, RuntimeError):
             # The machine has none left.
             with self._lock:
                 self.taken_bytes -= _size_bytes(length_bytes)
             return None
-        start = -memory.data_ptr() % _BLOCK_BYTES
-        return _object_over(memory[start : start + length_bytes])
 
     def give_back(self, objects: list[TensorMemoryObj]) -> None:
         """Take memory objects back; nobody uses them any more."""
@@ -89,6 +89,19 @@ def is_marked(memory: TensorMemoryObj) -> bool:
     if memory.get_size() < _BLOCK_BYTES:
         return False
     return ctypes.string_at(memory.data_ptr + memory.get_size() - len(_MARK), len(_MARK)) == _MARK
+
+
+def _new_memory(length_bytes: int) -> torch.Tensor:
+    """Return memory that begins at a whole block, as transfers without a copy need it."""
+    if length_bytes < _HUGE_PAGE_BYTES:
+        memory = torch.empty(length_bytes + _BLOCK_BYTES, dtype=torch.uint8)
+        start = -memory.data_ptr() % _BLOCK_BYTES
+        return memory[start : start + length_bytes]
+    # In huge pages, where the system gives some: a drive moves each run of pages for itself.
+    mapped = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def _size_bytes(length_bytes: int) -> int:

@@ -9,11 +9,13 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
+from lmcache.v1.memory_management import TensorMemoryObj
 from prometheus_client import REGISTRY, generate_latest
 
 import kvring
 from demo.servers import Network, Redis
 from kvring.lmcache import KvringSharedL2AdapterConfig
+from kvring.lmcache.shared_buffers import Buffers
 from tests.python.conftest import until
 from tests.python.lmcache.shared_tiers import (
     ALL,
@@ -180,6 +182,22 @@ def test_a_batch_of_several_lengths_is_stored_and_loaded(make_node: MakeNode) ->
     task = second.adapter.submit_load_task(keys_of(NUMBERS), objects)
     until("they are loaded", lambda: bool(second.adapter.query_load_result(task)))
     assert [one.raw_data.numpy().tobytes() for one in objects] == contents
+
+
+@pytest.mark.parametrize("length_bytes", [1, CHUNK_BYTES, 2 << 20, (5 << 20) + 1])
+def test_buffers_begin_at_a_block_and_count_whole(length_bytes: int) -> None:
+    buffers = Buffers(64 << 20)
+    taken: list[TensorMemoryObj] = []
+    while (one := buffers.take(length_bytes)) is not None and len(taken) < 100:
+        taken.append(one)
+    assert {one.get_size() for one in taken} == {length_bytes}
+    assert {one.data_ptr % 4096 for one in taken} == {0}
+    for number, one in enumerate(taken):
+        one.raw_data.fill_(number)
+    assert [int(one.raw_data[-1]) for one in taken] == list(range(len(taken)))
+    assert length_bytes * len(taken) < buffers.taken_bytes <= 64 << 20
+    buffers.give_back(taken)
+    assert buffers.taken_bytes == 0
 
 
 def test_memory_of_a_store_is_not_given_back_before_it_is_copied(make_node: MakeNode) -> None:
