@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
-from lmcache.v1.memory_management import TensorMemoryObj
 from prometheus_client import REGISTRY, generate_latest
 
 import kvring
@@ -187,9 +186,7 @@ def test_a_batch_of_several_lengths_is_stored_and_loaded(make_node: MakeNode) ->
 @pytest.mark.parametrize("length_bytes", [1, CHUNK_BYTES, 2 << 20, (5 << 20) + 1])
 def test_buffers_begin_at_a_block_and_count_whole(length_bytes: int) -> None:
     buffers = Buffers(64 << 20)
-    taken: list[TensorMemoryObj] = []
-    while (one := buffers.take(length_bytes)) is not None and len(taken) < 100:
-        taken.append(one)
+    taken = [one for _ in range(100) if (one := buffers.take(length_bytes)) is not None]
     assert {one.get_size() for one in taken} == {length_bytes}
     assert {one.data_ptr % 4096 for one in taken} == {0}
     for number, one in enumerate(taken):
