@@ -31,13 +31,19 @@ class SharedLimits:
         """Take these options out of `adapter_params`.
 
         Raises:
-            ConfigError: One of them cannot be used; the message names it.
+            ConfigError: One of them cannot be used, or does not exist; the message names it.
         """
-        return cls(
+        limits = cls(
             _seconds(parameters, "shared_lookup_deadline_ms", _LOOKUP_DEADLINE_MS),
             _seconds(parameters, "shared_load_deadline_ms", _LOAD_DEADLINE_MS),
             _bytes(parameters.pop("shared_buffer", _BUFFER)),
         )
+        unknown = next((name for name in parameters if name.startswith("shared_")), None)
+        if unknown is not None:
+            known = ", ".join(MEANINGS)
+            text = f"unknown option {unknown!r}; those of a shared tier are: shared_tier, {known}"
+            raise ConfigError(text)
+        return limits
 
 
 def _bytes(text: Any) -> int:

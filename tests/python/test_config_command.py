@@ -97,7 +97,10 @@ def test_a_shared_tier_stands_behind_the_store(
             "'shared_buffer' = 'much'",
         ),
         (["--shared", "redis://host", "--option", "shared_load_deadline_ms=0"], "1 to 600000"),
-        (["--shared", "redis://host", "--option", "shared_tea=1"], "there are shared_lookup"),
+        (
+            ["--shared", "redis://host", "--option", "shared_tea=1"],
+            "shared tier are: shared_tier, ",
+        ),
         (["--shared", "file://host/path"], "is not valid"),
         (["--shared", "redis://host", "--type", "native_plugin"], "goes with --type plugin"),
         (["--shared", "redis://host", "--for", "sglang"], "of LMCache's server"),

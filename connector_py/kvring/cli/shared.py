@@ -70,10 +70,6 @@ def take_options(parameters: dict[str, Any]) -> dict[str, Any]:
         SharedLimits.take(parameters)
     except ConfigError as error:
         raise WrongArguments(str(error)) from error
-    unknown = next((name for name in parameters if name.startswith("shared_")), None)
-    if unknown is not None:
-        text = f"--option {unknown}: there is no such option; there are {', '.join(MEANINGS)}"
-        raise WrongArguments(text)
     return taken
 
 

@@ -10,7 +10,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
-from kvring._native import ClosedError, ObjectTasks, options
+from kvring._native import ClosedError, ConfigError, ObjectTasks, options
 from kvring.connector import Connector
 from kvring.lmcache.bookkeeping import Bookkeeping
 from kvring.lmcache.fixed_buffers import register_l1
@@ -68,6 +68,9 @@ class KvringL2Adapter(L2AdapterInterface):
             OSError: Likewise.
         """
         named = config.options if isinstance(config, KvringL2AdapterConfig) else config
+        if "shared_tier" in named:
+            text = 'option \'shared_tier\' goes with "class_name": "KvringSharedL2Adapter"'
+            raise ConfigError(text)
         self._store = Connector(**named)
         self._loading: dict[int, list[ObjectKey]] = {}
         self._store_error = ""

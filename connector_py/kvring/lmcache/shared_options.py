@@ -23,7 +23,11 @@ _TIER_MEANING: Final = (
 MEANINGS: Final = {"shared_tier": _TIER_MEANING, **LIMITS}
 
 # They need LMCache's own memory, or are done around the whole adapter.
-_REFUSED_TYPES: Final = ("p2p", "plugin", "native_plugin")
+_REFUSED_TYPES: Final = {
+    "p2p": "LMCache makes that one itself, from what its coordinator tells (docs/scale-out.md)",
+    "plugin": "give LMCache a second --l2-adapter for that",
+    "native_plugin": "give LMCache a second --l2-adapter for that",
+}
 _REFUSED_KEYS: Final = ("serde", "eviction")
 
 
@@ -63,12 +67,9 @@ def _adapter(spec: Any) -> L2AdapterConfigBase:
         shown = repr(spec) if "@" not in str(spec) else f"a {type(spec).__name__}"
         text = f"option 'shared_tier' = {shown} is not valid; it takes {_TIER_MEANING}"
         raise ConfigError(text)
-    if spec.get("type") in _REFUSED_TYPES:
-        text = (
-            f"option 'shared_tier' cannot be of type {spec['type']!r}; give LMCache a second "
-            "--l2-adapter for that"
-        )
-        raise ConfigError(text)
+    instead = _REFUSED_TYPES.get(str(spec.get("type")))
+    if instead is not None:
+        raise ConfigError(f"option 'shared_tier' cannot be of type {spec['type']!r}; {instead}")
     for key in _REFUSED_KEYS:
         if key in spec:
             text = f"option 'shared_tier' takes no {key!r}; write it beside 'adapter_params'"

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 import kvring
 from demo.servers import Network, Redis
-from kvring.lmcache import KvringSharedL2AdapterConfig
+from kvring.lmcache import KvringL2Adapter, KvringSharedL2AdapterConfig
 from kvring.lmcache.shared_buffers import Buffers
 from tests.python.conftest import until
 from tests.python.lmcache.shared_tiers import (
@@ -237,7 +237,9 @@ def test_memory_of_a_store_is_not_given_back_before_it_is_copied(make_node: Make
         ({"shared_tier": {}}, "missing 'type' field"),
         ({"shared_tier": {"type": "nothing"}}, "unknown adapter type 'nothing'"),
         ({"shared_tier": {"type": "resp"}}, "host must be"),
-        ({"shared_tier": {"type": "p2p"}}, "a second --l2-adapter"),
+        ({"shared_tier": {"type": "p2p"}}, "LMCache makes that one itself"),
+        ({"shared_tier": {"type": "plugin"}}, "a second --l2-adapter"),
+        ({"shared_bufer": "1GiB"}, "unknown option 'shared_bufer'; those of a shared tier are: "),
         (
             {"shared_tier": {"type": "fs", "base_path": "/x", "serde": {}}},
             "beside 'adapter_params'",
@@ -253,3 +255,9 @@ def test_an_option_that_cannot_be_used_is_refused(options: dict[str, Any], told:
     parameters = {"path": "/x", "capacity": "1GiB", **own, **options}
     with pytest.raises(kvring.ConfigError, match=re.escape(told)):
         KvringSharedL2AdapterConfig.from_dict(parameters)
+
+
+def test_a_shared_tier_without_its_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(kvring.ConfigError, match="KvringSharedL2Adapter"):
+        KvringL2Adapter({"path": str(tmp_path / "one"), "capacity": "1GiB", "shared_tier": MOCK})
+    assert not (tmp_path / "one").exists()
