@@ -1,0 +1,111 @@
+"""`python -m hardening`: search for what breaks the promises, by one tool or by all of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hardening.tool import OUTPUT, Options, Report
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A tool, and the minutes that its search gets in `make harden` and in CI (0: left out)."""
+
+    name: str
+    minutes: float
+    quick_minutes: float
+    runs_beside: bool = False
+    """While the others run, one after the other."""
+
+
+# In the order in which they run: what is quick to fail comes first.
+PARTS = (
+    _Part("soak", 60, 0, runs_beside=True),
+    _Part("supply-chain", 1, 1),
+    _Part("models", 4, 2),
+    _Part("miri", 4, 0),
+    _Part("sanitizers", 15, 0),
+    _Part("fuzz", 12, 4),
+    _Part("stateful", 5, 0),
+    _Part("faults", 8, 0),
+    _Part("scale", 4, 0),
+    _Part("mutants", 10, 6),
+)
+
+
+def _run(name: str, options: Options) -> Report:
+    module = importlib.import_module(f"hardening.{name.replace('-', '_')}")
+    began = time.monotonic()
+    report: Report = module.run(options)
+    seconds = time.monotonic() - began
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    record = {**asdict(report), "options": asdict(options), "seconds": round(seconds, 1)}
+    (OUTPUT / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    click.echo(f"{name}: {seconds:.0f} s, {report.skipped or report.ran}")
+    return report
+
+
+def _run_all(parts: dict[_Part, Options]) -> dict[str, Report]:
+    with ThreadPoolExecutor() as threads:
+        beside = {
+            part.name: threads.submit(_run, part.name, options)
+            for part, options in parts.items()
+            if part.runs_beside
+        }
+        reports = {
+            part.name: _run(part.name, options)
+            for part, options in parts.items()
+            if not part.runs_beside
+        }
+        return {**reports, **{name: future.result() for name, future in beside.items()}}
+
+
+def _print(reports: dict[str, Report]) -> None:
+    table = Table("tool", "ran", "found")
+    for name, report in reports.items():
+        found = f"skipped: {report.skipped}" if report.skipped else str(len(report.findings))
+        table.add_row(name, report.ran, found)
+    console = Console()
+    console.print(table)
+    for name, report in reports.items():
+        for finding in report.findings:
+            console.print(f"{name}: {finding}", markup=False, highlight=False, soft_wrap=True)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("tool", type=click.Choice([part.name for part in PARTS] + ["all"]))
+@click.argument("arguments", nargs=-1)
+@click.option("--minutes", type=click.FloatRange(min=0), help="How long the search may take.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Where random choices begin.")
+@click.option("--quick", is_flag=True, help="As short as in CI.")
+@click.option("--planted", is_flag=True, help="Find known bugs that are put in, instead.")
+def main(
+    tool: str,
+    arguments: tuple[str, ...],
+    minutes: float | None,
+    seed: int,
+    quick: bool,
+    planted: bool,
+) -> None:
+    """Search for what breaks kvring's promises. What TOOL takes as ARGUMENTS is in its file."""
+    parts = {}
+    for part in PARTS:
+        share = minutes if minutes is not None else part.quick_minutes if quick else part.minutes
+        if tool == part.name or (tool == "all" and share > 0):
+            parts[part] = Options(minutes=share, seed=seed, planted=planted, arguments=arguments)
+    reports = _run_all(parts)
+    _print(reports)
+    if not all(report.passed for report in reports.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Known bugs, as patches in hardening/planted: each is put in, and its tool must find it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hardening.tool import OUTPUT, REPOSITORY
+
+PATCHES = REPOSITORY / "hardening" / "planted"
+
+
+def patches_of(tool: str) -> list[Path]:
+    """Return the patches of a tool: those named `TOOL-what-is-wrong.patch`, in order."""
+    return sorted(PATCHES.glob(f"{tool}-*.patch"))
+
+
+@contextmanager
+def tree_with(patch: Path) -> Iterator[Path]:
+    """Yield a copy of the working tree with a patch applied.
+
+    The copy lies at the same place each time, so that cargo builds only what the patch changes. One
+    at a time.
+
+    Raises:
+        subprocess.CalledProcessError: The patch does not fit the tree any more: mend the patch.
+    """
+    tree = OUTPUT / "planted-tree"
+    tree.mkdir(parents=True, exist_ok=True)
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=REPOSITORY, check=True, capture_output=True).stdout
+    wanted = {Path(name) for name in names.decode().split("\0") if name}
+    for name in wanted:
+        source, copy = REPOSITORY / name, tree / name
+        if not source.is_file():
+            continue
+        if not copy.exists() or copy.read_bytes() != source.read_bytes():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, copy)
+    apply = ["git", "apply", "--whitespace=nowarn"]
+    # Without a repository of its own, git would take the outer one for the place of the patch.
+    environment = {"GIT_CEILING_DIRECTORIES": str(OUTPUT), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    subprocess.run([*apply, patch], cwd=tree, check=True, env=environment)
+    try:
+        yield tree
+    finally:
+        subprocess.run([*apply, "--reverse", patch], cwd=tree, check=True, env=environment)
