@@ -65,15 +65,24 @@ impl Budget {
 
     /// The same, with what is meant for blocks of data files that are not reserved.
     pub(crate) fn free_for_blocks_bytes(&self) -> u64 {
-        let Some((directory, min_free)) = &self.floor else { return u64::MAX };
-        let Ok(answer) = directory.file_system() else { return u64::MAX };
+        let free_and_floor = self.free_and_floor_bytes();
+        free_and_floor.map_or(u64::MAX, |(free_bytes, floor)| free_bytes.saturating_sub(floor))
+    }
+
+    /// Whether the file system has less free than the floor.
+    pub(crate) fn is_below_floor(&self) -> bool {
+        self.free_and_floor_bytes().is_some_and(|(free_bytes, floor)| free_bytes < floor)
+    }
+
+    /// What the file system has free, and what of it is the floor; none where it does not tell, or there is no floor.
+    fn free_and_floor_bytes(&self) -> Option<(u64, u64)> {
+        let (directory, min_free) = self.floor.as_ref()?;
+        let answer = directory.file_system().ok()?;
         let fragment_bytes = answer.fragment_size();
         // What it keeps for root is nobody's: not even root should live on it.
         let free_bytes = answer.blocks_available() * fragment_bytes;
-        free_bytes.saturating_sub(match min_free {
-            Some(bytes) => *bytes,
-            None => (answer.blocks() * fragment_bytes / AUTO_FREE_PART).min(AUTO_FREE_MOST_BYTES),
-        })
+        let auto = || (answer.blocks() * fragment_bytes / AUTO_FREE_PART).min(AUTO_FREE_MOST_BYTES);
+        Some((free_bytes, min_free.unwrap_or_else(auto)))
     }
 
     /// The floor, and what the file system has in all, where that is less: nothing can ever grow then.

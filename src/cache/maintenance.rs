@@ -118,7 +118,8 @@ impl Cache {
 
     fn is_filled_above(&self, share: f64) -> bool {
         let fill = self.store.fill();
-        !fill.can_grow && fill.allocated_bytes as f64 > fill.total_bytes as f64 * share
+        let is_above = fill.allocated_bytes as f64 > fill.total_bytes as f64 * share;
+        is_above && !fill.can_grow && self.store.keeps_freed_space()
     }
 
     /// Looks whether the files are where they belong, and which of their blocks are shared.

@@ -178,6 +178,11 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
 
     fn fill(&self) -> Fill;
 
+    /// Whether the store can give out the space of chunks that go. If not, evicting ahead of need gains nothing.
+    fn keeps_freed_space(&self) -> bool {
+        true
+    }
+
     fn usage(&self) -> StoreUsage;
 
     /// Why the next open would not find its files, if so.

@@ -120,6 +120,26 @@ def test_min_free_is_left_to_others(disk: Path) -> None:
         assert client.stat("evicted") > 50
 
 
+def test_a_file_system_below_min_free_costs_one_chunk_for_each_that_comes(
+    store_directory: Path,
+) -> None:
+    """What others take is not made good by chunks: the space of those that go would be theirs."""
+    options: dict[str, Any] = {"layout": "files", "lease_s": 0}
+    content = pattern(100 * KIB, 1)
+    with kvring.Connector(store_directory, CAPACITY_BYTES, min_free=0, **options) as connector:
+        Client(connector).store({make_key(number): content for number in range(100)})
+    answer = os.statvfs(store_directory)
+    floor_bytes = answer.f_bavail * answer.f_frsize + 8 * 1024 * MIB
+    with kvring.Connector(
+        store_directory, CAPACITY_BYTES, min_free=floor_bytes, **options
+    ) as connector:
+        client = Client(connector)
+        for number in range(100, 150):
+            assert client.set([make_key(number)], [content]).ok
+        assert client.stat("evicted") == 50
+        client.assert_sound()
+
+
 def use_few_descriptors(directory: str) -> None:
     """A process that may not have more: all is stored and loaded, some of it again."""
     hard = 400

@@ -336,6 +336,11 @@ impl Store for FileStore {
         Fill { allocated_bytes, total_bytes, can_grow: false }
     }
 
+    /// Below the floor, the file system has the space of removed files.
+    fn keeps_freed_space(&self) -> bool {
+        !self.shared.budget.is_below_floor()
+    }
+
     fn usage(&self) -> StoreUsage {
         let state = self.shared.state.lock();
         StoreUsage {
