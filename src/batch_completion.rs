@@ -1,11 +1,11 @@
 //! A batch counts down its keys and yields exactly one completion, whatever happens to its operations.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::completion_queue::{Completion, CompletionQueue, KeepAlive};
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Keys of one submit that are still to be answered.
 pub(crate) struct Batch {

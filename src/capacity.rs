@@ -1,10 +1,10 @@
 //! The one account of bytes on disk: data files and index draw on it before they grow.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::directory::Directory;
 use crate::error::StoreError;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The part of a file system that is left free, and the most it does.
 const AUTO_FREE_PART: u64 = 20;

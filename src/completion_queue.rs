@@ -4,12 +4,13 @@ use std::any::Any;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crossbeam_queue::SegQueue;
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::eventfd::EfdFlags;
+
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{EventFd, SegQueue};
 
 /// Whatever keeps a batch's memory alive; dropped by whoever takes the completion.
 pub type KeepAlive = Box<dyn Any + Send>;
@@ -39,7 +40,7 @@ impl Completion {
 /// Completions that wait to be drained, and the eventfd that says so.
 pub(crate) struct CompletionQueue {
     queue: SegQueue<Completion>,
-    event: EventFd,
+    pub(crate) event: EventFd,
     /// The eventfd under a number of its own, which callers may close although it is not theirs to close: then it soon is the number
     /// of another file, perhaps one of the next store. So nothing is written through it, and it is closed only if it still is the
     /// eventfd, by what [`id_of`] says.

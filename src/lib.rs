@@ -15,7 +15,7 @@
 //! - `evict`, `index`: what is stored, and what goes
 //! - `stats`, `cache`: what a chunk goes through
 //! - `schedule`, `reactor`, `connector`: what is asked, and answered
-//! - `testing`, `bench`: what tests replace, and what benchmarks see
+//! - `testing`, `bench`, `models`: what tests replace, what benchmarks see, and the races that are searched for
 
 #![cfg_attr(
     not(feature = "bench"),
@@ -49,6 +49,8 @@ mod format;
 mod index;
 mod key;
 mod lock;
+#[cfg(all(test, any(kvring_model = "loom", kvring_model = "shuttle")))]
+mod models;
 mod open_stores;
 mod parallel;
 mod placement;

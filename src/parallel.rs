@@ -1,15 +1,14 @@
 //! Work that several threads share.
 
 use std::panic::resume_unwind;
-use std::thread::Builder;
 
-use crate::sync::Mutex;
+use crate::sync::{Mutex, spawn_scoped};
 
 /// Calls `work` on `count` threads at once, this one among them, and returns what they return. They are fewer where the system
 /// refuses threads, so each has to take a part of the work until nothing is left.
 pub(crate) fn on_threads<T: Send>(count: usize, work: impl Fn() -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
-        let spawn = |_| Builder::new().name("kvring-open".into()).spawn_scoped(scope, &work).ok();
+        let spawn = |_| spawn_scoped(scope, "kvring-open", &work);
         let others: Vec<_> = (1..count).map_while(spawn).collect();
         let mut all = vec![work()];
         for other in others {

@@ -1,8 +1,8 @@
 //! How far a queue is that is worked off in order: a ticket tells when all is done that was queued before it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex};
 
 #[derive(Debug, Default)]

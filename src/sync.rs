@@ -4,20 +4,26 @@
 //! for one of its locks; it links memory that belongs to those threads. In a fork that memory is given to new threads, so the list
 //! is broken, and a fork that opened a store of its own hung or died whenever threads of its parent were asleep. The locks
 //! here have no state but their own.
+//!
+//! [`primitives`] says what they are made of, which models replace.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex as StdMutex, PoisonError, RwLock as StdRwLock, TryLockError};
+mod primitives;
+
+use std::sync::{PoisonError, TryLockError};
 use std::time::Instant;
 
-pub(crate) use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use atomic::{AtomicUsize, Ordering};
+use primitives::locks;
+pub(crate) use primitives::locks::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+pub(crate) use primitives::{EventFd, SegQueue, atomic, is_finished, mpsc, spawn_scoped, thread};
 
 /// A mutex. A panic while it is locked leaves it usable: what is behind it is kept in order by who changes it.
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(StdMutex<T>);
+pub(crate) struct Mutex<T>(locks::Mutex<T>);
 
 impl<T> Mutex<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(StdMutex::new(value))
+    pub(crate) fn new(value: T) -> Self {
+        Self(locks::Mutex::new(value))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
@@ -35,11 +41,11 @@ impl<T> Mutex<T> {
 
 /// A lock that many readers share, or one writer has.
 #[derive(Debug, Default)]
-pub(crate) struct RwLock<T>(StdRwLock<T>);
+pub(crate) struct RwLock<T>(locks::RwLock<T>);
 
 impl<T> RwLock<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(StdRwLock::new(value))
+    pub(crate) fn new(value: T) -> Self {
+        Self(locks::RwLock::new(value))
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
@@ -55,14 +61,14 @@ impl<T> RwLock<T> {
 /// afterwards; that costs no system call while nobody waits.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar {
-    inner: std::sync::Condvar,
+    inner: locks::Condvar,
     /// Threads that wait, or were woken and do not run yet. Raised before the mutex is let go: whoever has it next sees that.
     waiting: AtomicUsize,
 }
 
 impl Condvar {
-    pub(crate) const fn new() -> Self {
-        Self { inner: std::sync::Condvar::new(), waiting: AtomicUsize::new(0) }
+    pub(crate) fn new() -> Self {
+        Self { inner: locks::Condvar::new(), waiting: AtomicUsize::new(0) }
     }
 
     pub(crate) fn notify_one(&self) {

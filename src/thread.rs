@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::time::ClockId;
 use nix::unistd::Pid;
+
+use crate::sync::is_finished;
+use crate::sync::thread::{JoinHandle, sleep};
 
 /// How long a thread may take to come back from a device, where it was told to end and has nothing else to wait for.
 pub(crate) const LONGEST_RETURN: Duration = Duration::from_secs(10);
@@ -27,13 +29,13 @@ pub(crate) fn join_until<T>(
     deadline: Instant,
 ) -> Option<std::thread::Result<T>> {
     let mut pause = FIRST_LOOK;
-    while !thread.is_finished() {
+    while !is_finished(&thread) {
         if Instant::now() >= deadline {
             let name = thread.thread().name().unwrap_or("a thread").to_owned();
             log::error!("{name} does not come back from the device: it is left behind");
             return None;
         }
-        std::thread::sleep(pause);
+        sleep(pause);
         pause = (pause * 2).min(LATER_LOOKS);
     }
     Some(thread.join())

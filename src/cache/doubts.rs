@@ -4,12 +4,12 @@
 //! device works. Until then it stays, and GETs of it try again.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::index::ChunkVersion;
 use crate::key::Digest;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Chunks in doubt that are remembered. Those past it are kept as well, and doubted when they fail the next time.
 const MOST_DOUBTS: usize = 4096;

@@ -4,7 +4,6 @@
 //! It works in slices and rests between them, so that operations of users go on beside it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Cache;
@@ -12,6 +11,7 @@ use super::presence::LOOK_PAUSE;
 use super::threads::CacheThread;
 use crate::block::Extent;
 use crate::config::Discard;
+use crate::sync::atomic::Ordering;
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
 const SWEEPS_PER_TTL: u32 = 20;

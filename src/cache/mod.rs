@@ -16,11 +16,8 @@ mod room;
 mod threads;
 mod write;
 
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
-
-use crossbeam_queue::SegQueue;
 
 pub(crate) use admission::WriteBudget;
 pub(crate) use doubts::{Doubts, Finding};
@@ -43,6 +40,8 @@ use crate::open_stores::OpenStore;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::sync::Mutex;
+use crate::sync::SegQueue;
+use crate::sync::atomic::AtomicU32;
 
 /// A GET of one key.
 pub(crate) struct GetRequest {

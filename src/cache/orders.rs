@@ -1,8 +1,8 @@
 //! Orders of a thread that works in the background and waits for them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex};
 
 /// How much longer than it has worked it rests.

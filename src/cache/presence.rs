@@ -3,10 +3,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How often the maintenance thread looks.
 pub(super) const LOOK_PAUSE: Duration = Duration::from_secs(1);

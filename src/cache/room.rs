@@ -199,7 +199,7 @@ impl Cache {
     }
 
     /// Evicts the coldest chunk, if it can go, and says whether it did. None if there is none.
-    fn evict_coldest(&self) -> Option<bool> {
+    pub(crate) fn evict_coldest(&self) -> Option<bool> {
         let victims = self.index.ask(|all, now_s| all.coldest(1, now_s));
         (!victims.is_empty()).then(|| self.evict_all(&victims))
     }

@@ -1,10 +1,10 @@
 //! The threads of a cache: maintenance and growth.
 
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use super::Cache;
+use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_RETURN, has_ended};
 
 /// A running thread of a cache. Dropping it does not end it: that must do nothing in a fork, where the thread is not.

@@ -13,7 +13,6 @@
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use super::home::FoundHome;
@@ -32,6 +31,7 @@ use crate::parallel::on_threads;
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::{Alarm, MakeEngine, is_gone};
 use crate::sync::Mutex;
+use crate::sync::mpsc::{Receiver, channel};
 
 /// A configuration with the length of whole devices, its volumes, which run, and what tells of those that fail.
 pub(super) type Opened = (Config, Volumes, (Alarm, Receiver<usize>));

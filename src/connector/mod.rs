@@ -14,7 +14,6 @@ mod volumes;
 use std::borrow::Cow;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use assembly::open_all;
@@ -33,6 +32,7 @@ use crate::error::OpenError;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
 use crate::reactor::MakeEngine;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
 /// How long `close` works on what is queued before it drops the rest.
@@ -63,9 +63,9 @@ pub enum SubmitError {
 /// An open store.
 pub struct Connector {
     config: Config,
-    volumes: Arc<Volumes>,
+    pub(crate) volumes: Arc<Volumes>,
     recovery: Recovery,
-    completions: Arc<CompletionQueues>,
+    pub(crate) completions: Arc<CompletionQueues>,
     memory: Arc<RegisteredMemory>,
     /// Whether it was logged that chunks are too long.
     logged_too_long: AtomicBool,

@@ -1,6 +1,5 @@
 //! The state of a store: `stats()`, its configuration, what recovery found.
 
-use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Connector;
@@ -12,6 +11,7 @@ use crate::index::Recovery;
 use crate::reactor::Latencies;
 use crate::stats::{Counters, LatencyHistogram, PathStats, Stats};
 use crate::store::StoreUsage;
+use crate::sync::atomic::Ordering;
 
 impl Connector {
     /// What opening found and threw out, all paths together.

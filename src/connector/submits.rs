@@ -2,7 +2,6 @@
 
 use std::iter::repeat_n;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Connector, SubmitError};
@@ -16,6 +15,7 @@ use crate::index::{EnteredGet, EnteredSet};
 use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
+use crate::sync::atomic::Ordering;
 
 /// As long as LMCache waits for a delete of a native connector.
 const LONGEST_DELETE: Duration = Duration::from_secs(30);

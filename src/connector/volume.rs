@@ -4,7 +4,6 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
@@ -24,6 +23,7 @@ use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared};
 use crate::sync::Mutex;
+use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_SYNC, join_until};
 
 /// How a store was closed.
@@ -59,8 +59,8 @@ impl std::fmt::Display for Shutdown {
 }
 
 /// A path in use.
-pub(super) struct Volume {
-    pub(super) shared: Arc<Shared>,
+pub(crate) struct Volume {
+    pub(crate) shared: Arc<Shared>,
     pub(super) id: StoreId,
     /// What it noted of other paths before it was opened.
     pub(super) sharing: Sharing,

@@ -2,9 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::Receiver;
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::volume::{Volume, close_all};
@@ -14,6 +11,9 @@ use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::{Alarm, MakeEngine, Spread};
 use crate::schedule::Class;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::mpsc::Receiver;
+use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_SYNC, has_ended};
 
 /// A path that opening has left out.
@@ -32,9 +32,9 @@ impl Unavailable {
 }
 
 /// All volumes, and those of them that are in use.
-pub(super) struct Volumes {
+pub(crate) struct Volumes {
     /// Also those that have failed.
-    pub(super) all: Box<[Volume]>,
+    pub(crate) all: Box<[Volume]>,
     pub(super) unavailable: Vec<Unavailable>,
     placement: Placement,
     live: AtomicU32,

@@ -14,10 +14,12 @@ pub(crate) mod uring;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::eventfd::EfdFlags;
+
+use crate::sync::EventFd;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 pub use files::{FileOperations, SystemFiles};
 pub use refusal::{EngineError, Refusal};
@@ -130,7 +132,7 @@ pub trait Engine {
 
 /// Wakes the thread that waits in [`Engine::reap`]; a system call only if it really sleeps.
 pub struct Waker {
-    event: EventFd,
+    pub(crate) event: EventFd,
     sleeping: AtomicBool,
 }
 
@@ -147,9 +149,9 @@ impl Waker {
 
     /// Call after publishing work.
     pub fn wake(&self) {
-        // Pairs with the fence in `prepare_sleep`: either the sleeper sees the work, or we see that it sleeps.
-        fence(Ordering::SeqCst);
-        if self.sleeping.swap(false, Ordering::SeqCst) {
+        // All changes of it are swaps, so they have one order: in that, either this one is first, and the sleeper sees the work, or we
+        // see that it sleeps.
+        if self.sleeping.swap(false, Ordering::AcqRel) {
             // EAGAIN cannot happen: one ring per sleep. Any other error would mean that the descriptor is gone.
             let _ = self.event.write(1);
         }
@@ -157,18 +159,17 @@ impl Waker {
 
     /// Announces the intention to sleep. Look for work once more after it, and sleep only if there is none.
     pub fn prepare_sleep(&self) {
-        self.sleeping.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.sleeping.swap(true, Ordering::AcqRel);
     }
 
     /// Whether the thread sleeps, or is about to.
     pub(crate) fn sleeps(&self) -> bool {
-        self.sleeping.load(Ordering::SeqCst)
+        self.sleeping.load(Ordering::Relaxed)
     }
 
     /// Takes the announcement back.
     pub fn awake(&self) {
-        self.sleeping.store(false, Ordering::SeqCst);
+        self.sleeping.swap(false, Ordering::AcqRel);
     }
 
     /// The eventfd that a wait must end for; an engine reads it when it does.

@@ -6,11 +6,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::{self, Builder, JoinHandle};
-
-use crossbeam_queue::SegQueue;
 
 use super::{Reaped, Transfer, Waker};
+use crate::sync::SegQueue;
+use crate::sync::thread::{self, Builder, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
 /// Does a transfer, as [`super::Engine::submit`] says, and returns what [`Reaped::result`] is to be.

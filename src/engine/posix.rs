@@ -10,7 +10,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_queue::SegQueue;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
@@ -19,6 +18,7 @@ use super::pool::{Done, Perform, Pool};
 use super::{Action, Engine, Reaped, Transfer, Waker};
 use crate::engine::EngineError;
 use crate::format::names::FILE_MODE;
+use crate::sync::SegQueue;
 
 /// Most threads that read and write. Half of them are for reads: enough to keep a drive busy with transfers of some
 /// 100 KiB, and no more than a container's limit on processes has room for.
@@ -132,7 +132,7 @@ impl Engine for PosixEngine {
 ///
 /// # Safety
 /// As [`Engine::submit`].
-pub(super) unsafe fn perform(transfer: Transfer) -> i32 {
+pub(crate) unsafe fn perform(transfer: Transfer) -> i32 {
     let Transfer { action, file, offset_bytes, vectors, vector_count, name, .. } = transfer;
     let (count, offset) = (vector_count as i32, offset_bytes as i64);
     // SAFETY: the caller vouches for the name, for the vectors, and for their memory, writable for a read.

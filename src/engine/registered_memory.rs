@@ -6,7 +6,6 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -14,6 +13,7 @@ use thiserror::Error;
 use super::buffer_table::{self, MAX_PIECE_BYTES, MAX_PIECES};
 use super::{Refusal, Waker};
 use crate::fork::ClosedOnFork;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long rings are waited for. One that is late takes a change over before its next transfer all the same.

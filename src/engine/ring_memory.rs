@@ -2,11 +2,11 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Waker;
 use super::buffer_table;
 use super::registered_memory::{Piece, RegisteredMemory, State};
+use crate::sync::atomic::Ordering;
 
 /// A ring's share of what is registered. Dropped, the ring is waited for no more.
 pub(super) struct RingMemory {

@@ -1,9 +1,9 @@
 //! Quotas of namespaces. Each is one account, on which all paths of a store draw.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::block::BLOCK_BYTES;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quotas(pub(super) Vec<(String, Arc<Quota>)>);

@@ -9,13 +9,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
-
-use crossbeam_queue::SegQueue;
 
 use crate::format::record::Record;
 use crate::progress::Progress;
+use crate::sync::SegQueue;
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use crate::sync::{Condvar, Mutex};
 
 /// Parts of [`Unwritten`], each behind a lock.
@@ -121,7 +120,7 @@ impl Changes {
             let mut ends = self.ends.lock();
             loop {
                 // Each time: a late wake-up may have been meant for the time before.
-                self.is_asleep.store(true, Ordering::SeqCst);
+                self.is_asleep.swap(true, Ordering::SeqCst);
                 fence(Ordering::SeqCst);
                 if !self.queue.is_empty() {
                     break;
@@ -131,7 +130,7 @@ impl Changes {
                 }
                 ends = self.notified.wait(ends);
             }
-            self.is_asleep.store(false, Ordering::SeqCst);
+            self.is_asleep.swap(false, Ordering::SeqCst);
         }
     }
 
@@ -204,3 +203,6 @@ impl Unwritten {
         part.records.lock().get(&slot).cloned()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 const QUARANTINE_MS: u64 = 60 * 60 * 1000;
 

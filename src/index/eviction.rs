@@ -1,7 +1,6 @@
 //! Eviction of single chunks, pins of users, and admission at the second SET.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::entries::{ChunkEntry, Flag};
 use super::ghosts::{Fingerprint, Ghost};
@@ -12,6 +11,7 @@ use crate::block::Extent;
 use crate::evict::{EvictionIndex, UNTIL_RELEASED_S, Victim};
 use crate::format::record::use_parts;
 use crate::key::{Digest, Hashed, Namespace};
+use crate::sync::atomic::Ordering;
 
 /// One part in so many of the capacity may be pinned: a quarter of it is neither pinned nor leased.
 const PINNABLE_PART: u64 = 2;

@@ -13,7 +13,6 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
@@ -29,6 +28,7 @@ use crate::fork::ClosedOnFork;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Header, LENGTH_OFFSET, Length};
 use crate::store::device::{BlockDevice, new_store_id};
 use crate::store::fiemap::find_unreserved;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 const MAX_MAP_BYTES: u64 = 1 << 40;
 /// Longest step by which a part of a device grows: it is zeroed while a SET waits.

@@ -1,6 +1,6 @@
 //! What is told of keys that come and go, and which chunks are still to be told.
 
-use crossbeam_queue::SegQueue;
+use crate::sync::SegQueue;
 
 /// What became of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 //! The map in RAM: which keys are stored, and their readers.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::collisions::Quarantine;
@@ -15,6 +14,7 @@ use crate::block::Extent;
 use crate::config::Config;
 use crate::evict::{EvictionIndex, Quotas};
 use crate::key::Digest;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
 /// Enough that threads rarely meet, and that the growth of one shard is short: at 10,000,000 keys it moves about 5,000 elements.

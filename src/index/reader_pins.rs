@@ -1,12 +1,11 @@
 //! Reading a chunk: the pin of a GET or of a verification, and its return.
 
-use std::sync::atomic::Ordering;
-
 use super::entries::Flag;
 use super::map::{Gone, Index};
 use super::shard::{ChunkVersion, Pin, WaitingOperation};
 use crate::block::Extent;
 use crate::key::Digest;
+use crate::sync::atomic::Ordering;
 
 /// Outcome of [`Index::enter_get`].
 pub(crate) enum EnteredGet<G, R> {

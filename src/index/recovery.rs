@@ -1,7 +1,6 @@
 //! Reading the index file at open: whole records that fit the data become the map, the rest becomes free space.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::found::FoundIndex;
 use super::map::Index;
@@ -18,6 +17,7 @@ use crate::format::header::{Owner, Session};
 use crate::format::record::GENERATIONS_END;
 use crate::format::sealed;
 use crate::store::Store;
+use crate::sync::atomic::Ordering;
 
 /// Generations of one session: more than it can use.
 const SESSION_GENERATIONS: u64 = 1 << 32;

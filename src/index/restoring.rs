@@ -1,7 +1,5 @@
 //! From records that were read at open to chunks that are found: of two that overlap, or have one key, the younger stays.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use super::lookup::Located;
 use super::map::Index;
 use super::reading::{Heads, Placed};
@@ -13,6 +11,7 @@ use crate::config::Eviction;
 use crate::evict::{ChunkRef, NodeId};
 use crate::format::record::use_parts;
 use crate::parallel::{merged, on_threads};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Chunks ahead of which memory is brought into the processor's cache.
 const PREFETCHED: usize = 16;

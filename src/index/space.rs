@@ -5,7 +5,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::table::Table;
@@ -13,6 +12,7 @@ use crate::error::StoreError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
 use crate::format::record::RECORD_BYTES;
 use crate::store::{IndexShare, index_share_bytes};
+use crate::sync::atomic::Ordering;
 
 /// Pause after the file could not grow: meanwhile records of other chunks go.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);

@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::changes::Changes;
@@ -26,6 +25,7 @@ use crate::format::record::{RECORD_BYTES, STATE_CHUNK, slots_for};
 use crate::key::Digest;
 use crate::store::index_share_bytes;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Slots for one chunk's record: one, and one more for each further part of a long key.
 #[derive(Debug)]

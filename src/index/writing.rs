@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::entries::{ChunkEntry, Flag};
 use super::lookup::Located;
@@ -18,6 +17,7 @@ use crate::checksum::PayloadChecksum;
 use crate::evict::ChunkRef;
 use crate::format::record::use_word;
 use crate::key::{Digest, Namespace};
+use crate::sync::atomic::Ordering;
 
 /// Outcome of [`Index::enter_set`].
 pub(crate) enum EnteredSet<S> {

@@ -16,7 +16,6 @@
 use std::collections::HashSet;
 use std::mem;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -29,6 +28,7 @@ use crate::block::Extent;
 use crate::config::Layout;
 use crate::engine::{Action, EngineError, Transfer};
 use crate::store::Location;
+use crate::sync::atomic::Ordering;
 
 /// Token of every sync; pieces have small ones.
 pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;

@@ -5,9 +5,8 @@
 //! sync of the store failed between the start of its write and its own last sync, and that is known only when all those
 //! have come back that were under way when that last one did.
 
-use std::sync::atomic::Ordering;
-
 use super::Shared;
+use crate::sync::atomic::Ordering;
 
 /// For each reactor, how many of its syncs have to have come back.
 pub(super) struct SyncsUnderWay(Vec<u64>);

@@ -1,11 +1,11 @@
 //! Whether the device below a store still works, judged by the errors of its transfers.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::mpsc::Sender;
 
 use super::errnos::{Request, Subject, error_of, subject_of};
 
@@ -264,11 +264,11 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use crate::sync::mpsc::{Receiver, channel};
 
     use super::*;
 
-    fn watched() -> (Health, std::sync::mpsc::Receiver<usize>) {
+    fn watched() -> (Health, Receiver<usize>) {
         let (sender, receiver) = channel();
         let health = Health::default();
         health.set_alarm(3, Some(sender));

@@ -4,11 +4,8 @@
 //! GET has opened its chunk.
 
 use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-
-use crossbeam_queue::SegQueue;
 
 use super::bytes_bound::{OfLoadsAndStores, Saturated};
 use super::latency::Latencies;
@@ -18,6 +15,8 @@ use crate::engine::Waker;
 use crate::key::Digest;
 use crate::schedule::Class;
 use crate::sync::Mutex;
+use crate::sync::SegQueue;
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// What submitting threads and other reactors need to know of one reactor.
 pub(super) struct Lane {

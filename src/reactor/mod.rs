@@ -31,7 +31,6 @@ mod verify;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub(crate) use errnos::is_gone;
@@ -44,6 +43,7 @@ pub(crate) use shared::Shared;
 pub(crate) use threads::{MakeEngine, ReactorEnd, Reactors};
 
 use crate::engine::EngineError;
+use crate::sync::atomic::Ordering;
 use operations::{CHECKSUM_TURN_BYTES, Operations};
 use threads::Further;
 

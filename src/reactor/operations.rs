@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -22,6 +21,7 @@ use crate::engine::{Engine, EngineError, Reaped};
 use crate::index::ChunkVersion;
 use crate::key::Digest;
 use crate::schedule::{Grant, Limits, Scheduler};
+use crate::sync::atomic::Ordering;
 
 /// Bytes that are summed up between two looks at the device: a tenth of a millisecond at most, in which a device has enough
 /// with what it was given before.

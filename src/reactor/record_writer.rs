@@ -10,14 +10,14 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::backlog::QueueShare;
 use crate::batch_completion::BatchItem;
 use crate::cache::Cache;
+use crate::sync::atomic::Ordering;
+use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_RETURN, has_ended};
 
 /// Answers that wait for changes of records.

@@ -1,10 +1,7 @@
 //! What submitting threads and reactors have in common.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-
-use crossbeam_queue::SegQueue;
 
 use super::bytes_bound::{BytesBound, OfLoadsAndStores, Saturated};
 use super::health::Health;
@@ -19,6 +16,8 @@ use crate::engine::Waker;
 use crate::key::Digest;
 use crate::schedule::Class;
 use crate::sync::Mutex;
+use crate::sync::SegQueue;
+use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// The cache of one path, and a lane to each of its reactors.
 pub(crate) struct Shared {

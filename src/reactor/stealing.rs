@@ -2,12 +2,12 @@
 //! Each comes back to its owner, which alone knows its operation.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::sleep;
 use std::time::Duration;
 
 use super::Shared;
 use super::lanes::Offered;
 use super::operations::{CHECKSUM_TURN_BYTES, Operations};
+use crate::sync::thread::sleep;
 
 /// A reactor keeps so much to do itself: others are woken for more only.
 const KEPT_BYTES: u64 = 2 * CHECKSUM_TURN_BYTES;

@@ -2,9 +2,6 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver};
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::operations::Operations;
@@ -14,6 +11,9 @@ use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::index::ChunkVersion;
 use crate::sync::Mutex;
+use crate::sync::atomic::Ordering;
+use crate::sync::mpsc::{self, Receiver};
+use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread;
 
 /// How often a reactor tells what it has done.

@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use super::{IndexFile, IndexHome};
 use crate::directory::Directory;
@@ -17,6 +16,7 @@ use crate::format::superblock::Superblock;
 use crate::index::index_bytes::{IndexBytes, read_owner};
 use crate::lock::{holder_of, lock_for};
 use crate::store::device::BlockDevice;
+use crate::sync::atomic::AtomicBool;
 
 #[derive(Clone, Debug)]
 pub(crate) enum IndexPlace {

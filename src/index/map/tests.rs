@@ -18,6 +18,8 @@ use crate::key::{Hashed, Namespace};
 use crate::time::Clock;
 
 mod changes;
+#[cfg(kvring_model = "shuttle")]
+mod readers;
 
 pub(in crate::index) type TestIndex = Index<u32, u32>;
 
@@ -124,7 +126,7 @@ fn a_colliding_key_does_not_exist() {
 #[test]
 fn expiry_looks_at_some_entries_at_a_time() {
     let (_directory, mut index) = index();
-    let (now_ms, ttl) = (Arc::new(AtomicU64::new(0)), Duration::from_millis(10));
+    let (now_ms, ttl) = (Arc::new(std::sync::atomic::AtomicU64::new(0)), Duration::from_millis(10));
     (index.config.ttl, index.config.clock) = (Some(ttl), Clock::by_hand(Arc::clone(&now_ms)));
     let [low, high] = Digest::of("one").0;
     for number in 0..200 {

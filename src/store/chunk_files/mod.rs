@@ -14,7 +14,6 @@ use std::io::{
 };
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use self::account::{Account, cost_bytes, directory_bytes};
@@ -33,6 +32,7 @@ use crate::format::names::{
     CHUNKS_NAME, DIRECTORIES, chunk_path, directory_name, directory_of, file_c_name,
 };
 use crate::key::Digest;
+use crate::sync::thread::JoinHandle;
 use crate::sync::{Condvar, Mutex};
 
 /// Pause after the file system had no space: until then only the space of removed chunks is given out.

@@ -2,11 +2,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::Files;
 use crate::format::names::file_c_name;
+use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_RETURN, has_ended};
 
 pub(super) fn start_removals(files: &Arc<Files>) -> io::Result<JoinHandle<()>> {

@@ -4,7 +4,6 @@
 //! discarded, and put back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::data_file::DataFiles;
 use crate::block::{BLOCK_BYTES, Extent};
@@ -13,6 +12,7 @@ use crate::store::allocator::Allocator;
 use crate::store::device::{BlockDevice, ioctl};
 use crate::store::runs::Runs;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// Most that is taken from the allocator at a time: 16 MiB.
 const PIECE_BLOCKS: u32 = 4096;

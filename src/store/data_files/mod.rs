@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::allocator::Allocator;
@@ -23,6 +22,7 @@ use crate::error::{OpenError, StoreError};
 use crate::format::header::HEADER_BYTES;
 use crate::format::names::{PART_BLOCKS, data_file_name};
 use crate::key::Digest;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, RwLock};
 
 mod data_file;

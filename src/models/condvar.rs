@@ -1,0 +1,73 @@
+//! The condition variable that costs nothing while nobody waits.
+
+use std::sync::Arc;
+
+use super::{explore, spawn};
+use crate::progress::Progress;
+use crate::sync::{Condvar, Mutex};
+
+#[test]
+fn whoever_waits_is_notified() {
+    explore(|| {
+        let shared = Arc::new((Mutex::new(0), Condvar::new()));
+        let waiting = [0, 1].map(|_| {
+            let shared = Arc::clone(&shared);
+            spawn(move || {
+                let (value, changed) = &*shared;
+                let mut value = value.lock();
+                while *value == 0 {
+                    value = changed.wait(value);
+                }
+                *value -= 1;
+            })
+        });
+        let (value, changed) = &*shared;
+        *value.lock() += 2;
+        changed.notify_all();
+        waiting.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(*value.lock(), 0);
+    });
+}
+
+#[test]
+fn one_notification_each_is_enough() {
+    explore(|| {
+        let shared = Arc::new((Mutex::new(0), Condvar::new()));
+        let waiting = [0, 1].map(|_| {
+            let shared = Arc::clone(&shared);
+            spawn(move || {
+                let (value, changed) = &*shared;
+                let mut value = value.lock();
+                while *value == 0 {
+                    value = changed.wait(value);
+                }
+                *value -= 1;
+            })
+        });
+        let (value, changed) = &*shared;
+        for _ in 0..2 {
+            *value.lock() += 1;
+            changed.notify_one();
+        }
+        waiting.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// Whoever waits for a ticket goes on when that is done, or when nobody works any more.
+#[test]
+fn progress_is_seen_by_whoever_waits_for_it() {
+    explore(|| {
+        let progress = Arc::new(Progress::default());
+        progress.note_queued();
+        progress.note_queued();
+        let ticket = progress.ticket();
+        let waiting = spawn({
+            let progress = Arc::clone(&progress);
+            move || progress.wait(ticket, None)
+        });
+        progress.note_done(1);
+        progress.note_done(1);
+        progress.end();
+        assert!(waiting.join().unwrap());
+    });
+}

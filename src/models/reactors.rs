@@ -1,0 +1,112 @@
+//! Reactors that are woken, that wait for each other's loads, and that sum up each other's pieces; and their end.
+
+use std::sync::Arc;
+
+use super::store::{MIB, Store, is_all, memory};
+use super::{explore, spawn};
+use crate::config::Durability;
+
+const LENGTH: usize = 8192;
+
+/// A load of a key that is being written waits for the SET, which waits for the loads of other reactors.
+#[test]
+fn loads_and_the_sets_that_they_wait_for_end() {
+    explore(|| {
+        let store = Store::open(2);
+        assert!(store.wait_for(store.set("a", &memory(LENGTH, 1))));
+        let (loaded, awaited) = (memory(LENGTH, 0), memory(LENGTH, 0));
+        let reader = spawn({
+            let (store, loaded) = (Arc::clone(&store), Arc::clone(&loaded));
+            move || store.get("a", &loaded)
+        });
+        let waiting = spawn({
+            let (store, awaited) = (Arc::clone(&store), Arc::clone(&awaited));
+            move || store.get("b", &awaited)
+        });
+        let set = store.set("b", &memory(LENGTH, 2));
+        let other = store.set("c", &memory(LENGTH, 3));
+        let (got, waited) = (reader.join().unwrap(), waiting.join().unwrap());
+        let answers = store.wait(4);
+        assert!(answers[&got].results[0] && is_all(&loaded, 1));
+        assert!(answers[&set].ok && answers[&other].ok);
+        assert!(!answers[&waited].results[0] || is_all(&awaited, 2));
+        store.close();
+    });
+}
+
+/// In `persistent`, groups of SETs wait for the syncs of other reactors and for the record writer.
+#[test]
+fn groups_that_wait_for_each_other_end() {
+    explore(|| {
+        let store = Store::open_with(2, |config| config.durability = Durability::Persistent);
+        let others = ["a", "b"].map(|key| {
+            let store = Arc::clone(&store);
+            spawn(move || store.set(key, &memory(LENGTH, 1)))
+        });
+        store.set("a", &memory(LENGTH, 2));
+        others.into_iter().for_each(|other| _ = other.join().unwrap());
+        assert!(store.wait(3).values().all(|one| one.ok));
+        assert_eq!(store.allocated_bytes(), 2 * LENGTH as u64, "a chunk for each key");
+        store.close();
+    });
+}
+
+/// What one reactor cannot sum up in time is summed up by the other.
+#[test]
+fn pieces_that_are_offered_come_back() {
+    explore(|| {
+        let store = Store::open_with(2, |config| config.capacities_bytes = vec![16 << 20]);
+        let length = 5 * MIB;
+        assert!(store.wait_for(store.set("a", &memory(length, 1))));
+        let loaded = [memory(length, 0), memory(length, 0)];
+        let ids = loaded.each_ref().map(|memory| store.get("a", memory));
+        let answers = store.wait(2);
+        for (id, memory) in ids.iter().zip(&loaded) {
+            assert!(answers[id].results[0] && is_all(memory, 1));
+        }
+        store.close();
+    });
+}
+
+/// Each batch is refused, or answered before the close returns; no memory is used after it.
+#[test]
+fn a_submit_beside_a_close_is_refused_or_answered() {
+    explore(|| {
+        let store = Store::open(2);
+        assert!(store.wait_for(store.set("a", &memory(LENGTH, 1))));
+        let used = [memory(LENGTH, 0), memory(LENGTH, 2)];
+        let submitting = [0, 1].map(|number| {
+            let (store, memory) = (Arc::clone(&store), Arc::clone(&used[number]));
+            spawn(move || match number {
+                0 => store.try_get("a", &memory),
+                _ => store.try_set("b", &memory),
+            })
+        });
+        let shutdown = store.connector.close();
+        assert!(shutdown.clean && !shutdown.memory_held, "{shutdown:?}");
+        submitting.into_iter().for_each(|thread| _ = thread.join().unwrap());
+        assert!(used.iter().all(|memory| Arc::strong_count(memory) == 1), "a batch is left");
+        assert!(store.try_get("a", &used[0]).is_none());
+    });
+}
+
+/// The same of calls that wait for what they remove.
+#[test]
+fn a_delete_beside_a_close_returns() {
+    explore(|| {
+        let store = Store::open(1);
+        assert!(store.wait_for(store.set("a", &memory(LENGTH, 1))));
+        let deleting = spawn({
+            let store = Arc::clone(&store);
+            move || store.connector.delete(&["a"]).ok()
+        });
+        let closing = spawn({
+            let store = Arc::clone(&store);
+            move || store.connector.close()
+        });
+        let shutdown = store.connector.close();
+        assert!(shutdown.clean);
+        assert_eq!(closing.join().unwrap(), shutdown);
+        deleting.join().unwrap();
+    });
+}
