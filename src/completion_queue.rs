@@ -70,7 +70,8 @@ impl CompletionQueue {
 
     /// Keys submitted to a reactor and not answered yet.
     pub(crate) fn unanswered(&self) -> u64 {
-        self.unanswered.load(Ordering::Relaxed)
+        // With the release in `answered`: whoever sees that a key is answered sees what was pushed before.
+        self.unanswered.load(Ordering::Acquire)
     }
 
     pub(crate) fn expect(&self, keys: u64) {
@@ -78,13 +79,14 @@ impl CompletionQueue {
     }
 
     pub(crate) fn answered(&self) {
-        self.unanswered.fetch_sub(1, Ordering::Relaxed);
+        self.unanswered.fetch_sub(1, Ordering::Release);
     }
 
     /// Adds a completion; it is seen by `drain`, and by pollers after the next [`Self::announce`].
     pub(crate) fn push(&self, completion: Completion) {
         self.queue.push(completion);
-        self.unannounced.store(true, Ordering::Release);
+        // No plain store: whoever announces this completion would not see what others pushed before, nor would whoever is rung.
+        self.unannounced.swap(true, Ordering::AcqRel);
     }
 
     /// Rings the eventfd once for everything pushed since the last ring.
