@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -40,12 +40,9 @@ impl Completion {
 /// Completions that wait to be drained, and the eventfd that says so.
 pub(crate) struct CompletionQueue {
     queue: SegQueue<Completion>,
+    // Closed first: its descriptor is free then for what `handed_out` has to read.
     pub(crate) event: EventFd,
-    /// The eventfd under a number of its own, which callers may close although it is not theirs to close: then it soon is the number
-    /// of another file, perhaps one of the next store. So nothing is written through it, and it is closed only if it still is the
-    /// eventfd, by what [`id_of`] says.
-    handed_out: RawFd,
-    handed_out_id: Option<String>,
+    handed_out: HandedOut,
     unannounced: AtomicBool,
     unanswered: AtomicU64,
 }
@@ -53,19 +50,18 @@ pub(crate) struct CompletionQueue {
 impl CompletionQueue {
     pub(crate) fn new() -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let handed_out = event.as_fd().try_clone_to_owned()?.into_raw_fd();
+        let handed_out = HandedOut::of(&event)?;
         Ok(Self {
             queue: SegQueue::new(),
             event,
             handed_out,
-            handed_out_id: id_of(handed_out),
             unannounced: AtomicBool::new(false),
             unanswered: AtomicU64::new(0),
         })
     }
 
     pub(crate) fn event_fd(&self) -> RawFd {
-        self.handed_out
+        self.handed_out.descriptor
     }
 
     /// Keys submitted to a reactor and not answered yet.
@@ -147,17 +143,46 @@ impl CompletionQueues {
     }
 }
 
-impl Drop for CompletionQueue {
+/// The eventfd under a number of its own, which callers may close although it is not theirs to close: then it soon is the number
+/// of another file, perhaps one of the next store. So nothing is written through it, and it is closed only if it still is the
+/// eventfd, by what [`id_of`] says.
+struct HandedOut {
+    descriptor: RawFd,
+    id: Option<String>,
+}
+
+impl HandedOut {
+    fn of(event: &EventFd) -> io::Result<Self> {
+        let own = event.as_fd().try_clone_to_owned()?;
+        // Without it nobody could tell later whether the descriptor may be closed.
+        let id = id_of(own.as_raw_fd())?;
+        Ok(Self { descriptor: own.into_raw_fd(), id })
+    }
+}
+
+impl Drop for HandedOut {
     fn drop(&mut self) {
-        if self.handed_out_id.is_some() && self.handed_out_id == id_of(self.handed_out) {
-            // SAFETY: it is the descriptor that `new` made, and nothing else closes it but a caller, who has not.
-            drop(unsafe { OwnedFd::from_raw_fd(self.handed_out) });
+        if self.id.is_some() && id_of(self.descriptor).is_ok_and(|found| found == self.id) {
+            // SAFETY: it is the descriptor that `of` made, and nothing else closes it but a caller, who has not.
+            drop(unsafe { OwnedFd::from_raw_fd(self.descriptor) });
         }
     }
 }
 
-/// What tells an eventfd from all others (`eventfd-id` in proc(5), since Linux 5.2); none of other files.
-fn id_of(descriptor: RawFd) -> Option<String> {
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()?;
-    info.lines().find(|line| line.starts_with("eventfd-id:")).map(str::to_owned)
+/// What tells an eventfd from all others (`eventfd-id` in proc(5), since Linux 5.2); none of other files, and where there is no /proc.
+///
+/// # Errors
+/// It cannot be known now, for want of a descriptor or of memory.
+fn id_of(descriptor: RawFd) -> io::Result<Option<String>> {
+    match fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")) {
+        Ok(info) => {
+            Ok(info.lines().find(|line| line.starts_with("eventfd-id:")).map(str::to_owned))
+        }
+        Err(error) if is_for_want(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+fn is_for_want(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
