@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import stat
-import struct
 import threading
 import time
 import weakref
@@ -23,11 +22,13 @@ from typing import Any, Final
 
 from kvring._native import Connector, KvRingError, StoredChunks, __version__
 from kvring.forks import close_in_forks
+from kvring.socket_peers import check_not_stopped, check_user, peer_of
 
 __all__ = ["Line", "OwnerSocket", "ask", "connect"]
 
 # docs/format.md
 _NAME: Final = "owner-socket.kvring"
+_INDEX_NAME: Final = "index.kvring"
 
 _MOST_REQUEST_BYTES: Final = 64 << 10
 _MOST_RECEIVED_BYTES: Final = 64 << 10
@@ -35,8 +36,10 @@ _MOST_WAITING: Final = 16
 # Of a request: one that does not come must not keep others waiting for longer.
 _REQUEST_DEADLINE_S: Final = 5.0
 # Of an answer: a purge of millions of chunks takes a while.
-_ANSWER_DEADLINE_S: Final = 120.0
-_CREDENTIALS: Final = struct.Struct("3i")
+_ANSWER_DEADLINE_S: Final = 30.0
+_PURGE_DEADLINE_S: Final = 120.0
+# How often it is looked whether the owner goes on at all.
+_LOOK_INTERVAL_S: Final = 0.5
 
 _logger = logging.getLogger(__name__)
 
@@ -117,10 +120,7 @@ class OwnerSocket:
                     self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        credentials = connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-        )
-        _, user_id, _ = _CREDENTIALS.unpack(credentials)
+        _, user_id = peer_of(connection)
         # The abstract namespace has no modes.
         if user_id not in (0, os.geteuid()):
             return
@@ -169,7 +169,7 @@ def ask(path: Path, index_path: Path | None, request: dict[str, Any]) -> Any:
         Its answer; None if no owner listens there.
 
     Raises:
-        PermissionError: The owner is another user's.
+        PermissionError: The owner is another user's, or it is not the store's owner who listens.
         TimeoutError: It does not answer.
         KvRingError: It cannot do what was asked.
     """
@@ -181,7 +181,7 @@ def ask(path: Path, index_path: Path | None, request: dict[str, Any]) -> Any:
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         with connection:
-            line = Line(connection).read(deadline_s=_ANSWER_DEADLINE_S)
+            line = _await_answer(connection, path, is_purge=request["ask"] == "purge")
     if not line:
         message = f"the owner of {path} does not answer this user, or is being closed"
         raise PermissionError(message)
@@ -195,18 +195,54 @@ def connect(path: Path, index_path: Path | None, request: dict[str, Any]) -> soc
     """Connect to the owner of the store at `path`, and send it a request.
 
     Raises:
+        PermissionError: Who listens there may not be the owner: nothing was sent.
         OSError: No owner listens there, or it does not answer.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(_REQUEST_DEADLINE_S)
-        with _address(path, index_path) as (address, _):
+        with _address(path, index_path) as (address, directory):
+            if directory is not None and not _is_socket(directory):
+                raise ConnectionRefusedError
             connection.connect(address)
+            own = path.stat() if directory is None else os.stat(_INDEX_NAME, dir_fd=directory)
+            check_user(connection, path, own.st_uid)
+            # It would do later what nobody waits for any more.
+            check_not_stopped(connection, path)
         connection.sendall(json.dumps(request).encode() + b"\n")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _await_answer(connection: socket.socket, path: Path, *, is_purge: bool) -> bytes:
+    """Wait for the owner's line.
+
+    Raises:
+        TimeoutError: The owner is stopped, or does not answer in time.
+    """
+    deadline_s = _PURGE_DEADLINE_S if is_purge else _ANSWER_DEADLINE_S
+    line, end_s = Line(connection), time.monotonic() + deadline_s
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    connection.setblocking(False)
+    while not line.is_there():
+        check_not_stopped(connection, path)
+        if time.monotonic() > end_s:
+            message = f"it did not answer in {deadline_s:.0f} s"
+            raise TimeoutError(message)
+        poll.poll(_LOOK_INTERVAL_S * 1000)
+    return line.read()
+
+
+def _is_socket(directory: int) -> bool:
+    """Tell whether there is a socket, and not what leads elsewhere.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+    """
+    return stat.S_ISSOCK(os.stat(_NAME, dir_fd=directory, follow_symlinks=False).st_mode)
 
 
 class Line:
@@ -271,5 +307,7 @@ def _address(path: Path, index_path: Path | None) -> Iterator[tuple[str, int | N
 def _remove_stale(directory: int) -> None:
     """Remove the socket of the owner before: whoever comes here has the store's lock."""
     with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(_NAME, dir_fd=directory, follow_symlinks=False).st_mode):
-            os.unlink(_NAME, dir_fd=directory)
+        if not _is_socket(directory):
+            message = f"{_NAME} is there and is no socket; move it away"
+            raise FileExistsError(message)
+        os.unlink(_NAME, dir_fd=directory)

@@ -16,6 +16,7 @@ from kvring.cli.filling import adopt, import_command
 from kvring.cli.formatting import format_command
 from kvring.cli.info import info, usage
 from kvring.cli.listing import ls
+from kvring.cli.output import printable
 from kvring.cli.purge import purge
 from kvring.cli.resizing import resize
 from kvring.cli.sizing import size
@@ -97,6 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except (KvRingError, OSError) as error:
         # What no command has better words for: a full disk below its output, a made-up archive.
-        click.echo(f"kvring: {error}", err=True)
+        click.echo(f"kvring: {printable(str(error))}", err=True)
         return 1
     return int(status or 0)

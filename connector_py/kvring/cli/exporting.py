@@ -1,9 +1,11 @@
 """`kvring export`: chunks of a store into an archive."""
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -50,7 +52,7 @@ def export_command(
     """
     for path in paths:
         facts_of(path, index_path)
-    with click.open_file(target, "wb") as output:
+    with _opened(target) as output:
         if output.isatty():
             message = "an archive is nothing to be read: say --output FILE, or give it to a pipe"
             raise Failure(message)
@@ -64,6 +66,13 @@ def export_command(
     if left_out:
         raise Failure(*left_out)
     return 0
+
+
+def _opened(target: str) -> AbstractContextManager[IO[bytes]]:
+    """Open what an archive goes to. One that is made is its user's alone, as the store is."""
+    if target == "-":
+        return click.open_file(target, "wb")
+    return open(target, "wb", opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
 def _add(

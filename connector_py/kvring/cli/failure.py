@@ -4,6 +4,8 @@ from typing import IO, Any
 
 import click
 
+from kvring.cli.output import printable
+
 __all__ = ["Failure", "WrongArguments"]
 
 
@@ -20,7 +22,10 @@ class Failure(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Print them."""
         for sentence in self.sentences:
-            click.echo(f"{self.command}: {sentence}", err=file is None, file=file)
+            # A sentence may quote what somebody else has written.
+            for number, line in enumerate(sentence.split("\n")):
+                shown = printable(line) if number else f"{self.command}: {printable(line)}"
+                click.echo(shown, err=file is None, file=file)
 
 
 class WrongArguments(Failure):

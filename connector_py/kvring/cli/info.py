@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from kvring._native import StoredChunks
-from kvring.cli.output import console, print_json, size_text, table
+from kvring.cli.output import console, grid, print_json, size_text, table
 from kvring.cli.parameters import json_option
 from kvring.cli.stores import chunks_of, store_arguments
 
@@ -100,12 +99,10 @@ def _print_info(document: dict[str, Any]) -> None:
         "index": size_text(document["index_bytes"]),
         "namespaces": f"{document['namespaces']:,}",
     }
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
+    shown = grid()
     for name, text in facts.items():
-        grid.add_row(name, text)
-    console().print(grid)
+        shown.add_row(name, text)
+    console().print(shown)
 
 
 def _print_usage(namespaces: dict[str, dict[str, int]]) -> None:

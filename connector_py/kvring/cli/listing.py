@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from kvring.cli.output import printable
 from kvring.cli.stores import chunks_of, store_arguments
 
 __all__ = ["ls"]
@@ -83,7 +84,7 @@ def _print(chunks: Iterator[dict[str, Any]], path: Path, *, as_json: bool) -> No
         namespace, key = (json.dumps(chunk[name])[1:-1] for name in ("namespace", "key"))
         print(
             f"{chunk['length_bytes']:>10} {age:>6} {unused:>6} {chunk['uses']:>5}  "
-            f"{namespace or '-'}  {where}  {key}"
+            f"{namespace or '-'}  {printable(where)}  {key}"
         )
 
 

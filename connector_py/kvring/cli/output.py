@@ -5,13 +5,32 @@ import sys
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
-__all__ = ["console", "print_json", "size_text", "table"]
+__all__ = ["console", "grid", "print_json", "printable", "size_text", "table"]
 
 _PIPE_WIDTH_COLUMNS = 160
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def printable(text: str) -> str:
+    """Return a text as a terminal may show it: what would command the terminal is escaped.
+
+    Keys and the names in them may hold anything.
+    """
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+class _Table(Table):
+    """Escapes what its cells must not do to a terminal; Rich lets escape sequences through."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(
+            *(printable(cell) if isinstance(cell, str) else cell for cell in cells), **options
+        )
 
 
 class _Console(Console):
@@ -35,12 +54,20 @@ def print_json(document: Any) -> None:
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return an empty table with these columns, some of them of numbers."""
-    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    made = _Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         is_right = column in right
         made.add_column(
             column, justify="right" if is_right else "left", no_wrap=is_right, overflow="fold"
         )
+    return made
+
+
+def grid() -> Table:
+    """Return an empty table of names and texts."""
+    made = _Table.grid(padding=(0, 2))
+    made.add_column(no_wrap=True, style="dim")
+    made.add_column(overflow="fold")
     return made
 
 

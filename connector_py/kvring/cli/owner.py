@@ -20,8 +20,10 @@ def ask_owner(path: Path, index_path: Path | None, **request: Any) -> dict[str, 
     facts = facts_of(path, index_path)
     try:
         answer = ask(path, index_path, request)
-    except PermissionError:
-        message = f"{path} is another user's: run this as that user, or as root"
+    except PermissionError as error:
+        # Of the system where the directory may not be entered; else ours.
+        reason = error if error.errno is None else "it is another user's"
+        message = f"the owner of {path} cannot be asked: {reason}; run this as the store's user"
         raise Failure(message) from None
     except (OSError, KvRingError) as error:
         message = f"the owner of {path} cannot be asked: {error}"

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from kvring.cli.failure import Failure
 from kvring.cli.frame import frame
-from kvring.cli.output import console, print_json, size_text, table
+from kvring.cli.output import console, grid, print_json, size_text, table
 from kvring.cli.owner import need_owner
 from kvring.cli.stores import store_arguments
 from kvring.cli.web import Page
@@ -46,7 +46,7 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
         return 0
     counters = answer["stats"]
     console().print(_shown(path, frame(None, answer)))
-    grid = _grid()
+    shown = grid()
     for name, text in {
         "loaded": f"{size_text(counters['read_bytes'])} in {counters['get_hits']:,} chunks",
         "loads that missed": f"{counters['get_misses']:,}, {counters['get_late']:,} of them late, "
@@ -59,8 +59,8 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
         "errors of the drive": f"{counters['read_errors']:,} reading, "
         f"{counters['write_errors']:,} writing, {counters['sync_errors']:,} syncing",
     }.items():
-        grid.add_row(name, text)
-    console().print(grid)
+        shown.add_row(name, text)
+    console().print(shown)
     return 0
 
 
@@ -165,23 +165,16 @@ def _shown(path: Path, one: dict[str, Any]) -> RenderableType:
     return Group(_head(path, one), _traffic(one), _space(one), _namespaces(one))
 
 
-def _grid() -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
-    return grid
-
-
 def _head(path: Path, one: dict[str, Any]) -> Table:
-    grid = _grid()
-    grid.add_row("store", str(path))
-    grid.add_row("open in", f"process {one['process_id']}, kvring {one['version']}")
-    grid.add_row("engine", one["engine"])
-    grid.add_row("lookups", f"{_rate(one['lookups_per_s'])}{_hits(one)}")
-    grid.add_row(
+    head = grid()
+    head.add_row("store", str(path))
+    head.add_row("open in", f"process {one['process_id']}, kvring {one['version']}")
+    head.add_row("engine", one["engine"])
+    head.add_row("lookups", f"{_rate(one['lookups_per_s'])}{_hits(one)}")
+    head.add_row(
         "in flight", f"{one['in_flight']:,}, {size_text(one['store_queue_bytes'])} to store"
     )
-    return grid
+    return head
 
 
 def _hits(one: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import click
 
 from kvring._native import StoredChunks
 from kvring.cli.opening import delete_keys, store_options, unchanged
-from kvring.cli.output import print_json, size_text
+from kvring.cli.output import print_json, printable, size_text
 from kvring.cli.parameters import SIZE, json_option
 from kvring.cli.progress import progress
 from kvring.cli.stores import index_path_option, said_well, store_paths
@@ -149,7 +149,8 @@ def _print(found: _Findings, left: list[str], *, is_repaired: bool) -> None:
     for chunk in found.broken[:_MOST_SHOWN]:
         where = f"{chunk['file']}+{chunk['offset_bytes']}"
         click.echo(
-            f"{chunk['condition']}: {json.dumps(chunk['key'])} in {where}: {chunk['reason']}"
+            f"{chunk['condition']}: {json.dumps(chunk['key'])} in {printable(where)}: "
+            f"{printable(chunk['reason'])}"
         )
     if len(found.broken) > _MOST_SHOWN:
         click.echo(f"and {len(found.broken) - _MOST_SHOWN:,} more: --json lists all")
@@ -162,4 +163,4 @@ def _print(found: _Findings, left: list[str], *, is_repaired: bool) -> None:
     if is_repaired and found.index and not left:
         click.echo("the index was damaged, and is well again:")
     for sentence in found.index if is_repaired and not left else left:
-        click.echo(sentence)
+        click.echo(printable(sentence))
