@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -349,6 +350,14 @@ def store_directory(tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "store"
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """Make a directory that any user may enter; those of pytest are its user's alone."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
 
 
 @pytest.fixture

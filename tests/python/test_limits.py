@@ -3,8 +3,6 @@
 import errno
 import os
 import resource
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,14 +28,6 @@ def open_with_few_threads(threads: int, engine: str, *paths: str) -> None:
         Client(connector).store({"key": pattern(4096, 1)})
         connector.close()
         print("stored")
-
-
-@pytest.fixture
-def public_directory() -> Iterator[Path]:
-    """Make a directory that any user may enter; those of pytest are its user's alone."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        yield Path(directory)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="threads of others would count: it takes root")
