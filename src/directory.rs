@@ -2,7 +2,8 @@
 //! by now.
 //!
 //! A file that is made did not exist before, and is readable by its owner alone. A file that exists is opened without
-//! following a link and without waiting for anybody, and is refused unless it is a regular one of this process's user.
+//! following a link and without waiting for anybody, and is refused unless it is a regular one of this process's user. One that
+//! is to be written must have no second name.
 
 mod opened_file;
 
@@ -21,7 +22,7 @@ use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mk
 use nix::sys::statvfs::{Statvfs, fstatvfs};
 use nix::unistd::Uid;
 
-use opened_file::{OTHERS, check_regular, is_regular};
+use opened_file::{OTHERS, check_one_name, check_regular, directory_refusal, is_regular};
 pub(crate) use opened_file::{check_opened, make_private, refusal_of, set_flags};
 
 use crate::engine::{FileOperations, SystemFiles};
@@ -81,7 +82,7 @@ impl Directory {
             Err(Errno::EEXIST) => false,
             Err(errno) => return Err(errno.into()),
         };
-        let file = self.open_at(name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
+        let file = self.open_directory_in(name)?;
         let directory = Self::of(file.into(), self.path.join(name));
         Ok((directory.with_files(&self.files), made))
     }
@@ -91,10 +92,15 @@ impl Directory {
     /// # Errors
     /// It is not, or cannot be opened.
     pub(crate) fn check_directory(&self, name: &str) -> io::Result<()> {
-        match self.open_at(name, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
+        match self.open_directory_in(name) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+
+    fn open_directory_in(&self, name: &str) -> io::Result<OwnedFd> {
+        let opened = self.open_at(name, OFlag::O_RDONLY | OFlag::O_DIRECTORY);
+        opened.map_err(|error| directory_refusal(self.file.as_fd(), name, error))
     }
 
     fn of(file: File, path: PathBuf) -> Self {
@@ -221,8 +227,15 @@ impl Directory {
     /// Opens a file that is there, to be read and written. Nothing of it is changed.
     ///
     /// # Errors
-    /// What the system says, or that it is no regular file, or another user's.
+    /// What the system says, or that it is no regular file, another user's, or has a second name.
     pub(crate) fn open_file(&self, name: &str) -> io::Result<File> {
+        let file = self.open_again(name)?;
+        check_one_name(&file)?;
+        Ok(file)
+    }
+
+    /// The same for a file that is open already: it may have got a second name since.
+    pub(crate) fn open_again(&self, name: &str) -> io::Result<File> {
         let file = self.open_existing(name, OFlag::O_RDWR)?;
         check_opened(&file, self.file.as_fd(), 0)?;
         Ok(file.into())

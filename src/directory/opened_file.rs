@@ -1,7 +1,9 @@
 //! What a file must be that was opened by name: regular, and of the right user.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 
 use nix::fcntl::{AtFlags, FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat};
@@ -65,14 +67,46 @@ pub(super) fn check_regular(found: &FileStat) -> io::Result<()> {
     if is_regular(found) {
         return Ok(());
     }
-    let kind = match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
+    Err(io::Error::other(format!("it is {}, not a regular file; move it away", kind_of(found))))
+}
+
+/// Why what is called `name` cannot be opened as a directory.
+pub(super) fn directory_refusal(
+    directory: BorrowedFd<'_>,
+    name: &str,
+    error: io::Error,
+) -> io::Error {
+    let found = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW);
+    match (error.raw_os_error(), found) {
+        (Some(libc::ENOTDIR | libc::ELOOP), Ok(found)) => io::Error::other(format!(
+            "it is {}, not a directory of the store; move it away",
+            kind_of(&found)
+        )),
+        _ => error,
+    }
+}
+
+fn kind_of(found: &FileStat) -> &'static str {
+    match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFREG => "a regular file",
         SFlag::S_IFLNK => "a symbolic link",
         SFlag::S_IFDIR => "a directory",
         SFlag::S_IFIFO => "a FIFO",
         SFlag::S_IFSOCK => "a socket",
         _ => "a device",
-    };
-    Err(io::Error::other(format!("it is {kind}, not a regular file; move it away")))
+    }
+}
+
+/// What is written to a file goes to all of its names. One of them may be a backup's (`cp -al`), or a stranger's.
+pub(super) fn check_one_name(file: &File) -> io::Result<()> {
+    let names = file.metadata()?.nlink();
+    if names <= 1 {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "it has {names} names (hard links), and would be written under all of them; put a copy in its place (cp, then mv), or \
+         remove the other names"
+    )))
 }
 
 /// Who owns the directory could have put any file there. Some file systems give all files to one user (NFS, vfat), and some

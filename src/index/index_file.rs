@@ -204,7 +204,7 @@ impl IndexFile {
     pub(super) fn open_again(&self) -> io::Result<File> {
         let again = match &self.home {
             IndexHome::Device(device) => return device.open_beside(),
-            IndexHome::Directory(directory, name) => directory.open_file(name)?,
+            IndexHome::Directory(directory, name) => directory.open_again(name)?,
         };
         let (own, found) = (self.file.metadata()?, again.metadata()?);
         match (own.dev(), own.ino()) == (found.dev(), found.ino()) {
