@@ -86,6 +86,36 @@ fn a_clock_that_is_set_back_expires_nothing() {
     assert_eq!(timed.client.exists(&["key".into()]), [false]);
 }
 
+/// A clock that was ahead, as before the first answer of NTP: what was used then is not to stay until that time has come.
+#[test]
+fn a_use_in_the_future_counts_as_one_of_now() {
+    let directory = tempfile::tempdir().unwrap();
+    let ahead_ms = START_MS + 1000 * HOUR_MS;
+    // A lease would hold what has expired.
+    let timed = Timed::open(directory.path(), ahead_ms, |config| config.lease_s = 0);
+    let memory = Memory::patterned(10, 0, 1);
+    assert!(timed.client.set(&keys(0..10), &[&memory; 10]).ok);
+    timed.set_clock(START_MS);
+    assert_eq!(timed.client.connector.expire().unwrap(), 0, "it is kept, for an hour from now");
+    timed.set_clock(START_MS + HOUR_MS - 1);
+    assert_eq!(timed.client.exists(&keys(0..10)), [true; 10]);
+    timed.set_clock(START_MS + HOUR_MS);
+    assert_eq!(timed.client.exists(&keys(0..10)), [false; 10]);
+    assert_eq!(timed.client.connector.expire().unwrap(), 10);
+
+    // The same where the store was closed in between, and where it is closed again before the hour is over.
+    timed.set_clock(ahead_ms);
+    assert!(timed.client.set(&keys(0..10), &[&memory; 10]).ok);
+    timed.client.connector.close();
+    let timed = Timed::open(directory.path(), START_MS, |_| ());
+    assert_eq!(timed.client.connector.recovery().kept, 10);
+    assert_eq!(timed.client.connector.expire().unwrap(), 0);
+    timed.client.connector.close();
+    let timed = Timed::open(directory.path(), START_MS + HOUR_MS + 1, |_| ());
+    assert_eq!(timed.client.connector.recovery().expired, 10);
+    timed.client.assert_consistent();
+}
+
 #[test]
 fn expiry_goes_on_over_a_restart() {
     let directory = tempfile::tempdir().unwrap();

@@ -11,15 +11,22 @@ use crate::key::Hashed;
 
 const MOST_AT_ONCE: usize = 64;
 
+impl<G, S> Shard<G, S> {
+    /// Gives an entry this word of uses, which is to be written into its record.
+    pub(super) fn note_use(&mut self, number: u32, use_word: u64) {
+        let entry = &mut self.entries[number];
+        entry.last_use = use_word;
+        if !entry.set(Flag::IsBehind, true) {
+            self.used.push(number);
+        }
+    }
+}
+
 impl<G, S> Index<G, S> {
     pub(super) fn touch(&self, shard: &mut Shard<G, S>, found: Located, now_ms: u64) {
-        let entry = &mut shard.entries[found.entry];
-        let (_, uses) = use_parts(entry.last_use);
-        entry.last_use = use_word(now_ms, uses.saturating_add(1));
-        if !entry.set(Flag::IsBehind, true) {
-            shard.used.push(found.entry);
-        }
-        if let Some(node) = entry.node {
+        let (_, uses) = use_parts(shard.entries[found.entry].last_use);
+        shard.note_use(found.entry, use_word(now_ms, uses.saturating_add(1)));
+        if let Some(node) = shard.entries[found.entry].node {
             self.eviction_index.lock().touch(node);
         }
     }
