@@ -144,6 +144,12 @@ impl<'key> Namespace<'key> {
         }
     }
 
+    /// The same for errors and logs, which are not to tell a salt.
+    pub(crate) fn without_salt(&self) -> String {
+        let salt = if self.salt.is_empty() { "" } else { "@..." };
+        format!("{}{salt}", self.model)
+    }
+
     /// 64-bit fingerprint kept in each record, so that a namespace can be told without its key.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = Blake2b::<U16>::new();

@@ -36,7 +36,7 @@ impl Cache {
         {
             return Ok(Some((pool, blocks)));
         }
-        let namespace = Namespace::of(&request.key).name();
+        let namespace = Namespace::of(&request.key).without_salt();
         Err(StoreError::Quota { needed_bytes: bytes, namespace, quota_bytes })
     }
 
