@@ -35,6 +35,15 @@ fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |name| format!(" (did you mean '{name}'?)"))
 }
 
+fn way_to_grow(refusal: &io::Error) -> &'static str {
+    match refusal.raw_os_error() {
+        Some(libc::EFBIG) => {
+            "raise the limit on the length of files (ulimit -f, RLIMIT_FSIZE), if it is not that of the file system"
+        }
+        _ => "free space on that file system",
+    }
+}
+
 fn quoted(names: &[&str]) -> String {
     names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
 }
@@ -93,9 +102,7 @@ pub enum StoreError {
          space there"
     )]
     NoBlocks { path: PathBuf, source: Arc<io::Error> },
-    #[error(
-        "store full: cannot grow {path} by {bytes} bytes: {source}; free space on that file system"
-    )]
+    #[error("store full: cannot grow {path} by {bytes} bytes: {source}; {}", way_to_grow(source))]
     Grow { path: PathBuf, bytes: u64, source: Arc<io::Error> },
 }
 

@@ -1,19 +1,27 @@
-"""What an open does where the system gives it no thread, or no address space."""
+"""What a store does where the system limits it: threads, descriptors, address space, files."""
 
 import errno
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import kvring
-from tests.python.conftest import Client, pattern, run_child
+from tests.python.conftest import MIB, Client, pattern, run_child
 
 GIB = 1 << 30
 
 # Nobody's: its threads are those of the test.
 USER_ID = 54321
+
+
+def open_files() -> list[str]:
+    """Return what this process has open."""
+    files = Path("/proc/self/fd").iterdir()
+    # Not the list itself.
+    return sorted(f"{file.name} {file.readlink()}" for file in files if file.is_symlink())
 
 
 def open_with_few_threads(threads: int, engine: str, *paths: str) -> None:
@@ -24,6 +32,10 @@ def open_with_few_threads(threads: int, engine: str, *paths: str) -> None:
         connector = kvring.Connector(paths, "32MiB", engine=engine)
     except OSError as error:
         print(type(error).__name__, error)
+        before = open_files()
+        with suppress(OSError):
+            kvring.Connector(paths, "32MiB", engine=engine)
+        assert open_files() == before
     else:
         Client(connector).store({"key": pattern(4096, 1)})
         connector.close()
@@ -54,6 +66,69 @@ def test_an_open_that_gets_no_thread_raises_an_os_error(
     for refusal in refusals:
         assert refusal.startswith("BlockingIOError "), refusal
         assert "thread" in refusal, refusal
+
+
+def open_with_few_descriptors(directory: str, engine: str) -> None:
+    """Open and close a store again and again, with one descriptor more each time."""
+
+    def opened() -> str:
+        try:
+            with kvring.Connector(directory, "32MiB", engine=engine) as connector:
+                Client(connector).store({"key": pattern(4096, 1)})
+        except OSError as error:
+            return str(error)
+        return "stored"
+
+    # What the process keeps from its first open on.
+    opened()
+    before = open_files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(file.split()[0]) for file in before}
+    outcomes = []
+    # Numbers are given out from the lowest free one on.
+    for limit in [number for number in range(soft) if number not in taken][:60]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        outcomes.append(opened())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert open_files() == before, (limit, outcomes[-1])
+    refused = [outcome for outcome in outcomes if outcome != "stored"]
+    assert all("Too many open files" in one or "no descriptor" in one for one in refused), refused
+    print(len(refused) > 5, outcomes[-1])
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "posix"])
+def test_an_open_that_gets_no_descriptor_leaves_none_behind(
+    store_directory: Path, engine: str
+) -> None:
+    ended = run_child(open_with_few_descriptors, str(store_directory), engine)
+    assert (ended.returncode, ended.stdout) == (0, "True stored\n"), ended.stderr
+
+
+def store_with_short_files(directory: str, layout: str) -> None:
+    """Store chunks that a limit on the length of files does not let through, then without it."""
+    unlimited = resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, unlimited))
+    with kvring.Connector(directory, "32MiB", layout=layout) as connector:
+        client = Client(connector)
+        completion = client.set(["key"], [pattern(MIB, 1)])
+        print(completion.results, completion.error)
+        assert client.load("key", MIB) is None
+    resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    with kvring.Connector(directory, "32MiB", layout=layout) as connector:
+        client = Client(connector)
+        client.store({"key": pattern(MIB, 1)})
+        assert client.load("key", MIB) == pattern(MIB, 1)
+        client.assert_sound()
+
+
+@pytest.mark.parametrize("layout", ["extents", "files"])
+def test_a_limit_on_the_length_of_files_is_named(store_directory: Path, layout: str) -> None:
+    """Its signal (SIGXFSZ) would end the process, but that Python ignores it."""
+    ended = run_child(store_with_short_files, str(store_directory), layout)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("[False] store full: "), ended.stdout
+    assert "File too large" in ended.stdout
+    assert "ulimit -f, RLIMIT_FSIZE" in ended.stdout
 
 
 def open_with_little_address_space(directory: str) -> None:
