@@ -138,6 +138,16 @@ def test_programs_get_keys_as_they_are(
     assert told <= names | {"others"}
 
 
+def test_a_namespace_that_is_no_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A byte of the command line that is no UTF-8."""
+    with kvring.Connector(tmp_path / "store", "64MiB") as connector:
+        Client(connector).store({make_key(1, SALT): b"content"})
+    assert main(["purge", str(tmp_path / "store"), "--yes", "--namespace", "\udc80"]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
+
+
 def test_the_page_takes_names_for_text() -> None:
     page = Path(kvring.__file__).with_name("cli") / "page.html"
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):

@@ -9,8 +9,15 @@ _PHASES: Final = ("wait", "device", "total")
 _MOST_NAMESPACES: Final = 20
 
 
-def frame(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+def frame(
+    before: dict[str, Any] | None, now: dict[str, Any], between_s: float | None
+) -> dict[str, Any]:
     """Return what happened between two answers to "stats"; since the open, without the first.
+
+    Args:
+        before: The first answer, if it is of the same open.
+        now: The second one.
+        between_s: Time from the first to the second.
 
     Returns:
         `time_s` (Unix time), `over_s`, rates in a second (`*_per_s`), `lookup_hit_ratio` and
@@ -20,7 +27,7 @@ def frame(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
     """
     stats, usage = now["stats"], now["usage"]
     was = before["stats"] if before is not None else {}
-    over_s = now["time_s"] - before["time_s"] if before is not None else None
+    over_s = between_s if before is not None else None
 
     def change(*names: str) -> float:
         return float(sum(stats[name] - was.get(name, 0) for name in names))

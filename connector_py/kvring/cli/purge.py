@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from kvring._native import StoredChunks
-from kvring.cli.failure import Failure
+from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.opening import unchanged
 from kvring.cli.output import print_json, size_text
 from kvring.cli.owner import ask_owner
@@ -43,6 +43,10 @@ def purge(
 
     If somebody has the store open its owner does it. Else all paths of the store are wanted.
     """
+    try:
+        namespace.encode()
+    except UnicodeEncodeError:
+        raise WrongArguments("--namespace is not UTF-8, and all keys are") from None
     keys, stored_bytes = _in_namespace(paths, index_path, namespace)
     click.echo(f"{namespace!r} has {keys:,} chunks, {size_text(stored_bytes)}", err=as_json)
     if not yes:

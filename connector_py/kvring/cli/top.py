@@ -45,7 +45,7 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
         print_json(answer)
         return 0
     counters = answer["stats"]
-    console().print(_shown(path, frame(None, answer)))
+    console().print(_shown(path, frame(None, answer, None)))
     shown = grid()
     for name, text in {
         "loaded": f"{size_text(counters['read_bytes'])} in {counters['get_hits']:,} chunks",
@@ -120,11 +120,14 @@ def top(
 
 def _frames(path: Path, index_path: Path | None, interval_s: float) -> Iterator[dict[str, Any]]:
     before = need_owner(path, index_path, ask="stats")
+    # Not the owner's Unix time, which may be set meanwhile.
+    before_s = time.monotonic()
     while True:
         time.sleep(interval_s)
         now = need_owner(path, index_path, ask="stats")
-        yield frame(before if _is_same_open(before, now) else None, now)
-        before = now
+        now_s = time.monotonic()
+        yield frame(before if _is_same_open(before, now) else None, now, now_s - before_s)
+        before, before_s = now, now_s
 
 
 def _serve(

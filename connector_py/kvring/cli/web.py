@@ -42,8 +42,8 @@ class _Handler(BaseHTTPRequestHandler):
             except ValueError:
                 self.send_error(HTTPStatus.BAD_REQUEST)
                 return
-            frames = [one for one in list(self.server.frames) if one["time_s"] > since_s]
-            self._answer("application/json", json.dumps(frames).encode())
+            newer = _behind(list(self.server.frames), since_s)
+            self._answer("application/json", json.dumps(newer).encode())
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
@@ -57,6 +57,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - as it is called
         """Say nothing."""
+
+
+def _behind(frames: list[dict[str, Any]], since_s: float) -> list[dict[str, Any]]:
+    """Return what follows the frame of that moment; a clock that is set back holds nothing up."""
+    seen = [number for number, one in enumerate(frames) if one["time_s"] == since_s]
+    if seen:
+        return frames[seen[-1] + 1 :]
+    return [one for one in frames if one["time_s"] > since_s]
 
 
 class _Server(ThreadingHTTPServer):
