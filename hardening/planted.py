@@ -18,6 +18,13 @@ def patches_of(tool: str) -> list[Path]:
     return sorted(PATCHES.glob(f"{tool}-*.patch"))
 
 
+def files_of_tree() -> set[Path]:
+    """Return what of the working tree is or may be committed, from its root."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=REPOSITORY, check=True, capture_output=True).stdout
+    return {Path(name) for name in names.decode().split("\0") if name}
+
+
 @contextmanager
 def tree_with(patch: Path) -> Iterator[Path]:
     """Yield a copy of the working tree with a patch applied.
@@ -30,10 +37,7 @@ def tree_with(patch: Path) -> Iterator[Path]:
     """
     tree = OUTPUT / "planted-tree"
     tree.mkdir(parents=True, exist_ok=True)
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(listed, cwd=REPOSITORY, check=True, capture_output=True).stdout
-    wanted = {Path(name) for name in names.decode().split("\0") if name}
-    for name in wanted:
+    for name in files_of_tree():
         source, copy = REPOSITORY / name, tree / name
         if not source.is_file():
             continue

@@ -1,0 +1,246 @@
+"""`python -m benches.guard`: is this tree slower than the one it comes from?
+
+Both are built for release, side by side below target/guard, and measured in alternating rounds,
+each round in a process of its own. A part that got worse by more than the limit, and by more than
+the run's own noise, fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benches.compare.arena import Arena
+from benches.compare.clients import NativeClient
+from benches.compare.samples import CPU, KEY_RATE, RATE, figure
+from benches.compare.scale import KIB, MIB, Plan
+from benches.compare.workload import (
+    Submit,
+    TransferError,
+    chunk_names,
+    repeated,
+    timed,
+    timed_delete,
+    timed_get,
+    timed_set,
+)
+
+_REPOSITORY = Path(__file__).resolve().parent.parent
+_OUTPUT = _REPOSITORY / "target" / "guard"
+_BASE, _TREE = "base", "tree"
+_UNITS = {RATE: "MB/s", CPU: "CPU s/GB", KEY_RATE: "keys/s"}
+_PLANS = (Plan(4 * KIB, 8192, 64), Plan(64 * KIB, 2048, 32), Plan(MIB, 256, 8))
+# So often in a round a plan is stored and loaded: less is too short to be timed.
+_TIMES = 3
+_LOOKUPS = 256
+_LOOKUPS_S = 1.0
+
+# Values by part and metric.
+Round = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one metric of one part, between base and tree.
+
+    Attributes:
+        part: The part and the metric.
+        base: Median of the base.
+        tree: Median of the tree.
+        noise: How far values of one and the same build spread: half the interquartile range by the
+            median, of the build that spreads more.
+        worse: By which share of the base the tree is worse; negative if it is better.
+    """
+
+    part: str
+    base: float
+    tree: float
+    noise: float
+    worse: float
+
+    def fails(self, limit: float) -> bool:
+        """Whether it is worse by more than the limit, and by more than the noise."""
+        return self.worse > max(limit, self.noise)
+
+
+def judge(part: str, base: Sequence[float], tree: Sequence[float]) -> Verdict:
+    """Compare the rounds of both builds. Of processor time less is better, of all else more."""
+    medians = statistics.median(base), statistics.median(tree)
+    change = medians[1] / medians[0] - 1
+    noise = max(_spread(base), _spread(tree))
+    return Verdict(part, *medians, noise, change if part.endswith(CPU) else -change)
+
+
+def _spread(values: Sequence[float]) -> float:
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2 / statistics.median(values)
+
+
+def measure(directory: Path) -> Round:
+    """Measure one round with the kvring that this process imports, in a fresh store."""
+    kvring = importlib.import_module("kvring")
+    arena = Arena(max(plan.size_bytes for plan in _PLANS), huge_pages=False)
+    values: Round = {}
+    connector = kvring.Connector(path=str(directory), capacity=2 << 30)
+    client = NativeClient(connector)
+    try:
+        for plan in _PLANS:
+            values |= _transfers(client, arena, plan)
+        values |= _lookups(client, arena)
+    finally:
+        client.close()
+    return values
+
+
+def _transfers(client: NativeClient, arena: Arena, plan: Plan) -> Round:
+    size, count = plan.chunk_size_bytes, plan.chunk_count
+    stored, loaded = arena.to_store(size, count), arena.to_load(size, count)
+    timings = defaultdict(list)
+    for time in range(_TIMES):
+        keys = chunk_names(f"{size}:{time}", count)
+        timings["store"].append(timed_set(client, keys, stored, plan.batch_keys))
+        timings["load"].append(timed_get(client, keys, loaded, plan.batch_keys))
+        if different := arena.differing_chunks(size, count):
+            raise TransferError(f"{len(different)} chunks came back wrong")
+        arena.clear_loaded(plan.size_bytes)
+        timed_delete(client, keys, _LOOKUPS)
+    values = {}
+    for operation, several in timings.items():
+        moved_bytes = plan.size_bytes * len(several)
+        name = f"{operation} {size // KIB} KiB, "
+        values[name + RATE] = moved_bytes / 1e6 / sum(one.elapsed_s for one in several)
+        values[name + CPU] = sum(one.cpu_s for one in several) / (moved_bytes / 1e9)
+    return values
+
+
+def _lookups(client: NativeClient, arena: Arena) -> Round:
+    plan = _PLANS[0]
+    keys = chunk_names("held", plan.chunk_count)
+    timed_set(client, keys, arena.to_store(plan.chunk_size_bytes, len(keys)), plan.batch_keys)
+    batches = [keys[at : at + _LOOKUPS] for at in range(0, len(keys), _LOOKUPS)]
+    submits: list[Submit] = [partial(client.submit_exists, batch) for batch in batches]
+    timing = timed(client, repeated(submits, _LOOKUPS_S))
+    answers = sum(len(results) for results in timing.results if results is not None)
+    return {f"exists, {KEY_RATE}": answers / timing.elapsed_s}
+
+
+def _git(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=_REPOSITORY, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def _merge_base() -> str:
+    """Return where this tree left the main line; else the commit before."""
+    head = _git("rev-parse", "HEAD")
+    try:
+        base = _git("merge-base", "HEAD", "origin/main")
+    except subprocess.CalledProcessError:
+        base = head
+    return base if base != head else _git("rev-parse", "HEAD~1")
+
+
+def _checked_out(revision: str) -> Path:
+    directory = _OUTPUT / "base-source"
+    if not (directory / ".git").exists():
+        _git("worktree", "prune")
+        _git("worktree", "add", "--force", "--detach", directory, revision)
+    _git("-C", directory, "checkout", "--quiet", "--force", "--detach", revision)
+    return directory
+
+
+def _built(source: Path, name: str) -> Path:
+    """Build the package that lies at `source`. Returns where Python finds it."""
+    target = _OUTPUT / f"{name}-target"
+    print(f"guard: building {name}", flush=True)
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(target), "PYO3_PYTHON": sys.executable}
+    build = ["cargo", "build", "--release", "--quiet", "--package", "kvring-python"]
+    subprocess.run(build, cwd=source, check=True, env=environment)
+    site = _OUTPUT / name
+    shutil.rmtree(site, ignore_errors=True)
+    package = source / "connector_py" / "kvring"
+    shutil.copytree(package, site / "kvring", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(target / "release" / "lib_native.so", site / "kvring" / "_native.so")
+    return site
+
+
+def _round(site: Path, path: Path | None) -> Round:
+    with tempfile.TemporaryDirectory(prefix="kvring-guard-", dir=path) as directory:
+        done = subprocess.run(
+            [sys.executable, "-m", "benches.guard", "--measure", directory],
+            cwd=_REPOSITORY,
+            check=True,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(site)},
+            text=True,
+        )
+    values: Round = json.loads(done.stdout)
+    return values
+
+
+def _print(verdicts: list[Verdict], limit: float) -> None:
+    table = Table("part", "unit", "base", "tree", "tree / base", "noise", "")
+    for one in verdicts:
+        part, _, metric = one.part.rpartition(", ")
+        table.add_row(
+            part,
+            _UNITS[metric],
+            figure(one.base),
+            figure(one.tree),
+            f"{one.tree / one.base:.3f}",
+            f"±{one.noise:.1%}",
+            "worse" if one.fails(limit) else "",
+        )
+    Console().print(table)
+
+
+def main() -> int:
+    """Build, measure and judge. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benches.guard", description=__doc__)
+    parser.add_argument("--base", help="the revision to compare with (default: the merge base)")
+    parser.add_argument(
+        "--path", type=Path, help="directory of the stores (default: of temporary files)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="of each build (default: 5)")
+    parser.add_argument("--limit-percent", type=float, default=5, help="(default: 5)")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        json.dump(measure(arguments.measure), sys.stdout)
+        return 0
+    revision = arguments.base or _merge_base()
+    sites = {_BASE: _built(_checked_out(revision), _BASE), _TREE: _built(_REPOSITORY, _TREE)}
+    rounds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    # The first of each warms up.
+    for number in range(arguments.rounds + 1):
+        print(f"guard: round {number} of {arguments.rounds}", flush=True)
+        for name in list(sites)[:: 1 if number % 2 else -1]:
+            for part, value in _round(sites[name], arguments.path).items():
+                if number:
+                    rounds[part][name].append(value)
+    limit = arguments.limit_percent / 100
+    verdicts = [judge(part, values[_BASE], values[_TREE]) for part, values in rounds.items()]
+    _print(verdicts, limit)
+    worse = [one.part for one in verdicts if one.fails(limit)]
+    print(f"guard: {len(worse)} of {len(verdicts)} worse than {revision[:12]}", *worse, sep="\n  ")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

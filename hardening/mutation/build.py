@@ -1,0 +1,139 @@
+"""One build of the crate and its tests that holds all mutants."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hardening.mutation.listing import Mutant
+from hardening.mutation.schema import SWITCH, Schema, blamed
+from hardening.planted import files_of_tree
+from hardening.tool import OUTPUT, call
+
+TREE = OUTPUT / "mutants-tree"
+_ENVIRONMENT = {
+    "CARGO_TARGET_DIR": str(OUTPUT / "mutants-target"),
+    # Code of mutants gives warnings by the hundred, and no debugger looks at it.
+    "RUSTFLAGS": "--cap-lints=allow",
+    "CARGO_PROFILE_DEV_DEBUG": "0",
+    "CARGO_TERM_COLOR": "never",
+}
+_LOG = OUTPUT / "logs" / "mutants-build.log"
+# Suites that read the source, or run for themselves what others prove.
+_LEFT_OUT = ("module_order",)
+_MODULE = b"mod backlog;\n"
+
+
+class BuildError(Exception):
+    """The build fails, and no mutant is to blame."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """What was built.
+
+    Attributes:
+        programs: The test programs by name: "kvring" has the unit tests.
+        mutants: Those that are in it.
+        left_out: Those that are not, as the compiler refuses them, or as they have no place.
+    """
+
+    programs: dict[str, Path]
+    mutants: list[Mutant]
+    left_out: list[Mutant]
+
+
+def build(source: Path, mutants: list[Mutant]) -> Build:
+    """Build the tree at `source` with these mutants, less those that the compiler refuses.
+
+    Raises:
+        BuildError: The compiler refuses something else.
+    """
+    by_file: dict[str, list[Mutant]] = defaultdict(list)
+    for mutant in mutants:
+        by_file[mutant.file].append(mutant)
+    refused: set[int] = set()
+    while True:
+        texts = {}
+        for file, own in by_file.items():
+            schema = Schema(
+                (source / file).read_bytes(), [one for one in own if one.number not in refused]
+            )
+            refused |= {one.number for one in schema.unplaced}
+            texts[Path(file)] = schema.text()
+        _write(source, texts)
+        # Of the types first, and of what borrows once all types are right: some rounds.
+        errors = [error for error in _errors(["check", "--lib"]) if error]
+        if not errors:
+            break
+        to_blame = {number for error in errors for number in _blamed(error)}
+        if not to_blame - refused:
+            raise BuildError(errors[0]["rendered"])
+        refused |= to_blame
+    built = [one for one in mutants if one.number not in refused]
+    return Build(_programs(), built, [one for one in mutants if one.number in refused])
+
+
+def _write(source: Path, texts: dict[Path, bytes]) -> None:
+    """Write what is not there already: cargo goes by the time of change."""
+    texts[Path("src/mutant.rs")] = SWITCH.encode()
+    root = Path("src/lib.rs")
+    lib = texts.get(root, (source / root).read_bytes())
+    texts[root] = lib.replace(_MODULE, _MODULE + b"mod mutant;\n", 1)
+    names = {name for name in files_of_tree() if (source / name).is_file()}
+    for name in names | set(texts):
+        text = texts[name] if name in texts else (source / name).read_bytes()
+        copy = TREE / name
+        if not copy.exists() or copy.read_bytes() != text:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(text)
+    for copy in (TREE / "tests").glob("*.rs"):
+        if copy.relative_to(TREE) not in names:
+            copy.unlink()
+
+
+def _messages(arguments: list[str]) -> Iterator[dict[str, Any]]:
+    command = ["cargo", *arguments, "--package", "kvring", "--message-format=json"]
+    done = call(command, directory=TREE, environment=_ENVIRONMENT, log=_LOG)
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def _errors(arguments: list[str]) -> Iterator[dict[str, Any]]:
+    for one in _messages(arguments):
+        message = one.get("message")
+        # One without a place only counts the others.
+        if message and message["level"] == "error" and message["spans"]:
+            yield message
+
+
+def _blamed(error: dict[str, Any]) -> set[int]:
+    """Return the mutants at the place of an error; else at what the compiler would have changed."""
+    places = [span for span in error["spans"] if span["is_primary"]]
+    hints = [span for child in error["children"] for span in child["spans"]]
+    for spans in (places, hints):
+        found: set[int] = set()
+        for span in spans:
+            path = TREE / span["file_name"]
+            if path.is_file():
+                found |= blamed(path.read_bytes(), span["byte_start"])
+        if found:
+            return found
+    return set()
+
+
+def _programs() -> dict[str, Path]:
+    programs = {}
+    for one in _messages(["test", "--no-run", "--lib", "--tests"]):
+        if one["reason"] == "compiler-artifact" and one["executable"] and one["profile"]["test"]:
+            programs[one["target"]["name"]] = Path(one["executable"])
+    for name in _LEFT_OUT:
+        programs.pop(name, None)
+    if "kvring" not in programs:
+        raise BuildError(f"the tests cannot be built: see {_LOG}")
+    return programs
