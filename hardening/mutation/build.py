@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hardening.mutation.listing import Mutant
-from hardening.mutation.schema import SWITCH, Schema, blamed
+from hardening.mutation.listing import Mutant, fingerprint
+from hardening.mutation.schema import SWITCH, Schema, arms_of_match, blamed
 from hardening.planted import files_of_tree
 from hardening.tool import OUTPUT, call
 
@@ -22,9 +22,15 @@ _ENVIRONMENT = {
     "CARGO_PROFILE_DEV_DEBUG": "0",
     "CARGO_TERM_COLOR": "never",
 }
+_REFUSED = OUTPUT / "mutants-refused.json"
 _LOG = OUTPUT / "logs" / "mutants-build.log"
 # Suites that read the source, or run for themselves what others prove.
 _LEFT_OUT = ("module_order",)
+# Programs that are a test each, and how they are called.
+HARNESSES = {
+    "crash_simulator": "--crashes 300 --threads 1",
+    "random_operations": "--operations 3000",
+}
 _MODULE = b"mod backlog;\n"
 
 
@@ -56,7 +62,8 @@ def build(source: Path, mutants: list[Mutant]) -> Build:
     by_file: dict[str, list[Mutant]] = defaultdict(list)
     for mutant in mutants:
         by_file[mutant.file].append(mutant)
-    refused: set[int] = set()
+    codes = {file: fingerprint(source / file) for file in by_file}
+    refused = _refused_before(mutants, codes)
     while True:
         texts = {}
         for file, own in by_file.items():
@@ -74,8 +81,22 @@ def build(source: Path, mutants: list[Mutant]) -> Build:
         if not to_blame - refused:
             raise BuildError(errors[0]["rendered"])
         refused |= to_blame
+    _remember(mutants, codes, refused)
     built = [one for one in mutants if one.number not in refused]
     return Build(_programs(), built, [one for one in mutants if one.number in refused])
+
+
+def _refused_before(mutants: list[Mutant], codes: dict[str, str]) -> set[int]:
+    """What the compiler has refused of this very code: so that nothing is built anew for it."""
+    if not _REFUSED.exists():
+        return set()
+    before = {tuple(one) for one in json.loads(_REFUSED.read_text())}
+    return {one.number for one in mutants if (one.file, codes[one.file], one.name) in before}
+
+
+def _remember(mutants: list[Mutant], codes: dict[str, str], refused: set[int]) -> None:
+    names = [(one.file, codes[one.file], one.name) for one in mutants if one.number in refused]
+    _REFUSED.write_text(json.dumps(names))
 
 
 def _write(source: Path, texts: dict[Path, bytes]) -> None:
@@ -113,27 +134,25 @@ def _errors(arguments: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _blamed(error: dict[str, Any]) -> set[int]:
-    """Return the mutants at the place of an error; else at what the compiler would have changed."""
-    places = [span for span in error["spans"] if span["is_primary"]]
-    hints = [span for child in error["children"] for span in child["spans"]]
-    for spans in (places, hints):
-        found: set[int] = set()
-        for span in spans:
-            path = TREE / span["file_name"]
-            if path.is_file():
-                found |= blamed(path.read_bytes(), span["byte_start"])
-        if found:
-            return found
-    return set()
+    is_inexhaustive = error["code"] and error["code"]["code"] == "E0004"
+    find = arms_of_match if is_inexhaustive else blamed
+    found: set[int] = set()
+    for span in error["spans"]:
+        path = TREE / span["file_name"]
+        if span["is_primary"] and path.is_file():
+            found |= find(path.read_bytes(), span["byte_start"])
+    return found
 
 
 def _programs() -> dict[str, Path]:
+    examples = [argument for name in HARNESSES for argument in ("--example", name)]
     programs = {}
-    for one in _messages(["test", "--no-run", "--lib", "--tests"]):
-        if one["reason"] == "compiler-artifact" and one["executable"] and one["profile"]["test"]:
-            programs[one["target"]["name"]] = Path(one["executable"])
+    for arguments in (["test", "--no-run", "--lib", "--tests"], ["build", *examples]):
+        for one in _messages(arguments):
+            if one["reason"] == "compiler-artifact" and one["executable"]:
+                programs[one["target"]["name"]] = Path(one["executable"])
     for name in _LEFT_OUT:
         programs.pop(name, None)
-    if "kvring" not in programs:
-        raise BuildError(f"the tests cannot be built: see {_LOG}")
+    if missing := {"kvring", *HARNESSES} - set(programs):
+        raise BuildError(f"{missing} cannot be built: see {_LOG}")
     return programs

@@ -197,6 +197,15 @@ def blamed(text: bytes, offset: int) -> set[int]:
     return open_marks[-1][1] if open_marks else set()
 
 
+def arms_of_match(text: bytes, offset: int) -> set[int]:
+    """Return the mutants of arms of the match around an offset: it may lack a case."""
+    node = _parser().parse(text).root_node.descendant_for_byte_range(offset, offset)
+    while node is not None and node.type != "match_expression":
+        node = node.parent
+    within = text[node.start_byte : node.end_byte] if node else b""
+    return {int(number) for number in re.findall(rb"!crate::mutant::on\((\d+)\)", within)}
+
+
 @cache
 def _parser() -> Parser:
     return Parser(Language(tree_sitter_rust.language()))

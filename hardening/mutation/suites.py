@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hardening.mutation.build import TREE
+from hardening.mutation.build import HARNESSES, TREE
+from hardening.tool import OUTPUT
 
 UNIT = "kvring"
 WORKERS = 2
+_KNOWN = OUTPUT / "mutants-tests.json"
 _LIMITS = ["nice", "prlimit", f"--as={16 << 30}", "--core=0"]
 
 
@@ -40,8 +43,12 @@ class Tests:
 
     @classmethod
     def found(cls, programs: dict[str, Path]) -> Tests:
-        """Run each test of the programs by itself, with no mutant."""
+        """Run each test of the programs by itself, with no mutant, unless that is known."""
         tests = cls(programs)
+        stats = [(str(program), program.stat().st_mtime_ns) for program in programs.values()]
+        key = repr(sorted(stats))
+        if tests._read(key):
+            return tests
         names = [(program, name) for program in programs for name in _names(programs[program])]
         with ThreadPoolExecutor(WORKERS) as threads:
             for program, name, seconds, reached in threads.map(lambda one: tests._try(*one), names):
@@ -50,7 +57,26 @@ class Tests:
                     continue
                 for number in reached:
                     tests.reaching[number].append(Test(program, name, seconds))
+        tests._write(key)
         return tests
+
+    def _read(self, key: str) -> bool:
+        known = json.loads(_KNOWN.read_text()) if _KNOWN.exists() else {}
+        if known.get("programs") != key:
+            return False
+        for number, tests in known["reaching"].items():
+            self.reaching[int(number)] = [Test(*test) for test in tests]
+        self.failing = known["failing"]
+        return True
+
+    def _write(self, key: str) -> None:
+        reaching = {
+            number: [(test.program, test.name, test.seconds) for test in tests]
+            for number, tests in self.reaching.items()
+        }
+        _KNOWN.write_text(
+            json.dumps({"programs": key, "reaching": reaching, "failing": self.failing})
+        )
 
     def _try(self, program: str, name: str) -> tuple[str, str, float, set[int] | None]:
         with tempfile.NamedTemporaryFile("r+") as reached:
@@ -92,6 +118,9 @@ class Tests:
 
 
 def _names(program: Path) -> Iterable[str]:
+    if program.name in HARNESSES:
+        yield HARNESSES[program.name]
+        return
     listed = subprocess.run(
         [program, "--list", "--format=terse"], cwd=TREE, check=True, capture_output=True, text=True
     )
@@ -103,7 +132,10 @@ def _names(program: Path) -> Iterable[str]:
 
 def _run(program: Path, names: list[str], environment: dict[str, str], *, timeout_s: float) -> str:
     """Run tests until one fails. Returns "passed", "failed" or "timeout"."""
-    command = [*_LIMITS, str(program), "--test-threads=2", "--exact", *names]
+    if program.name in HARNESSES:
+        command = [*_LIMITS, str(program), *names[0].split()]
+    else:
+        command = [*_LIMITS, str(program), "--test-threads=2", "--exact", *names]
     with tempfile.TemporaryDirectory(prefix="kvring-mutant-") as directory:
         process = subprocess.Popen(
             command,
