@@ -20,7 +20,7 @@ from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
 KINDS = ("loom", "shuttle")
 
 # Tests of a build for models that are models.
-MODELS = ("models::", "index::changes::tests::", "index::map::tests::readers::")
+MODELS = ("models::", "index::changes::models::", "index::map::tests::readers::")
 
 # Models that run at the same time.
 THREADS = 2

@@ -196,4 +196,113 @@ mod tests {
         record.last_use = 5;
         assert!(record.is_intact(), "a use is no damage");
     }
+
+    fn sealed(mut record: Record) -> Record {
+        record.checksum = record.computed_checksum();
+        record
+    }
+
+    #[test]
+    fn a_record_that_says_what_cannot_be_is_not_sensible() {
+        let mut good = Record::zeroed();
+        (good.state, good.length_bytes) = (STATE_CHUNK, 4096);
+        let is_sensible = |change: &dyn Fn(&mut Record)| {
+            let mut record = good;
+            change(&mut record);
+            sealed(record).is_sensible()
+        };
+        assert!(is_sensible(&|_| ()));
+        assert!(!good.is_sensible(), "without its checksum");
+        assert!(is_sensible(&|one| one.length_bytes = 1));
+        assert!(is_sensible(&|one| one.length_bytes = MAX_CHUNK_BYTES));
+        assert!(is_sensible(&|one| one.key_length = MAX_KEY_BYTES as u16));
+        assert!(is_sensible(&|one| one.payload_checksum_kind = PAYLOAD_CRC64NVME));
+        assert!(is_sensible(&|one| one.generation = GENERATIONS_END - 1));
+        assert!(!is_sensible(&|one| one.state = STATE_KEY_PART));
+        assert!(!is_sensible(&|one| one.length_bytes = 0));
+        assert!(!is_sensible(&|one| one.length_bytes = MAX_CHUNK_BYTES + 1));
+        assert!(!is_sensible(&|one| one.key_length = MAX_KEY_BYTES as u16 + 1));
+        assert!(!is_sensible(&|one| one.payload_checksum_kind = PAYLOAD_CRC64NVME + 1));
+        assert!(!is_sensible(&|one| one.generation = GENERATIONS_END));
+    }
+
+    /// A key of three parts, in the slots 10, 11 and 12.
+    fn long_key() -> (String, [Record; 3]) {
+        let key: String = ('a'..='z').cycle().take(2 * KEY_PART_BYTES + 5).collect();
+        let mut number = 0;
+        let records = [STATE_CHUNK, STATE_KEY_PART, STATE_KEY_PART].map(|state| {
+            let mut record = Record::zeroed();
+            (record.state, record.digest, record.generation) = (state, [1, 2], 3);
+            record.length_bytes = if number == 0 { 4096 } else { number };
+            record.next_slot = [11, 12, NO_SLOT][number as usize];
+            record.key_length = if number == 0 { key.len() as u16 } else { 0 };
+            let part = key.as_bytes().chunks(KEY_PART_BYTES).nth(number as usize).unwrap();
+            record.key[..part.len()].copy_from_slice(part);
+            number += 1;
+            sealed(record)
+        });
+        (key, records)
+    }
+
+    #[test]
+    fn a_long_key_is_read_only_from_parts_that_are_its_own() {
+        let (key, records) = long_key();
+        let read = |records: [Record; 3]| {
+            records[0].read_key(|slot| records.get(slot.checked_sub(10)? as usize).copied())
+        };
+        assert_eq!(read(records).as_deref(), Some(&*key));
+        let mut slots = Vec::new();
+        let get = |slot: u32| records.get(slot as usize - 10).copied();
+        assert!(records[0].visit_key(10, get, |slot, part| slots.push((slot, part.len()))));
+        assert_eq!(slots, [(10, KEY_PART_BYTES), (11, KEY_PART_BYTES), (12, 5)]);
+        let changed = |number: usize, change: &dyn Fn(&mut Record)| {
+            let mut damaged = records;
+            change(&mut damaged[number]);
+            damaged[number] = sealed(damaged[number]);
+            read(damaged)
+        };
+        assert_eq!(changed(1, &|_| ()).as_deref(), Some(&*key));
+        assert_eq!(changed(1, &|part| part.state = STATE_CHUNK), None);
+        assert_eq!(changed(1, &|part| part.digest[1] += 1), None);
+        assert_eq!(changed(2, &|part| part.generation += 1), None);
+        assert_eq!(changed(2, &|part| part.length_bytes = 1), None);
+        assert_eq!(changed(1, &|part| part.next_slot = 99), None, "nothing is there");
+        assert_eq!(changed(2, &|part| part.next_slot = 11), None, "it goes on behind its end");
+        assert_eq!(changed(0, &|head| head.key_length = 3), None, "it has parts too many");
+        let mut torn = records;
+        torn[1].key[0] ^= 1;
+        assert_eq!(read(torn), None, "its part is damaged");
+    }
+
+    #[test]
+    fn keys_take_a_slot_for_each_part_and_at_least_one() {
+        let slots = [0, 1, KEY_PART_BYTES, KEY_PART_BYTES + 1, 2 * KEY_PART_BYTES + 1];
+        assert_eq!(slots.map(slots_for), [1, 1, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_use_is_a_moment_and_a_count() {
+        let latest_ms = (1 << LAST_USED_BITS) - 1;
+        for (used_ms, uses) in [(0, 0), (1, 0), (0, 1), (latest_ms, u16::MAX), (latest_ms - 1, 3)] {
+            let record = Record { last_use: use_word(used_ms, uses), ..Record::zeroed() };
+            assert_eq!((record.last_used_ms(), record.uses()), (used_ms, uses));
+        }
+        assert_eq!(
+            use_parts(use_word(latest_ms + 6, 2)),
+            (5, 2),
+            "the moment does not reach the count"
+        );
+    }
+
+    #[test]
+    fn checksums_of_chunks_come_back_with_their_kind() {
+        let mut record = Record::zeroed();
+        let kinds = [ChecksumKind::Crc32c, ChecksumKind::Crc64Nvme];
+        let all = kinds.map(|kind| Some(PayloadChecksum { kind, value: 77 }));
+        for checksum in [all[0], None, all[1]] {
+            record.set_chunk_checksum(checksum);
+            assert_eq!(record.chunk_checksum(), checksum);
+            assert_eq!(record.payload_checksum, checksum.map_or(0, |checksum| checksum.value));
+        }
+    }
 }

@@ -207,3 +207,48 @@ impl<G: Send, S: Send> Index<G, S> {
         id
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_indexes_are_read_by_one_thread_and_large_ones_by_some() {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let share = (PIECE * PIECES_FOR_THREAD) as u32;
+        assert_eq!(threads_for(0), 1);
+        assert_eq!(threads_for(2 * share - 1), 1);
+        assert_eq!(threads_for(2 * share), processors.min(2));
+        assert_eq!(threads_for(u32::MAX), processors.min(MOST_THREADS));
+    }
+
+    #[test]
+    fn a_slot_is_used_from_its_chunk_on_until_it_is_freed() {
+        let mut heads = Heads::new(3);
+        (heads.0[0], heads.0[1]) = (USED, USED | 7);
+        assert_eq!([0, 1, 2].map(|slot| heads.is_used(slot)), [true, true, false]);
+        assert_eq!([0, 1, 2].map(|slot| heads.generation(slot)), [Some(0), Some(7), None]);
+        heads.free(1);
+        assert_eq!((heads.is_used(1), heads.generation(1)), (false, None));
+    }
+
+    #[test]
+    fn chunks_are_ordered_by_where_they_lie() {
+        let placed = |file, first_block, blocks, slot| {
+            let extent = Extent { file, first_block, blocks };
+            let placed = Placed::new(extent, slot);
+            assert_eq!((placed.extent(), placed.slot()), (extent, slot));
+            placed
+        };
+        let most = u32::MAX;
+        let sorted = [
+            placed(0, 0, 1, 2),
+            placed(0, 0, most, 1),
+            placed(0, 1, 1, 0),
+            placed(0, most, most, most),
+            placed(1, 0, 0, 0),
+            placed(most, 3, 5, 9),
+        ];
+        assert!(sorted.is_sorted());
+    }
+}

@@ -135,3 +135,25 @@ fn first_generation(newest: u64, session: Option<&Session>) -> Option<u64> {
     let first = (newest.max(last) / SESSION_GENERATIONS + 1) * SESSION_GENERATIONS;
     (first < GENERATIONS_END).then_some(first)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::header::Owner;
+
+    #[test]
+    fn a_session_begins_above_all_that_the_last_one_may_have_used() {
+        const EACH: u64 = SESSION_GENERATIONS;
+        let session = |generation| Session { generation, ..Session::of(&Owner::current(), 0) };
+        assert_eq!(first_generation(0, None), Some(EACH));
+        assert_eq!(first_generation(EACH - 1, None), Some(EACH));
+        assert_eq!(first_generation(EACH, None), Some(2 * EACH));
+        assert_eq!(first_generation(5, Some(&session(3 * EACH + 1))), Some(4 * EACH));
+        assert_eq!(first_generation(7 * EACH, Some(&session(3 * EACH))), Some(8 * EACH));
+        assert_eq!(
+            first_generation(GENERATIONS_END - EACH - 1, None),
+            Some(GENERATIONS_END - EACH)
+        );
+        assert_eq!(first_generation(GENERATIONS_END - EACH, None), None);
+    }
+}

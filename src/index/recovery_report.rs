@@ -99,3 +99,64 @@ impl std::fmt::Display for Recovery {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each count is another power of two, by which sums can be told apart.
+    fn of_one(scale: u64) -> Recovery {
+        Recovery {
+            clean_shutdown: true,
+            reset: None,
+            truncated: false,
+            kept: scale,
+            to_verify: 2 * scale,
+            torn: 4 * scale,
+            unreadable_pages: 8 * scale,
+            out_of_range: 16 * scale,
+            overlapping: 32 * scale,
+            duplicate: 64 * scale,
+            expired: 128 * scale,
+            moved: 256 * scale,
+            stale: 512 * scale,
+            orphans: 1024 * scale,
+        }
+    }
+
+    #[test]
+    fn counts_of_all_paths_add_up() {
+        assert_eq!(Recovery::of_all(&[of_one(1), of_one(2)]), of_one(3));
+        assert_eq!(of_one(1).discarded(), 4 + 16 + 32 + 64 + 128 + 256 + 512);
+        let none = Recovery::of_all(&[]);
+        assert_eq!(none, Recovery { clean_shutdown: true, ..Recovery::default() });
+    }
+
+    #[test]
+    fn one_path_that_was_damaged_shows_in_the_sum() {
+        let whole = of_one(1);
+        let cut = Recovery { truncated: true, clean_shutdown: false, ..of_one(1) };
+        let anew = |reason: &str| Recovery { reset: Some(reason.into()), ..of_one(1) };
+        for paths in [[&whole, &cut], [&cut, &whole]] {
+            let sum = Recovery::of_all(paths);
+            assert!(sum.truncated && !sum.clean_shutdown);
+        }
+        assert!(Recovery::of_all([&cut, &cut]).truncated);
+        let reset = |paths: [&Recovery; 2]| Recovery::of_all(paths).reset;
+        assert_eq!(reset([&whole, &anew("a")]).as_deref(), Some("a"));
+        assert_eq!(reset([&anew("a"), &whole]).as_deref(), Some("a"));
+        assert_eq!(reset([&anew("a"), &anew("b")]).as_deref(), Some("a; b"));
+    }
+
+    #[test]
+    fn it_says_what_there_was_and_nothing_else() {
+        assert_eq!(Recovery::default().to_string(), "0 chunks after unclean shutdown");
+        let full = Recovery { truncated: true, reset: Some("it is old".into()), ..of_one(1) };
+        assert_eq!(
+            full.to_string(),
+            "1 chunks after clean shutdown, 4 torn, 16 out of range, 32 overlapping, 64 duplicate, 128 expired, \
+             256 moved to other paths, 512 stale; 1024 files without a record removed; 8 pages of the index cannot \
+             be read; the index was cut short; the index was started anew: it is old"
+        );
+    }
+}
