@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hardening.mutation.build import BuildError, build
+from hardening.mutation.build import BuildError, prepare, suites, units
 from hardening.mutation.listing import Mutant, fingerprint, is_promise, mutants
 from hardening.mutation.suites import WORKERS, Tests
 from hardening.planted import patches_of, tree_with
@@ -29,6 +29,8 @@ _KEPT = REPOSITORY / "hardening" / "mutants.json"
 # Of files that are not searched whole yet: a search goes on where the last one ended.
 _BEGUN = OUTPUT / "mutants-begun.json"
 _UNNOTICED = ("survived", "unreached")
+# No unit test notices it, and suites have not been asked yet.
+_NOT_BY_UNITS = "not by unit tests"
 # How long tests in suites may take for one mutant, without it.
 _SUITES_S = {True: 60.0, False: 15.0}
 
@@ -79,7 +81,15 @@ class _Results:
         if arguments or kept:
             survivors: dict[str, str] = kept.get("survivors", {})
             return survivors.get(mutant.name) == "" and bool(arguments)
-        return mutant.name not in self._entry(self._begun, mutant.file).get("outcomes", {})
+        return self._begun_as(mutant) in (None, _NOT_BY_UNITS)
+
+    def is_not_by_units(self, mutant: Mutant) -> bool:
+        """Whether only suites may notice it."""
+        return self._begun_as(mutant) == _NOT_BY_UNITS
+
+    def _begun_as(self, mutant: Mutant) -> str | None:
+        outcomes: dict[str, str] = self._entry(self._begun, mutant.file).get("outcomes", {})
+        return outcomes.get(mutant.name)
 
     def _entry(self, files: dict[str, _File], file: str) -> _File:
         entry = files.get(file, {})
@@ -113,7 +123,7 @@ class _Results:
             names[one.file].add(one.name)
         for file, code in self._codes.items():
             outcomes = self._entry(self._begun, file).get("outcomes", {})
-            if names[file] <= set(outcomes):
+            if names[file] <= set(outcomes) and _NOT_BY_UNITS not in outcomes.values():
                 reasons = self.reasons(file)
                 counts = Counter(outcomes.values())
                 self._kept[file] = {
@@ -137,9 +147,8 @@ class _Results:
         ]
 
     def _survives(self, mutant: Mutant) -> bool:
-        outcomes = self._entry(self._begun, mutant.file).get("outcomes", {})
         kept = self._entry(self._kept, mutant.file).get("survivors", {})
-        return outcomes.get(mutant.name) in _UNNOTICED or mutant.name in kept
+        return self._begun_as(mutant) in _UNNOTICED or mutant.name in kept
 
 
 def _read(path: Path) -> dict[str, _File]:
@@ -153,29 +162,49 @@ def _search(
     """Run tests against mutants until the time is over. Returns what became of each."""
     if not wanted:
         return {}
-    built = build(tree, results.mutants)
-    tests = Tests.found(built.programs)
-    report.findings += [f"it fails without a mutant: {test}" for test in tests.failing]
-    left_out = set(built.left_out)
+    left_out = set(prepare(tree, results.mutants))
+    tests = Tests()
     outcomes = {one: "not built" for one in wanted if one in left_out}
-    to_run = [one for one in wanted if one not in left_out]
-    deadline = time.monotonic() + most_s
-
-    def outcome_of(mutant: Mutant) -> str | None:
-        if time.monotonic() > deadline:
-            return None
-        return tests.notice(mutant.number, _SUITES_S[is_promise(mutant.file)])
-
     for mutant in outcomes:
         results.note(mutant, "not built")
-    with ThreadPoolExecutor(WORKERS) as threads:
-        for mutant, outcome in zip(to_run, threads.map(outcome_of, to_run), strict=True):
-            if outcome is not None:
-                outcomes[mutant] = outcome
-                results.note(mutant, outcome)
-                results.save()
-            if outcome in _UNNOTICED:
-                print(f"{outcome}: {mutant.place}", flush=True)
+    deadline = time.monotonic() + most_s
+
+    def search(programs: set[str], to_run: list[Mutant], *, is_last: bool) -> list[Mutant]:
+        def outcome_of(mutant: Mutant) -> str | None:
+            if time.monotonic() > deadline:
+                return None
+            most_s = _SUITES_S[is_promise(mutant.file)]
+            return tests.notice(mutant.number, programs, most_s)
+
+        left = []
+        with ThreadPoolExecutor(WORKERS) as threads:
+            for mutant, outcome in zip(to_run, threads.map(outcome_of, to_run), strict=True):
+                if outcome in _UNNOTICED and not is_last:
+                    left.append(mutant)
+                    outcome = _NOT_BY_UNITS
+                if outcome is not None:
+                    results.note(mutant, outcome)
+                    results.save()
+                if outcome not in (None, _NOT_BY_UNITS):
+                    outcomes[mutant] = outcome
+                if is_last and outcome in _UNNOTICED:
+                    print(f"{outcome}: {mutant.place}", flush=True)
+        return left
+
+    unit_programs = units()
+    for name, program in unit_programs.items():
+        tests.look_at(name, program)
+    left = [one for one in wanted if results.is_not_by_units(one)]
+    known = {*left, *left_out}
+    to_run = [one for one in wanted if one not in known]
+    left += search(set(unit_programs), to_run, is_last=False)
+    suite_programs = suites() if left and time.monotonic() < deadline else {}
+    for name, program in suite_programs.items():
+        if time.monotonic() < deadline:
+            tests.look_at(name, program)
+    if time.monotonic() < deadline:
+        search(set(suite_programs), left, is_last=True)
+    report.findings += [f"it fails without a mutant: {test}" for test in tests.failing]
     return outcomes
 
 

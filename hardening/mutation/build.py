@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +37,8 @@ class BuildError(Exception):
     """The build fails, and no mutant is to blame."""
 
 
-@dataclass(frozen=True)
-class Build:
-    """What was built.
-
-    Attributes:
-        programs: The test programs by name: "kvring" has the unit tests.
-        mutants: Those that are in it.
-        left_out: Those that are not, as the compiler refuses them, or as they have no place.
-    """
-
-    programs: dict[str, Path]
-    mutants: list[Mutant]
-    left_out: list[Mutant]
-
-
-def build(source: Path, mutants: list[Mutant]) -> Build:
-    """Build the tree at `source` with these mutants, less those that the compiler refuses.
+def prepare(source: Path, mutants: list[Mutant]) -> list[Mutant]:
+    """Write the tree at `source` with these mutants. Returns those that the compiler refuses.
 
     Raises:
         BuildError: The compiler refuses something else.
@@ -82,8 +66,7 @@ def build(source: Path, mutants: list[Mutant]) -> Build:
             raise BuildError(errors[0]["rendered"])
         refused |= to_blame
     _remember(mutants, codes, refused)
-    built = [one for one in mutants if one.number not in refused]
-    return Build(_programs(), built, [one for one in mutants if one.number in refused])
+    return [one for one in mutants if one.number in refused]
 
 
 def _refused_before(mutants: list[Mutant], codes: dict[str, str]) -> set[int]:
@@ -144,15 +127,27 @@ def _blamed(error: dict[str, Any]) -> set[int]:
     return found
 
 
-def _programs() -> dict[str, Path]:
+def units() -> dict[str, Path]:
+    """Build the unit tests. Returns the program by its name, which is that of the crate."""
+    return _programs(["test", "--no-run", "--lib"])
+
+
+def suites() -> dict[str, Path]:
+    """Build the suites and the harnesses. Returns the programs by name."""
     examples = [argument for name in HARNESSES for argument in ("--example", name)]
-    programs = {}
-    for arguments in (["test", "--no-run", "--lib", "--tests"], ["build", *examples]):
-        for one in _messages(arguments):
-            if one["reason"] == "compiler-artifact" and one["executable"]:
-                programs[one["target"]["name"]] = Path(one["executable"])
-    for name in _LEFT_OUT:
-        programs.pop(name, None)
-    if missing := {"kvring", *HARNESSES} - set(programs):
-        raise BuildError(f"{missing} cannot be built: see {_LOG}")
+    programs = {
+        **_programs(["test", "--no-run", "--test", "*"]),
+        **_programs(["build", *examples]),
+    }
+    return {name: program for name, program in programs.items() if name not in _LEFT_OUT}
+
+
+def _programs(arguments: list[str]) -> dict[str, Path]:
+    programs = {
+        one["target"]["name"]: Path(one["executable"])
+        for one in _messages(arguments)
+        if one["reason"] == "compiler-artifact" and one["executable"]
+    }
+    if not programs:
+        raise BuildError(f"the tests cannot be built: see {_LOG}")
     return programs

@@ -10,15 +10,16 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hardening.mutation.build import HARNESSES, TREE
 from hardening.tool import OUTPUT
 
-UNIT = "kvring"
 WORKERS = 2
 _KNOWN = OUTPUT / "mutants-tests.json"
 _LIMITS = ["nice", "prlimit", f"--as={16 << 30}", "--core=0"]
@@ -33,81 +34,50 @@ class Test:
     seconds: float
 
 
-@dataclass
 class Tests:
-    """All tests that pass without a mutant, and which mutants each of them reaches."""
+    """Tests that pass without a mutant, and which mutants each of them reaches."""
 
-    programs: dict[str, Path]
-    reaching: dict[int, list[Test]] = field(default_factory=lambda: defaultdict(list))
-    failing: list[str] = field(default_factory=list)
-
-    @classmethod
-    def found(cls, programs: dict[str, Path]) -> Tests:
-        """Run each test of the programs by itself, with no mutant, unless that is known."""
-        tests = cls(programs)
-        stats = [(str(program), program.stat().st_mtime_ns) for program in programs.values()]
-        key = repr(sorted(stats))
-        if tests._read(key):
-            return tests
-        names = [(program, name) for program in programs for name in _names(programs[program])]
-        with ThreadPoolExecutor(WORKERS) as threads:
-            for program, name, seconds, reached in threads.map(lambda one: tests._try(*one), names):
-                if reached is None:
-                    tests.failing.append(f"{program} {name}")
-                    continue
-                for number in reached:
-                    tests.reaching[number].append(Test(program, name, seconds))
-        tests._write(key)
-        return tests
-
-    def _read(self, key: str) -> bool:
-        known = json.loads(_KNOWN.read_text()) if _KNOWN.exists() else {}
-        if known.get("programs") != key:
-            return False
-        for number, tests in known["reaching"].items():
-            self.reaching[int(number)] = [Test(*test) for test in tests]
-        self.failing = known["failing"]
-        return True
-
-    def _write(self, key: str) -> None:
-        reaching = {
-            number: [(test.program, test.name, test.seconds) for test in tests]
-            for number, tests in self.reaching.items()
-        }
-        _KNOWN.write_text(
-            json.dumps({"programs": key, "reaching": reaching, "failing": self.failing})
+    def __init__(self) -> None:
+        self._programs: dict[str, Path] = {}
+        self._known: dict[str, list[Any]] = (
+            json.loads(_KNOWN.read_text()) if _KNOWN.exists() else {}
         )
+        self.reaching: dict[int, list[Test]] = defaultdict(list)
+        self.failing: list[str] = []
 
-    def _try(self, program: str, name: str) -> tuple[str, str, float, set[int] | None]:
-        with tempfile.NamedTemporaryFile("r+") as reached:
-            began = time.monotonic()
-            environment = {"KVRING_REACHED": reached.name}
-            outcome = _run(self.programs[program], [name], environment, timeout_s=120)
-            seconds = time.monotonic() - began
-            numbers = {int(line) for line in reached.read().split()}
-        return program, name, seconds, numbers if outcome == "passed" else None
+    def look_at(self, name: str, program: Path) -> None:
+        """Run each test of a program by itself, with no mutant, unless that is known."""
+        self._programs[name] = program
+        key = f"{program}, {program.stat().st_mtime_ns}"
+        if key not in self._known:
+            with ThreadPoolExecutor(WORKERS) as threads:
+                self._known[key] = list(threads.map(partial(_try, program), _names(program)))
+            _KNOWN.write_text(json.dumps(self._known))
+        for test, seconds, reached in self._known[key]:
+            if reached is None:
+                self.failing.append(f"{name} {test}")
+            for number in reached or ():
+                self.reaching[number].append(Test(name, test, seconds))
 
-    def notice(self, number: int, most_s: float) -> str:
+    def notice(self, number: int, programs: Collection[str], most_s: float) -> str:
         """Run tests that reach a mutant, the quickest first, until one notices.
 
         Args:
             number: The mutant.
-            most_s: How long those tests take without it that are asked, at most, beside unit tests.
+            programs: Whose tests are asked.
+            most_s: How long these tests take without it, at most.
 
         Returns:
             "caught", "timeout", "survived", or "unreached".
         """
         chosen: dict[str, list[Test]] = defaultdict(list)
         for test in sorted(self.reaching[number], key=lambda test: test.seconds):
-            if test.program == UNIT:
+            if test.program in programs and (most_s := most_s - test.seconds) >= 0:
                 # The few that take long come by themselves.
-                chosen[UNIT if test.seconds < 1 else f"{UNIT}, slow"].append(test)
-            elif (most_s := most_s - test.seconds) >= 0:
-                chosen[test.program].append(test)
-        by_time = sorted(chosen.values(), key=lambda tests: sum(test.seconds for test in tests))
-        for tests in sorted(by_time, key=lambda tests: tests[0].program != UNIT):
+                chosen[test.program if test.seconds < 1 else f"{test.program}, slow"].append(test)
+        for tests in sorted(chosen.values(), key=lambda tests: sum(one.seconds for one in tests)):
             outcome = _run(
-                self.programs[tests[0].program],
+                self._programs[tests[0].program],
                 [test.name for test in tests],
                 {"KVRING_MUTANT": str(number)},
                 timeout_s=10 + 10 * sum(test.seconds for test in tests),
@@ -115,6 +85,16 @@ class Tests:
             if outcome != "passed":
                 return "timeout" if outcome == "timeout" else "caught"
         return "survived" if self.reaching[number] else "unreached"
+
+
+def _try(program: Path, name: str) -> tuple[str, float, list[int] | None]:
+    """Return how long a test takes, and which mutants it reaches if it passes."""
+    with tempfile.NamedTemporaryFile("r+") as reached:
+        began = time.monotonic()
+        outcome = _run(program, [name], {"KVRING_REACHED": reached.name}, timeout_s=120)
+        seconds = time.monotonic() - began
+        numbers = sorted({int(line) for line in reached.read().split()})
+    return name, seconds, numbers if outcome == "passed" else None
 
 
 def _names(program: Path) -> Iterable[str]:
