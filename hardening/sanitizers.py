@@ -1,0 +1,298 @@
+"""AddressSanitizer with LeakSanitizer, and ThreadSanitizer, over the Rust and Python suites.
+
+Arguments choose among `address`, `thread` (the Rust suites) and `python` (with AddressSanitizer
+in the native module); none stands for all, in this order. A name of a suite (`lifecycle`,
+`test_close.py`) runs that one alone, and `kvring:engine::` those of its tests that have this in
+their name. With ThreadSanitizer the standard library is built anew, as it synchronises too.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from hardening.planted import patches_of, tree_with
+from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+
+TRIPLE = f"{platform.machine()}-unknown-linux-gnu"
+BUILT = OUTPUT / "sanitizers"
+LOGS = BUILT / "logs"
+REPORTS = BUILT / "reports"
+
+# No suite takes as long: it hangs.
+HANG_S = 600.0
+PLANTED_S = 300.0
+
+# What is nearest to memory that the kernel has, and to threads, comes first; the rest by name.
+RUST_FIRST = (
+    *("lifecycle", "late_loads", "completions", "outages", "faults", "reactors"),
+    *("registered_memory", "order", "contract", "second_attempts", "failed_reactors", "kvring"),
+)
+# Minutes each, with a sanitizer.
+RUST_LAST = ("nth_fault", "power_loss", "damage")
+# A device that never answers has memory that is leaked, as is promised. These run by themselves,
+# and leaks are not looked for.
+LEAKING = {
+    "lifecycle": ("close_says_whether_the_kernel_still_has_memory",),
+    "faults": ("a_stuck_device_leaks_rather_than_hangs",),
+}
+PYTHON_SUITES = (
+    *("test_close.py", "test_buffers.py", "test_buffer_exports.py", "test_tensors.py"),
+    *("test_registered_memory.py", "test_answers.py", "test_threads.py", "test_event_fd.py"),
+    *("test_fork.py", "test_signals.py", "test_limits.py", "test_keys.py", "test_options.py"),
+    *("shared_reads", "test_pins.py", "test_ttl.py", "test_restart.py", "test_stats.py"),
+    *("test_namespaces.py", "test_files.py", "test_engines.py", "test_refusals.py"),
+    *("test_owner_socket.py", "test_transfers.py", "test_store_commands.py", "test_random.py"),
+)
+
+
+class BuildError(Exception):
+    """Something does not compile with a sanitizer."""
+
+
+@dataclass(frozen=True)
+class _Sanitizer:
+    """One of the compiler's sanitizers, and how it is built and told to report."""
+
+    name: str
+    variable: str
+    options: str
+    cargo_options: tuple[str, ...] = ()
+
+    def build_environment(self) -> dict[str, str]:
+        """Return what cargo builds with."""
+        return {
+            "CARGO_TARGET_DIR": str(BUILT / self.name),
+            "RUSTFLAGS": f"-Zsanitizer={self.name}",
+            **_cargo()[1],
+        }
+
+    def without_leaks(self) -> _Sanitizer:
+        """Return the same, but for leaks."""
+        return replace(self, options=f"{self.options}:detect_leaks=0")
+
+    def run_environment(self, reports: Path) -> dict[str, str]:
+        """Return what programs run with, so that each process writes its reports to a file."""
+        return {self.variable: f"log_path={reports}:{self.options}"}
+
+
+ADDRESS = _Sanitizer(
+    "address", "ASAN_OPTIONS", "detect_leaks=1:detect_stack_use_after_return=1:exitcode=99"
+)
+THREAD = _Sanitizer(
+    "thread",
+    "TSAN_OPTIONS",
+    f"exitcode=99:suppressions={REPOSITORY / 'hardening' / 'thread.supp'}",
+    ("-Zbuild-std",),
+)
+# The interpreter keeps memory until its end, so that leaks of ours cannot be told from it.
+PYTHON = _Sanitizer("address", "ASAN_OPTIONS", "detect_leaks=0:exitcode=99")
+
+
+@dataclass
+class _Search:
+    """A search until its time is over; what is built takes none of it."""
+
+    left_s: float
+    tree: Path
+    findings: list[str] = field(default_factory=list)
+    tests: int = 0
+    suites: int = 0
+    late: list[str] = field(default_factory=list)
+
+    def run(self, name: str, command: list[str | Path], environment: Mapping[str, str]) -> str:
+        """Run a suite, if there is time, and return what it printed."""
+        limit_s = min(self.left_s, HANG_S)
+        if limit_s < 1:
+            self.late.append(name)
+            return ""
+        log = LOGS / f"{name.replace(' ', '-')}.log"
+        begin_s = time.monotonic()
+        done = call(
+            command, log=log, environment=environment, directory=self.tree, timeout_s=limit_s
+        )
+        self.left_s -= time.monotonic() - begin_s
+        if done.returncode == 124 and limit_s < HANG_S:
+            self.late.append(name)
+        elif done.returncode == 124:
+            self.findings.append(f"{name}: hangs, see {log}")
+        self.suites += name not in self.late
+        return str(done.stdout)
+
+    def note(self, name: str, reports: Path, output: str, failed: str) -> None:
+        """Take note of what a suite has shown; `failed` matches the tests that failed."""
+        self.findings += [f"{name}: {line}" for line in _reports(reports)]
+        self.findings += [f"{name}: {test} failed" for test in re.findall(failed, output, re.M)]
+        self.tests += sum(map(int, re.findall(r"(\d+) passed", output)))
+
+
+@cache
+def _cargo() -> tuple[list[str], dict[str, str]]:
+    """Return the command of a cargo that takes unstable flags, and what it needs beside it."""
+    if call(["cargo", "+nightly", "--version"]).returncode == 0:
+        return ["cargo", "+nightly"], {}
+    return ["cargo"], {"RUSTC_BOOTSTRAP": "1"}
+
+
+def _artifacts(sanitizer: _Sanitizer, tree: Path, *what: str) -> list[dict[str, object]]:
+    """Build something, and return what cargo says of each thing that it made."""
+    command = [*_cargo()[0], *what, "--target", TRIPLE, "--message-format", "json"]
+    log = LOGS / f"{sanitizer.name}-build.log"
+    done = call(
+        [*command, *sanitizer.cargo_options],
+        log=log,
+        environment=sanitizer.build_environment(),
+        directory=tree,
+    )
+    if done.returncode != 0:
+        errors = re.findall(r"^error.*$", done.stdout, re.M)
+        raise BuildError(f"it cannot be built, see {log}: {errors[:1]}")
+    messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [message for message in messages if message["reason"] == "compiler-artifact"]
+
+
+def _reports(directory: Path) -> Iterator[str]:
+    """Yield one line for each kind of report in the files of all processes."""
+    for path in sorted(directory.glob("report.*")):
+        for summary in re.findall(r"^SUMMARY: (.*)$", path.read_text(errors="replace"), re.M):
+            yield f"{summary} ({path})"
+
+
+def _rust(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> None:
+    """Run the Rust suites under a sanitizer."""
+    filters = dict(name.partition(":")[::2] for name in wanted)
+    which = [option for name in filters for option in _cargo_options_of(name)]
+    built = _artifacts(sanitizer, search.tree, "test", "--no-run", *(which or ("--lib", "--tests")))
+    programs = {
+        str(made["target"]["name"]): Path(str(made["executable"]))  # type: ignore[index]
+        for made in built
+        if made.get("executable")
+    }
+
+    def place(name: str) -> tuple[int, str]:
+        if name in RUST_FIRST:
+            return RUST_FIRST.index(name), name
+        return len(RUST_FIRST) + (name in RUST_LAST), name
+
+    for name in sorted(programs, key=place):
+        chosen = [filters[name]] if filters.get(name) else []
+        leaking = LEAKING.get(name, ())
+        skipped = [option for test in leaking for option in ("--skip", test)]
+        _run_program(search, sanitizer, programs[name], [*chosen, *skipped])
+        if leaking and not chosen:
+            _run_program(search, sanitizer.without_leaks(), programs[name], [*leaking])
+
+
+def _run_program(
+    search: _Search, sanitizer: _Sanitizer, program: Path, arguments: list[str]
+) -> None:
+    suite = f"{sanitizer.name} {program.name.rpartition('-')[0]}"
+    reports = _fresh(REPORTS / suite.replace(" ", "-"))
+    output = search.run(suite, [program, *arguments], sanitizer.run_environment(reports / "report"))
+    search.note(suite, reports, output, r"^test (.*) \.\.\. FAILED$")
+
+
+def _cargo_options_of(suite: str) -> list[str]:
+    return ["--lib"] if suite == "kvring" else ["--test", suite]
+
+
+def _fresh(directory: Path) -> Path:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def _python(search: _Search, wanted: tuple[str, ...]) -> None:
+    """Run Python suites on a native module with AddressSanitizer, its runtime loaded first."""
+    # That of the C compiler takes what rustc emits: both are of the same version of the interface.
+    runtime = call(["cc", "-print-file-name=libasan.so"]).stdout.strip()
+    if not Path(runtime).is_file():
+        search.late.append("python (the C compiler has no libasan.so)")
+        return
+    built = _artifacts(PYTHON, search.tree, "build", "--package", "kvring-python")
+    library = [made for made in built if made["target"]["name"] == "_native"]  # type: ignore[index]
+    package = _fresh(BUILT / "python")
+    shutil.copytree(
+        search.tree / "connector_py" / "kvring",
+        package / "kvring",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
+    shutil.copy(str(library[-1]["filenames"][0]), package / "kvring" / "_native.so")  # type: ignore[index]
+    for name in wanted or PYTHON_SUITES:
+        logs = _fresh(REPORTS / "python" / name)
+        # Children of tests inherit it.
+        environment = {
+            **PYTHON.run_environment(logs / "report"),
+            "LD_PRELOAD": str(Path(runtime).resolve()),
+            "PYTHONMALLOC": "malloc",
+            "PYTHONPATH": str(package),
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        suite = f"python {name}"
+        output = search.run(suite, [*command, f"tests/python/{name}"], environment)
+        search.note(suite, logs, output, r"^(?:FAILED|ERROR) (\S+)")
+
+
+PARTS: dict[str, Callable[[_Search, tuple[str, ...]], None]] = {
+    "address": lambda search, wanted: _rust(search, ADDRESS, wanted),
+    "thread": lambda search, wanted: _rust(search, THREAD, wanted),
+    "python": _python,
+}
+# Of the time; what a part leaves goes to the next one.
+SHARES = {"address": 2, "thread": 2, "python": 1}
+
+
+def run(options: Options) -> Report:
+    """Run as many suites as there is time for, in a fixed order."""
+    if call(["cargo", "--version"]).returncode != 0:
+        return Report(skipped="there is no cargo")
+    if options.planted:
+        return _find_planted(options.arguments)
+    parts = [name for name in options.arguments if name in PARTS] or list(PARTS)
+    wanted = tuple(name for name in options.arguments if name not in PARTS)
+    return _search(parts, wanted, options.seconds, REPOSITORY)
+
+
+def _search(parts: list[str], wanted: tuple[str, ...], seconds: float, tree: Path) -> Report:
+    ran, findings, left_s = [], [], 0.0
+    shares = sum(SHARES[name] for name in parts)
+    for name in parts:
+        search = _Search(left_s + seconds * SHARES[name] / shares, tree)
+        try:
+            PARTS[name](search, wanted)
+        except BuildError as error:
+            findings.append(f"{name}: {error}")
+        left_s = search.left_s
+        late = f", no time for {', '.join(search.late)}" if search.late else ""
+        ran.append(f"{name}: {search.suites} suites, {search.tests} tests{late}")
+        findings += search.findings
+    return Report(ran="; ".join(ran), findings=findings)
+
+
+def _find_planted(arguments: tuple[str, ...]) -> Report:
+    """Put in each known bug; its patch says which suite finds it, and by which words."""
+    found, findings = 0, []
+    patches = [
+        patch
+        for patch in patches_of("sanitizers")
+        if not arguments or any(word in patch.name for word in arguments)
+    ]
+    for patch in patches:
+        text = patch.read_text()
+        where, words = re.findall(r"^Found by: (.*)\nAs: (.*)$", text, re.M)[0]
+        part, *suites = where.split()
+        with tree_with(patch) as tree:
+            report = _search([part], tuple(suites), PLANTED_S, tree)
+        if any(words in finding for finding in report.findings):
+            found += 1
+        else:
+            findings.append(f"{patch.name}: not found by {where}: {report}")
+    return Report(ran=f"{found} of {len(patches)} planted bugs found", findings=findings)
