@@ -7,6 +7,7 @@ pub(crate) mod chunks;
 pub(crate) mod faults;
 pub(crate) mod held_back;
 pub(crate) mod loop_device;
+pub(crate) mod memory;
 pub(crate) mod random;
 pub(crate) mod records;
 
@@ -19,64 +20,17 @@ use std::time::{Duration, Instant};
 
 use kvring::testing::{Engine, PosixEngine, UringEngine, Waker};
 use kvring::{
-    AlignedBlock, CallerBuffer, Completion, Config, Connector, EngineChoice, EngineError, Layout,
-    OptionValue,
+    CallerBuffer, Completion, Config, Connector, EngineChoice, EngineError, Layout, OptionValue,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+pub(crate) use self::memory::Memory;
+use self::memory::Use;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// A completion that does not come is a hang; nothing here takes a minute.
 const HANG_TIMEOUT_MS: u16 = 60_000;
-
-/// Memory at a chosen distance from a block boundary.
-pub(crate) struct Memory {
-    block: Arc<AlignedBlock>,
-    shift: usize,
-    length: usize,
-}
-
-impl Memory {
-    pub(crate) fn new(length: usize, shift: usize) -> Self {
-        Self { block: Arc::new(AlignedBlock::zeroed(length + shift)), shift, length }
-    }
-
-    /// Bytes that differ for each seed and at each place.
-    pub(crate) fn patterned(length: usize, shift: usize, seed: u64) -> Self {
-        let memory = Self::new(length, shift);
-        memory.fill(&pattern(length, seed));
-        memory
-    }
-
-    pub(crate) fn fill(&self, bytes: &[u8]) {
-        assert_eq!(bytes.len(), self.length);
-        // SAFETY: in bounds; tests fill memory only while nothing is in flight on it.
-        unsafe { self.span().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: in bounds; tests look at memory only while nothing is in flight on it.
-        unsafe { std::slice::from_raw_parts(self.span(), self.length) }
-    }
-
-    pub(crate) fn buffer(&self) -> CallerBuffer {
-        // SAFETY: `keep` travels with the batch, so the memory outlives it; tests do not touch it meanwhile.
-        unsafe { CallerBuffer::new(self.span(), self.length) }
-    }
-
-    pub(crate) fn buffer_pointer(&self) -> *mut u8 {
-        self.span()
-    }
-
-    fn keep(&self) -> Arc<AlignedBlock> {
-        Arc::clone(&self.block)
-    }
-
-    fn span(&self) -> *mut u8 {
-        // SAFETY: the block was made `shift` bytes longer than the span.
-        unsafe { self.block.as_ptr().add(self.shift) }
-    }
-}
 
 pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -116,12 +70,12 @@ impl Client {
     }
 
     pub(crate) fn submit_set(&self, keys: &[String], memory: &[&Memory]) -> u64 {
-        let (spans, keep) = spans(memory);
+        let (spans, keep) = lend(memory, Use::Read);
         self.connector.submit_set(keys, &spans, keep).unwrap()
     }
 
     pub(crate) fn submit_get(&self, keys: &[String], memory: &[&Memory]) -> u64 {
-        let (spans, keep) = spans(memory);
+        let (spans, keep) = lend(memory, Use::Fill);
         self.connector.submit_get(keys, &spans, keep).unwrap()
     }
 
@@ -330,8 +284,7 @@ pub(crate) fn wait_for(waker: &Waker, timeout: Option<Duration>) {
     }
 }
 
-fn spans(memory: &[&Memory]) -> (Vec<CallerBuffer>, kvring::KeepAlive) {
-    let spans = memory.iter().map(|memory| memory.buffer()).collect();
-    let keep: Vec<_> = memory.iter().map(|memory| memory.keep()).collect();
-    (spans, Box::new(keep))
+fn lend(memory: &[&Memory], action: Use) -> (Vec<CallerBuffer>, kvring::KeepAlive) {
+    let (spans, loans): (_, Vec<_>) = memory.iter().map(|memory| memory.lend(action)).unzip();
+    (spans, Box::new(loans))
 }

@@ -2,7 +2,6 @@
 
 import gc
 import http.client
-import mmap
 import os
 import random
 import select
@@ -23,6 +22,7 @@ from typing_extensions import Buffer
 
 import kvring
 from benches.compare.block_devices import DeviceError, attach_loop, require
+from tests.python.guarded_memory import GuardedMemory
 
 # A hook of the whole run: one in a directory is not seen by the process that prints.
 from tests.python.matrix.table import pytest_terminal_summary as pytest_terminal_summary
@@ -180,9 +180,8 @@ def make_key(number: int, salt: str = "") -> str:
 
 
 def make_memory(length_bytes: int, shift_bytes: int = 0) -> memoryview:
-    """Return zeroed memory, `shift_bytes` behind the start of a page."""
-    end_bytes = shift_bytes + length_bytes
-    return memoryview(mmap.mmap(-1, max(end_bytes, 1)))[shift_bytes:end_bytes]
+    """Return zeroed memory between guards, `shift_bytes` behind the start of a page."""
+    return GuardedMemory(length_bytes, shift_bytes).view
 
 
 def filled_memory(content: bytes, shift_bytes: int = 0) -> memoryview:

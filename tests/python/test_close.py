@@ -18,9 +18,9 @@ from tests.python.conftest import (
     Client,
     is_exported,
     make_key,
-    make_memory,
     pattern,
 )
+from tests.python.guarded_memory import Access, GuardedMemory
 
 LATE_WRITE_S = 0.3
 HELD_COUNT = 100
@@ -44,15 +44,18 @@ def test_no_buffer_is_written_after_close(
     open_client: Callable[..., Client], timeout_s: float, shift_bytes: int
 ) -> None:
     client = open_client()
-    memory: list[memoryview | bytearray] = [make_memory(MIB, shift_bytes) for _ in range(500)]
-    assert submit_many(client, memory) == 1000
+    memory = [GuardedMemory(MIB, shift_bytes) for _ in range(500)]
+    assert submit_many(client, [one.view for one in memory]) == 1000
     assert client.stat("in_flight") > 0
     client.connector.close(timeout_s)
     assert client.stat("in_flight") == 0
     for one in memory:
-        one[:] = POISON
+        one.view[:] = POISON
+        one.allow(Access.NONE)
     time.sleep(LATE_WRITE_S)
-    assert all(bytes(one) == POISON for one in memory)
+    for one in memory:
+        one.allow(Access.READ)
+        assert bytes(one.view) == POISON
 
 
 @pytest.mark.parametrize("timeout_s", [0, 5])
