@@ -5,3 +5,8 @@ pub use crate::engine::posix::PosixEngine;
 pub use crate::engine::uring::UringEngine;
 pub use crate::engine::{Action, Engine, FileOperations, Reaped, SystemFiles, Transfer, Waker};
 pub use crate::time::Clock;
+
+/// The namespace that a key names, as statistics show it.
+pub fn namespace_of(key: &str) -> String {
+    crate::key::Namespace::of(key).name()
+}

@@ -1,0 +1,5 @@
+//! `kvring_fuzz::open_device` says what it does.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| kvring_fuzz::open_device::run(data));
