@@ -1,5 +1,6 @@
 """`kvring export`, `import` and `adopt`."""
 
+import hashlib
 import io
 import json
 import os
@@ -232,6 +233,69 @@ def test_a_store_in_use_or_too_small_is_refused_and_stays(
     assert main([*arguments, "--capacity=no"]) == 2
     assert main(arguments) == 2
     assert held(store_directory) == before
+
+
+def member(name: str, content: bytes, **headers: str) -> tuple[tarfile.TarInfo, bytes]:
+    """Return a member of an archive that somebody made up."""
+    made = tarfile.TarInfo(name)
+    made.size = len(content)
+    # tarfile writes what it is given.
+    made.pax_headers = {key.replace("_", "."): text for key, text in headers.items()}
+    return made, content
+
+
+def chunk(key: str, content: bytes, **headers: str) -> tuple[tarfile.TarInfo, bytes]:
+    """Return a chunk whose digest is right, whatever its key is."""
+    encoded = key.encode(errors="surrogateescape")
+    digest = hashlib.blake2b(encoded + b"\0" + content, digest_size=32).hexdigest()
+    own = {"SCHILY_xattr_user_kvring_key": key, "SCHILY_xattr_user_kvring_blake2b": digest}
+    return member("chunks/0000000001", content, **headers, **own)
+
+
+def of_type(made: tuple[tarfile.TarInfo, bytes], kind: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    """Return it as a member of another type."""
+    made[0].type = kind
+    return made
+
+
+SPARSE = {"GNU_sparse_size": str(2 << 30), "GNU_sparse_map": "0,1", "GNU_sparse_numblocks": "1"}
+
+
+@pytest.mark.parametrize(
+    ("made_up", "message"),
+    [
+        (chunk("sparse", b"x", **SPARSE), "is no chunk"),
+        (chunk("sparse", b"x", **SPARSE | {"GNU_sparse_map": "0,x"}), "or is damaged"),
+        (of_type(chunk("old sparse", bytes(512)), tarfile.GNUTYPE_SPARSE), "is no chunk"),
+        (of_type(chunk("link", b""), tarfile.SYMTYPE), "is no chunk"),
+        (chunk("empty", b""), "is no chunk"),
+        (chunk("k" * 4097, b"x"), "is damaged in the archive"),
+        (chunk("lone \udcff", b"x"), "is damaged in the archive"),
+        (member("kvring.json", b" " * (2 << 20)), "is no chunk"),
+        (member("kvring.json", b'{"chunks": "one", "format": 1}'), "last member is damaged"),
+        (member("kvring.json", b'{"chunks": 1, "format": []}'), "last member is damaged"),
+        (member("kvring.json", b'{"chunks": 1e999, "format": 1}'), "last member is damaged"),
+        (member("kvring.json", b"[" * 100_000), "last member is damaged"),
+    ],
+)
+def test_an_archive_that_somebody_made_up_is_refused_in_words(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    made_up: tuple[tarfile.TarInfo, bytes],
+    message: str,
+) -> None:
+    archive, target = tmp_path / "archive.tar", tmp_path / "target"
+    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
+        for made, content in (chunk("whole", b"bytes"), made_up):
+            tar.addfile(made, io.BytesIO(content))
+        if made_up[0].name != "kvring.json":
+            end = json.dumps({"chunks": 2, "format": 1}).encode()
+            made, _ = member("kvring.json", end)
+            tar.addfile(made, io.BytesIO(end))
+    assert main(["import", str(target), "--capacity=64MiB", "--input", str(archive)]) == 1
+    assert message in capsys.readouterr().err
+    # What is whole, before it, is stored.
+    assert held(target) == {"whole": b"bytes"}
 
 
 def test_adopt_looks_at_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

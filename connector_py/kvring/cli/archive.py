@@ -19,8 +19,12 @@ _KEY: Final = "SCHILY.xattr.user.kvring.key"
 _DIGEST: Final = "SCHILY.xattr.user.kvring.blake2b"
 _FORMAT: Final = 1
 _DIGEST_BYTES: Final = 32
-# src/format/record.rs
+# src/format/record.rs, src/key.rs
 _MOST_CHUNK_BYTES: Final = 2 << 30
+_MOST_KEY_BYTES: Final = 4096
+_MOST_END_BYTES: Final = 1 << 20
+# What tarfile raises for headers that make no sense.
+_NO_TAR: Final = (tarfile.TarError, EOFError, ValueError, OverflowError, IndexError)
 
 
 class ArchiveError(Exception):
@@ -94,7 +98,7 @@ class Reader:
         try:
             # The stream is the caller's to close.
             self._tar = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115
-        except tarfile.TarError as error:
+        except _NO_TAR as error:
             message = f"it is no archive of kvring: {error}"
             raise ArchiveError(message) from error
 
@@ -108,25 +112,28 @@ class Reader:
         try:
             for member in self._tar:
                 if member.name == _END:
-                    self._check_end(self._read(member), count)
+                    self._check_end(self._read(member, _MOST_END_BYTES), count)
                     return
                 key = member.pax_headers.get(_KEY)
-                if key is None or not member.isreg() or member.size > _MOST_CHUNK_BYTES:
-                    message = f"it is no archive of kvring: {member.name!r} is no chunk"
-                    raise ArchiveError(message)
-                content = self._read(member)
+                if key is None:
+                    raise _no_chunk(member)
+                content = self._read(member, _MOST_CHUNK_BYTES)
                 count += 1
-                if _digest(key, content) == member.pax_headers.get(_DIGEST):
+                if _is_key(key) and _digest(key, content) == member.pax_headers.get(_DIGEST):
                     yield key, content
                 else:
                     self.damaged.append(key)
-        except (tarfile.TarError, EOFError) as error:
+        except _NO_TAR as error:
             message = f"it was cut short, or is damaged, behind {count:,} chunks: {error}"
             raise ArchiveError(message) from error
         message = f"it was cut short behind {count:,} chunks"
         raise ArchiveError(message)
 
-    def _read(self, member: tarfile.TarInfo) -> bytes:
+    def _read(self, member: tarfile.TarInfo, most_bytes: int) -> bytes:
+        # One with holes says any length, however short the archive is.
+        is_whole = member.isreg() and not member.issparse()
+        if not is_whole or not 0 < member.size <= most_bytes:
+            raise _no_chunk(member)
         file = self._tar.extractfile(member)
         content = b"" if file is None else file.read()
         if len(content) != member.size:
@@ -137,8 +144,8 @@ class Reader:
     def _check_end(self, content: bytes, count: int) -> None:
         try:
             document = json.loads(content)
-            found, written_by_format = document["chunks"], document["format"]
-        except (ValueError, TypeError, KeyError) as error:
+            found, written_by_format = int(document["chunks"]), int(document["format"])
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             message = f"its last member is damaged: {error}"
             raise ArchiveError(message) from error
         if written_by_format > _FORMAT:
@@ -147,6 +154,18 @@ class Reader:
         if found != count:
             message = f"it should have {found:,} chunks and has {count:,}"
             raise ArchiveError(message)
+
+
+def _no_chunk(member: tarfile.TarInfo) -> ArchiveError:
+    return ArchiveError(f"it is no archive of kvring: {member.name!r} is no chunk")
+
+
+def _is_key(key: str) -> bool:
+    """Say whether a store takes it: what is no UTF-8 is lone surrogates here."""
+    try:
+        return len(key.encode()) <= _MOST_KEY_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _digest(key: str, content: bytes) -> str:
