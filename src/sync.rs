@@ -15,7 +15,9 @@ use std::time::Instant;
 use atomic::{AtomicUsize, Ordering};
 use primitives::locks;
 pub(crate) use primitives::locks::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
-pub(crate) use primitives::{EventFd, SegQueue, atomic, is_finished, mpsc, spawn_scoped, thread};
+pub(crate) use primitives::{
+    EventFd, IS_MODELLED, SegQueue, atomic, is_finished, mpsc, spawn_scoped, thread,
+};
 
 /// A mutex. A panic while it is locked leaves it usable: what is behind it is kept in order by who changes it.
 #[derive(Debug, Default)]

@@ -3,6 +3,7 @@
 mod admin;
 mod assembly;
 mod engines;
+mod gate;
 mod home;
 mod key_watch;
 mod memory;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use assembly::open_all;
+use gate::Gate;
 pub use home::format_device;
 use key_watch::KeyWatch;
 use thiserror::Error;
@@ -33,7 +35,7 @@ use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
 use crate::reactor::MakeEngine;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, RwLock, RwLockReadGuard};
+use crate::sync::{Mutex, RwLockReadGuard};
 
 /// How long `close` works on what is queued before it drops the rest.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -71,10 +73,8 @@ pub struct Connector {
     logged_too_long: AtomicBool,
     backlog: Arc<Backlog>,
     watch: Mutex<Option<Watch>>,
-    closed: AtomicBool,
     shutdown: Mutex<Option<Shutdown>>,
-    /// Read by every submit, written by `close`: no submit is under way when the files are released.
-    gate: RwLock<()>,
+    gate: Gate,
     next_future_id: AtomicU64,
     key_watch: Mutex<Option<KeyWatch>>,
     process_id: u32,
@@ -139,9 +139,8 @@ impl Connector {
             logged_too_long: AtomicBool::new(false),
             backlog,
             watch: Mutex::new(Some(watch)),
-            closed: AtomicBool::new(false),
             shutdown: Mutex::new(None),
-            gate: RwLock::new(()),
+            gate: Gate::new(),
             next_future_id: AtomicU64::new(1),
             key_watch: Mutex::new(None),
             process_id: std::process::id(),
@@ -185,7 +184,7 @@ impl Connector {
     }
 
     fn is_open_here(&self) -> bool {
-        self.process_id == std::process::id() && !self.closed.load(Ordering::Acquire)
+        self.process_id == std::process::id() && !self.gate.is_closed()
     }
 
     /// [`Connector::close_within`] 5 s.
@@ -208,8 +207,7 @@ impl Connector {
         if let Some(done) = *shutdown {
             return done;
         }
-        self.closed.store(true, Ordering::Release);
-        drop(self.gate.write());
+        self.gate.close();
         let watch = self.watch.lock().take();
         // It writes to the files.
         let has_watch_ended = watch.is_none_or(Watch::end);
@@ -251,10 +249,7 @@ impl Connector {
         if this != self.process_id {
             return Err(SubmitError::Forked { owner: self.process_id, this });
         }
-        let gate = self.gate.read();
-        if self.closed.load(Ordering::Acquire) {
-            return Err(SubmitError::Closed);
-        }
+        let gate = self.gate.enter().ok_or(SubmitError::Closed)?;
         match keys.iter().position(|key| key.as_ref().len() > MAX_KEY_BYTES) {
             Some(position) => Err(SubmitError::KeyTooLong {
                 position,

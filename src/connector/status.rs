@@ -11,7 +11,6 @@ use crate::index::Recovery;
 use crate::reactor::Latencies;
 use crate::stats::{Counters, LatencyHistogram, PathStats, Stats};
 use crate::store::StoreUsage;
-use crate::sync::atomic::Ordering;
 
 impl Connector {
     /// What opening found and threw out, all paths together.
@@ -26,7 +25,7 @@ impl Connector {
 
     /// Whether `close` was called.
     pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.gate.is_closed()
     }
 
     /// State and counters now; in a fork of the owner without `records`, `allocated_bytes` and `data_files`.

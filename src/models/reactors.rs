@@ -1,6 +1,7 @@
 //! Reactors that are woken, that wait for each other's loads, and that sum up each other's pieces; and their end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::store::{MIB, Store, is_all, memory};
 use super::{explore, spawn};
@@ -34,6 +35,19 @@ fn loads_and_the_sets_that_they_wait_for_end() {
     });
 }
 
+/// A SET waits until the record of a deleted chunk is cleared in the file, as it may get that one's extent.
+#[test]
+fn a_set_behind_a_delete_ends() {
+    explore(|| {
+        let store = Store::open(1);
+        assert!(store.wait_for(store.set("a", &memory(LENGTH, 1))));
+        store.delete("a");
+        store.set("b", &memory(LENGTH, 2));
+        assert!(store.wait(2).values().all(|one| one.ok));
+        store.close();
+    });
+}
+
 /// In `persistent`, groups of SETs wait for the syncs of other reactors and for the record writer.
 #[test]
 fn groups_that_wait_for_each_other_end() {
@@ -54,6 +68,7 @@ fn groups_that_wait_for_each_other_end() {
 /// What one reactor cannot sum up in time is summed up by the other.
 #[test]
 fn pieces_that_are_offered_come_back() {
+    static OFFERED_BYTES: AtomicU64 = AtomicU64::new(0);
     explore(|| {
         let store = Store::open_with(2, |config| config.capacities_bytes = vec![16 << 20]);
         let length = 5 * MIB;
@@ -65,7 +80,10 @@ fn pieces_that_are_offered_come_back() {
             assert!(answers[id].results[0] && is_all(memory, 1));
         }
         store.close();
+        let counters = &store.connector.volumes.all[0].shared.cache.counters;
+        OFFERED_BYTES.fetch_add(counters.checksums_stolen_bytes.get(), Ordering::Relaxed);
     });
+    assert!(OFFERED_BYTES.load(Ordering::Relaxed) > 0, "no reactor summed up a piece of another");
 }
 
 /// Each batch is refused, or answered before the close returns; no memory is used after it.

@@ -49,7 +49,9 @@ impl Engine for ModelEngine {
         timeout: Option<Duration>,
         reaped: &mut Vec<Reaped>,
     ) -> Result<(), EngineError> {
-        while !self.under_way.is_empty() && thread_rng().gen_bool(0.5) {
+        // Few at a time, or all.
+        let goes_on = if thread_rng().gen_bool(0.5) { 0.5 } else { 1.0 };
+        while !self.under_way.is_empty() && thread_rng().gen_bool(goes_on) {
             self.end_one(reaped);
         }
         let waits = reaped.is_empty() && timeout != Some(Duration::ZERO);

@@ -1,6 +1,9 @@
 //! What locks, atomics, threads, queues and eventfds are made of: those of the standard library, of crossbeam and of the kernel. Where
 //! `kvring_model` is set, for the tests in `models`, they are those of shuttle or loom, which choose what runs next.
 
+/// Whether this build is for models, for which each step counts.
+pub(crate) const IS_MODELLED: bool = cfg!(any(kvring_model = "loom", kvring_model = "shuttle"));
+
 #[cfg(not(any(kvring_model = "loom", kvring_model = "shuttle")))]
 mod real {
     pub(crate) use std::sync::{atomic, mpsc};
