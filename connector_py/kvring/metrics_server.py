@@ -5,21 +5,25 @@ import logging
 import os
 import socket
 import threading
+import time
 import weakref
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from kvring._native import Connector
 from kvring.metrics import collector
+from kvring.socket_peers import OUT_OF_DESCRIPTORS, PAUSE_S
 
 __all__ = ["serve_metrics", "stop_serving"]
 
 _HOST: Final = "127.0.0.1"
 _TIMEOUT_S: Final = 10.0
+# Any user of the machine may connect, and each one takes a thread of the engine.
+_MOST_CONNECTIONS: Final = 16
 
 _logger = logging.getLogger(__name__)
 
@@ -62,13 +66,48 @@ class _Handler(BaseHTTPRequestHandler):
         _logger.debug(format, *arguments)
 
 
+class _HttpServer(ThreadingHTTPServer):
+    """Hangs up on those who are too many."""
+
+    daemon_threads = True
+    request_queue_size = _MOST_CONNECTIONS
+
+    def __init__(self, port: int) -> None:
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        super().__init__((_HOST, port), _Handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in OUT_OF_DESCRIPTORS:
+                time.sleep(PAUSE_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            # No thread is to be had.
+            self._free.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+
 class _Server:
     """A port, and the stores for which it is served."""
 
     def __init__(self, port: int) -> None:
         self.stores: weakref.WeakSet[Connector] = weakref.WeakSet()
-        self.http = ThreadingHTTPServer((_HOST, port), _Handler)
-        self.http.daemon_threads = True
+        self.http = _HttpServer(port)
         thread = threading.Thread(
             target=self.http.serve_forever, name="kvring-metrics", daemon=True
         )

@@ -22,7 +22,13 @@ from typing import Any, Final
 
 from kvring._native import Connector, KvRingError, StoredChunks, __version__
 from kvring.forks import close_in_forks
-from kvring.socket_peers import check_not_stopped, check_user, peer_of
+from kvring.socket_peers import (
+    OUT_OF_DESCRIPTORS,
+    PAUSE_S,
+    check_not_stopped,
+    check_user,
+    peer_of,
+)
 
 __all__ = ["Line", "OwnerSocket", "ask", "connect"]
 
@@ -113,8 +119,10 @@ class OwnerSocket:
             for descriptor, _ in poll.poll():
                 try:
                     connection, _ = listening[descriptor].accept()
-                except OSError:
-                    # It was closed, or who asked is gone.
+                except OSError as error:
+                    # It was closed, or who asked is gone; or the process has no descriptor left.
+                    if error.errno in OUT_OF_DESCRIPTORS:
+                        time.sleep(PAUSE_S)
                     continue
                 with connection, suppress(OSError):
                     self._answer(connection)

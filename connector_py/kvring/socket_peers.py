@@ -1,12 +1,17 @@
 """Who is at the other end of a local socket, as the kernel tells (SO_PEERCRED in unix(7))."""
 
+import errno
 import os
 import socket
 import struct
 from pathlib import Path
 from typing import Final
 
-__all__ = ["check_not_stopped", "check_user", "peer_of"]
+__all__ = ["OUT_OF_DESCRIPTORS", "PAUSE_S", "check_not_stopped", "check_user", "peer_of"]
+
+# Why nobody can be accepted who still waits: trying again at once would take a processor.
+OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+PAUSE_S: Final = 0.5
 
 _CREDENTIALS: Final = struct.Struct("3i")
 

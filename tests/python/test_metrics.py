@@ -4,10 +4,13 @@ import gc
 import inspect
 import json
 import os
+import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kvring
 from tests.python.conftest import (
+    HANG_DEADLINE_S,
     MIB,
     Client,
     fetched,
@@ -23,6 +27,7 @@ from tests.python.conftest import (
     make_memory,
     pattern,
     run_child,
+    until,
 )
 
 LABELS = {"store", "path", "op", "phase", "result", "reason", "capacity", "namespace", "outcome"}
@@ -201,6 +206,35 @@ def test_the_endpoint_serves_metrics_and_health(
         fetched(port, "/healthz")
     with kvring.Connector(tmp_path / "second", "64MiB", metrics_port=port):
         assert fetched(port, "/healthz")[0] == 200
+
+
+def test_whoever_connects_takes_no_more_than_some_threads(
+    open_client: Callable[..., Client], port: int
+) -> None:
+    """Any user of the machine may: the threads are those of the engine."""
+    open_client(metrics_port=port)
+
+    def serving() -> int:
+        return sum("process_request_thread" in one.name for one in threading.enumerate())
+
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), HANG_DEADLINE_S))
+            for _ in range(30)
+        ]
+        poll = select.poll()
+        for one in silent:
+            poll.register(one, select.POLLIN)
+        most = [0]
+
+        def are_hung_up_on() -> bool:
+            most[0] = max(most[0], serving())
+            return len(poll.poll(0)) >= 30 - 16
+
+        until("the end of those that are too many", are_hung_up_on)
+        assert most[0] <= 16
+    until("the end of those", lambda: not serving())
+    assert fetched(port, "/healthz")[0] == 200
 
 
 def test_a_port_that_is_taken_does_not_stand_in_the_way(

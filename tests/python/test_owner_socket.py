@@ -2,13 +2,16 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,6 +168,45 @@ def test_other_users_are_refused(tmp_path: Path) -> None:
         finally:
             device.path.chmod(mode)
         assert ended.stdout.splitlines()[-1] == "refused", ended
+
+
+def wait_without_descriptors(directory: str) -> None:
+    """Have a store open and no descriptor left, and print how often somebody was to be accepted."""
+    accepted: list[int] = []
+    accept = socket.socket.accept
+
+    def counted(one: socket.socket) -> Any:
+        accepted.append(1)
+        return accept(one)
+
+    socket.socket.accept = counted  # type: ignore[assignment,method-assign]
+    with kvring.Connector(directory, "64MiB"):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # None that is free is below it.
+        with Path("/dev/null").open("rb") as lowest:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno(), hard))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        print(len(accepted), flush=True)
+        sys.stdin.readline()
+
+
+def test_an_owner_without_descriptors_does_not_turn_in_circles(
+    store_directory: Path, start_child: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    owner = start_child(wait_without_descriptors, str(store_directory))
+    assert owner.stdin is not None
+    assert owner.stdout is not None
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.connect(str(store_directory / SOCKET))
+        time.sleep(0.5)
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        # Thousands if nothing paused; fewer on a busy machine, but never few.
+        assert int(owner.stdout.readline()) < 20
+    assert ask(store_directory, None, {"ask": "stats"})["process_id"] == owner.pid
+    owner.communicate("\n")
 
 
 def test_an_open_goes_on_without_it(
