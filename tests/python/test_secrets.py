@@ -148,12 +148,6 @@ def test_a_namespace_that_is_no_text_is_refused(
     assert "not UTF-8" in capsys.readouterr().err
 
 
-def test_the_page_takes_names_for_text() -> None:
-    page = Path(kvring.__file__).with_name("cli") / "page.html"
-    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
-        assert way not in page.read_text(encoding="utf-8")
-
-
 def test_an_archive_is_its_users_alone(tmp_path: Path) -> None:
     source, archive = tmp_path / "source", tmp_path / "archive.tar"
     with kvring.Connector(source, "64MiB") as connector:

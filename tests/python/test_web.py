@@ -25,6 +25,7 @@ from tests.python.conftest import (
     pattern,
 )
 
+HOSTILE_NAME = "<img src=x onerror=\"document.title='owned'\">"
 OPTIONS = ("--web", "--port=0", "--interval=0.2")
 
 
@@ -81,6 +82,8 @@ def test_the_page_shows_load_and_space_as_they_change(
         assert max(points(before, "bytes"), default=0) == 0
         ends = threading.Event()
 
+        client.store({f"{HOSTILE_NAME}@0@0@ab": b"content"})
+
         def work() -> None:
             number = 0
             while not ends.is_set():
@@ -100,6 +103,10 @@ def test_the_page_shows_load_and_space_as_they_change(
             worker.join()
     assert str(store_directory) in after
     assert "test/model" in after
+    # A name of a model is text there, whatever is in it.
+    assert "&lt;img src=x onerror=" in after
+    assert "<img" not in after
+    assert "<title>owned" not in after
     assert ">well<" in after
     assert max(points(after, "bytes")) > 50
     assert max(points(after, "loads")) > 50
