@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kvring
+from kvring.cli import main
 from tests.python.conftest import (
     BLOCK_BYTES,
     HANG_DEADLINE_S,
@@ -260,3 +261,16 @@ def test_superblocks_of_a_device(device: LoopDevice) -> None:
 def test_the_help_tells_the_exit_status() -> None:
     text = " ".join(ls("--help").stdout.split())
     assert "Exit status: 0 if all is well, 1 if something is broken or there is no store" in text
+
+
+@pytest.mark.parametrize("name", ["index.kvring", "data-00000.kvring"])
+def test_nobody_who_reads_waits_for_a_fifo(
+    store_directory: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with kvring.Connector(store_directory, "64MiB") as connector:
+        Client(connector).store({make_key(1): pattern(5000, 1)})
+    (store_directory / name).unlink()
+    os.mkfifo(store_directory / name)
+    for word in ("ls", "info", "usage", "verify"):
+        assert main([word, str(store_directory)]) == 1
+        assert str(store_directory) in "".join(capsys.readouterr())
