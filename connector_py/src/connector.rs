@@ -34,15 +34,20 @@ pub(crate) struct Connector {
 #[pymethods]
 impl Connector {
     #[new]
-    #[pyo3(signature = (path = None, capacity = None, **options), text_signature = "(path, capacity, **options)")]
+    #[pyo3(
+        signature = (path = None, capacity = None, *, _keeps_misplaced = false, **options),
+        text_signature = "(path, capacity, **options)"
+    )]
     fn new(
         py: Python<'_>,
         path: Option<&Bound<'_, PyAny>>,
         capacity: Option<&Bound<'_, PyAny>>,
+        _keeps_misplaced: bool,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let config = config_from(py, path, capacity, options)?
+        let mut config = config_from(py, path, capacity, options)?
             .map_err(|error| from_open(OpenError::Config(error)))?;
+        config.keeps_misplaced = _keeps_misplaced;
         let metrics_port = config.metrics_port;
         let core = py.detach(|| kvring::Connector::open(config)).map_err(from_open);
         hand_over(py)?;

@@ -77,6 +77,10 @@ pub struct Config {
     /// Whether growing and writing records happen on the thread that needs them, so that each run does the same.
     #[doc(hidden)]
     pub works_inline: bool,
+    /// Whether chunks stay at their paths, and are found there, although the capacities give their keys to others: for commands,
+    /// which are not told the capacities of a store. Nothing is to be stored in it.
+    #[doc(hidden)]
+    pub keeps_misplaced: bool,
 }
 
 impl Config {
@@ -125,6 +129,7 @@ impl Config {
             clock: Clock::default(),
             boot: current_boot(),
             works_inline: false,
+            keeps_misplaced: false,
         }
     }
 

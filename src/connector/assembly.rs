@@ -298,7 +298,9 @@ fn agree(
                 volume.path().display()
             );
         }
-        volume.drop_not_owned(*is_outdated, |digest| placement.volume_of(digest, live) == number);
+        let keeps_all = volume.shared.cache.config.keeps_misplaced;
+        let stays = |digest| keeps_all || placement.volume_of(digest, live) == number;
+        volume.drop_not_owned(*is_outdated, stays);
     }
     let epoch = newest.map_or(0, |newest| newest.epoch);
     let set = Membership::new(epoch, unavailable, ids.iter().copied());

@@ -151,7 +151,12 @@ impl Volumes {
 
     /// Which volume a key belongs to while those in `live` are in use.
     pub(super) fn number_of(&self, digest: Digest, live: VolumeSet) -> usize {
-        self.placement.volume_of(digest, live)
+        let holds = |number: &usize| {
+            let volume = &self.all[*number];
+            volume.shared.cache.config.keeps_misplaced && volume.index().is_stored(digest)
+        };
+        let owner = || self.placement.volume_of(digest, live);
+        live.iter().find(holds).unwrap_or_else(owner)
     }
 
     /// The volume of all keys, if there is only one.

@@ -106,6 +106,11 @@ impl<G, S> Index<G, S> {
         self.stored_bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether a chunk is stored under a key with this digest.
+    pub(crate) fn is_stored(&self, digest: Digest) -> bool {
+        self.shard(digest).1.find(digest).is_some()
+    }
+
     /// The entry of `key`, unless it has expired.
     pub(super) fn find_stored(
         &self,

@@ -47,11 +47,11 @@ def fill(client: Client, salt: str = "") -> None:
     client.store({key + salt: pattern(CHUNK_BYTES, number) for number, key in enumerate(KEYS)})
 
 
-def damage(path: Path, key: str) -> dict[str, Any]:
+def damage(path: Path, key: str, offset_bytes: int = CHUNK_BYTES // 2) -> dict[str, Any]:
     """Change a byte in the middle of a chunk; return where it is."""
     (chunk,) = [chunk for chunk in StoredChunks(path) if chunk["key"] == key]
     with (path / chunk["file"]).open("r+b") as file:
-        at = chunk["offset_bytes"] + CHUNK_BYTES // 2
+        at = chunk["offset_bytes"] + offset_bytes
         file.seek(at)
         byte = file.read(1)
         file.seek(at)
@@ -172,6 +172,34 @@ def test_several_paths_are_verified_and_repaired_together(
     assert (status, "belong" in err or "path" in err) == (1, True)
     assert counts(kvring_command, "--repair", *paths)["removed"] == 1
     assert counts(kvring_command, *paths)["intact"] == 19
+
+
+@pytest.mark.parametrize("capacities", [["16MiB", "64MiB"], ["64MiB", "16MiB", "256MiB"]])
+def test_commands_on_paths_of_unlike_capacities_lose_nothing_else(
+    tmp_path: Path, kvring_command: Run, capacities: list[str]
+) -> None:
+    """Which path owns a key follows from the capacities, which no command is told."""
+    paths = [tmp_path / str(number) for number in range(len(capacities))]
+    kept = {f"kept-{number}": pattern(5000, number) for number in range(100)}
+    with kvring.Connector(paths, capacities) as connector:
+        client = Client(connector)
+        client.store(kept)
+        fill(client)
+        lies_in = {chunk["key"]: path for path in paths for chunk in StoredChunks(path)}
+    damaged = [next(key for key in kept if lies_in[key] == path) for path in paths]
+    for key in damaged:
+        damage(lies_in[key], key, 2500)
+    assert counts(kvring_command, "--repair", *paths)["removed"] == len(damaged)
+    assert counts(kvring_command, *paths)["intact"] == 120 - len(damaged)
+    model = KEYS[0].partition("@")[0]
+    status, out, _ = kvring_command("purge", "--yes", "--json", "--namespace", model, *paths)
+    assert (status, json.loads(out)["keys"]) == (0, 20)
+    with kvring.Connector(paths, capacities) as connector:
+        assert (connector.recovery["kept"], connector.recovery["moved"]) == (100 - len(damaged), 0)
+        client = Client(connector)
+        for key, content in kept.items():
+            assert client.load(key, 5000) == (None if key in damaged else content)
+        assert client.exists(KEYS) == [False] * 20
 
 
 def test_a_device_is_verified(tmp_path: Path, kvring_command: Run) -> None:

@@ -74,14 +74,16 @@ def store_options(paths: Sequence[Path], index_path: Path | None) -> dict[str, A
 
 @contextmanager
 def unchanged(paths: Sequence[Path], index_path: Path | None) -> Iterator[Connector]:
-    """Lend a store that loses nothing by being opened: nothing expires, nothing is evicted.
+    """Lend a store that loses nothing by being opened: nothing expires, is evicted or moves.
 
     Raises:
         Failure: As of `opened`, or there is no store.
     """
     options = store_options(paths, index_path)
     capacity = [_holding_capacity(path) for path in paths]
-    with opened(paths, capacity=capacity, ttl="off", min_free=0, **options) as store:
+    # Nor are these capacities those by which the paths share the keys.
+    options |= {"ttl": "off", "min_free": 0, "_keeps_misplaced": True}
+    with opened(paths, capacity=capacity, **options) as store:
         yield store
 
 
