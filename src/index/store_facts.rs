@@ -44,9 +44,9 @@ impl StoredChunks {
         let index = self.index();
         let header: Header = index.read_value(0).map_err(index.error("read"))?;
         let session = read_session(&index.file, index.offset);
-        // The session of a device tells it alone: nothing lists claims.
-        let noted = || read_owner(&index.file, index.offset).filter(Owner::is_alive_here);
-        let holder = holder_of(&index.file).or_else(noted);
+        // The session of a device tells it alone: nothing lists claims. For a moment the kernel has the files of one that was killed.
+        let noted = || read_owner(&index.file, index.offset);
+        let holder = holder_of(&index.file).or_else(noted).filter(Owner::is_alive_here);
         Ok(StoreFacts {
             store_id: id_text(header.store_id),
             shared_by: match Sharing::read(index) {
