@@ -1,8 +1,10 @@
 //! Caller memory, and the pool of aligned memory that stands in where the caller's does not fit O_DIRECT.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+use memmap2::{Advice, MmapMut, MmapOptions};
 
 use crate::block::BLOCK_BYTES;
 
@@ -70,7 +72,15 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Memory of one allocation, freed with the last [`AlignedBlock`] in it.
 struct Allocation {
     start: NonNull<u8>,
-    layout: Layout,
+    kind: Kind,
+}
+
+enum Kind {
+    Short(Layout),
+    /// A mapping of its own, with the memory in it. An allocator would keep it for threads to come when the store is closed.
+    Long {
+        _map: MmapMut,
+    },
 }
 
 // SAFETY: it only frees the memory; who uses which part of it is the blocks' business.
@@ -83,29 +93,44 @@ impl Allocation {
     /// Zeroed memory. Where it is long enough the system is asked for huge pages: pinning one for a transfer costs what pinning one of
     /// 4 KiB does.
     fn zeroed(size_bytes: usize) -> Self {
-        let is_long = size_bytes >= HUGE_PAGE_BYTES;
-        let alignment = if is_long { HUGE_PAGE_BYTES } else { BLOCK_BYTES as usize };
-        let layout = Layout::from_size_align(size_bytes, alignment)
-            .unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()));
-        // SAFETY: callers ask for one block at least, not zero.
-        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
-            handle_alloc_error(layout)
-        };
-        if is_long {
-            // SAFETY: the memory is this allocation's, and keeps its content. A refusal changes nothing.
-            let _ =
-                unsafe { libc::madvise(start.as_ptr().cast(), size_bytes, libc::MADV_HUGEPAGE) };
-        }
-        // SAFETY: it has as many bytes, and nobody else has it.
-        unsafe { start.write_bytes(0, size_bytes) };
-        Self { start, layout }
+        if size_bytes >= HUGE_PAGE_BYTES { Self::long(size_bytes) } else { Self::short(size_bytes) }
     }
+
+    fn short(size_bytes: usize) -> Self {
+        let layout = layout(size_bytes, BLOCK_BYTES as usize);
+        // SAFETY: callers ask for one block at least, not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) });
+        Self {
+            start: start.unwrap_or_else(|| handle_alloc_error(layout)),
+            kind: Kind::Short(layout),
+        }
+    }
+
+    fn long(size_bytes: usize) -> Self {
+        let layout = layout(size_bytes, HUGE_PAGE_BYTES);
+        let map = MmapOptions::new().len(size_bytes + HUGE_PAGE_BYTES).map_anon();
+        let mut map = map.unwrap_or_else(|_| handle_alloc_error(layout));
+        let skipped = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        // A refusal changes nothing.
+        let _ = map.advise_range(Advice::HugePage, skipped, size_bytes);
+        let part = &mut map[skipped..skipped + size_bytes];
+        // So that the pages are there.
+        part.fill(0);
+        Self { start: NonNull::from(part).cast(), kind: Kind::Long { _map: map } }
+    }
+}
+
+fn layout(size_bytes: usize, alignment: usize) -> Layout {
+    Layout::from_size_align(size_bytes, alignment)
+        .unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()))
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout, freed once.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        if let Kind::Short(layout) = self.kind {
+            // SAFETY: allocated in `short` with this very layout, freed once.
+            unsafe { dealloc(self.start.as_ptr(), layout) };
+        }
     }
 }
 
@@ -192,6 +217,20 @@ impl BouncePool {
 fn size_class(size_bytes: usize) -> usize {
     let blocks = size_bytes.div_ceil(BLOCK_BYTES as usize).next_power_of_two();
     blocks.trailing_zeros() as usize
+}
+
+/// Dropped, it has the allocator return to the system what is free. An allocator with an arena for each thread (glibc) keeps what
+/// the threads of a closed store had, for threads to come, which get other arenas.
+pub(crate) struct MemoryReturn;
+
+impl Drop for MemoryReturn {
+    fn drop(&mut self) {
+        #[cfg(target_env = "gnu")]
+        // SAFETY: no pointers; any thread may call it at any moment.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ use volume::close_all;
 use volumes::{Volumes, Watch};
 
 use crate::backlog::{Amount, Backlog};
+use crate::buffer::MemoryReturn;
 use crate::completion_queue::{Completion, CompletionQueue, CompletionQueues, KeepAlive};
 use crate::config::Config;
 use crate::engine::{Engine, EngineError, MemoryError, RegisteredMemory, Waker};
@@ -78,6 +79,8 @@ pub struct Connector {
     next_future_id: AtomicU64,
     key_watch: Mutex<Option<KeyWatch>>,
     process_id: u32,
+    /// Last: it is dropped after all else.
+    _memory_return: MemoryReturn,
 }
 
 impl Connector {
@@ -144,6 +147,7 @@ impl Connector {
             next_future_id: AtomicU64::new(1),
             key_watch: Mutex::new(None),
             process_id: std::process::id(),
+            _memory_return: MemoryReturn,
         })
     }
 
