@@ -65,7 +65,7 @@ def _search(options: Options) -> Report:
 
 
 def _told(number: int, error: BaseException) -> str:
-    # A group where there are several bugs: the first will do.
-    error = getattr(error, "exceptions", (error,))[0]
+    # A group where there are several bugs, or where it does not fail each time: the first will do.
+    kind, error = type(error).__name__, getattr(error, "exceptions", (error,))[0]
     steps = "\n  ".join(getattr(error, "__notes__", ()))
-    return f"seed {number}: {type(error).__name__}: {error}\n  {steps}"
+    return f"seed {number}: {kind}: {type(error).__name__}: {error}\n  {steps}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import multiprocessing
 import random
 import select
@@ -95,6 +96,7 @@ class StoreProcess:
 
 
 def _serve(connection: Connection) -> None:
+    logging.disable(logging.CRITICAL)
     store = _Store()
     while True:
         try:
