@@ -133,3 +133,83 @@ fn room_for(found: &[FoundFile], budget: &Budget) -> (u64, &'static str) {
     let reason = if is_capacity { "the capacity" } else { "beside the share of the index" };
     (left_bytes.min(file_system_bytes).saturating_sub(missing_bytes), reason)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::MIB;
+
+    /// Data files of these lengths, without blocks.
+    fn found(sizes_mib: &[u64]) -> (tempfile::TempDir, Directory, Vec<FoundFile>) {
+        let path = tempfile::tempdir().unwrap();
+        for (number, size_mib) in (0..).zip(sizes_mib) {
+            let file = std::fs::File::create(path.path().join(data_file_name(number))).unwrap();
+            file.set_len(size_mib * MIB).unwrap();
+        }
+        let directory = Directory::open(path.path()).unwrap();
+        let files = find_files(&directory, || None).unwrap();
+        (path, directory, files)
+    }
+
+    #[test]
+    fn data_files_leave_the_index_what_it_lacks_of_its_share() {
+        let (_path, _directory, files) = found(&[1024, 512]);
+        let on_disk_bytes = on_disk_bytes(1024 * MIB) + on_disk_bytes(512 * MIB);
+        let (capacity_bytes, share_bytes) = (4096 * MIB, 24 * MIB);
+        let budget = Budget::new(capacity_bytes);
+        let beside = "beside the share of the index";
+        let room_bytes = capacity_bytes - HEADER_BYTES - share_bytes;
+        assert_eq!(room_for(&files, &budget), (room_bytes, beside));
+        // What it has is taken already.
+        assert!(budget.reserve(10 * MIB, 0));
+        assert_eq!(room_for(&files, &budget), (room_bytes, beside));
+        assert!(budget.reserve(30 * MIB, 0));
+        assert_eq!(room_for(&files, &budget), (capacity_bytes - 40 * MIB, beside));
+        for (capacity_bytes, reason) in
+            [(on_disk_bytes, beside), (on_disk_bytes - 1, "the capacity")]
+        {
+            let room_bytes = capacity_bytes - HEADER_BYTES - share_bytes;
+            assert_eq!(room_for(&files, &Budget::new(capacity_bytes)), (room_bytes, reason));
+        }
+        // Of the data only what fits counts for the share.
+        let room_bytes = 640 * MIB - HEADER_BYTES - 10 * MIB;
+        assert_eq!(room_for(&files, &Budget::new(640 * MIB)), (room_bytes, "the capacity"));
+    }
+
+    #[test]
+    fn the_file_that_was_used_last_stays_whole() {
+        for last in [0, 1, 2] {
+            let (_path, directory, files) = found(&[64, 64, 64]);
+            let budget = Budget::new(128 * MIB);
+            let used = HashMap::from([(last, 9), ((last + 1) % 3, 5)]);
+            let fitting = fit_files(files, &directory, &budget, || used).unwrap();
+            let numbers: Vec<u32> = fitting.iter().map(|file| file.number).collect();
+            assert_eq!(numbers, [last, (last + 1) % 3]);
+            let blocks = [0, 1].map(|at| u64::from(fitting[at].blocks) * BLOCK_BYTES / MIB);
+            assert_eq!(blocks[0], 64);
+            assert!((56..64).contains(&blocks[1]), "{blocks:?}");
+            let taken: u64 = fitting.iter().map(FoundFile::on_disk_bytes).sum();
+            assert_eq!(budget.used_bytes(), taken);
+            let lengths = fitting.iter().map(|file| file.file.file.metadata().unwrap().len() / MIB);
+            assert!(lengths.eq(blocks));
+            assert_eq!(list_data_files(&directory).unwrap().len(), 2);
+        }
+    }
+
+    #[test]
+    fn files_that_fit_exactly_stay_and_nobody_asks_when_they_were_used() {
+        let (_path, directory, files) = found(&[16, 32]);
+        let taken = on_disk_bytes(16 * MIB) + on_disk_bytes(32 * MIB);
+        let budget = Budget::new(taken + HEADER_BYTES + MIB);
+        let fitting = fit_files(files, &directory, &budget, || unreachable!()).unwrap();
+        assert_eq!((fitting.len(), budget.used_bytes()), (2, taken));
+        // The smallest file that is worth one, and one that is not.
+        for (room_mib, stays) in [(16, true), (15, false)] {
+            let (_path, directory, files) = found(&[32]);
+            let room_bytes = on_disk_bytes(room_mib * MIB) + BLOCK_BYTES;
+            let budget = Budget::new(room_bytes + HEADER_BYTES + MIB);
+            let fitting = fit_files(files, &directory, &budget, HashMap::new).unwrap();
+            assert_eq!(fitting.len(), usize::from(stays), "{room_mib} MiB");
+        }
+    }
+}
