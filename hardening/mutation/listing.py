@@ -135,4 +135,4 @@ def is_promise(file: str) -> bool:
 def fingerprint(file: Path) -> str:
     """Return what changes when the code of a file does, without its tests."""
     code, _, _ = file.read_text().partition("#[cfg(test)]\nmod tests")
-    return hashlib.sha256(code.encode()).hexdigest()[:16]
+    return hashlib.sha256(code.rstrip().encode()).hexdigest()[:16]

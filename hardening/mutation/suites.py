@@ -80,7 +80,7 @@ class Tests:
                 self._programs[tests[0].program],
                 [test.name for test in tests],
                 {"KVRING_MUTANT": str(number)},
-                timeout_s=10 + 10 * sum(test.seconds for test in tests),
+                timeout_s=10 + 4 * sum(test.seconds for test in tests),
             )
             if outcome != "passed":
                 return "timeout" if outcome == "timeout" else "caught"
