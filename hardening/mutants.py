@@ -43,7 +43,7 @@ def run(options: Options) -> Report:
     """Search files that changed, or show that a test that is taken away is missed."""
     if options.planted:
         return _planted(options)
-    results = _Results(REPOSITORY)
+    results = _Results(REPOSITORY, _BEGUN)
     wanted = [one for one in results.mutants if results.wants(one, options.arguments)]
     report = Report()
     try:
@@ -68,12 +68,14 @@ def _counts(outcomes: dict[Mutant, str]) -> str:
 class _Results:
     """What is known of all mutants of a tree."""
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, begun: Path | None) -> None:
+        """Of a tree, with the file that says what is begun, if that counts."""
+        self._path = begun
         self.mutants = mutants(tree)
         files = {one.file for one in self.mutants}
         self._codes = {file: fingerprint(tree / file) for file in files}
         self._kept = _read(_KEPT)
-        self._begun = _read(_BEGUN)
+        self._begun = _read(begun) if begun else {}
 
     def wants(self, mutant: Mutant, arguments: tuple[str, ...]) -> bool:
         """Whether a mutant is to be searched."""
@@ -115,7 +117,8 @@ class _Results:
 
     def save(self) -> None:
         """Write what is begun: a search that is ended loses little."""
-        _BEGUN.write_text(json.dumps(self._begun))
+        if self._path:
+            self._path.write_text(json.dumps(self._begun))
 
     def write(self) -> None:
         """Write what is known of files whose mutants are all known."""
@@ -216,7 +219,7 @@ def _planted(options: Options) -> Report:
     patches = patches_of("mutants")
     for patch in patches:
         with tree_with(patch) as tree:
-            results = _Results(tree)
+            results = _Results(tree, None)
             lines = patch.read_text().splitlines()
             changed = {line[6:] for line in lines if line.startswith("+++ b/")}
             wanted = [one for one in results.mutants if one.file in changed]
