@@ -58,7 +58,7 @@ def run(options: Options) -> Report:
     """Replay the seeds, then search for what makes a target fail."""
     chosen = [one for one in _TARGETS if not options.arguments or one.name in options.arguments]
     if options.planted:
-        return _find_planted(options)
+        return _find_planted(chosen, options)
     skipped = _prepare(chosen, REPOSITORY)
     targets = [one for one in chosen if one.name not in skipped]
     if not targets:
@@ -193,11 +193,13 @@ def _reason(output: str) -> str:
     return lines[-1] if lines else "it ended without a word"
 
 
-def _find_planted(options: Options) -> Report:
+def _find_planted(chosen: list[_Target], options: Options) -> Report:
     report = Report()
     found = []
     for patch in planted.patches_of("fuzz"):
         target = next(one for one in _TARGETS if one.name == _FOUND_BY[patch.stem])
+        if target not in chosen:
+            continue
         with planted.tree_with(patch) as tree:
             if skipped := _prepare([target], tree):
                 return Report(skipped="; ".join(skipped.values()))
