@@ -1,5 +1,7 @@
 //! Caller memory, and the pool of aligned memory that stands in where the caller's does not fit O_DIRECT.
 
+#![allow(unsafe_code, reason = "it has the memory")]
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -28,6 +30,9 @@ impl CallerBuffer {
     /// # Safety
     /// Until the completion of the batch it is submitted with has been dropped: the span is valid memory (writable for
     /// GET), nobody else writes it, and for GET nobody else reads it either.
+    ///
+    /// Memory that is registered stays mapped as it is until the handle is closed or dropped, or the connector is closed:
+    /// transfers go to the pages that were there at registration.
     pub unsafe fn new(pointer: *mut u8, length_bytes: usize) -> Self {
         // An empty exporter may hand out a null pointer; nothing is ever read through a span of length 0.
         Self { pointer: NonNull::new(pointer).unwrap_or(NonNull::dangling()), length_bytes }
@@ -50,6 +55,13 @@ impl CallerBuffer {
         unsafe { self.pointer.as_ptr().add(offset) }
     }
 
+    /// Its bytes from `offset` on, as many as `length_bytes`.
+    pub(crate) fn part(self, offset: usize, length_bytes: usize) -> Self {
+        assert!(offset + length_bytes <= self.length_bytes);
+        // SAFETY: inside the span (asserted), which is one allocation by the contract of `new`.
+        Self { pointer: unsafe { self.pointer.add(offset) }, length_bytes }
+    }
+
     /// Whether its address is a multiple of `alignment` bytes.
     pub(crate) fn is_aligned_to(self, alignment: usize) -> bool {
         self.pointer.as_ptr().addr().is_multiple_of(alignment)
@@ -63,6 +75,33 @@ impl CallerBuffer {
         debug_assert!(offset + length <= self.length_bytes);
         // SAFETY: in bounds; valid and unwritten meanwhile as the caller of this function promises.
         unsafe { std::slice::from_raw_parts(self.at(offset), length) }
+    }
+}
+
+/// Memory of a SET: until the answer it is only read, by whomever.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SourceBuffer(CallerBuffer);
+
+impl SourceBuffer {
+    /// For memory that a SET was submitted with.
+    pub(crate) fn of_set(buffer: CallerBuffer) -> Self {
+        Self(buffer)
+    }
+
+    pub(crate) fn caller(self) -> CallerBuffer {
+        self.0
+    }
+
+    pub(crate) fn length_bytes(self) -> usize {
+        self.0.length_bytes
+    }
+
+    /// The bytes from `offset` on, as long as `length`. The SET is not answered yet.
+    pub(crate) fn bytes(&self, offset: usize, length: usize) -> &[u8] {
+        assert!(offset + length <= self.0.length_bytes);
+        // SAFETY: no transfer writes to the memory of a SET, and neither does anybody else until the answer, by the contract of
+        // CallerBuffer::new.
+        unsafe { self.0.bytes(offset, length) }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -62,6 +62,10 @@ impl CompletionQueue {
 
     pub(crate) fn event_fd(&self) -> RawFd {
         self.handed_out.descriptor
+    }
+
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 
     /// Keys submitted to a reactor and not answered yet.
@@ -163,8 +167,8 @@ impl HandedOut {
 impl Drop for HandedOut {
     fn drop(&mut self) {
         if self.id.is_some() && id_of(self.descriptor).is_ok_and(|found| found == self.id) {
-            // SAFETY: it is the descriptor that `of` made, and nothing else closes it but a caller, who has not.
-            drop(unsafe { OwnedFd::from_raw_fd(self.descriptor) });
+            // It is the descriptor that `of` made, and nothing else closes it but a caller, who has not.
+            let _ = nix::unistd::close(self.descriptor);
         }
     }
 }

@@ -27,9 +27,9 @@ pub(crate) use opened_file::{check_opened, make_private, refusal_of, set_flags};
 
 use crate::engine::{FileOperations, SystemFiles};
 use crate::error::OpenError;
-use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::lock::{LockRefusal, lock_exclusively};
+use crate::system::fork::ClosedOnFork;
 
 const DIRECTORY_MODE: libc::mode_t = 0o700;
 

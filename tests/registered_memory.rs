@@ -4,14 +4,14 @@
 mod common;
 
 use common::{Client, MIB, Memory, config, engine_choice, key, pattern};
-use kvring::{Connector, EngineChoice, MemoryError, MemoryHandle, SubmitError};
+use kvring::{CallerBuffer, Connector, EngineChoice, MemoryError, MemoryHandle, SubmitError};
 
 const LENGTH: usize = MIB as usize;
 
 fn register(connector: &Connector, memory: &Memory, part: std::ops::Range<usize>) -> MemoryHandle {
     // SAFETY: inside the memory, which outlives the handle in each test.
-    unsafe { connector.register_memory(memory.buffer_pointer().add(part.start), part.len()) }
-        .unwrap()
+    let part = unsafe { CallerBuffer::new(memory.buffer_pointer().add(part.start), part.len()) };
+    connector.register_memory(part).unwrap()
 }
 
 /// Stores and loads `length` bytes and says how many transfers were fixed.
@@ -114,9 +114,10 @@ fn what_cannot_be_registered_is_refused() {
     let connector = Connector::open(config(directory.path(), 64 * MIB)).unwrap();
     let memory = Memory::new(LENGTH, 0);
     let start = memory.buffer_pointer();
-    // SAFETY: inside the memory, or refused, or of an address that nothing is done with.
-    let refused = |address: *mut u8, length| unsafe {
-        connector.register_memory(address, length).err().expect("a refusal")
+    let refused = |address: *mut u8, length| {
+        // SAFETY: inside the memory, or refused, or of an address that nothing is done with.
+        let memory = unsafe { CallerBuffer::new(address, length) };
+        connector.register_memory(memory).err().expect("a refusal")
     };
     assert!(matches!(refused(start, 0), SubmitError::Memory(MemoryError::Empty)));
     let beyond = refused(start, usize::MAX);

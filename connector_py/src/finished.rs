@@ -1,7 +1,6 @@
 //! Completions that were taken from a connector and not asked for yet, and threads that wait for theirs.
 
 use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -94,9 +93,7 @@ impl Finished {
 }
 
 fn wait_readable(core: &Connector) {
-    // SAFETY: the descriptor is open as long as the connector lives, which outlives this call.
-    let event = unsafe { BorrowedFd::borrow_raw(core.event_fd()) };
     let timeout = PollTimeout::try_from(TICK).unwrap_or(PollTimeout::MAX);
     // An interruption is as good as a ring.
-    let _ = poll(&mut [PollFd::new(event, PollFlags::POLLIN)], timeout);
+    let _ = poll(&mut [PollFd::new(core.event(), PollFlags::POLLIN)], timeout);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use kvring::{KeepAlive, MemoryHandle};
+use kvring::{CallerBuffer, KeepAlive, MemoryHandle};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList};
@@ -42,7 +42,8 @@ pub(crate) fn register(
         let start = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: an export stays where it is until `keep_alive` is dropped, which `take` does after the handle is closed; for an address
         // the caller promises the same.
-        unsafe { core.register_memory(start, length_bytes) }
+        let memory = unsafe { CallerBuffer::new(start, length_bytes) };
+        core.register_memory(memory)
     });
     let handle = registered.map_err(from_submit)?;
     let registered_bytes = handle.registered_bytes();

@@ -40,7 +40,8 @@ impl BatchMemory {
     pub(crate) fn register(&mut self, connector: &Connector) -> Result<(), SubmitError> {
         let (address, length) = (self.block.as_ptr(), self.block.size_bytes());
         // SAFETY: the block stays where it is until it is freed, and the handle is dropped before: it is the earlier field.
-        self.registration = Some(unsafe { connector.register_memory(address, length) }?);
+        let memory = unsafe { CallerBuffer::new(address, length) };
+        self.registration = Some(connector.register_memory(memory)?);
         Ok(())
     }
 

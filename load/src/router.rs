@@ -5,7 +5,6 @@
 //! role is free. With one job no other thread is involved.
 
 use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -154,9 +153,7 @@ impl Router {
 
 /// Sleeps until the eventfd is readable, or it is time to look around.
 fn wait_readable(connector: &Connector) -> Result<(), String> {
-    // SAFETY: the connector keeps the descriptor open while it lives, and it is borrowed here for as long.
-    let event = unsafe { BorrowedFd::borrow_raw(connector.event_fd()) };
-    let mut events = [PollFd::new(event, PollFlags::POLLIN)];
+    let mut events = [PollFd::new(connector.event(), PollFlags::POLLIN)];
     match poll(&mut events, PollTimeout::from(LOOK_INTERVAL_MS)) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(error) => Err(format!("poll of the store's event descriptor failed: {error}")),

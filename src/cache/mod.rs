@@ -31,7 +31,7 @@ use presence::Presence;
 use crate::backlog::QueueShare;
 use crate::batch_completion::BatchItem;
 use crate::block::Extent;
-use crate::buffer::CallerBuffer;
+use crate::buffer::{CallerBuffer, SourceBuffer};
 use crate::config::Config;
 use crate::engine::Waker;
 use crate::index::{Index, Purged};
@@ -53,7 +53,7 @@ pub(crate) struct GetRequest {
 /// A SET of one key.
 pub(crate) struct SetRequest {
     pub(crate) item: BatchItem,
-    pub(crate) buffer: CallerBuffer,
+    pub(crate) buffer: SourceBuffer,
     pub(crate) digest: Digest,
     pub(crate) key: Arc<str>,
     /// Fingerprint of the key's namespace.

@@ -73,9 +73,7 @@ impl Claim {
     /// CRC-64/NVME of what is to be stored.
     pub(crate) fn checksum(&self) -> u64 {
         let buffer = &self.request.buffer;
-        // SAFETY: a SET's memory is only read, and not written by others until the answer, by the contract of
-        // CallerBuffer::new; the request is not answered yet.
-        ChecksumKind::Crc64Nvme.of(unsafe { buffer.bytes(0, buffer.length_bytes()) })
+        ChecksumKind::Crc64Nvme.of(buffer.bytes(0, buffer.length_bytes()))
     }
 
     /// Compares at most `limit_bytes`, asks for admission, and takes room for the chunk, its record and its quota, or none of them.
@@ -123,8 +121,7 @@ impl Claim {
             return Some(false);
         };
         let part_bytes = limit_bytes.min(length - self.compared_bytes);
-        // SAFETY: as in `checksum`.
-        let part = unsafe { request.buffer.bytes(self.compared_bytes, part_bytes) };
+        let part = request.buffer.bytes(self.compared_bytes, part_bytes);
         self.compared_bytes += part_bytes;
         let left_bytes = (length - self.compared_bytes) as u64;
         self.compared_checksum ^= kind.placed(kind.of(part), left_bytes);

@@ -13,7 +13,7 @@ mod volume;
 mod volumes;
 
 use std::borrow::Cow;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,7 +156,12 @@ impl Connector {
         self.completions.common.event_fd()
     }
 
-    /// The same for SETs; another one after [`Connector::split_completions`].
+    /// An event of the same completions, borrowed: it can be waited for without unsafe code.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.completions.common.event()
+    }
+
+    /// As [`Connector::event_fd`], for SETs; another one after [`Connector::split_completions`].
     pub fn set_event_fd(&self) -> RawFd {
         self.completions.of_sets().event_fd()
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Connector, SubmitError};
 use crate::backlog::Amount;
 use crate::batch_completion::{Batch, BatchItem};
-use crate::buffer::CallerBuffer;
+use crate::buffer::{CallerBuffer, SourceBuffer};
 use crate::cache::{Claim, GetRequest, SetRequest};
 use crate::completion_queue::KeepAlive;
 use crate::error::StoreError;
@@ -106,7 +106,7 @@ impl Connector {
             let (digest, buffer) = (Digest::of(&key), *buffer);
             let request = SetRequest {
                 item,
-                buffer,
+                buffer: SourceBuffer::of_set(buffer),
                 digest,
                 key: Arc::clone(&key),
                 namespace,
@@ -300,7 +300,7 @@ mod tests {
         let request = SetRequest {
             item: items.next().unwrap(),
             // SAFETY: a refused chunk is not looked at, and the byte lives longer.
-            buffer: unsafe { CallerBuffer::new(&raw mut byte, 1) },
+            buffer: SourceBuffer::of_set(unsafe { CallerBuffer::new(&raw mut byte, 1) }),
             digest: Digest::of(&key),
             namespace: Namespace::of(&key).fingerprint(),
             key,

@@ -1,12 +1,16 @@
 //! Submitting and reaping transfers. The trait is the seam for other engines and for faults in tests.
 
+#![allow(unsafe_code, reason = "the kernel is given addresses")]
+
 mod buffer_table;
 mod files;
+mod piece_memory;
 mod pool;
 pub(crate) mod posix;
 mod refusal;
 mod registered_files;
 mod registered_memory;
+mod requests;
 mod ring_memory;
 mod ring_setup;
 pub(crate) mod uring;
@@ -22,9 +26,11 @@ use crate::sync::EventFd;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 pub use files::{FileOperations, SystemFiles};
+pub(crate) use piece_memory::PieceMemory;
 pub use refusal::{EngineError, Refusal};
 pub(crate) use registered_memory::RegisteredMemory;
 pub use registered_memory::{MemoryError, MemoryHandle};
+pub(crate) use requests::{Held, Place, Requests};
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

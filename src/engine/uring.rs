@@ -19,8 +19,8 @@ use super::ring_memory::RingMemory;
 use super::ring_setup::{self, RingFlags};
 use super::{Action, Engine, Reaped, Transfer, Waker, posix};
 use crate::engine::EngineError;
-use crate::fork::ClosedOnFork;
 use crate::format::names::FILE_MODE;
+use crate::system::fork::ClosedOnFork;
 
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;

@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 
 use crate::block::Extent;
-use crate::prefetch::prefetch_line;
 use crate::segmented_vec::SegmentedVec;
+use crate::system::prefetch_line;
 
 const SEGMENT: usize = 1024;
 

@@ -8,8 +8,8 @@ use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::evict::{NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::format::record::{KEY_PART_BYTES, slots_for};
 use crate::key::{Digest, MAX_KEY_BYTES};
-use crate::prefetch::prefetch_line;
 use crate::segmented_vec::SegmentedVec;
+use crate::system::prefetch_line;
 
 /// Short segments, since half of one is unused on average.
 const SEGMENT: usize = 32;

@@ -24,11 +24,11 @@ use crate::capacity::Budget;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
-use crate::fork::ClosedOnFork;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Header, LENGTH_OFFSET, Length};
 use crate::store::device::{BlockDevice, new_store_id};
-use crate::store::fiemap::find_unreserved;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::system::fiemap::find_unreserved;
+use crate::system::fork::ClosedOnFork;
 
 const MAX_MAP_BYTES: u64 = 1 << 40;
 /// Longest step by which a part of a device grows: it is zeroed while a SET waits.

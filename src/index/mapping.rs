@@ -6,6 +6,8 @@
 //!
 //! A fork inherits the handler and no mapping. Nothing here waits for a lock, as the thread that has it may be missing in a fork.
 
+#![allow(unsafe_code, reason = "a file is mapped")]
+
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -72,6 +74,16 @@ impl Mapping {
 
     pub(super) fn length_bytes(&self) -> usize {
         self.map.len()
+    }
+
+    /// Copies `bytes` from `start` on out of memory. Nobody changes them meanwhile but by atomic stores of whole words.
+    pub(super) fn copy_out(&self, start: usize, bytes: &mut [u8]) {
+        assert!(start + bytes.len() <= self.map.len());
+        // SAFETY: inside the mapping; what of it is behind the end of the file reads as zeros (see the handler).
+        unsafe {
+            let source = self.map.as_ptr().add(start);
+            source.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
+        }
     }
 
     /// Reads `bytes` from `start` on, which are those of `file` from `offset` on, and makes a hole of each page that cannot be

@@ -13,9 +13,9 @@ use crate::evict::NamespaceId;
 use crate::format::record::{NO_SLOT, Record, STATE_CHUNK, slots_for};
 use crate::key::{Digest, Namespace};
 use crate::parallel::on_threads;
-use crate::prefetch::prefetch_line;
 use crate::store::Store;
 use crate::sync::Mutex;
+use crate::system::prefetch_line;
 
 /// Records of a piece: a MiB.
 const PIECE: usize = 4096;

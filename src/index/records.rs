@@ -1,5 +1,7 @@
 //! Records of the index: writing them, and reading them back.
 
+#![allow(unsafe_code, reason = "records are in a mapping")]
+
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +16,7 @@ use crate::format::record::{
     slots_for, use_word,
 };
 use crate::key::Digest;
-use crate::prefetch::prefetch_line;
+use crate::system::prefetch_line;
 
 const CACHE_LINE_BYTES: usize = 64;
 

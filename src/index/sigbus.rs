@@ -1,6 +1,8 @@
 //! The handler of SIGBUS, which the kernel raises for a page of a mapping that the disk does not return. Among others' handlers: what is
 //! not a fault in a mapping of ours goes on to whoever had the signal before.
 
+#![allow(unsafe_code, reason = "a signal handler")]
+
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 

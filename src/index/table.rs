@@ -19,13 +19,13 @@ use crate::block::Extent;
 use crate::capacity::Budget;
 use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
-use crate::fork::ClosedOnFork;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Session};
 use crate::format::record::{RECORD_BYTES, STATE_CHUNK, slots_for};
 use crate::key::Digest;
 use crate::store::index_share_bytes;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use crate::system::fork::ClosedOnFork;
 
 /// Slots for one chunk's record: one, and one more for each further part of a long key.
 #[derive(Debug)]

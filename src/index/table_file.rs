@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use super::changes::Change;
 use super::table::Table;
 use crate::error::StoreError;
-use crate::fork::ClosedOnFork;
 use crate::format::header::{HEADER_BYTES, Header, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::format::record::{RECORD_BYTES, Record, STATE_FREE};
+use crate::system::fork::ClosedOnFork;
 
 /// Checksum and state of a record that the next open does not find.
 const INVALID: [u8; 5] = [0, 0, 0, 0, STATE_FREE];
@@ -104,12 +104,7 @@ impl Table {
         let Some((first, _)) = changes.first().and_then(place_of) else { return false };
         let start = first / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         let mut page = [0; PAGE_BYTES];
-        // SAFETY: the page has a record, so it is inside the mapping, and what of it is behind the end of the file reads as
-        // zeros. Nobody but this thread changes it.
-        unsafe {
-            let source = self.mapping.as_mut_ptr().add(start as usize);
-            source.copy_to_nonoverlapping(page.as_mut_ptr(), PAGE_BYTES);
-        }
+        self.mapping.copy_out(start as usize, &mut page);
         if self.mapping.is_hole(start as usize) {
             return false;
         }

@@ -4,9 +4,10 @@
 //! padding of the last block. A GET opens its file and looks at its length. Pieces that are granted before the file is
 //! ready are held back.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::errnos::{
@@ -16,12 +17,12 @@ use super::health::Health;
 use super::piece::{MAX_ATTEMPTS, PieceTarget};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::cache::Cache;
-use crate::directory::{check_opened, make_private, refusal_of};
+use crate::directory::{Directory, check_opened, make_private, refusal_of};
 use crate::engine::{Action, Transfer};
 use crate::error::StoreError;
-use crate::fork::ClosedOnFork;
 use crate::schedule::Grant;
 use crate::store::Store;
+use crate::system::fork::ClosedOnFork;
 
 /// Tokens from here on are those of requests for chunk files; the rest of them is the operation's id.
 pub(super) const CHUNK_FILE_TOKENS: usize = 1 << 62;
@@ -38,8 +39,7 @@ enum FileStage {
 }
 
 pub(super) struct ChunkFile {
-    pub(super) directory: RawFd,
-    /// At a fixed address, as the kernel reads it.
+    pub(super) directory: Arc<Directory>,
     name: CString,
     extent: Extent,
     length_bytes: u64,
@@ -54,7 +54,7 @@ pub(super) struct ChunkFile {
 
 impl ChunkFile {
     pub(super) fn new(
-        directory: RawFd,
+        directory: Arc<Directory>,
         name: CString,
         extent: Extent,
         length_bytes: u64,
@@ -84,15 +84,10 @@ impl ChunkFile {
         (self.stage == FileStage::Transfer).then_some(target)
     }
 
-    fn open_directory(&self) -> BorrowedFd<'_> {
-        // SAFETY: the directory is open as long as the store.
-        unsafe { BorrowedFd::borrow_raw(self.directory) }
-    }
-
     /// Looks at what was opened to be read, which has to be a file with the length of the chunk.
     fn check(&self, flags: i32) -> io::Result<()> {
         let open = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let found_bytes = check_opened(open, self.open_directory(), flags)?;
+        let found_bytes = check_opened(open, self.directory.file.as_fd(), flags)?;
         match self.length_bytes {
             expected if found_bytes == expected => Ok(()),
             expected => {
@@ -101,12 +96,13 @@ impl ChunkFile {
         }
     }
 
-    /// The next request for it, or none while the space that was made for it is not there. `store` has the space.
+    /// The next request for it, with the name of what it opens; none while the space that was made for it is not there. `store`
+    /// has the space.
     pub(super) fn next(
         &mut self,
         token: usize,
         store: &dyn Store,
-    ) -> Result<Option<Transfer>, StoreError> {
+    ) -> Result<Option<(Transfer, Option<&CStr>)>, StoreError> {
         if self.stage == FileStage::AwaitSpace && store.space_ready(self.extent)? {
             self.stage = FileStage::Open;
         }
@@ -119,17 +115,16 @@ impl ChunkFile {
                     false => libc::O_RDONLY | libc::O_NONBLOCK,
                 };
                 let flags = purpose | direct_flag(store) | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-                (Action::Open(flags), self.directory, 0)
+                (Action::Open(flags), self.directory.file.as_raw_fd(), 0)
             }
             FileStage::Preallocate => (Action::Preallocate, self.descriptor(), self.length_bytes),
             FileStage::Truncate => (Action::Truncate, self.descriptor(), self.length_bytes),
         };
         self.attempts += 1;
-        Ok(Some(Transfer {
-            offset_bytes,
-            name: self.name.as_ptr(),
-            ..Transfer::without_memory(action, descriptor, CHUNK_FILE_TOKENS | token)
-        }))
+        let token = CHUNK_FILE_TOKENS | token;
+        let request = Transfer::without_memory(action, descriptor, token);
+        let name = matches!(action, Action::Open(_)).then_some(&*self.name);
+        Ok(Some((Transfer { offset_bytes, ..request }, name)))
     }
 
     /// Whether it does not wait for space, or the space is there.
@@ -138,12 +133,7 @@ impl ChunkFile {
     }
 
     /// Takes the file that was opened, so that it is closed whatever follows.
-    pub(super) fn take_opened(&mut self, result: i32) {
-        if self.stage != FileStage::Open || result < 0 {
-            return;
-        }
-        // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
-        let file = unsafe { OwnedFd::from_raw_fd(result) };
+    pub(super) fn set_opened(&mut self, file: OwnedFd) {
         if self.is_written {
             make_private(file.as_fd());
         }
@@ -176,7 +166,11 @@ impl ChunkFile {
             errno if !self.is_written => {
                 let error = io::Error::from_raw_os_error(errno);
                 // Without an errno if what has its name is no file.
-                return Err(failure_of(refusal_of(self.open_directory(), &*self.name, error)));
+                return Err(failure_of(refusal_of(
+                    self.directory.file.as_fd(),
+                    &*self.name,
+                    error,
+                )));
             }
             // Writes may find the file system full.
             errno if stage == FileStage::Preallocate && is_unsupported(errno) => {}

@@ -15,7 +15,7 @@
 
 use std::collections::HashSet;
 use std::mem;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -85,7 +85,7 @@ impl Active {
             // Its name too: without it a sync of the file is worth nothing after power loss.
             return vec![
                 sync_of(Action::Sync, file.descriptor(), false),
-                sync_of(Action::SyncDirectory, file.directory, true),
+                sync_of(Action::SyncDirectory, file.directory.file.as_raw_fd(), true),
             ];
         }
         match self.operation.extent().map(|extent| shared.cache.store.locate(extent)) {
@@ -163,9 +163,7 @@ impl Operations {
         let mut outcome = Ok(());
         for sync in syncs {
             self.shared.lanes[self.number].syncs_begun.fetch_add(1, Ordering::SeqCst);
-            // SAFETY: a sync names no memory; lasting files stay open as long as `shared` lives, which this holds, and a
-            // file of a chunk until its SET is answered, after the group's last sync is reaped.
-            outcome = unsafe { self.device.request(*sync) };
+            outcome = self.device.requests.request(*sync, None);
             if outcome.is_err() {
                 self.shared.note_sync_ended(self.number, 0, false);
                 self.commit.error = Some(libc::EIO);

@@ -7,14 +7,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slab::Slab;
-
 use super::Shared;
-use super::errnos::{Attempt, Failure, merits_retry};
+use super::errnos::{Attempt, Failure, Request, merits_retry};
 use super::health::Direction;
-use super::piece::{Piece, PieceProgress};
+use super::piece::{Piece, PieceProgress, PieceState};
 use crate::buffer::BouncePool;
-use crate::engine::{Engine, EngineError, Transfer};
+use crate::engine::{Engine, EngineError, Requests};
 use crate::schedule::Grant;
 
 /// A piece that has waited so long is not tried again: the device takes seconds to fail, and that must show.
@@ -45,11 +43,9 @@ pub(super) struct Checksummed {
     pub(super) processed_bytes: u64,
 }
 
-/// Pieces sit in a fixed array: the kernel holds their addresses.
 pub(super) struct Device {
     shared: Arc<Shared>,
-    pub(super) engine: Box<dyn Engine>,
-    pub(super) pieces: Slab<Piece>,
+    pub(super) requests: Requests<PieceState>,
     pub(super) pool: BouncePool,
     isolated: [IsolatedRetries; DIRECTIONS.len()],
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
@@ -63,8 +59,6 @@ pub(super) struct Device {
     unsummed: VecDeque<usize>,
     /// Pieces that failed, of which their operations do not know yet.
     pub(super) failed: VecDeque<(Grant, Failure)>,
-    /// Requests that the engine has.
-    pub(super) in_flight: usize,
     /// Nothing may be submitted any more.
     pub(super) is_stopping: bool,
 }
@@ -79,8 +73,7 @@ impl Device {
     ) -> Self {
         Self {
             shared,
-            engine,
-            pieces: Slab::with_capacity(most_transfers),
+            requests: Requests::new(engine, most_transfers),
             pool: BouncePool::default(),
             isolated: Default::default(),
             moved: Default::default(),
@@ -89,20 +82,14 @@ impl Device {
             most_moved_bytes,
             unsummed: VecDeque::new(),
             failed: VecDeque::new(),
-            in_flight: 0,
             is_stopping: false,
         }
     }
 
     /// Gives the kernel a piece. One that it refuses has failed.
     pub(super) fn start(&mut self, piece: Piece) -> Result<(), EngineError> {
-        // Never over the capacity it was made with, so that no piece ever moves.
-        assert!(
-            self.pieces.len() < self.pieces.capacity(),
-            "the scheduler granted more than there is room for"
-        );
         let can_be_summed_early = piece.can_be_summed_early();
-        let token = self.pieces.insert(piece);
+        let token = self.requests.insert(piece);
         if can_be_summed_early {
             self.unsummed.push_back(token);
         }
@@ -111,29 +98,15 @@ impl Device {
 
     fn submit(&mut self, token: usize) -> Result<(), EngineError> {
         self.shared.cache.counters.transfers.add(1);
-        let transfer = self.pieces[token].transfer(token);
-        // SAFETY: the piece stays where it is in `pieces` until it is reaped (or everything is leaked); it owns vectors
-        // and bounce memory; the caller's memory lives until the answer, which comes after the reaping; the store keeps
-        // its files open as long as `shared` lives, which the reactor holds, and the file of a chunk is closed with the answer.
-        let submitted = unsafe { self.request(transfer) };
+        let place = self.requests.about_mut(token).attempt();
+        let submitted = self.requests.start(token, place);
         submitted.inspect_err(|_| self.fail(token, Failure::Closed))
     }
 
-    /// Gives the engine a request.
-    ///
-    /// # Safety
-    /// As [`Engine::submit`].
-    pub(super) unsafe fn request(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        // Before: after a panic in it nobody knows whether the kernel has it.
-        self.in_flight += 1;
-        // SAFETY: the contract of this function.
-        unsafe { self.engine.submit(transfer) }.inspect_err(|_| self.in_flight -= 1)
-    }
-
     fn fail(&mut self, token: usize, failure: Failure) {
-        let piece = self.pieces.remove(token);
+        let piece = self.requests.remove(token);
         self.failed.push_back((piece.grant, failure));
-        piece.release(&mut self.pool);
+        piece.memory.release(&mut self.pool);
     }
 
     /// Takes a result, and says whether the piece is moved. Its memory is still to be looked at then: see
@@ -147,7 +120,7 @@ impl Device {
         // If it was an isolated retry: how many had succeeded in its direction when the first attempt failed.
         let take = |line: &mut IsolatedRetries| line.in_flight.take_if(|own| own.token == token);
         let isolated = self.isolated.iter_mut().find_map(take).map(|own| own.successes);
-        let piece = &mut self.pieces[token];
+        let piece = self.requests.idle_mut(token);
         match piece.advance(result) {
             PieceProgress::Done => {
                 let direction = piece.target.request.direction();
@@ -155,7 +128,7 @@ impl Device {
                     // The device had failed, and not the extents.
                     self.shared.cache.store.retry_bad_extents();
                 }
-                let piece = self.pieces.remove(token);
+                let piece = self.requests.remove(token);
                 self.put_moved(piece, usize::from(!is_load));
                 return Ok(true);
             }
@@ -179,7 +152,7 @@ impl Device {
         is_wanted: bool,
         now: Instant,
     ) {
-        let direction = self.pieces[token].target.request.direction();
+        let direction = self.request_of(token).direction();
         let successes = self.shared.health.successes(direction);
         let attempt = match isolated {
             None if is_wanted && self.merits_retry(token, errno) => {
@@ -193,13 +166,17 @@ impl Device {
         self.end_failed(token, errno, attempt, now);
     }
 
+    fn request_of(&self, token: usize) -> Request {
+        self.requests.about(token).target.request
+    }
+
     fn merits_retry(&self, token: usize, errno: i32) -> bool {
-        let request = self.pieces[token].target.request;
+        let request = self.request_of(token);
         merits_retry(request, errno, self.shared.health.state(request.direction()))
     }
 
     fn end_failed(&mut self, token: usize, errno: i32, attempt: Attempt, now: Instant) {
-        let request = self.pieces[token].target.request;
+        let request = self.request_of(token);
         let store = (&self.shared.health, self.shared.cache.config.path());
         self.fail(token, Failure::of(request, errno, attempt, store, now));
     }
@@ -216,7 +193,7 @@ impl Device {
                 && let Some(next) = self.isolated[direction as usize].waiting.pop_front()
             {
                 let FailedOnce { token, errno, since, .. } = next;
-                let id = self.pieces[token].grant.id;
+                let id = self.requests.about(token).grant.id;
                 if now.saturating_duration_since(since) > LONGEST_WAIT
                     || !is_wanted(id)
                     || self.failed.iter().any(|(grant, _)| grant.id == id)
@@ -266,7 +243,7 @@ impl Device {
         self.moved_bytes -= grant.length_bytes;
         let processed_bytes = piece.process();
         let checksum = piece.checksum().unwrap_or(0);
-        piece.release(&mut self.pool);
+        piece.memory.release(&mut self.pool);
         Some(Checksummed { grant, checksum, processed_bytes })
     }
 
@@ -279,11 +256,12 @@ impl Device {
             && let Some(token) = self.unsummed.pop_front()
         {
             // It may be done, and its token another piece's.
-            if let Some(piece) = self.pieces.get_mut(token)
-                && piece.can_be_summed_early()
+            if let Some(piece) =
+                self.requests.get(token).filter(|piece| piece.can_be_summed_early())
             {
-                piece.checksum();
+                let checksum = piece.checksum();
                 summed_bytes += piece.grant.length_bytes;
+                self.requests.about_mut(token).set_checksum(checksum);
             }
         }
     }

@@ -17,7 +17,6 @@ mod latency;
 mod limits;
 mod operation;
 mod operations;
-mod padding;
 mod piece;
 mod record_writer;
 mod scaling;
@@ -90,7 +89,7 @@ impl Operations {
             );
             drop(self);
         } else {
-            let count = self.device.in_flight;
+            let count = self.device.requests.in_flight();
             let path = shared.cache.config.path().display();
             log::error!("{path}: the kernel still holds memory of {count} transfers: it is leaked");
             self.abandon();
@@ -136,8 +135,7 @@ impl Operations {
                 self.shared.cache.index.table.changes.announce();
                 turns_unannounced = 0;
             }
-            self.reap_or_sleep(timeout, deadline)?;
-            let came_back = !self.reaped.is_empty();
+            let came_back = self.reap_or_sleep(timeout, deadline)?;
             self.finish_reaped()?;
             self.start_chunk_files()?;
             // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
@@ -153,18 +151,19 @@ impl Operations {
         }
     }
 
+    /// Says whether something came back.
     fn reap_or_sleep(
         &mut self,
         timeout: Option<Duration>,
         deadline: Option<Instant>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<bool, EngineError> {
         let lane = &self.shared.lanes[self.number];
         lane.waker.prepare_sleep();
         let work_came = *self.shared.deadline.lock() != deadline
             || self.shared.has_work(self.number)
             || self.can_go_on();
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
-        let outcome = self.device.engine.reap(timeout, &mut self.reaped);
+        let outcome = self.device.requests.reap(timeout);
         lane.waker.awake();
         self.shared.cache.counters.reactor_turns.add(1);
         outcome
@@ -174,13 +173,13 @@ impl Operations {
     fn quiesce(&mut self) -> bool {
         self.device.is_stopping = true;
         self.drop_queued();
-        if self.device.in_flight > 0 {
-            self.device.engine.cancel_all();
+        if self.device.requests.in_flight() > 0 {
+            self.device.requests.cancel_all();
         }
         let deadline = Instant::now() + CANCEL_TIMEOUT;
-        while self.device.in_flight > 0 {
+        while self.device.requests.in_flight() > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.device.engine.reap(Some(left), &mut self.reaped).is_err() {
+            if left.is_zero() || self.device.requests.reap(Some(left)).is_err() {
                 return false;
             }
             // It submits nothing, and so cannot fail.

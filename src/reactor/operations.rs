@@ -17,7 +17,7 @@ use super::latency::Timeline;
 use super::limits;
 use super::operation::{Active, Operation};
 use super::verify::Verification;
-use crate::engine::{Engine, EngineError, Reaped};
+use crate::engine::{Engine, EngineError};
 use crate::index::ChunkVersion;
 use crate::key::Digest;
 use crate::schedule::{Grant, Limits, Scheduler};
@@ -29,8 +29,6 @@ pub(super) const CHECKSUM_TURN_BYTES: u64 = 1 << 20;
 
 pub(super) struct Operations {
     pub(super) shared: Arc<Shared>,
-    /// Results that the engine gave back.
-    pub(super) reaped: Vec<Reaped>,
     pub(super) number: usize,
     pub(super) scheduler: Scheduler,
     pub(super) device: Device,
@@ -103,7 +101,6 @@ impl Operations {
             shared,
             scheduler: Scheduler::new(limits),
             device,
-            reaped: Vec::new(),
             active: Slab::new(),
             commit: GroupCommit::default(),
             verification: Verification::of(unverified),

@@ -5,19 +5,16 @@
 //! in place.
 
 use std::os::fd::RawFd;
-use std::ptr;
 
 use super::errnos::{Request, is_interruption};
-use super::padding::{copy_and_pad, in_place_bytes};
 use crate::block::BLOCK_BYTES;
-use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
+use crate::buffer::{BouncePool, CallerBuffer};
 use crate::checksum::ChecksumKind;
-use crate::engine::{Action, Transfer};
+use crate::engine::{Held, PieceMemory, Place};
 use crate::schedule::Grant;
 use crate::store::Geometry;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-const NO_VECTOR: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
 
 /// Times that a piece is given to the device without getting on before it counts as failed.
 pub(super) const MAX_ATTEMPTS: u32 = 16;
@@ -33,32 +30,15 @@ pub(super) struct PieceTarget {
     pub(super) chunk_offset_bytes: u64,
 }
 
-impl PieceTarget {
-    fn is_write(&self) -> bool {
-        self.request != Request::Read
-    }
-}
+/// A piece, with its memory.
+pub(super) type Piece = Held<PieceState>;
 
-/// A piece in flight. Owns its vectors and bounce memory until it is reaped; lives at a stable address meanwhile.
-pub(super) struct Piece {
+pub(super) struct PieceState {
     pub(super) grant: Grant,
     pub(super) target: PieceTarget,
-    /// The chunk's memory; none for a chunk that is only looked at, which goes through bounce memory.
-    buffer: Option<CallerBuffer>,
     /// Bytes of the chunk behind this piece.
     behind_bytes: u64,
-    vectors: [libc::iovec; 2],
-    vector_count: usize,
-    bounce: Option<AlignedBlock>,
-    /// Bytes at the end of the piece that are copied from or to `bounce`.
-    pub(super) bounced_bytes: usize,
-    /// What is still to be moved: padding is written with the rest, and read only where there is any, as a chunk's own file
-    /// ends with the chunk.
-    missing_bytes: usize,
-    moved_bytes: usize,
     attempts: u32,
-    /// What went through bounce memory is where the caller wants it.
-    is_delivered: bool,
     /// What its bytes are summed up to, if they are.
     checksum_kind: Option<ChecksumKind>,
     /// Its combinable CRC, once computed.
@@ -73,14 +53,24 @@ pub(super) enum PieceProgress {
     Failed(i32),
 }
 
-// SAFETY: its pointers name memory of the caller, valid until the answer, which comes after the piece has ended on whichever
-// thread, and bounce memory, which is the piece's own.
-unsafe impl Send for Piece {}
+impl PieceState {
+    /// Where it is on disk, for one more attempt.
+    pub(super) fn attempt(&mut self) -> Place {
+        self.attempts += 1;
+        let PieceTarget { file, is_lasting, chunk_offset_bytes, .. } = self.target;
+        let offset_bytes = chunk_offset_bytes + self.grant.offset_bytes;
+        Place { file, is_lasting, offset_bytes }
+    }
+
+    pub(super) fn set_checksum(&mut self, checksum: Option<u64>) {
+        self.checksum = checksum;
+    }
+}
 
 impl Piece {
-    /// Lays out the vectors of a piece of a chunk of `chunk_bytes`, which is, or is to be, in `buffer`. Without one it is read
-    /// for its checksum alone.
-    pub(super) fn new(
+    /// Lays out a piece of a chunk of `chunk_bytes`, which is, or is to be, in `buffer`. Without one it is read for its checksum
+    /// alone.
+    pub(super) fn of_chunk(
         grant: Grant,
         target: PieceTarget,
         (chunk_bytes, checksum_kind): (u64, Option<ChecksumKind>),
@@ -89,91 +79,27 @@ impl Piece {
         pool: &mut BouncePool,
     ) -> Self {
         let (offset, length) = (grant.offset_bytes as usize, grant.length_bytes as usize);
-        let in_place = buffer.map_or(0, |buffer| in_place_bytes(buffer, length, geometry));
-        let bounced_bytes = length - in_place;
-        let mut piece = Self {
-            grant,
-            target,
-            buffer,
-            behind_bytes: chunk_bytes - grant.offset_bytes - grant.length_bytes,
-            vectors: [NO_VECTOR; 2],
-            vector_count: 0,
-            bounce: None,
-            bounced_bytes: if buffer.is_some() { bounced_bytes } else { 0 },
-            missing_bytes: length,
-            moved_bytes: 0,
-            attempts: 0,
-            is_delivered: false,
-            checksum_kind,
-            checksum: None,
+        let memory = match buffer {
+            Some(buffer) => {
+                let is_write = target.request != Request::Read;
+                let in_place_bytes = in_place_bytes(buffer, length, geometry);
+                PieceMemory::of_caller(buffer.part(offset, length), in_place_bytes, is_write, pool)
+            }
+            None => PieceMemory::to_look_at(length, pool),
         };
-        if let Some(buffer) = buffer
-            && in_place > 0
-        {
-            piece.add_vector(buffer.at(offset), in_place);
-        }
-        if bounced_bytes > 0 {
-            let padded = bounced_bytes.next_multiple_of(BLOCK);
-            let bounce = pool.take(padded);
-            if let Some(buffer) = buffer
-                && target.is_write()
-            {
-                copy_and_pad(buffer, offset + in_place, bounced_bytes, &bounce);
-            }
-            piece.add_vector(bounce.as_ptr(), padded);
-            piece.bounce = Some(bounce);
-            if target.is_write() {
-                piece.missing_bytes = in_place + padded;
-            }
-        }
-        piece
-    }
-
-    fn add_vector(&mut self, base: *mut u8, length: usize) {
-        self.vectors[self.vector_count] = libc::iovec { iov_base: base.cast(), iov_len: length };
-        self.vector_count += 1;
-    }
-
-    /// The transfer of what is still missing. Its vectors are this piece's: valid while it stays where it is.
-    pub(super) fn transfer(&mut self, token: usize) -> Transfer {
-        self.attempts += 1;
-        let skipped = self
-            .vectors
-            .iter()
-            .take(self.vector_count)
-            .take_while(|vector| vector.iov_len == 0)
-            .count();
-        let action = if self.target.is_write() { Action::Write } else { Action::Read };
-        Transfer {
-            is_lasting: self.target.is_lasting,
-            offset_bytes: self.target.chunk_offset_bytes
-                + self.grant.offset_bytes
-                + self.moved_bytes as u64,
-            vectors: &raw const self.vectors[skipped],
-            vector_count: self.vector_count - skipped,
-            ..Transfer::without_memory(action, self.target.file, token)
-        }
+        let behind_bytes = chunk_bytes - grant.offset_bytes - grant.length_bytes;
+        let (attempts, checksum) = (0, None);
+        let state = PieceState { grant, target, behind_bytes, attempts, checksum_kind, checksum };
+        Self::new(memory, state)
     }
 
     pub(super) fn advance(&mut self, result: i32) -> PieceProgress {
         match usize::try_from(result) {
             Ok(0) => PieceProgress::Failed(0),
-            Ok(moved) => {
-                self.moved_bytes += moved;
-                self.missing_bytes = self.missing_bytes.saturating_sub(moved);
-                if self.missing_bytes == 0 {
-                    return PieceProgress::Done;
-                }
+            Ok(moved) if self.memory.advance(moved) => PieceProgress::Done,
+            Ok(_) => {
                 // It got on: a short transfer is no failed attempt.
                 self.attempts = 0;
-                let mut rest = moved;
-                for vector in &mut self.vectors[..self.vector_count] {
-                    let taken = rest.min(vector.iov_len);
-                    // SAFETY: `taken` is at most the vector's length.
-                    vector.iov_base = unsafe { vector.iov_base.cast::<u8>().add(taken) }.cast();
-                    vector.iov_len -= taken;
-                    rest -= taken;
-                }
                 PieceProgress::Again
             }
             Err(_) => match -result {
@@ -187,8 +113,7 @@ impl Piece {
 
     /// Whether [`Piece::process`] has nothing to do.
     pub(super) fn is_processed(&self) -> bool {
-        (self.is_delivered || self.target.is_write() || self.bounced_bytes == 0)
-            && (self.checksum.is_some() || self.checksum_kind.is_none())
+        self.memory.is_delivered() && (self.checksum.is_some() || self.checksum_kind.is_none())
     }
 
     /// Does what is left for the processor when the kernel is done with it. Returns bytes copied and summed up.
@@ -196,62 +121,32 @@ impl Piece {
         if self.is_processed() {
             return 0;
         }
-        self.deliver();
-        let summed_bytes = if self.checksum().is_some() { self.grant.length_bytes } else { 0 };
-        self.bounced_bytes as u64 + summed_bytes
-    }
-
-    /// Copies what was read through bounce memory to where the caller wants it.
-    fn deliver(&mut self) {
-        if self.target.is_write() || self.is_delivered {
-            return;
-        }
-        self.is_delivered = true;
-        if let (Some(bounce), Some(buffer)) = (&self.bounce, self.buffer) {
-            let end = (self.grant.offset_bytes + self.grant.length_bytes) as usize;
-            // SAFETY: both hold `bounced_bytes` bytes; the kernel is done with the bounce memory, and the caller's memory is
-            // valid until the completion is dropped (see CallerBuffer::new).
-            unsafe {
-                ptr::copy_nonoverlapping(
-                    bounce.as_ptr(),
-                    buffer.at(end - self.bounced_bytes),
-                    self.bounced_bytes,
-                );
-            }
-        }
+        self.memory.deliver();
+        self.checksum = self.checksum();
+        let summed_bytes = if self.checksum.is_some() { self.grant.length_bytes } else { 0 };
+        self.memory.bounced_bytes() as u64 + summed_bytes
     }
 
     /// CRC of the piece's bytes, moved to where it is in that of the whole chunk: the XOR of this over all pieces is the CRC of
     /// the chunk, in whatever order they come. None where chunks have no checksum.
-    pub(super) fn checksum(&mut self) -> Option<u64> {
+    pub(super) fn checksum(&self) -> Option<u64> {
         let kind = self.checksum_kind?;
-        if self.checksum.is_none() {
-            self.checksum = Some(kind.placed(kind.of(self.bytes()), self.behind_bytes));
-        }
-        self.checksum
+        let computed = || kind.placed(kind.of(self.memory.bytes()), self.behind_bytes);
+        Some(self.checksum.unwrap_or_else(computed))
     }
 
     /// Whether its checksum can be computed already, and is not: what is written does not change meanwhile.
     pub(super) fn can_be_summed_early(&self) -> bool {
-        self.target.is_write() && self.checksum_kind.is_some() && self.checksum.is_none()
+        self.memory.is_write() && self.checksum_kind.is_some() && self.checksum.is_none()
     }
+}
 
-    /// What it holds: to be looked at after a read, or for a write.
-    fn bytes(&self) -> &[u8] {
-        let (offset, length) = (self.grant.offset_bytes as usize, self.grant.length_bytes as usize);
-        match (&self.buffer, &self.bounce) {
-            // SAFETY: no transfer into this part is in flight: it is done, or a write, which only reads it.
-            (Some(buffer), _) => unsafe { buffer.bytes(offset, length) },
-            // SAFETY: it has as many bytes and more, all initialised, and the kernel is done with it.
-            (None, Some(bounce)) => unsafe { std::slice::from_raw_parts(bounce.as_ptr(), length) },
-            (None, None) => unreachable!("without a buffer all of it is in bounce memory"),
-        }
-    }
-
-    pub(super) fn release(self, pool: &mut BouncePool) {
-        if let Some(bounce) = self.bounce {
-            pool.give_back(bounce);
-        }
+/// Bytes of a piece that need no bounce memory.
+fn in_place_bytes(buffer: CallerBuffer, length: usize, geometry: Geometry) -> usize {
+    match geometry.direct {
+        false => length,
+        true if buffer.is_aligned_to(geometry.memory_alignment_bytes) => length - length % BLOCK,
+        true => 0,
     }
 }
 

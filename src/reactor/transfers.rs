@@ -99,14 +99,14 @@ impl Operations {
         let operation = &self.active[grant.id].operation;
         let buffer = match operation {
             Operation::Get(request, _) => Some(request.buffer),
-            Operation::Set(set) => Some(set.claim.request.buffer),
+            Operation::Set(set) => Some(set.claim.request.buffer.caller()),
             Operation::Verify(_) | Operation::Reclaim(_) => None,
         };
         let cache = &self.shared.cache;
         let chunk = (operation.bytes(), operation.checksum_kind(cache.config.checksum));
         let (geometry, pool) = (cache.store.geometry(), &mut self.device.pool);
-        let piece = Piece::new(grant, target, chunk, buffer, geometry, pool);
-        cache.counters.bounced_bytes.add(piece.bounced_bytes as u64);
+        let piece = Piece::of_chunk(grant, target, chunk, buffer, geometry, pool);
+        cache.counters.bounced_bytes.add(piece.memory.bounced_bytes() as u64);
         self.device.start(piece)
     }
 
@@ -115,9 +115,7 @@ impl Operations {
     pub(super) fn finish_reaped(&mut self) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         let now = Instant::now();
-        self.reaped.reverse();
-        while let Some(Reaped { token, result }) = self.reaped.pop() {
-            self.device.in_flight -= 1;
+        while let Some(Reaped { token, result }) = self.device.requests.take_reaped() {
             if token == SYNC_TOKEN {
                 outcome = outcome.and(self.finish_sync(result));
                 continue;
@@ -129,7 +127,7 @@ impl Operations {
                 }
                 continue;
             }
-            let grant = self.device.pieces[token].grant;
+            let grant = self.device.requests.about(token).grant;
             let active = &self.active[grant.id];
             let is_load = grant.class == Class::Get || active.is_awaited;
             let wanted = (active.failure.is_none(), is_load);
@@ -228,11 +226,8 @@ impl Operations {
         match file.next(id, &*self.shared.cache.store) {
             Ok(None) => self.due_chunk_files.push(id),
             Err(error) => self.fail_chunk_file(id, Failure::NoRoom(error)),
-            Ok(Some(transfer)) => {
-                // SAFETY: the request names no memory but the name, which does not move with its owner; that stays in `active`,
-                // with the file, until the request is reaped (or is leaked): an operation with one in flight is not ended. The
-                // directory is open as long as `shared` lives.
-                if let Err(error) = unsafe { self.device.request(transfer) } {
+            Ok(Some((transfer, name))) => {
+                if let Err(error) = self.device.requests.request(transfer, name) {
                     self.fail_chunk_file(id, Failure::Closed);
                     return Err(error);
                 }
@@ -244,10 +239,13 @@ impl Operations {
 
     /// Takes the result of a request for a chunk file.
     fn finish_chunk_file(&mut self, id: usize, result: i32) {
+        let opened = self.device.requests.take_opened(CHUNK_FILE_TOKENS | id);
         let active = &mut self.active[id];
         active.unfinished -= 1;
         let Some(file) = &mut active.chunk_file else { return };
-        file.take_opened(result);
+        if let Some(opened) = opened {
+            file.set_opened(opened);
+        }
         // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
         if active.failure.is_some() || self.device.is_stopping && result < 0 {
             return self.fail_chunk_file(id, Failure::Closed);

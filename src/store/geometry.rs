@@ -2,15 +2,14 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::device::ioctl;
 use super::drives::{numa_node, queue_depth};
 use crate::block::BLOCK_BYTES;
 use crate::directory::set_flags;
+use crate::system::{block_device, files};
 
 /// Alignment taken where the kernel does not tell: no device in use asks for more.
 const DEFAULT_ALIGNMENT_BYTES: u64 = 4096;
@@ -75,16 +74,17 @@ impl Geometry {
         let number = if is_device { metadata.rdev() } else { metadata.dev() };
         let queue = |name| queue_attribute(number, name);
         let ask = |request, name| match is_device {
-            true => ioctl::ask(file, request).map(Some),
+            true => block_device::ask(file, request).map(Some),
             false => Ok(queue(name)),
         };
-        let optimal = ask(ioctl::OPTIMAL_IO_BYTES, "optimal_io_size")?.filter(|bytes| *bytes > 0);
+        let optimal =
+            ask(block_device::OPTIMAL_IO_BYTES, "optimal_io_size")?.filter(|bytes| *bytes > 0);
         Ok(Self {
             direct,
             memory_alignment_bytes,
             offset_alignment_bytes,
-            logical_block_bytes: ask(ioctl::LOGICAL_BLOCK_BYTES, "logical_block_size")?,
-            physical_block_bytes: ask(ioctl::PHYSICAL_BLOCK_BYTES, "physical_block_size")?,
+            logical_block_bytes: ask(block_device::LOGICAL_BLOCK_BYTES, "logical_block_size")?,
+            physical_block_bytes: ask(block_device::PHYSICAL_BLOCK_BYTES, "physical_block_size")?,
             optimal_io_bytes: optimal.or((!is_device).then(|| metadata.blksize())),
             discard_granularity_bytes: queue("discard_max_bytes")
                 .filter(|most| *most > 0)
@@ -109,25 +109,8 @@ pub(super) fn sysfs_directory(device_number: u64) -> String {
 }
 
 /// Alignment of memory and of offsets for direct transfers on `file`; 0 if it has none.
-/// statx(2) fills the STATX_DIOALIGN fields since Linux 6.1, for block devices later.
 fn direct_alignment(file: &File) -> (u64, u64) {
-    let unknown = ioctl::ask(file, ioctl::LOGICAL_BLOCK_BYTES).unwrap_or(DEFAULT_ALIGNMENT_BYTES);
-    let mut answer = MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: the path is an empty C string and AT_EMPTY_PATH makes the descriptor the subject; `answer` has room for
-    // one struct statx.
-    let status = unsafe {
-        libc::statx(
-            file.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            libc::STATX_DIOALIGN,
-            answer.as_mut_ptr(),
-        )
-    };
-    // SAFETY: zeroed before the call, so that every field is initialised whatever the kernel filled.
-    let answer = unsafe { answer.assume_init() };
-    if status != 0 || answer.stx_mask & libc::STATX_DIOALIGN == 0 {
-        return (unknown, unknown);
-    }
-    (u64::from(answer.stx_dio_mem_align), u64::from(answer.stx_dio_offset_align))
+    let unknown = block_device::ask(file, block_device::LOGICAL_BLOCK_BYTES)
+        .unwrap_or(DEFAULT_ALIGNMENT_BYTES);
+    files::direct_alignment(file).unwrap_or((unknown, unknown))
 }

@@ -5,20 +5,21 @@ pub(crate) mod chunk_files;
 pub(crate) mod data_files;
 pub(crate) mod device;
 mod drives;
-pub(crate) mod fiemap;
-mod geometry;
+pub(crate) mod geometry;
 mod runs;
 mod sizes;
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 pub(crate) use drives::DRIVE_DEPTH;
 pub use geometry::Geometry;
 pub(crate) use sizes::{IndexShare, index_share_bytes};
 
 use crate::block::Extent;
+use crate::directory::Directory;
 use crate::error::StoreError;
 use crate::key::Digest;
 
@@ -34,8 +35,8 @@ pub(crate) enum Location {
     },
     /// In a file of its own, from its first byte to its last one.
     Own {
-        /// The directory it is in, open as long as the store.
-        directory: RawFd,
+        /// The directory it is in.
+        directory: Arc<Directory>,
         name: CString,
     },
 }

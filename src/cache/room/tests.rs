@@ -10,7 +10,7 @@ use super::*;
 use crate::backlog::{Amount, Backlog};
 use crate::batch_completion::Batch;
 use crate::block::BLOCK_BYTES;
-use crate::buffer::CallerBuffer;
+use crate::buffer::{CallerBuffer, SourceBuffer};
 use crate::cache::{Begun, Claim, GetRequest};
 use crate::capacity::Budget;
 use crate::completion_queue::CompletionQueue;
@@ -110,7 +110,7 @@ impl Still {
         let share = self.backlog.admit(amount).unwrap();
         let request = SetRequest {
             item: items.next().unwrap(),
-            buffer,
+            buffer: SourceBuffer::of_set(buffer),
             digest,
             key: Arc::clone(&key),
             namespace: Namespace::of(&key).fingerprint(),

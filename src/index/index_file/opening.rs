@@ -9,7 +9,6 @@ use std::sync::Arc;
 use super::{IndexFile, IndexHome};
 use crate::directory::Directory;
 use crate::error::OpenError;
-use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::format::names::{INDEX_NAME, device_index_name};
 use crate::format::superblock::Superblock;
@@ -17,6 +16,7 @@ use crate::index::index_bytes::{IndexBytes, read_owner};
 use crate::lock::{holder_of, lock_for};
 use crate::store::device::BlockDevice;
 use crate::sync::atomic::AtomicBool;
+use crate::system::fork::ClosedOnFork;
 
 #[derive(Clone, Debug)]
 pub(crate) enum IndexPlace {

@@ -1,6 +1,7 @@
 //! How pieces are laid out, go on, and are summed up.
 
 use super::*;
+use crate::buffer::AlignedBlock;
 use crate::schedule::{Class, Line};
 
 fn direct() -> Geometry {
@@ -19,7 +20,7 @@ fn piece(
     let (class, length_bytes) = (Class::Get, length as u64);
     let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, line: Line::Get };
     let target = PieceTarget { request, file: 3, is_lasting: true, chunk_offset_bytes: 40960 };
-    Piece::new(
+    Piece::of_chunk(
         grant,
         target,
         (length as u64, None),
@@ -30,7 +31,7 @@ fn piece(
 }
 
 fn lengths(piece: &Piece) -> Vec<usize> {
-    piece.vectors[..piece.vector_count].iter().map(|vector| vector.iov_len).collect()
+    piece.memory.vector_lengths()
 }
 
 #[test]
@@ -38,7 +39,7 @@ fn layout_of_every_kind() {
     let memory = AlignedBlock::zeroed(4 * BLOCK);
     let of = |shift, length, geometry| {
         let piece = piece(&memory, shift, length, Request::Read, geometry);
-        (lengths(&piece), piece.bounced_bytes)
+        (lengths(&piece), piece.memory.bounced_bytes())
     };
     assert_eq!(of(0, 2 * BLOCK, direct()), (vec![2 * BLOCK], 0), "whole blocks in place");
     assert_eq!(
@@ -64,16 +65,11 @@ fn layout_of_every_kind() {
 fn short_transfers_go_on_where_they_stopped() {
     let memory = AlignedBlock::zeroed(2 * BLOCK);
     let mut piece = piece(&memory, 0, BLOCK + 5, Request::WriteDataFile, direct());
-    assert_eq!(piece.transfer(9).offset_bytes, 40960);
+    assert_eq!(piece.attempt().offset_bytes, 40960);
     assert_eq!(piece.advance(512), PieceProgress::Again);
-    let transfer = piece.transfer(9);
-    assert_eq!(
-        (transfer.offset_bytes, transfer.vector_count, lengths(&piece)),
-        (41472, 2, vec![BLOCK - 512, BLOCK])
-    );
+    assert_eq!(lengths(&piece), [BLOCK - 512, BLOCK]);
     assert_eq!(piece.advance((BLOCK - 512 + 1024) as i32), PieceProgress::Again);
-    let transfer = piece.transfer(9);
-    assert_eq!((transfer.vector_count, lengths(&piece)), (1, vec![0, BLOCK - 1024]));
+    assert_eq!(lengths(&piece), [0, BLOCK - 1024]);
     assert_eq!(piece.advance((BLOCK - 1024) as i32), PieceProgress::Done);
 }
 
@@ -87,7 +83,7 @@ fn reads_are_done_where_the_chunk_ends() {
         (BLOCK + 4, PieceProgress::Again),
     ] {
         let mut piece = piece(&memory, 0, BLOCK + 5, Request::Read, direct());
-        piece.transfer(9);
+        piece.attempt();
         assert_eq!(piece.advance(moved as i32), progress, "{moved}");
     }
 }
@@ -97,10 +93,10 @@ fn interruptions_are_tried_again_with_a_bound_and_errors_are_not() {
     let memory = AlignedBlock::zeroed(BLOCK);
     let mut piece = piece(&memory, 0, BLOCK, Request::WriteDataFile, direct());
     for _ in 1..MAX_ATTEMPTS {
-        piece.transfer(0);
+        piece.attempt();
         assert_eq!(piece.advance(-libc::EAGAIN), PieceProgress::Again);
     }
-    piece.transfer(0);
+    piece.attempt();
     assert_eq!(piece.advance(-libc::EAGAIN), PieceProgress::Failed(libc::EAGAIN));
     assert_eq!(piece.advance(-libc::EIO), PieceProgress::Failed(libc::EIO));
     assert_eq!(piece.advance(0), PieceProgress::Failed(0));
@@ -121,8 +117,10 @@ fn checksums_of_pieces_make_the_checksum_of_the_chunk_in_any_order() {
             let grant = Grant { offset_bytes, length_bytes, ..whole.grant };
             let chunk = (whole.grant.length_bytes, Some(kind));
             let mut pool = BouncePool::default();
-            let mut piece =
-                Piece::new(grant, whole.target, chunk, whole.buffer, direct(), &mut pool);
+            // SAFETY: as above.
+            let buffer = unsafe { CallerBuffer::new(memory.as_ptr(), 2 * BLOCK + 77) };
+            let piece =
+                Piece::of_chunk(grant, whole.target, chunk, Some(buffer), direct(), &mut pool);
             combined ^= piece.checksum().unwrap();
         }
         assert_eq!(combined, kind.of(bytes), "{kind:?}");
@@ -133,15 +131,11 @@ fn checksums_of_pieces_make_the_checksum_of_the_chunk_in_any_order() {
 fn padding_is_zeroed_before_it_is_written() {
     let memory = AlignedBlock::zeroed(BLOCK);
     let mut pool = BouncePool::default();
-    let dirty = pool.take(BLOCK);
-    // SAFETY: one block, ours alone.
-    unsafe { dirty.as_ptr().write_bytes(0xee, BLOCK) };
-    pool.give_back(dirty);
-    let whole = piece(&memory, 0, 10, Request::WriteDataFile, direct());
-    let again =
-        Piece::new(whole.grant, whole.target, (10, None), whole.buffer, direct(), &mut pool);
-    let bounce = again.bounce.as_ref().unwrap();
-    // SAFETY: one block, ours alone, initialised.
-    let bytes = unsafe { std::slice::from_raw_parts(bounce.as_ptr(), BLOCK) };
-    assert!(bytes.iter().all(|byte| *byte == 0));
+    // SAFETY: ten bytes of it, which nobody else uses.
+    let buffer = unsafe { CallerBuffer::new(memory.as_ptr(), 10) };
+    let of = |pool: &mut BouncePool| PieceMemory::of_caller(buffer, 0, true, pool);
+    let mut dirty = of(&mut pool);
+    dirty.bounced().unwrap().fill(0xee);
+    dirty.release(&mut pool);
+    assert!(of(&mut pool).bounced().unwrap().iter().all(|byte| *byte == 0));
 }

@@ -12,7 +12,7 @@ use std::io::{
     self,
     ErrorKind::{IsADirectory, NotFound},
 };
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,7 +57,7 @@ struct Files {
     /// `chunks`.
     chunks: Directory,
     /// Those in it, by number.
-    directories: Vec<Directory>,
+    directories: Vec<Arc<Directory>>,
     state: Mutex<FileState>,
     /// There is something to remove, or the thread is to end.
     work: Condvar,
@@ -124,7 +124,7 @@ impl FileStore {
             scan(&opened, number, &mut account).map_err(opened.error("list", ""))?;
             // Behind its files: whatever comes in between, they are not forgotten.
             opened.close_to_others();
-            directories.push(opened);
+            directories.push(Arc::new(opened));
         }
         // Their names: without them a sync of what is in them is worth nothing after power loss.
         if is_new {
@@ -247,10 +247,7 @@ impl Store for FileStore {
         // A file that was not given out would be a bug; nothing has the name that it gets.
         let digest = digest.unwrap_or(Digest([0; 2]));
         let directory = &self.shared.directories[directory_of(digest)];
-        Location::Own {
-            directory: directory.file.as_raw_fd(),
-            name: file_c_name(digest, extent.file),
-        }
+        Location::Own { directory: Arc::clone(directory), name: file_c_name(digest, extent.file) }
     }
 
     fn extent_text(&self, extent: Extent, digest: Digest) -> String {
@@ -366,7 +363,7 @@ impl Store for FileStore {
             return Err(io::Error::other("a removal is still under way"));
         }
         self.shared.chunks.release();
-        self.shared.directories.iter().for_each(Directory::release);
+        self.shared.directories.iter().for_each(|directory| directory.release());
         Ok(())
     }
 

@@ -13,7 +13,6 @@ use crate::block::BLOCK_BYTES;
 use crate::directory::Directory;
 use crate::engine::FileOperations;
 use crate::error::OpenError;
-use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::format::names::{
     CHUNKS_NAME, INDEX_NAME, OWNER_SOCKET_NAME, PROBE_NAME, data_file_number,
@@ -21,6 +20,7 @@ use crate::format::names::{
 use crate::lock::lock_for;
 use crate::store::Geometry;
 use crate::store::device::BlockDevice;
+use crate::system::fork::ClosedOnFork;
 
 /// Data files by number.
 pub(super) type DataFiles = BTreeMap<u32, Arc<DataFile>>;

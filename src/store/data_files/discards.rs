@@ -9,10 +9,11 @@ use super::data_file::DataFiles;
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::store::RecordsAreCleared;
 use crate::store::allocator::Allocator;
-use crate::store::device::{BlockDevice, ioctl};
+use crate::store::device::BlockDevice;
 use crate::store::runs::Runs;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::system::block_device;
 
 /// Most that is taken from the allocator at a time: 16 MiB.
 const PIECE_BLOCKS: u32 = 4096;
@@ -55,7 +56,7 @@ impl Discards {
         for run in runs.iter().filter(|_| are_cleared) {
             let (_, offset) = file.locate(run.first_block);
             debug_assert!(offset.is_multiple_of(BLOCK_BYTES));
-            if let Err(error) = ioctl::discard(&self.device.file, offset, run.size_bytes())
+            if let Err(error) = block_device::discard(&self.device.file, offset, run.size_bytes())
                 && !self.is_refused.swap(true, Ordering::Relaxed)
             {
                 let path = self.device.path.display();

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use nix::sys::statfs::{BTRFS_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs};
 
 use super::*;
-use crate::store::fiemap::find_unreserved;
 use crate::store::runs::Runs;
+use crate::system::fiemap::find_unreserved;
 
 /// Extents of all data files that one look takes: some 0.2 s. What lies behind them counts as reserved until a
 /// write there finds no space.

@@ -7,7 +7,7 @@ use std::path::Path;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::*;
-use crate::store::fiemap::find_unreserved;
+use crate::system::fiemap::find_unreserved;
 
 /// It does not matter here.
 const DIGEST: Digest = Digest([0; 2]);

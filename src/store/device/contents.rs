@@ -6,7 +6,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use super::ioctl;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
 use crate::config::Config;
@@ -14,6 +13,7 @@ use crate::error::{ConfigError, OpenError};
 use crate::format::superblock::{
     DEVICE_FORMAT_VERSION, HEAD_BYTES, MIN_DEVICE_BYTES, Superblock, SuperblockCopy, is_zero,
 };
+use crate::system::block_device;
 
 /// Where blkid(8) is looked for: an ordinary user's PATH lacks the directories of administration.
 const BLKID: [&str; 3] = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"];
@@ -102,10 +102,11 @@ fn described(export: &str) -> Option<String> {
 /// Whether the device can hold a store at all. Returns its length.
 pub(super) fn check_device(probe: &File, path: &Path) -> Result<u64, OpenError> {
     let error = || OpenError::io("read the geometry of", path);
-    if ioctl::ask(probe, ioctl::IS_READ_ONLY).map_err(error())? != 0 {
+    if block_device::ask(probe, block_device::IS_READ_ONLY).map_err(error())? != 0 {
         return Err(OpenError::ReadOnlyDevice { path: path.to_owned() });
     }
-    let block_bytes = ioctl::ask(probe, ioctl::LOGICAL_BLOCK_BYTES).map_err(error())?;
+    let block_bytes =
+        block_device::ask(probe, block_device::LOGICAL_BLOCK_BYTES).map_err(error())?;
     let size_bytes = io::Seek::seek(&mut &*probe, io::SeekFrom::End(0)).map_err(error())?;
     let reason = if block_bytes > BLOCK_BYTES {
         format!(

@@ -4,12 +4,10 @@
 
 mod claim;
 mod contents;
-pub(crate) mod ioctl;
 mod path_kind;
 
 use std::fs::File;
-use std::io::{self, IoSlice};
-use std::os::fd::AsRawFd;
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,10 +27,11 @@ use crate::buffer::AlignedBlock;
 use crate::config::{Config, Discard, MIN_CAPACITY_BYTES};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
-use crate::fork::ClosedOnFork;
 use crate::format::header::Owner;
 use crate::format::superblock::{COPY_OFFSET, HEAD_BYTES, tail_offset};
 use crate::sync::Mutex;
+use crate::system::fork::ClosedOnFork;
+use crate::system::{block_device, files};
 
 /// A claimed device that holds a store.
 #[derive(Debug)]
@@ -201,7 +200,7 @@ impl BlockDevice {
 
     /// Zeros its head and tail, and discards all of it before if it `discards`.
     fn clear(&self, discards: bool) -> io::Result<()> {
-        if discards && let Err(error) = ioctl::discard(&self.file, 0, self.size_bytes) {
+        if discards && let Err(error) = block_device::discard(&self.file, 0, self.size_bytes) {
             log::info!("{} is not discarded: {error}", self.path.display());
         }
         self.write_zeros(0, HEAD_BYTES)?;
@@ -257,15 +256,10 @@ impl BlockDevice {
 
     fn write_durably(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
         while !bytes.is_empty() {
-            let vector = [IoSlice::new(bytes)];
-            let (file, at) = (self.file.as_raw_fd(), offset as libc::off_t);
-            // SAFETY: an IoSlice is laid out as an iovec; its memory lives through the call and is only read.
-            let written =
-                unsafe { libc::pwritev2(file, vector.as_ptr().cast(), 1, at, libc::RWF_DSYNC) };
-            match Errno::result(written) {
+            match files::write_durably(&self.file, bytes, offset) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
-                    bytes = &bytes[count as usize..];
+                    bytes = &bytes[count..];
                     offset += count as u64;
                 }
                 Err(Errno::EINTR) => {}

@@ -14,18 +14,18 @@ mod raw {
 
 /// One whose answer is an int, which is not negative.
 #[derive(Clone, Copy)]
-pub(in crate::store) struct Question(libc::Ioctl);
+pub(crate) struct Question(libc::Ioctl);
 
 /// BLKROGET
-pub(in crate::store) const IS_READ_ONLY: Question = Question(request_code_none!(0x12, 94));
+pub(crate) const IS_READ_ONLY: Question = Question(request_code_none!(0x12, 94));
 /// BLKSSZGET
-pub(in crate::store) const LOGICAL_BLOCK_BYTES: Question = Question(request_code_none!(0x12, 104));
+pub(crate) const LOGICAL_BLOCK_BYTES: Question = Question(request_code_none!(0x12, 104));
 /// BLKIOOPT; 0 if it does not say.
-pub(in crate::store) const OPTIMAL_IO_BYTES: Question = Question(request_code_none!(0x12, 121));
+pub(crate) const OPTIMAL_IO_BYTES: Question = Question(request_code_none!(0x12, 121));
 /// BLKPBSZGET
-pub(in crate::store) const PHYSICAL_BLOCK_BYTES: Question = Question(request_code_none!(0x12, 123));
+pub(crate) const PHYSICAL_BLOCK_BYTES: Question = Question(request_code_none!(0x12, 123));
 
-pub(in crate::store) fn ask(device: &File, question: Question) -> io::Result<u64> {
+pub(crate) fn ask(device: &File, question: Question) -> io::Result<u64> {
     let mut answer: libc::c_uint = 0;
     // SAFETY: each of these requests writes one int, and there is room for it.
     Errno::result(unsafe { libc::ioctl(device.as_raw_fd(), question.0, &raw mut answer) })?;
@@ -33,11 +33,7 @@ pub(in crate::store) fn ask(device: &File, question: Question) -> io::Result<u64
 }
 
 /// Tells it that nothing in the range is needed any more: what it returns for it from here on is not defined.
-pub(in crate::store) fn discard(
-    device: &File,
-    start_bytes: u64,
-    length_bytes: u64,
-) -> io::Result<()> {
+pub(crate) fn discard(device: &File, start_bytes: u64, length_bytes: u64) -> io::Result<()> {
     // SAFETY: BLKDISCARD reads two 64-bit numbers. It changes bytes on the device only, none that memory is mapped to: the
     // callers' ranges hold no part of the index.
     unsafe { raw::blkdiscard(device.as_raw_fd(), &[start_bytes, length_bytes]) }?;
