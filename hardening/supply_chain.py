@@ -116,7 +116,9 @@ def _locks(tree: Path, findings: list[str]) -> str:
     exact = {line for line in wanted if re.match(r"[\w.-]+(\[[\w,-]+\])?==\S+( ;.*)?$", line)}
     # The versions of one file hold for the names of another.
     names = {line.split("==")[0] for line in exact}
-    findings += [f"requirements: no exact version: {line}" for line in sorted(wanted - exact - names)]
+    findings += [
+        f"requirements: no exact version: {line}" for line in sorted(wanted - exact - names)
+    ]
     return f"{len(packages) + len(exact)} exact versions"
 
 
