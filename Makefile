@@ -263,6 +263,13 @@ lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny
 		echo "lint: cargo-deny skipped, it is not installed (cargo install --locked cargo-deny)"
 	fi
 
+# For instance: make bench-guard BENCH_GUARD='--base v0.1.0 --path /mnt/nvme'
+BENCH_GUARD ?=
+
+.PHONY: bench-guard
+bench-guard: build ## fails where this tree is slower than its merge base, or takes more processor time (15 minutes)
+	@$(PY) -m benches.guard $(BENCH_GUARD)
+
 # For instance: make harden HARDEN='--minutes 60'
 HARDEN ?=
 

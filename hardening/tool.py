@@ -64,6 +64,20 @@ class Tool(Protocol):
         """Search, or find what is planted."""
 
 
+def cargo_tool(name: str, version: str) -> Path | None:
+    """Return a program that cargo installs, at this version; it lies below target.
+
+    Returns:
+        None if it cannot be installed. Why is in the log beside it.
+    """
+    root = OUTPUT / "tools" / f"{name}-{version}"
+    program = root / "bin" / name
+    if not program.exists():
+        install = ["cargo", "install", "--locked", "--root", root, f"{name}@{version}"]
+        call(install, log=root.with_suffix(".log"))
+    return program if program.exists() else None
+
+
 def call(
     command: Sequence[str | Path],
     *,
