@@ -144,7 +144,7 @@ class StoreMachine(RuleBasedStateMachine):
             "open", self.paths, capacity, {**options, "layout": self.layout, "min_free": 0}
         )
         self.is_open, self.evicted = True, told["evicted"]
-        damage = {name: told[name] for name in ("reset", "out_of_range", "overlapping", "stale")}
+        damage = {name: told[name] for name in ("reset", "stale")}
         assert not any(damage.values()), damage
         if told["moved"] or told["evicted"]:
             self._may_be_gone()
