@@ -114,6 +114,8 @@ fn open(
 ) -> Result<Client, kvring::OpenError> {
     let mut config = config_of(paths, CAPACITY);
     config.io_threads = Some(io_threads);
+    // Else others could fill the disk, and chunks would be evicted.
+    config.min_free_bytes = Some(0);
     config.durability = if persistent { Durability::Persistent } else { Durability::BestEffort };
     Connector::open(config).map(Client::from)
 }
@@ -196,8 +198,10 @@ impl Harness {
         match (end, closed) {
             (End::Close, Some(closed)) if status.success() => {
                 let client = self.open(persistent)?;
-                self.oracle.end_closed_round(closed, &client, persistent)?;
-                self.oracle.check(&client)?;
+                let outcome = self.oracle.end_closed_round(closed, &client, persistent);
+                outcome
+                    .and_then(|()| self.oracle.check(&client))
+                    .map_err(|error| told(&client, &error))?;
             }
             (End::Close, _) => {
                 return Err(format!("instead of closing, the child ended: {status}"));
@@ -207,7 +211,7 @@ impl Harness {
                 // Now and then nobody looks before the next child starts on what this one left.
                 if random.below(4) > 0 {
                     let client = self.open(persistent)?;
-                    self.oracle.check(&client)?;
+                    self.oracle.check(&client).map_err(|error| told(&client, &error))?;
                 }
             }
         }
@@ -233,6 +237,13 @@ impl Harness {
         }
         Ok(client)
     }
+}
+
+/// What went wrong, with what the store says of itself.
+fn told(client: &Client, error: &str) -> String {
+    let counters = client.connector.stats().counters;
+    let counted: Vec<_> = counters.iter().filter(|(_, count)| *count > 0).collect();
+    format!("{error}; {}; {counted:?}", client.connector.recovery())
 }
 
 fn main() -> ExitCode {
