@@ -1,0 +1,148 @@
+"""The fault table: kills, crashes, closes, damage and faults of every transfer, counted up.
+
+`python -m hardening faults` runs a share of each kind; `-- --goal` goes on until the goals are
+reached. hardening/fault_table.json keeps the counts, and each run goes on with seeds that none
+before it had. What a run finds is a finding, and stands in the table for good.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+
+TABLE: Final = REPOSITORY / "hardening" / "fault_table.json"
+_BUILT: Final = REPOSITORY / "target" / "release" / "examples"
+_SUITES: Final = ("damage", "hostile_index", "nth_fault", "files_faults")
+# Nothing is done with the table while fewer seconds than these are left for a portion.
+_LEAST_S: Final = 5.0
+
+Row = dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of fault.
+
+    Attributes:
+        goal: How many there are to be.
+        portion: How many one command does.
+        command: The command of a portion, by its number and its first seed.
+    """
+
+    goal: int
+    portion: int
+    command: Callable[[int, int], list[str]]
+
+
+def _kills(portion: int, seed: int) -> list[str]:
+    """Return a portion of kills, in each layout in turn, on one path or two."""
+    turn = seed // portion
+    paths = str(1 + turn // 2 % 2)
+    layout = ("extents", "files")[turn % 2]
+    words = ["--rounds", str(portion), "--seed", str(seed * 1000), "--paths", paths]
+    return ["kill_harness", *words, "--layout", layout]
+
+
+def _crashes(portion: int, seed: int) -> list[str]:
+    return ["crash_simulator", "--crashes", str(portion), "--seed", str(seed), "--threads", "1"]
+
+
+def _closes(portion: int, seed: int) -> list[str]:
+    return ["close_harness", "--closes", str(portion), "--seed", str(seed)]
+
+
+_KINDS: Final = {
+    "kills": _Kind(5_000, 50, _kills),
+    "crashes": _Kind(1_000_000, 2_000, _crashes),
+    "closes": _Kind(50_000, 500, _closes),
+}
+# What a harness says where something is wrong: the column in which it counts.
+_COLUMNS: Final = (
+    ("failed_opens", re.compile(r"open failed|did not open|unexpected damage|not in use")),
+    ("wrong", re.compile(r"neither of the versions|wrong bytes|checksum|touched after")),
+    ("lost", re.compile("")),
+)
+
+
+def run(options: Options) -> Report:
+    """Run portions of each kind until the time is up, or the goals are reached."""
+    report = Report()
+    table = _read()
+    has_goal = "--goal" in options.arguments
+    log = OUTPUT / "faults-build.log"
+    examples = [word for kind in ("kill", "close") for word in ("--example", f"{kind}_harness")]
+    examples += ["--example", "crash_simulator"]
+    built = call(["cargo", "build", "--release", *examples], log=log)
+    if built.returncode != 0:
+        report.findings.append(f"the harnesses cannot be built: {log}")
+        return report
+    end_s = time.monotonic() + options.seconds
+    if not has_goal or "suites" not in table:
+        _run_suites(table, report)
+    while not report.findings and (has_goal or time.monotonic() < end_s - _LEAST_S):
+        # The kind that is farthest from its goal, by share.
+        name = min(_KINDS, key=lambda name: _row(table, name)["count"] / _KINDS[name].goal)
+        if has_goal and _row(table, name)["count"] >= _KINDS[name].goal:
+            break
+        _run_portion(name, table, report)
+    report.ran = ", ".join(f"{_row(table, name)['count']:,} {name}" for name in table)
+    for name, row in table.items():
+        goal = f" of {_KINDS[name].goal:,}" if name in _KINDS else ""
+        bad = ", ".join(f"{row[column]} {column}" for column, _ in _COLUMNS)
+        print(f"{name}: {row['count']:,}{goal}; {bad}")
+    return report
+
+
+def _run_portion(name: str, table: dict[str, Row], report: Report) -> None:
+    kind, row = _KINDS[name], _row(table, name)
+    program, *arguments = kind.command(kind.portion, row["next_seed"])
+    done = call([_BUILT / program, *arguments], log=OUTPUT / f"faults-{name}.log")
+    row["next_seed"] += kind.portion
+    if done.returncode == 0:
+        row["count"] += int(done.stdout.split()[0])
+    else:
+        said = done.stdout.strip().splitlines()
+        line = next((one for one in said if "seed" in one), said[-1] if said else "no message")
+        row[next(column for column, pattern in _COLUMNS if pattern.search(line))] += 1
+        again = " ".join([program, *arguments])
+        report.findings.append(f"{name}: {line}; cargo run --release --example {again}")
+    _write(table)
+
+
+def _run_suites(table: dict[str, Row], report: Report) -> None:
+    """Damage at every bit, a fault of each transfer in turn: exhaustive, so not counted up."""
+    words = [word for suite in _SUITES for word in ("--test", suite)]
+    log = OUTPUT / "faults-suites.log"
+    done = call(["cargo", "test", *words], log=log)
+    row = _row(table, "suites")
+    row["count"] = sum(int(count) for count in re.findall(r"ok\. (\d+) passed", done.stdout))
+    if done.returncode != 0:
+        row["wrong"] += 1
+        report.findings.append(f"a suite of faults failed: {log}")
+    _write(table)
+
+
+def _row(table: dict[str, Row], name: str) -> Row:
+    empty = {"count": 0, "next_seed": 1, **{column: 0 for column, _ in _COLUMNS}}
+    return table.setdefault(name, empty)
+
+
+def _read() -> dict[str, Row]:
+    try:
+        table: dict[str, Row] = json.loads(TABLE.read_text())
+    except FileNotFoundError:
+        table = {}
+    return table
+
+
+def _write(table: dict[str, Row]) -> None:
+    # Whole or not at all: a run may be stopped at any moment.
+    beside = TABLE.with_suffix(".new")
+    beside.write_text(json.dumps(table, indent=2) + "\n")
+    beside.replace(TABLE)
