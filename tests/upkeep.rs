@@ -86,34 +86,61 @@ fn a_clock_that_is_set_back_expires_nothing() {
     assert_eq!(timed.client.exists(&["key".into()]), [false]);
 }
 
-/// A clock that was ahead, as before the first answer of NTP: what was used then is not to stay until that time has come.
-#[test]
-fn a_use_in_the_future_counts_as_one_of_now() {
-    let directory = tempfile::tempdir().unwrap();
-    let ahead_ms = START_MS + 1000 * HOUR_MS;
-    // A lease would hold what has expired.
-    let timed = Timed::open(directory.path(), ahead_ms, |config| config.lease_s = 0);
-    let memory = Memory::patterned(10, 0, 1);
-    assert!(timed.client.set(&keys(0..10), &[&memory; 10]).ok);
+/// A store whose clock was ahead while ten chunks were stored, and the clocks of both kinds.
+fn used_in_the_future(directory: &Path) -> (Timed, Arc<AtomicU64>) {
+    let passed_ms = Arc::new(AtomicU64::new(0));
+    let timed = Timed::open(directory, START_MS + 1000 * HOUR_MS, |config| {
+        config.clock = config.clock.clone().with_passed(Arc::clone(&passed_ms));
+        // A lease would hold what has expired.
+        config.lease_s = 0;
+    });
+    assert!(timed.client.set(&keys(0..10), &[&Memory::patterned(10, 0, 1); 10]).ok);
     timed.set_clock(START_MS);
-    assert_eq!(timed.client.connector.expire().unwrap(), 0, "it is kept, for an hour from now");
-    timed.set_clock(START_MS + HOUR_MS - 1);
+    assert_eq!(timed.client.connector.expire().unwrap(), 0);
+    (timed, passed_ms)
+}
+
+/// What was used while the clock was ahead is not to stay until that time has come.
+#[test]
+fn a_use_in_the_future_counts_as_one_of_now_after_an_hour() {
+    let directory = tempfile::tempdir().unwrap();
+    let (timed, passed_ms) = used_in_the_future(directory.path());
+    let pass = |ms: u64| {
+        passed_ms.fetch_add(ms, Ordering::SeqCst);
+        timed.now_ms.fetch_add(ms, Ordering::SeqCst);
+        timed.client.connector.expire().unwrap()
+    };
+    assert_eq!(pass(HOUR_MS - 1000), 0);
+    assert_eq!(pass(1000), 0, "from here on the clock is believed");
+    assert_eq!(pass(HOUR_MS - 1000), 0);
     assert_eq!(timed.client.exists(&keys(0..10)), [true; 10]);
-    timed.set_clock(START_MS + HOUR_MS);
+    let seen_ms = timed.now_ms.load(Ordering::SeqCst);
+    timed.client.connector.close();
+    let timed = Timed::open(directory.path(), seen_ms, |config| config.lease_s = 0);
+    assert_eq!(timed.client.connector.recovery().kept, 10);
+    timed.set_clock(seen_ms + 1000);
     assert_eq!(timed.client.exists(&keys(0..10)), [false; 10]);
     assert_eq!(timed.client.connector.expire().unwrap(), 10);
-
-    // The same where the store was closed in between, and where it is closed again before the hour is over.
-    timed.set_clock(ahead_ms);
-    assert!(timed.client.set(&keys(0..10), &[&memory; 10]).ok);
-    timed.client.connector.close();
-    let timed = Timed::open(directory.path(), START_MS, |_| ());
-    assert_eq!(timed.client.connector.recovery().kept, 10);
-    assert_eq!(timed.client.connector.expire().unwrap(), 0);
-    timed.client.connector.close();
-    let timed = Timed::open(directory.path(), START_MS + HOUR_MS + 1, |_| ());
-    assert_eq!(timed.client.connector.recovery().expired, 10);
     timed.client.assert_consistent();
+}
+
+/// As at a boot, before the first answer of NTP.
+#[test]
+fn a_clock_that_is_wrong_for_a_while_expires_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (timed, passed_ms) = used_in_the_future(directory.path());
+    passed_ms.store(HOUR_MS / 2, Ordering::SeqCst);
+    assert_eq!(timed.client.connector.expire().unwrap(), 0);
+    timed.set_clock(START_MS + 1000 * HOUR_MS + HOUR_MS / 2);
+    assert_eq!(timed.client.connector.expire().unwrap(), 0);
+    // It is wrong once more, later: that is not added up.
+    passed_ms.store(HOUR_MS * 3 / 4, Ordering::SeqCst);
+    timed.set_clock(0);
+    assert_eq!(timed.client.connector.expire().unwrap(), 0);
+    passed_ms.store(HOUR_MS * 5 / 4, Ordering::SeqCst);
+    assert_eq!(timed.client.connector.expire().unwrap(), 0);
+    timed.set_clock(START_MS + 1000 * HOUR_MS + HOUR_MS / 2);
+    assert_eq!(timed.client.exists(&keys(0..10)), [true; 10]);
 }
 
 #[test]

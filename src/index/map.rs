@@ -40,6 +40,8 @@ pub(crate) struct Index<G, S> {
     pub(crate) eviction_index: Mutex<EvictionIndex>,
     pub(super) leases: Mutex<Leases>,
     pub(super) pinned: Mutex<Footprint>,
+    /// Since when there are uses in the future, by [`Index::now_s`], as far as they are found.
+    pub(super) ahead_since_s: Mutex<Option<u32>>,
     /// Bytes evicted since the store was opened: the clock of ghosts.
     pub(super) evicted_bytes: AtomicU64,
     /// GETs and EXISTS that would hit in a store with one and a half times the capacity, and with twice the capacity.
@@ -68,6 +70,7 @@ impl<G, S> Index<G, S> {
             eviction_index: Mutex::new(EvictionIndex::new(config.eviction, quotas)),
             leases: Mutex::new(Leases::new(config.lease_s)),
             pinned: Mutex::default(),
+            ahead_since_s: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
             would_hit: Default::default(),
             key_events: OnceLock::new(),
