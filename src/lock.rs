@@ -54,17 +54,14 @@ impl Owner {
         }
         let exists = i32::try_from(self.process_id)
             .is_ok_and(|pid| kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH));
-        exists && !has_ended(self.process_id)
+        exists && !matches!(state_of(self.process_id), Some('Z' | 'X'))
     }
 }
 
-/// Whether the process is a zombie or about to be gone: state Z or X, the first word behind the name in parentheses in
-/// /proc/PID/stat (proc(5)).
-fn has_ended(process_id: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{process_id}/stat")).is_ok_and(|stat| {
-        let state = stat.rsplit(')').next().unwrap_or_default().trim_start().chars().next();
-        matches!(state, Some('Z' | 'X'))
-    })
+/// The state of a process that can be seen: the first word behind the name in parentheses in /proc/PID/stat (proc(5)).
+fn state_of(process_id: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{process_id}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
 /// Tells this boot of the machine from others: made of the kernel's random boot id (random(4)); 0 where there is none.
@@ -90,6 +87,12 @@ fn describe_holder(owner: Option<&Owner>) -> String {
             format!(
                 "what {owner} left: it has ended, but a fork of it or the kernel still has its files open"
             )
+        }
+        Some(owner)
+            if owner.host == Owner::current().host
+                && matches!(state_of(owner.process_id), Some('T' | 't')) =>
+        {
+            format!("{owner}, which is stopped (SIGSTOP, or a debugger)")
         }
         Some(owner) => owner.to_string(),
     }

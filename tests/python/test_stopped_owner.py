@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import kvring
 from kvring.cli import main
 from kvring.owner_socket import ask
-from tests.python.conftest import CAPACITY_BYTES, MIB, Client, make_key, pattern
+from tests.python.conftest import CAPACITY_BYTES, ENGINE, MIB, Client, make_key, pattern
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -45,6 +47,31 @@ def hold_beside_a_stopped_fork(directory: str) -> None:
             os.waitpid(fork, 0)
 
 
+def work(directory: str) -> None:
+    """Store and load until the end of the input, then tell how many chunks were wrong."""
+    ends = threading.Event()
+
+    def await_end() -> None:
+        sys.stdin.read()
+        ends.set()
+
+    threading.Thread(target=await_end, daemon=True).start()
+    with kvring.Connector(directory, "64MiB", engine=ENGINE, lease_s=0) as connector:
+        client = Client(connector)
+        contents = {make_key(number): pattern(200_000, number) for number in range(16)}
+        wrong = rounds = 0
+        while not ends.is_set():
+            stored = client.set(list(contents), list(contents.values()))
+            loaded = [client.load(key, 200_000) for key in contents]
+            wrong += not stored.ok
+            wrong += loaded != list(contents.values())
+            client.delete(list(contents)[::2])
+            rounds += 1
+            print("ready", flush=True)
+        client.assert_sound()
+    print("rounds", rounds > 2, "wrong", wrong, flush=True)
+
+
 @contextmanager
 def stopped(process_id: int) -> Iterator[None]:
     """Stop a child of this process for a while."""
@@ -71,7 +98,7 @@ def test_a_stopped_owner_is_named_and_the_store_read(
             said = capsys.readouterr().err
             assert f"process {owner.pid}, which has {path} open, is stopped (SIGSTOP" in said
             assert f"kill -CONT {owner.pid}" in said
-        with pytest.raises(kvring.InUseError, match=f"process {owner.pid} "):
+        with pytest.raises(kvring.InUseError, match=f"process {owner.pid} .*which is stopped"):
             kvring.Connector(path, CAPACITY_BYTES)
         # What only reads needs no owner.
         archive = str(tmp_path / "archive.tar")
@@ -89,6 +116,19 @@ def test_a_stopped_owner_is_named_and_the_store_read(
     with kvring.Connector(path, CAPACITY_BYTES) as connector:
         # The purge that was refused is not done later.
         assert Client(connector).load(make_key(1, "tenant"), MIB) == pattern(MIB, 1)
+
+
+def test_work_that_was_stopped_goes_on(store_directory: Path, start_child: Start) -> None:
+    """As by a debugger, a frozen container, or a laptop that sleeps: every batch is answered."""
+    worker = start_child(work, str(store_directory))
+    assert worker.stdout is not None
+    for _ in range(5):
+        worker.stdout.readline()
+        with stopped(worker.pid):
+            time.sleep(0.1)
+    out, error = worker.communicate("")
+    assert (worker.returncode, error) == (0, "")
+    assert out.splitlines()[-1] == "rounds True wrong 0"
 
 
 def test_a_stopped_fork_holds_nothing_up(store_directory: Path, start_child: Start) -> None:
