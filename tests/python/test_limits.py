@@ -75,7 +75,7 @@ def open_with_few_descriptors(directory: str, engine: str) -> None:
         try:
             with kvring.Connector(directory, "32MiB", engine=engine) as connector:
                 Client(connector).store({"key": pattern(4096, 1)})
-        except OSError as error:
+        except (OSError, kvring.EngineError) as error:
             return str(error)
         return "stored"
 
