@@ -85,12 +85,13 @@ fn a_read_chunk_is_not_evicted() {
         let ids = reader.join().unwrap();
         evictor.join().unwrap();
         let answers = store.wait(3);
-        assert!(answers[&stored].ok);
         for ((id, memory), fill) in ids.iter().zip(&loaded).zip(fills) {
             assert!(!answers[id].results[0] || is_all(memory, fill), "bytes of another chunk");
         }
-        // The evictor may have come last.
-        assert!(store.load("d", length).is_none_or(|memory| is_all(&memory, 4)));
+        // There is no room for it while both others are read, and the evictor may have come last.
+        let found = store.load("d", length);
+        assert!(answers[&stored].ok || found.is_none());
+        assert!(found.is_none_or(|memory| is_all(&memory, 4)));
         store.close();
     });
 }
