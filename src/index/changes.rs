@@ -15,10 +15,10 @@ use crate::format::record::Record;
 use crate::progress::Progress;
 use crate::sync::SegQueue;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, IS_MODELLED, Mutex};
 
 /// Parts of [`Unwritten`], each behind a lock.
-const PARTS: usize = 64;
+const PARTS: usize = if IS_MODELLED { 2 } else { 64 };
 
 /// After so many changes the thread is woken without [`Changes::announce`].
 const MANY: u64 = 64;
