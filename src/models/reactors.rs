@@ -71,7 +71,8 @@ fn pieces_that_are_offered_come_back() {
     static OFFERED_BYTES: AtomicU64 = AtomicU64::new(0);
     explore(|| {
         let store = Store::open_with(2, |config| {
-            config.capacities_bytes = vec![6 << 20];
+            // Where it fills the store it is evicted ahead of need.
+            config.capacities_bytes = vec![10 << 20];
             config.tuning.max_io_bytes = 1 << 20;
         });
         let length = 4 * MIB;
