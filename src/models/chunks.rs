@@ -79,7 +79,12 @@ fn a_read_chunk_is_not_evicted() {
         });
         let evictor = spawn({
             let store = Arc::clone(&store);
-            move || store.connector.volumes.all[0].shared.cache.evict_coldest()
+            move || {
+                let cache = &store.connector.volumes.all[0].shared.cache;
+                cache.evict_coldest();
+                // As the maintenance thread does: a SET waits for the record to be cleared.
+                cache.index.table.changes.announce();
+            }
         });
         let stored = store.set("d", &memory(length, 4));
         let ids = reader.join().unwrap();
