@@ -4,11 +4,14 @@
 
 mod common;
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use common::loop_device::LoopDevice;
-use common::{Client, Memory, config, key, pattern};
-use kvring::{Config, Connector, Durability};
+use common::records::{RECORD_BYTES, RECORDS_AT, Record};
+use common::{Client, MIB, Memory, config, key, pattern};
+use kvring::{Config, Connector, Durability, list_chunks};
 
 const SIZE_MIB: u64 = 96;
 const BATCH: u64 = 250;
@@ -96,5 +99,54 @@ fn a_closed_store_opens_again_at_once() {
         let again = open(device.path(), Durability::BestEffort, 1);
         assert_held(&again, 0..turn * 10 + 10);
         again.connector.close();
+    }
+}
+
+/// The index of a device begins behind its first MiB.
+const INDEX_AT: u64 = MIB;
+
+/// A device with chunks 0 to 2, closed.
+fn three_chunks() -> Option<LoopDevice> {
+    let device = LoopDevice::new(SIZE_MIB, 512)?;
+    let client = open(device.path(), Durability::BestEffort, 1);
+    store(&client, 0..3);
+    client.connector.close();
+    Some(device)
+}
+
+/// It says how long the index is, as no kvring has written it, and has the checksum that it should have.
+#[test]
+fn a_length_that_makes_no_sense_does_not_keep_the_index_from_growing() {
+    for bytes in [4096 + 3 * 256, 4096 + 256, MIB] {
+        let Some(device) = three_chunks() else { return };
+        let mut length = [0; 16];
+        length[..8].copy_from_slice(&bytes.to_le_bytes());
+        let checksum = crc32c::crc32c(&length[..12]);
+        length[12..].copy_from_slice(&checksum.to_le_bytes());
+        let file = File::options().write(true).open(device.path()).unwrap();
+        file.write_all_at(&length, INDEX_AT + 1024).unwrap();
+        drop(file);
+        let client = open(device.path(), Durability::BestEffort, 1);
+        store(&client, 0..BATCH);
+        client.connector.close();
+        assert_held(&open(device.path(), Durability::BestEffort, 1), 0..BATCH);
+    }
+}
+
+#[test]
+fn a_chunk_in_a_part_that_no_device_has_is_out_of_range() {
+    for part in [1, 1 << 20, u32::MAX] {
+        let Some(device) = three_chunks() else { return };
+        let file = File::options().read(true).write(true).open(device.path()).unwrap();
+        let mut record = Record([0; RECORD_BYTES]);
+        let at = INDEX_AT + RECORDS_AT + RECORD_BYTES as u64;
+        file.read_exact_at(&mut record.0, at).unwrap();
+        file.write_all_at(&record.with(56, &part.to_le_bytes()).sealed(), at).unwrap();
+        drop(file);
+        let mut chunks = list_chunks(device.path(), None).unwrap();
+        assert_eq!(chunks.by_ref().map(Result::unwrap).count(), 2);
+        assert_eq!(chunks.damage().out_of_range, 1);
+        let client = open(device.path(), Durability::BestEffort, 1);
+        assert_eq!(client.connector.recovery().out_of_range, 1);
     }
 }

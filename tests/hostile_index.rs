@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use blake2::digest::consts::U16;
 use blake2::{Blake2b, Digest};
 use common::records::{RECORD_BYTES, RECORDS_AT, Record, index_of};
-use common::{Client, MIB, Memory, has_data_files, key};
+use common::{Client, MIB, Memory, eventually, has_data_files, key};
 
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 5000;
@@ -93,6 +93,24 @@ fn generations_that_are_used_up_start_again() {
     let last = ((1_u64 << 63) - 1).to_le_bytes();
     Record::read(directory.path(), 1).with(GENERATION_AT, &last).write(directory.path(), 1);
     assert_eq!(goes_on(directory.path()), (0, 0));
+}
+
+/// What is left of a record that was cut off with the end of its file is none when the file grows, and has a whole one's bytes.
+#[test]
+fn a_record_that_was_cut_off_does_not_come_back() {
+    let directory = three_chunks();
+    let index = File::options().write(true).open(index_of(directory.path())).unwrap();
+    let all_but_zeros = RECORDS_AT + 2 * RECORD_BYTES as u64 + 200;
+    index.set_len(all_but_zeros).unwrap();
+    let client = Client::open(directory.path(), CAPACITY);
+    assert!(client.connector.recovery().truncated);
+    assert_eq!(client.connector.recovery().kept, 2);
+    eventually("the index grows", || index.metadata().unwrap().len() > all_but_zeros + MIB / 2);
+    client.connector.close();
+    let client = Client::open(directory.path(), CAPACITY);
+    assert_eq!(client.connector.recovery().kept, 2);
+    assert!(!client.connector.recovery().truncated, "it is told once");
+    client.connector.close();
 }
 
 #[test]

@@ -54,6 +54,7 @@ fn unchanged(layout: Layout) -> &'static Files {
         fill(config(directory.path(), CAPACITY, layout));
         let mut files = Files::new();
         files_below(directory.path(), directory.path(), &mut files);
+        files.sort();
         files
     })
 }

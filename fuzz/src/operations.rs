@@ -2,6 +2,7 @@
 //! each batch completes once, nothing is out of balance, and once nothing fails any more the store goes on.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::mem;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,14 +16,18 @@ use crate::input::Input;
 use crate::open_index::config;
 
 const KEYS: usize = 24;
-const LENGTHS: [usize; 7] = [1, 4096, 5000, 65_536, 300_000, 1 << 20, 2 << 20];
+const LENGTHS: [usize; 6] = [1, 4096, 5000, 65_536, 300_000, 1 << 20];
 const ERRNOS: [i32; 6] =
     [libc::EIO, libc::ENOSPC, libc::EAGAIN, libc::EINTR, libc::ETIMEDOUT, libc::EINVAL];
-const GOES_ON_WITHIN: Duration = Duration::from_secs(60);
+const GOES_ON_WITHIN: Duration = Duration::from_secs(30);
 
 /// Which transfers fail next, and how often.
 #[derive(Default)]
-struct Faults(VecDeque<(Kind, Fault, u64)>);
+struct Faults {
+    due: VecDeque<(Kind, Fault, u64)>,
+    /// The last transfer was a write.
+    is_written: bool,
+}
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
@@ -30,6 +35,8 @@ enum Kind {
     Read,
     Write,
     Sync,
+    /// One that is not the first behind a write: of records, and not of data.
+    IndexSync,
     Other,
 }
 
@@ -41,12 +48,17 @@ impl Faults {
             Action::Sync => Kind::Sync,
             _ => Kind::Other,
         };
-        let fits = |one: &(Kind, Fault, u64)| one.0 == Kind::Any || one.0 == kind;
-        let Some(at) = self.0.iter().position(fits) else { return Fault::None };
-        self.0[at].2 -= 1;
-        let fault = self.0[at].1;
-        if self.0[at].2 == 0 {
-            self.0.remove(at);
+        let is_of_data = mem::replace(&mut self.is_written, kind == Kind::Write);
+        let fits = |(wanted, ..): &(Kind, Fault, u64)| match wanted {
+            Kind::Any => true,
+            Kind::IndexSync => kind == Kind::Sync && !is_of_data,
+            wanted => *wanted == kind,
+        };
+        let Some(at) = self.due.iter().position(fits) else { return Fault::None };
+        self.due[at].2 -= 1;
+        let fault = self.due[at].1;
+        if self.due[at].2 == 0 {
+            self.due.remove(at);
         }
         match fault {
             // Only bytes come in part.
@@ -64,12 +76,20 @@ type Chunk = (usize, u64);
 struct Model(BTreeMap<usize, Vec<Chunk>>);
 
 impl Model {
-    fn set(&mut self, key: usize, chunk: Chunk, is_stored: bool) {
+    /// In `persistent` one that failed may be there all the same, where the record of the one before it was cleared already.
+    fn set(&mut self, key: usize, chunk: Chunk, is_stored: bool, is_persistent: bool) {
         let possible = self.0.entry(key).or_default();
         if is_stored {
             possible.clear();
+        }
+        if is_stored || is_persistent {
             possible.push(chunk);
         }
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = (usize, Chunk)> {
+        let each = |(key, chunks): (&usize, &Vec<Chunk>)| chunks.iter().map(|chunk| (*key, *chunk));
+        self.0.iter().flat_map(each)
     }
 
     fn found(&self, key: usize, bytes: &[u8]) {
@@ -107,6 +127,7 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let layout = input.choose(&[Layout::Extents, Layout::Files]);
     let durability = input.choose(&[Durability::Persistent, Durability::BestEffort]);
+    let is_persistent = durability == Durability::Persistent;
     let eviction = input.choose(&Eviction::ALL);
     let retries = input.number::<1>() as u32 % 2;
     let set = |config: &mut Config| {
@@ -114,7 +135,7 @@ pub fn run(data: &[u8]) {
         config.tuning.persistent_max_retries = retries;
     };
     let directory = tempfile::tempdir().unwrap();
-    let faults = Arc::default();
+    let faults: Arc<Mutex<Faults>> = Arc::default();
     let mut client = open(directory.path(), &faults, set);
     let mut model = Model::default();
     for seed in 1..=64 {
@@ -130,7 +151,7 @@ pub fn run(data: &[u8]) {
                 let done = client.set(&names(&keys), &memory.iter().collect::<Vec<_>>());
                 assert_eq!(done.ok, done.results.iter().all(|is_stored| *is_stored));
                 for (key, is_stored) in keys.iter().zip(done.results) {
-                    model.set(*key, (length, seed), is_stored);
+                    model.set(*key, (length, seed), is_stored, is_persistent);
                 }
             }
             1 => {
@@ -156,36 +177,44 @@ pub fn run(data: &[u8]) {
                 keys.iter().for_each(|key| drop(model.0.remove(key)));
             }
             4 => {
-                let kind =
-                    input.choose(&[Kind::Sync, Kind::Write, Kind::Read, Kind::Any, Kind::Other]);
+                let kind = input.choose(&[
+                    Kind::Sync,
+                    Kind::Write,
+                    Kind::Read,
+                    Kind::Any,
+                    Kind::Other,
+                    Kind::IndexSync,
+                ]);
                 let fault = match input.is_so() {
                     true => Fault::Short(1 + input.below(8192)),
                     false => Fault::Errno(input.choose(&ERRNOS)),
                 };
                 let count = 1 + input.number::<1>() % 16;
-                faults.lock().unwrap().0.push_back((kind, fault, count));
+                faults.lock().unwrap().due.push_back((kind, fault, count));
             }
             _ => {
                 client.connector.close();
                 drop(client);
-                faults.lock().unwrap().0.clear();
+                faults.lock().unwrap().due.clear();
                 client = open(directory.path(), &faults, set);
                 client.assert_consistent();
             }
         }
     }
-    faults.lock().unwrap().0.clear();
+    faults.lock().unwrap().due.clear();
     let last = Memory::patterned(1 << 20, 0, 99);
     let begin = Instant::now();
     while !client.set_one("last", &last) {
-        assert!(begin.elapsed() < GOES_ON_WITHIN, "it does not go on: {:?}", client.connector.stats());
+        assert!(
+            begin.elapsed() < GOES_ON_WITHIN,
+            "it does not go on: {:?}",
+            client.connector.stats()
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
-    for number in 0..KEYS {
-        for length in LENGTHS {
-            if let Some(bytes) = client.get_one(&key(number as u64), length) {
-                model.found(number, &bytes);
-            }
+    for (number, (length, _)) in model.chunks() {
+        if let Some(bytes) = client.get_one(&key(number as u64), length) {
+            model.found(number, &bytes);
         }
     }
     client.assert_consistent();

@@ -87,8 +87,11 @@ impl Length {
         sealed(Self { bytes, reserved: 0, checksum: 0 })
     }
 
-    pub(crate) fn is_intact(&self) -> bool {
+    /// Whether it is whole, and what it says can be: the index grows by whole steps.
+    pub(crate) fn is_sensible(&self) -> bool {
         is_sealed(self)
+            && self.bytes >= HEADER_BYTES
+            && (self.bytes - HEADER_BYTES).is_multiple_of(GROWTH_BYTES)
     }
 }
 

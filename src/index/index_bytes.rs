@@ -63,9 +63,9 @@ impl IndexBytes {
             let metadata = self.file.metadata().map_err(self.error("read the length of"))?;
             return Ok(Some(metadata.len()));
         };
-        let length = self.read_value::<Length>(LENGTH_OFFSET).ok().filter(Length::is_intact);
+        let length = self.read_value::<Length>(LENGTH_OFFSET).ok().filter(Length::is_sensible);
         let bytes = length.map(|length| length.bytes);
-        Ok(bytes.filter(|bytes| (HEADER_BYTES..=most_bytes).contains(bytes)))
+        Ok(bytes.filter(|bytes| *bytes <= most_bytes))
     }
 
     /// The structure at `at`.

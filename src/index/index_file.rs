@@ -25,6 +25,7 @@ use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Header, LENGTH_OFFSET, Length};
+use crate::format::record::RECORD_BYTES;
 use crate::store::device::{BlockDevice, new_store_id};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::system::fiemap::find_unreserved;
@@ -166,6 +167,21 @@ impl IndexFile {
                 Err((error, if kept { before } else { 0 }))
             }
         }
+    }
+
+    /// Of a file that was cut short: removes what is left of a record, which would come back when the file grows. Then lengthens
+    /// it by what is missing of a step, if `budget` has that. Returns how long it is.
+    pub(super) fn repair_end(&self, length: u64, budget: &Budget) -> io::Result<u64> {
+        let records_bytes = (length - HEADER_BYTES) / RECORD_BYTES as u64 * RECORD_BYTES as u64;
+        let whole = HEADER_BYTES + records_bytes;
+        self.truncate(whole)?;
+        budget.release(length - whole);
+        let missing = records_bytes.next_multiple_of(GROWTH_BYTES) - records_bytes;
+        if !budget.reserve(missing, budget.capacity_bytes / 2) {
+            return Ok(whole);
+        }
+        self.truncate(whole + missing)?;
+        Ok(whole + missing)
     }
 
     /// Counts the bytes reserved behind the end of the file in `budget`, and returns them. They are released if they do not fit.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -106,8 +107,8 @@ enum ChunkHome {
     /// With the length in bytes of each.
     DataFiles(Directory, HashMap<u32, u64>),
     ChunkFiles,
-    /// The device, and the offset of its data.
-    Device(PathBuf, u64),
+    /// The device, and where on it data begins and ends.
+    Device(PathBuf, Range<u64>),
 }
 
 /// The chunks of the store at `path`, by its index; `index_path` is as in the options of the store.
@@ -133,7 +134,10 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
             let (superblock, is_whole) = superblock_of(&device, path)?;
             damage.has_one_superblock = !is_whole;
             let index = index_of_device(device, path, &superblock, index_path)?;
-            (index, ChunkHome::Device(path.to_owned(), superblock.data_offset))
+            (
+                index,
+                ChunkHome::Device(path.to_owned(), superblock.data_offset..superblock.data_end()),
+            )
         }
     };
     let length = index.length()?;
@@ -211,8 +215,14 @@ fn unreadable(path: &Path, reason: &str) -> OpenError {
 
 impl ChunkHome {
     /// Whether the chunk of this record can be there. Chunk files come and go, and are not checked.
-    fn contain(&mut self, record: &Record) -> bool {
-        let Self::DataFiles(directory, lengths) = self else { return true };
+    fn contain(&mut self, record: &Record, chunk: &StoredChunk) -> bool {
+        let (directory, lengths) = match self {
+            Self::DataFiles(directory, lengths) => (directory, lengths),
+            Self::ChunkFiles => return true,
+            Self::Device(_, data) => {
+                return chunk.offset_bytes.saturating_add(chunk.length_bytes) <= data.end;
+            }
+        };
         let end_bytes = u64::from(record.first_block) * BLOCK_BYTES + record.length_bytes;
         let known = lengths.get(&record.data_file);
         if known.is_some_and(|length| end_bytes <= *length) {
@@ -296,7 +306,7 @@ impl StoredChunks {
     /// Adds the chunk of a record to `chunks` if it can be where the record says; false if the record is damaged.
     fn add(&mut self, slot: u32, record: &Record, chunks: &mut Vec<StoredChunk>) -> bool {
         let Some(chunk) = self.chunk_of(slot, record) else { return false };
-        match self.home.contain(record) {
+        match self.home.contain(record, &chunk) {
             true => chunks.push(chunk),
             false => self.damage.out_of_range += 1,
         }
@@ -312,9 +322,11 @@ impl StoredChunks {
         let (file, offset_bytes) = match &self.home {
             ChunkHome::DataFiles(..) => (data_file_name(record.data_file).into(), own_offset),
             ChunkHome::ChunkFiles => (chunk_path(record.digest(), record.data_file), 0),
-            ChunkHome::Device(path, data_offset) => {
-                let part_offset = u64::from(record.data_file) * PART_BLOCKS * BLOCK_BYTES;
-                (path.clone(), data_offset + part_offset + own_offset)
+            ChunkHome::Device(path, data) => {
+                // A record may tell of a part that no device has.
+                let part_offset =
+                    u64::from(record.data_file).saturating_mul(PART_BLOCKS * BLOCK_BYTES);
+                (path.clone(), (data.start + own_offset).saturating_add(part_offset))
             }
         };
         Some(StoredChunk {

@@ -103,13 +103,17 @@ impl Table {
         } else {
             read_session(&index_file.file, index_file.offset)
         };
-        let length = index_file.length()?.unwrap_or(HEADER_BYTES);
+        let mut length = index_file.length()?.unwrap_or(HEADER_BYTES);
+        let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
+        if truncated {
+            let repaired = index_file.repair_end(length, &budget);
+            length = repaired.map_err(index_file.error("truncate"))?;
+        }
         let mapping = index_file.map(length, budget.capacity_bytes)?;
         let reserve = index_file.take_reserve(length, &budget);
         let reserved = length + reserve.map_err(index_file.error("truncate"))?;
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
         let reset = missing.or(reset.filter(|reason| !reason.is_empty() || !place.is_new()));
-        let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
         let table = Self {
             index_file,
             sync_files: Mutex::default(),
