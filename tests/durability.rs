@@ -54,6 +54,39 @@ fn a_set_is_synced_twice() {
     assert_eq!(client.get_one("k", 70_000).unwrap(), pattern(70_000, 1));
 }
 
+/// What SETs took whose records could not be synced is held until a sync shows that the records are cleared. With all of the store
+/// held, no SET would come that brings a sync.
+#[test]
+fn a_store_full_of_what_failed_syncs_hold_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let fails = Arc::new(AtomicBool::new(true));
+    let mut config = config(directory.path(), 16 * MIB);
+    (config.durability, config.tuning.persistent_max_retries) = (Durability::Persistent, 0);
+    let make_engine = once({
+        let fails = Arc::clone(&fails);
+        // The data is synced, and no record.
+        let mut is_written = false;
+        let script = move |_, action, _| {
+            let is_of_data = std::mem::replace(&mut is_written, action == Action::Write);
+            match action == Action::Sync && !is_of_data && fails.load(Ordering::SeqCst) {
+                true => Fault::Errno(libc::EIO),
+                false => Fault::None,
+            }
+        };
+        move |queue_depth, waker| {
+            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+        }
+    });
+    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    for number in 0..20 {
+        assert!(!client.set_one(&key(number), &Memory::patterned(1 << 20, 0, number)));
+    }
+    fails.store(false, Ordering::SeqCst);
+    eventually("the store goes on", || client.set_one("k", &Memory::patterned(1 << 20, 0, 1)));
+    assert_eq!(client.get_one("k", 1 << 20).unwrap(), pattern(1 << 20, 1));
+    client.assert_consistent();
+}
+
 /// A batch of many keys costs a few barriers, not some for each key.
 #[test]
 fn barriers_are_shared() {

@@ -176,6 +176,11 @@ impl Cache {
         extents.into_iter().for_each(|extent| self.reclaim(extent));
     }
 
+    /// Whether a sync of the index would free extents.
+    pub(crate) fn has_withdrawn(&self) -> bool {
+        !self.withdrawn.lock().is_empty()
+    }
+
     /// Takes the extents whose records were cleared and not synced yet.
     pub(crate) fn take_withdrawn(&self) -> Vec<Extent> {
         std::mem::take(&mut *self.withdrawn.lock())

@@ -53,6 +53,8 @@ pub(super) struct GroupCommit {
     /// Extents whose records were cleared before the sync of the index began, and the failed syncs at that time.
     withdrawn: Vec<Extent>,
     failed_syncs: u64,
+    /// A SET has found no room: a sync of the index alone is to free extents of SETs that failed.
+    pub(super) is_to_free: bool,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -138,7 +140,7 @@ impl Operations {
         let (members, touched) = self.split_by_failed_syncs(waiting);
         self.write_members_again(touched);
         if members.is_empty() {
-            return Ok(());
+            return self.free_withdrawn();
         }
         // Each once, in the order of their first SETs: the numbers of descriptors would make it another one in every run, and
         // a simulated crash could not be replayed.
@@ -150,6 +152,15 @@ impl Operations {
             .collect();
         (self.commit.members, self.commit.phase) = (members, Phase::Data);
         self.submit_syncs(&syncs)
+    }
+
+    /// Begins a group without members if extents are to be freed. With all of the store held by SETs that failed, none has members
+    /// any more. Once for each SET that finds no room, as a device may fail every sync.
+    fn free_withdrawn(&mut self) -> Result<(), EngineError> {
+        if !mem::take(&mut self.commit.is_to_free) || !self.shared.cache.has_withdrawn() {
+            return Ok(());
+        }
+        self.begin_phase(Phase::Index)
     }
 
     /// Those for which no sync of the store has failed since their writes began, and the others.
@@ -235,23 +246,25 @@ impl Operations {
                 None
             }
         };
-        let group = &mut self.commit;
-        group.members = members;
+        self.commit.members = members;
         match next {
-            Some(next) if !group.members.is_empty() => {
-                group.phase = next;
-                group.failed_syncs = self.shared.failed_syncs();
-                // Their records were cleared, in memory: before the ticket.
-                group.withdrawn = self.shared.cache.take_withdrawn();
-                group.awaited_records =
-                    Some(self.shared.cache.index.table.changes.progress.ticket());
-                self.sync_index()
-            }
+            Some(next) if !self.commit.members.is_empty() => self.begin_phase(next),
             _ => {
                 self.end_group();
                 Ok(())
             }
         }
+    }
+
+    /// Begins a phase that syncs the index.
+    fn begin_phase(&mut self, phase: Phase) -> Result<(), EngineError> {
+        let group = &mut self.commit;
+        group.phase = phase;
+        group.failed_syncs = self.shared.failed_syncs();
+        // Their records were cleared, in memory: before the ticket.
+        group.withdrawn = self.shared.cache.take_withdrawn();
+        group.awaited_records = Some(self.shared.cache.index.table.changes.progress.ticket());
+        self.sync_index()
     }
 
     /// Once the records are written that the group's sync of the index is for, begins it.
@@ -267,7 +280,8 @@ impl Operations {
 
     fn end_group(&mut self) {
         let waiting = mem::take(&mut self.commit.waiting);
-        let next = GroupCommit { waiting, ..GroupCommit::default() };
+        let is_to_free = self.commit.is_to_free;
+        let next = GroupCommit { waiting, is_to_free, ..GroupCommit::default() };
         let GroupCommit { members, error, withdrawn, .. } = mem::replace(&mut self.commit, next);
         self.shared.cache.end_withdrawn(withdrawn, false);
         match error {

@@ -116,6 +116,7 @@ impl Operations {
             }
             Begun::Unwritten => self.end_unwritten(grant, None),
             Begun::Refused(error) => {
+                self.commit.is_to_free = true;
                 if let StoreError::Grow { source, .. } = &error {
                     // One without an errno is an error of the device too.
                     let errno = source.raw_os_error().unwrap_or(libc::EIO);
