@@ -311,6 +311,21 @@ mod tests {
         assert!(is_for_huge_pages(own.as_ptr().addr()));
     }
 
+    #[test]
+    fn long_blocks_are_the_systems_again_when_they_go() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return;
+        }
+        let is_gone = |_| {
+            let address = AlignedBlock::zeroed(HUGE_PAGE_BYTES).as_ptr().addr();
+            !is_for_huge_pages(address)
+        };
+        // As a table of the index that goes: from then on glibc takes what is shorter from its arenas, and keeps it there.
+        drop(std::hint::black_box(vec![1_u8; 30 << 20]));
+        // A block of another test may come to lie there.
+        assert!((0..50).map(is_gone).any(|is_gone| is_gone));
+    }
+
     /// Whether the mapping of an address has asked for huge pages (`hg` among the flags in smaps). True on kernels that have none.
     fn is_for_huge_pages(address: usize) -> bool {
         if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
