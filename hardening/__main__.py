@@ -34,10 +34,10 @@ PARTS = (
     _Part("miri", 4, 0),
     _Part("sanitizers", 15, 0),
     _Part("fuzz", 12, 4),
-    _Part("stateful", 5, 0),
+    _Part("stateful", 5, 1),
     _Part("faults", 8, 0),
     _Part("scale", 4, 0),
-    _Part("mutants", 10, 6),
+    _Part("mutants", 10, 0),
 )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hardening import planted
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call, cargo_tool
 
 _CARGO_FUZZ = "0.13.2"
 _ATHERIS = "3.0.0"
@@ -100,18 +100,16 @@ def _install_atheris() -> str:
 def _build(tree: Path) -> str:
     if call(["cargo", "+nightly", "--version"]).returncode:
         return "no nightly toolchain"
-    if not (_TOOLS / "bin" / "cargo-fuzz").exists():
-        install = ["cargo", "install", "cargo-fuzz", "--version", _CARGO_FUZZ, "--locked"]
-        done = call([*install, "--root", _TOOLS], timeout_s=_LONGEST_BUILD_S)
-        if done.returncode:
-            return "cargo-fuzz cannot be installed"
+    cargo_fuzz = cargo_tool("cargo-fuzz", _CARGO_FUZZ)
+    if cargo_fuzz is None:
+        return "cargo-fuzz cannot be installed"
     # No sanitizer: they watch the suites, and here they would take half of the speed.
     command = ["cargo", "+nightly", "fuzz", "build", "--sanitizer=none"]
     done = call(
         [*command, "--fuzz-dir", tree / "fuzz", "--target-dir", OUTPUT / "fuzz"],
         log=OUTPUT / "fuzz-build.log",
         directory=tree / "fuzz",
-        environment={"PATH": f"{_TOOLS / 'bin'}:{os.environ['PATH']}"},
+        environment={"PATH": f"{cargo_fuzz.parent}:{os.environ['PATH']}"},
         timeout_s=_LONGEST_BUILD_S,
     )
     if done.returncode:

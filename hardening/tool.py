@@ -73,8 +73,10 @@ def cargo_tool(name: str, version: str) -> Path | None:
     root = OUTPUT / "tools" / f"{name}-{version}"
     program = root / "bin" / name
     if not program.exists():
-        install = ["cargo", "install", "--locked", "--root", root, f"{name}@{version}"]
-        call(install, log=root.with_suffix(".log"))
+        call(
+            ["cargo", "install", "--locked", "--root", root, f"{name}@{version}"],
+            log=root.parent / f"{root.name}.log",
+        )
     return program if program.exists() else None
 
 

@@ -88,8 +88,7 @@ impl Model {
     }
 
     fn chunks(&self) -> impl Iterator<Item = (usize, Chunk)> {
-        let each = |(key, chunks): (&usize, &Vec<Chunk>)| chunks.iter().map(|chunk| (*key, *chunk));
-        self.0.iter().flat_map(each)
+        self.0.iter().flat_map(|(key, chunks)| chunks.iter().map(|chunk| (*key, *chunk)))
     }
 
     fn found(&self, key: usize, bytes: &[u8]) {

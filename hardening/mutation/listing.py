@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hardening.tool import OUTPUT, call
+from hardening.tool import call, cargo_tool
 
-_TOOLS = OUTPUT / "tools"
 _VERSION = "27.1.0"
 
 # What publishes chunks and finds them again: it comes first.
@@ -78,18 +77,9 @@ class Mutant:
 
 def cargo_mutants() -> Path:
     """Return the program, installed at the version that is known to work."""
-    program = _TOOLS / "bin" / "cargo-mutants"
-    if not program.exists():
-        install = [
-            "cargo",
-            "install",
-            "--locked",
-            "--root",
-            str(_TOOLS),
-            f"cargo-mutants@{_VERSION}",
-        ]
-        done = call(install, log=OUTPUT / "logs" / "cargo-mutants.log")
-        done.check_returncode()
+    program = cargo_tool("cargo-mutants", _VERSION)
+    if program is None:
+        raise RuntimeError("cargo-mutants cannot be installed: see target/hardening/tools")
     return program
 
 
