@@ -25,7 +25,7 @@ KINDS = ("loom", "shuttle")
 MODELS = (
     "models::",
     "connector::gate::tests::",
-    "index::changes::models::",
+    "index::changes::tests::models::",
     "index::map::tests::readers::",
 )
 

@@ -204,7 +204,5 @@ impl Unwritten {
     }
 }
 
-#[cfg(all(test, any(kvring_model = "loom", kvring_model = "shuttle")))]
-mod models;
 #[cfg(test)]
 mod tests;

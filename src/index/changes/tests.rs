@@ -1,3 +1,6 @@
+#[cfg(any(kvring_model = "loom", kvring_model = "shuttle"))]
+mod models;
+
 use bytemuck::Zeroable;
 
 use super::*;
