@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use kvring::{Checksum, Config, Durability, EngineChoice, Eviction, Layout};
+use kvring::{Config, Durability, EngineChoice, Eviction, Layout};
 
 use crate::common::records::index_of;
 use crate::common::{self, MIB};
@@ -64,7 +64,6 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let layout = input.choose(&[Layout::Extents, Layout::Files]);
     let eviction = input.choose(&Eviction::ALL);
-    let checksum = input.choose(&[Checksum::Crc64Nvme, Checksum::Off]);
     let durability = input.choose(&[Durability::BestEffort, Durability::Persistent]);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
@@ -84,7 +83,7 @@ pub fn run(data: &[u8]) {
     }
     let config = || {
         let mut config = config(path, CAPACITY, layout);
-        (config.eviction, config.checksum, config.durability) = (eviction, checksum, durability);
+        (config.eviction, config.durability) = (eviction, durability);
         config
     };
     exercise(path, config, &mut input);
