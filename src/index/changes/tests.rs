@@ -1,3 +1,5 @@
+//! What is queued for the record writer, what of it is unwritten, and who is woken for it.
+
 #[cfg(any(kvring_model = "loom", kvring_model = "shuttle"))]
 mod models;
 
