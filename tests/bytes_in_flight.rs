@@ -105,7 +105,7 @@ fn a_device_that_gains_by_depth_is_given_more_by_every_reactor() {
         assert!(client.set(&keys, &chunks.iter().collect::<Vec<_>>()).ok);
 
         let memory: Vec<Vec<Memory>> =
-            (0..BATCHES).map(|_| (0..KEYS).map(|_| Memory::new(LENGTH, 0)).collect()).collect();
+            (0..BATCHES).map(|_| (0..KEYS).map(|_| Memory::unwatched(LENGTH)).collect()).collect();
         let load =
             |batch: &Vec<Memory>| client.submit_get(&keys, &batch.iter().collect::<Vec<_>>());
         let mut loads: VecDeque<u64> = memory.iter().map(load).collect();

@@ -24,7 +24,7 @@ pub(crate) struct Memory(Arc<Guarded>);
 impl Memory {
     /// Zeros.
     pub(crate) fn new(length: usize, shift: usize) -> Self {
-        Self(Arc::new(Guarded::new(length, shift)))
+        Self(Arc::new(Guarded::new(length, shift, true)))
     }
 
     /// Bytes that differ for each seed and at each place.
@@ -52,6 +52,11 @@ impl Memory {
         self.0.allow(uses.access());
         // SAFETY: in bounds, and can be read from here on; tests look at memory only while nothing is written to it.
         unsafe { std::slice::from_raw_parts(self.0.span(), self.0.length) }
+    }
+
+    /// The same without regard to who uses it when: between guards, but no work at each batch. For tests of what a device gains from.
+    pub(crate) fn unwatched(length: usize) -> Self {
+        Self(Arc::new(Guarded::new(length, 0, false)))
     }
 
     /// For a submit of the test's own. All access is allowed from here on.
@@ -100,7 +105,7 @@ impl Drop for Loan {
         let memory = &self.memory;
         let mut uses = memory.uses.lock().unwrap();
         uses.count[self.action as usize] -= 1;
-        if self.action == Use::Fill && uses.count[Use::Fill as usize] == 0 {
+        if self.action == Use::Fill && uses.count[Use::Fill as usize] == 0 && memory.is_watched {
             // SAFETY: in bounds; it could be written until now, and nobody does any more.
             let left = unsafe { std::slice::from_raw_parts(memory.span(), memory.length) };
             uses.left = Some(left.to_vec());
@@ -139,6 +144,8 @@ struct Guarded {
     offset: usize,
     length: usize,
     uses: Mutex<Uses>,
+    /// Whether it can be accessed only while somebody uses it, and what a GET has left is kept.
+    is_watched: bool,
 }
 
 // SAFETY: it owns its mapping; who accesses it when is the business of tests.
@@ -148,7 +155,7 @@ unsafe impl Send for Guarded {}
 unsafe impl Sync for Guarded {}
 
 impl Guarded {
-    fn new(length: usize, shift: usize) -> Self {
+    fn new(length: usize, shift: usize, is_watched: bool) -> Self {
         let body_bytes = (shift + length).max(1).next_multiple_of(PAGE);
         // Such a shift says that the address is to fit no device. Then the end can be where the guard begins.
         let is_at_end = !shift.is_multiple_of(4) && !length.is_multiple_of(4);
@@ -159,7 +166,7 @@ impl Guarded {
             unsafe { libc::mmap(ptr::null_mut(), body_bytes + 2 * PAGE, PROT_NONE, flags, -1, 0) };
         assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
         let uses = Mutex::default();
-        let memory = Self { start: start.cast(), body_bytes, offset, length, uses };
+        let memory = Self { start: start.cast(), body_bytes, offset, length, uses, is_watched };
         memory.allow(PROT_READ | PROT_WRITE);
         // SAFETY: the body can be written, and nobody else has it.
         unsafe {
@@ -182,6 +189,7 @@ impl Guarded {
     }
 
     fn allow(&self, access: i32) {
+        let access = if self.is_watched { access } else { PROT_READ | PROT_WRITE };
         // SAFETY: the body of this mapping; only its access changes.
         let status = unsafe { libc::mprotect(self.body().cast(), self.body_bytes, access) };
         assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
