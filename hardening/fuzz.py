@@ -106,7 +106,7 @@ def _build(tree: Path) -> str:
     # No sanitizer: they watch the suites, and here they would take half of the speed.
     command = ["cargo", "+nightly", "fuzz", "build", "--sanitizer=none"]
     done = call(
-        [*command, "--fuzz-dir", tree / "fuzz", "--target-dir", OUTPUT / "fuzz"],
+        [*command, "--fuzz-dir", tree / "fuzz", "--target-dir", _built_in(tree)],
         log=OUTPUT / "fuzz-build.log",
         directory=tree / "fuzz",
         environment={"PATH": f"{cargo_fuzz.parent}:{os.environ['PATH']}"},
@@ -132,10 +132,14 @@ def _search(targets: list[_Target], tree: Path, seed: int, seconds: float) -> Re
     return report
 
 
-def _command(target: _Target) -> list[str | Path]:
+def _built_in(tree: Path) -> Path:
+    return planted.built_in(OUTPUT / "fuzz", tree)
+
+
+def _command(target: _Target, tree: Path) -> list[str | Path]:
     if target.is_python:
         return [sys.executable, "-m", f"hardening.fuzz_{target.name}"]
-    return [OUTPUT / "fuzz" / _BUILT / target.name]
+    return [_built_in(tree) / _BUILT / target.name]
 
 
 def _fuzz(target: _Target, tree: Path, seed: int, seconds: float) -> tuple[int, list[str]]:
@@ -157,7 +161,7 @@ def _fuzz(target: _Target, tree: Path, seed: int, seconds: float) -> tuple[int, 
     home = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="kvring-fuzz-", dir=home) as temporary:
         done = call(
-            [*_command(target), corpus, seeds, *limits],
+            [*_command(target, tree), corpus, seeds, *limits],
             log=log,
             directory=tree,
             environment={
@@ -173,7 +177,7 @@ def _fuzz(target: _Target, tree: Path, seed: int, seconds: float) -> tuple[int, 
     written = re.search(r"Test unit written to (\S+)", done.stdout)
     what = f"{target.name}: {_reason(done.stdout)} ({log})"
     if written:
-        repeat = " ".join(str(part) for part in _command(target))
+        repeat = " ".join(str(part) for part in _command(target, tree))
         what += f"; to repeat: {repeat} {written[1]}"
     return runs, [what]
 

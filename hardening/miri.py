@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from hardening.planted import patches_of, tree_with
+from hardening.planted import built_in, patches_of, tree_with
 from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
 
 BUILT = OUTPUT / "miri"
@@ -86,7 +86,7 @@ def _miri(
         ["cargo", "+nightly", "miri", "test", "--lib", *arguments],
         log=BUILT / "logs" / f"{name.replace('::', '-')}.log",
         environment={
-            "CARGO_TARGET_DIR": str(BUILT),
+            "CARGO_TARGET_DIR": str(built_in(BUILT, tree)),
             "MIRIFLAGS": FLAGS,
             "PROPTEST_CASES": "4",
             "RUST_BACKTRACE": "0",

@@ -16,7 +16,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from hardening.planted import patches_of, tree_with
+from hardening.planted import built_in, patches_of, tree_with
 from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
 
 KINDS = ("loom", "shuttle")
@@ -51,14 +51,13 @@ def run(options: Options) -> Report:
     return _find_planted(options) if options.planted else _search(options)
 
 
-def _environment(kind: str) -> dict[str, str]:
+def _environment(kind: str, tree: Path) -> dict[str, str]:
     schedules = OUTPUT / "models" / "schedules"
     schedules.mkdir(parents=True, exist_ok=True)
     memory = Path("/dev/shm")
     return {
         "RUSTFLAGS": f'--cfg kvring_model="{kind}"',
-        # One for the tree and for those with planted bugs: what they depend on is built once.
-        "CARGO_TARGET_DIR": str(OUTPUT / "models" / kind),
+        "CARGO_TARGET_DIR": str(built_in(OUTPUT / "models" / kind, tree)),
         "CARGO_PROFILE_DEV_OPT_LEVEL": "1",
         "CARGO_PROFILE_DEV_DEBUG": "0",
         "KVRING_MODEL_FAILURES": str(schedules),
@@ -78,7 +77,7 @@ def _cargo(
     return call(
         ["cargo", *QUICK_TO_BUILD, "test", "--locked", "--lib", *arguments],
         log=OUTPUT / "models" / log,
-        environment={**_environment(kind), **(environment or {})},
+        environment={**_environment(kind, tree), **(environment or {})},
         directory=tree,
         timeout_s=timeout_s,
     )

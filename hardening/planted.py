@@ -25,6 +25,16 @@ def files_of_tree() -> set[Path]:
     return {Path(name) for name in names.decode().split("\0") if name}
 
 
+def built_in(place: Path, tree: Path) -> Path:
+    """Return where cargo builds a tree: `place` for the working tree, beside it for one with a bug.
+
+    Cargo knows a package by its place in the workspace, and sees by the times of its files whether
+    they have changed. In one place it would take the program with the bug for that of the working
+    tree, whose files are older.
+    """
+    return place if tree == REPOSITORY else place.with_name(f"{place.name}-planted")
+
+
 @contextmanager
 def tree_with(patch: Path) -> Iterator[Path]:
     """Yield a copy of the working tree with a patch applied.

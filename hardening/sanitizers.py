@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from hardening.planted import patches_of, tree_with
+from hardening.planted import built_in, patches_of, tree_with
 from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
 
 TRIPLE = f"{platform.machine()}-unknown-linux-gnu"
@@ -67,10 +67,10 @@ class _Sanitizer:
     options: str
     cargo_options: tuple[str, ...] = ()
 
-    def build_environment(self) -> dict[str, str]:
-        """Return what cargo builds with."""
+    def build_environment(self, tree: Path) -> dict[str, str]:
+        """Return what cargo builds a tree with."""
         return {
-            "CARGO_TARGET_DIR": str(BUILT / self.name),
+            "CARGO_TARGET_DIR": str(built_in(BUILT / self.name, tree)),
             "RUSTFLAGS": f"-Zsanitizer={self.name}",
             **_cargo()[1],
         }
@@ -149,7 +149,7 @@ def _artifacts(sanitizer: _Sanitizer, tree: Path, *what: str) -> list[dict[str, 
     done = call(
         [*command, *sanitizer.cargo_options],
         log=log,
-        environment=sanitizer.build_environment(),
+        environment=sanitizer.build_environment(tree),
         directory=tree,
     )
     if done.returncode != 0:
