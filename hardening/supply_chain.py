@@ -154,7 +154,7 @@ def _unsafe(tree: Path, findings: list[str]) -> str:
     for folder in ("src", "connector_py/src", "load/src"):
         for file in sorted((tree / folder).rglob("*.rs")):
             name = str(file.relative_to(tree))
-            if "/tests" not in name:
+            if "/tests" not in name and not name.startswith("src/models/"):
                 counts[name] += len(re.findall(r"\bunsafe\b(?!_)", _code_of(file)))
     counts = +counts
     findings += [

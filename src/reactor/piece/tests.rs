@@ -106,9 +106,9 @@ fn interruptions_are_tried_again_with_a_bound_and_errors_are_not() {
 fn checksums_of_pieces_make_the_checksum_of_the_chunk_in_any_order() {
     let memory = AlignedBlock::zeroed(3 * BLOCK);
     let length = 2 * BLOCK + 77;
+    let bytes: Vec<u8> = (0..length).map(|position| (position * 31 % 251) as u8).collect();
     // SAFETY: the allocation has three blocks, nobody else uses it.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), length) };
-    bytes.iter_mut().enumerate().for_each(|(position, byte)| *byte = (position * 31 % 251) as u8);
+    unsafe { memory.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), length) };
     let whole = piece(&memory, 0, length, Request::Read, direct());
     for kind in [ChecksumKind::Crc32c, ChecksumKind::Crc64Nvme] {
         let mut combined = 0;
@@ -123,7 +123,7 @@ fn checksums_of_pieces_make_the_checksum_of_the_chunk_in_any_order() {
                 Piece::of_chunk(grant, whole.target, chunk, Some(buffer), direct(), &mut pool);
             combined ^= piece.checksum().unwrap();
         }
-        assert_eq!(combined, kind.of(bytes), "{kind:?}");
+        assert_eq!(combined, kind.of(&bytes), "{kind:?}");
     }
 }
 
