@@ -159,6 +159,8 @@ def test_memory_that_an_adapter_may_still_write_to_is_not_used_again(
     second.adapter._tier._do(lambda: threading.Timer(0.2, redis.kill).start())
     assert second.load(NUMBERS) == NONE
     until("it is lost", lambda: second.tier["lost"] == 1)
+    # Else a store of its own may go to the connection that is dead.
+    first.wait_answering(is_answering=False)
     redis.start()
     first.wait_answering()
     second.wait_answering()
