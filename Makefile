@@ -270,7 +270,7 @@ BENCH_GUARD ?=
 bench-guard: build ## fails where this tree is slower than its merge base, or takes more processor time (15 minutes)
 	@$(PY) -m benches.guard $(BENCH_GUARD)
 
-# For instance: make harden HARDEN='--minutes 60'
+# For instance: make harden HARDEN='--seed 7'
 HARDEN ?=
 
 .PHONY: harden

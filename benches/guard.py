@@ -158,6 +158,12 @@ def _merge_base() -> str:
 
 def _checked_out(revision: str) -> Path:
     directory = _OUTPUT / "base-source"
+    try:
+        _git("rev-parse", "--quiet", "--verify", f"{revision}^{{commit}}")
+    except subprocess.CalledProcessError:
+        raise SystemExit(
+            f"guard: --base {revision}: git knows no such commit; name a branch, a tag or a hash"
+        ) from None
     if not (directory / ".git").exists():
         _git("worktree", "prune")
         _git("worktree", "add", "--force", "--detach", directory, revision)
