@@ -6,9 +6,9 @@ use super::{explore, spawn};
 use crate::progress::Progress;
 use crate::sync::{Condvar, Mutex};
 
-#[test]
-fn whoever_waits_is_notified() {
-    explore(|| {
+/// Two threads wait for one each, and `give` adds two.
+fn two_take_what_is_given(give: fn(&Mutex<u32>, &Condvar)) {
+    explore(move || {
         let shared = Arc::new((Mutex::new(0), Condvar::new()));
         let waiting = [0, 1].map(|_| {
             let shared = Arc::clone(&shared);
@@ -22,38 +22,30 @@ fn whoever_waits_is_notified() {
             })
         });
         let (value, changed) = &*shared;
-        *value.lock() += 2;
-        changed.notify_all();
+        give(value, changed);
         waiting.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(*value.lock(), 0);
     });
 }
 
 #[test]
+fn whoever_waits_is_notified() {
+    two_take_what_is_given(|value, changed| {
+        *value.lock() += 2;
+        changed.notify_all();
+    });
+}
+
+#[test]
 fn one_notification_each_is_enough() {
-    explore(|| {
-        let shared = Arc::new((Mutex::new(0), Condvar::new()));
-        let waiting = [0, 1].map(|_| {
-            let shared = Arc::clone(&shared);
-            spawn(move || {
-                let (value, changed) = &*shared;
-                let mut value = value.lock();
-                while *value == 0 {
-                    value = changed.wait(value);
-                }
-                *value -= 1;
-            })
-        });
-        let (value, changed) = &*shared;
+    two_take_what_is_given(|value, changed| {
         for _ in 0..2 {
             *value.lock() += 1;
             changed.notify_one();
         }
-        waiting.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 
-/// Whoever waits for a ticket goes on when that is done.
 #[test]
 fn progress_is_seen_by_whoever_waits_for_it() {
     explore(|| {
