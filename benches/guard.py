@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import shutil
 import statistics
@@ -48,6 +49,7 @@ _PLANS = (Plan(4 * KIB, 8192, 64), Plan(64 * KIB, 2048, 32), Plan(MIB, 256, 8))
 # So often in a round a plan is stored and loaded: less is too short to be timed.
 _TIMES = 3
 _LOOKUPS = 256
+_NOTCH = 1.57
 _LOOKUPS_S = 1.0
 
 # Values by part and metric.
@@ -62,16 +64,17 @@ class Verdict:
         part: The part and the metric.
         base: Median of the base.
         tree: Median of the tree.
-        noise: How far values of one build spread: the interquartile range by the median,
-            of the build that spreads more.
-        worse: By which share of the base the tree is worse; negative if it is better.
+        worse: By which share of the base the tree is worse: the median over the rounds, of which
+            each measures both builds. Negative if it is better.
+        noise: How far that median may be off: half the notch of a box plot (McGill, Tukey and
+            Larsen, 1978), 1.57 times the interquartile range by the root of the count of rounds.
     """
 
     part: str
     base: float
     tree: float
-    noise: float
     worse: float
+    noise: float
 
     def fails(self, limit: float) -> bool:
         """Whether it is worse by more than the limit, and by more than the noise."""
@@ -80,15 +83,11 @@ class Verdict:
 
 def judge(part: str, base: Sequence[float], tree: Sequence[float]) -> Verdict:
     """Compare the rounds of both builds. Of processor time less is better, of all else more."""
-    medians = statistics.median(base), statistics.median(tree)
-    change = medians[1] / medians[0] - 1
-    noise = max(_spread(base), _spread(tree))
-    return Verdict(part, *medians, noise, change if part.endswith(CPU) else -change)
-
-
-def _spread(values: Sequence[float]) -> float:
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / statistics.median(values)
+    sign = 1 if part.endswith(CPU) else -1
+    changes = [sign * (of_tree / of_base - 1) for of_base, of_tree in zip(base, tree, strict=True)]
+    low, worse, high = statistics.quantiles(changes, n=4, method="inclusive")
+    noise = _NOTCH * (high - low) / math.sqrt(len(changes))
+    return Verdict(part, statistics.median(base), statistics.median(tree), worse, noise)
 
 
 def measure(directory: Path) -> Round:
@@ -214,7 +213,7 @@ def _measure_both(
 
 
 def _print(verdicts: list[Verdict], limit: float) -> None:
-    table = Table("part", "unit", "base", "tree", "tree / base", "noise", "")
+    table = Table("part", "unit", "base", "tree", "worse by", "noise", "")
     for one in verdicts:
         part, _, metric = one.part.rpartition(", ")
         table.add_row(
@@ -222,7 +221,7 @@ def _print(verdicts: list[Verdict], limit: float) -> None:
             _UNITS[metric],
             figure(one.base),
             figure(one.tree),
-            f"{one.tree / one.base:.3f}",
+            f"{one.worse:+.1%}",
             f"±{one.noise:.1%}",
             "worse" if one.fails(limit) else "too noisy" if one.noise > limit else "",
         )
@@ -236,7 +235,7 @@ def main() -> int:
     parser.add_argument(
         "--path", type=Path, help="directory of the stores (default: of temporary files)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of each build (default: 5)")
+    parser.add_argument("--rounds", type=int, default=15, help="of each build (default: 15)")
     parser.add_argument("--limit-percent", type=float, default=5, help="(default: 5)")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -5,6 +5,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -66,7 +67,9 @@ fn state_of(process_id: u32) -> Option<char> {
 
 /// Tells this boot of the machine from others: made of the kernel's random boot id (random(4)); 0 where there is none.
 pub(crate) fn current_boot() -> u32 {
-    std::fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |id| crc32c(&id))
+    static BOOT: OnceLock<u32> = OnceLock::new();
+    let read = || std::fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |id| crc32c(&id));
+    *BOOT.get_or_init(read)
 }
 
 fn describe_holder(owner: Option<&Owner>) -> String {

@@ -17,6 +17,7 @@ use super::pattern;
 
 const PAGE: usize = BLOCK_BYTES as usize;
 const SLACK: u8 = 0xc3;
+pub(crate) const POISON: u8 = 0xa5;
 
 /// Memory at a chosen distance from a block boundary.
 pub(crate) struct Memory(Arc<Guarded>);
@@ -44,6 +45,11 @@ impl Memory {
             uses.left = Some(bytes.to_vec());
         }
         self.0.allow(uses.access());
+    }
+
+    /// Fills it with [`POISON`].
+    pub(crate) fn poison(&self) {
+        self.fill(&vec![POISON; self.0.length]);
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -167,7 +173,7 @@ impl Guarded {
         assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
         let uses = Mutex::default();
         let memory = Self { start: start.cast(), body_bytes, offset, length, uses, is_watched };
-        memory.allow(PROT_READ | PROT_WRITE);
+        memory.protect(PROT_READ | PROT_WRITE);
         // SAFETY: the body can be written, and nobody else has it.
         unsafe {
             memory.body().write_bytes(SLACK, offset);
@@ -189,7 +195,12 @@ impl Guarded {
     }
 
     fn allow(&self, access: i32) {
-        let access = if self.is_watched { access } else { PROT_READ | PROT_WRITE };
+        if self.is_watched {
+            self.protect(access);
+        }
+    }
+
+    fn protect(&self, access: i32) {
         // SAFETY: the body of this mapping; only its access changes.
         let status = unsafe { libc::mprotect(self.body().cast(), self.body_bytes, access) };
         assert_eq!(status, 0, "{}", std::io::Error::last_os_error());

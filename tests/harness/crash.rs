@@ -236,7 +236,7 @@ impl Life {
         }
         let keys: Vec<String> = numbers.iter().map(|number| name(*number)).collect();
         let chunk = |(number, version): &(u64, u64)| {
-            let memory = Memory::new(length(*number, *version), 0);
+            let memory = Memory::unwatched(length(*number, *version));
             memory.fill(&content(*number, *version));
             memory
         };
@@ -293,7 +293,7 @@ fn one_store(seed: u64) -> Result<u64, String> {
     life.version += 1;
     let version = life.version;
     life.oracle.begin_set(number, version, persistent);
-    let memory = Memory::new(length(number, version), 0);
+    let memory = Memory::unwatched(length(number, version));
     memory.fill(&content(number, version));
     let completion = client.set(&[name(number)], &[&memory]);
     assert!(completion.ok, "{}", completion.error);

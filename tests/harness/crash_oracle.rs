@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::common::{Client, pattern};
+use super::common::{Client, Memory, pattern};
 
 pub(crate) const KEYS: u64 = 12;
+/// Lengths that the versions of a key have in turn.
+const KINDS: u64 = 3;
 
 /// A version, or nothing.
 type Held = Option<u64>;
@@ -19,8 +21,11 @@ struct Known {
     durable: BTreeSet<Held>,
 }
 
-/// What is known of all keys.
-pub(crate) struct Oracle(BTreeMap<u64, Known>);
+/// What is known of all keys, and memory to look at them: for each key in each of its lengths.
+pub(crate) struct Oracle {
+    known: BTreeMap<u64, Known>,
+    memory: Vec<Memory>,
+}
 
 pub(crate) fn name(number: u64) -> String {
     // Every third key is a chain of records.
@@ -28,23 +33,30 @@ pub(crate) fn name(number: u64) -> String {
 }
 
 pub(crate) fn length(number: u64, version: u64) -> usize {
-    (1 + number * 700 + (version % 3) * 4096) as usize
+    (1 + number * 700 + (version % KINDS) * 4096) as usize
 }
 
 pub(crate) fn content(number: u64, version: u64) -> Vec<u8> {
     pattern(length(number, version), version * 100 + number)
 }
 
+/// Each key with each kind of its lengths.
+fn places() -> impl Iterator<Item = (u64, u64)> {
+    (0..KEYS).flat_map(|number| (0..KINDS).map(move |kind| (number, kind)))
+}
+
 impl Oracle {
     pub(crate) fn new() -> Self {
         let nothing = || BTreeSet::from([None]);
         let known = || Known { ever: BTreeSet::new(), now: nothing(), durable: nothing() };
-        Self((0..KEYS).map(|number| (number, known())).collect())
+        let known = (0..KEYS).map(|number| (number, known())).collect();
+        let memory = places().map(|(number, kind)| Memory::unwatched(length(number, kind)));
+        Self { known, memory: memory.collect() }
     }
 
     /// The version that is held, where that is certain.
     pub(crate) fn held(&self, number: u64) -> Held {
-        let now = &self.0[&number].now;
+        let now = &self.known[&number].now;
         if now.len() == 1 { now.first().copied().flatten() } else { None }
     }
 
@@ -82,20 +94,25 @@ impl Oracle {
 
     /// The power was gone: whatever was durable may be there.
     pub(crate) fn lose_power(&mut self) {
-        self.0.values_mut().for_each(|known| known.now.clone_from(&known.durable));
+        self.known.values_mut().for_each(|known| known.now.clone_from(&known.durable));
     }
 
     /// The store was closed in order: all of it is durable.
     pub(crate) fn close(&mut self) {
-        self.0.values_mut().for_each(|known| known.durable.clone_from(&known.now));
+        self.known.values_mut().for_each(|known| known.durable.clone_from(&known.now));
     }
 
     /// Compares every key with what may be there, and notes what is; `durable` says that no power loss changes that.
     pub(crate) fn look(&mut self, client: &Client, durable: bool) -> Result<(), String> {
-        for (number, known) in &mut self.0 {
-            let found: Vec<Vec<u8>> = (0..3)
-                .filter_map(|kind| client.get_one(&name(*number), length(*number, kind)))
-                .collect();
+        let names: Vec<String> = places().map(|(number, _)| name(number)).collect();
+        self.memory.iter().for_each(Memory::poison);
+        let completion = client.get(&names, &self.memory.iter().collect::<Vec<_>>());
+        assert!(completion.ok, "{}", completion.error);
+        let loaded: Vec<_> = self.memory.iter().zip(completion.results).collect();
+        let of_key = loaded.chunks(KINDS as usize);
+        for ((number, known), loaded) in self.known.iter_mut().zip(of_key) {
+            let found: Vec<&[u8]> =
+                loaded.iter().filter(|(_, hit)| *hit).map(|(memory, _)| memory.bytes()).collect();
             let held = match &found[..] {
                 [] => None,
                 [bytes] => {
@@ -121,6 +138,6 @@ impl Oracle {
     }
 
     fn known(&mut self, number: u64) -> &mut Known {
-        self.0.get_mut(&number).expect("a key below KEYS")
+        self.known.get_mut(&number).expect("a key below KEYS")
     }
 }
