@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -22,6 +23,8 @@ from hardening.tool import OUTPUT
 
 WORKERS = 2
 _KNOWN = OUTPUT / "mutants-tests.json"
+# A test that takes longer is of no use here.
+_TRY_S = 60
 _LIMITS = ["nice", "prlimit", f"--as={16 << 30}", "--core=0"]
 
 
@@ -48,7 +51,7 @@ class Tests:
     def look_at(self, name: str, program: Path) -> None:
         """Run each test of a program by itself, with no mutant, unless that is known."""
         self._programs[name] = program
-        key = f"{program}, {program.stat().st_mtime_ns}"
+        key = f"{name}, {hashlib.blake2b(program.read_bytes(), digest_size=16).hexdigest()}"
         if key not in self._known:
             with ThreadPoolExecutor(WORKERS) as threads:
                 self._known[key] = list(threads.map(partial(_try, program), _names(program)))
@@ -88,13 +91,18 @@ class Tests:
 
 
 def _try(program: Path, name: str) -> tuple[str, float, list[int] | None]:
-    """Return how long a test takes, and which mutants it reaches if it passes."""
+    """Return how long a test takes, and which mutants it reaches if it passes.
+
+    One that takes too long is asked about none.
+    """
     with tempfile.NamedTemporaryFile("r+") as reached:
         began = time.monotonic()
-        outcome = _run(program, [name], {"KVRING_REACHED": reached.name}, timeout_s=120)
+        outcome = _run(program, [name], {"KVRING_REACHED": reached.name}, timeout_s=_TRY_S)
         seconds = time.monotonic() - began
         numbers = sorted({int(line) for line in reached.read().split()})
-    return name, seconds, numbers if outcome == "passed" else None
+    if outcome == "timeout":
+        numbers = []
+    return name, seconds, None if outcome == "failed" else numbers
 
 
 def _names(program: Path) -> Iterable[str]:

@@ -149,6 +149,34 @@ mod tests {
         let owner = Owner { process_id: 77, host: "h".repeat(HOST_BYTES), store_id: None };
         let session = sealed(Session { generation: 2, boot: 5, ..Session::of(&owner, 1) });
         assert!(session.is_sensible());
-        assert_eq!(session.owner(), owner);
+        assert_eq!((session.owner(), session.opened_ms), (owner.clone(), 1));
+        assert_eq!(owner.to_string(), format!("process 77 on host {}", owner.host));
+        let last = sealed(Session { generation: GENERATIONS_END - 1, ..session });
+        let none = sealed(Session { generation: GENERATIONS_END, ..session });
+        assert_eq!([last.is_sensible(), none.is_sensible()], [true, false]);
+        assert!(!Session { generation: 3, ..session }.is_sensible(), "of another checksum");
+    }
+
+    #[test]
+    fn a_header_is_whole_as_it_is_made_alone() {
+        let header = Header::new([7; 16], 5);
+        assert!(header.is_whole());
+        let others = [
+            Header { magic: *b"KVRINGIY", ..header },
+            Header { version: FORMAT_VERSION + 1, ..header },
+            Header { block_bytes: 512, ..header },
+        ];
+        assert!(others.iter().all(|other| !sealed(*other).is_whole()));
+        assert!(!Header { created_ms: 6, ..header }.is_whole(), "of another checksum");
+    }
+
+    #[test]
+    fn an_index_is_a_header_and_whole_steps_long() {
+        let sensible = [HEADER_BYTES, HEADER_BYTES + GROWTH_BYTES, HEADER_BYTES + 5 * GROWTH_BYTES];
+        assert!(sensible.iter().all(|bytes| Length::new(*bytes).is_sensible()));
+        let others = [0, HEADER_BYTES - 1, HEADER_BYTES + 1, GROWTH_BYTES];
+        assert!(others.iter().all(|bytes| !Length::new(*bytes).is_sensible()));
+        let of_another_checksum = Length { bytes: HEADER_BYTES, ..Length::new(0) };
+        assert!(!of_another_checksum.is_sensible());
     }
 }
