@@ -98,5 +98,5 @@ def _miri(
 
 
 def _errors(output: str) -> str:
-    found = re.findall(r"^(?:error: .*|test .* FAILED|thread .* panicked.*)$", output, re.M)
+    found = re.findall(r"(?:error: .*|^test .* FAILED|^thread .* panicked.*)$", output, re.M)
     return "; ".join(found[:3]) or output[-300:]

@@ -199,16 +199,22 @@ def _search(
     unit_programs = units()
     for name, program in unit_programs.items():
         tests.look_at(name, program)
-    left = [one for one in wanted if results.is_not_by_units(one)]
-    known = {*left, *left_out}
-    to_run = [one for one in wanted if one not in known]
-    left += search(set(unit_programs), to_run, is_last=False)
-    suite_programs = suites() if left and time.monotonic() < deadline else {}
-    for name, program in suite_programs.items():
+    suite_programs: dict[str, Path] = {}
+    # What is at stake first, to the end.
+    for is_at_stake in (True, False):
+        of_it = [one for one in wanted if is_promise(one.file) is is_at_stake]
+        left = [one for one in of_it if results.is_not_by_units(one)]
+        known = {*left, *left_out}
+        left += search(
+            set(unit_programs), [one for one in of_it if one not in known], is_last=False
+        )
+        if left and not suite_programs and time.monotonic() < deadline:
+            suite_programs = suites()
+        for name, program in suite_programs.items():
+            if time.monotonic() < deadline:
+                tests.look_at(name, program)
         if time.monotonic() < deadline:
-            tests.look_at(name, program)
-    if time.monotonic() < deadline:
-        search(set(suite_programs), left, is_last=True)
+            search(set(suite_programs), left, is_last=True)
     report.findings += [f"it fails without a mutant: {test}" for test in tests.failing]
     return outcomes
 

@@ -53,6 +53,22 @@ fn make_old(directory: &Path, slot: u64, bytes: &[u8]) {
     old.write(directory, slot);
 }
 
+/// A long chunk is compared in turns, of which the last one is shorter.
+#[test]
+fn long_chunks_are_compared_to_their_last_byte() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = Client::open(directory.path(), CAPACITY);
+    let mut bytes = pattern((5 * MIB + 77) as usize, 1);
+    for unchanged in [0, 1] {
+        assert!(client.set_one(&key(1), &memory(&bytes)));
+        assert_eq!(client.counter("set_unchanged"), unchanged);
+    }
+    *bytes.last_mut().unwrap() ^= 1;
+    assert!(client.set_one(&key(1), &memory(&bytes)));
+    assert_eq!(client.counter("set_unchanged"), 1);
+    assert_eq!(client.get_one(&key(1), bytes.len()).unwrap(), bytes);
+}
+
 #[test]
 fn other_bytes_with_the_same_crc_32c_are_other_bytes() {
     let directory = tempfile::tempdir().unwrap();

@@ -11,8 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use common::held_back::HeldBack;
 use common::{Client, MIB, Memory, config, eventually, key};
-use kvring::testing::{FileOperations, SystemFiles};
+use kvring::testing::{Action, FileOperations, SystemFiles};
 use kvring::{Connector, Durability};
 
 const CAPACITY: u64 = 64 * MIB;
@@ -47,11 +48,21 @@ impl FullIndex {
 }
 
 fn open(directory: &Path, durability: Durability) -> (Client, Arc<FullIndex>) {
+    open_held(directory, durability, &HeldBack::default())
+}
+
+fn open_held(
+    directory: &Path,
+    durability: Durability,
+    held: &HeldBack,
+) -> (Client, Arc<FullIndex>) {
     let files = Arc::new(FullIndex::default());
     let mut config = config(directory, CAPACITY);
     config.durability = durability;
     config.files = Arc::<FullIndex>::clone(&files);
-    (Client::from(Connector::open(config).unwrap()), files)
+    let held = held.clone();
+    let make_engine = move |queue_depth, waker| held.engine(queue_depth, waker);
+    (Client::from(Connector::open_with_engine(config, make_engine).unwrap()), files)
 }
 
 fn chunk(seed: u64) -> Memory {
@@ -89,6 +100,33 @@ fn nothing_is_acknowledged_before_the_index_takes_it() {
         for (number, seed) in [(2, 10), (3, 3), (4, 11)] {
             assert_eq!(client.get_one(&key(number), LENGTH).unwrap(), chunk(seed).bytes());
         }
+    }
+}
+
+/// Its record may still be in the file: a process that is killed would find other bytes there.
+#[test]
+fn nothing_is_written_where_a_chunk_was_before_the_index_forgets_it() {
+    for durability in [Durability::BestEffort, Durability::Persistent] {
+        let directory = tempfile::tempdir().unwrap();
+        let held = HeldBack::default();
+        let (client, index) = open_held(directory.path(), durability, &held);
+        assert!(client.set_one(&key(1), &chunk(1)));
+        index.refuse(true);
+        let deleted = client.connector.submit_delete(&[key(1)]).unwrap();
+        index.until_refused();
+        held.hold(Action::Write);
+        let new = chunk(2);
+        let stored = client.submit_set(&[key(2)], &[&new]);
+        held.until_all_have_looked();
+        index.until_refused();
+        assert_eq!(held.given_bytes(), [], "{durability:?}");
+        index.refuse(false);
+        held.until_given(1);
+        held.release();
+        for future_id in [deleted, stored] {
+            assert!(client.wait(future_id).ok, "{durability:?}");
+        }
+        assert_eq!(client.get_one(&key(2), LENGTH).unwrap(), chunk(2).bytes());
     }
 }
 

@@ -50,6 +50,8 @@ class Tests:
 
     def look_at(self, name: str, program: Path) -> None:
         """Run each test of a program by itself, with no mutant, unless that is known."""
+        if name in self._programs:
+            return
         self._programs[name] = program
         key = f"{name}, {hashlib.blake2b(program.read_bytes(), digest_size=16).hexdigest()}"
         if key not in self._known:

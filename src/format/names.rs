@@ -115,10 +115,17 @@ mod tests {
     }
 
     #[test]
+    fn the_index_of_a_device_is_named_after_its_store() {
+        let name = device_index_name([0x0a, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xff]);
+        assert_eq!(name, "index-0a0102030405060708090a0b0c0d0eff.kvring");
+    }
+
+    #[test]
     fn names_of_data_files_round_trip() {
-        for number in [0, 7, 99_999, 100_000] {
+        for number in [0, 7, 99_999, 100_000, MAX_DATA_FILES - 1] {
             assert_eq!(data_file_number(&data_file_name(number)), Some(number));
         }
+        assert_eq!(data_file_number(&data_file_name(MAX_DATA_FILES)), None);
         for other in [
             "data-1.kvring",
             "data-00001",

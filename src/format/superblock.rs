@@ -195,4 +195,20 @@ mod tests {
         assert_eq!(SuperblockCopy::of(Some(&[0; 4096])), SuperblockCopy::Zero);
         assert_eq!(SuperblockCopy::of(None), SuperblockCopy::Unreadable);
     }
+
+    #[test]
+    fn one_intact_copy_is_enough_and_the_first_newer_version_is_told() {
+        use SuperblockCopy::{Damaged, Intact, Newer, Zero};
+        let one = Superblock::new([7; 16], 5, 1 << 30, false);
+        let other = one.with_id([8; 16]);
+        assert_eq!(other, Superblock::new([8; 16], 5, 1 << 30, false));
+        assert_eq!(SuperblockCopy::judge([Intact(one); 2]), Ok(Some((one, true))));
+        for copies in [[Intact(one), Intact(other)], [Intact(one), Newer(9)], [Zero, Intact(one)]] {
+            assert_eq!(SuperblockCopy::judge(copies), Ok(Some((one, false))), "{copies:?}");
+        }
+        assert_eq!(SuperblockCopy::judge([Newer(9), Intact(one)]), Ok(Some((one, false))));
+        assert_eq!(SuperblockCopy::judge([Damaged, Newer(9)]), Err(9));
+        assert_eq!(SuperblockCopy::judge([Newer(9), Newer(10)]), Err(9));
+        assert_eq!(SuperblockCopy::judge([Damaged, Zero]), Ok(None));
+    }
 }

@@ -100,6 +100,17 @@ impl Still {
 
     /// A SET, as far as it goes without a device. Returns what had to go in its way.
     fn put(&mut self, number: u64, blocks: u64) -> Thrown {
+        let before = self.cache.counters.evicted_bytes.get();
+        let (claim, write) = self.begin(number, blocks);
+        assert!(write.commit(&claim.request, 0).1.is_empty());
+        drop(claim);
+        self.completions.drain(&mut Vec::new());
+        let evicted = (self.cache.counters.evicted_bytes.get() - before) / BLOCK_BYTES;
+        Thrown { wanted: blocks, evicted }
+    }
+
+    /// A SET that has found its place.
+    fn begin(&mut self, number: u64, blocks: u64) -> (Claim, WriteHandle) {
         let key: Arc<str> = number.to_string().into();
         let digest = Digest::of(&key);
         let length = (blocks * BLOCK_BYTES) as usize;
@@ -121,25 +132,30 @@ impl Still {
             panic!("nobody else writes");
         };
         let counters = &self.cache.counters;
-        let before = counters.evicted_bytes.get();
         let (mut claim, mut last) = (Claim::new(request, false), counters.evicted.get());
-        let write = loop {
+        loop {
             let begun = claim.begin(&self.cache, usize::MAX, Instant::now());
             let now = counters.evicted.get();
             self.most_in_a_turn = self.most_in_a_turn.max(now - last);
             last = now;
             match begun {
-                Begun::Write(write) => break write,
+                Begun::Write(write) => return (claim, write),
                 Begun::MakingRoom => self.unfinished_turns += 1,
                 Begun::Growing => {}
                 _ => panic!("it is new, and there is room"),
             }
-        };
-        assert!(write.commit(&claim.request, 0).1.is_empty());
+        }
+    }
+
+    /// One that is not going to be stored. Returns where it would have been.
+    fn give_up(&mut self, number: u64, blocks: u64, end: impl FnOnce(WriteHandle)) -> Extent {
+        let (claim, write) = self.begin(number, blocks);
+        let extent = write.extent;
+        end(write);
+        assert!(self.cache.end_set(claim.request.digest, None).is_empty());
         drop(claim);
         self.completions.drain(&mut Vec::new());
-        let evicted = (self.cache.counters.evicted_bytes.get() - before) / BLOCK_BYTES;
-        Thrown { wanted: blocks, evicted }
+        extent
     }
 
     fn get(&mut self, number: u64, blocks: u64) {
@@ -161,6 +177,15 @@ impl Still {
     fn allocated(&self) -> f64 {
         self.cache.store.usage().allocated_bytes as f64 / CAPACITY as f64
     }
+}
+
+#[test]
+fn what_could_not_be_written_is_not_given_out_again() {
+    let mut still = Still::new(Eviction::Lru, (0.9, 0.95));
+    let given_back = still.give_up(1, 256, drop);
+    let bad = still.give_up(2, 256, WriteHandle::abort_unwritable);
+    assert_eq!(bad, given_back, "what was given back is given out first");
+    assert_ne!(still.give_up(3, 256, drop), bad);
 }
 
 /// What came of a workload.
