@@ -164,7 +164,10 @@ impl Store {
             self.connector.drain(&mut completions);
             for completion in completions.drain(..) {
                 if completion.future_id == self.long.load(Ordering::Relaxed) {
-                    assert!(completion.ok, "{}", completion.error);
+                    // In a small store, what is being written may lie in the way each time.
+                    if !completion.ok {
+                        println!("refused: {}", completion.error);
+                    }
                     self.long.store(0, Ordering::Relaxed);
                 } else {
                     *under_way -= 1;

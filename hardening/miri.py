@@ -26,6 +26,7 @@ FILTERS = (
 # They ask the system, take minutes as interpreted, or leak what the kernel still has.
 SKIPPED = (
     "long_blocks_are",
+    "pool_reuses_by_size",
     "what_is_under_way_cannot_be_taken_out",
     "a_refused_set_fails_and_gives_its_room_back",
 )

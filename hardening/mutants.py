@@ -14,43 +14,68 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from hardening.mutation.build import BuildError, prepare, suites, units
+from hardening.mutation.build import BuildError, prepare, python_suites, suites, units
 from hardening.mutation.listing import Mutant, fingerprint, is_promise, mutants
 from hardening.mutation.suites import WORKERS, Tests
 from hardening.planted import patches_of, tree_with
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report
-
-_KEPT = REPOSITORY / "hardening" / "mutants.json"
-# Of files that are not searched whole yet: a search goes on where the last one ended.
-_BEGUN = OUTPUT / "mutants-begun.json"
-_UNNOTICED = ("survived", "unreached")
-# No unit test notices it, and suites have not been asked yet.
-_NOT_BY_UNITS = "not by unit tests"
-# How long the tests take without it that are asked about one mutant, the quickest of those that
-# reach it: in suites more where promises are at stake.
-_UNITS_S = 8.0
-_SUITES_S = {True: 60.0, False: 15.0}
+from hardening.tool import REPOSITORY, Options, Report
 
 _File = dict[str, Any]
+
+_KEPT = REPOSITORY / "hardening" / "mutants.json"
+_UNNOTICED = ("survived", "unreached")
+_NOTHING: Final[_File] = {
+    "code": "",
+    "caught": 0,
+    "timeout": 0,
+    "not built": 0,
+    "survivors": {},
+    "left": {},
+}
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Tests that are asked about a mutant, if none of the stages before has noticed it.
+
+    Attributes:
+        build: Builds their programs, which it returns by name.
+        before: What is known of a mutant that comes to this stage.
+        most_s: How long the tests take without a mutant that are asked about one, the quickest
+            of those that reach it: more where promises are at stake.
+    """
+
+    build: Callable[[], dict[str, Path]]
+    before: str
+    most_s: dict[bool, float]
+
+
+_STAGES = (
+    _Stage(units, "", {True: 8, False: 8}),
+    _Stage(suites, "not by unit tests", {True: 60, False: 15}),
+    _Stage(python_suites, "not by suites in Rust", {True: 120, False: 20}),
+)
 
 
 def run(options: Options) -> Report:
     """Search files that changed, or show that a test that is taken away is missed."""
     if options.planted:
         return _planted(options)
-    results = _Results(REPOSITORY, _BEGUN)
-    wanted = [one for one in results.mutants if results.wants(one, options.arguments)]
+    results = _Results(REPOSITORY, is_kept=True)
+    wanted = results.wanted(options.arguments)
     report = Report()
     try:
         outcomes = _search(REPOSITORY, results, wanted, options.seconds, report)
     except BuildError as error:
         return Report("nothing", [f"the build with all mutants fails: {error}"])
-    results.write()
     report.findings += [f"no test notices it: {place}" for place in results.unexplained()]
     missing = len(wanted) - len(outcomes)
     report.ran = (
@@ -66,99 +91,91 @@ def _counts(outcomes: dict[Mutant, str]) -> str:
 
 
 class _Results:
-    """What is known of all mutants of a tree."""
+    """What is known of all mutants of a tree.
 
-    def __init__(self, tree: Path, begun: Path | None) -> None:
-        """Of a tree, with the file that says what is begun, if that counts."""
-        self._path = begun
+    For each file: how many are caught, time out or cannot be built, why survivors are accepted (no
+    reason: not yet), and which are left to search, with what is known of them.
+    """
+
+    def __init__(self, tree: Path, *, is_kept: bool) -> None:
+        """Of a tree; what is found out is kept if so."""
         self.mutants = mutants(tree)
-        files = {one.file for one in self.mutants}
-        self._codes = {file: fingerprint(tree / file) for file in files}
-        self._kept = _read(_KEPT)
-        self._begun = _read(begun) if begun else {}
+        self._is_kept = is_kept
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for one in self.mutants:
+            self._names[one.file].append(one.name)
+        known: dict[str, _File] = json.loads(_KEPT.read_text()) if _KEPT.exists() else {}
+        self._files: dict[str, _File] = {}
+        for file in self._names:
+            code = fingerprint(tree / file)
+            old = known.get(file, _NOTHING)
+            self._files[file] = (
+                {"left": {}, **old} if old["code"] == code else self._new(file, code)
+            )
+            self._files[file]["reasons"] = {
+                name: why for name, why in old["survivors"].items() if why
+            }
 
-    def wants(self, mutant: Mutant, arguments: tuple[str, ...]) -> bool:
-        """Whether a mutant is to be searched."""
-        if arguments and arguments != ("survivors",):
-            return mutant.file in arguments
-        kept = self._entry(self._kept, mutant.file)
-        if arguments or kept:
-            survivors: dict[str, str] = kept.get("survivors", {})
-            return survivors.get(mutant.name) == "" and bool(arguments)
-        return self._begun_as(mutant) in (None, _NOT_BY_UNITS)
+    def _new(self, file: str, code: str) -> _File:
+        return {**deepcopy(_NOTHING), "code": code, "left": dict.fromkeys(self._names[file], "")}
 
-    def is_not_by_units(self, mutant: Mutant) -> bool:
-        """Whether only suites may notice it."""
-        return self._begun_as(mutant) == _NOT_BY_UNITS
+    def wanted(self, arguments: tuple[str, ...]) -> list[Mutant]:
+        """Return what is to be searched. What arguments name is begun anew."""
+        again = arguments == ("survivors",)
+        for file in arguments if not again else ():
+            kept = self._files[file]
+            self._files[file] = {**self._new(file, kept["code"]), "reasons": kept["reasons"]}
+        wanted = []
+        for one in self.mutants:
+            entry = self._files[one.file]
+            if again and entry["survivors"].get(one.name) == "":
+                del entry["survivors"][one.name]
+                entry["left"][one.name] = ""
+                wanted.append(one)
+            elif not again and one.name in entry["left"] and one.file in (arguments or self._files):
+                wanted.append(one)
+        return wanted
 
-    def _begun_as(self, mutant: Mutant) -> str | None:
-        outcomes: dict[str, str] = self._entry(self._begun, mutant.file).get("outcomes", {})
-        return outcomes.get(mutant.name)
+    def known_of(self, mutant: Mutant) -> str | None:
+        """Return what is known of one that is left to search; None of others."""
+        known: str | None = self._files[mutant.file]["left"].get(mutant.name)
+        return known
 
-    def _entry(self, files: dict[str, _File], file: str) -> _File:
-        entry = files.get(file, {})
-        return entry if entry.get("code") == self._codes[file] else {}
-
-    def reasons(self, file: str) -> dict[str, str]:
-        """Why survivors of a file are accepted: those that are have a reason."""
-        survivors: dict[str, str] = self._kept.get(file, {}).get("survivors", {})
-        return survivors
+    def reason(self, mutant: Mutant) -> str:
+        """Return why it may survive; empty if there is no reason."""
+        reason: str = self._files[mutant.file]["reasons"].get(mutant.name, "")
+        return reason
 
     def note(self, mutant: Mutant, outcome: str) -> None:
-        """Remember an outcome, also for the next run."""
-        entry = self._entry(self._begun, mutant.file)
-        if not entry:
-            entry = self._begun[mutant.file] = {"code": self._codes[mutant.file], "outcomes": {}}
-        entry["outcomes"][mutant.name] = outcome
-        kept = self._entry(self._kept, mutant.file)
-        if outcome not in _UNNOTICED and mutant.name in kept.get("survivors", {}):
-            del kept["survivors"][mutant.name]
-            kept[outcome] += 1
+        """Remember an outcome, also for the next run: a search that is ended loses nothing."""
+        entry = self._files[mutant.file]
+        entry["left"].pop(mutant.name, None)
+        if outcome in _UNNOTICED:
+            entry["survivors"][mutant.name] = self.reason(mutant)
+        elif outcome in _NOTHING:
+            entry[outcome] += 1
+        else:
+            entry["left"][mutant.name] = outcome
+        if self._is_kept:
+            self._write()
 
-    def save(self) -> None:
-        """Write what is begun: a search that is ended loses little."""
-        if self._path:
-            self._path.write_text(json.dumps(self._begun))
-
-    def write(self) -> None:
-        """Write what is known of files whose mutants are all known."""
-        self.save()
-        names: dict[str, set[str]] = {file: set() for file in self._codes}
-        for one in self.mutants:
-            names[one.file].add(one.name)
-        for file, code in self._codes.items():
-            outcomes = self._entry(self._begun, file).get("outcomes", {})
-            if names[file] <= set(outcomes) and _NOT_BY_UNITS not in outcomes.values():
-                reasons = self.reasons(file)
-                counts = Counter(outcomes.values())
-                self._kept[file] = {
-                    "code": code,
-                    **{outcome: counts[outcome] for outcome in ("caught", "timeout", "not built")},
-                    "survivors": {
-                        name: reasons.get(name, "")
-                        for name, outcome in outcomes.items()
-                        if outcome in _UNNOTICED
-                    },
-                }
-        kept = {file: entry for file, entry in self._kept.items() if file in self._codes}
-        _KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    def _write(self) -> None:
+        kept = {}
+        for file, entry in self._files.items():
+            if len(entry["left"]) < len(self._names[file]):
+                kept[file] = {name: value for name, value in entry.items() if name != "reasons"}
+        text = json.dumps(kept, indent=1, sort_keys=True) + "\n"
+        beside = _KEPT.with_suffix(".new")
+        beside.write_text(text)
+        beside.replace(_KEPT)
 
     def unexplained(self) -> list[str]:
         """Return survivors without a reason: those of the promises first."""
         return [
             one.place
             for one in self.mutants
-            if self._survives(one) and not self.reasons(one.file).get(one.name)
+            if self._files[one.file]["survivors"].get(one.name) == ""
         ]
-
-    def _survives(self, mutant: Mutant) -> bool:
-        kept = self._entry(self._kept, mutant.file).get("survivors", {})
-        return self._begun_as(mutant) in _UNNOTICED or mutant.name in kept
-
-
-def _read(path: Path) -> dict[str, _File]:
-    files: dict[str, _File] = json.loads(path.read_text()) if path.exists() else {}
-    return files
 
 
 def _search(
@@ -174,47 +191,42 @@ def _search(
         results.note(mutant, "not built")
     deadline = time.monotonic() + most_s
 
-    def search(programs: set[str], to_run: list[Mutant], *, is_last: bool) -> list[Mutant]:
+    def search(stage: int, programs: set[str], to_run: list[Mutant]) -> None:
         def outcome_of(mutant: Mutant) -> str | None:
             if time.monotonic() > deadline:
                 return None
-            most_s = _SUITES_S[is_promise(mutant.file)] if is_last else _UNITS_S
+            most_s = _STAGES[stage].most_s[is_promise(mutant.file)]
             return tests.notice(mutant.number, programs, most_s)
 
-        left = []
         with ThreadPoolExecutor(WORKERS) as threads:
             for mutant, outcome in zip(to_run, threads.map(outcome_of, to_run), strict=True):
-                if outcome in _UNNOTICED and not is_last:
-                    left.append(mutant)
-                    outcome = _NOT_BY_UNITS
-                if outcome is not None:
+                if outcome is None:
+                    continue
+                if outcome in _UNNOTICED and stage + 1 < len(_STAGES):
+                    results.note(mutant, _STAGES[stage + 1].before)
+                else:
                     results.note(mutant, outcome)
-                    results.save()
-                if outcome not in (None, _NOT_BY_UNITS):
                     outcomes[mutant] = outcome
-                if is_last and outcome in _UNNOTICED:
-                    print(f"{outcome}: {mutant.place}", flush=True)
-        return left
+                    if outcome in _UNNOTICED:
+                        print(f"{outcome}: {mutant.place}", flush=True)
 
-    unit_programs = units()
-    for name, program in unit_programs.items():
-        tests.look_at(name, program)
-    suite_programs: dict[str, Path] = {}
+    known: dict[int, dict[str, Path]] = {}
     # What is at stake first, to the end.
     for is_at_stake in (True, False):
-        of_it = [one for one in wanted if is_promise(one.file) is is_at_stake]
-        left = [one for one in of_it if results.is_not_by_units(one)]
-        known = {*left, *left_out}
-        left += search(
-            set(unit_programs), [one for one in of_it if one not in known], is_last=False
-        )
-        if left and not suite_programs and time.monotonic() < deadline:
-            suite_programs = suites()
-        for name, program in suite_programs.items():
-            if time.monotonic() < deadline:
-                tests.look_at(name, program)
-        if time.monotonic() < deadline:
-            search(set(suite_programs), left, is_last=True)
+        for number, stage in enumerate(_STAGES):
+            to_run = [
+                one
+                for one in wanted
+                if is_promise(one.file) is is_at_stake and results.known_of(one) == stage.before
+            ]
+            if not to_run or time.monotonic() > deadline:
+                continue
+            if number not in known:
+                known[number] = stage.build()
+            for name, program in known[number].items():
+                if time.monotonic() < deadline:
+                    tests.look_at(name, program)
+            search(number, set(known[number]), to_run)
     report.findings += [f"it fails without a mutant: {test}" for test in tests.failing]
     return outcomes
 
@@ -225,15 +237,15 @@ def _planted(options: Options) -> Report:
     patches = patches_of("mutants")
     for patch in patches:
         with tree_with(patch) as tree:
-            results = _Results(tree, None)
+            results = _Results(tree, is_kept=False)
             lines = patch.read_text().splitlines()
             changed = {line[6:] for line in lines if line.startswith("+++ b/")}
-            wanted = [one for one in results.mutants if one.file in changed]
+            wanted = results.wanted(tuple(changed & {one.file for one in results.mutants}))
             outcomes = _search(tree, results, wanted, options.seconds, report)
         missed = [
             one.name
             for one, outcome in outcomes.items()
-            if outcome in _UNNOTICED and not results.reasons(one.file).get(one.name)
+            if outcome in _UNNOTICED and not results.reason(one)
         ]
         print(f"{patch.stem}: {len(missed)} survive: {'; '.join(missed)}")
         found += bool(missed)

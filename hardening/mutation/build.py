@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +22,22 @@ _ENVIRONMENT = {
     "RUSTFLAGS": "--cap-lints=allow",
     "CARGO_PROFILE_DEV_DEBUG": "0",
     "CARGO_TERM_COLOR": "never",
+    "PYO3_PYTHON": sys.executable,
 }
 _REFUSED = OUTPUT / "mutants-refused.json"
 _LOG = OUTPUT / "logs" / "mutants-build.log"
 # Suites that read the source, or run for themselves what others prove.
 _LEFT_OUT = ("module_order",)
+# Suites in Python of what those in Rust leave to them: full file systems, copies, devices,
+# commands. Each is one test here.
+PYTHON_SUITES = (
+    *("test_reflink.py", "test_enospc.py", "test_index_share.py", "test_device_format.py"),
+    *("test_device.py", "test_capacity.py", "test_bad_sectors.py", "test_io_errors.py"),
+    *("test_restart.py", "test_limits.py", "test_ls.py", "test_store_commands.py"),
+    *("test_old_stores.py", "test_snapshots.py", "test_owner.py", "test_refusals.py"),
+)
+# Where Python finds the native module with all mutants.
+PYTHON_PACKAGE = OUTPUT / "mutants-python"
 # Programs that are a test each, and how they are called.
 HARNESSES = {
     "crash_simulator": "--crashes 300 --threads 1",
@@ -100,8 +113,8 @@ def _write(source: Path, texts: dict[Path, bytes]) -> None:
             copy.unlink()
 
 
-def _messages(arguments: list[str]) -> Iterator[dict[str, Any]]:
-    command = ["cargo", *arguments, "--package", "kvring", "--message-format=json"]
+def _messages(arguments: list[str], package: str = "kvring") -> Iterator[dict[str, Any]]:
+    command = ["cargo", *arguments, "--package", package, "--message-format=json"]
     done = call(command, directory=TREE, environment=_ENVIRONMENT, log=_LOG)
     for line in done.stdout.splitlines():
         if line.startswith("{"):
@@ -140,6 +153,30 @@ def suites() -> dict[str, Path]:
         **_programs(["build", *examples]),
     }
     return {name: program for name, program in programs.items() if name not in _LEFT_OUT}
+
+
+def python_suites() -> dict[str, Path]:
+    """Build the native module for Python. Returns the files of the suites by name."""
+    built = list(_messages(["build"], "kvring-python"))
+    libraries = [one["filenames"][0] for one in built if _is_native(one)]
+    if not libraries:
+        raise BuildError(f"the native module cannot be built: see {_LOG}")
+    shutil.rmtree(PYTHON_PACKAGE, ignore_errors=True)
+    package = PYTHON_PACKAGE / "kvring"
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(TREE / "connector_py" / "kvring", package, ignore=ignored)
+    shutil.copy(libraries[-1], native_module())
+    return {name: TREE / "tests" / "python" / name for name in PYTHON_SUITES}
+
+
+def native_module() -> Path:
+    """Return what suites in Python run, beside their own file."""
+    return PYTHON_PACKAGE / "kvring" / "_native.so"
+
+
+def _is_native(message: dict[str, Any]) -> bool:
+    is_built = message["reason"] == "compiler-artifact"
+    return is_built and bool(message["target"]["name"] == "_native")
 
 
 def _programs(arguments: list[str]) -> dict[str, Path]:

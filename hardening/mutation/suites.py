@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -18,13 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hardening.mutation.build import HARNESSES, TREE
+from hardening.mutation.build import HARNESSES, PYTHON_PACKAGE, TREE, native_module
 from hardening.tool import OUTPUT
 
 WORKERS = 2
 _KNOWN = OUTPUT / "mutants-tests.json"
-# A test that takes longer is of no use here.
-_TRY_S = 60
+# A test that takes longer is of no use here; a suite in Python is one.
+_TRY_S = {False: 60, True: 240}
 _LIMITS = ["nice", "prlimit", f"--as={16 << 30}", "--core=0"]
 
 
@@ -53,7 +54,10 @@ class Tests:
         if name in self._programs:
             return
         self._programs[name] = program
-        key = f"{name}, {hashlib.blake2b(program.read_bytes(), digest_size=16).hexdigest()}"
+        content = hashlib.blake2b(program.read_bytes(), digest_size=16)
+        if _is_python(program):
+            content.update(native_module().read_bytes())
+        key = f"{name}, {content.hexdigest()}"
         if key not in self._known:
             with ThreadPoolExecutor(WORKERS) as threads:
                 self._known[key] = list(threads.map(partial(_try, program), _names(program)))
@@ -99,7 +103,9 @@ def _try(program: Path, name: str) -> tuple[str, float, list[int] | None]:
     """
     with tempfile.NamedTemporaryFile("r+") as reached:
         began = time.monotonic()
-        outcome = _run(program, [name], {"KVRING_REACHED": reached.name}, timeout_s=_TRY_S)
+        outcome = _run(
+            program, [name], {"KVRING_REACHED": reached.name}, timeout_s=_TRY_S[_is_python(program)]
+        )
         seconds = time.monotonic() - began
         numbers = sorted({int(line) for line in reached.read().split()})
     if outcome == "timeout":
@@ -108,8 +114,8 @@ def _try(program: Path, name: str) -> tuple[str, float, list[int] | None]:
 
 
 def _names(program: Path) -> Iterable[str]:
-    if program.name in HARNESSES:
-        yield HARNESSES[program.name]
+    if program.name in HARNESSES or _is_python(program):
+        yield HARNESSES.get(program.name, program.name)
         return
     listed = subprocess.run(
         [program, "--list", "--format=terse"], cwd=TREE, check=True, capture_output=True, text=True
@@ -122,7 +128,12 @@ def _names(program: Path) -> Iterable[str]:
 
 def _run(program: Path, names: list[str], environment: dict[str, str], *, timeout_s: float) -> str:
     """Run tests until one fails. Returns "passed", "failed" or "timeout"."""
-    if program.name in HARNESSES:
+    if _is_python(program):
+        # Its children find the module with the mutants too.
+        environment = {**environment, "PYTHONPATH": str(PYTHON_PACKAGE)}
+        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command = [*_LIMITS, *pytest, str(program)]
+    elif program.name in HARNESSES:
         command = [*_LIMITS, str(program), *names[0].split()]
     else:
         command = [*_LIMITS, str(program), "--test-threads=2", "--exact", *names]
@@ -156,9 +167,22 @@ def _run(program: Path, names: list[str], environment: dict[str, str], *, timeou
                 _kill(process)
             code = process.wait()
             _kill(process)
+            _detach_loop_devices(directory)
     if late.is_set():
         return "timeout"
     return "failed" if failed or code != 0 else "passed"
+
+
+def _is_python(program: Path) -> bool:
+    return program.suffix == ".py"
+
+
+def _detach_loop_devices(directory: str) -> None:
+    """A test that is killed leaves the loop devices of its files."""
+    listed = subprocess.run(["losetup", "-a"], check=False, capture_output=True, text=True).stdout
+    for line in listed.splitlines():
+        if f"({directory}/" in line:
+            subprocess.run(["losetup", "-d", line.partition(":")[0]], check=False)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
