@@ -22,7 +22,6 @@ from kvring.shared_reads.segments import REQUEST
 from kvring.shared_reads.server import ReadServer
 
 _DEADLINE_S = 30.0
-_NAME = "owner-socket.kvring"
 _WORDS = ("load", "exists", "count_leading", "done", "ask", "stats", "purge", "namespace", REQUEST)
 _NUMBERS = (0, 1, -1, 4096, -4096, 32 << 20, 1 << 31, 1 << 63, -(1 << 63), 1 << 64, 0.5, 1e300)
 
@@ -93,9 +92,12 @@ def run(data: bytes) -> None:
     raised: list[threading.ExceptHookArgs] = []
     threading.excepthook = raised.append
     choices = _Choices(data)
-    with socket.socket(socket.AF_UNIX) as connection:
+    with (
+        owner_socket._address(path, None) as (address, _),  # noqa: SLF001
+        socket.socket(socket.AF_UNIX) as connection,
+    ):
         connection.settimeout(_DEADLINE_S)
-        connection.connect(str(path / _NAME))
+        connection.connect(address)
         try:
             if choices.below(4):
                 connection.sendall(json.dumps({"ask": REQUEST}).encode() + b"\n")
