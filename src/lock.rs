@@ -5,7 +5,6 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -67,9 +66,7 @@ fn state_of(process_id: u32) -> Option<char> {
 
 /// Tells this boot of the machine from others: made of the kernel's random boot id (random(4)); 0 where there is none.
 pub(crate) fn current_boot() -> u32 {
-    static BOOT: OnceLock<u32> = OnceLock::new();
-    let read = || std::fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |id| crc32c(&id));
-    *BOOT.get_or_init(read)
+    std::fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |id| crc32c(&id))
 }
 
 fn describe_holder(owner: Option<&Owner>) -> String {

@@ -127,7 +127,7 @@ impl Config {
             tuning: Tuning::default(),
             files: Arc::new(SystemFiles),
             clock: Clock::default(),
-            boot: current_boot(),
+            boot: 0,
             works_inline: false,
             keeps_misplaced: false,
         }
@@ -136,7 +136,7 @@ impl Config {
     /// The defaults, for all of a block device.
     pub(crate) fn of_device(path: &Path) -> Self {
         let (paths, capacities_bytes) = (vec![path.to_owned()], vec![Self::WHOLE_DEVICE]);
-        Self { paths, capacities_bytes, ..Self::defaults() }
+        Self { paths, capacities_bytes, boot: current_boot(), ..Self::defaults() }
     }
 
     /// Refuses the options of block devices.
@@ -174,7 +174,7 @@ impl Config {
     pub fn from_options(
         options: impl IntoIterator<Item = (String, OptionValue)>,
     ) -> Result<Self, ConfigError> {
-        let mut config = Self::defaults();
+        let mut config = Self { boot: current_boot(), ..Self::defaults() };
         let mut given = Vec::new();
         for (name, value) in options {
             let spec = OptionSpec::named(&name).ok_or_else(|| unknown(name))?;
