@@ -164,9 +164,10 @@ impl Store {
             self.connector.drain(&mut completions);
             for completion in completions.drain(..) {
                 if completion.future_id == self.long.load(Ordering::Relaxed) {
-                    // In a small store, what is being written may lie in the way each time.
                     if !completion.ok {
-                        println!("refused: {}", completion.error);
+                        // A panic would wait for the thread that waits for this.
+                        eprintln!("the long SET failed: {}", completion.error);
+                        std::process::exit(1);
                     }
                     self.long.store(0, Ordering::Relaxed);
                 } else {

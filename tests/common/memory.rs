@@ -60,7 +60,8 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.0.span(), self.0.length) }
     }
 
-    /// The same without regard to who uses it when: between guards, but no work at each batch. For tests of what a device gains from.
+    /// The same without regard to who uses it when: between guards, but no work at each batch. For tests of what a device gains
+    /// from, and for the simulated disk, which has no kernel that could write too late.
     pub(crate) fn unwatched(length: usize) -> Self {
         Self(Arc::new(Guarded::new(length, 0, false)))
     }
