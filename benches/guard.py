@@ -12,7 +12,6 @@ import importlib
 import json
 import math
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benches.built_package import place_package
 from benches.compare.arena import Arena
 from benches.compare.clients import NativeClient
 from benches.compare.samples import CPU, KEY_RATE, RATE, figure
@@ -49,8 +49,9 @@ _PLANS = (Plan(4 * KIB, 8192, 64), Plan(64 * KIB, 2048, 32), Plan(MIB, 256, 8))
 # So often in a round a plan is stored and loaded: less is too short to be timed.
 _TIMES = 3
 _LOOKUPS = 256
-_NOTCH = 1.57
 _LOOKUPS_S = 1.0
+# Of a box plot, by the interquartile range and the root of the count.
+_NOTCH = 1.57
 
 # Values by part and metric.
 Round = dict[str, float]
@@ -178,10 +179,7 @@ def _built(source: Path, name: str) -> Path:
     build = ["cargo", "build", "--release", "--quiet", "--package", "kvring-python"]
     subprocess.run(build, cwd=source, check=True, env=environment)
     site = _OUTPUT / name
-    shutil.rmtree(site, ignore_errors=True)
-    package = source / "connector_py" / "kvring"
-    shutil.copytree(package, site / "kvring", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    shutil.copy(target / "release" / "lib_native.so", site / "kvring" / "_native.so")
+    place_package(source, target / "release" / "lib_native.so", site)
     return site
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from benches.built_package import place_package
 from hardening.planted import built_in, patches_of, tree_with
 from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
 
@@ -219,13 +220,8 @@ def _python(search: _Search, wanted: tuple[str, ...]) -> None:
         return
     built = _artifacts(PYTHON, search.tree, "build", "--package", "kvring-python")
     library = [made for made in built if made["target"]["name"] == "_native"]  # type: ignore[index]
-    package = _fresh(BUILT / "python")
-    shutil.copytree(
-        search.tree / "connector_py" / "kvring",
-        package / "kvring",
-        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
-    )
-    shutil.copy(str(library[-1]["filenames"][0]), package / "kvring" / "_native.so")  # type: ignore[index]
+    package = BUILT / "python"
+    place_package(search.tree, Path(str(library[-1]["filenames"][0])), package)  # type: ignore[index]
     for name in wanted or PYTHON_SUITES:
         logs = _fresh(REPORTS / "python" / name)
         # Children of tests inherit it.

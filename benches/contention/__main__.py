@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benches.built_package import place_package
+
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
-_PACKAGE = _REPOSITORY / "connector_py" / "kvring"
 FIRST_LINES = 10
 # What std's locks, and the system call below them, are called in a profile of user code.
 _LOCK = re.compile(
@@ -52,14 +53,12 @@ def parse_report(text: str) -> list[Line]:
     ]
 
 
-def _build(directory: Path) -> None:
+def _build(site: Path) -> None:
     """Put a kvring with symbols below a directory."""
     command = ("cargo", "build", "--release", "--locked", "--package", "kvring-python")
     subprocess.run(command, cwd=_REPOSITORY, check=True)
     target = Path(os.environ.get("CARGO_TARGET_DIR", _REPOSITORY / "target"))
-    copy = directory / "kvring"
-    shutil.copytree(_PACKAGE, copy, ignore=shutil.ignore_patterns("_native*.so", "__pycache__"))
-    shutil.copy(target / "release" / "lib_native.so", copy / "_native.so")
+    place_package(_REPOSITORY, target / "release" / "lib_native.so", site)
 
 
 def _bench_command(arguments: argparse.Namespace, threads: int, output: Path) -> list[str]:
@@ -127,9 +126,10 @@ def main() -> int:
     if shutil.which("perf") is None:
         raise SystemExit("contention: no perf. On Debian: apt-get install linux-perf")
     with tempfile.TemporaryDirectory(prefix="kvring-symbols-") as directory:
-        _build(Path(directory))
+        site = Path(directory) / "site"
+        _build(site)
         found = [
-            _print(threads, profile(arguments, threads, Path(directory))["lines"])
+            _print(threads, profile(arguments, threads, site)["lines"])
             for threads in arguments.threads
         ]
     return 1 if any(found) else 0

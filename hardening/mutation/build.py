@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benches.built_package import place_package
 from hardening.mutation.listing import Mutant, fingerprint
 from hardening.mutation.schema import SWITCH, Schema, arms_of_match, blamed
 from hardening.planted import files_of_tree
@@ -161,11 +161,7 @@ def python_suites() -> dict[str, Path]:
     libraries = [one["filenames"][0] for one in built if _is_native(one)]
     if not libraries:
         raise BuildError(f"the native module cannot be built: see {_LOG}")
-    shutil.rmtree(PYTHON_PACKAGE, ignore_errors=True)
-    package = PYTHON_PACKAGE / "kvring"
-    ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(TREE / "connector_py" / "kvring", package, ignore=ignored)
-    shutil.copy(libraries[-1], native_module())
+    place_package(TREE, Path(libraries[-1]), PYTHON_PACKAGE)
     return {name: TREE / "tests" / "python" / name for name in PYTHON_SUITES}
 
 
