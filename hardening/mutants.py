@@ -70,6 +70,8 @@ def run(options: Options) -> Report:
     if options.planted:
         return _planted(options)
     results = _Results(REPOSITORY, is_kept=True)
+    if unknown := set(options.arguments) - results.files - {"survivors"}:
+        return Report("nothing", [_not_searched(name) for name in sorted(unknown)])
     wanted = results.wanted(options.arguments)
     report = Report()
     try:
@@ -83,6 +85,13 @@ def run(options: Options) -> Report:
         + (f"; no time for {missing}" if missing else "")
     )
     return report
+
+
+def _not_searched(name: str) -> str:
+    return (
+        f"{name}: no file that is searched for mutants; name one as src/index/table.rs, of "
+        "hardening/mutation/listing.py, or say 'survivors'"
+    )
 
 
 def _counts(outcomes: dict[Mutant, str]) -> str:
@@ -115,6 +124,11 @@ class _Results:
             self._files[file]["reasons"] = {
                 name: why for name, why in old["survivors"].items() if why
             }
+
+    @property
+    def files(self) -> set[str]:
+        """Those that have mutants."""
+        return set(self._names)
 
     def _new(self, file: str, code: str) -> _File:
         return {**deepcopy(_NOTHING), "code": code, "left": dict.fromkeys(self._names[file], "")}
@@ -240,7 +254,7 @@ def _planted(options: Options) -> Report:
             results = _Results(tree, is_kept=False)
             lines = patch.read_text().splitlines()
             changed = {line[6:] for line in lines if line.startswith("+++ b/")}
-            wanted = results.wanted(tuple(changed & {one.file for one in results.mutants}))
+            wanted = results.wanted(tuple(changed & results.files))
             outcomes = _search(tree, results, wanted, options.seconds, report)
         missed = [
             one.name
