@@ -41,8 +41,25 @@ REPOSITORY = Path(__file__).parents[2]
 # What moves the bytes in the stores of the fixtures.
 ENGINE = os.environ.get("KVRING_TEST_ENGINE", "auto")
 
+# What tests have on the disk at one time. The largest keeps a store of 1.4 GB on several nodes.
+_TAKEN_BYTES = 4 << 30
+
 # How chunks lie in them.
 LAYOUT = os.environ.get("KVRING_TEST_LAYOUT", "extents")
+
+
+def pytest_sessionstart() -> None:
+    """End a run whose stores could not grow, instead of some hundred tests that fail for it."""
+    place = tempfile.gettempdir()
+    usage = shutil.disk_usage(place)
+    min_free_bytes = min(usage.total // 20, 10 << 30)
+    if usage.free < min_free_bytes + _TAKEN_BYTES:
+        pytest.exit(
+            f"{place} has {usage.free >> 20} MiB free. The tests take {_TAKEN_BYTES >> 20} MiB, "
+            f"and stores leave {min_free_bytes >> 20} MiB alone (min_free): free space there, or "
+            "set TMPDIR to a directory on another disk",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
 
 
 class Completion(NamedTuple):
