@@ -6,14 +6,19 @@
 mod common;
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use blake2::digest::consts::U16;
 use blake2::{Blake2b, Digest};
 use common::records::{RECORD_BYTES, RECORDS_AT, Record, index_of};
 use common::{Client, MIB, Memory, eventually, has_data_files, key};
+use kvring::Connector;
+use kvring::testing::{FileOperations, SystemFiles};
 
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 5000;
@@ -227,4 +232,64 @@ fn forged_digests_make_no_search_long() {
     assert!(client.set_one("new", &Memory::patterned(LENGTH, 0, 9)));
     client.assert_consistent();
     client.connector.close();
+}
+
+/// A key whose place in the table is full of forged digests is searched for longer, and found.
+#[test]
+fn a_key_among_forged_digests_is_found() {
+    if !has_data_files("two records of one place") {
+        return;
+    }
+    let (count, digest) = (300, digest_of(&key(0)));
+    let (_directory, client) = opened_with(count, |number| {
+        let mut forged = digest;
+        forged[..4].copy_from_slice(&number.to_le_bytes());
+        let (key, digest) = match number + 1 == count {
+            true => (key(0), digest),
+            false => (key(1 + u64::from(number)), forged),
+        };
+        made_up(&key, digest, u64::from(number) + 1, number)
+    });
+    let recovery = client.connector.recovery();
+    assert!(recovery.torn > 0, "{recovery:?}");
+    assert_eq!(recovery.kept + recovery.torn, count.into());
+    assert!(client.get_one(&key(0), 4096).is_some());
+    client.connector.close();
+}
+
+/// Counts the syncs of files.
+#[derive(Debug, Default)]
+struct Syncs(AtomicU64);
+
+impl FileOperations for Syncs {
+    fn sync_data(&self, file: &File) -> io::Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        SystemFiles.sync_data(file)
+    }
+}
+
+/// The younger record of a key is durable before the older one goes.
+#[test]
+fn nothing_goes_before_what_replaces_it_is_durable() {
+    if !has_data_files("two records of one place") {
+        return;
+    }
+    let syncs_of = |keys: u32| {
+        let directory = three_chunks();
+        for number in 0..6 {
+            let key = key((number % keys).into());
+            let record = made_up(&key, digest_of(&key), u64::from(number) + 1, number);
+            record.write(directory.path(), number.into());
+        }
+        let syncs = Arc::new(Syncs::default());
+        let mut config = common::config(directory.path(), CAPACITY);
+        config.files = Arc::<Syncs>::clone(&syncs);
+        let client = Client::from(Connector::open(config).unwrap());
+        let at_open = syncs.0.load(Ordering::Relaxed);
+        assert_eq!(client.connector.recovery().kept, keys.into());
+        client.connector.close();
+        at_open
+    };
+    let without = syncs_of(6);
+    assert!(syncs_of(3) > without, "{without}");
 }

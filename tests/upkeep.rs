@@ -152,6 +152,9 @@ fn expiry_goes_on_over_a_restart() {
     timed.set_clock(START_MS + HOUR_MS / 2);
     assert!(timed.client.get_one(&key(3), 5000).is_some());
     timed.client.connector.close();
+    let timed = Timed::open(directory.path(), START_MS + HOUR_MS, |_| ());
+    assert_eq!(timed.client.connector.recovery().expired, 0, "what was used just then stays");
+    timed.client.connector.close();
     let timed = Timed::open(directory.path(), START_MS + HOUR_MS + 1, |_| ());
     let recovery = timed.client.connector.recovery();
     assert_eq!((recovery.kept, recovery.expired), (1, 9));
@@ -162,6 +165,32 @@ fn expiry_goes_on_over_a_restart() {
     let timed =
         Timed::open(directory.path(), START_MS + 1000 * HOUR_MS, |config| config.ttl = None);
     assert!(timed.client.get_one(&key(3), 5000).is_some());
+}
+
+/// In the order of arrival no use counts, also after a restart.
+#[test]
+fn what_came_first_goes_first_though_it_was_used_last() {
+    for (eviction, is_gone) in [(Eviction::Fifo, 0), (Eviction::Lru, 1)] {
+        let directory = tempfile::tempdir().unwrap();
+        let open =
+            |now_ms| Timed::open(directory.path(), now_ms, |config| config.eviction = eviction);
+        let timed = open(START_MS);
+        let memory = Memory::patterned(MIB as usize, 0, 1);
+        for number in 0..3 {
+            timed.set_clock(START_MS + number);
+            assert!(timed.client.set_one(&key(number), &memory));
+        }
+        timed.set_clock(START_MS + 1000);
+        assert!(timed.client.get_one(&key(0), MIB as usize).is_some());
+        timed.client.connector.close();
+        let timed = open(START_MS + 2000);
+        let mut next = 3;
+        while timed.client.counter("evicted") == 0 {
+            assert!(timed.client.set_one(&key(next), &memory));
+            next += 1;
+        }
+        assert!(!timed.client.exists(&[key(is_gone)])[0], "{eviction:?}");
+    }
 }
 
 /// Uses are known at once, and in the index soon: a kill forgets no more than those of some seconds.

@@ -143,17 +143,135 @@ fn refuse_foreign(
 mod tests {
     use std::sync::Arc;
 
+    use std::path::Path;
+
     use super::*;
     use crate::capacity::Budget;
     use crate::directory::Directory;
+    use crate::format::header::{SESSION_OFFSET, Session};
+    use crate::format::names::CHUNKS_NAME;
+    use crate::format::record::{Record, STATE_KEY_PART};
+    use crate::format::sealed;
+    use crate::index::changes::Change;
     use crate::index::table::Table;
+
+    fn look(directory: &Path) -> Result<FoundIndex, OpenError> {
+        let opened = Directory::open(directory).unwrap();
+        FoundIndex::look(IndexPlace::Directory(Arc::new(opened)))
+    }
+
+    fn opened(directory: &Path) -> Table {
+        let budget = Arc::new(Budget::new(64 << 20));
+        Table::open(look(directory).unwrap(), budget, 0).unwrap().0
+    }
+
+    /// What is said of a directory whose index has these bytes: None if it is refused.
+    fn reset_of(index: &[u8], has_chunks_beside: bool) -> Option<String> {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(INDEX_NAME), index).unwrap();
+        if has_chunks_beside {
+            std::fs::create_dir(directory.path().join(CHUNKS_NAME)).unwrap();
+        }
+        match look(directory.path()) {
+            Ok(found) => {
+                assert!(found.is_there() && !found.has_chunks());
+                Some(found.reset.unwrap_or_else(|| "whole".into()))
+            }
+            Err(error) => {
+                assert!(matches!(error, OpenError::Unsuitable { .. }), "{error}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_ours_is_told_from_what_never_was() {
+        const FOREIGN: &str = "it is not a kvring index";
+        let reset = |index: &[u8]| reset_of(index, false);
+        let mut page = [0; HEADER_BYTES as usize];
+        assert_eq!(reset(&[]).as_deref(), Some(""));
+        assert_eq!(
+            reset(&page[..100]).as_deref(),
+            Some("it has 100 bytes, and is shorter than its header")
+        );
+        assert_eq!(reset(&page).as_deref(), Some(FOREIGN));
+        let header = Header::new([7; 16], 5);
+        page[..size_of::<Header>()].copy_from_slice(bytemuck::bytes_of(&header));
+        assert_eq!(reset(&page).as_deref(), Some("whole"));
+        // The rest of the header tells that it was ours.
+        page[0] ^= 1;
+        assert_eq!(reset(&page).as_deref(), Some(FOREIGN));
+        // Neither does any more.
+        page[20] ^= 1;
+        assert_eq!(reset(&page), None);
+        assert_eq!(reset_of(&page, true).as_deref(), Some(FOREIGN));
+        // The first words do.
+        page[0] ^= 1;
+        assert_eq!(reset(&page).as_deref(), Some("its header is damaged"));
+        page[..size_of::<Header>()].fill(1);
+        let session = sealed(Session::of(&Owner::current(), 5));
+        page[SESSION_OFFSET as usize..][..size_of::<Session>()]
+            .copy_from_slice(bytemuck::bytes_of(&session));
+        assert_eq!(reset(&page).as_deref(), Some(FOREIGN));
+    }
+
+    #[test]
+    fn a_header_is_held_against_the_store_and_its_length() {
+        let directory = tempfile::tempdir().unwrap();
+        let table = opened(directory.path());
+        let id = table.store_id().unwrap();
+        let file = || table.index_file.file.try_clone().unwrap();
+        let checked = |store_id, length| {
+            let index = IndexBytes::of_file(file(), "index".into(), store_id);
+            index.check_header(length).unwrap()
+        };
+        for known in [None, Some(id)] {
+            assert_eq!(checked(known, Some(HEADER_BYTES)), Ok(id));
+            assert_eq!(checked(known, None), Err("the length of its index is damaged".into()));
+        }
+        let other = Err("it belongs to another store".into());
+        assert_eq!(checked(Some([9; 16]), Some(HEADER_BYTES)), other);
+        assert!(checked(None, Some(HEADER_BYTES - 1)).is_err());
+    }
+
+    #[test]
+    fn chunks_and_an_owner_are_found_without_an_open() {
+        let directory = tempfile::tempdir().unwrap();
+        let found = look(directory.path()).unwrap();
+        assert!(!found.is_there() && !found.has_chunks() && found.owner().is_none());
+        let write = |record: Option<Record>| {
+            let table = opened(directory.path());
+            if table.slot_count() == 0 {
+                table.grow().unwrap();
+            }
+            if let Some(record) = record {
+                table.change(Change::Write(9, Arc::new(record)));
+            }
+            table.write_session(&sealed(Session::of(&Owner::current(), 5))).unwrap();
+            table.release_file().unwrap();
+        };
+        let has_chunks = |record| {
+            write(record);
+            let found = look(directory.path()).unwrap();
+            assert_eq!(found.owner().map(|owner| owner.process_id), Some(std::process::id()));
+            assert!(found.is_there());
+            found.has_chunks()
+        };
+        assert!(!has_chunks(None));
+        let mut record = Record::zeroed();
+        record.state = STATE_CHUNK;
+        assert!(!has_chunks(Some(record)), "it is damaged");
+        record.checksum = record.computed_checksum();
+        assert!(has_chunks(Some(record)));
+        record.state = STATE_KEY_PART;
+        record.checksum = record.computed_checksum();
+        assert!(!has_chunks(Some(record)), "it is no chunk's first");
+    }
 
     #[test]
     fn what_is_noted_is_found_and_damage_is_seen() {
         let directory = tempfile::tempdir().unwrap();
-        let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
-        let budget = Arc::new(Budget::new(64 << 20));
-        let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
+        let table = opened(directory.path());
         assert_eq!(Sharing::read(&table.index_file), Sharing::Never);
         let id = table.store_id().unwrap();
         let membership = Membership::new(7, 1, [[9; 16], id, [1; 16]]);

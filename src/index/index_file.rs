@@ -270,3 +270,6 @@ impl IndexFile {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -138,8 +138,67 @@ fn first_generation(newest: u64, session: Option<&Session>) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
-    use crate::format::header::Owner;
+    use crate::directory::Directory;
+    use crate::index::IndexPlace;
+    use crate::index::index_bytes::read_session;
+    use crate::store::data_files::{ExtentStore, find_files};
+
+    const BOOT: u32 = 77;
+
+    fn opened(directory: &Path) -> Index<(), ()> {
+        let budget = Arc::new(Budget::new(64 << 20));
+        let mut config = Config::new(directory.to_str().unwrap(), 64 << 20).unwrap();
+        config.boot = BOOT;
+        let directory = Arc::new(Directory::open(directory).unwrap());
+        let place = IndexPlace::Directory(Arc::clone(&directory));
+        let files = find_files(&directory, || None).unwrap();
+        let open_store = |table: &Table| {
+            ExtentStore::open(&directory, files, Arc::clone(&budget), || table.mean_use_by_file())
+                .map(|store| Box::new(store) as Box<dyn Store>)
+        };
+        let found = FoundIndex::look(place).unwrap();
+        Index::open(found, &budget, &config, &Quotas::default(), open_store).unwrap().0
+    }
+
+    #[test]
+    fn a_session_tells_of_its_boot() {
+        let directory = tempfile::tempdir().unwrap();
+        let index = opened(directory.path());
+        index.write_session(5, false).unwrap();
+        let file = &index.table.index_file;
+        let session = read_session(&file.file, file.offset).unwrap();
+        assert_eq!((session.boot, session.clean, session.opened_ms), (BOOT, 0, 5));
+        assert_eq!(session.process_id, std::process::id());
+    }
+
+    #[test]
+    fn nothing_is_trusted_once_the_machine_went_down_with_the_store_open() {
+        let directory = tempfile::tempdir().unwrap();
+        let index = opened(directory.path());
+        let first = index.first_generation;
+        let session = |boot, untrusted_before| Session {
+            boot,
+            untrusted_before,
+            verify_from: 50,
+            generation: 40,
+            ..Session::of(&Owner::current(), 0)
+        };
+        for (session, clean, untrusted_before, verify_from) in [
+            (Some(session(BOOT, 30)), true, 30, 50),
+            (Some(session(BOOT, 30)), false, 30, 40),
+            (Some(session(BOOT + 1, 30)), true, 30, 50),
+            (Some(session(BOOT + 1, 30)), false, first, 40),
+            (Some(session(BOOT, u64::MAX)), true, first, 50),
+            (None, true, 0, 0),
+            (None, false, first, 0),
+        ] {
+            assert_eq!(index.trusted_until(session.as_ref(), clean), verify_from);
+            assert_eq!(index.untrusted_before.load(Ordering::Relaxed), untrusted_before);
+        }
+    }
 
     #[test]
     fn a_session_begins_above_all_that_the_last_one_may_have_used() {

@@ -222,3 +222,6 @@ impl Table {
         reservation.slots.into_iter().rev().for_each(|slot| free.give_back(slot));
     }
 }
+
+#[cfg(test)]
+mod tests;

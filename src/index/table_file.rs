@@ -272,6 +272,7 @@ mod tests {
         let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
         assert_eq!(table.sync_descriptor(2), table.sync_descriptor(0));
         table.prepare_syncs(3).unwrap();
+        assert_eq!(table.sync_files.lock().len(), 2);
         let descriptors: Vec<RawFd> = (0..3).map(|number| table.sync_descriptor(number)).collect();
         assert_eq!(descriptors.iter().collect::<HashSet<_>>().len(), 3);
         let index = std::fs::metadata(directory.path().join(INDEX_NAME)).unwrap().ino();

@@ -158,7 +158,8 @@ impl Still {
         extent
     }
 
-    fn get(&mut self, number: u64, blocks: u64) {
+    /// A GET. Returns where the chunk lies, if it is there.
+    fn get(&mut self, number: u64, blocks: u64) -> Option<Extent> {
         let key = number.to_string();
         let mut items = Batch::start(1, 1, Box::new(()), &self.completions);
         let length = (blocks * BLOCK_BYTES) as usize;
@@ -166,12 +167,19 @@ impl Still {
         let buffer = unsafe { CallerBuffer::new(self.memory.as_mut_ptr(), length) };
         let item = items.next().unwrap();
         let request = GetRequest { item, buffer, submitted: Instant::now() };
-        match self.cache.open(Digest::of(&key), &key, 1, request) {
-            EnteredGet::Hit(request, _) => request.item.succeed(),
-            EnteredGet::Miss(request) => request.item.miss(),
+        let found = match self.cache.open(Digest::of(&key), &key, 1, request) {
+            EnteredGet::Hit(request, handle) => {
+                request.item.succeed();
+                Some(handle.pin.extent)
+            }
+            EnteredGet::Miss(request) => {
+                request.item.miss();
+                None
+            }
             EnteredGet::Waits => panic!("nobody writes"),
-        }
+        };
         self.completions.drain(&mut Vec::new());
+        found
     }
 
     fn allocated(&self) -> f64 {
@@ -186,6 +194,22 @@ fn what_could_not_be_written_is_not_given_out_again() {
     let bad = still.give_up(2, 256, WriteHandle::abort_unwritable);
     assert_eq!(bad, given_back, "what was given back is given out first");
     assert_ne!(still.give_up(3, 256, drop), bad);
+}
+
+/// The record of the chunk before it is cleared then: so it stays, though the reactor that was to commit it is gone.
+#[test]
+fn what_supersedes_a_chunk_stands_though_nobody_commits_it() {
+    let mut still = Still::new(Eviction::Lru, (0.9, 0.95));
+    still.put(1, 4);
+    let before = still.get(1, 4).unwrap();
+    let (claim, write) = still.begin(1, 8);
+    let superseding = write.record(&claim.request, 0).supersede().ok().unwrap();
+    let extent = superseding.extent();
+    drop(superseding);
+    drop(claim);
+    still.completions.drain(&mut Vec::new());
+    assert_eq!((still.get(1, 8), still.get(1, 4)), (Some(extent), None));
+    assert_ne!(extent, before);
 }
 
 /// What came of a workload.
@@ -372,7 +396,7 @@ fn what_is_hot_stays_where_a_search_has_lost_what_it_found() {
         let cold = [count / 4, count / 2];
         (0..count)
             .filter(|number| !cold.contains(number))
-            .for_each(|number| still.get(number, BLOCKS));
+            .for_each(|number| _ = still.get(number, BLOCKS));
         let index = &still.cache.index;
         let is_stored = |number: u64| {
             let key = number.to_string();

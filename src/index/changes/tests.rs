@@ -115,3 +115,13 @@ fn many_changes_wake_the_thread_and_few_do_once_announced() {
         }
     }
 }
+
+#[test]
+fn a_pause_lasts_unless_it_is_to_end() {
+    let (changes, pause) = (Changes::default(), Duration::from_millis(20));
+    let begin = Instant::now();
+    assert!(changes.pause(pause));
+    assert!(begin.elapsed() >= pause);
+    changes.end();
+    assert!(!changes.pause(Duration::from_secs(3600)));
+}

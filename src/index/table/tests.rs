@@ -1,0 +1,260 @@
+use std::ops::Range;
+
+use super::super::changes::Change;
+use super::*;
+use crate::directory::Directory;
+use crate::engine::{FileOperations, SystemFiles};
+use crate::format::record::{KEY_PART_BYTES, NO_SLOT, Record, use_word};
+use crate::index::IndexPlace;
+use crate::key::MAX_KEY_BYTES;
+use std::fs::File;
+use std::io;
+
+/// Calls of the system that keep where is written, and refuse to write where they are told to.
+#[derive(Debug, Default)]
+struct Files {
+    written: std::sync::Mutex<Vec<Range<u64>>>,
+    is_refusing: std::sync::atomic::AtomicBool,
+}
+
+impl FileOperations for Files {
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.written.lock().unwrap().push(offset..offset + bytes.len() as u64);
+        match self.is_refusing.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => SystemFiles.write_at(file, bytes, offset),
+        }
+    }
+}
+
+/// A table of 4096 slots, and what it calls.
+struct Opened {
+    table: Table,
+    state: IndexState,
+    files: Arc<Files>,
+    directory: tempfile::TempDir,
+}
+
+const CAPACITY_BYTES: u64 = 64 << 20;
+
+fn open_in(directory: tempfile::TempDir, capacity_bytes: u64) -> Opened {
+    let files = Arc::new(Files::default());
+    let shared: Arc<dyn FileOperations> = Arc::<Files>::clone(&files);
+    let opened = Directory::open(directory.path()).unwrap().with_files(&shared);
+    let found = FoundIndex::look(IndexPlace::Directory(Arc::new(opened))).unwrap();
+    let budget = Arc::new(Budget::new(capacity_bytes));
+    let (table, state) = Table::open(found, budget, 0).unwrap();
+    Opened { table, state, files, directory }
+}
+
+fn open() -> Opened {
+    let opened = open_in(tempfile::tempdir().unwrap(), CAPACITY_BYTES);
+    opened.table.grow().unwrap();
+    opened
+}
+
+/// The record of a chunk in this data file, used at this time. Returns its slot.
+fn publish(table: &Table, key: &str, generation: u64, file: u32, created_ms: u64) -> u32 {
+    let content = ChunkFields {
+        digest: Digest::of(key),
+        namespace: 0,
+        extent: Extent { file, first_block: 0, blocks: 1 },
+        length_bytes: 100,
+        generation,
+        checksum: None,
+        created_ms,
+    };
+    table.publish(&table.reserve(key.len()).unwrap(), &content, key)
+}
+
+fn long_key(seed: char) -> String {
+    seed.to_string().repeat(2 * KEY_PART_BYTES + 1)
+}
+
+impl Opened {
+    /// Leads a record elsewhere, as damage does that its checksum does not show.
+    fn lead(&self, slot: u32, next_slot: u32) {
+        let mut record = self.table.read(slot);
+        record.next_slot = next_slot;
+        record.checksum = record.computed_checksum();
+        self.table.change(Change::Write(slot, Arc::new(record)));
+    }
+}
+
+#[test]
+fn space_that_is_reserved_behind_the_end_is_found_again() {
+    let Opened { table, directory, .. } = open();
+    let length = HEADER_BYTES + GROWTH_BYTES;
+    assert_eq!(u64::from(table.slot_count()) * RECORD_BYTES as u64, GROWTH_BYTES);
+    let behind = length..length + 2 * GROWTH_BYTES;
+    let flags = libc::FALLOC_FL_KEEP_SIZE;
+    SystemFiles.preallocate(&table.index_file.file, behind, flags).unwrap();
+    table.release_file().unwrap();
+    drop(table);
+    let Opened { table, .. } = open_in(directory, CAPACITY_BYTES);
+    assert_eq!(*table.reserved.lock(), length + 2 * GROWTH_BYTES);
+    assert_eq!(table.budget.used_bytes(), length + 2 * GROWTH_BYTES);
+}
+
+#[test]
+fn an_index_of_more_than_half_the_capacity_is_started_anew() {
+    let length = HEADER_BYTES + GROWTH_BYTES;
+    for (capacity_bytes, is_kept) in [(2 * length, true), (2 * length - 2, false)] {
+        let Opened { table, directory, .. } = open();
+        publish(&table, "key", 1, 0, 5);
+        table.release_file().unwrap();
+        drop(table);
+        let Opened { table, state, .. } = open_in(directory, capacity_bytes);
+        assert_eq!(table.slot_count() > 0, is_kept);
+        assert_eq!(state.reset.is_none(), is_kept, "{:?}", state.reset);
+        assert_eq!(table.budget.used_bytes(), if is_kept { length } else { HEADER_BYTES });
+    }
+}
+
+#[test]
+fn slots_are_assured_for_the_share_of_the_index() {
+    let Opened { table, .. } = open_in(tempfile::tempdir().unwrap(), 1 << 40);
+    assert_eq!(table.assured_slots(), index_share_bytes(1 << 40) / RECORD_BYTES as u64);
+}
+
+#[test]
+fn uses_are_averaged_over_the_chunks_of_each_data_file() {
+    let opened = open();
+    let table = &opened.table;
+    publish(table, "first", 1, 1, 1000);
+    publish(table, "second", 2, 1, 2003);
+    publish(table, "third", 3, 2, 5000);
+    // Neither further parts of a key, nor what is damaged, nor what is gone.
+    publish(table, &long_key('a'), 4, 2, 7000);
+    let damaged = publish(table, "damaged", 5, 3, 9000);
+    let mut record = table.read(damaged);
+    record.length_bytes += 1;
+    table.change(Change::Write(damaged, Arc::new(record)));
+    table.clear(publish(table, "gone", 6, 4, 9000));
+    assert_eq!(table.mean_use_by_file(), HashMap::from([(1, 1501), (2, 6000)]));
+}
+
+#[test]
+fn clearing_a_record_frees_what_belongs_to_it_and_no_more() {
+    let opened = open();
+    let table = &opened.table;
+    let longest = "k".repeat(MAX_KEY_BYTES);
+    table.clear(publish(table, &longest, 1, 0, 0));
+    assert_eq!(table.used_slots(), 0);
+    // One key whose chunk was replaced, and another: their further parts are not this record's.
+    let key = long_key('a');
+    let replaced = publish(table, &key, 2, 0, 0);
+    let part = table.read(publish(table, &key, 3, 0, 0)).next_slot;
+    let other = publish(table, &long_key('b'), 2, 0, 0);
+    let of_other = table.read(other).next_slot;
+    for next_slot in [part, of_other, other, table.slot_count(), NO_SLOT] {
+        let head = publish(table, &key, 2, 0, 0);
+        let used = table.used_slots();
+        opened.lead(head, next_slot);
+        table.clear(head);
+        assert_eq!(table.used_slots(), used - 1, "{next_slot}");
+    }
+    assert!(table.key(&table.read(other)).is_some());
+    assert_eq!(table.lost_pages(), 0);
+    table.clear(replaced);
+}
+
+#[test]
+fn a_link_behind_the_last_slot_leads_nowhere() {
+    let opened = open();
+    let slot = publish(&opened.table, &long_key('a'), 1, 0, 0);
+    opened.lead(slot, opened.table.slot_count());
+    assert_eq!(opened.table.key(&opened.table.read(slot)), None);
+    // Nothing is read there: behind the end of the file the page would count as lost.
+    assert_eq!(opened.table.lost_pages(), 0);
+}
+
+#[test]
+fn a_digest_of_another_key_is_told() {
+    let opened = open();
+    for key in ["short".to_owned(), long_key('a')] {
+        let slot = publish(&opened.table, &key, 1, 0, 0);
+        assert!(opened.table.is_of_its_key(slot));
+        let mut record = opened.table.read(slot);
+        record.digest[1] ^= 1;
+        opened.table.change(Change::Write(slot, Arc::new(record)));
+        assert!(!opened.table.is_of_its_key(slot));
+    }
+}
+
+#[test]
+fn records_are_read_from_any_slot_on_as_far_as_they_go() {
+    let opened = open();
+    let table = &opened.table;
+    for number in 0..20 {
+        publish(table, &number.to_string(), number + 1, 0, 0);
+    }
+    let length = HEADER_BYTES + GROWTH_BYTES;
+    let records_from = |slot, most| table.index_file.records_from(slot, most, length);
+    let (records, unreadable) = records_from(17, 2);
+    let generations: Vec<u64> = records.iter().map(|record| record.generation).collect();
+    assert_eq!((generations, unreadable), (vec![18, 19], 0));
+    assert_eq!(records_from(u64::from(table.slot_count()) - 3, 10).0.len(), 3);
+    let (records, unreadable) = records_from(u64::from(table.slot_count()), 10);
+    assert_eq!((records.len(), unreadable), (0, 0));
+    // It says that it is longer than it is: three pages are missing.
+    table.index_file.file.set_len(length - 3 * 4096).unwrap();
+    let (records, unreadable) = records_from(0, usize::MAX);
+    assert_eq!((records.len() as u32, unreadable), (table.slot_count(), 3));
+    assert_eq!(records[19].generation, 20);
+}
+
+#[test]
+fn changes_of_one_page_are_one_write() {
+    let opened = open();
+    let per_page = 4096 / RECORD_BYTES as u32;
+    let uses = |slots: &[u32]| -> Vec<Change> {
+        slots.iter().map(|slot| Change::Use(*slot, use_word(9, 9))).collect()
+    };
+    for (slots, writes) in [
+        (vec![0, 1, per_page - 1], 1),
+        (vec![0, per_page, 1], 3),
+        (vec![per_page - 1, per_page, per_page + 1, 3 * per_page], 3),
+        (vec![5], 1),
+    ] {
+        opened.files.written.lock().unwrap().clear();
+        assert!(opened.table.make_in_order(&uses(&slots)));
+        assert_eq!(opened.files.written.lock().unwrap().len(), writes, "{slots:?}");
+        assert!(slots.iter().all(|slot| opened.table.use_word(*slot) == use_word(9, 9)));
+    }
+}
+
+#[test]
+fn a_record_that_could_not_be_written_is_lost_and_told() {
+    use std::sync::atomic::Ordering::Relaxed;
+    let opened = open();
+    let table = &opened.table;
+    publish(table, "first", 7, 0, 0);
+    assert!(!table.changes.has_lost(7) && !table.refuses_writes.load(Relaxed));
+    opened.files.is_refusing.store(true, Relaxed);
+    for generation in [8, 9] {
+        publish(table, "second", generation, 0, 0);
+        assert!(table.changes.has_lost(generation) && table.refuses_writes.load(Relaxed));
+    }
+    opened.files.is_refusing.store(false, Relaxed);
+    publish(table, "third", 10, 0, 0);
+    assert!(!table.changes.has_lost(10) && !table.refuses_writes.load(Relaxed));
+}
+
+#[test]
+fn a_record_of_a_lost_page_is_lost() {
+    let opened = open();
+    let table = &opened.table;
+    // The page is gone from the file: reading it raises SIGBUS, as from a bad sector.
+    table.index_file.file.set_len(HEADER_BYTES + 4096).unwrap();
+    let slot = 4096 / RECORD_BYTES as u32;
+    assert!(table.is_lost(slot) && !table.is_lost(0));
+    assert_eq!(table.lost_pages(), 1);
+    let mut record: Record = table.read(0);
+    record.generation = 7;
+    let record = Arc::new(record);
+    table.change(Change::Write(slot, Arc::clone(&record)));
+    assert!(table.changes.has_lost(7));
+    table.change(Change::Write(0, record));
+    assert!(!table.changes.has_lost(7));
+}
