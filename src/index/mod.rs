@@ -36,6 +36,8 @@ mod space;
 mod store_facts;
 pub(crate) mod table;
 mod table_file;
+#[cfg(test)]
+mod test_index;
 mod writing;
 
 pub use chunk_reader::{ChunkCondition, ChunkReader};

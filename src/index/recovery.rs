@@ -141,26 +141,13 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::directory::Directory;
-    use crate::index::IndexPlace;
     use crate::index::index_bytes::read_session;
-    use crate::store::data_files::{ExtentStore, find_files};
+    use crate::index::test_index;
 
     const BOOT: u32 = 77;
 
     fn opened(directory: &Path) -> Index<(), ()> {
-        let budget = Arc::new(Budget::new(64 << 20));
-        let mut config = Config::new(directory.to_str().unwrap(), 64 << 20).unwrap();
-        config.boot = BOOT;
-        let directory = Arc::new(Directory::open(directory).unwrap());
-        let place = IndexPlace::Directory(Arc::clone(&directory));
-        let files = find_files(&directory, || None).unwrap();
-        let open_store = |table: &Table| {
-            ExtentStore::open(&directory, files, Arc::clone(&budget), || table.mean_use_by_file())
-                .map(|store| Box::new(store) as Box<dyn Store>)
-        };
-        let found = FoundIndex::look(place).unwrap();
-        Index::open(found, &budget, &config, &Quotas::default(), open_store).unwrap().0
+        test_index::opened(directory, |config| config.boot = BOOT)
     }
 
     #[test]

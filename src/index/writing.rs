@@ -293,3 +293,6 @@ impl<G, S> Index<G, S> {
         (gets, sets)
     }
 }
+
+#[cfg(test)]
+mod tests;

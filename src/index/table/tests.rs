@@ -6,18 +6,39 @@ use crate::directory::Directory;
 use crate::engine::{FileOperations, SystemFiles};
 use crate::format::record::{KEY_PART_BYTES, NO_SLOT, Record, use_word};
 use crate::index::IndexPlace;
+use crate::index::test_index::logged;
 use crate::key::MAX_KEY_BYTES;
 use std::fs::File;
 use std::io;
 
-/// Calls of the system that keep where is written, and refuse to write where they are told to.
+/// Calls of the system that keep what is written and marked, and refuse to write and to unshare where they are told to.
 #[derive(Debug, Default)]
 struct Files {
     written: std::sync::Mutex<Vec<Range<u64>>>,
+    marked: std::sync::Mutex<Vec<Range<u64>>>,
     is_refusing: std::sync::atomic::AtomicBool,
 }
 
 impl FileOperations for Files {
+    fn preallocate(&self, file: &File, bytes: Range<u64>, flags: libc::c_int) -> io::Result<()> {
+        match self.is_refusing.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            // Not every file system can unshare.
+            false if flags & libc::FALLOC_FL_UNSHARE_RANGE != 0 => Ok(()),
+            false => SystemFiles.preallocate(file, bytes, flags),
+        }
+    }
+
+    fn mark_changed(
+        &self,
+        _: &File,
+        offset: u64,
+        mapped: &[std::sync::atomic::AtomicU8],
+    ) -> io::Result<()> {
+        self.marked.lock().unwrap().push(offset..offset + mapped.len() as u64);
+        Ok(())
+    }
+
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.written.lock().unwrap().push(offset..offset + bytes.len() as u64);
         match self.is_refusing.load(std::sync::atomic::Ordering::Relaxed) {
@@ -242,14 +263,61 @@ fn a_record_that_could_not_be_written_is_lost_and_told() {
 }
 
 #[test]
+fn a_refusing_file_is_told_of_once_until_it_is_repaired() {
+    let opened = open();
+    let publish = |is_refusing| {
+        opened.files.is_refusing.store(is_refusing, std::sync::atomic::Ordering::Relaxed);
+        let logged = logged(|| _ = publish(&opened.table, "key", 1, 0, 0));
+        logged.iter().filter(|line| line.contains("cannot write to")).count()
+    };
+    for (is_refusing, lines) in [(false, 0), (true, 1), (true, 0), (false, 0), (true, 1)] {
+        assert_eq!(publish(is_refusing), lines);
+    }
+}
+
+#[test]
+fn all_of_the_file_is_marked_to_be_written_again() {
+    let opened = open();
+    for (call, name) in
+        [(Table::write_anew as fn(&Table), "now"), (Table::write_anew_later, "later")]
+    {
+        call(&opened.table);
+        let mut marked = std::mem::take(&mut *opened.files.marked.lock().unwrap());
+        marked.sort_unstable_by_key(|part| part.start);
+        assert!(marked.windows(2).all(|pair| pair[0].end == pair[1].start), "{name}");
+        let ends = (marked.first().map(|part| part.start), marked.last().map(|part| part.end));
+        assert_eq!(ends, (Some(0), Some(HEADER_BYTES + GROWTH_BYTES)), "{name}");
+    }
+}
+
+#[test]
+fn want_of_blocks_is_known_and_told_of_once() {
+    let opened = open();
+    // A hole at the end.
+    opened.table.index_file.file.set_len(HEADER_BYTES + 2 * GROWTH_BYTES).unwrap();
+    if opened.table.index_file.unshare().is_err() {
+        println!("skipped: no FIEMAP on the file system of {}", opened.directory.path().display());
+        return;
+    }
+    for (is_refusing, lines) in [(false, 0), (true, 1), (true, 0), (false, 0), (true, 1)] {
+        opened.files.is_refusing.store(is_refusing, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(logged(|| opened.table.unshare()).len(), lines);
+        assert_eq!(opened.table.lacks_blocks(), is_refusing);
+    }
+}
+
+#[test]
 fn a_record_of_a_lost_page_is_lost() {
     let opened = open();
     let table = &opened.table;
+    assert_eq!(logged(|| assert_eq!(table.lost_pages(), 0)), [""; 0]);
     // The page is gone from the file: reading it raises SIGBUS, as from a bad sector.
     table.index_file.file.set_len(HEADER_BYTES + 4096).unwrap();
     let slot = 4096 / RECORD_BYTES as u32;
     assert!(table.is_lost(slot) && !table.is_lost(0));
-    assert_eq!(table.lost_pages(), 1);
+    let lines = logged(|| assert_eq!(table.lost_pages(), 1));
+    assert!(lines.len() == 1 && lines[0].starts_with("1 pages of"), "{lines:?}");
+    assert_eq!(logged(|| assert_eq!(table.lost_pages(), 1)), [""; 0]);
     let mut record: Record = table.read(0);
     record.generation = 7;
     let record = Arc::new(record);

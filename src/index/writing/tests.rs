@@ -1,0 +1,132 @@
+use super::*;
+use crate::index::EnteredGet;
+use crate::index::test_index::opened;
+use crate::key::Hashed;
+
+/// Operations by number.
+type TestIndex = Index<u32, u32>;
+
+const LENGTH_BYTES: u64 = 100;
+
+fn empty() -> (TestIndex, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let index = opened(directory.path(), |_| ());
+    index.table.grow().unwrap();
+    (index, directory)
+}
+
+fn set(index: &TestIndex, key: &str, request: u32) -> bool {
+    let entered = index.enter_set(Digest::of(key), &key.into(), 1, request);
+    assert!(matches!(entered, EnteredSet::Ready(_) | EnteredSet::Waits));
+    matches!(entered, EnteredSet::Ready(_))
+}
+
+/// A GET that has to wait.
+fn get(index: &TestIndex, key: &str, length_bytes: u64, request: u32) {
+    let entered = index.enter_get(Digest::of(key), key, length_bytes, 1, request, |_| ());
+    assert!(matches!(entered, EnteredGet::Waits));
+}
+
+/// Ends a SET with a chunk of this generation. Returns what comes next, as a letter and a number.
+fn finish(index: &TestIndex, key: &str, generation: u64) -> Vec<(char, u32)> {
+    let content = ChunkFields {
+        digest: Digest::of(key),
+        namespace: 0,
+        extent: Extent { file: 0, first_block: generation as u32, blocks: 1 },
+        length_bytes: LENGTH_BYTES,
+        generation,
+        checksum: None,
+        created_ms: 1,
+    };
+    let publication = Some((index.table.reserve(key.len()).unwrap(), content));
+    let (resumed, _) = index.finish_set(Digest::of(key), publication, |_| ());
+    let of = |one: &Resumed<u32, u32, ()>| match one {
+        Resumed::Hit(request, ()) => ('h', *request),
+        Resumed::Miss(request) => ('m', *request),
+        Resumed::Start(request) => ('s', *request),
+    };
+    resumed.iter().map(of).collect()
+}
+
+fn awaited(index: &TestIndex) -> usize {
+    index.awaited.load(Ordering::SeqCst)
+}
+
+#[test]
+fn keys_are_awaited_while_loads_wait_for_them() {
+    let (index, _directory) = empty();
+    let is_awaited = |key| index.is_awaited(Digest::of(key));
+    assert!(set(&index, "a", 1) && set(&index, "b", 2));
+    assert_eq!((awaited(&index), is_awaited("a"), is_awaited("b")), (0, false, false));
+    get(&index, "a", LENGTH_BYTES, 3);
+    get(&index, "a", LENGTH_BYTES + 1, 4);
+    assert_eq!((awaited(&index), is_awaited("a"), is_awaited("b")), (1, true, false));
+    get(&index, "b", LENGTH_BYTES, 5);
+    assert_eq!((awaited(&index), is_awaited("b"), is_awaited("c")), (2, true, false));
+    // What does not fit waits for the next one, if there is one.
+    assert!(!set(&index, "b", 6));
+    get(&index, "b", LENGTH_BYTES, 7);
+    get(&index, "b", LENGTH_BYTES + 1, 8);
+    assert_eq!(finish(&index, "a", 1), [('h', 3), ('m', 4)]);
+    assert_eq!((awaited(&index), is_awaited("a")), (1, false));
+    assert_eq!(finish(&index, "b", 2), [('h', 5), ('h', 7), ('s', 6)]);
+    assert_eq!((awaited(&index), is_awaited("b")), (1, true));
+    assert_eq!(finish(&index, "b", 3), [('m', 8)]);
+    assert_eq!((awaited(&index), is_awaited("b")), (0, false));
+}
+
+#[test]
+fn a_set_without_loads_leaves_those_of_others_awaited() {
+    let (index, _directory) = empty();
+    assert!(set(&index, "a", 1) && set(&index, "b", 2));
+    get(&index, "a", LENGTH_BYTES, 3);
+    assert_eq!(finish(&index, "b", 1), []);
+    assert_eq!(awaited(&index), 1);
+    assert_eq!(index.abandon_waiting(), (vec![3], vec![]));
+    assert_eq!(awaited(&index), 0);
+}
+
+#[test]
+fn only_a_set_behind_another_waits() {
+    let (index, _directory) = empty();
+    let has_waiting_set = |key| index.has_waiting_set(Digest::of(key));
+    assert!(!has_waiting_set("a"));
+    assert!(set(&index, "a", 1));
+    get(&index, "a", LENGTH_BYTES, 2);
+    assert!(!has_waiting_set("a"));
+    assert!(!set(&index, "a", 3));
+    assert!(has_waiting_set("a") && !has_waiting_set("b"));
+}
+
+#[test]
+fn a_chunk_of_before_the_crash_is_no_copy_of_what_comes() {
+    let (index, _directory) = empty();
+    assert!(set(&index, "a", 1));
+    assert_eq!(finish(&index, "a", 9), []);
+    let stored = |untrusted_before, verify_from| {
+        index.untrusted_before.store(untrusted_before, Ordering::Relaxed);
+        index.verify_from.store(verify_from, Ordering::Relaxed);
+        index.stored(Digest::of("a")).is_some()
+    };
+    assert!(index.first_generation > 10);
+    assert!(stored(0, u64::MAX) && stored(9, u64::MAX) && stored(0, 10));
+    assert!(!stored(10, u64::MAX) && !stored(0, 9));
+}
+
+#[test]
+fn a_lease_goes_to_the_chunk_that_replaces_one() {
+    let (index, _directory) = empty();
+    let leased = || index.leases.lock().sum(index.now_s());
+    assert!(set(&index, "a", 1));
+    assert_eq!(finish(&index, "a", 1), []);
+    let nothing = leased();
+    let keys = [Hashed::of("a")].into_iter();
+    assert_eq!(index.contains_each(keys, false, 1), (vec![true], 0));
+    let one = leased();
+    assert!(one.bytes > nothing.bytes && one.slots > nothing.slots);
+    for generation in [2, 3] {
+        assert!(set(&index, "a", 1));
+        assert_eq!(finish(&index, "a", generation), []);
+        assert_eq!(leased(), one, "{generation}");
+    }
+}
