@@ -1,7 +1,11 @@
 use super::*;
+use crate::block::BLOCK_BYTES;
 use crate::index::EnteredGet;
+use crate::index::leases::Footprint;
 use crate::index::test_index::opened;
 use crate::key::Hashed;
+use crate::sync::atomic::AtomicU64;
+use crate::time::Clock;
 
 /// Operations by number.
 type TestIndex = Index<u32, u32>;
@@ -29,11 +33,15 @@ fn get(index: &TestIndex, key: &str, length_bytes: u64, request: u32) {
 
 /// Ends a SET with a chunk of this generation. Returns what comes next, as a letter and a number.
 fn finish(index: &TestIndex, key: &str, generation: u64) -> Vec<(char, u32)> {
+    finish_with(index, key, generation, 1)
+}
+
+fn finish_with(index: &TestIndex, key: &str, generation: u64, blocks: u32) -> Vec<(char, u32)> {
     let content = ChunkFields {
         digest: Digest::of(key),
         namespace: 0,
-        extent: Extent { file: 0, first_block: generation as u32, blocks: 1 },
-        length_bytes: LENGTH_BYTES,
+        extent: Extent { file: 0, first_block: 100 * generation as u32, blocks },
+        length_bytes: u64::from(blocks - 1) * BLOCK_BYTES + LENGTH_BYTES,
         generation,
         checksum: None,
         created_ms: 1,
@@ -113,20 +121,65 @@ fn a_chunk_of_before_the_crash_is_no_copy_of_what_comes() {
     assert!(!stored(10, u64::MAX) && !stored(0, 9));
 }
 
-#[test]
-fn a_lease_goes_to_the_chunk_that_replaces_one() {
-    let (index, _directory) = empty();
-    let leased = || index.leases.lock().sum(index.now_s());
+/// A leased key, the clock, and what is leased.
+fn leased() -> (TestIndex, tempfile::TempDir, Arc<AtomicU64>, Footprint) {
+    let (now_ms, directory) = (Arc::new(AtomicU64::new(5000)), tempfile::tempdir().unwrap());
+    let clock = Clock::by_hand(Arc::clone(&now_ms));
+    let index: TestIndex = opened(directory.path(), |config| config.clock = clock);
+    index.table.grow().unwrap();
     assert!(set(&index, "a", 1));
     assert_eq!(finish(&index, "a", 1), []);
-    let nothing = leased();
+    assert_eq!(sum(&index), Footprint::default());
     let keys = [Hashed::of("a")].into_iter();
     assert_eq!(index.contains_each(keys, false, 1), (vec![true], 0));
-    let one = leased();
-    assert!(one.bytes > nothing.bytes && one.slots > nothing.slots);
+    let one = sum(&index);
+    assert!(one.bytes > 0 && one.slots > 0);
+    (index, directory, now_ms, one)
+}
+
+fn sum(index: &TestIndex) -> Footprint {
+    index.leases.lock().sum(index.now_s())
+}
+
+#[test]
+fn a_lease_goes_to_the_chunk_that_replaces_one() {
+    let (index, _directory, _, one) = leased();
     for generation in [2, 3] {
         assert!(set(&index, "a", 1));
         assert_eq!(finish(&index, "a", generation), []);
-        assert_eq!(leased(), one, "{generation}");
+        assert_eq!(sum(&index), one, "{generation}");
     }
+    // Also where no more may be leased: it takes no more than before.
+    let (all, until_s) = (index.leasable(index.now_s()), index.now_s() + 5);
+    index.leases.lock().add(until_s, all);
+    assert!(set(&index, "a", 1));
+    assert_eq!(finish(&index, "a", 4), []);
+    index.leases.lock().remove(until_s, all);
+    assert_eq!(sum(&index), one);
+    // A longer one may take more, as far as there is room.
+    for (room, kept) in [(true, 3 * one.bytes), (false, 0)] {
+        let taken = index.leasable(index.now_s());
+        if !room {
+            index.leases.lock().add(until_s, taken);
+        }
+        assert!(set(&index, "a", 1));
+        assert_eq!(finish_with(&index, "a", 5, if room { 3 } else { 9 }), []);
+        if !room {
+            index.leases.lock().remove(until_s, taken);
+        }
+        assert_eq!(sum(&index).bytes, kept);
+    }
+}
+
+#[test]
+fn a_lease_that_has_ended_goes_to_nobody() {
+    let (index, _directory, now_ms, _) = leased();
+    let until_s = index.now_s() + index.config.lease_s + 1;
+    now_ms.store(u64::from(until_s) * 1000, Ordering::SeqCst);
+    assert_eq!(index.now_s(), until_s);
+    assert!(set(&index, "a", 1));
+    assert_eq!(finish(&index, "a", 2), []);
+    let shard = index.shard(Digest::of("a")).1;
+    let entry = shard.find(Digest::of("a")).unwrap().entry;
+    assert_eq!(shard.entries[entry].leased_until_s, 0);
 }
