@@ -86,7 +86,9 @@ def _tell_stalls(text: str, report: Report) -> None:
             print(f"{phase}, {what}: {longest_ms:.3f} ms of {undisturbed}/{calls} calls{missed}")
             if what != "control":
                 longest = max(longest, longest_ms)
-        elif re.match(r"\d+ keys in|memory:|purged|the long SET|evicted|one batch|and answered", line):
+        elif re.match(
+            r"\d+ keys in|memory:|purged|the long SET|evicted|one batch|and answered", line
+        ):
             print(line)
     miss = "" if longest < _GOAL_MS else ", past the goal of 2"
     report.ran = f"longest stall {longest:.2f} ms{miss}"

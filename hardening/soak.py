@@ -33,6 +33,8 @@ _WARM_UP: Final = 1 / 3
 # Name, unit, its length, slope in units an hour that is none yet, and the rise that is none yet.
 _FLAT: Final = (
     ("anonymous_bytes", "MiB", _MIB, 4.0, 4.0),
+    ("malloc_bytes", "MiB", _MIB, 0.5, 0.5),
+    ("mappings", "", 1, 2.0, 4.0),
     ("descriptors", "", 1, 0.5, 2.0),
     ("threads", "", 1, 0.5, 2.0),
 )

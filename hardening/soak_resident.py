@@ -7,6 +7,7 @@ up, or empty.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
@@ -154,6 +155,38 @@ def _anonymous_bytes() -> int:
     return 0
 
 
+class _MallocInfo(ctypes.Structure):
+    """What mallinfo2(3) returns."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+def _malloc_bytes() -> int:
+    """What malloc has given out, in all arenas: unlike pages, it tells leaks from fragments."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        # Before glibc 2.33.
+        return 0
+    mallinfo2.restype = _MallocInfo
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
 def _disk_bytes(directory: Path) -> int:
     return sum(one.lstat().st_blocks * 512 for one in directory.rglob("*"))
 
@@ -202,6 +235,8 @@ def _main(directory: Path, small: str, seconds: float, seed: int) -> None:
         sample = {
             "time_s": now_s - begin_s,
             "anonymous_bytes": _anonymous_bytes(),
+            "malloc_bytes": _malloc_bytes(),
+            "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
             "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - itself is one
             "threads": len(list(Path("/proc/self/task").iterdir())),
             "disk_bytes": _disk_bytes(directory),
