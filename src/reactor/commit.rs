@@ -326,3 +326,22 @@ impl Operations {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_in_files_of_their_own_keep_so_many_open() {
+        let has_too_many = |waiting, members, layout| {
+            let (waiting, members) = (vec![0; waiting], vec![0; members]);
+            let group = GroupCommit { waiting, members, ..GroupCommit::default() };
+            group.has_too_many_files(layout)
+        };
+        for (waiting, members) in [(MOST_OPEN_FILES, 0), (0, MOST_OPEN_FILES), (100, 156)] {
+            assert!(has_too_many(waiting, members, Layout::Files));
+            assert!(!has_too_many(waiting, members, Layout::Extents));
+        }
+        assert!(!has_too_many(100, 155, Layout::Files));
+    }
+}
