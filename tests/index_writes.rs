@@ -10,9 +10,11 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
+use common::faults::{Fault, FaultEngine};
 use common::held_back::HeldBack;
-use common::{Client, MIB, Memory, config, eventually, key};
+use common::{Client, MIB, Memory, config, eventually, key, once};
 use kvring::testing::{Action, FileOperations, SystemFiles};
 use kvring::{Connector, Durability};
 
@@ -160,12 +162,86 @@ fn an_index_that_goes_on_refusing_fails_the_store() {
 fn close_gives_up_what_the_index_refuses() {
     let directory = tempfile::tempdir().unwrap();
     let (client, index) = open(directory.path(), Durability::BestEffort);
-    assert!(client.set_one(&key(1), &chunk(1)));
+    for number in 1..=2 {
+        assert!(client.set_one(&key(number), &chunk(number)));
+    }
     index.refuse(true);
-    client.connector.submit_delete(&[key(1)]).unwrap();
+    client.connector.submit_delete(&[key(1), key(2)]).unwrap();
     index.until_refused();
-    assert!(!client.connector.close().clean);
+    let shutdown = client.connector.close();
+    assert!(!shutdown.clean);
+    assert_eq!(shutdown.abandoned, 2);
     index.refuse(false);
     let (client, _) = open(directory.path(), Durability::BestEffort);
     assert_eq!(client.get_one(&key(1), LENGTH).unwrap(), chunk(1).bytes());
+}
+
+/// Files of a store whose index takes its time for each write.
+#[derive(Debug, Default)]
+struct SlowIndex {
+    is_slow: AtomicBool,
+    begun: AtomicUsize,
+}
+
+impl FileOperations for SlowIndex {
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        if offset >= 4096 && self.is_slow.load(Ordering::SeqCst) {
+            self.begun.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_secs(6));
+        }
+        SystemFiles.write_at(file, bytes, offset)
+    }
+}
+
+/// It gives up when nothing was written for ten seconds.
+#[test]
+fn close_waits_for_a_slow_index_while_it_writes() {
+    let (directory, files) = (tempfile::tempdir().unwrap(), Arc::new(SlowIndex::default()));
+    let mut config = config(directory.path(), CAPACITY);
+    config.files = Arc::<SlowIndex>::clone(&files);
+    let client = Client::from(Connector::open(config).unwrap());
+    for number in 1..=3 {
+        assert!(client.set_one(&key(number), &chunk(number)));
+    }
+    files.is_slow.store(true, Ordering::SeqCst);
+    client.connector.submit_delete(&[key(1)]).unwrap();
+    eventually("the first write", || files.begun.load(Ordering::SeqCst) == 1);
+    client.connector.submit_delete(&[key(2)]).unwrap();
+    let shutdown = client.connector.close();
+    assert!(shutdown.clean, "{shutdown}");
+    let client = Client::open(directory.path(), CAPACITY);
+    assert_eq!(client.exists(&[key(1), key(2), key(3)]), [false, false, true]);
+}
+
+/// A SET that ends after the index was given up is answered as well.
+#[test]
+fn a_set_that_ends_after_the_store_has_failed_is_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = Arc::new(FullIndex::default());
+    let mut config = config(directory.path(), CAPACITY);
+    config.files = Arc::<FullIndex>::clone(&files);
+    let (reached, is_reached) = std::sync::mpsc::channel();
+    let (go, may_go) = std::sync::mpsc::channel::<()>();
+    let make_engine = once(move |queue_depth, waker| {
+        let mut writes = 0;
+        let script = move |_, action, _| {
+            writes += u64::from(action == Action::Write);
+            if action == Action::Write && writes == 2 {
+                reached.send(()).unwrap();
+                may_go.recv().unwrap();
+            }
+            Fault::None
+        };
+        FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+    });
+    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    assert!(client.set_one(&key(1), &chunk(1)));
+    let new = chunk(2);
+    let stored = client.submit_set(&[key(2)], &[&new]);
+    is_reached.recv().unwrap();
+    files.refuse(true);
+    let deleted = client.connector.submit_delete(&[key(1)]).unwrap();
+    assert!(!client.wait(deleted).ok);
+    go.send(()).unwrap();
+    assert!(!client.wait(stored).ok);
 }

@@ -1,4 +1,4 @@
-//! An engine that does real I/O and holds reads or writes back until a test lets them go.
+//! An engine that does real I/O and holds transfers of one kind back until a test lets them go.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,10 +33,14 @@ impl HeldBack {
         queue_depth: usize,
         waker: Arc<Waker>,
     ) -> Result<HoldingEngine, EngineError> {
+        Ok(self.above(real_engine(queue_depth, Arc::clone(&waker))?, waker))
+    }
+
+    /// The same above another engine, which gets what is held once it may go.
+    pub(crate) fn above(&self, real: Box<dyn Engine>, waker: Arc<Waker>) -> HoldingEngine {
         let turns = Arc::new(AtomicUsize::new(0));
-        self.0.lock().engines.push((Arc::clone(&waker), Arc::clone(&turns)));
-        let real = real_engine(queue_depth, waker)?;
-        Ok(HoldingEngine { real, state: self.clone(), held: VecDeque::new(), turns })
+        self.0.lock().engines.push((waker, Arc::clone(&turns)));
+        HoldingEngine { real, state: self.clone(), held: VecDeque::new(), turns }
     }
 
     /// From now on transfers of this kind wait.
@@ -121,9 +125,13 @@ impl Engine for HoldingEngine {
             // SAFETY: the contract of this function.
             return unsafe { self.real.submit(transfer) };
         }
-        // SAFETY: the caller vouches for the vectors.
-        let vectors =
-            unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) };
+        let vectors = match transfer.action {
+            // SAFETY: the caller vouches for the vectors.
+            Action::Read | Action::Write => unsafe {
+                std::slice::from_raw_parts(transfer.vectors, transfer.vector_count)
+            },
+            _ => &[],
+        };
         state.given_bytes.push(vectors.iter().map(|vector| vector.iov_len).sum());
         drop(state);
         self.held.push_back(transfer);
