@@ -4,8 +4,8 @@
 
 mod common;
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
 use common::loop_device::LoopDevice;
@@ -100,6 +100,71 @@ fn a_closed_store_opens_again_at_once() {
         assert_held(&again, 0..turn * 10 + 10);
         again.connector.close();
     }
+}
+
+/// Neither a device that was formatted just now nor one that was closed has anything to tell, and others may use its node as before.
+#[test]
+fn a_new_device_has_nothing_to_tell() {
+    let Some(device) = LoopDevice::new(SIZE_MIB, 512) else { return };
+    let mode = || std::fs::metadata(device.path()).unwrap().permissions().mode() & 0o777;
+    std::fs::set_permissions(device.path(), Permissions::from_mode(0o640)).unwrap();
+    for kept in [0, 3] {
+        let client = open(device.path(), Durability::BestEffort, 1);
+        let recovery = client.connector.recovery();
+        assert_eq!((&recovery.reset, recovery.kept), (&None, kept));
+        store(&client, 0..3);
+        let second = Connector::open(config(device.path(), Config::WHOLE_DEVICE)).err().unwrap();
+        let pid = format!("process {}", std::process::id());
+        assert!(second.to_string().contains(&pid), "{second}");
+        client.connector.close();
+        assert_eq!(mode(), 0o640);
+    }
+}
+
+/// The index of a device in a directory: one that is lost, and comes back later, is not taken for that of the chunks stored since.
+#[test]
+fn an_index_that_was_away_stays_away() {
+    let Some(device) = LoopDevice::new(SIZE_MIB, 512) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let open = || {
+        let mut config = config(device.path(), Config::WHOLE_DEVICE);
+        config.index_path = Some(directory.path().to_owned());
+        let client = Client::from(Connector::open(config).unwrap());
+        let recovery = client.connector.recovery().clone();
+        (client, recovery.reset, recovery.kept)
+    };
+    let names = || -> Vec<_> {
+        let entries = std::fs::read_dir(directory.path()).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    };
+    let formatted_id = || {
+        let mut superblock = [0; 4096];
+        File::open(device.path()).unwrap().read_exact_at(&mut superblock, 0).unwrap();
+        superblock
+    };
+    let (client, reset, kept) = open();
+    assert_eq!((reset, kept), (None, 0));
+    store(&client, 0..3);
+    client.connector.close();
+    let [index] = &names()[..] else { panic!("{:?}", names()) };
+    let before = formatted_id();
+    let away = tempfile::tempdir().unwrap();
+    let copy = away.path().join("copy");
+    std::fs::copy(index, &copy).unwrap();
+    std::fs::remove_file(index).unwrap();
+
+    let (client, reset, kept) = open();
+    assert!(reset.unwrap().contains("was missing"));
+    assert_eq!(kept, 0);
+    store(&client, 10..13);
+    client.connector.close();
+    assert_ne!(formatted_id(), before);
+    assert!(!index.exists() && names().len() == 1);
+    std::fs::copy(&copy, index).unwrap();
+    let (client, reset, kept) = open();
+    assert_eq!((reset, kept), (None, 3));
+    assert_held(&client, 10..13);
+    assert_eq!(client.exists(&[key(0)]), [false]);
 }
 
 /// The index of a device begins behind its first MiB.

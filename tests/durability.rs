@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::held_back::HeldBack;
+use common::logged;
 use common::{Client, MIB, Memory, config, eventually, has_data_files, key, layout, once, pattern};
 use kvring::testing::{Action, FileOperations, Reaped};
 use kvring::{Config, Connector, Durability, Layout};
@@ -111,6 +112,7 @@ fn failed_syncs_acknowledge_nothing() {
     // The first sync of a group is that of the data, the second that of the index.
     for failing in [3, 4] {
         let directory = tempfile::tempdir().unwrap();
+        logged::keep();
         let syncs = Arc::new(AtomicU64::new(0));
         let client = persistent(directory.path(), 3, {
             let syncs = Arc::clone(&syncs);
@@ -125,6 +127,8 @@ fn failed_syncs_acknowledge_nothing() {
         let completion = client.set(&[key(1)], &[&memory]);
         assert!(!completion.ok && completion.error.contains("durable"), "{}", completion.error);
         assert_eq!(syncs.load(Ordering::SeqCst), failing, "a failed sync is not tried again");
+        let told = logged::lines(directory.path(), "they are not stored");
+        assert!(told.len() == 1 && told[0].contains("1 chunks"), "{told:?}");
         assert_eq!(client.exists(&[key(1)]), [false]);
         assert_eq!((client.counter("sync_errors"), client.counter("set_failed")), (1, 1));
         for _ in 0..10 {

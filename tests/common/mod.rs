@@ -6,6 +6,7 @@ pub(crate) mod chunk_files;
 pub(crate) mod chunks;
 pub(crate) mod faults;
 pub(crate) mod held_back;
+pub(crate) mod logged;
 pub(crate) mod loop_device;
 pub(crate) mod memory;
 pub(crate) mod random;

@@ -134,8 +134,9 @@ fn an_index_of_more_than_half_the_capacity_is_started_anew() {
 
 #[test]
 fn slots_are_assured_for_the_share_of_the_index() {
-    let Opened { table, .. } = open_in(tempfile::tempdir().unwrap(), 1 << 40);
-    assert_eq!(table.assured_slots(), index_share_bytes(1 << 40) / RECORD_BYTES as u64);
+    let capacity_bytes = 8 << 30;
+    let Opened { table, .. } = open_in(tempfile::tempdir().unwrap(), capacity_bytes);
+    assert_eq!(table.assured_slots(), index_share_bytes(capacity_bytes) / RECORD_BYTES as u64);
 }
 
 #[test]

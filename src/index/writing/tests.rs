@@ -86,7 +86,7 @@ fn keys_are_awaited_while_loads_wait_for_them() {
 #[test]
 fn a_set_without_loads_leaves_those_of_others_awaited() {
     let (index, _directory) = empty();
-    assert!(set(&index, "a", 1) && set(&index, "b", 2));
+    assert!(set(&index, "a", 1) && set(&index, "b", 2) && set(&index, "c", 4));
     get(&index, "a", LENGTH_BYTES, 3);
     assert_eq!(finish(&index, "b", 1), []);
     assert_eq!(awaited(&index), 1);
@@ -169,6 +169,22 @@ fn a_lease_goes_to_the_chunk_that_replaces_one() {
         }
         assert_eq!(sum(&index).bytes, kept);
     }
+}
+
+/// Leases are summed up by the second in which they end, in a ring: one that never began must not be taken for another.
+#[test]
+fn what_is_not_leased_adds_no_lease() {
+    let (index, _directory, now_ms, _) = leased();
+    let ring_s = index.config.lease_s + 2;
+    // What is leased at that time ends when the place in the ring is that of 0.
+    now_ms.store(u64::from(3 * ring_s - index.config.lease_s - 1) * 1000, Ordering::SeqCst);
+    let keys = [Hashed::of("a")].into_iter();
+    assert_eq!(index.contains_each(keys, false, 1), (vec![true], 0));
+    let before = sum(&index);
+    assert!(before.bytes > 0);
+    assert!(set(&index, "b", 1));
+    assert_eq!(finish(&index, "b", 2), []);
+    assert_eq!(sum(&index), before);
 }
 
 #[test]
