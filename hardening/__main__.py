@@ -37,7 +37,7 @@ PARTS = (
     _Part("stateful", 5, 1),
     _Part("faults", 8, 0),
     _Part("scale", 4, 0),
-    _Part("mutants", 10, 0),
+    _Part("mutants", 10, 6),
 )
 
 
@@ -100,7 +100,7 @@ def main(
     for part in PARTS:
         share = minutes if minutes is not None else part.quick_minutes if quick else part.minutes
         if tool == part.name or (tool == "all" and share > 0):
-            parts[part] = Options(minutes=share, seed=seed, planted=planted, arguments=arguments)
+            parts[part] = Options(share, seed, planted, quick, arguments)
     reports = _run_all(parts)
     _print(reports)
     if not all(report.passed for report in reports.values()):

@@ -4,7 +4,8 @@ All mutants are in one build, each behind a switch that is read at run time. Eac
 without a mutant, and tells which it reaches: only these run against a mutant, the quickest first.
 
 `hardening/mutants.json` keeps what was found, per file, with a fingerprint of its code. A file is
-searched again when its code has changed. A survivor needs a reason there, or it is a finding.
+searched again when its code has changed. A survivor needs a reason there, or it is a finding. CI
+(`--quick`) looks at files alone that were searched to the end and have changed since.
 
 ARGUMENTS are files to search whether or not they changed; `survivors` searches only what survived
 without a reason.
@@ -69,10 +70,15 @@ def run(options: Options) -> Report:
     """Search files that changed, or show that a test that is taken away is missed."""
     if options.planted:
         return _planted(options)
+    arguments = options.arguments
+    if options.quick and not arguments:
+        arguments = tuple(_changed())
+        if not arguments:
+            return Report("no file has changed that was searched to the end")
     results = _Results(REPOSITORY, is_kept=True)
-    if unknown := set(options.arguments) - results.files - {"survivors"}:
+    if unknown := set(arguments) - results.files - {"survivors"}:
         return Report("nothing", [_not_searched(name) for name in sorted(unknown)])
-    wanted = results.wanted(options.arguments)
+    wanted = results.wanted(arguments)
     report = Report()
     try:
         outcomes = _search(REPOSITORY, results, wanted, options.seconds, report)
@@ -85,6 +91,22 @@ def run(options: Options) -> Report:
         + (f"; no time for {missing}" if missing else "")
     )
     return report
+
+
+def _known() -> dict[str, _File]:
+    known: dict[str, _File] = json.loads(_KEPT.read_text()) if _KEPT.exists() else {}
+    return known
+
+
+def _changed() -> list[str]:
+    """Files that were searched to the end, and whose code is another one now."""
+    return [
+        file
+        for file, entry in _known().items()
+        if not entry["left"]
+        and (REPOSITORY / file).exists()
+        and fingerprint(REPOSITORY / file) != entry["code"]
+    ]
 
 
 def _not_searched(name: str) -> str:
@@ -113,7 +135,7 @@ class _Results:
         self._names: dict[str, list[str]] = defaultdict(list)
         for one in self.mutants:
             self._names[one.file].append(one.name)
-        known: dict[str, _File] = json.loads(_KEPT.read_text()) if _KEPT.exists() else {}
+        known = _known()
         self._files: dict[str, _File] = {}
         for file in self._names:
             code = fingerprint(tree / file)

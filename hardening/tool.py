@@ -23,12 +23,14 @@ class Options:
         minutes: How long the search may take; what it takes to build comes on top.
         seed: Where random choices begin: the same seed makes the same choices.
         planted: Put known bugs in, one after the other, and find each, instead of searching.
+        quick: Search what a change may have broken, and leave the rest to longer runs.
         arguments: What the command line has behind `--`; each tool's docstring explains them.
     """
 
     minutes: float
     seed: int = 1
     planted: bool = False
+    quick: bool = False
     arguments: tuple[str, ...] = ()
 
     @property
