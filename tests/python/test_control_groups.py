@@ -102,6 +102,7 @@ def fill_in_little_memory(group: str, directory: str) -> None:
         assert connector.check()["problems"] == []
 
 
+@pytest.mark.slow
 def test_an_index_larger_than_the_memory_of_the_container_is_no_trouble(
     store_directory: Path,
 ) -> None:
