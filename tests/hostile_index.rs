@@ -251,7 +251,8 @@ fn a_key_among_forged_digests_is_found() {
         made_up(&key, digest, u64::from(number) + 1, number)
     });
     let recovery = client.connector.recovery();
-    assert!(recovery.torn > 0, "{recovery:?}");
+    // What is found soon enough is not held against its key.
+    assert!(recovery.torn > 0 && recovery.kept > 1, "{recovery:?}");
     assert_eq!(recovery.kept + recovery.torn, count.into());
     assert!(client.get_one(&key(0), 4096).is_some());
     client.connector.close();

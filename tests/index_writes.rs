@@ -213,9 +213,8 @@ fn close_waits_for_a_slow_index_while_it_writes() {
     assert_eq!(client.exists(&[key(1), key(2), key(3)]), [false, false, true]);
 }
 
-/// A SET that ends after the index was given up is answered as well.
 #[test]
-fn a_set_that_ends_after_the_store_has_failed_is_answered() {
+fn a_set_that_is_in_the_device_when_the_store_fails_is_answered() {
     let directory = tempfile::tempdir().unwrap();
     let files = Arc::new(FullIndex::default());
     let mut config = config(directory.path(), CAPACITY);
