@@ -1,3 +1,5 @@
+//! The index file on a real file system whose calls are watched: space, address space, the lock.
+
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;

@@ -1,3 +1,5 @@
+//! The table of records on a real file whose calls are watched: writes, links, lost pages, refusals.
+
 use std::ops::Range;
 
 use super::super::changes::Change;

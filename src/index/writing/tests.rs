@@ -1,3 +1,5 @@
+//! What waits for a key that is being written, and what goes on to the chunk that replaces another.
+
 use super::*;
 use crate::block::BLOCK_BYTES;
 use crate::index::EnteredGet;
