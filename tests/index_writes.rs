@@ -21,24 +21,31 @@ use kvring::{Connector, Durability};
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 10_000;
 
-/// Files of a store whose index takes no record while it is to refuse them.
+/// Files of a store whose index takes no record while it is to refuse them, or takes its time for each.
 #[derive(Debug, Default)]
-struct FullIndex {
+struct TroubledIndex {
     is_full: AtomicBool,
     refused: AtomicUsize,
+    is_slow: AtomicBool,
+    slowed: AtomicUsize,
 }
 
-impl FileOperations for FullIndex {
+impl FileOperations for TroubledIndex {
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-        if offset >= 4096 && self.is_full.load(Ordering::SeqCst) {
+        let is_record = offset >= 4096;
+        if is_record && self.is_full.load(Ordering::SeqCst) {
             self.refused.fetch_add(1, Ordering::SeqCst);
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        if is_record && self.is_slow.load(Ordering::SeqCst) {
+            self.slowed.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_secs(6));
         }
         SystemFiles.write_at(file, bytes, offset)
     }
 }
 
-impl FullIndex {
+impl TroubledIndex {
     fn refuse(&self, is_full: bool) {
         self.is_full.store(is_full, Ordering::SeqCst);
     }
@@ -49,7 +56,7 @@ impl FullIndex {
     }
 }
 
-fn open(directory: &Path, durability: Durability) -> (Client, Arc<FullIndex>) {
+fn open(directory: &Path, durability: Durability) -> (Client, Arc<TroubledIndex>) {
     open_held(directory, durability, &HeldBack::default())
 }
 
@@ -57,11 +64,11 @@ fn open_held(
     directory: &Path,
     durability: Durability,
     held: &HeldBack,
-) -> (Client, Arc<FullIndex>) {
-    let files = Arc::new(FullIndex::default());
+) -> (Client, Arc<TroubledIndex>) {
+    let files = Arc::new(TroubledIndex::default());
     let mut config = config(directory, CAPACITY);
     config.durability = durability;
-    config.files = Arc::<FullIndex>::clone(&files);
+    config.files = Arc::<TroubledIndex>::clone(&files);
     let held = held.clone();
     let make_engine = move |queue_depth, waker| held.engine(queue_depth, waker);
     (Client::from(Connector::open_with_engine(config, make_engine).unwrap()), files)
@@ -176,36 +183,17 @@ fn close_gives_up_what_the_index_refuses() {
     assert_eq!(client.get_one(&key(1), LENGTH).unwrap(), chunk(1).bytes());
 }
 
-/// Files of a store whose index takes its time for each write.
-#[derive(Debug, Default)]
-struct SlowIndex {
-    is_slow: AtomicBool,
-    begun: AtomicUsize,
-}
-
-impl FileOperations for SlowIndex {
-    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-        if offset >= 4096 && self.is_slow.load(Ordering::SeqCst) {
-            self.begun.fetch_add(1, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_secs(6));
-        }
-        SystemFiles.write_at(file, bytes, offset)
-    }
-}
-
 /// It gives up when nothing was written for ten seconds.
 #[test]
 fn close_waits_for_a_slow_index_while_it_writes() {
-    let (directory, files) = (tempfile::tempdir().unwrap(), Arc::new(SlowIndex::default()));
-    let mut config = config(directory.path(), CAPACITY);
-    config.files = Arc::<SlowIndex>::clone(&files);
-    let client = Client::from(Connector::open(config).unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let (client, index) = open(directory.path(), Durability::BestEffort);
     for number in 1..=3 {
         assert!(client.set_one(&key(number), &chunk(number)));
     }
-    files.is_slow.store(true, Ordering::SeqCst);
+    index.is_slow.store(true, Ordering::SeqCst);
     client.connector.submit_delete(&[key(1)]).unwrap();
-    eventually("the first write", || files.begun.load(Ordering::SeqCst) == 1);
+    eventually("the first write", || index.slowed.load(Ordering::SeqCst) == 1);
     client.connector.submit_delete(&[key(2)]).unwrap();
     let shutdown = client.connector.close();
     assert!(shutdown.clean, "{shutdown}");
@@ -216,9 +204,9 @@ fn close_waits_for_a_slow_index_while_it_writes() {
 #[test]
 fn a_set_that_is_in_the_device_when_the_store_fails_is_answered() {
     let directory = tempfile::tempdir().unwrap();
-    let files = Arc::new(FullIndex::default());
+    let files = Arc::new(TroubledIndex::default());
     let mut config = config(directory.path(), CAPACITY);
-    config.files = Arc::<FullIndex>::clone(&files);
+    config.files = Arc::<TroubledIndex>::clone(&files);
     let (reached, is_reached) = std::sync::mpsc::channel();
     let (go, may_go) = std::sync::mpsc::channel::<()>();
     let make_engine = once(move |queue_depth, waker| {

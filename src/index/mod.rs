@@ -15,6 +15,9 @@ mod key_events;
 mod key_watch;
 mod leases;
 mod listing;
+#[cfg(test)]
+#[path = "../../tests/common/logged.rs"]
+mod logged;
 mod lookup;
 pub(crate) mod map;
 mod mapping;
@@ -37,7 +40,7 @@ mod store_facts;
 pub(crate) mod table;
 mod table_file;
 #[cfg(test)]
-mod test_index;
+pub(crate) mod test_index;
 mod writing;
 
 pub use chunk_reader::{ChunkCondition, ChunkReader};

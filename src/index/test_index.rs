@@ -1,8 +1,7 @@
-//! An index without a store around it, and what it logs, for the tests of this module.
+//! An index with its data, and without cache and threads, for tests.
 
-use std::cell::RefCell;
 use std::path::Path;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use super::found::FoundIndex;
 use super::index_file::IndexPlace;
@@ -15,50 +14,27 @@ use crate::evict::Quotas;
 use crate::store::Store;
 use crate::store::data_files::{ExtentStore, find_files};
 
-/// Opens the index in `directory`, which is made if there is none.
-pub(super) fn opened<G: Send, S: Send>(
-    directory: &Path,
-    set_up: impl FnOnce(&mut Config),
-) -> Index<G, S> {
-    let budget = Arc::new(Budget::new(64 << 20));
-    let mut config = Config::new(directory.to_str().unwrap(), budget.capacity_bytes).unwrap();
-    set_up(&mut config);
-    let directory = Arc::new(Directory::open(directory).unwrap());
+/// Opens the index in the directory that `config` names, and its data. They are made if there are none.
+pub(crate) fn open<G: Send, S: Send>(config: &Config) -> (Index<G, S>, Box<dyn Store>) {
+    let budget = Arc::new(Budget::new(config.capacity_bytes()));
+    let directory = Arc::new(Directory::open(config.path()).unwrap());
     let files = find_files(&directory, || None).unwrap();
     let open_store = |table: &Table| {
         ExtentStore::open(&directory, files, Arc::clone(&budget), || table.mean_use_by_file())
             .map(|store| Box::new(store) as Box<dyn Store>)
     };
     let found = FoundIndex::look(IndexPlace::Directory(Arc::clone(&directory))).unwrap();
-    Index::open(found, &budget, &config, &Quotas::default(), open_store).unwrap().0
+    let (index, store, ..) =
+        Index::open(found, &budget, config, &Quotas::default(), open_store).unwrap();
+    (index, store)
 }
 
-thread_local! {
-    static LOGGED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-}
-
-struct Log;
-
-impl log::Log for Log {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        LOGGED.with_borrow_mut(|logged| logged.push(record.args().to_string()));
-    }
-
-    fn flush(&self) {}
-}
-
-/// What this thread logs in `call`.
-pub(super) fn logged(call: impl FnOnce()) -> Vec<String> {
-    static SET: Once = Once::new();
-    SET.call_once(|| {
-        log::set_logger(&Log).unwrap();
-        log::set_max_level(log::LevelFilter::Warn);
-    });
-    LOGGED.take();
-    call();
-    LOGGED.take()
+/// The same for tests of the index alone.
+pub(super) fn opened<G: Send, S: Send>(
+    directory: &Path,
+    set_up: impl FnOnce(&mut Config),
+) -> Index<G, S> {
+    let mut config = Config::new(directory.to_str().unwrap(), 64 << 20).unwrap();
+    set_up(&mut config);
+    open(&config).0
 }

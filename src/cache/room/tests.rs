@@ -12,19 +12,12 @@ use crate::batch_completion::Batch;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::{CallerBuffer, SourceBuffer};
 use crate::cache::{Begun, Claim, GetRequest};
-use crate::capacity::Budget;
 use crate::completion_queue::CompletionQueue;
 use crate::config::{Checksum, Config, Eviction};
-use crate::directory::Directory;
 use crate::engine::Waker;
-use crate::evict::Quotas;
-use crate::index::table::Table;
-use crate::index::{EnteredGet, EnteredSet, Index};
-use crate::index::{FoundIndex, IndexPlace};
+use crate::index::{EnteredGet, EnteredSet, test_index};
 use crate::key::{Hashed, Namespace};
 use crate::open_stores::OpenStore;
-use crate::store::Store;
-use crate::store::data_files::{ExtentStore, find_files};
 use std::sync::Arc;
 
 const CAPACITY: u64 = 512 << 20;
@@ -71,17 +64,7 @@ impl Still {
         config.works_inline = true;
         (config.eviction, config.checksum, config.ttl) = (eviction, Checksum::Off, None);
         config.lease_s = 0;
-        let budget = Arc::new(Budget::new(CAPACITY));
-        let opened = Arc::new(Directory::open(directory.path()).unwrap());
-        let place = IndexPlace::Directory(Arc::clone(&opened));
-        let (found, files) =
-            (FoundIndex::look(place).unwrap(), find_files(&opened, || None).unwrap());
-        let open_store = |table: &Table| {
-            ExtentStore::open(&opened, files, Arc::clone(&budget), || table.mean_use_by_file())
-                .map(|store| Box::new(store) as Box<dyn Store>)
-        };
-        let quotas = Quotas::default();
-        let (index, store, ..) = Index::open(found, &budget, &config, &quotas, open_store).unwrap();
+        let (index, store) = test_index::open(&config);
         let completions = Arc::new(CompletionQueue::new().unwrap());
         let reactors = Box::new([Waker::new().unwrap()]);
         let open_store = OpenStore::new([3; 16]);

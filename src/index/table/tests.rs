@@ -1,29 +1,30 @@
 //! The table of records on a real file whose calls are watched: writes, links, lost pages, refusals.
 
+use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use super::super::changes::Change;
 use super::*;
 use crate::directory::Directory;
 use crate::engine::{FileOperations, SystemFiles};
 use crate::format::record::{KEY_PART_BYTES, NO_SLOT, Record, use_word};
-use crate::index::IndexPlace;
-use crate::index::test_index::logged;
+use crate::index::{IndexPlace, logged};
 use crate::key::MAX_KEY_BYTES;
-use std::fs::File;
-use std::io;
 
 /// Calls of the system that keep what is written and marked, and refuse to write and to unshare where they are told to.
 #[derive(Debug, Default)]
 struct Files {
-    written: std::sync::Mutex<Vec<Range<u64>>>,
-    marked: std::sync::Mutex<Vec<Range<u64>>>,
-    is_refusing: std::sync::atomic::AtomicBool,
+    written: Mutex<Vec<Range<u64>>>,
+    marked: Mutex<Vec<Range<u64>>>,
+    is_refusing: AtomicBool,
 }
 
 impl FileOperations for Files {
     fn preallocate(&self, file: &File, bytes: Range<u64>, flags: libc::c_int) -> io::Result<()> {
-        match self.is_refusing.load(std::sync::atomic::Ordering::Relaxed) {
+        match self.is_refusing.load(Ordering::Relaxed) {
             true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
             // Not every file system can unshare.
             false if flags & libc::FALLOC_FL_UNSHARE_RANGE != 0 => Ok(()),
@@ -31,19 +32,14 @@ impl FileOperations for Files {
         }
     }
 
-    fn mark_changed(
-        &self,
-        _: &File,
-        offset: u64,
-        mapped: &[std::sync::atomic::AtomicU8],
-    ) -> io::Result<()> {
+    fn mark_changed(&self, _: &File, offset: u64, mapped: &[AtomicU8]) -> io::Result<()> {
         self.marked.lock().unwrap().push(offset..offset + mapped.len() as u64);
         Ok(())
     }
 
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.written.lock().unwrap().push(offset..offset + bytes.len() as u64);
-        match self.is_refusing.load(std::sync::atomic::Ordering::Relaxed) {
+        match self.is_refusing.load(Ordering::Relaxed) {
             true => Err(io::Error::from_raw_os_error(libc::EIO)),
             false => SystemFiles.write_at(file, bytes, offset),
         }
@@ -95,6 +91,15 @@ fn long_key(seed: char) -> String {
 }
 
 impl Opened {
+    /// What is logged of it in `call`.
+    fn logged(&self, call: impl FnOnce()) -> Vec<String> {
+        logged::keep();
+        let lines = || logged::lines(self.directory.path(), "");
+        let before = lines().len();
+        call();
+        lines().split_off(before)
+    }
+
     /// Leads a record elsewhere, as damage does that its checksum does not show.
     fn lead(&self, slot: u32, next_slot: u32) {
         let mut record = self.table.read(slot);
@@ -250,28 +255,27 @@ fn changes_of_one_page_are_one_write() {
 
 #[test]
 fn a_record_that_could_not_be_written_is_lost_and_told() {
-    use std::sync::atomic::Ordering::Relaxed;
     let opened = open();
     let table = &opened.table;
     publish(table, "first", 7, 0, 0);
-    assert!(!table.changes.has_lost(7) && !table.refuses_writes.load(Relaxed));
-    opened.files.is_refusing.store(true, Relaxed);
+    assert!(!table.changes.has_lost(7) && !table.refuses_writes.load(Ordering::Relaxed));
+    opened.files.is_refusing.store(true, Ordering::Relaxed);
     for generation in [8, 9] {
         publish(table, "second", generation, 0, 0);
-        assert!(table.changes.has_lost(generation) && table.refuses_writes.load(Relaxed));
+        assert!(table.changes.has_lost(generation) && table.refuses_writes.load(Ordering::Relaxed));
     }
-    opened.files.is_refusing.store(false, Relaxed);
+    opened.files.is_refusing.store(false, Ordering::Relaxed);
     publish(table, "third", 10, 0, 0);
-    assert!(!table.changes.has_lost(10) && !table.refuses_writes.load(Relaxed));
+    assert!(!table.changes.has_lost(10) && !table.refuses_writes.load(Ordering::Relaxed));
 }
 
 #[test]
 fn a_refusing_file_is_told_of_once_until_it_is_repaired() {
     let opened = open();
     let publish = |is_refusing| {
-        opened.files.is_refusing.store(is_refusing, std::sync::atomic::Ordering::Relaxed);
-        let logged = logged(|| _ = publish(&opened.table, "key", 1, 0, 0));
-        logged.iter().filter(|line| line.contains("cannot write to")).count()
+        opened.files.is_refusing.store(is_refusing, Ordering::Relaxed);
+        let lines = opened.logged(|| _ = publish(&opened.table, "key", 1, 0, 0));
+        lines.iter().filter(|line| line.contains("cannot write to")).count()
     };
     for (is_refusing, lines) in [(false, 0), (true, 1), (true, 0), (false, 0), (true, 1)] {
         assert_eq!(publish(is_refusing), lines);
@@ -303,8 +307,8 @@ fn want_of_blocks_is_known_and_told_of_once() {
         return;
     }
     for (is_refusing, lines) in [(false, 0), (true, 1), (true, 0), (false, 0), (true, 1)] {
-        opened.files.is_refusing.store(is_refusing, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(logged(|| opened.table.unshare()).len(), lines);
+        opened.files.is_refusing.store(is_refusing, Ordering::Relaxed);
+        assert_eq!(opened.logged(|| opened.table.unshare()).len(), lines);
         assert_eq!(opened.table.lacks_blocks(), is_refusing);
     }
 }
@@ -313,14 +317,14 @@ fn want_of_blocks_is_known_and_told_of_once() {
 fn a_record_of_a_lost_page_is_lost() {
     let opened = open();
     let table = &opened.table;
-    assert_eq!(logged(|| assert_eq!(table.lost_pages(), 0)), [""; 0]);
+    assert_eq!(opened.logged(|| assert_eq!(table.lost_pages(), 0)), [""; 0]);
     // The page is gone from the file: reading it raises SIGBUS, as from a bad sector.
     table.index_file.file.set_len(HEADER_BYTES + 4096).unwrap();
     let slot = 4096 / RECORD_BYTES as u32;
     assert!(table.is_lost(slot) && !table.is_lost(0));
-    let lines = logged(|| assert_eq!(table.lost_pages(), 1));
+    let lines = opened.logged(|| assert_eq!(table.lost_pages(), 1));
     assert!(lines.len() == 1 && lines[0].starts_with("1 pages of"), "{lines:?}");
-    assert_eq!(logged(|| assert_eq!(table.lost_pages(), 1)), [""; 0]);
+    assert_eq!(opened.logged(|| assert_eq!(table.lost_pages(), 1)), [""; 0]);
     let mut record: Record = table.read(0);
     record.generation = 7;
     let record = Arc::new(record);
