@@ -88,7 +88,7 @@ def _tell_stalls(text: str, report: Report) -> None:
             if what != "control" and phase != "check()":
                 longest = max(longest, longest_ms)
         elif re.match(
-            r"\d+ keys in|memory:|purged|the long SET|evicted|one batch|and answered", line
+            r"\d+ keys in|memory:|purged|no long SET|evicted|one batch|and answered", line
         ):
             print(line)
     miss = "" if longest < _GOAL_MS else ", past the goal of 2"
