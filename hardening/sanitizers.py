@@ -44,6 +44,7 @@ RUST_LAST = ("nth_fault", "power_loss", "damage")
 LEAKING = {
     "lifecycle": ("close_says_whether_the_kernel_still_has_memory",),
     "faults": ("a_stuck_device_leaks_rather_than_hangs",),
+    "kvring": ("what_is_under_way_cannot_be_taken_out",),
 }
 PYTHON_SUITES = (
     *("test_close.py", "test_buffers.py", "test_buffer_exports.py", "test_tensors.py"),
@@ -51,7 +52,15 @@ PYTHON_SUITES = (
     *("test_fork.py", "test_signals.py", "test_limits.py", "test_keys.py", "test_options.py"),
     *("shared_reads", "test_pins.py", "test_ttl.py", "test_restart.py", "test_stats.py"),
     *("test_namespaces.py", "test_files.py", "test_engines.py", "test_refusals.py"),
-    *("test_owner_socket.py", "test_transfers.py", "test_store_commands.py", "test_random.py"),
+    *("test_owner_socket.py", "test_transfers.py", "test_store_commands.py"),
+)
+# What cannot be with the runtime. It takes terabytes of address space, it sums so slowly that all
+# of a small store is being written at a time, and in a fork it takes what is mapped where a thread
+# had its stack for that stack.
+PYTHON_LEFT_OUT = (
+    "test_an_open_that_gets_no_address_space_says_how_much_and_why",
+    "test_all_that_it_takes_stays_within_the_capacity",
+    "test_forks_of_an_owner_with_many_threads_open_stores_of_their_own",
 )
 
 
@@ -94,8 +103,9 @@ THREAD = _Sanitizer(
     f"exitcode=99:suppressions={REPOSITORY / 'hardening' / 'thread.supp'}",
     ("-Zbuild-std",),
 )
-# The interpreter keeps memory until its end, so that leaks of ours cannot be told from it.
-PYTHON = _Sanitizer("address", "ASAN_OPTIONS", "detect_leaks=0:exitcode=99")
+# The interpreter keeps memory until its end, so that leaks of ours cannot be told from it. SIGBUS
+# is kvring's own, for pages of the index that cannot be read.
+PYTHON = _Sanitizer("address", "ASAN_OPTIONS", "detect_leaks=0:handle_sigbus=0:exitcode=99")
 
 
 @dataclass
@@ -231,7 +241,9 @@ def _python(search: _Search, wanted: tuple[str, ...]) -> None:
             "PYTHONMALLOC": "malloc",
             "PYTHONPATH": str(package),
         }
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        left_out = " or ".join(PYTHON_LEFT_OUT)
+        options = ["-q", "-p", "no:cacheprovider", "-k", f"not ({left_out})"]
+        command = [sys.executable, "-m", "pytest", *options]
         suite = f"python {name}"
         output = search.run(suite, [*command, f"tests/python/{name}"], environment)
         search.note(suite, logs, output, r"^(?:FAILED|ERROR) (\S+)")
