@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+import click
+
 from benches.compare.block_devices import DeviceError, attach_loop
 from hardening.tool import OUTPUT, Options, Report, call
 
@@ -60,9 +62,12 @@ def run(options: Options) -> Report:
 
 
 def _keys(options: Options) -> int:
-    words = options.arguments
-    if "--keys" in words:
-        return int(words[words.index("--keys") + 1])
+    if options.arguments:
+        match options.arguments:
+            case ("--keys", number) if number.isdecimal() and int(number) > 0:
+                return int(number)
+        told = " ".join(options.arguments)
+        raise click.UsageError(f"'{told}' is no argument of scale: it takes --keys NUMBER")
     return min(int(max(options.minutes - _FIXED_MINUTES, 0.1) * _KEYS_A_MINUTE), _MOST_KEYS)
 
 
