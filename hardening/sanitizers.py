@@ -199,13 +199,18 @@ def _rust(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> No
         skipped = [option for test in leaking for option in ("--skip", test)]
         _run_program(search, sanitizer, programs[name], [*chosen, *skipped])
         if leaking and not chosen:
-            _run_program(search, sanitizer.without_leaks(), programs[name], [*leaking])
+            by_itself = sanitizer.without_leaks()
+            _run_program(search, by_itself, programs[name], [*leaking], " by itself")
 
 
 def _run_program(
-    search: _Search, sanitizer: _Sanitizer, program: Path, arguments: list[str]
+    search: _Search,
+    sanitizer: _Sanitizer,
+    program: Path,
+    arguments: list[str],
+    how: str = "",
 ) -> None:
-    suite = f"{sanitizer.name} {program.name.rpartition('-')[0]}"
+    suite = f"{sanitizer.name} {program.name.rpartition('-')[0]}{how}"
     reports = _fresh(REPORTS / suite.replace(" ", "-"))
     output = search.run(suite, [program, *arguments], sanitizer.run_environment(reports / "report"))
     search.note(suite, reports, output, r"^test (.*) \.\.\. FAILED$")
