@@ -127,6 +127,9 @@ def filled(open_store: Callable[..., Client], disk: Path) -> Iterator[tuple[Clie
     client = open_store()
     count = 2 * CAPACITY_BYTES // CHUNK_BYTES
     assert store(client, range(count)) == []
+    client.connector.close()
+    write_all_of(disk / "store")
+    client = open_store()
     filler = Filler(disk)
     yield client, range(count), filler
     filler.remove()
@@ -250,7 +253,6 @@ def test_a_store_that_is_opened_beside_its_copy_where_little_is_free(
     client, numbers, filler = filled
     old = held(client, numbers)
     client.connector.close()
-    write_all_of(disk / "store")
     copy = copy_of(disk, "--reflink=always")
     take_all_but(filler, disk, LITTLE_BYTES)
     client = open_store()
