@@ -5,8 +5,8 @@ Arguments are filters of test names, as of `cargo test`; none stands for the lis
 
 from __future__ import annotations
 
-import json
 import re
+import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -33,6 +33,8 @@ SKIPPED = (
 )
 # Isolation is off for what tests ask of time and files.
 FLAGS = "-Zmiri-disable-isolation -Zmiri-strict-provenance"
+# A line for each test, as it ends.
+TOLD = ("-Z", "unstable-options", "--format=json")
 HANG_S = 480.0
 
 
@@ -61,19 +63,27 @@ def _search(filters: tuple[str, ...], seconds: float, tree: Path = REPOSITORY) -
     built = _miri(["--no-run"], "build", tree, None)
     if built.returncode != 0:
         return Report(findings=[f"cannot be built: {_errors(built.stdout)}"])
-    # In one process: each takes half a minute to begin. The first error ends it.
+    tests, late = 0, []
+    deadline = time.monotonic() + seconds
     skips = [option for test in SKIPPED for option in ("--skip", test)]
-    told = ["-Z", "unstable-options", "--format=json", "--report-time"]
-    done = _miri(["--", *filters, *skips, *told], "tests", tree, seconds)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{ "type": "test"')]
-    names = [event["name"] for event in map(json.loads, lines) if event["event"] == "ok"]
-    begun = {name for name in filters if any(name in test for test in names)}
-    report.ran = f"{len(names)} tests of {len(begun)} modules"
-    if done.returncode == 124:
-        late = ", ".join(name for name in filters if name not in begun)
-        report.ran += f", no time for all, nor for any of {late or 'none'}"
-    elif done.returncode != 0:
-        report.findings.append(f"{_errors(done.stdout)} (cargo +nightly miri test)")
+    for name in filters:
+        left_s = deadline - time.monotonic()
+        if left_s < 1:
+            late.append(name)
+            continue
+        # The first error ends it.
+        done = _miri(["--", name, *skips, *TOLD], name, tree, left_s)
+        passed = done.stdout.count('"event": "ok"')
+        tests += passed
+        if done.returncode == 124:
+            late.append(name)
+        elif done.returncode != 0:
+            report.findings.append(f"{_errors(done.stdout)} (cargo +nightly miri test {name})")
+        elif not passed:
+            report.findings.append(f"{name}: no test has this name")
+    report.ran = f"{tests} tests of {len(filters) - len(late)} modules"
+    if late:
+        report.ran += f", no time for all of {', '.join(late)}"
     return report
 
 
