@@ -1,9 +1,10 @@
 """AddressSanitizer with LeakSanitizer, and ThreadSanitizer, over the Rust and Python suites.
 
-Arguments choose among `address`, `thread` (the Rust suites) and `python` (with AddressSanitizer
-in the native module); none stands for all, in this order. A name of a suite (`lifecycle`,
-`test_close.py`) runs that one alone, and `kvring:engine::` those of its tests that have this in
-their name. With ThreadSanitizer the standard library is built anew, as it synchronises too.
+Arguments choose among `address`, `thread` (the Rust suites), `python-address` and `python-thread`
+(the Python ones, with the native module built so); none stands for all, in this order. A name of a
+suite (`lifecycle`, `test_close.py`) runs that one alone, and `kvring:engine::` those of its tests
+that have this in their name. With ThreadSanitizer the standard library is built anew, as it
+synchronises too.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ THREAD = _Sanitizer(
 )
 # The interpreter keeps memory until its end, so that leaks of ours cannot be told from it. SIGBUS
 # is kvring's own, for pages of the index that cannot be read.
-PYTHON = _Sanitizer("address", "ASAN_OPTIONS", "detect_leaks=0:handle_sigbus=0:exitcode=99")
+PYTHON_ADDRESS = replace(ADDRESS, options="detect_leaks=0:handle_sigbus=0:exitcode=99")
+PYTHON_THREAD = replace(THREAD, options=f"{THREAD.options}:die_after_fork=0")
 
 
 @dataclass
@@ -226,30 +228,46 @@ def _fresh(directory: Path) -> Path:
     return directory
 
 
-def _python(search: _Search, wanted: tuple[str, ...]) -> None:
-    """Run Python suites on a native module with AddressSanitizer, its runtime loaded first."""
+def _preloaded(sanitizer: _Sanitizer) -> list[str]:
+    """Return what a process without the runtime loads first; nothing if the compiler has none."""
     # That of the C compiler takes what rustc emits: both are of the same version of the interface.
-    runtime = call(["cc", "-print-file-name=libasan.so"]).stdout.strip()
-    if not Path(runtime).is_file():
-        search.late.append("python (the C compiler has no libasan.so)")
-        return
-    built = _artifacts(PYTHON, search.tree, "build", "--package", "kvring-python")
+    name = "libasan.so" if sanitizer.name == "address" else "libtsan.so"
+    runtime = Path(call(["cc", f"-print-file-name={name}"]).stdout.strip())
+    if not runtime.is_file():
+        return []
+    loaded = [str(runtime.resolve())]
+    if sanitizer.name == "thread":
+        added = BUILT / "thread_memory.so"
+        source = REPOSITORY / "hardening" / "thread_memory.c"
+        call(["cc", "-shared", "-fPIC", "-fno-builtin", source, "-o", added]).check_returncode()
+        loaded.append(str(added))
+    return loaded
+
+
+def _python(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> None:
+    """Run Python suites on a native module with a sanitizer, its runtime loaded first."""
+    part = f"python-{sanitizer.name}"
+    built = _artifacts(sanitizer, search.tree, "build", "--package", "kvring-python")
     library = [made for made in built if made["target"]["name"] == "_native"]  # type: ignore[index]
-    package = BUILT / "python"
+    package = BUILT / part
     place_package(search.tree, Path(str(library[-1]["filenames"][0])), package)  # type: ignore[index]
+    preloaded = _preloaded(sanitizer)
+    if not preloaded:
+        search.late.append(f"{part} (the C compiler has no runtime for it)")
+        return
     for name in wanted or PYTHON_SUITES:
-        logs = _fresh(REPORTS / "python" / name)
+        logs = _fresh(REPORTS / part / name)
         # Children of tests inherit it.
         environment = {
-            **PYTHON.run_environment(logs / "report"),
-            "LD_PRELOAD": str(Path(runtime).resolve()),
+            **sanitizer.run_environment(logs / "report"),
+            "LD_PRELOAD": " ".join(preloaded),
             "PYTHONMALLOC": "malloc",
             "PYTHONPATH": str(package),
         }
         left_out = " or ".join(PYTHON_LEFT_OUT)
         options = ["-q", "-p", "no:cacheprovider", "-k", f"not ({left_out})"]
         command = [sys.executable, "-m", "pytest", *options]
-        suite = f"python {name}"
+        suite = f"{part} {name}"
         output = search.run(suite, [*command, f"tests/python/{name}"], environment)
         search.note(suite, logs, output, r"^(?:FAILED|ERROR) (\S+)")
 
@@ -257,10 +275,11 @@ def _python(search: _Search, wanted: tuple[str, ...]) -> None:
 PARTS: dict[str, Callable[[_Search, tuple[str, ...]], None]] = {
     "address": lambda search, wanted: _rust(search, ADDRESS, wanted),
     "thread": lambda search, wanted: _rust(search, THREAD, wanted),
-    "python": _python,
+    "python-address": lambda search, wanted: _python(search, PYTHON_ADDRESS, wanted),
+    "python-thread": lambda search, wanted: _python(search, PYTHON_THREAD, wanted),
 }
 # Of the time; what a part leaves goes to the next one.
-SHARES = {"address": 2, "thread": 2, "python": 1}
+SHARES = {"address": 2, "thread": 2, "python-address": 1, "python-thread": 1}
 
 
 def run(options: Options) -> Report:
