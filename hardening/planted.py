@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hardening.tool import OUTPUT, REPOSITORY
+from hardening.tool import OUTPUT, REPOSITORY, Options, Report
 
 PATCHES = REPOSITORY / "hardening" / "planted"
 
@@ -62,3 +63,30 @@ def tree_with(patch: Path) -> Iterator[Path]:
         yield tree
     finally:
         subprocess.run([*apply, "--reverse", patch], cwd=tree, check=True, env=environment)
+
+
+def find_where_told(
+    tool: str, options: Options, search: Callable[[tuple[str, ...], Path], Report]
+) -> Report:
+    """Have a search find each bug at each place that its patch names, and by the words it names.
+
+    Args:
+        tool: Whose bugs. A patch has the lines `Found by: WHERE` and `As: WORDS`, once or more.
+        options: Arguments choose among the patches, by a part of their names; none stands for all.
+        search: Takes the words of WHERE, and the tree with the bug.
+    """
+    report, found, places = Report(), 0, 0
+    for patch in patches_of(tool):
+        if options.arguments and not any(part in patch.name for part in options.arguments):
+            continue
+        told = re.findall(r"^Found by: (.*)\nAs: (.*)$", patch.read_text(), re.M)
+        with tree_with(patch) as tree:
+            for where, words in told:
+                there = search(tuple(where.split()), tree)
+                is_found = any(words in finding for finding in there.findings)
+                found += is_found
+                places += 1
+                if not is_found:
+                    report.findings.append(f"{patch.name}: not found by {where}: {there}")
+    report.ran = f"planted bugs found at {found} of {places} places"
+    return report
