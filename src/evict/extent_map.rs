@@ -162,7 +162,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_is_a_sorted_map(
-            steps in prop::collection::vec((0_u32..3, 0_u32..400, 0_u8..10), 1..if cfg!(miri) { 100 } else { 3000 }), removes in 1_u8..10,
+            steps in prop::collection::vec((0_u32..3, 0_u32..400, 0_u8..10), 1..if cfg!(miri) { 60 } else { 3000 }), removes in 1_u8..10,
         ) {
             let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());
             let mut model: BTreeMap<Start, NodeId> = BTreeMap::new();
