@@ -145,6 +145,60 @@ mod tests {
         Namespace::called(name).fingerprint()
     }
 
+    #[test]
+    fn usage_at_several_paths_is_the_sum_with_the_quota_that_one_has() {
+        let there = NamespaceUsage {
+            keys: 5,
+            allocated_bytes: 7 << 12,
+            writing_keys: 3,
+            remembered_keys: 11,
+            quota_bytes: None,
+        };
+        let mut sum = NamespaceUsage::default();
+        sum.add(&NamespaceUsage { quota_bytes: Some(9), ..there });
+        sum.add(&there);
+        let twice = NamespaceUsage {
+            keys: 10,
+            allocated_bytes: 14 << 12,
+            writing_keys: 6,
+            remembered_keys: 22,
+            quota_bytes: Some(9),
+        };
+        assert_eq!(sum, twice);
+    }
+
+    #[test]
+    fn a_wrong_count_is_told_and_what_is_unused_goes() {
+        let mut namespaces = Namespaces::default();
+        namespaces.add_with_pool("quota", 7);
+        let id = namespaces.id_of((fingerprint("a"), || "a".to_owned()));
+        *namespaces.usage_mut(id) = NamespaceUsage {
+            keys: 2,
+            allocated_bytes: 8192,
+            remembered_keys: 1,
+            ..NamespaceUsage::default()
+        };
+        let check = |counted: (u64, u64, u64)| namespaces.check(HashMap::from([(id, counted)]));
+        assert!(check((2, 8192, 1)).is_empty());
+        for wrong in [(1, 8192, 1), (2, 4096, 1), (2, 8192, 0)] {
+            let problems = check(wrong);
+            assert!(problems.len() == 1 && problems[0].contains("'a'"), "{problems:?}");
+        }
+        assert_eq!(namespaces.check(HashMap::from([(id, (2, 8192, 1)), (99, (1, 1, 1))])).len(), 1);
+        let quotas: HashMap<String, Option<u64>> = namespaces
+            .all(|pool| (pool == 7).then_some(3))
+            .into_iter()
+            .map(|(name, usage)| (name, usage.quota_bytes))
+            .collect();
+        assert_eq!(quotas, HashMap::from([("quota".to_owned(), Some(3)), ("a".to_owned(), None)]));
+
+        namespaces.drop_all_unused();
+        assert!(namespaces.called("a").is_some(), "something is stored in it");
+        *namespaces.usage_mut(id) = NamespaceUsage::default();
+        namespaces.drop_all_unused();
+        assert!(namespaces.called("a").is_none() && namespaces.called("quota").is_some());
+    }
+
     proptest! {
         /// A namespace is there, under one number, while something of it is stored or remembered; one with a quota always is.
         #[test]
