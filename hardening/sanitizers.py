@@ -31,7 +31,6 @@ REPORTS = BUILT / "reports"
 
 # No suite takes as long: it hangs.
 HANG_S = 600.0
-LONG_HANG_S = 3600.0
 PLANTED_S = 300.0
 
 # What is nearest to memory that the kernel has, and to threads, comes first; the rest by name.
@@ -41,7 +40,6 @@ RUST_FIRST = (
 )
 # Minutes each, with a sanitizer.
 RUST_LAST = ("nth_fault", "power_loss", "damage")
-RUST_LONG = ("kvring", *RUST_LAST)
 # Hours with a sanitizer, of the same code for each bit.
 RUST_LEFT_OUT = {"damage": ("every_bit_of",)}
 # A device that never answers has memory that is leaked, as is promised. These run by themselves,
@@ -130,15 +128,9 @@ class _Search:
     suites: int = 0
     late: list[str] = field(default_factory=list)
 
-    def run(
-        self,
-        name: str,
-        command: list[str | Path],
-        environment: Mapping[str, str],
-        hang_s: float = HANG_S,
-    ) -> str:
+    def run(self, name: str, command: list[str | Path], environment: Mapping[str, str]) -> str:
         """Run a suite, if there is time, and return what it printed."""
-        limit_s = min(self.left_s, hang_s)
+        limit_s = min(self.left_s, HANG_S)
         if limit_s < 1:
             self.late.append(name)
             return ""
@@ -148,7 +140,7 @@ class _Search:
             command, log=log, environment=environment, directory=self.tree, timeout_s=limit_s
         )
         self.left_s -= time.monotonic() - begin_s
-        if done.returncode == 124 and limit_s < hang_s:
+        if done.returncode == 124 and limit_s < HANG_S:
             self.late.append(name)
         elif done.returncode == 124:
             self.findings.append(f"{name}: hangs, see {log}")
@@ -228,12 +220,9 @@ def _run_program(
     arguments: list[str],
     how: str = "",
 ) -> None:
-    name = program.name.rpartition("-")[0]
-    suite = f"{sanitizer.name} {name}{how}"
+    suite = f"{sanitizer.name} {program.name.rpartition('-')[0]}{how}"
     reports = _fresh(REPORTS / suite.replace(" ", "-"))
-    environment = sanitizer.run_environment(reports / "report")
-    hang_s = LONG_HANG_S if name in RUST_LONG else HANG_S
-    output = search.run(suite, [program, *arguments], environment, hang_s)
+    output = search.run(suite, [program, *arguments], sanitizer.run_environment(reports / "report"))
     search.note(suite, reports, output, r"^test (.*) \.\.\. FAILED$")
 
 
