@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -128,30 +128,45 @@ class _Search:
     suites: int = 0
     late: list[str] = field(default_factory=list)
 
-    def run(self, name: str, command: list[str | Path], environment: Mapping[str, str]) -> str:
-        """Run a suite, if there is time, and return what it printed."""
+    def run(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str],
+        reports: Path,
+        failed: str,
+    ) -> None:
+        """Run a suite, if there is time, and take note of what it has shown.
+
+        Args:
+            name: What it is called in findings.
+            command: What runs it.
+            environment: Has the sanitizer write to files `report.*`.
+            reports: The directory of these files.
+            failed: Matches the tests that failed in what it prints.
+        """
         limit_s = min(self.left_s, HANG_S)
         if limit_s < 1:
             self.late.append(name)
-            return ""
+            return
         log = LOGS / f"{name.replace(' ', '-')}.log"
         begin_s = time.monotonic()
         done = call(
             command, log=log, environment=environment, directory=self.tree, timeout_s=limit_s
         )
         self.left_s -= time.monotonic() - begin_s
+        shown = [f"{name}: {line}" for line in _reports(reports)]
+        shown += [f"{name}: {test} failed" for test in re.findall(failed, done.stdout, re.M)]
+        self.tests += sum(map(int, re.findall(r"(\d+) passed", done.stdout)))
         if done.returncode == 124 and limit_s < HANG_S:
             self.late.append(name)
         elif done.returncode == 124:
-            self.findings.append(f"{name}: hangs, see {log}")
+            shown.append(f"{name}: hangs, see {log}")
+        elif done.returncode != 0 and not shown:
+            # It crashed, or there is no such suite.
+            shown.append(f"{name}: ended with {done.returncode}, see {log}")
+        self.findings += shown
         self.suites += name not in self.late
-        return str(done.stdout)
-
-    def note(self, name: str, reports: Path, output: str, failed: str) -> None:
-        """Take note of what a suite has shown; `failed` matches the tests that failed."""
-        self.findings += [f"{name}: {line}" for line in _reports(reports)]
-        self.findings += [f"{name}: {test} failed" for test in re.findall(failed, output, re.M)]
-        self.tests += sum(map(int, re.findall(r"(\d+) passed", output)))
 
 
 @cache
@@ -222,8 +237,9 @@ def _run_program(
 ) -> None:
     suite = f"{sanitizer.name} {program.name.rpartition('-')[0]}{how}"
     reports = _fresh(REPORTS / suite.replace(" ", "-"))
-    output = search.run(suite, [program, *arguments], sanitizer.run_environment(reports / "report"))
-    search.note(suite, reports, output, r"^test (.*) \.\.\. FAILED$")
+    environment = sanitizer.run_environment(reports / "report")
+    command = [program, *arguments]
+    search.run(suite, command, environment, reports, r"^test (.*) \.\.\. FAILED$")
 
 
 def _cargo_options_of(suite: str) -> list[str]:
@@ -245,6 +261,7 @@ def _preloaded(sanitizer: _Sanitizer) -> list[str]:
         return []
     loaded = [str(runtime.resolve())]
     if sanitizer.name == "thread":
+        BUILT.mkdir(parents=True, exist_ok=True)
         added = BUILT / "thread_memory.so"
         source = REPOSITORY / "hardening" / "thread_memory.c"
         call(["cc", "-shared", "-fPIC", "-fno-builtin", source, "-o", added]).check_returncode()
@@ -255,14 +272,14 @@ def _preloaded(sanitizer: _Sanitizer) -> list[str]:
 def _python(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> None:
     """Run Python suites on a native module with a sanitizer, its runtime loaded first."""
     part = f"python-{sanitizer.name}"
-    built = _artifacts(sanitizer, search.tree, "build", "--package", "kvring-python")
-    library = [made for made in built if made["target"]["name"] == "_native"]  # type: ignore[index]
-    package = BUILT / part
-    place_package(search.tree, Path(str(library[-1]["filenames"][0])), package)  # type: ignore[index]
     preloaded = _preloaded(sanitizer)
     if not preloaded:
         search.late.append(f"{part} (the C compiler has no runtime for it)")
         return
+    built = _artifacts(sanitizer, search.tree, "build", "--package", "kvring-python")
+    library = [made for made in built if made["target"]["name"] == "_native"]  # type: ignore[index]
+    package = BUILT / part
+    place_package(search.tree, Path(str(library[-1]["filenames"][0])), package)  # type: ignore[index]
     for name in wanted or PYTHON_SUITES:
         logs = _fresh(REPORTS / part / name)
         # Children of tests inherit it.
@@ -275,10 +292,8 @@ def _python(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> 
         also = THREAD_LEFT_OUT if sanitizer.name == "thread" else ()
         left_out = " or ".join((*PYTHON_LEFT_OUT, *also))
         options = ["-q", "-p", "no:cacheprovider", "-k", f"not ({left_out})"]
-        command = [sys.executable, "-m", "pytest", *options]
-        suite = f"{part} {name}"
-        output = search.run(suite, [*command, f"tests/python/{name}"], environment)
-        search.note(suite, logs, output, r"^(?:FAILED|ERROR) (\S+)")
+        command = [sys.executable, "-m", "pytest", *options, f"tests/python/{name}"]
+        search.run(f"{part} {name}", command, environment, logs, r"^(?:FAILED|ERROR) (\S+)")
 
 
 PARTS: dict[str, Callable[[_Search, tuple[str, ...]], None]] = {

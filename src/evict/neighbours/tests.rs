@@ -119,7 +119,7 @@ fn layouts() -> impl Strategy<Value = Vec<(u32, Index, u8)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 512 }))]
 
     #[test]
     fn the_cheapest_window_is_the_cheapest_and_makes_room(
