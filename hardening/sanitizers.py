@@ -238,7 +238,7 @@ def _run_program(
     suite = f"{sanitizer.name} {program.name.rpartition('-')[0]}{how}"
     reports = _fresh(REPORTS / suite.replace(" ", "-"))
     environment = sanitizer.run_environment(reports / "report")
-    command = [program, *arguments]
+    command: Sequence[str | Path] = (program, *arguments)
     search.run(suite, command, environment, reports, r"^test (.*) \.\.\. FAILED$")
 
 
