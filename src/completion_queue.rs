@@ -190,3 +190,74 @@ fn id_of(descriptor: RawFd) -> io::Result<Option<String>> {
 fn is_for_want(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::fcntl::{FcntlArg, fcntl};
+
+    use super::*;
+
+    #[test]
+    fn the_descriptor_is_closed_as_long_as_it_is_the_eventfd() {
+        let queue = CompletionQueue::new().unwrap();
+        let descriptor = queue.event_fd();
+        let id = id_of(descriptor).unwrap();
+        assert!(id.as_ref().is_some_and(|id| id.starts_with("eventfd-id:")), "{id:?}");
+        drop(queue);
+        // Another test may have got the number.
+        assert_ne!(id_of(descriptor).unwrap(), id);
+    }
+
+    #[test]
+    fn a_descriptor_that_is_another_file_by_now_stays_open() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // Another test may get the number in between.
+        let queue = loop {
+            let queue = CompletionQueue::new().unwrap();
+            nix::unistd::close(queue.event_fd()).unwrap();
+            let number = fcntl(&file, FcntlArg::F_DUPFD_CLOEXEC(queue.event_fd())).unwrap();
+            if number == queue.event_fd() {
+                break queue;
+            }
+            nix::unistd::close(number).unwrap();
+        };
+        let descriptor = queue.event_fd();
+        drop(queue);
+        let link = format!("/proc/self/fd/{descriptor}");
+        assert_eq!(fs::read_link(link).unwrap(), file.path());
+        nix::unistd::close(descriptor).unwrap();
+    }
+
+    #[test]
+    fn only_want_of_something_leaves_it_unknown_what_a_descriptor_is() {
+        assert_eq!(id_of(-1).unwrap(), None);
+        let is_want = |errno| is_for_want(&io::Error::from_raw_os_error(errno));
+        assert_eq!([libc::EMFILE, libc::ENFILE, libc::ENOMEM].map(is_want), [true; 3]);
+        assert_eq!([libc::ENOENT, libc::EACCES].map(is_want), [false; 2]);
+    }
+
+    #[test]
+    fn keys_without_answers_of_both_queues_are_counted() {
+        let queues = CompletionQueues::new().unwrap();
+        queues.split().unwrap();
+        queues.common.expect(3);
+        queues.of_sets().expect(4);
+        queues.common.answered();
+        assert_eq!((queues.common.unanswered(), queues.unanswered()), (2, 6));
+    }
+
+    #[test]
+    fn a_completion_lends_what_keeps_memory_alive() {
+        let completion = |keep_alive| Completion {
+            future_id: 1,
+            ok: true,
+            error: String::new(),
+            results: Vec::new(),
+            completed_at: Instant::now(),
+            keep_alive,
+        };
+        let lent = completion(Some(Box::new(7)));
+        assert_eq!(lent.keep_alive().and_then(|kept| kept.downcast_ref()), Some(&7));
+        assert!(completion(None).keep_alive().is_none());
+    }
+}

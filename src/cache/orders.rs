@@ -85,3 +85,60 @@ impl<T: Ord> Orders<T> {
         !stops(&state)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn it_is_under_way_until_the_last_order_is_done() {
+        let orders = Orders::default();
+        assert!(!orders.is_under_way());
+        assert!(orders.order(1) && orders.order(3) && orders.order(2));
+        assert!(orders.is_under_way());
+        assert_eq!(orders.take(), Some(3));
+        assert!(orders.order(4));
+        orders.note_done();
+        assert!(orders.is_under_way(), "one came meanwhile");
+        assert_eq!(orders.take(), Some(4));
+        assert!(orders.is_under_way(), "it is being done");
+        orders.note_done();
+        assert!(!orders.is_under_way() && !orders.are_to_end());
+        orders.end();
+        assert!(orders.are_to_end() && !orders.order(5) && !orders.is_under_way());
+        assert_eq!(orders.take(), None);
+    }
+
+    #[test]
+    fn it_waits_until_something_is_due_or_ordered() {
+        let orders = Orders::default();
+        let due = Instant::now() + Duration::from_millis(20);
+        assert!(orders.wait(due) && Instant::now() >= due);
+        let never = Instant::now() + Duration::from_secs(3600);
+        assert!(orders.order(1) && orders.wait(never));
+        orders.end();
+        assert!(!orders.wait(never));
+    }
+
+    #[test]
+    fn it_rests_four_times_as_long_as_it_worked_unless_it_is_wanted() {
+        let orders = Orders::default();
+        let rest = |yields| {
+            let begun = Instant::now();
+            let mut slice = begun - Duration::from_millis(20);
+            let goes_on = orders.rest(&mut slice, yields);
+            assert!(slice >= begun, "the next slice begins");
+            (goes_on, begun.elapsed() >= Duration::from_millis(80))
+        };
+        assert_eq!((rest(true), rest(false)), ((true, true), (true, true)));
+        assert!(orders.order(1));
+        // Not before the rest is over: some work is as urgent.
+        assert_eq!(rest(false), (true, true));
+        let mut slice = Instant::now() - Duration::from_secs(3600);
+        assert!(!orders.rest(&mut slice, true));
+        orders.end();
+        assert!(!orders.rest(&mut slice, false) && !orders.rest(&mut slice, true));
+    }
+}

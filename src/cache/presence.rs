@@ -70,3 +70,29 @@ impl Presence {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_missed_after_two_looks_in_a_row_and_once() {
+        let presence = Presence::default();
+        let look = |missed: Option<&str>, has_others| {
+            let told = presence.note(missed.map(str::to_owned), Path::new("/store"), has_others);
+            (told, presence.reason().map(|reason| reason.to_string()))
+        };
+        let (gone, nothing) = (Some("gone".to_owned()), (None, None));
+        assert_eq!(
+            (look(Some("gone"), true), look(None, true)),
+            (nothing.clone(), nothing.clone())
+        );
+        assert_eq!(look(Some("gone"), true), nothing);
+        assert_eq!(look(Some("gone"), true), (gone.clone(), gone.clone()));
+        assert_eq!(look(Some("gone"), true), (None, gone.clone()), "it is known already");
+        assert_eq!(look(None, true), nothing);
+        // Without other paths there is nobody to be told.
+        assert_eq!(look(Some("gone"), false), nothing);
+        assert_eq!(look(Some("gone"), false), (None, gone));
+    }
+}

@@ -34,12 +34,8 @@ impl ExtentMap {
         while let Some(&(first, extent)) = chunks.peek() {
             let mut piece = Vec::with_capacity(PIECE);
             piece.extend(chunks.by_ref().take(PIECE).map(|(id, _)| id));
-            let bound = match map.len {
-                0 => first_at((0, 0)),
-                _ => (extent.start(), first),
-            };
             map.len += piece.len();
-            map.pieces.insert(bound, piece);
+            map.pieces.insert((extent.start(), first), piece);
         }
         map
     }

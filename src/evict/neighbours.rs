@@ -46,7 +46,7 @@ pub(super) struct Scan {
 impl Scan {
     pub(super) fn from(extent: Extent) -> Self {
         let first = extent.start();
-        Self { first, start: first, end: first, ..Self::default() }
+        Self { first, end: first, ..Self::default() }
     }
 
     /// The run that was found. The scan would find it again, as a chunk of it may turn out to be in use.

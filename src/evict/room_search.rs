@@ -151,3 +151,6 @@ impl EvictionIndex {
         self.ordered() < before
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,5 +56,7 @@ mod tests {
         }
         assert_eq!(quarantine.until_ms.lock().len(), MAX_KEYS);
         assert!(!quarantine.holds("key", 2000), "the oldest was forgotten");
+        quarantine.add(&"late".into(), 2000 + MAX_KEYS as u64 - 1 + QUARANTINE_MS);
+        assert_eq!(quarantine.until_ms.lock().len(), 1, "the hour of all others is over");
     }
 }

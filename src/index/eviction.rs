@@ -173,3 +173,6 @@ fn entry_of<G, S>(shard: &mut Shard<G, S>, victim: Victim) -> Option<&mut ChunkE
     let entry = &mut shard.entries[victim.chunk.entry];
     (!entry.is(Flag::Detached) && entry.node == Some(victim.node)).then_some(entry)
 }
+
+#[cfg(test)]
+mod tests;

@@ -137,3 +137,71 @@ fn lease<G, S>(shard: &mut Shard<G, S>, found: Located, leasing: &mut Leasing) {
     leasing.given += chunk;
     entry.leased_until_s = leasing.until_s;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::block::Extent;
+    use crate::index::map::tests::{TestIndex, finish, index_with, reserved};
+    use crate::index::table::ChunkFields;
+    use crate::index::writing::EnteredSet;
+    use crate::sync::atomic::{AtomicU64, Ordering};
+    use crate::time::Clock;
+
+    fn store(index: &TestIndex, key: &str, blocks: u32) {
+        let digest = Digest::of(key);
+        assert!(matches!(index.enter_set(digest, &key.into(), 0, 0), EnteredSet::Ready(_)));
+        let extent = Extent { file: 0, first_block: 0, blocks };
+        let content = ChunkFields {
+            digest,
+            namespace: 0,
+            extent,
+            length_bytes: extent.size_bytes(),
+            generation: index.next_generation(),
+            checksum: None,
+            created_ms: 0,
+        };
+        assert_eq!(finish(index, digest, Some((reserved(index, key.len()), content))), 0);
+    }
+
+    /// Leases are counted once, however often and in whatever groups they are renewed, and a quarter of the capacity at most.
+    #[test]
+    fn a_renewed_lease_takes_no_more_and_a_new_one_has_to_fit() {
+        let (_directory, mut index) = index_with(None);
+        let now_ms = Arc::new(AtomicU64::new(5000));
+        index.config.clock = Clock::by_hand(Arc::clone(&now_ms));
+        [("a", 1), ("b", 2), ("c", 4)]
+            .into_iter()
+            .for_each(|(key, blocks)| store(&index, key, blocks));
+        let leased_blocks = || index.leases.lock().sum(index.now_s()).bytes / 4096;
+        let refused = |keys: &[&str], at_s: u32| {
+            now_ms.store(u64::from(at_s) * 1000, Ordering::SeqCst);
+            let (stored, refused) = index.contains_each(
+                keys.iter().map(Hashed::of),
+                false,
+                index.config.clock.now_ms(),
+            );
+            assert!(stored.iter().all(|is_stored| *is_stored));
+            refused
+        };
+        assert_eq!(index.one_in(4).bytes, index.config.capacity_bytes() / 4);
+        assert_eq!((refused(&["a", "c"], 5), leased_blocks()), (0, 5));
+        assert_eq!((refused(&["b"], 6), leased_blocks()), (0, 7));
+        assert_eq!((refused(&["a", "b", "c"], 7), leased_blocks()), (0, 7));
+        // Where no more may be leased, renewing goes on.
+        let room = index.leasable(index.now_s());
+        let ends_s = 7 + index.config.lease_s + 1;
+        index.leases.lock().add(ends_s, room);
+        assert_eq!(refused(&["a", "b", "c"], 8), 0);
+        index.leases.lock().remove(ends_s, room);
+        assert_eq!(leased_blocks(), 7);
+        // One that ends now has ended.
+        let end_s = 8 + index.config.lease_s + 1;
+        now_ms.store(u64::from(end_s) * 1000, Ordering::SeqCst);
+        let room = index.leasable(index.now_s());
+        index.leases.lock().add(end_s + 1, room);
+        assert_eq!(refused(&["a"], end_s), 1);
+    }
+}

@@ -227,6 +227,31 @@ mod tests {
     }
 
     #[test]
+    fn it_grows_by_half_and_few_are_passed_by() {
+        let mut lookup = Lookup::default();
+        let mut sizes = Vec::new();
+        for entry in 0..10_000_u32 {
+            // Spread over all tags.
+            lookup.insert(entry.wrapping_mul(0x9e37_79b1), Located { entry, record: entry });
+            let count = entry as usize + 1;
+            assert!(count <= MAX_PER_BUCKET * lookup.buckets.len(), "{count} in all");
+            assert!(count != 4 * MIN_BUCKETS || lookup.buckets.len() == MIN_BUCKETS);
+            if sizes.last() != Some(&lookup.buckets.len()) {
+                sizes.push(lookup.buckets.len());
+            }
+        }
+        assert_eq!(sizes[..5], [4, 6, 9, 13, 19]);
+        assert!(sizes.windows(2).all(|pair| pair[1] == pair[0] * 3 / 2), "{sizes:?}");
+        let passed: u32 = lookup.buckets.iter().map(|bucket| bucket.passed).sum();
+        assert!(passed < 1000, "{passed} lie behind their bucket");
+        // In the order of tags, from one end to the other.
+        let home = |part: u64| lookup.home((part << 28).saturating_sub(1) as u32);
+        let homes: Vec<usize> = (0..=16).map(home).collect();
+        assert!(homes.is_sorted() && homes[0] == 0, "{homes:?}");
+        assert_eq!(homes[16], lookup.buckets.len() - 1);
+    }
+
+    #[test]
     fn equal_tags_fill_bucket_after_bucket_around_the_end() {
         let mut lookup = Lookup::default();
         for entry in 0..1000 {

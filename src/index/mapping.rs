@@ -312,9 +312,66 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let mapping = Mapping::new(&file, 0, (MAX_HOLES + 9) * 4096).unwrap();
         for page in 0..=MAX_HOLES {
+            assert!(!mapping.is_hole((MAX_HOLES + 5) * 4096));
             assert!(mapping.range.make_hole(mapping.as_mut_ptr().addr() + page * 4096));
         }
         assert!(mapping.is_hole((MAX_HOLES + 5) * 4096));
+    }
+
+    #[test]
+    fn a_page_for_which_there_was_no_memory_is_no_hole() {
+        let file = tempfile::tempfile().unwrap();
+        let mapping = Mapping::new(&file, 0, 8 * 4096).unwrap();
+        for (hole, noted) in mapping.range.holes.iter().zip([4096 | FAILED, 8192 | MADE]) {
+            hole.store(noted, Ordering::SeqCst);
+        }
+        mapping.range.hole_count.store(1, Ordering::SeqCst);
+        let holes: Vec<bool> = (0..4).map(|page| mapping.is_hole(page * 4096)).collect();
+        assert_eq!(holes, [false, false, true, false]);
+    }
+
+    #[test]
+    fn memory_takes_the_place_of_a_file_that_is_released() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 2 * 4096], 0).unwrap();
+        let mapping = Mapping::new(&file, 0, 2 * 4096).unwrap();
+        mapping.release();
+        let pointer = mapping.as_mut_ptr();
+        for offset in [0, 2 * 4096 - 1] {
+            // SAFETY: inside the mapping, which is memory now.
+            let (before, after) = unsafe {
+                let before = pointer.add(offset).read_volatile();
+                pointer.add(offset).write_volatile(5);
+                (before, pointer.add(offset).read_volatile())
+            };
+            assert_eq!((before, after), (0, 5));
+        }
+        let mut bytes = [0; 2 * 4096];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [7; 2 * 4096]);
+    }
+
+    /// Where the kernel cannot mark pages as changed, they are changed. Any other error is told, after all of the file was marked.
+    #[test]
+    fn a_page_that_cannot_be_marked_fails_no_other() {
+        let file = tempfile::tempfile().unwrap();
+        let length = 2 * MARKED_BYTES + 4096;
+        file.write_all_at(&vec![7; length], 0).unwrap();
+        let mapping = Mapping::new(&file, 0, length).unwrap();
+        let mark = |errno: i32| {
+            let marked = std::cell::RefCell::new(Vec::new());
+            let outcome = mapping.mark_changed(length, |offset, part| {
+                marked.borrow_mut().push((offset as usize, part.len()));
+                if offset == 0 { Err(io::Error::from_raw_os_error(errno)) } else { Ok(()) }
+            });
+            let parts = [(0, MARKED_BYTES), (MARKED_BYTES, MARKED_BYTES), (2 * MARKED_BYTES, 4096)];
+            assert_eq!(*marked.borrow(), parts);
+            outcome.err().and_then(|error| error.raw_os_error())
+        };
+        assert_eq!((mark(libc::EINVAL), mark(libc::EIO)), (None, Some(libc::EIO)));
+        let mut bytes = vec![0; length];
+        mapping.copy_out(0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 7));
     }
 
     #[test]

@@ -373,3 +373,62 @@ fn many_used(eviction: Eviction, count: u32, quotas: &Quotas) -> EvictionIndex {
     }
     eviction_index
 }
+
+/// Something comes back, however many pools it comes from.
+#[test]
+fn what_comes_back_in_two_pools_is_told() {
+    let quotas = QUOTAS.map(|(name, blocks)| (name.to_owned(), blocks * BLOCK_BYTES));
+    for names in [&NAMES[2..3], &NAMES[2..]] {
+        let mut eviction_index = EvictionIndex::new(Eviction::Lru, &Quotas::new(&quotas));
+        for (number, name) in (0..).zip(names) {
+            let extent = Extent { file: 0, first_block: number, blocks: 1 };
+            let namespace = (Namespace::called(name).fingerprint(), || (*name).to_owned());
+            let chunk = ChunkRef { shard: 0, entry: number };
+            let (node, _) = eviction_index.enter(chunk, extent, namespace, false);
+            eviction_index.exclude(node, 5);
+        }
+        assert!(!eviction_index.reinsert(4));
+        assert!(eviction_index.reinsert(5), "{names:?}");
+    }
+}
+
+#[test]
+fn a_check_tells_what_does_not_fit() {
+    let what_differs = |spoil: fn(&mut EvictionIndex, NodeId)| {
+        let mut eviction_index = many_used(Eviction::Lru, 3, &Quotas::default());
+        let chunk = |entry| ChunkRef { shard: 0, entry };
+        let extent = |first_block| Extent { file: 0, first_block, blocks: 1 };
+        let chunks: HashMap<NodeId, (ChunkRef, Extent, NamespaceId)> = eviction_index
+            .extents
+            .iter()
+            .zip(0..)
+            .map(|(id, number)| (id, (chunk(number), extent(number), 0)))
+            .collect();
+        let last = eviction_index.extents.last_before(&eviction_index.nodes, (1, 0)).unwrap();
+        spoil(&mut eviction_index, last);
+        eviction_index.check(&chunks, &HashMap::new()).join("; ")
+    };
+    let told = [
+        what_differs(|_, _| ()),
+        what_differs(|all, id| all.extents.remove(&all.nodes, id)),
+        what_differs(|all, _| {
+            _ = all.nodes.insert(ChunkNode::new(
+                ChunkRef { shard: 0, entry: 9 },
+                Extent { file: 1, first_block: 0, blocks: 1 },
+                0,
+                0,
+            ))
+        }),
+        what_differs(|all, _| all.pools[0].chunks -= 1),
+        what_differs(|all, id| all.nodes[id].extent.blocks += 1),
+    ];
+    let expected = [
+        "",
+        "3 chunks are stored, 3 are in the order of eviction, 2 have an extent; ChunkRef { shard: 0, entry: 2 } at Extent \
+         { file: 0, first_block: 2, blocks: 1 } is known as something else",
+        "3 chunks are stored, 4 are in the order of eviction, 3 have an extent",
+        "pool 0 has 2 chunks and lists 3",
+        "ChunkRef { shard: 0, entry: 2 } at Extent { file: 0, first_block: 2, blocks: 1 } is known as something else",
+    ];
+    assert_eq!(told, expected);
+}

@@ -237,3 +237,29 @@ fn a_long_run_is_found_a_bounded_part_at_a_time() {
     assert!(run.len() == 10_000 && turns >= 4, "{} in {turns} turns", run.len());
     assert!(chunks[5_000..15_000].iter().all(|id| run.contains(id)));
 }
+
+/// The ways to more room on both sides end where there is enough.
+#[test]
+fn no_more_neighbours_are_looked_at_than_it_takes() {
+    let (layout, chunks) = Layout::full(100);
+    let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
+    let mut search = Search { extents, nodes, free, rank: &|_| 0, blocks: 4, steps: 0 };
+    assert!(search.around(chunks[50]).is_some());
+    assert_eq!(search.steps, 6, "three on each side");
+}
+
+#[test]
+fn a_scan_counts_free_space_in_a_run_and_before_it() {
+    let (mut layout, chunks) = Layout::full(40);
+    [10, 12, 13, 14].into_iter().for_each(|number| layout.free(chunks[number]));
+    let others = (0..40).filter(|number| !(10..=15).contains(number));
+    others.for_each(|number: usize| layout.nodes[chunks[number]].exclude(1));
+    let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
+    for (blocks, found) in [(6, true), (7, false)] {
+        let mut scan = Scan::from(layout.nodes[chunks[0]].extent);
+        let mut search = Search { extents, nodes, free, rank: &|_| 0, blocks, steps: 0 };
+        assert_eq!(search.scan(&mut scan), Some(found));
+        let run: Vec<NodeId> = scan.take_run().iter().map(|victim| victim.node).collect();
+        assert!(!found || run == [chunks[11], chunks[15]], "{run:?}");
+    }
+}

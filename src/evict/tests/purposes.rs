@@ -237,6 +237,13 @@ fn rank_rises_from_who_goes_first_to_who_goes_last() {
 }
 
 #[test]
+fn rank_in_lfu_goes_to_the_top() {
+    let mut cache = Cache::new(Eviction::Lfu, 2);
+    cache.using([0, 1, 1]);
+    assert_eq!([0, 1].map(|chunk| cache.rank(chunk)), [0, 255]);
+}
+
+#[test]
 fn rank_in_s3fifo_rises_with_the_queue_and_with_uses() {
     let mut cache = Cache::new(Eviction::S3Fifo, 20);
     (0..8).for_each(|chunk| cache.store(chunk, true));

@@ -145,6 +145,10 @@ fn expiry_looks_at_some_entries_at_a_time() {
         taken_out
     };
     assert_eq!(looks(9), []);
+    // A use of this very moment is none of the future.
+    now_ms.store(0, Ordering::SeqCst);
+    index.expire(|_, _| true);
+    assert_eq!(*index.ahead_since_s.lock(), None);
     assert_eq!(looks(10), [64, 64, 64, 8]);
     assert_eq!((looks(10), index.keys()), (vec![], 0));
 }

@@ -102,3 +102,72 @@ fn purges_at_the_same_time_forget_a_namespace_once() {
     });
     assert_eq!(index.check(|| 0).problems, Vec::<String>::new());
 }
+
+#[test]
+fn a_check_tells_what_does_not_fit() {
+    let digest = Digest([u64::from(COUNT - 1) << 32, SHARD]);
+    let what_differs = |spoil: fn(&mut ChunkEntry)| {
+        let (_directory, index) = index(None);
+        let mut shard = index.shard(digest).1;
+        let number = shard.find(digest).unwrap().entry;
+        spoil(&mut shard.entries[number]);
+        drop(shard);
+        let chunk = format!("{:?}", ChunkRef { shard: SHARD as u32, entry: number });
+        let problems = index.check(|| u64::from(COUNT) * 4096).problems.join("; ");
+        problems.replace(&chunk, "it")
+    };
+    assert_eq!(what_differs(|_| ()), "");
+    let told = what_differs(|entry| entry.length_bytes -= 1);
+    assert!(
+        told.starts_with("it does not fit its record; keys, bytes and pins are counted"),
+        "{told}"
+    );
+    let told = what_differs(|entry| _ = entry.set(Flag::Detached, true));
+    assert_eq!(told, "it is gone, or there twice");
+}
+
+#[test]
+fn checks_of_paths_add_up() {
+    let check = |number: u64| Check {
+        keys: number,
+        stored_bytes: 10 * number,
+        moving_bytes: 100 * number,
+        reserved_bytes: 1000 * number,
+        problems: vec![number.to_string()],
+    };
+    let mut sum = check(2);
+    sum.add(check(3), |problem| format!("path: {problem}"));
+    assert_eq!(sum, Check { problems: vec!["2".into(), "path: 3".into()], ..check(5) });
+    assert_eq!([KeyState::Stored, KeyState::Writing].map(KeyState::name), ["stored", "writing"]);
+}
+
+/// A purge ends what is being written in its namespace, and leaves that of others alone.
+#[test]
+fn what_is_being_written_counts_for_its_namespace_and_is_purged_with_it() {
+    let (_directory, index) = index(None);
+    let keys = ["model@0@0@a", "model@0@0@b", "other@0@0@c"].map(Arc::<str>::from);
+    for key in &keys {
+        assert!(matches!(index.enter_set(Digest::of(key), key, 0, 0), EnteredSet::Ready(_)));
+    }
+    let name = |key: &str| Namespace::of(key).name();
+    let writing = || -> Vec<(String, u64, u64)> {
+        let usage = index.usage().into_iter();
+        usage.map(|(name, usage)| (name, usage.keys, usage.writing_keys)).collect()
+    };
+    let expected = [(name(&keys[0]), 400, 2), (name(&keys[2]), 0, 1), (name(&key(0)), 100, 0)];
+    assert_eq!(writing(), expected);
+    assert_eq!(index.purge(&name(&keys[0])).0.keys, 400);
+    for (number, key) in (COUNT..).zip(&keys) {
+        let content = ChunkFields {
+            digest: Digest::of(key),
+            namespace: Namespace::of(key).fingerprint(),
+            extent: Extent { file: 0, first_block: number, blocks: 1 },
+            length_bytes: 4096,
+            generation: index.next_generation(),
+            checksum: None,
+            created_ms: 0,
+        };
+        finish(&index, Digest::of(key), Some((reserved(&index, key.len()), content)));
+    }
+    assert_eq!(writing(), [(name(&keys[2]), 1, 0), (name(&key(0)), 100, 0)]);
+}

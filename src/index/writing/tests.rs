@@ -97,6 +97,21 @@ fn a_set_without_loads_leaves_those_of_others_awaited() {
 }
 
 #[test]
+fn late_loads_leave_the_others_waiting() {
+    let (index, _directory) = empty();
+    assert!(set(&index, "a", 1));
+    get(&index, "a", LENGTH_BYTES, 3);
+    get(&index, "a", LENGTH_BYTES, 4);
+    assert!(!set(&index, "a", 5));
+    let take = |key, late| index.take_late_gets(Digest::of(key), |request| *request == late);
+    assert_eq!((take("a", 9), take("b", 3), awaited(&index)), (vec![], vec![], 1));
+    assert_eq!((take("a", 3), awaited(&index)), (vec![3], 1));
+    assert_eq!((take("a", 4), awaited(&index)), (vec![4], 0));
+    assert_eq!((take("a", 5), awaited(&index)), (vec![], 0));
+    assert_eq!(finish(&index, "a", 1), [('s', 5)]);
+}
+
+#[test]
 fn only_a_set_behind_another_waits() {
     let (index, _directory) = empty();
     let has_waiting_set = |key| index.has_waiting_set(Digest::of(key));
@@ -186,6 +201,9 @@ fn what_is_not_leased_adds_no_lease() {
     assert!(before.bytes > 0);
     assert!(set(&index, "b", 1));
     assert_eq!(finish(&index, "b", 2), []);
+    assert_eq!(sum(&index), before);
+    // Nor does it take one away as it goes.
+    assert!(index.delete(Digest::of("b"), "b").0);
     assert_eq!(sum(&index), before);
 }
 
