@@ -61,7 +61,7 @@ impl Table {
     fn try_to_grow(&self) -> Result<(), StoreError> {
         let mut reserved = self.reserved.lock();
         let (before, length) = (self.slot_count(), self.length_bytes());
-        let spare = (*reserved - length) / GROWTH_BYTES * GROWTH_BYTES;
+        let spare = |reserved: u64| (reserved - length) / GROWTH_BYTES * GROWTH_BYTES;
         let room = (self.mapping.length_bytes() as u64 - length) / GROWTH_BYTES * GROWTH_BYTES;
         let wanted = self.step_bytes().min(room);
         if wanted == 0 {
@@ -69,7 +69,10 @@ impl Table {
         }
         // A whole step, or what is reserved, or the least.
         let mut added = wanted;
-        if let Err(error) = self.extend_reserve(&mut reserved, wanted.saturating_sub(spare)) {
+        let missing = wanted.saturating_sub(spare(*reserved));
+        if let Err(error) = self.extend_reserve(&mut reserved, missing) {
+            // The refusal may have cost what was reserved.
+            let spare = spare(*reserved);
             added = wanted.min(spare.max(GROWTH_BYTES));
             self.extend_reserve(&mut reserved, added.saturating_sub(spare)).map_err(|_| error)?;
         }

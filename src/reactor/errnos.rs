@@ -246,6 +246,15 @@ mod tests {
     }
 
     #[test]
+    fn what_has_the_name_of_a_chunk_file_says_nothing_of_the_device() {
+        for errno in [EEXIST, ENXIO] {
+            assert_eq!(subject_of(Request::MakeChunkFile, errno), Subject::ChunkFile);
+        }
+        assert!(is_cancellation(ECANCELED) && !is_cancellation(EIO));
+        assert!(is_unsupported(EOPNOTSUPP) && !is_unsupported(EIO));
+    }
+
+    #[test]
     fn a_full_file_system_is_no_failure_and_a_device_without_its_space_is() {
         for errno in [ENOSPC, EDQUOT] {
             assert_eq!(subject_of(Request::Grow, errno), Subject::Room);

@@ -323,6 +323,18 @@ fn clearing_takes_everything_that_waits() {
     assert_eq!(pieces_in_flight(&clocked.scheduler), 0);
 }
 
+/// Who holds a ticket of what was cleared takes nothing of what came since.
+#[test]
+fn tickets_of_what_was_cleared_are_nobody_s() {
+    let mut clocked = Clocked::new(LIMITS);
+    let push = |clocked: &mut Clocked, id| clocked.scheduler.push(Class::Set, id, 500, clocked.now);
+    let before = [1, 2, 3].map(|id| push(&mut clocked, id));
+    clocked.scheduler.clear();
+    [4, 5, 6].into_iter().for_each(|id| _ = push(&mut clocked, id));
+    before.into_iter().for_each(|ticket| clocked.scheduler.cancel_rest(ticket));
+    assert_eq!(clocked.grants(), [4, 5, 6]);
+}
+
 proptest! {
     /// Under endless loads every SET is through after its wait, as fast as the device takes one piece after the other.
     #[test]
@@ -395,6 +407,11 @@ fn what_waits_for_more_room_in_the_device_is_held_back() {
     let limits = |bytes| Limits { queue_depth: 4, max_in_flight_bytes: bytes, ..LIMITS };
     clocked.scheduler.set_limits(limits(12_000));
     assert_eq!(held_back(&clocked), Some(Class::Get), "by the number of transfers");
+    let deep = |bytes| Limits { queue_depth: 64, ..limits(bytes) };
+    clocked.scheduler.set_limits(deep(5000));
+    assert_eq!(held_back(&clocked), None, "the next one just fits");
+    clocked.scheduler.set_limits(deep(4999));
+    assert_eq!(held_back(&clocked), Some(Class::Get));
     clocked.scheduler.set_limits(limits(13_000));
     assert_eq!(held_back(&clocked), None, "the bytes are far away");
 

@@ -1,10 +1,12 @@
 //! The table of records on a real file whose calls are watched: writes, links, lost pages, refusals.
 
+mod growth;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use super::super::changes::Change;
 use super::*;
@@ -14,17 +16,22 @@ use crate::format::record::{KEY_PART_BYTES, NO_SLOT, Record, use_word};
 use crate::index::{IndexPlace, logged};
 use crate::key::MAX_KEY_BYTES;
 
-/// Calls of the system that keep what is written and marked, and refuse to write and to unshare where they are told to.
+/// Calls of the system that keep what is written and marked, and refuse to write, to unshare and to preallocate where they are told
+/// to.
 #[derive(Debug, Default)]
 struct Files {
     written: Mutex<Vec<Range<u64>>>,
     marked: Mutex<Vec<Range<u64>>>,
     is_refusing: AtomicBool,
+    /// More than that is not preallocated at a time, if it is not 0.
+    most_preallocated_bytes: AtomicU64,
 }
 
 impl FileOperations for Files {
     fn preallocate(&self, file: &File, bytes: Range<u64>, flags: libc::c_int) -> io::Result<()> {
-        match self.is_refusing.load(Ordering::Relaxed) {
+        let most_bytes = self.most_preallocated_bytes.load(Ordering::Relaxed);
+        let is_too_much = most_bytes > 0 && bytes.end - bytes.start > most_bytes;
+        match is_too_much || self.is_refusing.load(Ordering::Relaxed) {
             true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
             // Not every file system can unshare.
             false if flags & libc::FALLOC_FL_UNSHARE_RANGE != 0 => Ok(()),
@@ -57,12 +64,15 @@ struct Opened {
 const CAPACITY_BYTES: u64 = 64 << 20;
 
 fn open_in(directory: tempfile::TempDir, capacity_bytes: u64) -> Opened {
+    open_with(directory, Budget::new(capacity_bytes))
+}
+
+fn open_with(directory: tempfile::TempDir, budget: Budget) -> Opened {
     let files = Arc::new(Files::default());
     let shared: Arc<dyn FileOperations> = Arc::<Files>::clone(&files);
     let opened = Directory::open(directory.path()).unwrap().with_files(&shared);
     let found = FoundIndex::look(IndexPlace::Directory(Arc::new(opened))).unwrap();
-    let budget = Arc::new(Budget::new(capacity_bytes));
-    let (table, state) = Table::open(found, budget, 0).unwrap();
+    let (table, state) = Table::open(found, Arc::new(budget), 0).unwrap();
     Opened { table, state, files, directory }
 }
 

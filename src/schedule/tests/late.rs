@@ -31,3 +31,12 @@ fn loads_that_have_not_started_are_late_in_their_order() {
     clocked.push(Class::Get, 7, 10);
     assert_eq!(clocked.scheduler.oldest_unstarted_load(), Some(clocked.now));
 }
+
+#[test]
+fn late_loads_are_found_behind_one_that_was_taken_back() {
+    let mut clocked = Clocked::new(Limits { queue_depth: 1, ..LIMITS });
+    let tickets = [0, 1, 2].map(|id| clocked.scheduler.push(Class::Get, id, 2000, clocked.now));
+    let begun = clocked.grant().unwrap();
+    clocked.scheduler.cancel_rest(tickets[1]);
+    assert_eq!((begun.id, clocked.scheduler.take_late_loads(clocked.now)), (0, vec![2]));
+}
