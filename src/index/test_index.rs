@@ -25,7 +25,7 @@ pub(crate) fn open<G: Send, S: Send>(config: &Config) -> (Index<G, S>, Box<dyn S
     };
     let found = FoundIndex::look(IndexPlace::Directory(Arc::clone(&directory))).unwrap();
     let (index, store, ..) =
-        Index::open(found, &budget, config, &Quotas::default(), open_store).unwrap();
+        Index::open(found, &budget, config, &Quotas::new(&config.quotas), open_store).unwrap();
     (index, store)
 }
 

@@ -58,20 +58,29 @@ struct Thrown {
 
 impl Still {
     fn new(eviction: Eviction, watermarks: (f64, f64)) -> Self {
+        Self::with(|config| {
+            config.eviction = eviction;
+            (config.tuning.low_watermark, config.tuning.high_watermark) = watermarks;
+        })
+    }
+
+    fn with(set_up: impl FnOnce(&mut Config)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut config = Config::new(directory.path().to_str().unwrap(), CAPACITY).unwrap();
-        (config.tuning.low_watermark, config.tuning.high_watermark) = watermarks;
         config.works_inline = true;
-        (config.eviction, config.checksum, config.ttl) = (eviction, Checksum::Off, None);
+        (config.eviction, config.checksum, config.ttl) = (Eviction::Lru, Checksum::Off, None);
         config.lease_s = 0;
+        set_up(&mut config);
         let (index, store) = test_index::open(&config);
         let completions = Arc::new(CompletionQueue::new().unwrap());
         let reactors = Box::new([Waker::new().unwrap()]);
         let open_store = OpenStore::new([3; 16]);
         let cache = Cache::new(config, index, store, Arc::default(), reactors, open_store);
         let backlog = Backlog::new(Amount { operations: 1, bytes: u64::MAX });
+        let cache = Arc::new(cache);
+        cache.set_paths(&[Arc::clone(&cache)]);
         Self {
-            cache: Arc::new(cache),
+            cache,
             completions,
             backlog,
             _directory: directory,
@@ -94,6 +103,14 @@ impl Still {
 
     /// A SET that has found its place.
     fn begin(&mut self, number: u64, blocks: u64) -> (Claim, WriteHandle) {
+        self.try_to_begin(number, blocks).expect("there is room")
+    }
+
+    fn try_to_begin(
+        &mut self,
+        number: u64,
+        blocks: u64,
+    ) -> Result<(Claim, WriteHandle), StoreError> {
         let key: Arc<str> = number.to_string().into();
         let digest = Digest::of(&key);
         let length = (blocks * BLOCK_BYTES) as usize;
@@ -122,10 +139,14 @@ impl Still {
             self.most_in_a_turn = self.most_in_a_turn.max(now - last);
             last = now;
             match begun {
-                Begun::Write(write) => return (claim, write),
+                Begun::Write(write) => return Ok((claim, write)),
                 Begun::MakingRoom => self.unfinished_turns += 1,
                 Begun::Growing => {}
-                _ => panic!("it is new, and there is room"),
+                Begun::Refused(error) => {
+                    assert!(self.cache.end_set(claim.request.digest, None).is_empty());
+                    return Err(error);
+                }
+                _ => panic!("it is new"),
             }
         }
     }
@@ -163,6 +184,12 @@ impl Still {
         };
         self.completions.drain(&mut Vec::new());
         found
+    }
+
+    /// Which of the chunks with these numbers are there.
+    fn stored(&self, numbers: std::ops::Range<u64>) -> Vec<u64> {
+        let is_stored = |number: &u64| self.cache.index.is_stored(Digest::of(&number.to_string()));
+        numbers.filter(is_stored).collect()
     }
 
     fn allocated(&self) -> f64 {
@@ -399,4 +426,84 @@ fn what_is_hot_stays_where_a_search_has_lost_what_it_found() {
         assert_eq!(cold.map(is_stored), [must_stay, false]);
         assert!((0..count).filter(|number| !cold.contains(number)).all(is_stored));
     }
+}
+
+/// Where one of those that would go must stay, nothing goes: there would be no room, and the others would be lost.
+#[test]
+fn nothing_goes_in_vain() {
+    const BLOCKS: u64 = 1024;
+    for pinned in [vec![0], vec![2], vec![0, 1], vec![0, 1, 2]] {
+        let mut still = Still::new(Eviction::Lru, (1.0, 1.0));
+        let count = CAPACITY / BLOCK_BYTES / BLOCKS - 4;
+        (0..count).for_each(|number| _ = still.put(number, BLOCKS));
+        let index = &still.cache.index;
+        let mut search = RoomSearch::new(3 * BLOCKS as u32);
+        let found = index.eviction_index.lock().for_room(&mut search, &*still.cache.store, 0);
+        let Room::Found(victims) = found else { panic!("there is room") };
+        assert_eq!(victims.len(), 3);
+        for number in &pinned {
+            assert_eq!(index.pin_keys(&[Hashed::of(&number.to_string())], 1), [true]);
+        }
+        let mut making = RoomMaking { search, victims, ..RoomMaking::default() };
+        assert_eq!(still.cache.go_on_making_room(&mut making), None);
+        assert_eq!(still.stored(0..count).len() as u64, count, "with {pinned:?} pinned");
+    }
+}
+
+#[test]
+fn what_is_above_the_high_watermark_goes_down_to_the_low_one() {
+    let mut still = Still::new(Eviction::Lru, (0.5, 0.75));
+    let filled = |still: &Still| {
+        let fill = still.cache.store.fill();
+        let share = fill.allocated_bytes as f64 / fill.total_bytes as f64;
+        if fill.can_grow { 0.0 } else { share }
+    };
+    for number in 0.. {
+        still.put(number, 1024);
+        assert_eq!(still.cache.maintenance.is_under_way(), filled(&still) > 0.75);
+        if still.cache.maintenance.is_under_way() {
+            break;
+        }
+    }
+    let mut evicted = Vec::new();
+    still.cache.evict_ahead(|blocks, bytes| evicted.push((blocks, bytes)));
+    let one = 1024.0 * BLOCK_BYTES as f64 / still.cache.store.fill().total_bytes as f64;
+    assert!((0.5 - one..=0.5).contains(&filled(&still)), "{}", filled(&still));
+    assert!(evicted.len() > 10 && evicted.iter().all(|one| *one == (1024, 1024 * BLOCK_BYTES)));
+    assert!(!still.cache.maintenance.is_under_way());
+    // It is wanted once.
+    still.cache.evict_ahead(|_, _| panic!("nobody asked for that"));
+}
+
+/// Room is made for about the longest of late: one long chunk counts less and less.
+#[test]
+fn what_is_typical_follows_the_longest_chunks() {
+    let mut still = Still::new(Eviction::Lru, (0.9, 0.95));
+    let typical = |still: &mut Still, number, blocks| {
+        still.put(number, blocks);
+        still.cache.typical_blocks.load(std::sync::atomic::Ordering::Relaxed)
+    };
+    assert_eq!([300, 1024].map(|blocks| typical(&mut still, blocks, blocks)), [300, 1024]);
+    assert_eq!([1, 2, 3].map(|number| typical(&mut still, number, 1)), [1008, 993, 978]);
+}
+
+#[test]
+fn a_quota_is_kept_and_given_back() {
+    let name = Namespace::of("1").name();
+    let quota_bytes = 100 * BLOCK_BYTES;
+    let mut still = Still::with(|config| config.quotas = vec![(name.clone(), quota_bytes)]);
+    for number in 0..30 {
+        let evicted = still.put(number, 10).evicted;
+        assert_eq!(evicted, if number < 10 { 0 } else { 10 }, "for {number}");
+    }
+    assert_eq!(still.stored(0..30), (20..30).collect::<Vec<_>>());
+    let refused = still.try_to_begin(30, 101).err();
+    assert!(matches!(refused, Some(StoreError::Quota { .. })), "{refused:?}");
+    assert_eq!(still.stored(0..30).len(), 10, "nothing goes for what is longer than all of it");
+    // What is refused for another reason has no share of it.
+    let mut still = Still::with(|config| config.quotas = vec![(name, 1 << 40)]);
+    let refused = still.try_to_begin(1, CAPACITY / BLOCK_BYTES + 1).err();
+    assert!(matches!(refused, Some(StoreError::Full { .. })), "{refused:?}");
+    let check = still.cache.index.check(|| still.cache.store.usage().allocated_bytes);
+    assert_eq!((check.reserved_bytes, check.problems), (0, Vec::new()));
 }
