@@ -17,7 +17,7 @@ mod leases;
 mod listing;
 #[cfg(test)]
 #[path = "../../tests/common/logged.rs"]
-mod logged;
+pub(crate) mod logged;
 mod lookup;
 pub(crate) mod map;
 mod mapping;

@@ -65,6 +65,7 @@ mod tests {
         slots.add_fresh(count + 2..count + 3);
         (0..count).rev().for_each(|slot| slots.give_back(slot));
         assert_eq!(slots.count(), count + 3);
+        assert!(slots.given_back.iter().map(Vec::len).eq([PIECE, PIECE, 1]));
         let taken: Vec<u32> = std::iter::from_fn(|| slots.take()).collect();
         assert_eq!(taken, (0..count + 3).collect::<Vec<_>>());
         assert_eq!(slots.count(), 0);

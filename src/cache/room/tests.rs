@@ -11,11 +11,11 @@ use crate::backlog::{Amount, Backlog};
 use crate::batch_completion::Batch;
 use crate::block::BLOCK_BYTES;
 use crate::buffer::{CallerBuffer, SourceBuffer};
-use crate::cache::{Begun, Claim, GetRequest};
+use crate::cache::{Begun, Claim, GetRequest, ReadHandle};
 use crate::completion_queue::CompletionQueue;
 use crate::config::{Checksum, Config, Eviction};
 use crate::engine::Waker;
-use crate::index::{EnteredGet, EnteredSet, test_index};
+use crate::index::{EnteredGet, EnteredSet, logged, test_index};
 use crate::key::{Hashed, Namespace};
 use crate::open_stores::OpenStore;
 use std::sync::Arc;
@@ -77,10 +77,8 @@ impl Still {
         let open_store = OpenStore::new([3; 16]);
         let cache = Cache::new(config, index, store, Arc::default(), reactors, open_store);
         let backlog = Backlog::new(Amount { operations: 1, bytes: u64::MAX });
-        let cache = Arc::new(cache);
-        cache.set_paths(&[Arc::clone(&cache)]);
         Self {
-            cache,
+            cache: Arc::new(cache),
             completions,
             backlog,
             _directory: directory,
@@ -164,6 +162,10 @@ impl Still {
 
     /// A GET. Returns where the chunk lies, if it is there.
     fn get(&mut self, number: u64, blocks: u64) -> Option<Extent> {
+        self.open(number, blocks).map(|handle| handle.pin.extent)
+    }
+
+    fn open(&mut self, number: u64, blocks: u64) -> Option<ReadHandle> {
         let key = number.to_string();
         let mut items = Batch::start(1, 1, Box::new(()), &self.completions);
         let length = (blocks * BLOCK_BYTES) as usize;
@@ -174,7 +176,7 @@ impl Still {
         let found = match self.cache.open(Digest::of(&key), &key, 1, request) {
             EnteredGet::Hit(request, handle) => {
                 request.item.succeed();
-                Some(handle.pin.extent)
+                Some(handle)
             }
             EnteredGet::Miss(request) => {
                 request.item.miss();
@@ -492,6 +494,7 @@ fn a_quota_is_kept_and_given_back() {
     let name = Namespace::of("1").name();
     let quota_bytes = 100 * BLOCK_BYTES;
     let mut still = Still::with(|config| config.quotas = vec![(name.clone(), quota_bytes)]);
+    still.cache.set_paths(&[Arc::clone(&still.cache)]);
     for number in 0..30 {
         let evicted = still.put(number, 10).evicted;
         assert_eq!(evicted, if number < 10 { 0 } else { 10 }, "for {number}");
@@ -502,8 +505,73 @@ fn a_quota_is_kept_and_given_back() {
     assert_eq!(still.stored(0..30).len(), 10, "nothing goes for what is longer than all of it");
     // What is refused for another reason has no share of it.
     let mut still = Still::with(|config| config.quotas = vec![(name, 1 << 40)]);
+    still.cache.set_paths(&[Arc::clone(&still.cache)]);
     let refused = still.try_to_begin(1, CAPACITY / BLOCK_BYTES + 1).err();
     assert!(matches!(refused, Some(StoreError::Full { .. })), "{refused:?}");
     let check = still.cache.index.check(|| still.cache.store.usage().allocated_bytes);
     assert_eq!((check.reserved_bytes, check.problems), (0, Vec::new()));
+}
+
+/// What finds no room as all of it is in use may find some later.
+#[test]
+fn room_that_is_in_use_is_told_from_room_that_is_not_there() {
+    let mut still = Still::new(Eviction::Lru, (1.0, 1.0));
+    let count = CAPACITY / BLOCK_BYTES / 1024 - 4;
+    (0..count).for_each(|number| _ = still.put(number, 1024));
+    for number in (0..count).step_by(4) {
+        let pinned = still.cache.index.pin_keys(&[Hashed::of(&number.to_string())], 1);
+        assert_eq!(pinned, [true]);
+    }
+    let refused = still.try_to_begin(count, 8 * 1024).err();
+    assert!(matches!(refused, Some(StoreError::InUse { .. })), "{refused:?}");
+    let refused = still.try_to_begin(count, 2 * CAPACITY / BLOCK_BYTES).err();
+    assert!(matches!(refused, Some(StoreError::Full { .. })), "{refused:?}");
+}
+
+#[test]
+fn chunks_that_go_for_a_record_are_counted_and_the_first_of_a_streak_is_told() {
+    logged::keep();
+    let still = Still::new(Eviction::Lru, (1.0, 1.0));
+    let lines = || logged::lines(still.cache.config.path(), "the index has no room").len();
+    let now = Instant::now();
+    for (before, told) in [(None, 1), (Some(now), 1), (Some(now - 2 * STREAK_ENDS_AFTER), 2)] {
+        *still.cache.index_full_at.lock() = before;
+        still.cache.note_index_full(&StoreError::IndexFull { index_bytes: 1, capacity_bytes: 1 });
+        assert_eq!(lines(), told);
+        assert!(still.cache.index_full_at.lock().is_some_and(|noted| noted > now));
+    }
+    assert_eq!(still.cache.counters.index_full.get(), 3);
+}
+
+#[test]
+fn messages_name_a_chunk_by_its_digest_and_place() {
+    let mut still = Still::new(Eviction::Lru, (1.0, 1.0));
+    still.put(1, 4);
+    let handle = still.open(1, 4).unwrap();
+    let text = handle.extent_text();
+    assert_eq!(text, still.cache.extent_text(Digest::of("1"), handle.pin.extent));
+    let path = still.cache.config.path().display().to_string();
+    assert!(text.starts_with(&format!("digest {}, ", Digest::of("1"))) && text.ends_with(&path));
+}
+
+#[test]
+fn it_knows_the_paths_of_its_store() {
+    let still = Still::new(Eviction::Lru, (1.0, 1.0));
+    assert_eq!((still.cache.path_count(), still.cache.has_withdrawn()), (1, false));
+    still.cache.set_paths(&[Arc::clone(&still.cache), Arc::clone(&still.cache)]);
+    assert_eq!(still.cache.path_count(), 2);
+}
+
+/// In slices, where it rests between them, until it is to end; without rests all at once.
+#[test]
+fn what_has_expired_goes_in_slices_or_at_once() {
+    let mut still = Still::with(|config| config.ttl = Some(Duration::from_millis(1)));
+    (0..3000).for_each(|number| _ = still.put(number, 1));
+    still.cache.maintenance.end();
+    let first = still.cache.expire(true);
+    assert!(first < 3000, "{first} in the first slice");
+    assert_eq!(still.cache.expire(false), 3000 - first);
+    let counters = &still.cache.counters;
+    assert_eq!((counters.expired.get(), counters.expired_bytes.get()), (3000, 3000 * BLOCK_BYTES));
+    assert_eq!(still.stored(0..3000), []);
 }

@@ -74,9 +74,11 @@ fn what_made_no_room_can_be_put_back_before_its_time() {
 fn what_comes_back_during_a_search_is_looked_at() {
     let (mut all, nodes) = chunks(0, 4000);
     nodes.iter().step_by(2).for_each(|node| all.exclude(*node, 10));
+    // The first one stays, so that the scan ends where it began.
+    all.exclude(nodes[0], 1000);
     let mut search = RoomSearch::new(3);
     assert!(matches!(all.for_room(&mut search, &Full, 5), Room::Unfinished));
-    assert_eq!(found(&mut all, &mut search, 10).0, [0, 1, 2]);
+    assert_eq!(found(&mut all, &mut search, 10).0, [1, 2, 3]);
 }
 
 #[test]
@@ -109,7 +111,8 @@ fn the_search_for_a_cheaper_run_is_bounded() {
     let (mut all, _) = chunks(0, 40_000);
     let (victims, calls) = found(&mut all, &mut RoomSearch::new(1000), 0);
     assert_eq!(victims.len(), 1000);
-    assert!(calls <= 10, "{calls} calls");
+    // Some seeds a call, each with a thousand neighbours on both sides.
+    assert_eq!(calls, 6);
 }
 
 #[test]

@@ -256,6 +256,14 @@ fn rank_in_s3fifo_rises_with_the_queue_and_with_uses() {
 }
 
 #[test]
+fn rank_in_a_queue_of_s3fifo_rises() {
+    let mut cache = Cache::new(Eviction::S3Fifo, 300);
+    (0..300).for_each(|chunk| cache.store(chunk, true));
+    let ranks: Vec<u8> = (0..300).map(|chunk| cache.rank(chunk)).collect();
+    assert!(ranks.is_sorted() && ranks[0] == 64 && ranks[299] > 120, "{ranks:?}");
+}
+
+#[test]
 fn s3fifo_begins_anew_with_a_chunk_that_was_out() {
     let mut cache = Cache::new(Eviction::S3Fifo, 20);
     cache.using([0, 0, 0, 1]);

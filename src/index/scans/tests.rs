@@ -171,3 +171,16 @@ fn what_is_being_written_counts_for_its_namespace_and_is_purged_with_it() {
     }
     assert_eq!(writing(), [(name(&keys[2]), 1, 0), (name(&key(0)), 100, 0)]);
 }
+
+#[test]
+fn all_uses_are_written_some_at_a_time() {
+    let (_directory, index) = index(None);
+    let mut shard = index.shards[SHARD as usize].0.lock();
+    (0..COUNT).for_each(|number| shard.note_use(number, 1));
+    drop(shard);
+    let left = || index.shards[SHARD as usize].0.lock().used.len();
+    assert!(index.write_uses(SHARD as usize));
+    assert_eq!(left(), COUNT as usize - 64);
+    index.write_all_uses();
+    assert_eq!((left(), index.write_uses(SHARD as usize)), (0, false));
+}
