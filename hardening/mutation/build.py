@@ -29,12 +29,14 @@ _LOG = OUTPUT / "logs" / "mutants-build.log"
 # Suites that read the source, or run for themselves what others prove.
 _LEFT_OUT = ("module_order",)
 # Suites in Python of what those in Rust leave to them: full file systems, copies, devices,
-# commands. Each is one test here.
+# commands, signals, figures. Each is one test here.
 PYTHON_SUITES = (
     *("test_reflink.py", "test_enospc.py", "test_index_share.py", "test_device_format.py"),
     *("test_device.py", "test_capacity.py", "test_bad_sectors.py", "test_io_errors.py"),
     *("test_restart.py", "test_limits.py", "test_ls.py", "test_store_commands.py"),
     *("test_old_stores.py", "test_snapshots.py", "test_owner.py", "test_refusals.py"),
+    *("test_admission.py", "test_answers.py", "test_counters.py", "test_signals.py"),
+    *("test_namespaces.py", "test_pins.py", "test_ttl.py", "test_event_fd.py", "test_files.py"),
 )
 # Where Python finds the native module with all mutants.
 PYTHON_PACKAGE = OUTPUT / "mutants-python"

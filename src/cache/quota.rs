@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use super::room::ATTEMPTS;
 use super::write::QuotaShare;
 use super::{Cache, SetRequest};
-use crate::block::Extent;
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::error::StoreError;
 use crate::evict::PoolId;
 use crate::key::Namespace;
@@ -31,7 +31,9 @@ impl Cache {
         };
         drop(eviction_index);
         begin();
-        if self.make_room_in_quota(pool, blocks, over) {
+        if u64::from(blocks) * BLOCK_BYTES <= quota_bytes
+            && self.make_room_in_quota(pool, blocks, over)
+        {
             return Ok(Some((pool, blocks)));
         }
         let namespace = Namespace::of(&request.key).without_salt();
