@@ -15,7 +15,10 @@ use crate::store::Store;
 use crate::store::data_files::{ExtentStore, find_files};
 
 /// Opens the index in the directory that `config` names, and its data. They are made if there are none.
-pub(crate) fn open<G: Send, S: Send>(config: &Config) -> (Index<G, S>, Box<dyn Store>) {
+pub(crate) fn open<G: Send, S: Send>(
+    config: &Config,
+    quotas: &Quotas,
+) -> (Index<G, S>, Box<dyn Store>) {
     let budget = Arc::new(Budget::new(config.capacity_bytes()));
     let directory = Arc::new(Directory::open(config.path()).unwrap());
     let files = find_files(&directory, || None).unwrap();
@@ -24,8 +27,7 @@ pub(crate) fn open<G: Send, S: Send>(config: &Config) -> (Index<G, S>, Box<dyn S
             .map(|store| Box::new(store) as Box<dyn Store>)
     };
     let found = FoundIndex::look(IndexPlace::Directory(Arc::clone(&directory))).unwrap();
-    let (index, store, ..) =
-        Index::open(found, &budget, config, &Quotas::new(&config.quotas), open_store).unwrap();
+    let (index, store, ..) = Index::open(found, &budget, config, quotas, open_store).unwrap();
     (index, store)
 }
 
@@ -36,5 +38,5 @@ pub(super) fn opened<G: Send, S: Send>(
 ) -> Index<G, S> {
     let mut config = Config::new(directory.to_str().unwrap(), 64 << 20).unwrap();
     set_up(&mut config);
-    open(&config).0
+    open(&config, &Quotas::new(&config.quotas)).0
 }

@@ -330,9 +330,20 @@ fn tickets_of_what_was_cleared_are_nobody_s() {
     let push = |clocked: &mut Clocked, id| clocked.scheduler.push(Class::Set, id, 500, clocked.now);
     let before = [1, 2, 3].map(|id| push(&mut clocked, id));
     clocked.scheduler.clear();
-    [4, 5, 6].into_iter().for_each(|id| _ = push(&mut clocked, id));
+    (4..10).for_each(|id| _ = push(&mut clocked, id));
     before.into_iter().for_each(|ticket| clocked.scheduler.cancel_rest(ticket));
-    assert_eq!(clocked.grants(), [4, 5, 6]);
+    assert_eq!(clocked.grants(), [4, 5, 6, 7]);
+}
+
+/// A SET that was under way when the queues were cleared may come back.
+#[test]
+fn what_is_taken_back_after_a_clearing_is_the_next() {
+    let mut clocked = Clocked::new(LIMITS);
+    clocked.push(Class::Set, 1, 500);
+    let grant = clocked.grant().unwrap();
+    clocked.scheduler.clear();
+    clocked.scheduler.take_back(grant, 500, clocked.now);
+    assert_eq!(clocked.grants(), [1]);
 }
 
 proptest! {

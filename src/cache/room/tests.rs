@@ -15,6 +15,7 @@ use crate::cache::{Begun, Claim, GetRequest, ReadHandle};
 use crate::completion_queue::CompletionQueue;
 use crate::config::{Checksum, Config, Eviction};
 use crate::engine::Waker;
+use crate::evict::Quotas;
 use crate::index::{EnteredGet, EnteredSet, logged, test_index};
 use crate::key::{Hashed, Namespace};
 use crate::open_stores::OpenStore;
@@ -59,7 +60,7 @@ struct Thrown {
 impl Still {
     fn new(eviction: Eviction, watermarks: (f64, f64)) -> Self {
         Self::with(|config| {
-            config.eviction = eviction;
+            (config.eviction, config.ttl) = (eviction, None);
             (config.tuning.low_watermark, config.tuning.high_watermark) = watermarks;
         })
     }
@@ -67,11 +68,14 @@ impl Still {
     fn with(set_up: impl FnOnce(&mut Config)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut config = Config::new(directory.path().to_str().unwrap(), CAPACITY).unwrap();
-        config.works_inline = true;
-        (config.eviction, config.checksum, config.ttl) = (Eviction::Lru, Checksum::Off, None);
-        config.lease_s = 0;
         set_up(&mut config);
-        let (index, store) = test_index::open(&config);
+        let quotas = Quotas::new(&config.quotas);
+        Self::at(directory, config, &quotas)
+    }
+
+    fn at(directory: TempDir, mut config: Config, quotas: &Quotas) -> Self {
+        (config.works_inline, config.checksum, config.lease_s) = (true, Checksum::Off, 0);
+        let (index, store) = test_index::open(&config, quotas);
         let completions = Arc::new(CompletionQueue::new().unwrap());
         let reactors = Box::new([Waker::new().unwrap()]);
         let open_store = OpenStore::new([3; 16]);
@@ -510,6 +514,38 @@ fn a_quota_is_kept_and_given_back() {
     assert!(matches!(refused, Some(StoreError::Full { .. })), "{refused:?}");
     let check = still.cache.index.check(|| still.cache.store.usage().allocated_bytes);
     assert_eq!((check.reserved_bytes, check.problems), (0, Vec::new()));
+}
+
+/// Room in a quota is made at the path of whose capacity the namespace takes most, if anything there can go.
+#[test]
+fn room_in_a_quota_is_made_at_the_path_that_it_fills_most() {
+    let name = Namespace::of("1").name();
+    for (is_first, is_pinned) in [(true, false), (false, false), (true, true), (false, true)] {
+        let quotas = [(name.clone(), 100 * BLOCK_BYTES)];
+        let shared = Quotas::new(&quotas);
+        let [mut small, mut large] = [CAPACITY, 2 * CAPACITY].map(|capacity_bytes| {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().to_str().unwrap();
+            let mut config = Config::new(path, capacity_bytes).unwrap();
+            config.quotas = quotas.to_vec();
+            Still::at(directory, config, &shared)
+        });
+        let mut paths = [Arc::clone(&small.cache), Arc::clone(&large.cache)];
+        if !is_first {
+            paths.reverse();
+        }
+        paths.iter().for_each(|cache| cache.set_paths(&paths));
+        (0..4).for_each(|number| _ = small.put(number, 10));
+        (4..10).for_each(|number| _ = large.put(number, 10));
+        for number in (0..4).filter(|_| is_pinned) {
+            let pinned = small.cache.index.pin_keys(&[Hashed::of(&number.to_string())], 1);
+            assert_eq!(pinned, [true]);
+        }
+        large.put(10, 10);
+        let (first, second) = if is_pinned { (0, 5) } else { (1, 4) };
+        assert_eq!(small.stored(0..4), (first..4).collect::<Vec<_>>());
+        assert_eq!(large.stored(4..11), (second..11).collect::<Vec<_>>());
+    }
 }
 
 /// What finds no room as all of it is in use may find some later.
