@@ -68,6 +68,12 @@ impl Mapping {
         Ok(Self { map: ManuallyDrop::new(map), range, process_id: std::process::id() })
     }
 
+    /// Maps the pages of `length_bytes` from `start` on, so that nobody who looks at them first has to wait for that.
+    pub(super) fn populate(&self, start: usize, length_bytes: usize) {
+        // Before Linux 5.14 whoever is first does it.
+        let _ = self.map.advise_range(Advice::PopulateRead, start, length_bytes);
+    }
+
     pub(super) fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
@@ -349,6 +355,32 @@ mod tests {
         let mut bytes = [0; 2 * 4096];
         file.read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(bytes, [7; 2 * 4096]);
+    }
+
+    /// By the kernel's table of this process: proc_pid_pagemap(5).
+    #[test]
+    fn pages_are_mapped_before_anybody_looks_at_them() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * 4096).unwrap();
+        let mapping = Mapping::new(&file, 0, 128 * 4096).unwrap();
+        let table = File::open("/proc/self/pagemap").unwrap();
+        let mapped = || -> Vec<usize> {
+            let is_mapped = |page: &usize| {
+                let mut entry = [0; 8];
+                let place = (mapping.as_mut_ptr().addr() / 4096 + page) * 8;
+                table.read_exact_at(&mut entry, place as u64).unwrap();
+                u64::from_ne_bytes(entry) >> 63 == 1
+            };
+            (0..128).filter(is_mapped).collect()
+        };
+        assert_eq!(mapped(), []);
+        mapping.populate(8 * 4096, 16 * 4096);
+        // The kernel may map some beside them.
+        let found = mapped();
+        assert!((8..24).all(|page| found.contains(&page)), "{found:?}");
+        // What is behind the end of the file is no fault.
+        mapping.populate(100 * 4096, 4096);
+        assert_eq!((mapped(), mapping.hole_count()), (found, 0));
     }
 
     /// Where the kernel cannot mark pages as changed, they are changed. Any other error is told, after all of the file was marked.

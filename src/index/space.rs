@@ -77,6 +77,7 @@ impl Table {
             self.extend_reserve(&mut reserved, added.saturating_sub(spare)).map_err(|_| error)?;
         }
         self.index_file.grow(length, added).map_err(|source| self.refused(added, source))?;
+        self.mapping.populate(length as usize, added as usize);
         let total = before + (added / RECORD_BYTES as u64) as u32;
         let mut free = self.free.lock();
         self.total.store(total, Ordering::Release);
