@@ -264,9 +264,7 @@ def _search(
                 continue
             if number not in known:
                 known[number] = stage.build()
-            for name, program in known[number].items():
-                if time.monotonic() < deadline:
-                    tests.look_at(name, program)
+            tests.look_at(known[number], deadline)
             search(number, set(known[number]), to_run)
     report.findings += [f"it fails without a mutant: {test}" for test in tests.failing]
     return outcomes

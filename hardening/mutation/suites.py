@@ -48,25 +48,45 @@ class Tests:
         )
         self.reaching: dict[int, list[Test]] = defaultdict(list)
         self.failing: list[str] = []
+        self._lock = threading.Lock()
 
-    def look_at(self, name: str, program: Path) -> None:
-        """Run each test of a program by itself, with no mutant, unless that is known."""
-        if name in self._programs:
-            return
-        self._programs[name] = program
+    def look_at(self, programs: dict[str, Path], deadline: float) -> None:
+        """Run each test of these programs by itself, with no mutant, unless that is known.
+
+        Args:
+            programs: Those that it has not looked at yet are added.
+            deadline: By the monotonic clock: no program is begun later, or added.
+        """
+        new = {name: path for name, path in programs.items() if name not in self._programs}
+        # Suites in Python are one test each, so they run beside each other.
+        at_once = WORKERS if all(map(_is_python, new.values())) else 1
+        with ThreadPoolExecutor(at_once) as threads:
+            for name, found in zip(
+                new, threads.map(partial(self._look, deadline), new, new.values()), strict=True
+            ):
+                if found is None:
+                    continue
+                self._programs[name] = new[name]
+                for test, seconds, reached in found:
+                    if reached is None:
+                        self.failing.append(f"{name} {test}")
+                    for number in reached or ():
+                        self.reaching[number].append(Test(name, test, seconds))
+
+    def _look(self, deadline: float, name: str, program: Path) -> list[Any] | None:
         content = hashlib.blake2b(program.read_bytes(), digest_size=16)
         if _is_python(program):
             content.update(native_module().read_bytes())
         key = f"{name}, {content.hexdigest()}"
         if key not in self._known:
+            if time.monotonic() > deadline:
+                return None
             with ThreadPoolExecutor(WORKERS) as threads:
-                self._known[key] = list(threads.map(partial(_try, program), _names(program)))
-            _KNOWN.write_text(json.dumps(self._known))
-        for test, seconds, reached in self._known[key]:
-            if reached is None:
-                self.failing.append(f"{name} {test}")
-            for number in reached or ():
-                self.reaching[number].append(Test(name, test, seconds))
+                found = list(threads.map(partial(_try, program), _names(program)))
+            with self._lock:
+                self._known[key] = found
+                _KNOWN.write_text(json.dumps(self._known))
+        return self._known[key]
 
     def notice(self, number: int, programs: Collection[str], most_s: float) -> str:
         """Run tests that reach a mutant, the quickest first, until one notices.
