@@ -141,13 +141,14 @@ fn lease<G, S>(shard: &mut Shard<G, S>, found: Located, leasing: &mut Leasing) {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
     use crate::block::Extent;
     use crate::index::map::tests::{TestIndex, finish, index_with, reserved};
     use crate::index::table::ChunkFields;
     use crate::index::writing::EnteredSet;
-    use crate::sync::atomic::{AtomicU64, Ordering};
+    use crate::sync::atomic::Ordering;
     use crate::time::Clock;
 
     fn store(index: &TestIndex, key: &str, blocks: u32) {

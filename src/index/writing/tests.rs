@@ -1,12 +1,13 @@
 //! What waits for a key that is being written, and what goes on to the chunk that replaces another.
 
+use std::sync::atomic::AtomicU64;
+
 use super::*;
 use crate::block::BLOCK_BYTES;
 use crate::index::EnteredGet;
 use crate::index::leases::Footprint;
 use crate::index::test_index::opened;
 use crate::key::Hashed;
-use crate::sync::atomic::AtomicU64;
 use crate::time::Clock;
 
 /// Operations by number.
