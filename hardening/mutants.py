@@ -62,7 +62,7 @@ class _Stage:
 _STAGES = (
     _Stage(units, "", {True: 30, False: 30}),
     _Stage(suites, "not by unit tests", {True: 400, False: 30}),
-    _Stage(python_suites, "not by suites in Rust", {True: 120, False: 40}),
+    _Stage(python_suites, "not by suites in Rust", {True: 120, False: 60}),
 )
 
 

@@ -24,6 +24,13 @@ const LAYOUTS: [Layout; 2] = [Layout::Extents, Layout::Files];
 const LENGTHS: [usize; 10] =
     [1, 511, 512, 700, 4095, 4096, 4097, 1 << 20, (1 << 20) + 1, (3 << 20) + 700];
 
+fn open(directory: &Path, layout: Layout, set_up: impl FnOnce(&mut Config)) -> Client {
+    let mut config = config(directory, CAPACITY);
+    config.layout = layout;
+    set_up(&mut config);
+    Client::from(Connector::open(config).unwrap())
+}
+
 /// A closed store of chunks 0 and on, of these lengths.
 fn stored(
     layout: Layout,
@@ -31,10 +38,7 @@ fn stored(
     set_up: impl FnOnce(&mut Config),
 ) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
-    let mut config = config(directory.path(), CAPACITY);
-    config.layout = layout;
-    set_up(&mut config);
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = open(directory.path(), layout, set_up);
     for (number, length) in (0..).zip(lengths) {
         assert!(client.set_one(&key(number), &Memory::patterned(*length, 0, number)));
     }
@@ -143,14 +147,7 @@ fn what_is_deleted_or_replaced_meanwhile_is_gone() {
         let directory = stored(layout, &[5000, 5000, 5000], |_| ());
         let mut chunks = listed(directory.path());
         let list: Vec<_> = chunks.by_ref().map(Result::unwrap).collect();
-        let client = Client::from(
-            Connector::open({
-                let mut config = config(directory.path(), CAPACITY);
-                config.layout = layout;
-                config
-            })
-            .unwrap(),
-        );
+        let client = open(directory.path(), layout, |_| ());
         assert_eq!(client.delete(&[key(0)]), [true]);
         assert!(client.set_one(&key(1), &Memory::patterned(5000, 0, 77)));
         assert!(client.get_one(&key(2), 5000).is_some());
@@ -243,9 +240,9 @@ fn facts_tell_whether_it_was_closed_and_with_whom_it_shares_keys() {
     let directory = stored(Layout::Extents, &[5000], |_| ());
     let facts = |path: &Path| listed(path).facts().unwrap();
     assert!(facts(directory.path()).is_closed_in_order);
-    let open = Client::open(directory.path(), CAPACITY);
+    let client = open(directory.path(), Layout::Extents, |_| ());
     assert!(!facts(directory.path()).is_closed_in_order);
-    drop(open);
+    drop(client);
     let paths = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let paths = paths.each_ref().map(|path| path.path().to_owned());
     Connector::open(config_of(&paths, CAPACITY)).unwrap().close();

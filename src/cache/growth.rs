@@ -26,9 +26,11 @@ fn keep_growing(cache: &Cache) {
     let _ending = NoMoreGrowth(cache);
     while cache.growth.wait(Instant::now() + LONGEST_WAIT) {
         if let Some(needed_bytes) = cache.growth.take() {
+            let (table, before) = (&cache.index.table, cache.index.table.slot_count());
             cache.grow(needed_bytes);
             cache.growth.note_done();
             cache.wake_reactors();
+            table.populate_from(before);
         }
     }
 }

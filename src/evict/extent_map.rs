@@ -190,6 +190,26 @@ mod tests {
         }
     }
 
+    /// A long piece would be searched in the wrong half once it is cut.
+    #[test]
+    fn a_short_piece_is_not_joined_with_a_long_one() {
+        let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());
+        let count = 2 * PIECE as u32;
+        let ids: Vec<NodeId> =
+            (0..count).map(|block| add(&mut map, &mut nodes, (0, 2 * block))).collect();
+        for id in &ids[PIECE + 1..] {
+            map.remove(&nodes, *id);
+            assert!(map.pieces.values().all(|piece| piece.len() <= PIECE));
+        }
+        for block in 0..PIECE as u32 {
+            let id = add(&mut map, &mut nodes, (0, 2 * block + 1));
+            assert_eq!(map.at(&nodes, (0, 2 * block + 1)), Some(id));
+        }
+        assert!(
+            ids[..=PIECE].iter().all(|id| map.at(&nodes, nodes[*id].extent.start()) == Some(*id))
+        );
+    }
+
     #[test]
     fn pieces_are_full_of_what_comes_in_order_and_few_of_what_is_left() {
         let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());

@@ -76,13 +76,23 @@ impl Table {
             added = wanted.min(spare.max(GROWTH_BYTES));
             self.extend_reserve(&mut reserved, added.saturating_sub(spare)).map_err(|_| error)?;
         }
-        self.index_file.grow(length, added).map_err(|source| self.refused(added, source))?;
-        self.mapping.populate(length as usize, added as usize);
+        if let Err(source) = self.index_file.grow(length, added) {
+            // It gave back all that was reserved behind the end.
+            self.budget.release(*reserved - length);
+            *reserved = length;
+            return Err(self.refused(added, source));
+        }
         let total = before + (added / RECORD_BYTES as u64) as u32;
         let mut free = self.free.lock();
         self.total.store(total, Ordering::Release);
         free.add_fresh(before..total);
         Ok(())
+    }
+
+    /// Maps the pages that were added since there were so many slots. It may wait for the disk.
+    pub(crate) fn populate_from(&self, slot_count: u32) {
+        let start = HEADER_BYTES + u64::from(slot_count) * RECORD_BYTES as u64;
+        self.mapping.populate(start as usize, (self.length_bytes() - start) as usize);
     }
 
     /// Reserves `bytes` more, if the file system has them above its floor.

@@ -40,3 +40,18 @@ pub(super) fn opened<G: Send, S: Send>(
     set_up(&mut config);
     open(&config, &Quotas::new(&config.quotas)).0
 }
+
+impl<G, S> Index<G, S> {
+    /// Does what the thread that writes records does with what is queued.
+    pub(crate) fn write_queued(&self) {
+        let mut changes = Vec::new();
+        self.table.changes.take(&mut changes);
+        self.table.make_in_order(&changes);
+        self.table.changes.progress.note_done(changes.len() as u64);
+    }
+
+    /// Chunks whose last use is not in their records.
+    pub(crate) fn uses_behind(&self) -> usize {
+        self.shards.iter().map(|shard| shard.0.lock().used.len()).sum()
+    }
+}

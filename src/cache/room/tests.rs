@@ -2,6 +2,7 @@
 //! neither device nor threads, so that a seed always gives the same numbers.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use tempfile::TempDir;
@@ -19,6 +20,7 @@ use crate::evict::Quotas;
 use crate::index::{EnteredGet, EnteredSet, logged, test_index};
 use crate::key::{Hashed, Namespace};
 use crate::open_stores::OpenStore;
+use crate::time::Clock;
 use std::sync::Arc;
 
 const CAPACITY: u64 = 512 << 20;
@@ -487,7 +489,7 @@ fn what_is_typical_follows_the_longest_chunks() {
     let mut still = Still::new(Eviction::Lru, (0.9, 0.95));
     let typical = |still: &mut Still, number, blocks| {
         still.put(number, blocks);
-        still.cache.typical_blocks.load(std::sync::atomic::Ordering::Relaxed)
+        still.cache.typical_blocks.load(Ordering::Relaxed)
     };
     assert_eq!([300, 1024].map(|blocks| typical(&mut still, blocks, blocks)), [300, 1024]);
     assert_eq!([1, 2, 3].map(|number| typical(&mut still, number, 1)), [1008, 993, 978]);
@@ -601,8 +603,14 @@ fn it_knows_the_paths_of_its_store() {
 /// In slices, where it rests between them, until it is to end; without rests all at once.
 #[test]
 fn what_has_expired_goes_in_slices_or_at_once() {
-    let mut still = Still::with(|config| config.ttl = Some(Duration::from_millis(1)));
+    let now_ms = Arc::new(AtomicU64::new(1000));
+    let mut still = Still::with(|config| {
+        config.ttl = Some(Duration::from_secs(1));
+        config.clock = Clock::by_hand(Arc::clone(&now_ms));
+    });
     (0..3000).for_each(|number| _ = still.put(number, 1));
+    assert_eq!(still.cache.expire(false), 0);
+    now_ms.store(2000, Ordering::SeqCst);
     still.cache.maintenance.end();
     let first = still.cache.expire(true);
     assert!(first < 3000, "{first} in the first slice");
@@ -610,4 +618,54 @@ fn what_has_expired_goes_in_slices_or_at_once() {
     let counters = &still.cache.counters;
     assert_eq!((counters.expired.get(), counters.expired_bytes.get()), (3000, 3000 * BLOCK_BYTES));
     assert_eq!(still.stored(0..3000), []);
+}
+
+/// Where nothing else is wanted, all uses are in their records when it returns, however long another thread takes to write them.
+#[test]
+fn all_uses_are_written() {
+    let mut still = Still::new(Eviction::Lru, (1.0, 1.0));
+    for number in 0..3000 {
+        still.put(number, 1);
+        still.get(number, 1);
+    }
+    assert_eq!(still.cache.index.uses_behind(), 3000);
+    let cache = &still.cache;
+    cache.index.table.changes.defer(true);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+                cache.index.write_queued();
+            }
+        });
+        cache.write_uses();
+        is_over.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(cache.index.uses_behind(), 0);
+}
+
+/// Each round makes room at one path of many: there are as many rounds as it takes.
+#[test]
+fn room_in_a_quota_over_many_paths_takes_many_rounds() {
+    const PATHS: u64 = 16;
+    let quotas = [(Namespace::of("1").name(), 32 * PATHS * BLOCK_BYTES)];
+    let shared = Quotas::new(&quotas);
+    let mut stills: Vec<Still> = (0..PATHS)
+        .map(|_| {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().to_str().unwrap();
+            let mut config = Config::new(path, CAPACITY / 8).unwrap();
+            config.quotas = quotas.to_vec();
+            Still::at(directory, config, &shared)
+        })
+        .collect();
+    let paths: Vec<_> = stills.iter().map(|still| Arc::clone(&still.cache)).collect();
+    paths.iter().for_each(|cache| cache.set_paths(&paths));
+    for (path, still) in (0..).zip(&mut stills) {
+        (32 * path..32 * (path + 1)).for_each(|number| _ = still.put(number, 1));
+    }
+    stills[0].put(1000, 400);
+    let evicted: u64 = paths.iter().map(|cache| cache.counters.evicted.get()).sum();
+    assert_eq!(evicted, 400);
 }

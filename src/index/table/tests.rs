@@ -23,8 +23,9 @@ struct Files {
     written: Mutex<Vec<Range<u64>>>,
     marked: Mutex<Vec<Range<u64>>>,
     is_refusing: AtomicBool,
-    /// More than that is not preallocated at a time, if it is not 0.
+    /// More than that is not preallocated at a time, and no file is made longer, if it is not 0.
     most_preallocated_bytes: AtomicU64,
+    longest_bytes: AtomicU64,
 }
 
 impl FileOperations for Files {
@@ -36,6 +37,14 @@ impl FileOperations for Files {
             // Not every file system can unshare.
             false if flags & libc::FALLOC_FL_UNSHARE_RANGE != 0 => Ok(()),
             false => SystemFiles.preallocate(file, bytes, flags),
+        }
+    }
+
+    fn truncate(&self, file: &File, length_bytes: u64) -> io::Result<()> {
+        let longest_bytes = self.longest_bytes.load(Ordering::Relaxed);
+        match longest_bytes > 0 && length_bytes > longest_bytes {
+            true => Err(io::Error::from_raw_os_error(libc::EFBIG)),
+            false => SystemFiles.truncate(file, length_bytes),
         }
     }
 

@@ -1,5 +1,6 @@
 //! How the table grows, and what is in its way.
 
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use super::*;
@@ -73,6 +74,22 @@ fn a_part_of_a_step_is_taken_where_there_is_no_more() {
     opened.files.is_refusing.store(true, Ordering::Relaxed);
     assert!(opened.table.grow().is_err());
     assert_eq!((opened.length(), opened.used_and_reserved()), (18, (18, 18)));
+}
+
+/// A limit on the length of files (RLIMIT_FSIZE), say: what was reserved is given back with what could not be added.
+#[test]
+fn nothing_is_on_account_for_a_file_that_cannot_be_lengthened() {
+    let opened = open();
+    opened.table.preallocate(2 * MIB).unwrap();
+    let longest_bytes = &opened.files.longest_bytes;
+    longest_bytes.store(HEADER_BYTES + MIB, Ordering::Relaxed);
+    assert!(matches!(opened.table.grow(), Err(StoreError::Grow { .. })));
+    assert_eq!((opened.length(), opened.used_and_reserved()), (1, (1, 1)));
+    longest_bytes.store(0, Ordering::Relaxed);
+    opened.table.grow().unwrap();
+    assert_eq!((opened.length(), opened.used_and_reserved()), (2, (2, 2)));
+    let blocks = opened.table.index_file.file.metadata().unwrap().blocks() * 512;
+    assert!(blocks >= HEADER_BYTES + 2 * MIB, "it has holes: {blocks}");
 }
 
 /// Below the floor of the file system it grows no more, but into what it has reserved.
