@@ -76,7 +76,8 @@ def _search(filters: tuple[str, ...], seconds: float, tree: Path = REPOSITORY) -
             report.findings.append(f"{name}: no test has this name")
     report.ran = f"{tests} tests of {len(filters) - len(late)} modules"
     if late:
-        report.ran += f", no time for all of {', '.join(late)}"
+        report.ran += f", not all of {len(late)} more"
+        print(f"not run, or not to the end: {', '.join(late)}")
     return report
 
 

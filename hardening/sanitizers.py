@@ -331,7 +331,9 @@ def _search(parts: list[str], wanted: tuple[str, ...], seconds: float, tree: Pat
         except BuildError as error:
             findings.append(f"{name}: {error}")
         left_s = search.left_s
-        late = f", no time for {', '.join(search.late)}" if search.late else ""
+        late = f", not all of {len(search.late)} more" if search.late else ""
+        if late:
+            print(f"{name}: not run, or not to the end: {', '.join(search.late)}")
         ran.append(f"{name}: {search.suites} suites, {search.tests} tests{late}")
         findings += search.findings
     return Report(ran="; ".join(ran), findings=findings)
