@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -12,7 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hardening.tool import OUTPUT, Options, Report
+from hardening.tool import OUTPUT, BuildError, Options, Report
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,19 @@ PARTS = (
 def _run(name: str, options: Options) -> Report:
     module = importlib.import_module(f"hardening.{name.replace('-', '_')}")
     began = time.monotonic()
-    report: Report = module.run(options)
+    try:
+        report: Report = module.run(options)
+    except BuildError as error:
+        report = Report(broken=str(error))
+    except Exception as error:  # noqa: BLE001
+        # The others go on.
+        traceback.print_exc()
+        report = Report(findings=[f"it ended with {type(error).__name__}: {error}"])
     seconds = time.monotonic() - began
     OUTPUT.mkdir(parents=True, exist_ok=True)
     record = {**asdict(report), "options": asdict(options), "seconds": round(seconds, 1)}
     (OUTPUT / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
-    click.echo(f"{name}: {seconds:.0f} s, {report.skipped or report.ran}")
+    click.echo(f"{name}: {seconds:.0f} s, {report.broken or report.skipped or report.ran}")
     return report
 
 
@@ -73,7 +81,7 @@ def _print(reports: dict[str, Report]) -> None:
     table = Table("tool", "ran", "found")
     for name, report in reports.items():
         found = f"skipped: {report.skipped}" if report.skipped else str(len(report.findings))
-        table.add_row(name, report.ran, found)
+        table.add_row(name, report.ran, f"broken: {report.broken}" if report.broken else found)
     console = Console()
     console.print(table)
     for name, report in reports.items():
@@ -96,7 +104,10 @@ def main(
     quick: bool,
     planted: bool,
 ) -> None:
-    """Search for what breaks kvring's promises. What TOOL takes as ARGUMENTS is in its file."""
+    """Search for what breaks kvring's promises. What TOOL takes as ARGUMENTS is in its file.
+
+    The exit status is 1 if something was found, and 3 if what a tool runs does not build.
+    """
     parts = {}
     for part in PARTS:
         share = minutes if minutes is not None else part.quick_minutes if quick else part.minutes
@@ -104,7 +115,9 @@ def main(
             parts[part] = Options(share, seed, planted, quick, arguments)
     reports = _run_all(parts)
     _print(reports)
-    if not all(report.passed for report in reports.values()):
+    if any(report.broken for report in reports.values()):
+        raise SystemExit(3)
+    if any(report.findings for report in reports.values()):
         raise SystemExit(1)
 
 

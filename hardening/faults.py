@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
 
 TABLE: Final = REPOSITORY / "hardening" / "fault_table.json"
 _BUILT: Final = REPOSITORY / "target" / "release" / "examples"
@@ -84,8 +84,7 @@ def run(options: Options) -> Report:
     examples += ["--example", "crash_simulator"]
     built = call(["cargo", "build", "--release", *examples], log=log)
     if built.returncode != 0:
-        report.findings.append(f"the harnesses cannot be built: {log}")
-        return report
+        raise BuildError(f"the harnesses do not build: see {log}")
     end_s = time.monotonic() + options.seconds
     for name in _KINDS:
         _row(table, name)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hardening import planted
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call, cargo_tool
+from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, cargo_tool
 
 _CARGO_FUZZ = "0.13.2"
 _ATHERIS = "3.0.0"
@@ -113,7 +113,7 @@ def _build(tree: Path) -> str:
         timeout_s=_LONGEST_BUILD_S,
     )
     if done.returncode:
-        raise RuntimeError(f"the targets do not build: {OUTPUT / 'fuzz-build.log'}")
+        raise BuildError(f"the targets do not build: {OUTPUT / 'fuzz-build.log'}")
     return ""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from hardening.planted import built_in, find_where_told
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
 
 BUILT = OUTPUT / "miri"
 
@@ -55,7 +55,7 @@ def _search(filters: tuple[str, ...], seconds: float, tree: Path = REPOSITORY) -
     # What it takes to build is not counted.
     built = _miri(["--no-run"], "build", tree, None)
     if built.returncode != 0:
-        return Report(findings=[f"cannot be built: {_errors(built.stdout)}"])
+        raise BuildError(f"the tests do not build: {_errors(built.stdout)}")
     tests, late = 0, []
     deadline = time.monotonic() + seconds
     skips = [option for test in SKIPPED for option in ("--skip", test)]

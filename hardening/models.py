@@ -18,7 +18,7 @@ import subprocess
 from pathlib import Path
 
 from hardening.planted import built_in, patches_of, tree_with
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
 
 KINDS = ("loom", "shuttle")
 
@@ -134,7 +134,7 @@ def _search(options: Options) -> Report:
     for kind in KINDS:
         if not _build(kind, REPOSITORY):
             errors = OUTPUT / "models" / f"{kind}-build.log"
-            return Report(findings=[f"the models for {kind} do not build: see {errors}"])
+            raise BuildError(f"the models for {kind} do not build: see {errors}")
         models[kind] = _models_of(kind, options.arguments)
     seconds = options.seconds * THREADS / max(1, sum(map(len, models.values())))
     report, told = Report(), []

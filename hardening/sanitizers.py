@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benches.built_package import place_package
 from hardening.planted import built_in, find_where_told
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
 
 TRIPLE = f"{platform.machine()}-unknown-linux-gnu"
 BUILT = OUTPUT / "sanitizers"
@@ -70,10 +70,6 @@ THREAD_LEFT_OUT = (
     "test_a_fork_may_open_a_store_of_its_own",
     "test_through_a_pipe_into_a_device",
 )
-
-
-class BuildError(Exception):
-    """Something does not compile with a sanitizer."""
 
 
 @dataclass(frozen=True)
@@ -322,18 +318,18 @@ def run(options: Options) -> Report:
 
 
 def _search(parts: list[str], wanted: tuple[str, ...], seconds: float, tree: Path) -> Report:
-    ran, findings, left_s = [], [], 0.0
+    ran, findings, broken, left_s = [], [], [], 0.0
     shares = sum(SHARES[name] for name in parts)
     for name in parts:
         search = _Search(left_s + seconds * SHARES[name] / shares, tree)
         try:
             PARTS[name](search, wanted)
         except BuildError as error:
-            findings.append(f"{name}: {error}")
+            broken.append(f"{name}: {error}")
         left_s = search.left_s
         late = f", not all of {len(search.late)} more" if search.late else ""
         if late:
             print(f"{name}: not run, or not to the end: {', '.join(search.late)}")
         ran.append(f"{name}: {search.suites} suites, {search.tests} tests{late}")
         findings += search.findings
-    return Report(ran="; ".join(ran), findings=findings)
+    return Report(ran="; ".join(ran), findings=findings, broken="; ".join(broken))

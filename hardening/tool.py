@@ -46,17 +46,18 @@ class Report:
     Attributes:
         ran: What ran, with counts, for the table: "31 tests, 0 reports".
         findings: One line for each thing found, with what repeats it. None found: the tool passed.
-        skipped: Why it could not run, if so.
+        skipped: Why it could not run for want of something, if so.
+        broken: What does not build, if so: what it runs, as the tree is.
     """
 
     ran: str = ""
     findings: list[str] = field(default_factory=list)
     skipped: str = ""
+    broken: str = ""
 
-    @property
-    def passed(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+
+class BuildError(Exception):
+    """What a tool runs does not build: nothing is found until it does."""
 
 
 class Tool(Protocol):

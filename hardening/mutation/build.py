@@ -13,7 +13,7 @@ from benches.built_package import place_package
 from hardening.mutation.listing import Mutant, fingerprint
 from hardening.mutation.schema import SWITCH, Schema, arms_of_match, blamed
 from hardening.planted import files_of_tree
-from hardening.tool import OUTPUT, call
+from hardening.tool import OUTPUT, BuildError, call
 
 TREE = OUTPUT / "mutants-tree"
 _ENVIRONMENT = {
@@ -46,10 +46,6 @@ HARNESSES = {
     "random_operations": "--operations 3000",
 }
 _MODULE = b"mod backlog;\n"
-
-
-class BuildError(Exception):
-    """The build fails, and no mutant is to blame."""
 
 
 def prepare(source: Path, mutants: list[Mutant]) -> list[Mutant]:
