@@ -357,22 +357,20 @@ mod tests {
         assert_eq!(bytes, [7; 2 * 4096]);
     }
 
-    /// By the kernel's table of this process: proc_pid_pagemap(5).
+    #[test]
+    fn closed_stores_leave_room_for_others() {
+        let file = tempfile::tempfile().unwrap();
+        for _ in 0..2 * MAX_MAPPINGS {
+            Mapping::new(&file, 0, 4096).unwrap();
+        }
+    }
+
     #[test]
     fn pages_are_mapped_before_anybody_looks_at_them() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(64 * 4096).unwrap();
         let mapping = Mapping::new(&file, 0, 128 * 4096).unwrap();
-        let table = File::open("/proc/self/pagemap").unwrap();
-        let mapped = || -> Vec<usize> {
-            let is_mapped = |page: &usize| {
-                let mut entry = [0; 8];
-                let place = (mapping.as_mut_ptr().addr() / 4096 + page) * 8;
-                table.read_exact_at(&mut entry, place as u64).unwrap();
-                u64::from_ne_bytes(entry) >> 63 == 1
-            };
-            (0..128).filter(is_mapped).collect()
-        };
+        let mapped = || mapping.mapped_pages(0..128);
         assert_eq!(mapped(), []);
         mapping.populate(8 * 4096, 16 * 4096);
         if mapping.map.advise_range(Advice::PopulateRead, 0, 4096).is_err() {

@@ -1,11 +1,15 @@
 //! An index with its data, and without cache and threads, for tests.
 
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::found::FoundIndex;
 use super::index_file::IndexPlace;
 use super::map::Index;
+use super::mapping::Mapping;
 use super::table::Table;
 use crate::capacity::Budget;
 use crate::config::Config;
@@ -53,5 +57,19 @@ impl<G, S> Index<G, S> {
     /// Chunks whose last use is not in their records.
     pub(crate) fn uses_behind(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().used.len()).sum()
+    }
+}
+
+impl Mapping {
+    /// Which of these pages are in the kernel's table of this process: proc_pid_pagemap(5).
+    pub(super) fn mapped_pages(&self, pages: Range<usize>) -> Vec<usize> {
+        let table = File::open("/proc/self/pagemap").unwrap();
+        let is_mapped = |page: &usize| {
+            let mut entry = [0; 8];
+            let place = (self.as_mut_ptr().addr() / 4096 + page) * 8;
+            table.read_exact_at(&mut entry, place as u64).unwrap();
+            u64::from_ne_bytes(entry) >> 63 == 1
+        };
+        pages.filter(is_mapped).collect()
     }
 }

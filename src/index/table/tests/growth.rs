@@ -44,6 +44,25 @@ fn it_grows_into_what_is_reserved_first() {
 }
 
 #[test]
+fn pages_that_were_added_can_be_mapped_at_once() {
+    let opened = open();
+    (0..3).for_each(|_| opened.table.grow().unwrap());
+    let (mib_pages, before) = (MIB as usize / 4096, opened.table.slot_count());
+    (0..2).for_each(|_| opened.table.grow().unwrap());
+    opened.table.populate_from(before);
+    let mapped = opened.table.mapping.mapped_pages(0..8 * mib_pages);
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    if (numbers.next(), numbers.next()) < (Some(5), Some(14)) {
+        return println!("skipped: Linux {release} maps no pages ahead");
+    }
+    // The kernel may map some beside them.
+    let added = 1 + 4 * mib_pages..1 + 6 * mib_pages;
+    assert!(added.clone().all(|page| mapped.contains(&page)));
+    assert!(mapped.len() < added.len() + mib_pages / 2, "{} pages", mapped.len());
+}
+
+#[test]
 fn it_ends_where_its_mapping_does() {
     let opened = open();
     let most = opened.table.mapping.length_bytes() as u64;
