@@ -160,7 +160,9 @@ def _run(program: Path, names: list[str], environment: dict[str, str], *, timeou
         command = [*_LIMITS, str(program), *names[0].split()]
     else:
         command = [*_LIMITS, str(program), "--test-threads=2", "--exact", *names]
-    with tempfile.TemporaryDirectory(prefix="kvring-mutant-") as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="kvring-mutant-", ignore_cleanup_errors=True
+    ) as directory:
         process = subprocess.Popen(
             command,
             cwd=TREE,
@@ -190,6 +192,7 @@ def _run(program: Path, names: list[str], environment: dict[str, str], *, timeou
                 _kill(process)
             code = process.wait()
             _kill(process)
+            _unmount(directory)
             _detach_loop_devices(directory)
     if late.is_set():
         return "timeout"
@@ -198,6 +201,14 @@ def _run(program: Path, names: list[str], environment: dict[str, str], *, timeou
 
 def _is_python(program: Path) -> bool:
     return program.suffix == ".py"
+
+
+def _unmount(directory: str) -> None:
+    """A test that is killed leaves what it has mounted."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        mounted_at = line.split()[1]
+        if mounted_at.startswith(f"{directory}/"):
+            subprocess.run(["umount", "--lazy", mounted_at], check=False)
 
 
 def _detach_loop_devices(directory: str) -> None:
