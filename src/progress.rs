@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex};
+use crate::time::Patience;
 
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
@@ -39,17 +40,19 @@ impl Progress {
         self.done.load(Ordering::SeqCst) >= ticket
     }
 
-    /// Waits until that is done, but not past `deadline`, and says whether it is: not if nobody works any more.
-    pub(crate) fn wait(&self, ticket: u64, deadline: Option<Instant>) -> bool {
+    /// Waits until that is done, or `patience` is over, and says whether it is: not if nobody works any more.
+    pub(crate) fn wait(&self, ticket: u64, mut patience: Option<&mut Patience>) -> bool {
         if self.is_done(ticket) {
             return true;
         }
         let mut has_ended = self.has_ended.lock();
-        let mut is_over = false;
-        while !*has_ended && !is_over && !self.is_done(ticket) {
-            (has_ended, is_over) = match deadline {
-                Some(deadline) => self.advanced.wait_until(has_ended, deadline),
-                None => (self.advanced.wait(has_ended), false),
+        while !*has_ended && !self.is_done(ticket) {
+            has_ended = match &mut patience {
+                Some(patience) => {
+                    let Some(step) = patience.step() else { break };
+                    self.advanced.wait_until(has_ended, Instant::now() + step).0
+                }
+                None => self.advanced.wait(has_ended),
             };
         }
         self.is_done(ticket)
@@ -66,6 +69,7 @@ impl Progress {
 mod tests {
     use std::sync::Arc;
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
 
@@ -83,12 +87,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_at_its_deadline() {
+    fn a_wait_ends_with_its_patience() {
         let progress = Progress::default();
         let ticket = progress.note_queued();
-        assert!(!progress.wait(ticket, Some(Instant::now())));
+        let mut patience = Patience::new(Duration::from_millis(10));
+        assert!(!progress.wait(ticket, Some(&mut patience)));
+        assert!(patience.step().is_none());
         progress.note_done(1);
-        assert!(progress.wait(ticket, Some(Instant::now())));
+        assert!(progress.wait(ticket, Some(&mut patience)));
     }
 
     #[test]

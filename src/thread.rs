@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::time::ClockId;
@@ -10,6 +10,7 @@ use nix::unistd::Pid;
 
 use crate::sync::is_finished;
 use crate::sync::thread::{JoinHandle, sleep};
+use crate::time::Patience;
 
 /// How long a thread may take to come back from a device, where it was told to end and has nothing else to wait for.
 pub(crate) const LONGEST_RETURN: Duration = Duration::from_secs(10);
@@ -21,16 +22,16 @@ pub(crate) const LONGEST_SYNC: Duration = Duration::from_secs(60);
 const FIRST_LOOK: Duration = Duration::from_micros(50);
 const LATER_LOOKS: Duration = Duration::from_millis(10);
 
-/// Waits until `deadline` for a thread that was told to end, and says whether it did: none can be stopped in a system call
+/// Waits as long as `patience` lasts for a thread that was told to end, and says whether it did: none can be stopped in a system call
 /// that a device, or a frozen file system, does not give back. Such a one is left behind with all that it holds. What it
 /// returned, or its panic, is the thread's.
-pub(crate) fn join_until<T>(
+pub(crate) fn join_within<T>(
     thread: JoinHandle<T>,
-    deadline: Instant,
+    patience: &mut Patience,
 ) -> Option<std::thread::Result<T>> {
     let mut pause = FIRST_LOOK;
     while !is_finished(&thread) {
-        if Instant::now() >= deadline {
+        if patience.step().is_none() {
             let name = thread.thread().name().unwrap_or("a thread").to_owned();
             log::error!("{name} does not come back from the device: it is left behind");
             return None;
@@ -42,9 +43,9 @@ pub(crate) fn join_until<T>(
 }
 
 /// The same for a thread that returns nothing. Says whether it has ended; if in a panic, `lost` tells the log what that means.
-pub(crate) fn has_ended(thread: JoinHandle<()>, deadline: Instant, lost: &str) -> bool {
+pub(crate) fn has_ended(thread: JoinHandle<()>, patience: &mut Patience, lost: &str) -> bool {
     let name = thread.thread().name().unwrap_or("a thread").to_owned();
-    let ended = join_until(thread, deadline);
+    let ended = join_within(thread, patience);
     if ended.as_ref().is_some_and(Result::is_err) {
         log::error!("{name} had ended in a panic: {lost}");
     }

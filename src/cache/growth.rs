@@ -4,13 +4,9 @@
 //! behind it do; it fails, or others go for it, only when the store can grow no more.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::Cache;
 use super::threads::CacheThread;
-
-/// Nothing but an order is waited for: any time does.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 /// Ends the waiting of SETs with the thread, also if that is a panic.
 struct NoMoreGrowth<'cache>(&'cache Cache);
@@ -24,7 +20,7 @@ impl Drop for NoMoreGrowth<'_> {
 
 fn keep_growing(cache: &Cache) {
     let _ending = NoMoreGrowth(cache);
-    while cache.growth.wait(Instant::now() + LONGEST_WAIT) {
+    while cache.growth.wait(None) {
         if let Some(needed_bytes) = cache.growth.take() {
             let (table, before) = (&cache.index.table, cache.index.table.slot_count());
             cache.grow(needed_bytes);
@@ -88,7 +84,7 @@ impl Cache {
     }
 
     /// Chunks were excluded as their eviction made no room. Those whose blocks can be given out now would be missed.
-    fn reinsert_useless(&self) {
+    pub(super) fn reinsert_useless(&self) {
         let now_s = self.index.now_s();
         let reinsert = || self.index.eviction_index.lock().reinsert_useless(now_s);
         // A search may exclude some again meanwhile: no more rounds than there were chunks.

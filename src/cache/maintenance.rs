@@ -10,8 +10,9 @@ use super::Cache;
 use super::presence::LOOK_PAUSE;
 use super::threads::CacheThread;
 use crate::block::Extent;
-use crate::config::Discard;
+use crate::config::{Config, Discard};
 use crate::sync::atomic::Ordering;
+use crate::time::Patience;
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
 const SWEEPS_PER_TTL: u32 = 20;
@@ -32,14 +33,37 @@ const FORGETS: u32 = 64;
 
 const SLICE: Duration = Duration::from_micros(200);
 
-/// Work that is due again and again after a pause; never without one.
-type Work<'cache> = (Option<Duration>, Box<dyn FnMut() + 'cache>);
+/// Pauses before expired chunks are looked for, uses are written, and freed extents are discarded; none before what is never due.
+fn pauses(config: &Config) -> [Option<Duration>; 3] {
+    let sweep_pause =
+        config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
+    let uses_pause = sweep_pause.map_or(LONGEST_BEHIND, |pause| pause.min(LONGEST_BEHIND));
+    let discard_pause = (config.discard == Discard::Free).then_some(DISCARD_PAUSE);
+    [sweep_pause, Some(uses_pause), discard_pause]
+}
+
+/// Work that is due again and again after a pause.
+struct Timer<'cache> {
+    due: Instant,
+    pause: Duration,
+    work: Box<dyn FnMut() + 'cache>,
+}
+
+impl<'cache> Timer<'cache> {
+    fn new(pause: Duration, work: Box<dyn FnMut() + 'cache>) -> Self {
+        Self { due: Instant::now() + pause, pause, work }
+    }
+
+    fn work_if_due(&mut self) {
+        if Instant::now() >= self.due {
+            (self.work)();
+            self.due = Instant::now() + self.pause;
+        }
+    }
+}
 
 fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
-    let sweep_pause =
-        cache.config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
-    let uses_pause = sweep_pause.map_or(LONGEST_BEHIND, |pause| pause.min(LONGEST_BEHIND));
-    let discard_pause = (cache.config.discard == Discard::Free).then_some(DISCARD_PAUSE);
+    let [sweep_pause, uses_pause, discard_pause] = pauses(&cache.config);
     let changes = &cache.index.table.changes;
     let mut uses_ticket = 0;
     let write_uses = move || {
@@ -49,29 +73,21 @@ fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
             uses_ticket = changes.progress.ticket();
         }
     };
-    let all: [Work<'_>; 4] = [
+    let all: [(_, Box<dyn FnMut()>); 4] = [
         (Some(LOOK_PAUSE), Box::new(|| cache.look_for_files(tell_lost))),
         (sweep_pause, Box::new(|| _ = cache.expire(true))),
-        (Some(uses_pause), Box::new(write_uses)),
+        (uses_pause, Box::new(write_uses)),
         (discard_pause, Box::new(|| cache.discard_freed())),
     ];
-    let timed = all.into_iter().filter_map(|(pause, work)| Some((pause?, work)));
-    let mut timers: Vec<_> =
-        timed.map(|(pause, work)| (Instant::now() + pause, pause, work)).collect();
+    let timers = all.into_iter().filter_map(|(pause, work)| Some(Timer::new(pause?, work)));
+    let mut timers: Vec<_> = timers.collect();
     loop {
         changes.announce();
-        let latest = Instant::now() + LONGEST_PAUSE;
-        let due = timers.iter().map(|(due, ..)| *due).fold(latest, Instant::min);
-        if !cache.maintenance.wait(due) {
+        if !cache.maintenance.wait(timers.iter().map(|timer| timer.due).min()) {
             return;
         }
         cache.evict_ahead(|_, _| ());
-        for (due, pause, work) in &mut timers {
-            if Instant::now() >= *due {
-                work();
-                *due = Instant::now() + *pause;
-            }
-        }
+        timers.iter_mut().for_each(Timer::work_if_due);
     }
 }
 
@@ -123,7 +139,7 @@ impl Cache {
     }
 
     /// Looks whether the files are where they belong, and which of their blocks are shared.
-    fn look_for_files(&self, tell_lost: &dyn Fn(String)) {
+    pub(super) fn look_for_files(&self, tell_lost: &dyn Fn(String)) {
         let (missed, has_others) = (self.missed_files(), self.path_count() > 1);
         // The others take its keys, and say so.
         let lost = self.presence.note(missed, self.config.path(), has_others);
@@ -134,7 +150,7 @@ impl Cache {
     }
 
     /// Discards extents that were freed, until there is something more urgent.
-    fn discard_freed(&self) {
+    pub(super) fn discard_freed(&self) {
         // It waits for records to be cleared.
         self.index.table.changes.announce();
         let mut slice = Instant::now();
@@ -150,8 +166,9 @@ impl Cache {
             while has_more {
                 has_more = self.index.write_uses(number);
                 table.changes.announce();
-                let deadline = Instant::now() + LONGEST_WRITE;
-                if !table.changes.progress.wait(table.changes.progress.ticket(), Some(deadline)) {
+                let (progress, mut patience) =
+                    (&table.changes.progress, Patience::new(LONGEST_WRITE));
+                if !progress.wait(progress.ticket(), Some(&mut patience)) {
                     return;
                 }
                 if slice.elapsed() >= SLICE && !self.maintenance.rest(&mut slice, true) {
@@ -173,5 +190,39 @@ impl Cache {
             !pauses || slice.elapsed() < SLICE || self.maintenance.rest(&mut slice, false)
         });
         self.counters.expired.get() - before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn what_lives_shortly_is_looked_for_often_within_bounds() {
+        let pauses_s = |ttl_s: Option<u64>, discard| {
+            let mut config = Config::new("/store", 1 << 30).unwrap();
+            (config.ttl, config.discard) = (ttl_s.map(Duration::from_secs), discard);
+            pauses(&config).map(|pause| pause.map(|pause| pause.as_secs_f64()))
+        };
+        assert_eq!(pauses_s(None, Discard::Never), [None, Some(5.0), None]);
+        assert_eq!(pauses_s(Some(1), Discard::Free), [Some(1.0), Some(1.0), Some(0.2)]);
+        assert_eq!(pauses_s(Some(50), Discard::Never), [Some(2.5), Some(2.5), None]);
+        assert_eq!(pauses_s(Some(200), Discard::Never), [Some(10.0), Some(5.0), None]);
+        assert_eq!(pauses_s(Some(86_400), Discard::Never), [Some(60.0), Some(5.0), None]);
+    }
+
+    #[test]
+    fn work_is_done_when_it_is_due_and_then_after_its_pause() {
+        let (count, pause) = (Cell::new(0), Duration::from_secs(3600));
+        let mut timer = Timer::new(pause, Box::new(|| count.set(count.get() + 1)));
+        timer.work_if_due();
+        assert_eq!(count.get(), 0);
+        timer.due = Instant::now();
+        timer.work_if_due();
+        timer.work_if_due();
+        assert_eq!(count.get(), 1);
+        assert!(timer.due > Instant::now() + pause / 2);
     }
 }

@@ -63,11 +63,14 @@ impl<T: Ord> Orders<T> {
         self.state.lock().ends
     }
 
-    /// Waits for an order, or until something else is due. False if the thread is to end.
-    pub(super) fn wait(&self, due: Instant) -> bool {
+    /// Waits for an order, or until something else is due, if anything is. False if the thread is to end.
+    pub(super) fn wait(&self, due: Option<Instant>) -> bool {
         let (mut state, mut is_due) = (self.state.lock(), false);
         while !state.ends && state.order.is_none() && !is_due {
-            (state, is_due) = self.changed.wait_until(state, due);
+            match due {
+                Some(due) => (state, is_due) = self.changed.wait_until(state, due),
+                None => state = self.changed.wait(state),
+            }
         }
         !state.ends
     }
@@ -115,11 +118,11 @@ mod tests {
     fn it_waits_until_something_is_due_or_ordered() {
         let orders = Orders::default();
         let due = Instant::now() + Duration::from_millis(20);
-        assert!(orders.wait(due) && Instant::now() >= due);
-        let never = Instant::now() + Duration::from_secs(3600);
-        assert!(orders.order(1) && orders.wait(never));
+        assert!(orders.wait(Some(due)) && Instant::now() >= due);
+        let late = Some(Instant::now() + Duration::from_secs(3600));
+        assert!(orders.order(1) && orders.wait(late) && orders.wait(None));
         orders.end();
-        assert!(!orders.wait(never));
+        assert!(!orders.wait(late) && !orders.wait(None));
     }
 
     #[test]

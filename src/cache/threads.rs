@@ -1,11 +1,11 @@
 //! The threads of a cache: maintenance and growth.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::Cache;
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_RETURN, has_ended};
+use crate::time::Patience;
 
 /// A running thread of a cache. Dropping it does not end it: that must do nothing in a fork, where the thread is not.
 pub(crate) struct CacheThread {
@@ -35,6 +35,6 @@ impl CacheThread {
     /// Ends it after what it is doing, and says whether it did: a file system or a device may not give it back.
     pub(crate) fn end(self) -> bool {
         (self.order_end)(&self.cache);
-        has_ended(self.thread, Instant::now() + LONGEST_RETURN, self.lost)
+        has_ended(self.thread, &mut Patience::new(LONGEST_RETURN), self.lost)
     }
 }

@@ -16,6 +16,7 @@ use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
 use crate::sync::atomic::Ordering;
+use crate::time::Patience;
 
 /// As long as LMCache waits for a delete of a native connector.
 const LONGEST_DELETE: Duration = Duration::from_secs(30);
@@ -207,9 +208,9 @@ impl Connector {
             .collect();
         // Not with the gate: close() would wait as well.
         drop(gate);
-        let deadline = Instant::now() + LONGEST_DELETE;
+        let mut patience = Patience::new(LONGEST_DELETE);
         for (progress, ticket) in tickets {
-            progress.wait(ticket, Some(deadline));
+            progress.wait(ticket, Some(&mut patience));
         }
         Ok(removed.into_iter().map(|(_, was_there)| was_there).collect())
     }

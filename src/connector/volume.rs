@@ -4,7 +4,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytesize::ByteSize;
 
@@ -24,7 +24,8 @@ use crate::open_stores::OpenStore;
 use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared};
 use crate::sync::Mutex;
 use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::{LONGEST_SYNC, join_until};
+use crate::thread::{LONGEST_SYNC, join_within};
+use crate::time::Patience;
 
 /// How a store was closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -288,9 +289,9 @@ pub(super) fn close_all(
         )
     };
     let threads: Vec<_> = volumes.iter().map(begin_release).collect();
-    let deadline = Instant::now() + LONGEST_SYNC;
+    let mut patience = Patience::new(LONGEST_SYNC);
     let end = |(volume, (thread, memory_held)): (&Volume, (Option<JoinHandle<bool>>, bool))| {
-        let released = thread.and_then(|thread| join_until(thread, deadline));
+        let released = thread.and_then(|thread| join_within(thread, &mut patience));
         let clean = released.is_some_and(|released| released.unwrap_or(false));
         let abandoned = volume.shared.cache.counters.abandoned.get();
         let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned, memory_held };

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::volume::{Volume, close_all};
 use crate::error::OpenError;
@@ -15,6 +15,7 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::mpsc::Receiver;
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_SYNC, has_ended};
+use crate::time::Patience;
 
 /// A path that opening has left out.
 #[derive(Clone, Debug)]
@@ -230,6 +231,7 @@ impl Watch {
     /// Says whether it has ended: a device may take a note and not give it back.
     pub(super) fn end(self) -> bool {
         let _ = self.alarm.send(END);
-        has_ended(self.thread, Instant::now() + LONGEST_SYNC, "no path that failed was left out")
+        let mut patience = Patience::new(LONGEST_SYNC);
+        has_ended(self.thread, &mut patience, "no path that failed was left out")
     }
 }

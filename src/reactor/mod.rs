@@ -43,6 +43,7 @@ pub(crate) use threads::{MakeEngine, ReactorEnd, Reactors};
 
 use crate::engine::EngineError;
 use crate::sync::atomic::Ordering;
+use crate::time::Patience;
 use operations::{CHECKSUM_TURN_BYTES, Operations};
 use threads::Further;
 
@@ -176,10 +177,10 @@ impl Operations {
         if self.device.requests.in_flight() > 0 {
             self.device.requests.cancel_all();
         }
-        let deadline = Instant::now() + CANCEL_TIMEOUT;
+        let mut patience = Patience::new(CANCEL_TIMEOUT);
         while self.device.requests.in_flight() > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.device.requests.reap(Some(left)).is_err() {
+            let Some(step) = patience.step() else { return false };
+            if self.device.requests.reap(Some(step)).is_err() {
                 return false;
             }
             // It submits nothing, and so cannot fail.

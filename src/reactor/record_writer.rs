@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Shared;
 use crate::backlog::QueueShare;
@@ -19,6 +19,7 @@ use crate::cache::Cache;
 use crate::sync::atomic::Ordering;
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_RETURN, has_ended};
+use crate::time::Patience;
 
 /// Answers that wait for changes of records.
 #[derive(Default)]
@@ -163,12 +164,12 @@ impl RecordWriter {
         table.changes.end();
         let lost = "what was stored or deleted last is not in the index";
         let (progress, ticket) = (&table.changes.progress, table.changes.progress.ticket());
-        let (mut done, mut deadline) = (progress.done(), Instant::now() + LONGEST_RETURN);
+        let (mut done, mut patience) = (progress.done(), Patience::new(LONGEST_RETURN));
         // As long as it makes progress.
-        while !progress.wait(ticket, Some(deadline)) && progress.done() > done {
-            (done, deadline) = (progress.done(), Instant::now() + LONGEST_RETURN);
+        while !progress.wait(ticket, Some(&mut patience)) && progress.done() > done {
+            (done, patience) = (progress.done(), Patience::new(LONGEST_RETURN));
         }
-        let has_ended = self.thread.is_none_or(|thread| has_ended(thread, deadline, lost));
+        let has_ended = self.thread.is_none_or(|thread| has_ended(thread, &mut patience, lost));
         let is_done = progress.is_done(ticket);
         if is_done {
             table.changes.defer(false);

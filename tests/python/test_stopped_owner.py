@@ -72,6 +72,25 @@ def work(directory: str) -> None:
     print("rounds", rounds > 2, "wrong", wrong, flush=True)
 
 
+def stop_while_closing(directory: str, delay_ms: float) -> None:
+    """Close a store in the middle of its writes, and be stopped in the middle of that."""
+    connector = kvring.Connector(directory, "1GiB", engine=ENGINE, durability="persistent")
+    keys = [make_key(number) for number in range(64)]
+    connector.submit_batch_set(keys, [bytearray(4 * MIB)] * len(keys))
+    time.sleep(0.1)
+
+    def stop() -> None:
+        time.sleep(delay_ms / 1000)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    stopping = threading.Thread(target=stop)
+    print("ready", flush=True)
+    stopping.start()
+    closed = connector.close(0.0)
+    stopping.join()
+    print("clean", closed["shutdown_clean"], "held", closed["memory_held"], flush=True)
+
+
 @contextmanager
 def stopped(process_id: int) -> Iterator[None]:
     """Stop a child of this process for a while."""
@@ -129,6 +148,32 @@ def test_work_that_was_stopped_goes_on(store_directory: Path, start_child: Start
     out, error = worker.communicate("")
     assert (worker.returncode, error) == (0, "")
     assert out.splitlines()[-1] == "rounds True wrong 0"
+
+
+@pytest.mark.slow
+def test_a_stop_is_no_wait_for_a_device(tmp_path: Path, start_child: Start) -> None:
+    """A stop of more than a minute is longer than anything that a close waits for."""
+    closing = [
+        start_child(stop_while_closing, str(tmp_path / f"{delay_ms}"), delay_ms)
+        for delay_ms in (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+    ]
+    for child in closing:
+        os.waitpid(child.pid, os.WUNTRACED)
+    worker = start_child(work, str(tmp_path / "worker"))
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    with stopped(worker.pid):
+        # Its own clients wait for a minute.
+        time.sleep(50)
+    out, error = worker.communicate("")
+    assert (worker.returncode, error) == (0, "")
+    assert out.splitlines()[-1] == "rounds True wrong 0"
+    time.sleep(15)
+    for child in closing:
+        os.kill(child.pid, signal.SIGCONT)
+    for child in closing:
+        out, error = child.communicate()
+        assert (child.returncode, error, out) == (0, "", "clean True held False\n")
 
 
 def test_a_stopped_fork_holds_nothing_up(store_directory: Path, start_child: Start) -> None:

@@ -3,6 +3,7 @@
 
 mod choices;
 mod fill;
+mod growth;
 mod quotas;
 mod upkeep;
 

@@ -8,6 +8,7 @@ use super::Files;
 use crate::format::names::file_c_name;
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_RETURN, has_ended};
+use crate::time::Patience;
 
 pub(super) fn start_removals(files: &Arc<Files>) -> io::Result<JoinHandle<()>> {
     let files = Arc::clone(files);
@@ -17,10 +18,10 @@ pub(super) fn start_removals(files: &Arc<Files>) -> io::Result<JoinHandle<()>> {
 /// Ends the thread when everything is removed, or after `timeout`: the next open removes the rest. Returns whether it ended: a
 /// removal may never return from the device.
 pub(super) fn end_removals(thread: JoinHandle<()>, files: &Files, timeout: Duration) -> bool {
-    let deadline = Instant::now() + timeout;
-    files.state.lock().ends = Some(deadline);
+    files.state.lock().ends = Some(Instant::now() + timeout);
     files.work.notify_all();
-    has_ended(thread, deadline + LONGEST_RETURN, "what it left is removed at open")
+    let mut patience = Patience::new(timeout + LONGEST_RETURN);
+    has_ended(thread, &mut patience, "what it left is removed at open")
 }
 
 fn remove(files: &Files) {
