@@ -175,4 +175,25 @@ mod tests {
         drop(all);
         assert_eq!(Arc::strong_count(&memory), 1);
     }
+
+    #[test]
+    fn memory_that_the_kernel_still_holds_is_never_freed() {
+        static IS_FREED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+        /// Of no size, so that the test leaks nothing.
+        struct CallerMemory;
+        impl Drop for CallerMemory {
+            fn drop(&mut self) {
+                IS_FREED.store(true, Ordering::SeqCst);
+            }
+        }
+        let completions = Arc::new(CompletionQueue::new().unwrap());
+        let mut items = Batch::start(1, 2, Box::new(CallerMemory), &completions);
+        items.next().unwrap().abandon();
+        items.next().unwrap().succeed();
+        let all = drained(&completions);
+        assert!(!all[0].ok && all[0].error.contains("leaked"), "{}", all[0].error);
+        assert!(all[0].results == [false, true] && all[0].keep_alive().is_none());
+        drop((all, items));
+        assert!(!IS_FREED.load(Ordering::SeqCst));
+    }
 }

@@ -197,6 +197,25 @@ fn a_path_that_fails_takes_its_keys_along() {
     assert_eq!(books.keys(), keys.iter().map(String::as_str).collect());
 }
 
+/// Whoever evicts on its own account counts it as a use.
+#[test]
+fn what_comes_again_is_told_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = Client::open(directory.path(), 16 * MIB);
+    let memory = Memory::patterned(5000, 0, 1);
+    let told = || client.connector.take_key_events(100).unwrap();
+    assert!(client.set_one(&key(1), &memory));
+    client.connector.watch_keys().unwrap();
+    assert!(client.set_one(&key(1), &memory));
+    assert_eq!(told(), [], "it is not told yet");
+    assert_eq!(client.connector.take_stored_keys(100).unwrap().len(), 1);
+    assert!(client.set_one(&key(1), &memory));
+    assert_eq!(
+        told(),
+        [KeyEvent { key: key(1), length_bytes: 5000, change: KeyChange::StoredAgain }]
+    );
+}
+
 #[test]
 fn keys_of_a_model_are_listed_apart() {
     let directory = tempfile::tempdir().unwrap();

@@ -366,3 +366,87 @@ impl Iterator for StoredChunks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use bytemuck::Zeroable;
+    use nix::unistd::{Uid, setfsuid};
+
+    use super::*;
+
+    /// A file of this length that is opened to write alone: nothing of it can be read.
+    fn unreadable_file(length_bytes: u64) -> (tempfile::TempDir, File, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let file = File::options().write(true).create_new(true).open(&path).unwrap();
+        file.set_len(length_bytes).unwrap();
+        (directory, file, path)
+    }
+
+    #[test]
+    fn pages_that_cannot_be_read_are_counted_all_over_the_index() {
+        let (_directory, file, path) = unreadable_file(HEADER_BYTES + 5 * GROWTH_BYTES);
+        let mut chunks = StoredChunks {
+            index: IndexBytes::of_file(file, path, None),
+            length: 0,
+            home: ChunkHome::ChunkFiles,
+            next_slot: 0,
+            chunks: Vec::new().into_iter(),
+            damage: Damage { unreadable_pages: 2, ..Damage::default() },
+        };
+        assert!(chunks.next().is_none());
+        let damage = Damage { unreadable_pages: 2 + 5 * 256, ..Damage::default() };
+        assert_eq!(*chunks.damage(), damage);
+    }
+
+    #[test]
+    fn superblocks_that_cannot_be_read_are_told_from_none() {
+        let (_directory, file, path) = unreadable_file(1 << 20);
+        let reason = |file: &File| superblock_of(file, &path).err().unwrap().to_string();
+        assert!(reason(&file).contains("its superblock cannot be read"), "{}", reason(&file));
+        let readable = File::open(&path).unwrap();
+        assert!(reason(&readable).contains("it holds no store"), "{}", reason(&readable));
+    }
+
+    /// Where another user may read the index alone, chunks are there as far as it tells.
+    #[test]
+    fn a_data_file_that_may_not_be_opened_counts_as_long_enough() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(data_file_name(0));
+        let contains = |mode: u32, data_file: u32| {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let mut home =
+                ChunkHome::DataFiles(Directory::open(directory.path()).unwrap(), HashMap::new());
+            let record = Record { length_bytes: 8192, data_file, ..Record::zeroed() };
+            let as_another_user = move || {
+                if mode == 0 {
+                    // Of this thread alone. Root could open it as it is.
+                    setfsuid(Uid::from_raw(65_534));
+                }
+                let chunk = StoredChunk {
+                    key: String::new(),
+                    namespace: String::new(),
+                    length_bytes: record.length_bytes,
+                    created_ms: 0,
+                    last_used_ms: 0,
+                    uses: 0,
+                    file: PathBuf::new(),
+                    offset_bytes: 0,
+                    checksum: None,
+                    slot: 0,
+                    fingerprint: 0,
+                };
+                home.contain(&record, &chunk)
+            };
+            thread::spawn(as_another_user).join().unwrap()
+        };
+        fs::write(&path, [0; 8191]).unwrap();
+        assert!(!contains(0o600, 0) && !contains(0o600, 1) && contains(0, 0));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&path, [0; 8192]).unwrap();
+        assert!(contains(0o600, 0));
+    }
+}

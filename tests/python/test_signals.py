@@ -1,5 +1,6 @@
 """SIGBUS, which a page of the index that cannot be read raises: others want that signal too."""
 
+import ctypes
 import faulthandler
 import mmap
 import os
@@ -13,6 +14,9 @@ import pytest
 
 import kvring
 from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY, Client, child_command, pattern, until
+
+# Of <linux/mman.h>; the module mmap has no name for it.
+MAP_FIXED_NOREPLACE = 0x100000
 
 
 def open_store(path: str, handler_enabled: str) -> Client:
@@ -46,6 +50,32 @@ def fault_elsewhere(path: str, handler_enabled: str) -> None:
         memory = mmap.mmap(file.fileno(), 4096)
         file.truncate(0)
         print(memory[0], client)
+
+
+def fault_in_a_fork(path: str, handler_enabled: str) -> None:
+    """Read memory of a fork that cannot be read, at the address of its parent's index."""
+    client = open_store(path, handler_enabled)
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    address = next(int(line.split("-")[0], 16) for line in maps if line.endswith("/index.kvring"))
+    with (Path(path) / "elsewhere").open("w+b") as file:
+        file.truncate(4096)
+        child = os.fork()
+        if child == 0:
+            libc = ctypes.CDLL(None)
+            libc.mmap.argtypes = [
+                ctypes.c_void_p,
+                ctypes.c_size_t,
+                *[ctypes.c_int] * 3,
+                ctypes.c_long,
+            ]
+            libc.mmap.restype = ctypes.c_void_p
+            flags = mmap.MAP_SHARED | MAP_FIXED_NOREPLACE
+            mapped = libc.mmap(address, 4096, mmap.PROT_READ, flags, file.fileno(), 0)
+            file.truncate(0)
+            ctypes.string_at(address, 1)
+            os._exit(3 if mapped == address else 4)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), len(client.connector.stats()) > 0)
 
 
 def wait_for_signals(path: str, handler_enabled: str) -> None:
@@ -86,6 +116,12 @@ def test_a_fault_in_memory_of_others_ends_the_process_as_without_kvring(
     with started(tmp_path, fault_elsewhere, handler_enabled) as process:
         output, _ = process.communicate(timeout=HANG_DEADLINE_S)
     assert (process.returncode, output) == (-signal.SIGBUS, "")
+
+
+def test_a_fault_in_a_fork_ends_it_where_its_parent_has_an_index(tmp_path: Path) -> None:
+    with started(tmp_path, fault_in_a_fork, "none") as process:
+        output, _ = process.communicate(timeout=HANG_DEADLINE_S)
+    assert output == f"{-signal.SIGBUS} True\n"
 
 
 @HANDLERS
