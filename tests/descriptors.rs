@@ -77,6 +77,23 @@ fn an_open_that_gets_no_descriptor_leaves_none_behind() {
         assert!(refused_opens(&several) > 8);
     }
 
+    // A store that gets none for its next data file keeps within those it has, and grows once it gets one.
+    let parent = tempfile::tempdir().unwrap();
+    let grown =
+        Config { layout: Layout::Extents, ..config(&parent.path().join("store"), 256 * MIB) };
+    let client = Client::from(Connector::open(grown).unwrap());
+    let chunk = Memory::patterned(MIB as usize, 0, 1);
+    let keys: Vec<String> = (0..200).map(|number| number.to_string()).collect();
+    let store_all = || keys.iter().for_each(|key| assert!(client.set_one(key, &chunk), "{key}"));
+    let are_held = || {
+        let held = keys.iter().filter_map(|key| client.get_one(key, MIB as usize));
+        held.inspect(|bytes| assert!(bytes == chunk.bytes())).count()
+    };
+    with_spare(0, store_all);
+    assert!((20..100).contains(&are_held()), "{}", are_held());
+    common::eventually("all are held", || (store_all(), are_held() == keys.len()).1);
+    drop(client);
+
     // A close has none either: all that it has it gives back.
     let before = open_files();
     let client =

@@ -166,7 +166,7 @@ fn a_backup_by_hard_links_stays_as_it_is() {
 /// Names that a store makes while it is open: nothing is made through what is there already.
 #[test]
 fn what_stands_where_a_new_file_goes_is_left_alone() {
-    for (what, make) in OTHERS.into_iter().take(4) {
+    for (what, make) in others() {
         let place = Place::new(Layout::Extents);
         let client = place.open();
         let taken = place.store().join("data-00001.kvring");

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::{Client, MIB, Memory, config, key, layout, pattern};
-use kvring::{Connector, Layout};
+use kvring::{Config, Connector, Layout};
 use nix::sys::stat::{Mode, umask};
 
 const CAPACITY: u64 = 64 * MIB;
@@ -139,6 +139,16 @@ fn a_damaged_index_is_still_started_anew() {
     }
 }
 
+/// Gives a file to another user while `act` runs, which must leave its bytes as they are.
+fn given_away<T>(file: &Path, act: impl FnOnce() -> T) -> T {
+    let before = fs::read(file).unwrap();
+    chown(file, Some(12345), None).unwrap();
+    let outcome = act();
+    assert!(fs::read(file).unwrap() == before, "{} was written", file.display());
+    chown(file, Some(0), None).unwrap();
+    outcome
+}
+
 #[test]
 fn files_of_another_user_are_refused() {
     let _alone = alone();
@@ -146,19 +156,50 @@ fn files_of_another_user_are_refused() {
         eprintln!("skipped: only root can give files to another user");
         return;
     }
+    for layout in [Layout::Extents, Layout::Files] {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || {
+            let config = Config { layout, ..config(directory.path(), CAPACITY) };
+            Client::from(Connector::open(config).unwrap())
+        };
+        let client = open();
+        store_some(&client);
+        client.connector.close();
+        let is_opened_at_once = |path: &PathBuf| {
+            path.is_file()
+                && path.parent() == Some(directory.path())
+                && path.metadata().unwrap().len() > 0
+        };
+        let files: Vec<_> = all(directory.path()).into_iter().filter(is_opened_at_once).collect();
+        assert_eq!(files.len(), if layout == Layout::Extents { 2 } else { 1 }, "{files:?}");
+        for file in &files {
+            let refusal = given_away(file, || refusal(directory.path()));
+            assert!(
+                refusal.contains("it belongs to user 12345 and this process runs as user 0"),
+                "{}: {refusal}",
+                file.display()
+            );
+        }
+        assert_held(&open());
+    }
+}
+
+/// That user may write anything into it at any time.
+#[test]
+fn a_chunk_file_of_another_user_is_not_read() {
+    let _alone = alone();
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can give files to another user");
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
-    let client = Client::open(directory.path(), CAPACITY);
+    let config = Config { layout: Layout::Files, ..config(directory.path(), CAPACITY) };
+    let client = Client::from(Connector::open(config).unwrap());
     store_some(&client);
-    client.connector.close();
-    let index = directory.path().join("index.kvring");
-    let before = fs::read(&index).unwrap();
-    chown(&index, Some(12345), None).unwrap();
-    let refusal = refusal(directory.path());
-    assert!(
-        refusal.contains("it belongs to user 12345 and this process runs as user 0"),
-        "{refusal}"
-    );
-    assert!(fs::read(&index).unwrap() == before);
-    chown(&index, Some(0), None).unwrap();
-    assert_held(&Client::open(directory.path(), CAPACITY));
+    let (file, _) = common::chunks::place(directory.path(), &key(7));
+    given_away(&file, || assert_eq!(client.get_one(&key(7), 5000), None));
+    assert!(client.get_one(&key(8), 5000) == Some(pattern(5000, 8)));
+    // The next SET puts a file of its own there.
+    assert!(client.set_one(&key(7), &Memory::patterned(6000, 0, 7)));
+    assert!(client.get_one(&key(7), 6000) == Some(pattern(6000, 7)));
 }

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from benches.compare.block_devices import (
     temporary_directory,
 )
 from kvring.cli import main
+from kvring.cli.doctor import place
+from kvring.cli.machine import mount_of
 from tests.python.conftest import MIB, Client, pattern, run_child
 from tests.python.test_engines import DENIED_BY_DOCKER, install_filter
 
@@ -213,6 +216,26 @@ def test_a_read_only_mount(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         assert "read-only" in found["what"]
         assert found["remedy"] == f"mount -o remount,rw {place}"
         assert status == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("nfs4", "is not local"), ("cifs", "is not local"), ("zfs", "is not tested")]
+)
+def test_a_file_system_that_is_not_supported(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    said: str,
+) -> None:
+    """The kernel here mounts none of these: what is mounted there goes by such a name."""
+    mounted = mount_of(tmp_path)
+    assert mounted is not None
+    monkeypatch.setattr(place, "mount_of", lambda _: replace(mounted, file_system=kind))
+    _, findings = examine(capsys, tmp_path)
+    found = only(findings, "file system", "warning")
+    assert found["what"] == f"{kind} on {mounted.mount_point} {said}"
+    assert found["remedy"]
 
 
 def test_a_path_that_is_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
