@@ -99,11 +99,11 @@ impl ExtentMap {
     pub(super) fn remove(&mut self, nodes: &Nodes, id: NodeId) {
         let place = place_of(nodes, id);
         let Some((&bound, piece)) = self.pieces.range_mut(..=place).next_back() else { return };
-        let at = position(piece, nodes, place);
-        if piece.get(at) != Some(&id) {
+        // By its number: a search by extents would wait for nodes anywhere in memory.
+        let Some(at) = piece.iter().position(|other| *other == id) else {
             debug_assert!(false, "{id:?} is not where its extent is");
             return;
-        }
+        };
         piece.remove(at);
         self.len -= 1;
         if piece.len() < PIECE / 4 {
