@@ -69,11 +69,13 @@ def _run_all(parts: dict[_Part, Options]) -> dict[str, Report]:
             for part, options in parts.items()
             if part.runs_beside
         }
-        reports = {
-            part.name: _run(part.name, options)
-            for part, options in parts.items()
-            if not part.runs_beside
-        }
+        reports = {}
+        for part, options in parts.items():
+            if not part.runs_beside:
+                reports[part.name] = _run(part.name, options)
+                # In CI, which ends a run that takes long, and has to hear of it.
+                if options.quick and reports[part.name].broken:
+                    break
         return {**reports, **{name: future.result() for name, future in beside.items()}}
 
 

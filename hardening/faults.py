@@ -1,8 +1,9 @@
 """The fault table: kills, crashes, closes, damage and faults of every transfer, counted up.
 
 `python -m hardening faults` runs a share of each kind; `-- --goal` goes on until the goals are
-reached. hardening/fault_table.json keeps the counts, and each run goes on with seeds that none
-before it had. What a run finds is a finding, and stands in the table for good.
+reached. hardening/fault_table.json keeps the counts over all versions of the code, and each run
+goes on with seeds that none before it had. What a run finds is a finding, and stands in the table
+for good.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from hardening.planted import find_where_told
 from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
 
 TABLE: Final = REPOSITORY / "hardening" / "fault_table.json"
-_BUILT: Final = REPOSITORY / "target" / "release" / "examples"
+_BUILT: Final = REPOSITORY / "target"
 _SUITES: Final = ("damage", "hostile_index", "nth_fault", "files_faults")
 # Nothing is done with the table while fewer seconds than these are left for a portion.
 _LEAST_S: Final = 5.0
+# A planted bug is searched for in so many portions.
+_PLANTED_PORTIONS: Final = 20
 
 _WRITING: Final = threading.Lock()
 
@@ -76,19 +81,17 @@ _COLUMNS: Final = (
 
 def run(options: Options) -> Report:
     """Run portions of each kind until the time is up, or the goals are reached."""
+    if options.planted:
+        return find_where_told("faults", options, _find)
     report = Report()
     table = _read()
     has_goal = "--goal" in options.arguments
-    log = OUTPUT / "faults-build.log"
-    examples = [word for kind in ("kill", "close") for word in ("--example", f"{kind}_harness")]
-    examples += ["--example", "crash_simulator"]
-    built = call(["cargo", "build", "--release", *examples], log=log)
-    if built.returncode != 0:
-        raise BuildError(f"the harnesses do not build: see {log}")
+    built = _build(REPOSITORY)
     end_s = time.monotonic() + options.seconds
     for name in _KINDS:
         _row(table, name)
-    if not has_goal or "suites" not in table:
+    # As `make test` does; so a short run goes without them.
+    if has_goal or "suites" not in table:
         _run_suites(table, report)
 
     def is_over(name: str) -> bool:
@@ -98,7 +101,7 @@ def run(options: Options) -> Report:
 
     def run_kind(name: str) -> None:
         while not report.findings and not is_over(name):
-            _run_portion(name, table, report)
+            _run_portion(name, built, table, report)
 
     # Side by side: kills and closes mostly wait for the disk.
     with ThreadPoolExecutor(len(_KINDS)) as threads:
@@ -112,10 +115,35 @@ def run(options: Options) -> Report:
     return report
 
 
-def _run_portion(name: str, table: dict[str, Row], report: Report) -> None:
+def _build(tree: Path) -> Path:
+    """Build the harnesses of a tree. Returns where they are."""
+    log = OUTPUT / "faults-build.log"
+    place = _BUILT if tree == REPOSITORY else OUTPUT / "faults-planted"
+    examples = [word for kind in ("kill", "close") for word in ("--example", f"{kind}_harness")]
+    examples += ["--example", "crash_simulator"]
+    command = ["cargo", "build", "--release", *examples]
+    environment = {"CARGO_TARGET_DIR": str(place)}
+    if call(command, log=log, directory=tree, environment=environment).returncode != 0:
+        raise BuildError(f"the harnesses do not build: see {log}")
+    return place / "release" / "examples"
+
+
+def _find(kinds: tuple[str, ...], tree: Path) -> Report:
+    """Search a tree with a bug in it, beside the table."""
+    report, table, built = Report(), dict[str, Row](), _build(tree)
+    for name in kinds:
+        for _ in range(_PLANTED_PORTIONS):
+            if not report.findings:
+                _run_portion(name, built, table, report)
+    report.ran = ", ".join(f"{row['next_seed'] - 1:,} {name}" for name, row in table.items())
+    return report
+
+
+def _run_portion(name: str, built: Path, table: dict[str, Row], report: Report) -> None:
+    """Run a portion of a kind, note it in a table, and write that if it is the one that is kept."""
     kind, row = _KINDS[name], _row(table, name)
     program, *arguments = kind.command(kind.portion, row["next_seed"])
-    done = call([_BUILT / program, *arguments], log=OUTPUT / f"faults-{name}.log")
+    done = call([built / program, *arguments], log=OUTPUT / f"faults-{name}.log")
     row["next_seed"] += kind.portion
     if done.returncode == 0:
         row["count"] += int(done.stdout.split()[0])
@@ -125,7 +153,8 @@ def _run_portion(name: str, table: dict[str, Row], report: Report) -> None:
         row[next(column for column, pattern in _COLUMNS if pattern.search(line))] += 1
         again = " ".join([program, *arguments])
         report.findings.append(f"{name}: {line}; cargo run --release --example {again}")
-    _write(table)
+    if built == _BUILT / "release" / "examples":
+        _write(table)
 
 
 def _run_suites(table: dict[str, Row], report: Report) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from hardening.planted import built_in, find_where_told
-from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
+from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, from_seed
 
 BUILT = OUTPUT / "miri"
 
-# Modules. What has unsafe code comes first, then what is quick.
+# Modules. What has unsafe code comes first, then what is quick; a seed begins elsewhere.
 FILTERS = (
     *("engine::requests", "reactor::piece", "batch_completion", "segmented_vec"),
     *("reactor::errnos", "progress", "key::tests", "capacity::tests", "index::leases"),
@@ -48,7 +48,8 @@ def run(options: Options) -> Report:
         return Report(skipped="no Miri: rustup component add --toolchain nightly miri rust-src")
     if options.planted:
         return find_where_told("miri", options, lambda words, tree: _search(words, HANG_S, tree))
-    return _search(options.arguments or FILTERS, options.seconds)
+    filters = options.arguments or tuple(from_seed(FILTERS, options.seed))
+    return _search(filters, options.seconds)
 
 
 def _search(filters: tuple[str, ...], seconds: float, tree: Path = REPOSITORY) -> Report:

@@ -5,7 +5,7 @@ without a mutant, and tells which it reaches: only these run against a mutant, t
 
 `hardening/mutants.json` keeps what was found, per file, with a fingerprint of its code. A file is
 searched again when its code has changed. A survivor needs a reason there, or it is a finding. CI
-(`--quick`) looks at files alone that were searched to the end and have changed since.
+(`--quick`) looks at files alone that are new, or were searched to the end and have changed since.
 
 ARGUMENTS are files to search whether or not they changed; `survivors` searches only what survived
 without a reason.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hardening.mutation.build import prepare, python_suites, suites, units
-from hardening.mutation.listing import Mutant, fingerprint, is_promise, mutants
+from hardening.mutation.listing import Mutant, fingerprint, is_promise, mutants, searched_files
 from hardening.mutation.suites import WORKERS, Tests
 from hardening.planted import patches_of, tree_with
 from hardening.tool import REPOSITORY, Options, Report
@@ -74,7 +74,7 @@ def run(options: Options) -> Report:
     if options.quick and not arguments:
         arguments = tuple(_changed())
         if not arguments:
-            return Report("no file has changed that was searched to the end")
+            return Report("no file is new or has changed that was searched to the end")
     results = _Results(REPOSITORY, is_kept=True)
     if unknown := set(arguments) - results.files - {"survivors"}:
         return Report("nothing", [_not_searched(name) for name in sorted(unknown)])
@@ -96,13 +96,13 @@ def _known() -> dict[str, _File]:
 
 
 def _changed() -> list[str]:
-    """Files that were searched to the end, and whose code is another one now."""
+    """Files that are new, or were searched to the end and have other code now."""
+    known = _known()
     return [
         file
-        for file, entry in _known().items()
-        if not entry["left"]
-        and (REPOSITORY / file).exists()
-        and fingerprint(REPOSITORY / file) != entry["code"]
+        for file in searched_files()
+        if (entry := known.get(file, _NOTHING))["code"] != fingerprint(REPOSITORY / file)
+        and not entry["left"]
     ]
 
 

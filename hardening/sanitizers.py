@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benches.built_package import place_package
 from hardening.planted import built_in, find_where_told
-from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
+from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, from_seed
 
 TRIPLE = f"{platform.machine()}-unknown-linux-gnu"
 BUILT = OUTPUT / "sanitizers"
@@ -38,6 +38,8 @@ RUST_FIRST = (
     *("lifecycle", "late_loads", "completions", "outages", "faults", "reactors"),
     *("registered_memory", "order", "contract", "second_attempts", "failed_reactors", "kvring"),
 )
+# Not all at once: in a short search most would not have their turn.
+BUILT_TOGETHER = 6
 # Minutes each, with a sanitizer.
 RUST_LAST = ("nth_fault", "power_loss", "damage")
 # Hours with a sanitizer, of the same code for each bit.
@@ -119,6 +121,7 @@ class _Search:
 
     left_s: float
     tree: Path
+    seed: int
     findings: list[str] = field(default_factory=list)
     tests: int = 0
     suites: int = 0
@@ -198,30 +201,40 @@ def _reports(directory: Path) -> Iterator[str]:
 
 
 def _rust(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> None:
-    """Run the Rust suites under a sanitizer."""
+    """Run the Rust suites under a sanitizer. A few are built at a time, when their turn comes."""
     filters = dict(name.partition(":")[::2] for name in wanted)
-    which = [option for name in filters for option in _cargo_options_of(name)]
-    built = _artifacts(sanitizer, search.tree, "test", "--no-run", *(which or ("--lib", "--tests")))
-    programs = {
-        str(made["target"]["name"]): Path(str(made["executable"]))  # type: ignore[index]
-        for made in built
-        if made.get("executable")
-    }
 
     def place(name: str) -> tuple[int, str]:
         if name in RUST_FIRST:
             return RUST_FIRST.index(name), name
         return len(RUST_FIRST) + (name in RUST_LAST), name
 
-    for name in sorted(programs, key=place):
-        chosen = [filters[name]] if filters.get(name) else []
-        leaking = LEAKING.get(name, ())
-        left_out = (*leaking, *RUST_LEFT_OUT.get(name, ()))
-        skipped = [option for test in left_out for option in ("--skip", test)]
-        _run_program(search, sanitizer, programs[name], [*chosen, *skipped])
-        if leaking and not chosen:
-            by_itself = sanitizer.without_leaks()
-            _run_program(search, by_itself, programs[name], [*leaking], " by itself")
+    suites = ["kvring", *(file.stem for file in (search.tree / "tests").glob("*.rs"))]
+    names = list(filters) or from_seed(sorted(suites, key=place), search.seed)
+    while names and search.left_s >= 1:
+        programs = _programs(search.tree, sanitizer, names[:BUILT_TOGETHER])
+        for name, program in programs.items():
+            chosen = [filters[name]] if filters.get(name) else []
+            leaking = LEAKING.get(name, ())
+            left_out = (*leaking, *RUST_LEFT_OUT.get(name, ()))
+            skipped = [option for test in left_out for option in ("--skip", test)]
+            _run_program(search, sanitizer, program, [*chosen, *skipped])
+            if leaking and not chosen:
+                by_itself = sanitizer.without_leaks()
+                _run_program(search, by_itself, program, [*leaking], " by itself")
+        names = names[BUILT_TOGETHER:]
+    search.late += [f"{sanitizer.name} {name}" for name in names]
+
+
+def _programs(tree: Path, sanitizer: _Sanitizer, names: list[str]) -> dict[str, Path]:
+    """Build suites, and return their programs in the order of the names."""
+    which = [option for name in names for option in _cargo_options_of(name)]
+    built = {
+        str(made["target"]["name"]): Path(str(made["executable"]))  # type: ignore[index]
+        for made in _artifacts(sanitizer, tree, "test", "--no-run", *which)
+        if made.get("executable")
+    }
+    return {name: built[name] for name in names}
 
 
 def _run_program(
@@ -276,7 +289,7 @@ def _python(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> 
     library = [made for made in built if made["target"]["name"] == "_native"]  # type: ignore[index]
     package = BUILT / part
     place_package(search.tree, Path(str(library[-1]["filenames"][0])), package)  # type: ignore[index]
-    for name in wanted or PYTHON_SUITES:
+    for name in wanted or from_seed(PYTHON_SUITES, search.seed):
         logs = _fresh(REPORTS / part / name)
         # Children of tests inherit it.
         environment = {
@@ -303,25 +316,27 @@ SHARES = {"address": 2, "thread": 2, "python-address": 1, "python-thread": 1}
 
 
 def run(options: Options) -> Report:
-    """Run as many suites as there is time for, in a fixed order."""
+    """Run as many suites as there is time for: the same ones, in their order, for the same seed."""
     if call(["cargo", "--version"]).returncode != 0:
         return Report(skipped="there is no cargo")
     if options.planted:
         return find_where_told(
             "sanitizers",
             options,
-            lambda words, tree: _search([words[0]], words[1:], PLANTED_S, tree),
+            lambda words, tree: _search([words[0]], words[1:], PLANTED_S, tree, options.seed),
         )
     parts = [name for name in options.arguments if name in PARTS] or list(PARTS)
     wanted = tuple(name for name in options.arguments if name not in PARTS)
-    return _search(parts, wanted, options.seconds, REPOSITORY)
+    return _search(parts, wanted, options.seconds, REPOSITORY, options.seed)
 
 
-def _search(parts: list[str], wanted: tuple[str, ...], seconds: float, tree: Path) -> Report:
+def _search(
+    parts: list[str], wanted: tuple[str, ...], seconds: float, tree: Path, seed: int
+) -> Report:
     ran, findings, broken, left_s = [], [], [], 0.0
     shares = sum(SHARES[name] for name in parts)
     for name in parts:
-        search = _Search(left_s + seconds * SHARES[name] / shares, tree)
+        search = _Search(left_s + seconds * SHARES[name] / shares, tree, seed)
         try:
             PARTS[name](search, wanted)
         except BuildError as error:

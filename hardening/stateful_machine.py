@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,10 +51,14 @@ _options = st.fixed_dictionaries(
         "durability": st.sampled_from(["best_effort", "persistent"]),
         "eviction": st.sampled_from(["lfu", "lru", "fifo", "mru", "s3fifo"]),
         "engine": st.sampled_from(["auto", "posix"]),
-        "io_threads": st.sampled_from([1, 2]),
+        "io_threads": st.sampled_from([1, 2, "auto"]),
         "lease_s": st.sampled_from([0, 10]),
+        "load_deadline_ms": st.sampled_from(["off", 60_000]),
+        "ttl": st.sampled_from(["off", f"{_TTL_S}s"]),
     }
 )
+# Within the time that an open, a close or a command takes.
+_moments_s = st.floats(0, 0.05)
 
 _Batch = list[tuple[str, int]]
 
@@ -139,11 +144,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- opening and closing ---
 
-    def _open(self, options: dict[str, Any]) -> None:
+    def _open_call(self, options: dict[str, Any]) -> tuple[Any, ...]:
         capacity = [f"{one}MiB" for one in self.capacities_mib]
-        told = self.process.call(
-            "open", self.paths, capacity, {**options, "layout": self.layout, "min_free": 0}
-        )
+        return "open", self.paths, capacity, {**options, "layout": self.layout, "min_free": 0}
+
+    def _open(self, options: dict[str, Any]) -> None:
+        told = self.process.call(*self._open_call(options))
         self.is_open, self.evicted = True, told["evicted"]
         damage = {name: told[name] for name in ("reset", "stale")}
         if self.capacities_mib == self.opened_mib:
@@ -218,6 +224,40 @@ class StoreMachine(RuleBasedStateMachine):
             self._may_be_gone()
         self.process = self._new_process()
         self._has_closed()
+
+    def _kill_in(self, call: tuple[Any, ...], after_s: float) -> None:
+        """Kill its process in the middle of a call, or before or after it."""
+        self.process.begin(*call)
+        time.sleep(after_s)
+        self.process.kill()
+        self.process = self._new_process()
+        if not self._is_roomy:
+            self._may_be_gone()
+        self._has_closed()
+
+    @precondition(lambda self: not self.is_open)
+    @rule(options=_options, after_s=_moments_s)
+    def kill_in_open(self, options: dict[str, Any], after_s: float) -> None:
+        """Kill its process while it opens the store."""
+        self._kill_in(self._open_call(options), after_s)
+
+    @precondition(lambda self: self.is_open)
+    @rule(after_s=_moments_s)
+    def kill_in_close(self, after_s: float) -> None:
+        """Kill its process while it closes the store."""
+        self._note_evictions()
+        self._kill_in(("close", 5.0), after_s)
+
+    @precondition(lambda self: not self.is_open and len(set(self.capacities_mib)) == 1)
+    @rule(capacity_mib=st.sampled_from(_CAPACITIES_MIB), after_s=_moments_s)
+    def kill_in_resize(self, capacity_mib: int, after_s: float) -> None:
+        """Kill its process while a command brings the store to another capacity."""
+        words = ("resize", "--json", "--yes", "--capacity", f"{capacity_mib}MiB")
+        self.capacities_mib = [min(capacity_mib, self.capacities_mib[0])] * len(self.paths)
+        self._kill_in(("document", *words, *self.paths), after_s)
+        self.capacities_mib = [capacity_mib] * len(self.paths)
+        # Which of both it has, nobody knows: a data file may be cut.
+        self.opened_mib = []
 
     # --- an open store ---
 

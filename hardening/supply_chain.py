@@ -58,23 +58,26 @@ def _crates(tree: Path, findings: list[str]) -> str:
     """Have cargo-deny compare licences, sources and advisories with deny.toml."""
     path = f"{TOOLS}{os.pathsep}{os.environ['PATH']}"
     if shutil.which("cargo-deny", path=path) is None:
-        return "no cargo-deny"
+        return "licences and advisories not compared: no cargo-deny"
     # Where cargo-deny puts what it fetches.
     home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
     has_advisories = any((home / "advisory-dbs").glob("*"))
     checks = ["bans", "licenses", "sources", *(["advisories"] if has_advisories else [])]
-    command = ["cargo", "deny", "--offline", "check", *checks]
-    done = call(command, directory=tree, environment={"PATH": path})
-    if done.returncode != 0:
-        errors = re.findall(r"^error.*$", done.stdout, re.M)
-        findings += [f"cargo deny: {error}" for error in errors or [done.stdout[-300:]]]
+    for place in (tree, tree / "fuzz"):
+        where = ("--manifest-path", str(place / "Cargo.toml"), "--config", str(tree / "deny.toml"))
+        command = ("cargo", "deny", *where, "--offline", "check", *checks)
+        done = call(command, directory=tree, environment={"PATH": path})
+        if done.returncode != 0:
+            errors = re.findall(r"^error.*$", done.stdout, re.M)
+            findings += [f"cargo deny: {error}" for error in errors or [done.stdout[-300:]]]
     advisories = "advisories too" if has_advisories else "no data on advisories (cargo deny fetch)"
     return f"{len(_locked(tree))} crates, {advisories}"
 
 
-def _locked(tree: Path) -> list[str]:
-    """Return the entries of Cargo.lock."""
-    return (tree / "Cargo.lock").read_text().split("[[package]]\n")[1:]
+def _locked(tree: Path) -> set[str]:
+    """Return the packages of both workspaces, that of the fuzz targets too."""
+    locks = ((place / "Cargo.lock").read_text() for place in (tree, tree / "fuzz"))
+    return {package.strip() for lock in locks for package in lock.split("[[package]]\n")[1:]}
 
 
 def _python_licenses(_tree: Path, findings: list[str]) -> str:
@@ -107,7 +110,7 @@ def _locks(tree: Path, findings: list[str]) -> str:
     packages = _locked(tree)
     findings += [
         f"no checksum in Cargo.lock: {package.splitlines()[0]}"
-        for package in packages
+        for package in sorted(packages)
         if "\nsource = " in package and "\nchecksum = " not in package
     ]
     files = sorted((tree / "requirements").glob("*.txt"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hardening.tool import call, cargo_tool
+from hardening.tool import REPOSITORY, call, cargo_tool
 
 _VERSION = "27.1.0"
 
@@ -95,6 +95,17 @@ def mutants(tree: Path) -> list[Mutant]:
     listed.sort(key=lambda one: not is_promise(one["file"]))
     seen: Counter[tuple[str, str]] = Counter()
     return [_mutant(number, one, seen) for number, one in enumerate(listed, 1)]
+
+
+def searched_files() -> list[str]:
+    """Return the files of the working tree that may have mutants, without asking cargo-mutants."""
+    globs = (f"{glob}/*.rs" if glob.endswith("**") else glob for glob in PROMISES + REST)
+    paths = {path for glob in globs for path in REPOSITORY.glob(glob)}
+    return sorted(
+        str(path.relative_to(REPOSITORY))
+        for path in paths
+        if "test" not in str(path.relative_to(REPOSITORY)) and "fn " in path.read_text()
+    )
 
 
 def _mutant(number: int, one: dict[str, Any], seen: Counter[tuple[str, str]]) -> Mutant:
