@@ -95,7 +95,7 @@ def _bench(report: Report, tree: Path, name: str, *arguments: str) -> str:
 
 def _tell_stalls(text: str, report: Report) -> float:
     """Print what was measured; return the longest stall that nothing else explains, in ms."""
-    longest, phase = 0.0, "filling"
+    longest, control, phase = 0.0, 0.0, "filling"
     for line in text.splitlines():
         if (found := _PHASE.match(line)) is not None:
             phase = found[1]
@@ -104,12 +104,16 @@ def _tell_stalls(text: str, report: Report) -> float:
             missed = "" if longest_ms < _GOAL_MS or phase == "check()" else "  misses the goal"
             print(f"{phase}, {what}: {longest_ms:.3f} ms of {undisturbed}/{calls} calls{missed}")
             # All submits wait for check(), as docs/operations.md says.
-            if what != "control" and phase != "check()":
+            if what == "control":
+                control = max(control, longest_ms)
+            elif phase != "check()":
                 longest = max(longest, longest_ms)
         elif re.match(
             r"\d+ keys in|memory:|purged|no long SET|evicted|one batch|and answered", line
         ):
             print(line)
     miss = "" if longest < _GOAL_MS else ", past the goal of 2"
-    report.ran = f"longest stall {longest:.2f} ms{miss}"
+    # It touches nothing of kvring: so long the machine itself stops now and then.
+    beside = f"a loop without kvring {control:.2f} ms"
+    report.ran = f"longest stall {longest:.2f} ms{miss}, {beside}"
     return longest

@@ -54,7 +54,7 @@ fn quoted(names: &[&str]) -> String {
 pub enum StoreError {
     #[error(
         "the chunk of the key with digest {digest} has {length_bytes} bytes, and the longest that fits has {limit_bytes} \
-         (2 GiB, or an eighth of capacity = {capacity_bytes}); raise capacity or store shorter chunks"
+         (2 GiB, or an eighth of capacity = {capacity_bytes}, but 64 MiB where that is less); raise capacity or store shorter chunks"
     )]
     TooLong { digest: Digest, length_bytes: u64, limit_bytes: u64, capacity_bytes: u64 },
     #[error(

@@ -16,6 +16,7 @@ from hardening.mutation.listing import Mutant
 SWITCH = """\
 //! Which mutant of this build runs.
 
+use std::fs::File;
 use std::io::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,9 +25,15 @@ const MOST: usize = 1 << 14;
 
 static RUNS: OnceLock<Option<u32>> = OnceLock::new();
 static REACHED: [AtomicBool; MOST] = [const { AtomicBool::new(false) }; MOST];
+/// Open from the first one on: later there may be no descriptor to spare, or another user.
+static FILE: OnceLock<Option<File>> = OnceLock::new();
 
 fn runs() -> Option<u32> {
     std::env::var("KVRING_MUTANT").ok()?.parse().ok()
+}
+
+fn file() -> Option<File> {
+    File::options().append(true).open(std::env::var_os("KVRING_REACHED")?).ok()
 }
 
 pub(crate) fn on(number: u32) -> bool {
@@ -34,8 +41,7 @@ pub(crate) fn on(number: u32) -> bool {
         return *mutant == number;
     }
     if !REACHED[number as usize].swap(true, Ordering::Relaxed)
-        && let Some(path) = std::env::var_os("KVRING_REACHED")
-        && let Ok(mut file) = std::fs::File::options().append(true).open(path)
+        && let Some(mut file) = FILE.get_or_init(file).as_ref()
     {
         let _ = file.write_all(format!("{number}\\n").as_bytes());
     }

@@ -26,7 +26,11 @@ WORKERS = 2
 _KNOWN = OUTPUT / "mutants-tests.json"
 # A test that takes longer is of no use here; a suite in Python is one.
 _TRY_S = {False: 60, True: 240}
-_LIMITS = ["nice", "prlimit", f"--as={16 << 30}", "--core=0"]
+# Stores in Python reserve more address space than those of a Rust suite.
+_LIMITS = {
+    is_python: ["nice", "prlimit", f"--as={gibibytes << 30}", "--core=0"]
+    for is_python, gibibytes in ((False, 16), (True, 64))
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,12 @@ class Tests:
             deadline: By the monotonic clock: no program is begun later, or added.
         """
         new = {name: path for name, path in programs.items() if name not in self._programs}
-        # Suites in Python are one test each, so they run beside each other.
+        # Suites in Python are one test each: they run beside each other, and what fails by itself.
         at_once = WORKERS if all(map(_is_python, new.values())) else 1
+        if at_once > 1:
+            with ThreadPoolExecutor(at_once) as threads:
+                list(threads.map(partial(self._look, deadline), new, new.values()))
+            at_once = 1
         with ThreadPoolExecutor(at_once) as threads:
             for name, found in zip(
                 new, threads.map(partial(self._look, deadline), new, new.values()), strict=True
@@ -155,11 +163,11 @@ def _run(program: Path, names: list[str], environment: dict[str, str], *, timeou
         # Its children find the module with the mutants too.
         environment = {**environment, "PYTHONPATH": str(PYTHON_PACKAGE)}
         pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        command = [*_LIMITS, *pytest, str(program)]
+        command = [*_LIMITS[True], *pytest, str(program)]
     elif program.name in HARNESSES:
-        command = [*_LIMITS, str(program), *names[0].split()]
+        command = [*_LIMITS[False], str(program), *names[0].split()]
     else:
-        command = [*_LIMITS, str(program), "--test-threads=2", "--exact", *names]
+        command = [*_LIMITS[False], str(program), "--test-threads=2", "--exact", *names]
     with tempfile.TemporaryDirectory(
         prefix="kvring-mutant-", ignore_cleanup_errors=True
     ) as directory:

@@ -139,8 +139,8 @@ impl Connector {
         Ok(future_id)
     }
 
-    /// Asks which keys are stored, and leases these for `lease_s`: the load that follows finds them. Answered from memory,
-    /// without I/O. False for all keys of a path whose reactors have failed: nobody can load them.
+    /// Asks which keys are stored, and leases these for `lease_s`: the load that follows finds them. Answered from the
+    /// index, without I/O as long as that is in memory. False for all keys of a path whose reactors have failed: nobody can load them.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
