@@ -15,8 +15,10 @@ import pytest
 import kvring
 from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY, Client, child_command, pattern, until
 
-# Of <linux/mman.h>; the module mmap has no name for it.
+# Of <linux/mman.h> and <signal.h>; Python has no names for them.
 MAP_FIXED_NOREPLACE = 0x100000
+SA_SIGINFO = 4
+SIGINFO_ADDRESS_OFFSET = 16
 
 
 def open_store(path: str, handler_enabled: str) -> Client:
@@ -50,6 +52,38 @@ def fault_elsewhere(path: str, handler_enabled: str) -> None:
         memory = mmap.mmap(file.fileno(), 4096)
         file.truncate(0)
         print(memory[0], client)
+
+
+class Action(ctypes.Structure):
+    """struct sigaction of glibc."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+def fault_where_somebody_asks_for_the_address(path: str, handler_enabled: str) -> None:
+    """Read memory that cannot be read, with a handler from before that is told the address."""
+    (Path(path) / "elsewhere").touch()
+    with (Path(path) / "elsewhere").open("r+b") as file:
+        file.truncate(4096)
+        memory = mmap.mmap(file.fileno(), 4096)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        def handler(number: int, info: int, _context: int) -> None:
+            found = ctypes.c_size_t.from_address(info + SIGINFO_ADDRESS_OFFSET).value
+            os.write(1, f"{signal.Signals(number).name} {found == address}\n".encode())
+            os._exit(0)
+
+        action = Action(ctypes.cast(handler, ctypes.c_void_p), flags=SA_SIGINFO)
+        ctypes.CDLL(None).sigaction(signal.SIGBUS, ctypes.byref(action), None)
+        open_store(path, handler_enabled)
+        file.truncate(0)
+        print(memory[0])
 
 
 def fault_in_a_fork(path: str, handler_enabled: str) -> None:
@@ -116,6 +150,12 @@ def test_a_fault_in_memory_of_others_ends_the_process_as_without_kvring(
     with started(tmp_path, fault_elsewhere, handler_enabled) as process:
         output, _ = process.communicate(timeout=HANG_DEADLINE_S)
     assert (process.returncode, output) == (-signal.SIGBUS, "")
+
+
+def test_a_handler_from_before_is_told_the_address(tmp_path: Path) -> None:
+    with started(tmp_path, fault_where_somebody_asks_for_the_address, "none") as process:
+        output, _ = process.communicate(timeout=HANG_DEADLINE_S)
+    assert output == "SIGBUS True\n"
 
 
 def test_a_fault_in_a_fork_ends_it_where_its_parent_has_an_index(tmp_path: Path) -> None:
