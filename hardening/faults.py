@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hardening.planted import find_where_told
+from hardening.planted import find_where_told, target_of
 from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
 
 TABLE: Final = REPOSITORY / "hardening" / "fault_table.json"
-_BUILT: Final = REPOSITORY / "target"
 _SUITES: Final = ("damage", "hostile_index", "nth_fault", "files_faults")
 # Nothing is done with the table while fewer seconds than these are left for a portion.
 _LEAST_S: Final = 5.0
@@ -90,8 +89,7 @@ def run(options: Options) -> Report:
     end_s = time.monotonic() + options.seconds
     for name in _KINDS:
         _row(table, name)
-    # As `make test` does; so a short run goes without them.
-    if has_goal or "suites" not in table:
+    if not has_goal or "suites" not in table:
         _run_suites(table, report)
 
     def is_over(name: str) -> bool:
@@ -102,6 +100,7 @@ def run(options: Options) -> Report:
     def run_kind(name: str) -> None:
         while not report.findings and not is_over(name):
             _run_portion(name, built, table, report)
+            _write(table)
 
     # Side by side: kills and closes mostly wait for the disk.
     with ThreadPoolExecutor(len(_KINDS)) as threads:
@@ -117,8 +116,7 @@ def run(options: Options) -> Report:
 
 def _build(tree: Path) -> Path:
     """Build the harnesses of a tree. Returns where they are."""
-    log = OUTPUT / "faults-build.log"
-    place = _BUILT if tree == REPOSITORY else OUTPUT / "faults-planted"
+    log, place = OUTPUT / "faults-build.log", target_of("faults", tree)
     examples = [word for kind in ("kill", "close") for word in ("--example", f"{kind}_harness")]
     examples += ["--example", "crash_simulator"]
     command = ["cargo", "build", "--release", *examples]
@@ -140,7 +138,7 @@ def _find(kinds: tuple[str, ...], tree: Path) -> Report:
 
 
 def _run_portion(name: str, built: Path, table: dict[str, Row], report: Report) -> None:
-    """Run a portion of a kind, note it in a table, and write that if it is the one that is kept."""
+    """Run a portion of a kind, and note it in a table."""
     kind, row = _KINDS[name], _row(table, name)
     program, *arguments = kind.command(kind.portion, row["next_seed"])
     done = call([built / program, *arguments], log=OUTPUT / f"faults-{name}.log")
@@ -153,8 +151,6 @@ def _run_portion(name: str, built: Path, table: dict[str, Row], report: Report) 
         row[next(column for column, pattern in _COLUMNS if pattern.search(line))] += 1
         again = " ".join([program, *arguments])
         report.findings.append(f"{name}: {line}; cargo run --release --example {again}")
-    if built == _BUILT / "release" / "examples":
-        _write(table)
 
 
 def _run_suites(table: dict[str, Row], report: Report) -> None:

@@ -36,6 +36,14 @@ def built_in(place: Path, tree: Path) -> Path:
     return place if tree == REPOSITORY else place.with_name(f"{place.name}-planted")
 
 
+def target_of(tool: str, tree: Path) -> Path:
+    """Return where cargo builds a tree for a tool that runs what `make` builds too.
+
+    One with a bug is built apart, for the reason that `built_in` tells.
+    """
+    return REPOSITORY / "target" if tree == REPOSITORY else OUTPUT / f"{tool}-planted"
+
+
 @contextmanager
 def tree_with(patch: Path) -> Iterator[Path]:
     """Yield a copy of the working tree with a patch applied.

@@ -18,7 +18,7 @@ from typing import Final
 import click
 
 from benches.compare.block_devices import DeviceError, attach_loop
-from hardening.planted import find_where_told
+from hardening.planted import find_where_told, target_of
 from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
 
 _GOAL_MS: Final = 2.0
@@ -86,8 +86,8 @@ def _keys(options: Options) -> int:
 def _bench(report: Report, tree: Path, name: str, *arguments: str) -> str:
     log = OUTPUT / f"scale-{name}.log"
     words = ["cargo", "bench", "--features", "bench", "--bench", name, "--", *arguments]
-    place = REPOSITORY / "target" if tree == REPOSITORY else OUTPUT / "scale-planted"
-    done = call(words, log=log, directory=tree, environment={"CARGO_TARGET_DIR": str(place)})
+    environment = {"CARGO_TARGET_DIR": str(target_of("scale", tree))}
+    done = call(words, log=log, directory=tree, environment=environment)
     if done.returncode != 0:
         report.findings.append(f"bench {name} failed: {log}")
     return done.stdout

@@ -102,6 +102,13 @@ def stopped(process_id: int) -> Iterator[None]:
         os.kill(process_id, signal.SIGCONT)
 
 
+def assert_done_right(worker: "subprocess.Popen[str]") -> None:
+    """Have `work` end: every batch was answered, and no chunk was wrong."""
+    out, error = worker.communicate("")
+    assert (worker.returncode, error) == (0, "")
+    assert out.splitlines()[-1] == "rounds True wrong 0"
+
+
 def test_a_stopped_owner_is_named_and_the_store_read(
     store_directory: Path, start_child: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -145,9 +152,7 @@ def test_work_that_was_stopped_goes_on(store_directory: Path, start_child: Start
         worker.stdout.readline()
         with stopped(worker.pid):
             time.sleep(0.1)
-    out, error = worker.communicate("")
-    assert (worker.returncode, error) == (0, "")
-    assert out.splitlines()[-1] == "rounds True wrong 0"
+    assert_done_right(worker)
 
 
 @pytest.mark.slow
@@ -165,9 +170,7 @@ def test_a_stop_is_no_wait_for_a_device(tmp_path: Path, start_child: Start) -> N
     with stopped(worker.pid):
         # Its own clients wait for a minute.
         time.sleep(50)
-    out, error = worker.communicate("")
-    assert (worker.returncode, error) == (0, "")
-    assert out.splitlines()[-1] == "rounds True wrong 0"
+    assert_done_right(worker)
     time.sleep(15)
     for child in closing:
         os.kill(child.pid, signal.SIGCONT)
