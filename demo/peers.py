@@ -28,7 +28,7 @@ from demo.two_nodes import CHUNKS, REQUESTS, check
 
 # LMCache's own are 5 s, 30 s and 10 s: it would take a minute until a dead peer is asked no more.
 _HEARTBEAT_S = 0.5
-_INSTANCE_TIMEOUT_S = 3.0
+_INSTANCE_TIMEOUT_S = 10.0
 _HEALTH_CHECK_S = 0.5
 
 

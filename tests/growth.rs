@@ -104,7 +104,7 @@ fn close_drops_what_waits_for_a_data_file() {
     gate.close(true);
     client.submit_set(&keys, &vec![&memory; keys.len()]);
     common::eventually("the first file is full", || {
-        client.connector.stats().allocated_bytes >= (IN_FIRST_FILE - 1) * MIB
+        client.counter("set_stored") >= IN_FIRST_FILE - 1
     });
     let shutdown = client.connector.close_within(Duration::from_millis(100));
     gate.close(false);

@@ -12,6 +12,8 @@ use kvring::Connector;
 use kvring::testing::Action;
 
 const LENGTH: usize = 64 << 10;
+/// Longer than a busy machine takes to start a load.
+const DEADLINE_MS: u64 = 1000;
 
 /// A store whose device takes one piece of a class at a time, and holds back what the test says.
 fn open(path: &std::path::Path, load_deadline_ms: Option<u64>) -> (HeldBack, Client) {
@@ -28,7 +30,7 @@ fn open(path: &std::path::Path, load_deadline_ms: Option<u64>) -> (HeldBack, Cli
 #[test]
 fn a_load_that_has_not_started_in_time_is_a_miss() {
     let directory = tempfile::tempdir().unwrap();
-    let (held, client) = open(directory.path(), Some(50));
+    let (held, client) = open(directory.path(), Some(DEADLINE_MS));
     let content = Memory::patterned(4 * LENGTH, 0, 1);
     let keys: Vec<String> = (0..4).map(key).collect();
     assert!(client.set(&keys, &[&content; 4]).ok);
@@ -61,7 +63,7 @@ fn a_load_that_has_not_started_in_time_is_a_miss() {
 #[test]
 fn a_load_that_waits_for_a_store_of_its_key_is_a_miss_in_time() {
     let directory = tempfile::tempdir().unwrap();
-    let (held, client) = open(directory.path(), Some(50));
+    let (held, client) = open(directory.path(), Some(DEADLINE_MS));
     let content = Memory::patterned(LENGTH, 0, 1);
     held.hold(Action::Write);
     let set = client.submit_set(&[key(1)], &[&content]);

@@ -67,6 +67,8 @@ fn what_a_dead_owner_wrote_is_verified() {
     let held = client.exists(&(0..10).map(key).collect::<Vec<_>>());
     let expected: Vec<bool> = (0..10).map(|number| number != 5).collect();
     assert_eq!((held, client.counter("checksum_mismatch")), (expected, 1));
+    // That all are verified is noted in the turn after the last one, which this load waits for.
+    assert!(client.get_one(&key(3), length(3)).is_some());
     client.connector.close();
     let client = Client::open(copy.path(), CAPACITY);
     assert_eq!(

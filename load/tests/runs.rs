@@ -91,7 +91,7 @@ fn a_runtime_rewrites_and_every_chunk_stays_right() {
         ("iodepth", "16"),
         ("batch", "4"),
         ("align", "1"),
-        ("runtime", "0.3"),
+        ("runtime", "2"),
         ("verify", "on"),
     ]));
     assert!(!report.has_errors(), "{:?}", report.messages);

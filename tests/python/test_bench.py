@@ -336,7 +336,7 @@ def test_a_signal_ends_it_and_nothing_is_left(
 def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
     terminal, other_end = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "kvring", "bench", "--path", str(tmp_path), *SMALL, "--runtime=0.5"],
+        [sys.executable, "-m", "kvring", "bench", "--path", str(tmp_path), *SMALL, "--runtime=5"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=other_end,

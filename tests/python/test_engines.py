@@ -23,6 +23,7 @@ from tests.python.conftest import (
     make_key,
     pattern,
     run_child,
+    until,
 )
 
 LINE = "%(name)s %(levelname)s %(message)s"
@@ -231,6 +232,11 @@ def thread_names() -> list[str]:
 def tell_threads(directory: str) -> None:
     with kvring.Connector(directory, CAPACITY_BYTES, engine="posix", io_threads=2) as connector:
         Client(connector).store(CHUNKS)
+        # A thread takes its name when it first runs.
+        until(
+            "the last name",
+            lambda: sum("-io" in name or "-sync" in name for name in thread_names()) == 2 * 36,
+        )
         print(*thread_names())
     # A joined thread is listed for a moment longer.
     deadline = time.monotonic() + HANG_DEADLINE_S / 2

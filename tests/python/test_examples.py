@@ -61,6 +61,7 @@ def test_all_of_them_are_here() -> None:
 
 @pytest.mark.slow
 @pytest.mark.lmcache
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NODES)
 def test_two_nodes(name: str, tmp_path: Path) -> None:
     pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
@@ -71,7 +72,7 @@ def test_two_nodes(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=4 * HANG_DEADLINE_S,
+        timeout=14 * HANG_DEADLINE_S,
     )
     last = ended.stderr.splitlines()[-1:]
     if ended.returncode and last and last[0].startswith(MISSING):

@@ -270,6 +270,8 @@ def test_how_long_evicted_chunks_had_lasted_is_told(
     for number in range(40):
         client.store({make_key(number): pattern(MIB, number)})
         time.sleep(0.01)
+    before = client.stat("evicted")
     count = value("kvring_evicted_unused_seconds_count", store_directory)
-    assert count == client.stat("evicted") > 10
+    # A store that is nearly full evicts ahead, in the background.
+    assert 10 < before <= count <= client.stat("evicted")
     assert value("kvring_evicted_unused_seconds_sum", store_directory) > count * 0.01
