@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hardening.planted import find_where_told, target_of
+from hardening.planted import built_in, find_where_told
 from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
 
 TABLE: Final = REPOSITORY / "hardening" / "fault_table.json"
@@ -116,14 +116,24 @@ def run(options: Options) -> Report:
 
 def _build(tree: Path) -> Path:
     """Build the harnesses of a tree. Returns where they are."""
-    log, place = OUTPUT / "faults-build.log", target_of("faults", tree)
+    log, environment = OUTPUT / "faults-build.log", _environment(tree)
     examples = [word for kind in ("kill", "close") for word in ("--example", f"{kind}_harness")]
     examples += ["--example", "crash_simulator"]
     command = ["cargo", "build", "--release", *examples]
-    environment = {"CARGO_TARGET_DIR": str(place)}
     if call(command, log=log, directory=tree, environment=environment).returncode != 0:
         raise BuildError(f"the harnesses do not build: see {log}")
-    return place / "release" / "examples"
+    return built_in(OUTPUT / "faults", tree) / "release" / "examples"
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    """Return what a tree is built with: quick, with assertions, and without minutes of linking."""
+    return {
+        "CARGO_TARGET_DIR": str(built_in(OUTPUT / "faults", tree)),
+        "CARGO_PROFILE_RELEASE_LTO": "off",
+        "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
+        "CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS": "true",
+        "CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS": "true",
+    }
 
 
 def _find(kinds: tuple[str, ...], tree: Path) -> Report:
@@ -157,7 +167,8 @@ def _run_suites(table: dict[str, Row], report: Report) -> None:
     """Damage at every bit, a fault of each transfer in turn: exhaustive, so not counted up."""
     words = [word for suite in _SUITES for word in ("--test", suite)]
     log = OUTPUT / "faults-suites.log"
-    done = call(["cargo", "test", *words], log=log)
+    command = ["cargo", "test", "--release", *words]
+    done = call(command, log=log, environment=_environment(REPOSITORY))
     row = _row(table, "suites")
     row["count"] = sum(int(count) for count in re.findall(r"ok\. (\d+) passed", done.stdout))
     if done.returncode != 0:

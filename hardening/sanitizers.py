@@ -88,6 +88,8 @@ class _Sanitizer:
         return {
             "CARGO_TARGET_DIR": str(built_in(BUILT / self.name, tree)),
             "RUSTFLAGS": f"-Zsanitizer={self.name}",
+            # Reports name lines; more takes longer to link.
+            "CARGO_PROFILE_DEV_DEBUG": "line-tables-only",
             **_cargo()[1],
         }
 

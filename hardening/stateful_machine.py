@@ -133,6 +133,8 @@ class StoreMachine(RuleBasedStateMachine):
         wanted = [(key, [one for one in self.possible[key] if one]) for key in _KEYS]
         found = self.process.call("get", wanted)
         are_stored = self.process.call("exists", list(_KEYS))
+        # A store that is nearly full evicts ahead, after the SET was answered.
+        self._note_evictions()
         for key, chunk, is_stored in zip(_KEYS, found, are_stored, strict=True):
             possible = self.possible[key]
             assert chunk in possible, f"{key!r} has {chunk}, possible: {possible}"
