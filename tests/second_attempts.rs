@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::faults::{Fault, FaultEngine, faulty};
 use common::{Client, MIB, Memory, key};
@@ -18,9 +18,10 @@ use kvring::{Connector, Durability};
 /// Chunks that are told apart by their length, one of which is [`BAD_LENGTH`].
 const COUNT: u64 = 24;
 const BAD_LENGTH: usize = 7 * 4096;
-/// A chunk that could not be read is verified in the background, 100 ms later for the first time: so many reads may come
+/// A chunk that could not be read is verified in the background, so long after that for the first time: so many reads may come
 /// before a slow test counts them.
-const VERIFIED: u64 = 4;
+const FIRST_VERIFIED: Duration = Duration::from_millis(100);
+const MOST_VERIFIED: u64 = 3;
 
 fn chunks_of_many_lengths() -> (Vec<String>, Vec<Memory>) {
     let chunk = |number| Memory::patterned(4096 * (number as usize + 1), 0, number);
@@ -59,15 +60,17 @@ fn neighbours_of_what_cannot_be_read_are_no_misses() {
         assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
         let read: Vec<Memory> =
             stored.iter().map(|stored| Memory::new(stored.bytes().len(), 0)).collect();
+        let began = Instant::now();
         let completion = client.get(&keys, &read.iter().collect::<Vec<_>>());
         let attempts = reads.load(Ordering::SeqCst);
+        let verified = if began.elapsed() < FIRST_VERIFIED { 0 } else { MOST_VERIFIED };
         let expected: Vec<bool> =
             stored.iter().map(|stored| stored.bytes().len() != BAD_LENGTH && !all_fail).collect();
         assert_eq!(completion.results, expected);
         let hits = || read.iter().zip(&stored).zip(&expected).filter(|(_, hit)| **hit);
         assert!(hits().all(|((read, stored), _)| read.bytes() == stored.bytes()));
         assert_eq!(client.counter("read_errors"), COUNT - hits().count() as u64);
-        assert!((most_reads..most_reads + VERIFIED).contains(&attempts), "{attempts}");
+        assert!((most_reads..=most_reads + verified).contains(&attempts), "{attempts}");
         client.assert_consistent();
     }
 }
@@ -97,7 +100,7 @@ fn who_waits_for_a_slow_failure_has_no_second_attempt() {
     let completion = client.get(&keys, &read.iter().collect::<Vec<_>>());
     assert_eq!(completion.results, [false; COUNT as usize]);
     let attempts = reads.load(Ordering::SeqCst);
-    assert!((COUNT + 1..COUNT + 1 + VERIFIED).contains(&attempts), "{attempts}");
+    assert!((COUNT + 1..=COUNT + 1 + MOST_VERIFIED).contains(&attempts), "{attempts}");
     client.assert_consistent();
 }
 
