@@ -78,6 +78,7 @@ counters! {
     hash_collision,
     transfers,
     transfers_resumed,
+    transfers_slow,
     reactor_turns,
     abandoned,
 }
@@ -95,6 +96,8 @@ macro_rules! path_stats {
             pub reason: String,
             /// What fails now: `reason`, or transfers of which none has worked since; empty if all is well.
             pub trouble: String,
+            /// What is worth knowing and no trouble: that its drive is slow; empty if there is nothing.
+            pub note: String,
             /// The last error of the device or the file system; empty if there was none.
             pub last_error: String,
             /// When that was, Unix time in ms; 0 if there was none.

@@ -111,6 +111,7 @@ _LABELLED: Final = (
 _COUNTERS: Final = (
     ("kvring_bounced_bytes", "Payload that was copied on its way.", "bounced_bytes"),
     ("kvring_transfers", "Transfers that were given to the drive.", "transfers"),
+    ("kvring_slow_transfers", "Transfers that took longer than a second.", "transfers_slow"),
     ("kvring_leases_refused", "Leases that lookups did not get.", "leases_refused"),
     ("kvring_abandoned_operations", "Operations that close() dropped.", "abandoned"),
 )

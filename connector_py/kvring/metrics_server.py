@@ -44,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))
         elif path == "/healthz":
             paths = [
-                {name: one[name] for name in ("path", "in_use", "reason", "trouble")}
+                {name: one[name] for name in ("path", "in_use", "reason", "trouble", "note")}
                 for one in collector.paths()
             ]
             is_healthy = bool(paths) and all(one["in_use"] and not one["trouble"] for one in paths)

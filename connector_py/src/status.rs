@@ -76,6 +76,7 @@ fn path_dict<'py>(py: Python<'py>, path: &PathStats) -> PyResult<Bound<'py, PyDi
     all.set_item("in_use", path.in_use)?;
     all.set_item("reason", &path.reason)?;
     all.set_item("trouble", &path.trouble)?;
+    all.set_item("note", &path.note)?;
     all.set_item("last_error", &path.last_error)?;
     all.set_item("last_error_ms", path.last_error_ms)?;
     all.set_item("engine", &path.engine)?;

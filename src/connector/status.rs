@@ -1,6 +1,6 @@
 //! The state of a store: `stats()`, its configuration, what recovery found.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::Connector;
 use super::engines::describe;
@@ -92,9 +92,12 @@ impl Connector {
         }
         let last_error = is_owner.then(|| shared.health.last_error()).flatten();
         let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let trouble = if is_owner { shared.health.trouble() } else { None };
+        let trouble = is_owner.then(|| shared.health.trouble()).flatten();
+        let silence = is_owner.then(|| shared.responsiveness.silence()).flatten();
+        let note = is_owner.then(|| shared.responsiveness.note(Instant::now())).flatten();
         PathStats {
-            trouble: reason.clone().or(trouble).unwrap_or_default(),
+            trouble: reason.clone().or(silence).or(trouble).unwrap_or_default(),
+            note: note.unwrap_or_default(),
             last_error_ms: last_error
                 .as_ref()
                 .map_or(0, |error| since_1970(error.at).as_millis() as u64),

@@ -43,6 +43,11 @@ impl Connector {
             let request = GetRequest { item, buffer: *buffer, submitted };
             let number = self.volumes.number_of(digest, live);
             let shared = &self.volumes.all[number].shared;
+            if shared.responsiveness.misses_loads() {
+                shared.cache.counters.get_misses.add(1);
+                request.item.miss();
+                continue;
+            }
             match shared.cache.open(digest, key, now_ms, request) {
                 EnteredGet::Hit(request, read) => {
                     spreads[number].add(Operation::Get(request, read));
@@ -116,6 +121,11 @@ impl Connector {
                 self.refuse_long(request, limit_bytes, shared);
                 continue;
             }
+            if let Some(silence) = shared.responsiveness.silence() {
+                let path = shared.cache.config.path().display();
+                refuse(request, shared, || format!("nothing is stored in {path}: {silence}"));
+                continue;
+            }
             shared.cache.counters.set_queued.add(1);
             match shared.cache.claim(now_ms, request) {
                 EnteredSet::Ready(request) => {
@@ -136,7 +146,8 @@ impl Connector {
     }
 
     /// Asks which keys are stored, and leases these for `lease_s`: the load that follows finds them. Answered from the
-    /// index, without I/O as long as that is in memory. False for all keys of a path whose reactors have failed: nobody can load them.
+    /// index, without I/O as long as that is in memory. False for all keys of a path whose reactors have failed, or whose drive answers
+    /// nothing: nobody can load them.
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;

@@ -155,7 +155,8 @@ impl Volume {
         keys: impl Iterator<Item = Hashed<'key>>,
         stops_at_miss: bool,
     ) -> Vec<bool> {
-        self.shared.cache.contains_each(keys, stops_at_miss, !self.shared.has_failed())
+        let can_be_loaded = !self.shared.has_failed() && !self.shared.responsiveness.misses_loads();
+        self.shared.cache.contains_each(keys, stops_at_miss, can_be_loaded)
     }
 
     pub(super) fn pin_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {

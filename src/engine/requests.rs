@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 
@@ -16,11 +16,17 @@ use super::{Action, Engine, EngineError, Reaped, Transfer};
 pub(crate) struct Held<T> {
     pub(crate) memory: PieceMemory,
     about: T,
+    /// When the engine got it last.
+    since: Option<Instant>,
 }
 
 impl<T> Held<T> {
     pub(crate) fn new(memory: PieceMemory, about: T) -> Self {
-        Self { memory, about }
+        Self { memory, about, since: None }
+    }
+
+    fn pending(&self) -> Option<Pending> {
+        Some(Pending { since: self.since?, is_write: self.memory.is_write() })
     }
 }
 
@@ -48,6 +54,13 @@ pub(crate) struct Place {
     pub(crate) offset_bytes: u64,
 }
 
+/// A request that the engine has, or whose result is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pending {
+    pub(crate) since: Instant,
+    pub(crate) is_write: bool,
+}
+
 /// Dropped with requests under way, it leaks what the kernel has.
 pub(crate) struct Requests<T> {
     engine: ManuallyDrop<Box<dyn Engine>>,
@@ -57,6 +70,8 @@ pub(crate) struct Requests<T> {
     most_pieces: usize,
     /// Names of files that are being opened, by token.
     names: ManuallyDrop<HashMap<usize, CString>>,
+    /// What else was asked of the file system, but for syncs, by token: since when, and whether it writes.
+    others: HashMap<usize, Pending>,
     /// Files that were opened, by token, until somebody takes them.
     opened: HashMap<usize, OwnedFd>,
     reaped: Vec<Reaped>,
@@ -71,6 +86,7 @@ impl<T> Requests<T> {
             vectors: Box::into_raw(vec![NO_VECTORS; most_pieces].into_boxed_slice()).cast(),
             most_pieces,
             names: ManuallyDrop::default(),
+            others: HashMap::new(),
             opened: HashMap::new(),
             reaped: Vec::new(),
             in_flight: 0,
@@ -118,7 +134,9 @@ impl<T> Requests<T> {
 
     /// Has the engine move what of a piece is still missing.
     pub(crate) fn start(&mut self, token: usize, place: Place) -> Result<(), EngineError> {
-        let memory = &mut self.pieces[token].memory;
+        let piece = &mut self.pieces[token];
+        piece.since = Some(Instant::now());
+        let memory = &mut piece.memory;
         assert!(!memory.is_in_flight(), "it is under way already");
         let action = if memory.is_write() { Action::Write } else { Action::Read };
         let offset_bytes = place.offset_bytes + memory.moved_bytes() as u64;
@@ -164,9 +182,21 @@ impl<T> Requests<T> {
             let own = self.names.entry(transfer.token).or_insert_with(|| name.to_owned());
             transfer.name = own.as_ptr();
         }
+        let is_write = match transfer.action {
+            Action::Open(flags) => Some(flags & libc::O_CREAT != 0),
+            Action::Preallocate | Action::Truncate => Some(true),
+            _ => None,
+        };
+        if let Some(is_write) = is_write {
+            let pending = Pending { since: Instant::now(), is_write };
+            self.others.insert(transfer.token, pending);
+        }
         // SAFETY: it names no memory but the name, whose bytes stay where they are in `names` until it is reaped.
         let submitted = unsafe { self.submit(transfer) };
-        submitted.inspect_err(|_| drop(self.names.remove(&transfer.token)))
+        submitted.inspect_err(|_| {
+            self.names.remove(&transfer.token);
+            self.others.remove(&transfer.token);
+        })
     }
 
     /// # Safety
@@ -199,6 +229,21 @@ impl<T> Requests<T> {
             self.opened.insert(done.token, file);
         }
         Some(done)
+    }
+
+    /// Since when the transfer was under way that was just reaped with this token, unless it is a sync.
+    pub(crate) fn take_pending(&mut self, token: usize) -> Option<Pending> {
+        let of_piece = self.pieces.get(token).and_then(Held::pending);
+        of_piece.or_else(|| self.others.remove(&token))
+    }
+
+    /// Since when the oldest read, or write, is under way. Syncs do not count: they may take as long as others have written.
+    pub(crate) fn oldest(&self, is_write: bool) -> Option<Instant> {
+        let pieces = self.pieces.iter().map(|(_, piece)| piece);
+        let in_flight =
+            pieces.filter(|piece| piece.memory.is_in_flight()).filter_map(Held::pending);
+        let all = in_flight.chain(self.others.values().copied());
+        all.filter(|one| one.is_write == is_write).map(|one| one.since).min()
     }
 
     /// The file that was opened with this token.

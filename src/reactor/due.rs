@@ -1,10 +1,12 @@
 //! What is due at a time although nothing has come: failed writes, SETs that waited for loads, and loads that are late. These are
 //! misses: the engine computes again what it would have waited for.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::errnos::Failure;
 use super::operations::Operations;
+use super::responsiveness::SILENCE;
 use crate::key::Digest;
 use crate::schedule::Class;
 
@@ -16,8 +18,19 @@ impl Operations {
         let load_is_late = self.next_late();
         let set_is_due = self.scheduler.next_due(now);
         let verify_is_due = self.verification.next_due().filter(|_| self.active.is_empty());
+        let is_busy = self.device.requests.in_flight() > 0;
+        // What came after the last look is younger than that.
+        let silence_is_due = is_busy.then(|| match self.silence_due > now {
+            true => self.silence_due,
+            false => now + SILENCE,
+        });
         let retries = self.retries.iter().map(|(due, _)| *due);
-        retries.chain(set_is_due).chain(verify_is_due).chain(load_is_late).min()
+        retries
+            .chain(set_is_due)
+            .chain(verify_is_due)
+            .chain(load_is_late)
+            .chain(silence_is_due)
+            .min()
     }
 
     pub(super) fn start_due(&mut self, now: Instant) {
@@ -50,9 +63,9 @@ impl Operations {
 
     /// Answers the loads that are late: those in the queue, and those that wait for a SET of their key.
     pub(super) fn answer_late_loads(&mut self, now: Instant) {
-        let Some(latest) = self.load_deadline.and_then(|deadline| now.checked_sub(deadline)) else {
-            return;
-        };
+        let is_silent = self.shared.responsiveness.misses_loads();
+        let deadline = if is_silent { Some(Duration::ZERO) } else { self.load_deadline };
+        let Some(latest) = deadline.and_then(|deadline| now.checked_sub(deadline)) else { return };
         for id in self.scheduler.take_late_loads(latest) {
             self.shared.cache.counters.get_late.add(1);
             self.active[id].failure = Some(Failure::Late);
@@ -62,12 +75,47 @@ impl Operations {
             && late <= now
         {
             self.late_awaited.pop_front();
-            let cache = &self.shared.cache;
-            for request in cache.index.take_late_gets(digest, |get| get.submitted <= latest) {
-                cache.counters.get_late.add(1);
-                cache.counters.get_misses.add(1);
-                request.item.miss();
+            self.miss_awaiting(digest, latest);
+        }
+    }
+
+    /// Answers the loads that came by `latest` and wait for the SET of this key.
+    fn miss_awaiting(&self, digest: Digest, latest: Instant) {
+        let cache = &self.shared.cache;
+        for request in cache.index.take_late_gets(digest, |get| get.submitted <= latest) {
+            cache.counters.get_late.add(1);
+            cache.counters.get_misses.add(1);
+            request.item.miss();
+        }
+    }
+
+    /// Looks whether the drive has fallen silent, when that is due. While it is, nothing that has not begun waits for it.
+    pub(super) fn look_for_silence(&mut self, now: Instant) {
+        if now < self.silence_due {
+            return;
+        }
+        self.silence_due = now + SILENCE;
+        let shared = Arc::clone(&self.shared);
+        for (is_write, what) in [(false, "reads"), (true, "writes")] {
+            let Some(oldest) = self.device.requests.oldest(is_write) else { continue };
+            match shared.responsiveness.look(is_write, oldest, now) {
+                Ok(due) => self.silence_due = self.silence_due.min(due),
+                Err(age) => {
+                    self.has_changed = true;
+                    log::error!(
+                        "{}: the drive answers nothing: the oldest of its {what} is under way for {} s; until it answers, \
+                         nothing is stored{}; look at the kernel's log for the device",
+                        shared.cache.config.path().display(),
+                        age.as_secs(),
+                        if is_write { "" } else { ", and loads miss" }
+                    );
+                }
             }
+        }
+        if shared.responsiveness.are_writes_silent() {
+            let awaited = self.active.iter().filter(|(_, active)| active.is_awaited);
+            let digests = awaited.filter_map(|(_, active)| active.operation.set_digest());
+            digests.for_each(|digest| self.miss_awaiting(digest, now));
         }
     }
 }

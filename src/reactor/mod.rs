@@ -19,6 +19,7 @@ mod operation;
 mod operations;
 mod piece;
 mod record_writer;
+mod responsiveness;
 mod scaling;
 mod set;
 mod shared;
@@ -138,6 +139,7 @@ impl Operations {
             }
             let came_back = self.reap_or_sleep(timeout, deadline)?;
             self.finish_reaped()?;
+            self.look_for_silence(Instant::now());
             self.start_chunk_files()?;
             // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
             if came_back && !has_fed && self.device.moved_bytes >= FEED_FIRST_BYTES {

@@ -7,6 +7,7 @@ use crate::block::Extent;
 use crate::cache::{Claim, GetRequest, ReadHandle, RecordedWrite, SupersedingWrite, WriteHandle};
 use crate::checksum::ChecksumKind;
 use crate::config::Checksum;
+use crate::key::Digest;
 use crate::schedule::{Class, Ticket};
 
 /// What an operation costs beside its bytes, in bytes that could be moved meanwhile.
@@ -52,6 +53,14 @@ impl Operation {
             Self::Get(_, read) | Self::Verify(read) => Some(read.pin.extent),
             Self::Set(set) => set.extent(),
             Self::Reclaim(_) => None,
+        }
+    }
+
+    /// Of the key that a SET writes.
+    pub(super) fn set_digest(&self) -> Option<Digest> {
+        match self {
+            Self::Set(set) => Some(set.claim.request.digest),
+            _ => None,
         }
     }
 

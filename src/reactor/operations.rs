@@ -16,6 +16,7 @@ use super::get::{Shown, end_get, end_read};
 use super::latency::Timeline;
 use super::limits;
 use super::operation::{Active, Operation};
+use super::responsiveness::SILENCE;
 use super::verify::Verification;
 use crate::engine::{Engine, EngineError};
 use crate::index::ChunkVersion;
@@ -41,6 +42,8 @@ pub(super) struct Operations {
     awaited: usize,
     /// After this time a load that has not started is late.
     pub(super) load_deadline: Option<Duration>,
+    /// When to look whether the drive has fallen silent.
+    pub(super) silence_due: Instant,
     /// Keys whose SETs loads wait for, and when the last of these is late.
     pub(super) late_awaited: VecDeque<(Instant, Digest)>,
     /// Since the scheduler was asked last, something ended or came: it may have more to start.
@@ -107,6 +110,7 @@ impl Operations {
             sets: HashMap::new(),
             awaited: 0,
             load_deadline,
+            silence_due: Instant::now() + SILENCE,
             late_awaited: VecDeque::new(),
             has_changed: false,
             load_changes_bytes: [0; 3],

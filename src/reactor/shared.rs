@@ -9,6 +9,7 @@ use super::lanes::{Lane, Offered, Spread};
 use super::latency::Latencies;
 use super::limits;
 use super::record_writer::WaitingAnswers;
+use super::responsiveness::Responsiveness;
 use super::scaling::Sample;
 use crate::cache::Cache;
 use crate::completion_queue::CompletionQueues;
@@ -24,6 +25,7 @@ pub(crate) struct Shared {
     pub(crate) cache: Arc<Cache>,
     pub(crate) completions: Arc<CompletionQueues>,
     pub(crate) health: Health,
+    pub(crate) responsiveness: Responsiveness,
     pub(super) answers: Mutex<WaitingAnswers>,
     pub(super) lanes: Box<[Lane]>,
     /// Syncs that failed; see [`super::failed_syncs`].
@@ -56,6 +58,7 @@ impl Shared {
             cache,
             completions,
             health: Health::default(),
+            responsiveness: Responsiveness::new(),
             answers: Mutex::default(),
             live: AtomicUsize::new(0),
             active: AtomicUsize::new(1),

@@ -10,6 +10,7 @@ use super::errnos::{Failure, Request};
 use super::operation::Operation;
 use super::operations::Operations;
 use super::piece::{Piece, PieceTarget};
+use super::responsiveness::Answers;
 use crate::engine::{EngineError, Reaped};
 use crate::schedule::{Class, Grant};
 use crate::store::Location;
@@ -115,7 +116,13 @@ impl Operations {
     pub(super) fn finish_reaped(&mut self) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         let now = Instant::now();
+        let mut answers = [Answers::default(); 2];
         while let Some(Reaped { token, result }) = self.device.requests.take_reaped() {
+            if let Some(pending) = self.device.requests.take_pending(token)
+                && answers[usize::from(pending.is_write)].add(pending.since, now)
+            {
+                self.shared.cache.counters.transfers_slow.add(1);
+            }
             if token == SYNC_TOKEN {
                 outcome = outcome.and(self.finish_sync(result));
                 continue;
@@ -141,12 +148,24 @@ impl Operations {
             self.end_failed_pieces(now);
         }
         if self.device.is_stopping {
+            // What it has cancelled says nothing.
             return outcome;
         }
+        self.note_answers(answers, now);
         let active = &self.active;
         let submitted = self.device.start_isolated(|id| active[id].failure.is_none(), now);
         self.end_failed_pieces(now);
         outcome.and(submitted)
+    }
+
+    /// Transfers came back, of reads and of writes.
+    fn note_answers(&self, answers: [Answers; 2], now: Instant) {
+        for (is_write, answers) in [false, true].into_iter().zip(answers) {
+            if let Some(lasted) = self.shared.responsiveness.note_answers(is_write, answers, now) {
+                let path = self.shared.cache.config.path().display();
+                log::warn!("{path}: the drive answers again, after {} s", lasted.as_secs());
+            }
+        }
     }
 
     pub(super) fn end_failed_pieces(&mut self, now: Instant) {

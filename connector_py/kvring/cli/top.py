@@ -219,7 +219,7 @@ def _space(one: dict[str, Any]) -> Table:
     shown = table("path", "used", "", "capacity", "state", right=("used", "capacity"))
     for path in one["paths"]:
         used, capacity = path["used_bytes"], path["capacity_bytes"]
-        state = path["reason"] if not path["in_use"] else path["trouble"] or "well"
+        state = path["reason"] if not path["in_use"] else path["trouble"] or path["note"] or "well"
         bar = ProgressBar(total=max(capacity, 1), completed=used, width=_BAR_COLUMNS)
         shown.add_row(path["path"], size_text(used), bar, size_text(capacity), state)
     return shown

@@ -15,7 +15,7 @@ def report(stats: dict[str, Any], usage: dict[str, Any], store_error: str) -> di
 
     Returns:
         A dict of numbers, strings and bools, lists and dicts of these; "is_healthy" is False while
-        something fails, and "problems" says what.
+        something fails, and "problems" says what. "notes" has what is worth knowing beside that.
     """
     problems = [f"{path['path']}: {path['trouble']}" for path in stats["paths"] if path["trouble"]]
     if store_error:
@@ -24,6 +24,7 @@ def report(stats: dict[str, Any], usage: dict[str, Any], store_error: str) -> di
         "is_healthy": not problems,
         "type": "kvring",
         "problems": problems,
+        "notes": [f"{path['path']}: {path['note']}" for path in stats["paths"] if path["note"]],
         "engine": stats["engine"],
         "io_threads": stats["io_threads"],
         "paths": [_path(path) for path in stats["paths"]],
