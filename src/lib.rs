@@ -75,7 +75,9 @@ pub use config::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
     MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, size_bytes,
 };
-pub use connector::{Connector, Shutdown, SubmitError, format_device};
+pub use connector::{
+    ChunkSum, Connector, OpenForecast, Shutdown, SubmitError, forecast_open, format_device,
+};
 pub use engine::{EngineError, MemoryError, MemoryHandle, Refusal};
 pub use error::{ConfigError, OpenError};
 pub use evict::NamespaceUsage;

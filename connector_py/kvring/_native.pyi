@@ -26,6 +26,7 @@ __all__ = [
     "__version__",
     "build_info",
     "check_options",
+    "forecast_open",
     "format_device",
     "load_options",
     "options",
@@ -116,6 +117,28 @@ def put_into_huge_pages(descriptor: int, length_bytes: int) -> None:
     Raises:
         OSError: The kernel has none, or is older than Linux 6.1. Whatever memory was taken stays.
         ValueError: `length_bytes` is 0.
+    """
+
+def forecast_open(path: _Paths, capacity: _Capacities, **options: Any) -> list[dict[str, Any]]:
+    """Compute what an open with these options would remove from each path, from its files.
+
+    Nothing is changed or locked. Where a path has no store yet, `moved` of the others is an
+    estimate.
+
+    Args:
+        path: As of `Connector`, as all others.
+        capacity: As of `Connector`.
+        **options: As of `Connector`.
+
+    Returns:
+        Of each path `path`, `is_new`, and pairs of a number of chunks and their bytes: `stored`,
+        and what would be removed of that: `beyond_capacity`, `expired`, `moved`, `stale`.
+
+    Raises:
+        ConfigError: An option is wrong.
+        FormatError: The store was written by a newer kvring.
+        KvRingError: An index is damaged, or missing beside data.
+        OSError: A path cannot be read.
     """
 
 def format_device(

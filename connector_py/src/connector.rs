@@ -35,7 +35,7 @@ pub(crate) struct Connector {
 impl Connector {
     #[new]
     #[pyo3(
-        signature = (path = None, capacity = None, *, _keeps_misplaced = false, **options),
+        signature = (path = None, capacity = None, *, _keeps_misplaced = false, _never_evicts = false, **options),
         text_signature = "(path, capacity, **options)"
     )]
     fn new(
@@ -43,11 +43,13 @@ impl Connector {
         path: Option<&Bound<'_, PyAny>>,
         capacity: Option<&Bound<'_, PyAny>>,
         _keeps_misplaced: bool,
+        _never_evicts: bool,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let mut config = config_from(py, path, capacity, options)?
             .map_err(|error| from_open(OpenError::Config(error)))?;
         config.keeps_misplaced = _keeps_misplaced;
+        config.never_evicts = _never_evicts;
         let metrics_port = config.metrics_port;
         let core = py.detach(|| kvring::Connector::open(config)).map_err(from_open);
         hand_over(py)?;

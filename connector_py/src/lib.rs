@@ -4,6 +4,7 @@ mod buffers;
 mod connector;
 mod errors;
 mod finished;
+mod forecast;
 mod format;
 mod huge_pages;
 mod keys;
@@ -48,6 +49,8 @@ mod _native {
         ClosedError, ConfigError, EngineError, FormatError, InUseError, KvRingError,
         NotFormattedError, SubmitError,
     };
+    #[pymodule_export]
+    use super::forecast::forecast_open;
     #[pymodule_export]
     use super::format::format_device;
     #[pymodule_export]

@@ -160,6 +160,9 @@ impl Cache {
         // One at a time: the record of one chunk is room for that of another, if its key is no longer.
         while is_final(&outcome) && attempts < ATTEMPTS {
             defer_reclaim();
+            if self.config.never_evicts {
+                break;
+            }
             let Some(has_evicted) = self.evict_coldest() else { break };
             if has_evicted {
                 attempts += 1;
@@ -217,6 +220,9 @@ impl Cache {
     /// One step of it; `None` until it is known. It ends: each round goes on, takes a chunk that must stay out of the order of eviction,
     /// or another thread has evicted one.
     fn go_on_making_room(&self, room: &mut RoomMaking) -> Option<bool> {
+        if self.config.never_evicts {
+            return Some(false);
+        }
         if room.victims.is_empty() {
             let now_s = self.index.now_s();
             let found =

@@ -81,6 +81,9 @@ pub struct Config {
     /// which are not told the capacities of a store. Nothing is to be stored in it.
     #[doc(hidden)]
     pub keeps_misplaced: bool,
+    /// Whether no chunk is evicted for the sake of another: a SET that finds no room is refused.
+    #[doc(hidden)]
+    pub never_evicts: bool,
 }
 
 impl Config {
@@ -130,6 +133,7 @@ impl Config {
             boot: 0,
             works_inline: false,
             keeps_misplaced: false,
+            never_evicts: false,
         }
     }
 

@@ -228,7 +228,7 @@ impl<'found> Look<'found> {
 }
 
 /// The newest of the sets that stores know of.
-fn newest_of(all: impl DoubleEndedIterator<Item = Sharing>) -> Option<Membership> {
+pub(super) fn newest_of(all: impl DoubleEndedIterator<Item = Sharing>) -> Option<Membership> {
     let set = |sharing| match sharing {
         Sharing::With(set) => Some(set),
         Sharing::Never | Sharing::Lost => None,

@@ -3,6 +3,7 @@
 mod admin;
 mod assembly;
 mod engines;
+mod forecast;
 mod gate;
 mod home;
 mod key_watch;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use assembly::open_all;
+pub use forecast::{ChunkSum, OpenForecast, forecast_open};
 use gate::Gate;
 pub use home::format_device;
 use key_watch::KeyWatch;

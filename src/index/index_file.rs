@@ -7,7 +7,7 @@
 
 mod opening;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, RawFd};
@@ -189,8 +189,7 @@ impl IndexFile {
         if self.is_on_device() {
             return Ok(0);
         }
-        let on_disk_bytes = self.file.metadata()?.blocks() * 512;
-        let reserve = on_disk_bytes.saturating_sub(length) / GROWTH_BYTES * GROWTH_BYTES;
+        let reserve = reserve_bytes(&self.file.metadata()?, length);
         if reserve > 0 && !budget.reserve(reserve, budget.capacity_bytes / 2) {
             self.truncate(length)?;
             return Ok(0);
@@ -269,6 +268,12 @@ impl IndexFile {
         }
         Ok(())
     }
+}
+
+/// Bytes reserved behind the end of an index file that uses `length_bytes`: whole steps of growth.
+pub(super) fn reserve_bytes(metadata: &Metadata, length_bytes: u64) -> u64 {
+    let on_disk_bytes = metadata.blocks() * 512;
+    on_disk_bytes.saturating_sub(length_bytes) / GROWTH_BYTES * GROWTH_BYTES
 }
 
 #[cfg(test)]

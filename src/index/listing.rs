@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::index_bytes::{IndexBytes, data_in};
-use crate::block::BLOCK_BYTES;
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::checksum::{PayloadChecksum, crc32c};
 use crate::config::Layout;
 use crate::directory::Directory;
@@ -20,7 +20,7 @@ use crate::format::names::{
 };
 use crate::format::record::{Record, STATE_FREE, STATE_KEY_PART};
 use crate::format::superblock::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
-use crate::key::Namespace;
+use crate::key::{Digest, Namespace};
 use crate::store::device::{is_device, superblock_copies};
 
 /// Records read at a time. There is one second look for all of them.
@@ -48,6 +48,8 @@ pub struct StoredChunk {
     pub file: PathBuf,
     /// Where in that it starts.
     pub offset_bytes: u64,
+    pub(crate) extent: Extent,
+    pub(crate) digest: Digest,
     pub(super) checksum: Option<PayloadChecksum>,
     slot: u32,
     fingerprint: u32,
@@ -256,8 +258,16 @@ impl StoredChunks {
         &self.index
     }
 
+    /// Where on a block device its data begins and ends; `None` of a directory.
+    pub(crate) fn device_data(&self) -> Option<Range<u64>> {
+        match &self.home {
+            ChunkHome::Device(_, data) => Some(data.clone()),
+            ChunkHome::DataFiles(..) | ChunkHome::ChunkFiles => None,
+        }
+    }
+
     /// How chunks lie on disk; `None` of a block device.
-    pub(super) fn layout(&self) -> Option<Layout> {
+    pub(crate) fn layout(&self) -> Option<Layout> {
         match self.home {
             ChunkHome::DataFiles(..) => Some(Layout::Extents),
             ChunkHome::ChunkFiles => Some(Layout::Files),
@@ -338,6 +348,8 @@ impl StoredChunks {
             uses: record.uses(),
             file,
             offset_bytes,
+            extent: record.extent(),
+            digest: record.digest(),
             checksum: record.chunk_checksum(),
             slot,
             fingerprint: fingerprint(record),
@@ -435,6 +447,8 @@ mod tests {
                     uses: 0,
                     file: PathBuf::new(),
                     offset_bytes: 0,
+                    extent: record.extent(),
+                    digest: record.digest(),
                     checksum: None,
                     slot: 0,
                     fingerprint: 0,

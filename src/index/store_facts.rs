@@ -2,11 +2,13 @@
 
 use super::found::Sharing;
 use super::index_bytes::{read_owner, read_session};
+use super::index_file::reserve_bytes;
 use super::listing::StoredChunks;
+use crate::capacity::Budget;
 use crate::config::Layout;
 use crate::error::OpenError;
-use crate::format::header::{Header, Owner};
-use crate::format::names::id_text;
+use crate::format::header::{HEADER_BYTES, Header, Owner};
+use crate::format::names::{StoreId, id_text};
 use crate::lock::holder_of;
 
 /// What a store tells of itself.
@@ -36,6 +38,35 @@ pub struct StoreFacts {
 }
 
 impl StoredChunks {
+    /// Its id, and which paths share its keys.
+    ///
+    /// # Errors
+    /// The header of the index cannot be read.
+    pub(crate) fn membership(&self) -> Result<(StoreId, Sharing), OpenError> {
+        let index = self.index();
+        let header: Header = index.read_value(0).map_err(index.error("read"))?;
+        Ok((header.store_id, Sharing::read(index)))
+    }
+
+    /// Takes the index into the account as an open does; false if that would start it anew, as it no longer fits.
+    ///
+    /// # Errors
+    /// Its length cannot be read.
+    pub(crate) fn take_into(&self, budget: &Budget) -> Result<bool, OpenError> {
+        let index = self.index();
+        let length_bytes = index.length()?.unwrap_or(HEADER_BYTES);
+        let spare_bytes = budget.capacity_bytes / 2;
+        if !budget.reserve(length_bytes, spare_bytes) {
+            budget.reserve(HEADER_BYTES, 0);
+            return Ok(false);
+        }
+        if self.device_data().is_none() {
+            let metadata = index.file.metadata().map_err(index.error("read the length of"))?;
+            budget.reserve(reserve_bytes(&metadata, length_bytes), spare_bytes);
+        }
+        Ok(true)
+    }
+
     /// What the store tells of itself.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ _INTERRUPTED = 130
 
 _EPILOG = """
 Exit status of every command: 0 if all is well, 1 if something is broken or cannot be done, 2 for
-wrong arguments, 128 and the number of the signal that ended it early.
+wrong arguments, 4 if it is done in part, 128 and the number of the signal that ended it early.
 
 Shell completion: eval "$(_KVRING_COMPLETE=bash_source kvring)" in ~/.bashrc; zsh_source and
 fish_source likewise.

@@ -11,17 +11,23 @@ import click
 
 from kvring._native import StoredChunks
 from kvring.cli.archive import Writer
-from kvring.cli.failure import Failure
+from kvring.cli.failure import Failure, PartialSuccess
 from kvring.cli.output import size_text
 from kvring.cli.parameters import json_option
 from kvring.cli.progress import progress
-from kvring.cli.stores import facts_of, index_path_option, said_well, store_paths
+from kvring.cli.stores import (
+    facts_of,
+    index_path_option,
+    need_namespace,
+    said_well,
+    store_paths,
+)
 
 __all__ = ["export_command"]
 
 _EPILOG = """
-Exit status: 0 if all chunks are in the archive, 1 if some are broken or there is no store, 2 for
-wrong arguments.
+Exit status: 0 if all chunks are in the archive, 1 if there is no store or namespace, 2 for wrong
+arguments, 4 if some are broken and left out.
 """
 
 
@@ -52,6 +58,8 @@ def export_command(
     """
     for path in paths:
         facts_of(path, index_path)
+    if namespace is not None:
+        need_namespace(paths, index_path, namespace)
     with _opened(target) as output:
         if output.isatty():
             message = "an archive is nothing to be read: say --output FILE, or give it to a pipe"
@@ -64,7 +72,7 @@ def export_command(
     text = f"{writer.chunks:,} chunks, {size_text(writer.size_bytes)}"
     click.echo(json.dumps(counts) if as_json else text, err=True)
     if left_out:
-        raise Failure(*left_out)
+        raise PartialSuccess(*left_out)
     return 0
 
 

@@ -6,7 +6,7 @@ import click
 
 from kvring.cli.output import printable
 
-__all__ = ["Failure", "WrongArguments"]
+__all__ = ["Failure", "PartialSuccess", "WrongArguments"]
 
 
 class Failure(click.ClickException):
@@ -32,3 +32,9 @@ class WrongArguments(Failure):
     """The same for arguments that do not fit."""
 
     exit_code = 2
+
+
+class PartialSuccess(Failure):
+    """The same where a part is done, and the sentences tell of the rest."""
+
+    exit_code = 4

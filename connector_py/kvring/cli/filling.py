@@ -6,38 +6,35 @@ from typing import Any
 
 import click
 
-from kvring import KvRingError
-from kvring._native import StoredChunks
 from kvring.cli.archive import ArchiveError, Reader
-from kvring.cli.failure import Failure
+from kvring.cli.consent import consent_options, has_consent, losses_of_open
+from kvring.cli.failure import Failure, PartialSuccess
 from kvring.cli.lmcache_files import ChunkFile, chunk_files
 from kvring.cli.opening import opened, store_chunks, store_options
 from kvring.cli.output import print_json, size_text
-from kvring.cli.parameters import SIZE, json_option
+from kvring.cli.parameters import capacities_option, capacity_of_each, json_option
 from kvring.cli.progress import Advance, progress
-from kvring.cli.stores import bytes_stored, index_path_option, store_paths
+from kvring.cli.stores import index_path_option, store_paths
 
 __all__ = ["adopt", "import_command"]
 
 _EPILOG = """
-Exit status: 0 if all chunks are stored, 1 if some are not, 2 for wrong arguments.
+Exit status: 0 if all chunks are stored, 1 if none is, 2 for wrong arguments, 4 if some are not.
 """
 
 _Arguments = dict[str, Any]
 
+# Keys of chunks that were not stored.
+_MOST_NAMED = 20
+
 
 def _store_to_fill(command: Any) -> Any:
     """Give a command the arguments of a store that may be new."""
-    capacity = click.option(
-        "--capacity",
-        type=SIZE,
-        required=True,
-        help="Capacity of the store at each path, as in LMCache's JSON.",
-    )
     layout = click.option(
         "--layout", type=click.Choice(["extents", "files"]), help="Layout of a store that is new."
     )
-    return store_paths(index_path_option(capacity(layout(json_option(command)))))
+    filled = capacities_option(layout(consent_options(json_option(command))))
+    return store_paths(index_path_option(filled))
 
 
 @click.command("import", epilog=_EPILOG, short_help="Store the chunks of an archive.")
@@ -53,18 +50,21 @@ def import_command(source: str, **arguments: Any) -> int:
     """Store what `kvring export` has written in the store at PATH, which may be new.
 
     Nobody may have it open. Each chunk is compared with its checksum. What an archive that was cut
-    short holds is stored all the same.
+    short holds is stored all the same. Nothing is evicted for it without --yes: what finds no room
+    is named.
     """
+    faults: list[str] = []
     with click.open_file(source, "rb") as stream:
         try:
             reader = Reader(stream)
-            with progress("storing", None) as advance:
-                _fill(arguments, _counted(reader, advance))
         except ArchiveError as error:
             raise Failure(str(error)) from error
-    if reader.damaged:
-        raise Failure(*(f"{key!r} is damaged in the archive: left out" for key in reader.damaged))
-    return 0
+        if (options := _options(arguments)) is None:
+            return 0
+        with progress("storing", None) as advance:
+            stored = _fill(arguments, options, _counted(_whole(reader, faults), advance), faults)
+    faults += (f"{key!r} is damaged in the archive: left out" for key in reader.damaged)
+    return _status(stored, faults)
 
 
 @click.command(epilog=_EPILOG, short_help="Store what LMCache's fs or fs_native has kept.")
@@ -75,7 +75,9 @@ def adopt(directory: Path, move: bool, **arguments: Any) -> int:
     """Store the chunks that LMCache's adapter fs or fs_native keeps in DIRECTORY, its base_path.
 
     The store at PATH may be new; nobody may have it open, and LMCache must not be using DIRECTORY.
-    The chunk that was written last is evicted last. Other files are left alone.
+    The chunk that was written last is evicted last. Other files are left alone. Nothing is evicted
+    without --yes, and nothing at all with --move: what finds no room is named, and stays where it
+    is.
     """
     found, others = chunk_files(directory)
     if not found:
@@ -83,19 +85,39 @@ def adopt(directory: Path, move: bool, **arguments: Any) -> int:
             f"{directory} has no chunk of LMCache's fs or fs_native, and {others:,} other files"
         )
         raise Failure(message)
+    size_bytes = sum(one.size_bytes for one in found)
+    click.echo(f"{directory} has {len(found):,} chunks, {size_text(size_bytes)}", err=True)
+    if (options := _options(arguments)) is None:
+        return 0
     file_of = {one.key: one.path for one in found}
-    unreadable: list[str] = []
-    with progress("storing", sum(one.size_bytes for one in found)) as advance:
-        _fill(
-            arguments,
-            _counted(_contents(found, unreadable), advance),
-            (lambda key: file_of[key].unlink(missing_ok=True)) if move else None,
-        )
+    when_durable = None
+    if move:
+        # What was moved exists nowhere else: it must not be evicted for the next one.
+        options |= {"durability": "persistent", "_never_evicts": True}
+
+        def when_durable(key: str) -> None:
+            file_of[key].unlink(missing_ok=True)
+
+    faults: list[str] = []
+    with progress("storing", size_bytes) as advance:
+        chunks = _counted(_contents(found, faults), advance)
+        stored = _fill(arguments, options, chunks, faults, when_durable)
     if others:
         click.echo(f"{others:,} other files of {directory} were left alone", err=True)
-    if unreadable:
-        raise Failure(*unreadable)
+    return _status(stored, faults)
+
+
+def _status(stored: int, faults: list[str]) -> int:
+    if faults:
+        raise (PartialSuccess if stored else Failure)(*faults)
     return 0
+
+
+def _whole(reader: Reader, faults: list[str]) -> Iterator[tuple[str, bytes]]:
+    try:
+        yield from reader
+    except ArchiveError as error:
+        faults.append(str(error))
 
 
 def _contents(files: list[ChunkFile], unreadable: list[str]) -> Iterator[tuple[str, bytes]]:
@@ -119,15 +141,15 @@ def _counted(chunks: Iterable[tuple[str, bytes]], advance: Advance) -> Iterator[
 
 def _fill(
     arguments: _Arguments,
+    options: dict[str, Any],
     chunks: Iterable[tuple[str, bytes]],
+    faults: list[str],
     when_durable: Callable[[str], None] | None = None,
-) -> None:
-    """Store chunks, and say how many: what is refused is an error at the end."""
-    paths, options = arguments["paths"], _options(arguments)
-    if when_durable is not None:
-        options["durability"] = "persistent"
+) -> int:
+    """Store chunks, say how many, and return that. What is refused is added to `faults`."""
+    paths = arguments["paths"]
     stored, refused = 0, []
-    with opened(paths, ttl="off", **options) as store:
+    with opened(paths, **options) as store:
         before = store.stats()
         for key, is_stored in store_chunks(store, chunks):
             if not is_stored:
@@ -154,38 +176,32 @@ def _fill(
             f"{size_text(after['stored_bytes'])}"
             + (f"; {evicted:,} were evicted for want of space" if evicted else "")
         )
+    faults += (f"{key!r} was not stored: the log tells why" for key in refused[:_MOST_NAMED])
     if refused:
-        raise Failure(*(f"{key!r} was not stored: the log tells why" for key in refused))
+        message = f"{len(refused):,} chunks were not stored; where room was short give more"
+        faults.append(f"{message} --capacity")
+    return stored
 
 
-def _options(arguments: _Arguments) -> dict[str, Any]:
-    """Return the options of a store that is there, or of a new one.
+def _options(arguments: _Arguments) -> dict[str, Any] | None:
+    """Return the options of a store that is there, or of a new one; None if that is all.
 
     Raises:
-        Failure: Somebody has it open, it has further paths, or it does not fit the capacity.
+        Failure: Somebody has it open, it has further paths, it cannot be read, or chunks would be
+            removed and nobody can be asked.
     """
-    paths, index_path = arguments["paths"], arguments["index_path"]
-    capacity, layout = arguments["capacity"], arguments["layout"]
-    options = {"capacity": capacity, **({} if layout is None else {"layout": layout})}
+    paths, index_path, layout = (arguments[name] for name in ("paths", "index_path", "layout"))
+    yes, dry_run, as_json = (arguments[name] for name in ("yes", "dry_run", "as_json"))
+    options: dict[str, Any] = {
+        "capacity": capacity_of_each(paths, arguments["capacities"]),
+        "ttl": "off",
+        **({} if layout is None else {"layout": layout}),
+    }
     if index_path is not None:
         options["index_path"] = str(index_path)
-    present = [path for path in paths if _is_store(path, index_path)]
-    if not present:
-        return options
-    for path in present:
-        if (stored_bytes := bytes_stored(path, index_path)) > capacity:
-            message = (
-                f"{path} holds {size_text(stored_bytes)}, and the capacity is {size_text(capacity)}"
-                ": chunks would be evicted; if that is wanted, `kvring resize` does it"
-            )
-            raise Failure(message)
-    return {**options, **store_options(present, index_path), **options}
-
-
-def _is_store(path: Path, index_path: Path | None) -> bool:
-    try:
-        StoredChunks(path, index_path)
-    except (KvRingError, OSError):
-        # What it is instead, the open tells.
-        return False
-    return True
+    losses, new = losses_of_open(paths, **options)
+    if present := [path for path in paths if path not in new]:
+        options = {**store_options(present, index_path), **options}
+    if not has_consent(losses, yes=yes, dry_run=dry_run, as_json=as_json):
+        return None
+    return {**options, "_never_evicts": not yes}

@@ -6,6 +6,7 @@ import click
 
 from kvring import KvRingError
 from kvring._native import format_device
+from kvring.cli.consent import consent_options
 from kvring.cli.failure import Failure
 
 __all__ = ["format_command"]
@@ -15,7 +16,7 @@ _EPILOG = "Exit status: 0 if the device is blank now, 1 if it is as it was, 2 fo
 
 @click.command("format", epilog=_EPILOG, short_help="Erase what a block device holds, for a store.")
 @click.argument("device")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@consent_options
 @click.option(
     "--no-discard",
     "discard",
@@ -24,7 +25,7 @@ _EPILOG = "Exit status: 0 if the device is blank now, 1 if it is as it was, 2 fo
     default=True,
     help="Do not tell the device that nothing on it is needed any more.",
 )
-def format_command(device: str, yes: bool, discard: bool) -> int:
+def format_command(device: str, yes: bool, dry_run: bool, discard: bool) -> int:
     """Erase what the block device DEVICE holds.
 
     Its first and last MiB are erased, and all of it where it can be discarded. The next open makes
@@ -34,6 +35,8 @@ def format_command(device: str, yes: bool, discard: bool) -> int:
 
     def agree(found: str) -> bool:
         click.echo(f"{device} holds {found}")
+        if dry_run:
+            return False
         if yes:
             return True
         if not sys.stdin.isatty():
@@ -44,7 +47,7 @@ def format_command(device: str, yes: bool, discard: bool) -> int:
     try:
         if not format_device(device, discard, agree):
             click.echo(f"{device} is as it was", err=True)
-            return 1
+            return 0 if dry_run else 1
     except (KvRingError, OSError) as error:
         raise Failure((isinstance(error, OSError) and error.strerror) or str(error)) from error
     except EOFError:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kvring.cli.output import printable
-from kvring.cli.stores import chunks_of, store_arguments
+from kvring.cli.stores import chunks_of, need_namespace, store_arguments
 
 __all__ = ["ls"]
 
@@ -55,6 +55,8 @@ def ls(
     offset on.
     """
     name = Path(file_name).name if file_name else None
+    if namespace is not None:
+        need_namespace([path], index_path, namespace)
     with chunks_of(path, index_path) as chunks:
         chosen = (
             chunk

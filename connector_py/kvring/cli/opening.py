@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from kvring import ConfigError, Connector, KvRingError
+from kvring.cli.consent import losses_of_open
 from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.stores import facts_of
 
-__all__ = ["delete_keys", "opened", "refuse_in_use", "store_chunks", "store_options", "unchanged"]
+__all__ = [
+    "delete_keys",
+    "facts_of_all",
+    "opened",
+    "refuse_in_use",
+    "store_chunks",
+    "store_options",
+    "unchanged",
+]
 
 # No chunk that can be stored is longer than an eighth of it.
 _LEAST_CAPACITY_BYTES = 16 << 30
@@ -59,11 +68,7 @@ def store_options(paths: Sequence[Path], index_path: Path | None) -> dict[str, A
             it would go on alone, and they would be emptied.
     """
     refuse_in_use(paths, index_path)
-    facts = [facts_of(path, index_path) for path in paths]
-    shared_by = {store_id for one in facts for store_id in one["shared_by"]}
-    if further := shared_by - {one["store_id"] for one in facts}:
-        message = f"the store has {len(shared_by)} paths: name the {len(further)} others as well"
-        raise Failure(message)
+    facts = facts_of_all(paths, index_path)
     options = {} if index_path is None else {"index_path": str(index_path)}
     for one in facts:
         # A block device has none.
@@ -72,17 +77,36 @@ def store_options(paths: Sequence[Path], index_path: Path | None) -> dict[str, A
     return options
 
 
+def facts_of_all(paths: Sequence[Path], index_path: Path | None) -> list[dict[str, Any]]:
+    """Return what the paths of a store say of themselves.
+
+    Raises:
+        Failure: There is no store, or it has further paths.
+    """
+    facts = [facts_of(path, index_path) for path in paths]
+    shared_by = {store_id for one in facts for store_id in one["shared_by"]}
+    if further := shared_by - {one["store_id"] for one in facts}:
+        message = f"the store has {len(shared_by)} paths: name the {len(further)} others as well"
+        raise Failure(message)
+    return facts
+
+
 @contextmanager
 def unchanged(paths: Sequence[Path], index_path: Path | None) -> Iterator[Connector]:
     """Lend a store that loses nothing by being opened: nothing expires, is evicted or moves.
 
     Raises:
-        Failure: As of `opened`, or there is no store.
+        Failure: As of `opened`; there is no store; it would lose chunks all the same.
     """
     options = store_options(paths, index_path)
     capacity = [_holding_capacity(path) for path in paths]
     # Nor are these capacities those by which the paths share the keys.
     options |= {"ttl": "off", "min_free": 0, "_keeps_misplaced": True}
+    losses, _ = losses_of_open(paths, capacity=capacity, **options)
+    if losses.keys:
+        raise Failure(
+            *losses.sentences, "nothing was changed; open the store as its server does, first"
+        )
     with opened(paths, capacity=capacity, **options) as store:
         yield store
 

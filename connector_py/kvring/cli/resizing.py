@@ -1,16 +1,16 @@
 """`kvring resize`: bring a store that nobody has open to another capacity."""
 
-import sys
 import time
 from pathlib import Path
 
 import click
 
 from kvring._native import StoredChunks
+from kvring.cli.consent import consent_options, has_consent, losses_of_open
 from kvring.cli.failure import Failure
 from kvring.cli.opening import opened, store_options
 from kvring.cli.output import print_json, size_text
-from kvring.cli.parameters import SIZE, json_option
+from kvring.cli.parameters import capacities_option, capacity_of_each, json_option
 from kvring.cli.stores import said_well, store_paths
 
 __all__ = ["resize"]
@@ -25,16 +25,23 @@ _DEADLINE_S = 600.0
 
 @click.command(epilog=_EPILOG, short_help="Bring a store to another capacity.")
 @store_paths
-@click.option("--capacity", type=SIZE, required=True, help="Of each path.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@capacities_option
+@consent_options
 @json_option
-def resize(paths: tuple[Path, ...], capacity: int, yes: bool, as_json: bool) -> int:
+def resize(
+    paths: tuple[Path, ...],
+    capacities: tuple[int, ...],
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
     """Bring the store at PATH, a directory, to another capacity, and give back the space.
 
     Nobody may have it open. The capacity is an option of whoever opens the store: LMCache's JSON is
-    to be changed as well. Opening the store does the same; this tells before what is lost. What
-    lies in the part of the files that goes is evicted, whenever it was used last.
+    to be changed as well. Opening the store does the same; this tells before what is lost, and
+    asks. What lies in the part of the files that goes is evicted, whenever it was used last.
     """
+    capacity = capacity_of_each(paths, capacities)
     options, before = store_options(paths, None), 0
     for path in paths:
         if path.is_block_device():
@@ -45,12 +52,11 @@ def resize(paths: tuple[Path, ...], capacity: int, yes: bool, as_json: bool) -> 
         stored_bytes = sum(lengths)
         held = f"{path} holds {len(lengths):,} chunks, {size_text(stored_bytes)}"
         click.echo(held, err=as_json)
-        if stored_bytes > capacity and not yes:
-            if not sys.stdin.isatty():
-                raise Failure("chunks would be evicted, and nobody can be asked: say --yes")
-            lost = size_text(stored_bytes - capacity)
-            click.confirm(f"At least {lost} of it are evicted. Go on?", abort=True)
-    with opened(paths, capacity=capacity, ttl="off", **options) as store:
+    options |= {"capacity": capacity, "ttl": "off"}
+    losses, _ = losses_of_open(paths, **options)
+    if not has_consent(losses, yes=yes, dry_run=dry_run, as_json=as_json):
+        return 0
+    with opened(paths, **options) as store:
         deadline_s = time.monotonic() + _DEADLINE_S
         while any(path["used_bytes"] > path["capacity_bytes"] for path in store.stats()["paths"]):
             if time.monotonic() > deadline_s:

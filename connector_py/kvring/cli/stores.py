@@ -1,6 +1,7 @@
 """Stores as commands read them: by their index, without a lock."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from kvring._native import StoredChunks
 from kvring.cli.failure import Failure
 
 __all__ = [
-    "bytes_stored",
     "chunks_of",
     "facts_of",
     "index_path_option",
+    "need_namespace",
     "said_well",
     "store_arguments",
     "store_paths",
 ]
+
+_MOST_SHOWN = 20
 
 index_path_option = click.option(
     "--index-path",
@@ -62,14 +65,26 @@ def facts_of(path: Path, index_path: Path | None) -> dict[str, Any]:
         return StoredChunks(path, index_path).facts()
 
 
-def bytes_stored(path: Path, index_path: Path | None) -> int:
-    """Return what the chunks of a store have together.
+def need_namespace(paths: Sequence[Path], index_path: Path | None, name: str) -> tuple[int, int]:
+    """Return how many chunks of a namespace a store has, and their bytes.
 
     Raises:
-        Failure: There is no store, or its index cannot be read.
+        Failure: It has none, there is no store, or its index cannot be read.
     """
-    with said_well(path):
-        return sum(chunk["length_bytes"] for chunk in StoredChunks(path, index_path))
+    keys: Counter[str] = Counter()
+    size_bytes = 0
+    for path in paths:
+        with said_well(path):
+            for chunk in StoredChunks(path, index_path):
+                keys[chunk["namespace"]] += 1
+                size_bytes += chunk["length_bytes"] if chunk["namespace"] == name else 0
+    if name not in keys:
+        others = [repr(one) for one, _ in keys.most_common(_MOST_SHOWN)]
+        more = f" and {len(keys) - len(others):,} more" if len(keys) > len(others) else ""
+        there = f"there are {', '.join(others)}{more}" if others else "the store is empty"
+        message = f"{paths[0]} has no namespace {name!r}; {there}"
+        raise Failure(message)
+    return keys[name], size_bytes
 
 
 @contextmanager

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::account::{Account, cost_bytes, directory_bytes};
+pub(crate) use self::opening::evicted_by_open;
 use self::opening::{longest_within, raise_open_files, scan};
 use self::remover::{end_removals, start_removals};
 use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffered};

@@ -3,13 +3,19 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use super::account::{Account, cost_bytes};
-use crate::block::BLOCK_BYTES;
+use super::account::{Account, cost_bytes, directory_bytes};
+use crate::block::{BLOCK_BYTES, Extent};
+use crate::capacity::Budget;
 use crate::directory::Directory;
-use crate::format::names::parse_file_name;
+use crate::format::names::{
+    CHUNKS_NAME, DIRECTORIES, directory_name, directory_of, parse_file_name,
+};
+use crate::key::Digest;
 
 /// Open files that the process should be allowed: those of chunks in flight, the directories, and all others.
 const WANTED_OPEN_FILES: u64 = 16_384;
@@ -50,4 +56,35 @@ pub(super) fn raise_open_files() {
     {
         log::warn!("cannot raise the limit of open files from {soft} to {wanted}: {error}");
     }
+}
+
+/// How many of the chunks, of which those that go first come first, an open evicts until the rest is within the capacity.
+/// `budget` has the index. Nothing is changed.
+///
+/// # Errors
+/// The file system does not tell how it gives out space.
+pub(crate) fn evicted_by_open(
+    directory: &Directory,
+    budget: &Budget,
+    coldest_first: &[(Digest, Extent)],
+) -> io::Result<usize> {
+    let unit_bytes = directory.file_system()?.fragment_size().max(BLOCK_BYTES);
+    let cost = |extent: &Extent| cost_bytes(extent.blocks, unit_bytes);
+    let mut files = [0; DIRECTORIES];
+    coldest_first.iter().for_each(|(digest, _)| files[directory_of(*digest)] += 1);
+    let chunks = directory.path().join(CHUNKS_NAME);
+    let own_bytes = |path: &Path| path.metadata().map_or(0, |found| found.blocks() * 512);
+    let directories = files.iter().enumerate().map(|(number, files)| {
+        own_bytes(&chunks.join(directory_name(number))).max(directory_bytes(*files))
+    });
+    let needed_bytes = own_bytes(&chunks).max(BLOCK_BYTES)
+        + directories.sum::<u64>()
+        + coldest_first.iter().map(|(_, extent)| cost(extent)).sum::<u64>();
+    let mut over_bytes = needed_bytes.saturating_sub(budget.left_bytes());
+    let goes = |(_, extent): &&(Digest, Extent)| {
+        let is_over = over_bytes > 0;
+        over_bytes = over_bytes.saturating_sub(cost(extent));
+        is_over
+    };
+    Ok(coldest_first.iter().take_while(goes).count())
 }

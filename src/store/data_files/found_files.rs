@@ -38,8 +38,7 @@ pub(crate) fn find_files(
         let file = DataFile::lock(directory, &name, file, &owner)?;
         let metadata = file.file.metadata();
         let length = metadata.map_err(directory.error("read the length of", &name))?.len();
-        let blocks = u32::try_from(length / BLOCK_BYTES).unwrap_or(u32::MAX);
-        Ok(FoundFile { number, name, file, blocks })
+        Ok(FoundFile { number, name, file, blocks: blocks_in(length) })
     };
     let numbers = list_data_files(directory).map_err(directory.error("list", ""))?;
     numbers.into_iter().map(open).collect()
@@ -58,20 +57,66 @@ pub(super) fn fit_files(
     for FoundFile { name, .. } in found.extract_if(.., |found| found.blocks == 0) {
         remove_file(directory, &name).map_err(directory.error("remove", &name))?;
     }
-    let (mut room_bytes, reason) = room_for(&found, budget);
-    if found.iter().map(FoundFile::on_disk_bytes).sum::<u64>() > room_bytes {
-        let mean_use = mean_use_by_file();
-        let used_ms = |file: &FoundFile| mean_use.get(&file.number).copied();
-        found.sort_by_key(|file| (Reverse(used_ms(file)), file.number));
-    }
-    let mut fitting = Vec::new();
-    for mut file in found {
-        let outcome = file.fit(directory, &mut room_bytes, reason, budget);
+    let mut lengths: Vec<(u32, u32)> =
+        found.iter().map(|file| (file.number, file.blocks)).collect();
+    let (room_bytes, reason) = room_for(&lengths, budget);
+    let fitting = fitting_blocks(&mut lengths, room_bytes, mean_use_by_file);
+    found.sort_by_key(|file| fitting.iter().position(|(number, _)| *number == file.number));
+    let mut staying = Vec::new();
+    for (mut file, (_, blocks)) in found.into_iter().zip(fitting) {
+        let outcome = file.fit(directory, blocks, reason, budget);
         if outcome.map_err(directory.error("shorten or remove", &file.name))? {
-            fitting.push(file);
+            staying.push(file);
         }
     }
-    Ok(fitting)
+    Ok(staying)
+}
+
+/// How many blocks of each data file in `directory` an open leaves, by its number, with `budget` as it is after the index was
+/// taken into it. Nothing is changed.
+pub(crate) fn blocks_left_by_open(
+    directory: &Directory,
+    budget: &Budget,
+    mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+) -> io::Result<HashMap<u32, u32>> {
+    let mut lengths = Vec::new();
+    for number in list_data_files(directory)? {
+        let metadata = directory.open_to_read(&data_file_name(number))?.metadata()?;
+        lengths.push((number, blocks_in(metadata.len())));
+    }
+    lengths.retain(|(_, blocks)| *blocks > 0);
+    let (room_bytes, _) = room_for(&lengths, budget);
+    Ok(fitting_blocks(&mut lengths, room_bytes, mean_use_by_file).into_iter().collect())
+}
+
+fn blocks_in(length_bytes: u64) -> u32 {
+    u32::try_from(length_bytes / BLOCK_BYTES).unwrap_or(u32::MAX)
+}
+
+/// Which blocks of data files, by number and length, stay within `room_bytes`: those of the files that were used last, then a
+/// part of one, if that is worth a file. Sorts the files by that.
+fn fitting_blocks(
+    lengths: &mut [(u32, u32)],
+    mut room_bytes: u64,
+    mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+) -> Vec<(u32, u32)> {
+    let taken_bytes = |blocks: u32| on_disk_bytes(u64::from(blocks) * BLOCK_BYTES);
+    if lengths.iter().map(|(_, blocks)| taken_bytes(*blocks)).sum::<u64>() > room_bytes {
+        let mean_use = mean_use_by_file();
+        lengths.sort_by_key(|(number, _)| (Reverse(mean_use.get(number).copied()), *number));
+    }
+    let mut fit = |blocks: u32| {
+        let fitting_bytes = match taken_bytes(blocks) <= room_bytes {
+            true => u64::from(blocks) * BLOCK_BYTES,
+            false => match file_bytes_within(room_bytes).min(u64::from(blocks) * BLOCK_BYTES) {
+                ..SMALLEST_FILE_BYTES => return 0,
+                bytes => bytes,
+            },
+        };
+        room_bytes -= on_disk_bytes(fitting_bytes);
+        blocks_in(fitting_bytes)
+    };
+    lengths.iter().map(|(number, blocks)| (*number, fit(*blocks))).collect()
 }
 
 /// A data file that was there.
@@ -87,31 +132,29 @@ impl FoundFile {
         on_disk_bytes(u64::from(self.blocks) * BLOCK_BYTES)
     }
 
-    /// Takes it into the budget, as much of it as fits; removes it if that is not worth a file. Says whether it stays.
+    /// Takes its first `blocks` into the budget; removes it if there are none. Says whether it stays.
     fn fit(
         &mut self,
         directory: &Directory,
-        room_bytes: &mut u64,
+        blocks: u32,
         reason: &str,
         budget: &Budget,
     ) -> io::Result<bool> {
-        if self.on_disk_bytes() > *room_bytes {
-            let size_bytes = u64::from(self.blocks) * BLOCK_BYTES;
-            let fitting_bytes = file_bytes_within(*room_bytes).min(size_bytes);
+        if blocks < self.blocks {
             let path = directory.path().join(&self.name);
             let path = path.display();
-            if fitting_bytes < SMALLEST_FILE_BYTES {
+            if blocks == 0 {
                 log::warn!("{path} no longer fits {reason}: what it holds is evicted");
                 remove_file(directory, &self.name)?;
                 return Ok(false);
             }
+            let fitting_bytes = u64::from(blocks) * BLOCK_BYTES;
             log::warn!(
                 "only {fitting_bytes} bytes of {path} still fit {reason}: the rest is evicted"
             );
             self.file.truncate(fitting_bytes)?;
-            self.blocks = (fitting_bytes / BLOCK_BYTES) as u32;
+            self.blocks = blocks;
         }
-        *room_bytes -= self.on_disk_bytes();
         let fits = budget.reserve(self.on_disk_bytes(), 0);
         debug_assert!(fits, "there is no more room than the capacity leaves");
         Ok(fits)
@@ -120,9 +163,10 @@ impl FoundFile {
 
 /// What the data files may take, and what bounds it. The index gets its share first: it has too little where data files were made
 /// before it, on a file system that has nothing left.
-fn room_for(found: &[FoundFile], budget: &Budget) -> (u64, &'static str) {
-    let on_disk_bytes: u64 = found.iter().map(FoundFile::on_disk_bytes).sum();
-    let data_bytes: u64 = found.iter().map(|file| u64::from(file.blocks) * BLOCK_BYTES).sum();
+fn room_for(lengths: &[(u32, u32)], budget: &Budget) -> (u64, &'static str) {
+    let bytes = || lengths.iter().map(|(_, blocks)| u64::from(*blocks) * BLOCK_BYTES);
+    let on_disk_bytes: u64 = bytes().map(on_disk_bytes).sum();
+    let data_bytes: u64 = bytes().sum();
     // There is nothing else yet.
     let index_bytes = budget.used_bytes();
     let file_system_bytes = on_disk_bytes.saturating_add(budget.free_above_floor_bytes());
@@ -153,7 +197,7 @@ mod tests {
 
     #[test]
     fn data_files_leave_the_index_what_it_lacks_of_its_share() {
-        let (_path, _directory, files) = found(&[1024, 512]);
+        let files = [1024, 512].map(|mib: u64| (0, blocks_in(mib * MIB)));
         let on_disk_bytes = on_disk_bytes(1024 * MIB) + on_disk_bytes(512 * MIB);
         let (capacity_bytes, share_bytes) = (4096 * MIB, 24 * MIB);
         let budget = Budget::new(capacity_bytes);

@@ -33,7 +33,7 @@ mod look;
 mod unreserved;
 
 pub(crate) use data_file::{list_data_files, make_home_private, probe, warn_if_buffered};
-pub(crate) use found_files::{FoundFile, find_files};
+pub(crate) use found_files::{FoundFile, blocks_left_by_open, find_files};
 
 use data_file::{DataFile, DataFiles, remove_file};
 use discards::Discards;
@@ -105,14 +105,8 @@ impl ExtentStore {
         discard: Discard,
         are_cleared: RecordsAreCleared,
     ) -> Self {
-        let capacity_bytes = budget.capacity_bytes;
-        // The index keeps its share although it may not use it: else the data would be shorter with each open.
-        let spare_bytes = index_share_bytes(capacity_bytes).next_multiple_of(MIB);
-        let for_index = budget.used_bytes().max(HEADER_BYTES + spare_bytes);
-        let for_others = for_index + device.marks_bytes();
+        let data_blocks = device_blocks(&budget, device.data_bytes(), device.marks_bytes());
         budget.add(device.marks_bytes());
-        let left_bytes = capacity_bytes.saturating_sub(for_others);
-        let data_blocks = device.data_bytes().min(left_bytes) / BLOCK_BYTES;
         let fits = budget.reserve(data_blocks * BLOCK_BYTES, 0);
         debug_assert!(fits, "it is no more than was left");
         let offset = device.superblock().data_offset;
@@ -344,8 +338,18 @@ impl Store for ExtentStore {
     }
 }
 
+/// Blocks of a device's data that `budget`, in which its index is already, leaves to chunks.
+pub(crate) fn device_blocks(budget: &Budget, data_bytes: u64, marks_bytes: u64) -> u64 {
+    let capacity_bytes = budget.capacity_bytes;
+    // The index keeps its share although it may not use it: else the data would be shorter with each open.
+    let spare_bytes = index_share_bytes(capacity_bytes).next_multiple_of(MIB);
+    let for_index = budget.used_bytes().max(HEADER_BYTES + spare_bytes);
+    let left_bytes = capacity_bytes.saturating_sub(for_index + marks_bytes);
+    data_bytes.min(left_bytes) / BLOCK_BYTES
+}
+
 /// Where each part of so many blocks begins, in bytes, and how many it has.
-fn parts(blocks: u64) -> impl Iterator<Item = (u64, u32)> {
+pub(crate) fn parts(blocks: u64) -> impl Iterator<Item = (u64, u32)> {
     let starts = (0..blocks).step_by(PART_BLOCKS as usize);
     starts.map(move |start| (start * BLOCK_BYTES, PART_BLOCKS.min(blocks - start) as u32))
 }

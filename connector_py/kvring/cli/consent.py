@@ -1,0 +1,108 @@
+"""What a command would remove: computed, shown and asked before anything is changed."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvring import ConfigError
+from kvring._native import forecast_open
+from kvring.cli.failure import Failure, WrongArguments
+from kvring.cli.output import print_json, printable, size_text
+from kvring.cli.stores import said_well
+
+__all__ = ["Losses", "consent_options", "has_consent", "losses_of_open"]
+
+_REASONS = {
+    "beyond_capacity": "lie beyond the capacity",
+    "expired": "have expired",
+    "moved": "belong to other paths with these paths and capacities",
+    "stale": "may be stale, as the path was away while the others went on",
+}
+
+
+def consent_options(command: Any) -> Any:
+    """Give a command that may remove chunks the options `yes` and `dry_run`."""
+    yes = click.option("--yes", is_flag=True, help="Do not ask.")
+    dry_run = click.option(
+        "--dry-run", is_flag=True, help="Tell what would be removed, and change nothing."
+    )
+    return yes(dry_run(command))
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Chunks that would be removed, and what is to be said of it."""
+
+    keys: int
+    size_bytes: int
+    sentences: list[str]
+
+
+def losses_of_open(paths: Sequence[Path], **options: Any) -> tuple[Losses, list[Path]]:
+    """Compute from the files what an open with these options would remove. Nothing is changed.
+
+    Returns:
+        What that is, and which of the paths have no store yet.
+
+    Raises:
+        Failure: What is at one of the paths cannot be read.
+        WrongArguments: The options are wrong.
+    """
+    try:
+        with said_well(paths[0]):
+            forecasts = forecast_open([str(path) for path in paths], **options)
+    except Failure as failure:
+        if isinstance(failure.__cause__, ConfigError):
+            raise WrongArguments(*failure.sentences) from failure
+        raise
+    keys = size_bytes = 0
+    sentences = []
+    for one in forecasts:
+        for reason, why in _REASONS.items():
+            removed, removed_bytes = one[reason]
+            if removed:
+                sentences.append(
+                    f"{one['path']}: {removed:,} of {one['stored'][0]:,} chunks, "
+                    f"{size_text(removed_bytes)}, {why}, and would be removed"
+                )
+            keys, size_bytes = keys + removed, size_bytes + removed_bytes
+    new = [Path(one["path"]) for one in forecasts if one["is_new"]]
+    if keys and new:
+        sentences += [
+            f"{path} has no store: one would be made there, and it takes keys of the other paths; "
+            "how many is an estimate"
+            for path in new
+        ]
+    return Losses(keys, size_bytes, sentences), new
+
+
+def has_consent(losses: Losses, *, yes: bool, dry_run: bool, as_json: bool = False) -> bool:
+    """Show what would be removed, and ask whether it may. Returns false for a dry run.
+
+    Raises:
+        Failure: Something would be removed, and nobody can be asked.
+        click.Abort: The answer was no.
+    """
+    for sentence in losses.sentences:
+        click.echo(printable(sentence), err=True)
+    if dry_run:
+        if as_json:
+            print_json({"dry_run": True, "keys": losses.keys, "bytes": losses.size_bytes})
+        else:
+            click.echo(
+                f"{losses.keys:,} chunks, {size_text(losses.size_bytes)}, would be removed; "
+                "nothing was changed"
+            )
+        return False
+    if losses.keys and not yes:
+        if not sys.stdin.isatty():
+            raise Failure(
+                f"{losses.keys:,} chunks would be removed, and nobody can be asked: nothing was "
+                "changed; say --yes if they may go"
+            )
+        click.confirm("All of them are lost. Go on?", abort=True)
+    return True
