@@ -233,16 +233,13 @@ impl<G, S> Index<G, S> {
     pub(crate) fn purge(&self, name: &str) -> (Purged, Vec<Extent>) {
         let (mut purged, mut extents) = (Purged::default(), Vec::new());
         for number in 0..self.shards.len() {
-            self.refuse_pending(number, name);
+            self.purge_pending(number, name, &mut purged, &mut extents);
             self.in_namespace(number, name, |shard, found| {
                 let (pinned, others): (Vec<Located>, Vec<Located>) = found
                     .into_iter()
                     .partition(|found| shard.entries[found.entry].is(Flag::Pinned));
                 purged.pinned.extend(pinned.into_iter().filter_map(|found| self.key_of(found)));
-                let (freed, bytes) = self.take_out_all(shard, &others);
-                extents.extend(freed);
-                purged.keys += others.len() as u64;
-                purged.bytes += bytes;
+                self.purge_chunks(shard, &others, &mut purged, &mut extents);
             });
             let mut shard = self.shards[number].0.lock();
             let namespace = self.eviction_index.lock().namespace_called(name);
@@ -257,22 +254,45 @@ impl<G, S> Index<G, S> {
         (purged, extents)
     }
 
-    fn refuse_pending(&self, number: usize, name: &str) {
+    /// Purges the keys of shard `number` that are being written, each with the chunk that is stored for it in one step: a mark of
+    /// deletion beside a chunk that somebody pins in between would have the SET clear that chunk's record and store nothing.
+    fn purge_pending(
+        &self,
+        number: usize,
+        name: &str,
+        purged: &mut Purged,
+        extents: &mut Vec<Extent>,
+    ) {
         let mut shard = self.shards[number].0.lock();
         let shard = &mut *shard;
+        let mut stored = Vec::new();
         let (lookup, entries) = (&shard.lookup, &shard.entries);
-        let is_pinned = |digest: Digest| {
-            let same = |found: Located| { entries[found.entry].digest } == digest;
-            lookup
-                .find(digest.tag(), same)
-                .is_some_and(|found| entries[found.entry].is(Flag::Pinned))
-        };
         for pending in &mut shard.pending {
+            if Namespace::of(&pending.key).name() != name {
+                continue;
+            }
+            let same = |found: Located| { entries[found.entry].digest } == pending.digest;
+            let found = lookup.find(pending.digest.tag(), same);
             // A pinned chunk stays, and so does the one that replaces it.
-            if Namespace::of(&pending.key).name() == name && !is_pinned(pending.digest) {
+            if !found.is_some_and(|found| entries[found.entry].is(Flag::Pinned)) {
                 self.delete_pending(pending);
+                stored.extend(found);
             }
         }
+        self.purge_chunks(shard, &stored, purged, extents);
+    }
+
+    fn purge_chunks(
+        &self,
+        shard: &mut Shard<G, S>,
+        chunks: &[Located],
+        purged: &mut Purged,
+        extents: &mut Vec<Extent>,
+    ) {
+        let (freed, bytes) = self.take_out_all(shard, chunks);
+        extents.extend(freed);
+        purged.keys += chunks.len() as u64;
+        purged.bytes += bytes;
     }
 
     fn check_records(&self) -> Vec<String> {

@@ -180,10 +180,8 @@ impl<G, S> Index<G, S> {
                 }
                 WaitingOperation::Delete => {
                     freed.extend(self.drop_detached(shard, current));
-                    // A purge leaves a pinned chunk: that one stays stored.
-                    current = shard.find(digest).map(|found| found.entry);
+                    current = None;
                     if next_set.is_some() {
-                        current = None;
                         kept.push_back(WaitingOperation::Delete);
                     }
                 }

@@ -7,6 +7,7 @@ use super::*;
 use crate::index::map::tests::{TestIndex, finish, index_with, reserved};
 use crate::index::table::ChunkFields;
 use crate::index::writing::EnteredSet;
+use crate::key::Hashed;
 
 thread_local! {
     /// Most entries that were looked at while a lock was held, and how often some were.
@@ -183,4 +184,21 @@ fn all_uses_are_written_some_at_a_time() {
     assert_eq!(left(), COUNT as usize - 64);
     index.write_all_uses();
     assert_eq!((left(), index.write_uses(SHARD as usize)), (0, false));
+}
+
+/// Whoever pins a key while its namespace is purged pins nothing: the SET in flight clears the record of what it replaces.
+#[test]
+fn a_purge_takes_the_stored_chunk_in_the_step_in_which_it_refuses_its_set() {
+    let (_directory, index) = index(None);
+    let (digest, key) = (Digest([0, SHARD]), Arc::<str>::from(key(0)));
+    assert!(matches!(index.enter_set(digest, &key, 0, 0), EnteredSet::Ready(_)));
+    let name = Namespace::of(&key).name();
+    let (mut purged, mut extents) = (Purged::default(), Vec::new());
+    index.purge_pending(SHARD as usize, &name, &mut purged, &mut extents);
+    assert_eq!((purged.keys, purged.bytes, extents.len()), (1, 4096, 1));
+    assert_eq!(index.pin_keys(&[Hashed { key: &key, digest }], 0), [false]);
+    assert!(!index.invalidate(digest), "there is no record of an older chunk");
+    assert_eq!(finish(&index, digest, None), 0);
+    assert_eq!(index.purge(&name).0.keys, 99);
+    assert_eq!(index.check(|| 400 * 4096).problems, Vec::<String>::new());
 }
