@@ -92,6 +92,11 @@ pub enum StoreError {
     )]
     Shared { shared_bytes: u64, free_bytes: u64 },
     #[error(
+        "cannot store: the disk does not return {pages} pages of {path}, and more than {limit} are too many to go on; stored \
+         chunks can be loaded; repair or replace the drive, and open the store again"
+    )]
+    IndexUnreadable { path: PathBuf, pages: usize, limit: usize },
+    #[error(
         "store full: {path} shares its blocks with a copy (a reflink), or has none, and its file system has none left for \
          writing it anew; remove the copy, or free space there"
     )]

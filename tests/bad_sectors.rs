@@ -91,3 +91,31 @@ fn deleting_what_was_lost_gives_its_space_back() {
     assert_eq!(client.get_one("after", 5000), Some(pattern(5000, 1)));
     assert_eq!(client.connector.stats().allocated_bytes, 8192);
 }
+
+/// Past the limit of lost pages every slot counts as lost, whichever page it is in: no eviction and no growth makes one usable.
+#[test]
+fn past_the_limit_of_lost_pages_sets_fail_at_once_and_no_chunk_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = client(directory.path());
+    client.connector.close();
+    drop(client);
+    let index = File::options().write(true).open(directory.path().join("index.kvring")).unwrap();
+    // Pages enough to lose.
+    index.set_len(HEADER_BYTES + 8 * MIB).unwrap();
+    let client = Client::open(directory.path(), CAPACITY);
+    lose_pages(directory.path(), 2);
+    for number in 0..3 {
+        let done = client.set(&["new".into()], &[&Memory::patterned(5000, 0, number)]);
+        assert!(!done.ok && done.error.contains("repair or replace the drive"), "{}", done.error);
+    }
+    assert_eq!((client.counter("evicted"), client.counter("index_full")), (0, 0));
+    assert_eq!(index.metadata().unwrap().len(), HEADER_BYTES * 3, "the index has grown");
+    let trouble = client.connector.stats().paths[0].trouble.clone();
+    assert!(trouble.contains("repair or replace the drive"), "{trouble}");
+    assert_eq!(held(&client), 2 * RECORDS_PER_PAGE);
+    client.connector.close();
+    drop(client);
+    let again = Client::open(directory.path(), CAPACITY);
+    assert_eq!(held(&again), 2 * RECORDS_PER_PAGE);
+    assert!(again.set_one("new", &Memory::patterned(5000, 0, 1)));
+}

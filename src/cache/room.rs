@@ -84,6 +84,9 @@ impl Cache {
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<WriteHandle>, StoreError> {
         let (bytes, digest) = (request.buffer.length_bytes() as u64, request.digest);
+        if let Some(error) = self.index.table.unreadable() {
+            return Err(error);
+        }
         if self.index.table.lacks_blocks() {
             return Err(self.index.table.why_not_written());
         }
@@ -154,6 +157,9 @@ impl Cache {
     ) -> Result<Reservation, StoreError> {
         let mut outcome = self.index.table.reserve(key_bytes);
         let mut attempts = 0;
+        if matches!(outcome, Err(StoreError::IndexUnreadable { .. })) {
+            return outcome;
+        }
         if let (true, Err(error)) = (is_final(&outcome), &outcome) {
             self.note_index_full(error);
         }

@@ -90,9 +90,10 @@ impl Connector {
             reason = shared.cache.presence.reason().map(|reason| reason.to_string());
             reason = reason.or_else(|| shared.health.reason());
         }
+        let unreadable = || index.table.unreadable().map(|error| error.to_string());
         let last_error = is_owner.then(|| shared.health.last_error()).flatten();
         let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let trouble = is_owner.then(|| shared.health.trouble()).flatten();
+        let trouble = is_owner.then(|| unreadable().or_else(|| shared.health.trouble())).flatten();
         let silence = is_owner.then(|| shared.responsiveness.silence()).flatten();
         let note = is_owner.then(|| shared.responsiveness.note(Instant::now())).flatten();
         PathStats {

@@ -20,8 +20,8 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 use super::index_bytes::read_pages;
 use super::sigbus;
 
-/// With more holes no slot is handed out any more.
-const MAX_HOLES: usize = 1024;
+/// With more holes no slot is handed out any more, and every slot counts as in a hole.
+pub(super) const MAX_HOLES: usize = 1024;
 /// Of one process; one per open store.
 const MAX_MAPPINGS: usize = 256;
 /// Piece in which it is marked as changed.

@@ -35,6 +35,7 @@ impl Table {
     pub(crate) fn is_growth_due(&self) -> bool {
         let ahead = self.step_bytes() / RECORD_BYTES as u64 / AHEAD_PART;
         u64::from(self.free.lock().count()) < ahead
+            && self.unreadable().is_none()
             && self.refusal.lock().as_ref().is_none_or(|(again, _)| Instant::now() >= *again)
     }
 

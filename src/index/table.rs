@@ -13,7 +13,7 @@ use super::changes::Changes;
 use super::found::FoundIndex;
 use super::index_bytes::read_session;
 use super::index_file::IndexFile;
-use super::mapping::Mapping;
+use super::mapping::{MAX_HOLES, Mapping};
 use super::slots::FreeSlots;
 use crate::block::Extent;
 use crate::capacity::Budget;
@@ -174,6 +174,11 @@ impl Table {
         let mut slots = Vec::with_capacity(needed);
         // Lowest first, so that the parts of a long key follow each other.
         while slots.len() < needed {
+            // Past the limit each free slot would count as lost, and be gone.
+            if let Some(error) = self.unreadable() {
+                self.release(Reservation { slots, is_written: false });
+                return Err(error);
+            }
             let slot = self.free.lock().take();
             match slot {
                 // It stays taken, like all slots of its page.
@@ -197,6 +202,16 @@ impl Table {
 
     pub(super) fn is_in_hole(&self, slot: u32) -> bool {
         self.mapping.is_hole(HEADER_BYTES as usize + slot as usize * RECORD_BYTES)
+    }
+
+    /// Why no record is written any more: too many pages were lost. Neither growth nor the eviction of others helps.
+    pub(crate) fn unreadable(&self) -> Option<StoreError> {
+        let pages = self.mapping.hole_count();
+        (pages > MAX_HOLES).then(|| StoreError::IndexUnreadable {
+            path: self.index_file.path.clone(),
+            pages,
+            limit: MAX_HOLES,
+        })
     }
 
     /// Pages of the index file that the disk did not return.
