@@ -1,5 +1,6 @@
 //! The volumes of a connector: which key belongs to which, and how one that fails is taken out.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +10,10 @@ use crate::error::OpenError;
 use crate::format::membership::Membership;
 use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
-use crate::reactor::{Alarm, MakeEngine, Spread};
+use crate::reactor::{Alarm, MakeEngine, Spread, is_of_path};
 use crate::schedule::Class;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use crate::sync::mpsc::Receiver;
+use crate::sync::mpsc::{Receiver, RecvTimeoutError};
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_SYNC, has_ended};
 use crate::time::Patience;
@@ -91,14 +92,17 @@ impl Volumes {
 
     /// Takes a volume that has failed out of use: from then on its keys belong to the others. These note it first, so that it
     /// is known as outdated when it comes back; one that cannot has failed as well.
-    fn take_out(&self, number: usize) {
+    ///
+    /// # Errors
+    /// One of them could not note it, through no fault of its own. Then nothing has changed, and it is to be tried again.
+    fn take_out(&self, number: usize) -> Result<(), NoteError> {
         let live = self.live_set();
         if !live.contains(number) {
-            return;
+            return Ok(());
         }
         let mut rest = live.without(number);
         while !rest.is_empty() {
-            let noted = self.note(rest);
+            let noted = self.note(rest)?;
             if noted == rest {
                 break;
             }
@@ -111,7 +115,8 @@ impl Volumes {
                 self.all[number].path().display(),
                 health.reason().unwrap_or_default()
             );
-            return health.stay_in_use();
+            health.stay_in_use();
+            return Ok(());
         }
         let failed = live.iter().filter(|number| !rest.contains(*number));
         // Before its keys are others': what is stored anew is told after it.
@@ -131,23 +136,28 @@ impl Volumes {
             // Nothing that is queued there is worth waiting for a device that may take minutes to refuse it.
             volume.shared.stop(Duration::ZERO);
         }
+        Ok(())
     }
 
-    /// Notes in the volumes in `set` that these are in use. Returns those where that succeeds.
-    fn note(&self, set: VolumeSet) -> VolumeSet {
+    /// Notes in the volumes in `set` that these are in use. Returns those that have not failed in it.
+    fn note(&self, set: VolumeSet) -> Result<VolumeSet, NoteError> {
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         let unavailable = self.unavailable.len() + self.all.len() - set.iter().count();
         let note =
             Membership::new(epoch, unavailable, set.iter().map(|number| self.all[number].id));
-        let is_refused = |number: &usize| {
-            let volume = &self.all[*number];
-            let noted = volume.index().table.write_membership(&note);
-            noted.is_err_and(|error| {
-                volume.shared.health.fail(|| format!("its index cannot be written: {error}"));
-                true
-            })
-        };
-        set.iter().filter(is_refused).fold(set, VolumeSet::without)
+        let mut noted = set;
+        for number in set.iter() {
+            let volume = &self.all[number];
+            match volume.index().table.write_membership(&note) {
+                Ok(()) => {}
+                Err(error) if error.raw_os_error().is_none_or(is_of_path) => {
+                    volume.shared.health.fail(|| format!("its index cannot be written: {error}"));
+                    noted = noted.without(number);
+                }
+                Err(source) => return Err(NoteError { path: volume.path().to_owned(), source }),
+            }
+        }
+        Ok(noted)
     }
 
     /// Which volume a key belongs to while those in `live` are in use.
@@ -205,8 +215,27 @@ impl Volumes {
     }
 }
 
+/// A path could not note which are in use, through no fault of its own.
+struct NoteError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl NoteError {
+    fn log(&self) {
+        log::error!(
+            "{}: cannot note that another path has failed: {}; that one stays in use until this works, and is tried again",
+            self.path.display(),
+            self.source
+        );
+    }
+}
+
 /// Ends the thread below; no volume has this number.
 const END: usize = usize::MAX;
+
+/// Pause before a failure that could not be noted is to be noted again.
+const NOTE_PAUSE: Duration = Duration::from_millis(500);
 
 /// The thread that takes failed volumes out of use.
 pub(super) struct Watch {
@@ -221,8 +250,25 @@ impl Watch {
     ) -> std::io::Result<Self> {
         let volumes = Arc::clone(volumes);
         let thread = Builder::new().name("kvring-volumes".into()).spawn(move || {
-            for number in alarms.into_iter().take_while(|number| *number != END) {
-                volumes.take_out(number);
+            // Those that are not noted yet.
+            let mut failed = Vec::new();
+            loop {
+                let alarm = match failed.is_empty() {
+                    true => alarms.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                    false => alarms.recv_timeout(NOTE_PAUSE),
+                };
+                match alarm {
+                    Ok(END) | Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(number) => {
+                        if let Err(error) = volumes.take_out(number) {
+                            error.log();
+                            failed.push(number);
+                        }
+                    }
+                    Err(RecvTimeoutError::Timeout) => {
+                        failed.retain(|number| volumes.take_out(*number).is_err());
+                    }
+                }
             }
         })?;
         Ok(Self { alarm, thread })

@@ -122,6 +122,12 @@ pub(crate) fn is_gone(errno: i32) -> bool {
     }
 }
 
+/// Whether `errno`, of an attempt to write to an index, is of the path, and not of this process or of what the file system has left
+/// at this moment.
+pub(crate) fn is_of_path(errno: i32) -> bool {
+    !matches!(subject_of(Request::Grow, errno), Subject::Process | Subject::Room)
+}
+
 /// Errors of the block layer are those that `blk_errors` in the kernel's block/blk-core.c names. A medium error of an NVMe
 /// drive is ENODATA there. File systems answer EUCLEAN or EBADMSG for structures of theirs that are damaged.
 pub(super) fn subject_of(request: Request, errno: i32) -> Subject {
@@ -272,6 +278,8 @@ mod tests {
             assert_ne!(subject_of(Request::OpenChunkFile, errno), Subject::Gone);
             assert!(is_gone(errno));
         }
+        assert!(is_of_path(EIO) && is_of_path(EROFS) && is_of_path(ENXIO));
+        assert!(![EMFILE, ENFILE, ENOMEM, ENOSPC].into_iter().any(is_of_path));
         assert!(is_gone(EIO) && is_gone(EROFS) && !is_gone(ENOENT) && !is_gone(ENOSPC));
     }
 }

@@ -33,7 +33,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use errnos::is_gone;
+pub(crate) use errnos::{is_gone, is_of_path};
 pub(crate) use health::Alarm;
 pub(crate) use lanes::Spread;
 pub(crate) use latency::Latencies;
