@@ -1,5 +1,6 @@
 """An endpoint for Prometheus, and for whoever asks whether the stores are well."""
 
+import io
 import json
 import logging
 import os
@@ -21,9 +22,13 @@ from kvring.socket_peers import OUT_OF_DESCRIPTORS, PAUSE_S
 __all__ = ["serve_metrics", "stop_serving"]
 
 _HOST: Final = "127.0.0.1"
-_TIMEOUT_S: Final = 10.0
+# Of a whole request, and of its answer.
+_DEADLINE_S: Final = 10.0
+_MOST_REQUEST_BYTES: Final = 8192
 # Any user of the machine may connect, and each one takes a thread of the engine.
 _MOST_CONNECTIONS: Final = 16
+# How long one waits for the place of a connection that was hung up on.
+_HANG_UP_S: Final = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -32,10 +37,37 @@ _servers: dict[int, "_Server"] = {}
 _lock = threading.RLock()
 
 
+class _Request(io.RawIOBase):
+    """What a client sends, up to a deadline and a length, however slowly it comes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._ends_s = time.monotonic() + _DEADLINE_S
+        self._left_bytes = _MOST_REQUEST_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0 or self._left_bytes <= 0:
+            message = "the request is too slow, or too long"
+            raise TimeoutError(message)
+        self._connection.settimeout(left_s)
+        count = self._connection.recv_into(buffer, min(len(buffer), self._left_bytes))
+        self._left_bytes -= count
+        return count
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answers GET."""
 
-    timeout = _TIMEOUT_S
+    timeout = _DEADLINE_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Request(self.connection))
 
     def do_GET(self) -> None:
         """Answer with the metrics of the process, or the health of its stores."""
@@ -67,13 +99,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """Hangs up on those who are too many."""
+    """Hangs up on the oldest connection where they are too many: slow strangers keep nobody out."""
 
     daemon_threads = True
-    request_queue_size = _MOST_CONNECTIONS
+    # Whoever finds it full tries again a second later.
+    request_queue_size = 128
 
     def __init__(self, port: int) -> None:
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        # Oldest first. Those that are hung up on are not in it.
+        self._connections: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
         super().__init__((_HOST, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
@@ -86,14 +122,41 @@ class _HttpServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._hang_up_on_oldest()
+            # Its thread ends now, if it does not collect metrics.
+            if not self._free.acquire(timeout=_HANG_UP_S):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._connections[request] = None
         try:
             super().process_request(request, client_address)
         except RuntimeError:
             # No thread is to be had.
+            self._forget(request)
             self._free.release()
             self.shutdown_request(request)
+
+    def _hang_up_on_oldest(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._connections), None)
+            if oldest is not None:
+                del self._connections[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as it is called
+        """Keep what a client did to its connection out of the log of an engine."""
+        _logger.debug("a connection of %s failed", client_address, exc_info=True)
+
+    def shutdown_request(self, request: Any) -> None:
+        # Before it is closed: its descriptor may be another's then.
+        self._forget(request)
+        super().shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

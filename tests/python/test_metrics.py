@@ -237,6 +237,40 @@ def test_whoever_connects_takes_no_more_than_some_threads(
     assert fetched(port, "/healthz")[0] == 200
 
 
+def test_slow_strangers_keep_nobody_out(open_client: Callable[..., Client], port: int) -> None:
+    open_client(metrics_port=port)
+    with ExitStack() as stack:
+        strangers = []
+        for _ in range(40):
+            stranger = socket.create_connection(("127.0.0.1", port), timeout=HANG_DEADLINE_S)
+            strangers.append(stack.enter_context(stranger))
+            stranger.sendall(b"GET /healthz HTTP/1.0\r\nX-Slow: ")
+        assert fetched(port, "/healthz")[0] == 200
+        assert fetched(port, "/metrics")[0] == 200
+        # Those that came first were hung up on.
+        assert strangers[0].recv(1) == b""
+
+
+def test_a_request_has_a_deadline_and_a_length(
+    open_client: Callable[..., Client], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvring.metrics_server._DEADLINE_S", 1.0)
+    open_client(metrics_port=port)
+    for filler in (b"a", b"a" * 4000):
+        with socket.create_connection(("127.0.0.1", port), timeout=HANG_DEADLINE_S) as stranger:
+            stranger.sendall(b"GET /healthz HTTP/1.0\r\nX-Slow: ")
+            until("the end of it", lambda: _is_hung_up_on(stranger, filler))  # noqa: B023
+
+
+def _is_hung_up_on(stranger: socket.socket, filler: bytes) -> bool:
+    """Send something more, so that no single wait of the server is long."""
+    try:
+        stranger.sendall(filler)
+        return bool(select.select([stranger], [], [], 0.05)[0]) and not stranger.recv(1)
+    except ConnectionError:
+        return True
+
+
 def test_a_port_that_is_taken_does_not_stand_in_the_way(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
