@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::held_back::HeldBack;
 use common::{Client, MIB, Memory, config, key, pattern};
 use kvring::testing::Action;
-use kvring::{Config, Connector, Durability};
+use kvring::{Checksum, Config, Connector, Durability};
 
 /// A DELETE that is answered while two SETs are on their way reaches the first of them too.
 #[test]
@@ -192,4 +192,25 @@ fn a_load_does_not_wait_until_a_long_chunk_is_compared() {
     });
     assert!(was_first, "each of 20 loads waited");
     assert_eq!(client.counter("set_unchanged"), client.counter("set_queued") - 2);
+}
+
+/// SETs of what is stored already need no device: a load that comes behind many of them must not wait for all.
+#[test]
+fn sets_that_end_without_a_write_leave_turns_to_others() {
+    const SETS: u64 = 4096;
+    // So many of them are done in a turn.
+    const MOST_IN_A_TURN: u64 = 128;
+    let directory = tempfile::tempdir().unwrap();
+    let (client, _held) = open(directory.path(), |config| {
+        (config.io_threads, config.checksum) = (Some(1), Checksum::Off);
+    });
+    let keys: Vec<String> = (0..SETS).map(key).collect();
+    let content = Memory::patterned(64, 0, 1);
+    let memory = vec![&content; keys.len()];
+    assert!(client.set(&keys, &memory).ok);
+    let before = client.counter("reactor_turns");
+    assert!(client.set(&keys, &memory).ok);
+    assert_eq!(client.counter("set_unchanged"), SETS);
+    let turns = client.counter("reactor_turns") - before;
+    assert!(turns >= SETS / MOST_IN_A_TURN, "{turns} turns");
 }

@@ -18,6 +18,9 @@ use crate::schedule::Grant;
 /// Extents that a SET tries which finds that they have no blocks, or no space for their file.
 const MOST_EXTENTS: u32 = 4;
 
+/// Bytes that could be summed up in the time that a SET takes which ends without a write.
+const UNWRITTEN_COSTS_BYTES: u64 = 16 << 10;
+
 /// Pause before the first retry of a failed write; each further one is twice as long.
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -136,6 +139,7 @@ impl Operations {
     }
 
     fn end_unwritten(&mut self, grant: Grant, failure: Option<Failure>) {
+        self.processed_bytes += UNWRITTEN_COSTS_BYTES;
         self.scheduler.finish(grant);
         self.cancel_rest(grant.id);
         self.active[grant.id].failure = failure;
