@@ -12,15 +12,33 @@ _PROFILE_NAME = "kvring-seccomp.json"
 _IMAGE = "lmcache-with-kvring"
 _MOST_FILES = 1048576
 
-# What needs a capability that containers do not have, changes the machine, or has been a way out of
-# containers: https://docs.docker.com/engine/security/seccomp/ gives the reason for each.
+# What needs a capability that containers do not have, changes the machine, reaches into other
+# processes, or has been a way out of containers: https://docs.docker.com/engine/security/seccomp/
+# gives the reason for each.
 _DENIED = """
-acct add_key bpf clock_adjtime clock_settime create_module delete_module finit_module
-get_kernel_syms init_module ioperm iopl kexec_file_load kexec_load keyctl lookup_dcookie mount
-move_mount nfsservctl open_by_handle_at open_tree perf_event_open personality pivot_root
-query_module quotactl reboot request_key setns settimeofday stime swapoff swapon sysfs umount
-umount2 unshare uselib userfaultfd ustat vm86 vm86old
+_sysctl acct add_key afs_syscall bpf clock_adjtime clock_settime create_module delete_module
+fanotify_init finit_module fsconfig fsmount fsopen fspick get_kernel_syms get_mempolicy init_module
+ioperm iopl kcmp kexec_file_load kexec_load keyctl lookup_dcookie mbind migrate_pages mount
+mount_setattr move_mount move_pages nfsservctl open_by_handle_at open_tree perf_event_open
+personality pidfd_getfd pivot_root process_madvise process_vm_readv process_vm_writev query_module
+quotactl quotactl_fd reboot request_key set_mempolicy set_mempolicy_home_node setdomainname
+sethostname setns settimeofday stime swapoff swapon sysfs syslog umount umount2 unshare uselib
+userfaultfd ustat vhangup vm86 vm86old
 """.split()  # noqa: SIM905
+# Flags of clone that make namespaces, from linux/sched.h: mount, control group, UTS, IPC, user,
+# process, network.
+_NAMESPACE_FLAGS = (
+    0x0002_0000,
+    0x0200_0000,
+    0x0400_0000,
+    0x0800_0000,
+    0x1000_0000,
+    0x2000_0000,
+    0x4000_0000,
+)
+# Sockets to the host of a virtual machine are in no network namespace.
+_AF_VSOCK = 40
+_NOT_PERMITTED = 1
 _NOT_IMPLEMENTED = 38
 
 
@@ -131,14 +149,21 @@ spec:
 
 def seccomp_profile() -> dict[str, Any]:
     """Return a profile that allows io_uring, and denies what Docker's own one denies."""
+
+    def denied(*names: str, **condition: Any) -> dict[str, Any]:
+        rule = {"names": list(names), "action": "SCMP_ACT_ERRNO", "errnoRet": _NOT_PERMITTED}
+        return {**rule, "args": [{"index": 0, **condition}]} if condition else rule
+
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [
-            {
-                "names": _DENIED,
-                "action": "SCMP_ACT_ERRNO",
-                "errnoRet": 1,
-            },
+            denied(*_DENIED),
+            # A rule can ask for all of some bits, not for one of them.
+            *(
+                denied("clone", value=flag, valueTwo=flag, op="SCMP_CMP_MASKED_EQ")
+                for flag in _NAMESPACE_FLAGS
+            ),
+            denied("socket", value=_AF_VSOCK, op="SCMP_CMP_EQ"),
             # C libraries then take clone, whose flags a filter can see.
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _NOT_IMPLEMENTED},
         ],

@@ -1,0 +1,127 @@
+"""The seccomp profile for containers, loaded as a container runtime does."""
+
+import ctypes
+import ctypes.util
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from kvring.cli.deployment import seccomp_profile
+from tests.python.conftest import run_child
+from tests.python.test_engines import use
+
+NOBODY = 65_534
+ALLOW = 0x7FFF_0000
+REFUSE = 0x0005_0000
+# seccomp.h of libseccomp
+OPERATORS = {"SCMP_CMP_EQ": 4, "SCMP_CMP_MASKED_EQ": 7}
+NEW_USER, SIGCHLD, AF_VSOCK, STREAM = 0x1000_0000, 17, 40, 1
+
+
+class Comparison(ctypes.Structure):
+    """A condition on an argument: `struct scmp_arg_cmp`."""
+
+    _fields_ = (
+        ("index", ctypes.c_uint),
+        ("operator", ctypes.c_int),
+        ("value", ctypes.c_uint64),
+        ("second", ctypes.c_uint64),
+    )
+
+
+def library() -> ctypes.CDLL:
+    """Return libseccomp, with which runc makes filters."""
+    name = ctypes.util.find_library("seccomp")
+    if name is None:
+        pytest.skip("libseccomp is not installed")
+    found = ctypes.CDLL(name)
+    found.seccomp_init.restype = ctypes.c_void_p
+    found.seccomp_load.argtypes = [ctypes.c_void_p]
+    found.seccomp_rule_add_array.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_int,
+        ctypes.c_uint,
+        ctypes.POINTER(Comparison),
+    ]
+    return found
+
+
+def load_profile() -> ctypes.CDLL:
+    """Have the profile hold for this process from here on."""
+    seccomp, profile = library(), seccomp_profile()
+    assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
+    context = seccomp.seccomp_init(ALLOW)
+    for rule in profile["syscalls"]:
+        conditions = [
+            Comparison(one["index"], OPERATORS[one["op"]], one["value"], one.get("valueTwo", 0))
+            for one in rule.get("args", [])
+        ]
+        array = (Comparison * len(conditions))(*conditions)
+        for name in rule["names"]:
+            call = seccomp.seccomp_syscall_resolve_name(name.encode())
+            # What this machine's processors never had is passed over, as runc does.
+            if call >= 0:
+                action = REFUSE | rule["errnoRet"]
+                added = seccomp.seccomp_rule_add_array(
+                    context, action, call, len(conditions), array
+                )
+                assert added == 0, (name, os.strerror(-added))
+    assert seccomp.seccomp_load(context) == 0
+    return seccomp
+
+
+def try_what_is_denied() -> None:
+    """Call what the profile denies, as nobody; print what each ended with."""
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    system = ctypes.CDLL(None, use_errno=True)
+    find = library().seccomp_syscall_resolve_name
+    this = os.getpid()
+    calls: dict[str, tuple[int, ...]] = {
+        "clone": (NEW_USER | SIGCHLD, 0, 0, 0, 0),
+        "clone3": (0, 0),
+        "unshare": (NEW_USER,),
+        "fsopen": (0, 0),
+        "process_vm_readv": (this, 0, 0, 0, 0, 0),
+        "process_vm_writev": (this, 0, 0, 0, 0, 0),
+        "kcmp": (this, this, 0, 0, 1),
+        "pidfd_getfd": (-1, 0, 0),
+        "mount_setattr": (-1, 0, 0, 0, 0),
+        "socket": (AF_VSOCK, STREAM, 0),
+        "getppid": (),
+    }
+    load_profile()
+    for name, arguments in calls.items():
+        ctypes.set_errno(0)
+        status = system.syscall(find(name.encode()), *map(ctypes.c_long, arguments))
+        if name == "clone" and status == 0:
+            os._exit(0)
+        print(name, errno.errorcode.get(ctypes.get_errno(), "fine") if status == -1 else "fine")
+
+
+def test_nobody_is_denied_what_docker_denies() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become nobody")
+    library()
+    child = run_child(try_what_is_denied)
+    assert child.returncode == 0, child.stderr
+    outcomes = dict(line.split() for line in child.stdout.splitlines())
+    assert outcomes.pop("clone3") == "ENOSYS"
+    assert outcomes.pop("getppid") == "fine"
+    assert set(outcomes.values()) == {"EPERM"}, outcomes
+
+
+def use_under_profile(directory: str) -> None:
+    load_profile()
+    print(use(directory))
+
+
+def test_a_store_under_the_profile_has_io_uring(store_directory: Path) -> None:
+    library()
+    child = run_child(use_under_profile, str(store_directory))
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.startswith("io_uring"), (child.stdout, child.stderr)
