@@ -35,7 +35,7 @@ impl ObjectLocks {
         }
     }
 
-    pub(crate) fn unlock(&mut self, keys: &[String]) {
+    pub(crate) fn unlock<'key>(&mut self, keys: impl IntoIterator<Item = &'key String>) {
         for key in keys {
             if let Some(lock) = self.locks.get_mut(key) {
                 lock.count -= 1;

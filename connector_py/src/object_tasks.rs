@@ -102,9 +102,13 @@ impl ObjectTasks {
     fn submit_lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<u64> {
         let keys = rendered(keys)?;
         let looked_up = py.detach(|| {
-            let stored = self.core().exists(&keys)?;
-            let hits = keys.into_iter().zip(&stored).filter(|(_, stored)| **stored);
-            locked(&self.locks).lock(hits.map(|(key, _)| key), Instant::now());
+            // Before they are looked up: a delete that sees no lock has removed the key by then.
+            locked(&self.locks).lock(keys.iter().cloned(), Instant::now());
+            let stored = self.core().exists(&keys);
+            let is_hit = |number: usize| stored.as_ref().is_ok_and(|stored| stored[number]);
+            let misses = keys.iter().enumerate().filter(|(number, _)| !is_hit(*number));
+            locked(&self.locks).unlock(misses.map(|(_, key)| key));
+            let stored = stored?;
             let task = self.next_lookup.fetch_add(1, Ordering::Relaxed);
             locked(&self.lookups).insert(task, stored);
             // The only error is EAGAIN at 2^64-2 unread rings: the descriptor is readable then as well.
@@ -150,13 +154,15 @@ impl ObjectTasks {
     fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<Option<bool>>> {
         let keys = rendered(keys)?;
         let deleted = py.detach(|| {
-            let is_locked: Vec<bool> = {
-                let (locks, now) = (locked(&self.locks), Instant::now());
-                keys.iter().map(|key| locks.holds(key, now)).collect()
-            };
+            let (locks, now) = (locked(&self.locks), Instant::now());
+            let is_locked: Vec<bool> = keys.iter().map(|key| locks.holds(key, now)).collect();
             let free = keys.iter().zip(&is_locked).filter(|(_, is_locked)| !**is_locked);
             let free: Vec<&String> = free.map(|(key, _)| key).collect();
-            let mut were_there = self.core().delete(&free)?.into_iter();
+            // No lookup locks a key between the look at its lock and its removal.
+            let (were_there, removal) = self.core().begin_delete(&free)?;
+            drop(locks);
+            removal.wait();
+            let mut were_there = were_there.into_iter();
             let of_key = |is_locked| if is_locked { None } else { were_there.next() };
             Ok(is_locked.into_iter().map(of_key).collect())
         });

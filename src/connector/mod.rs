@@ -23,6 +23,7 @@ pub use forecast::{ChunkSum, OpenForecast, forecast_open};
 use gate::Gate;
 pub use home::format_device;
 use key_watch::KeyWatch;
+pub use submits::Removal;
 use thiserror::Error;
 pub use volume::Shutdown;
 use volume::close_all;

@@ -4,6 +4,7 @@ use std::iter::repeat_n;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::volume::Volume;
 use super::{Connector, SubmitError};
 use crate::backlog::Amount;
 use crate::batch_completion::{Batch, BatchItem};
@@ -13,6 +14,7 @@ use crate::completion_queue::KeepAlive;
 use crate::error::StoreError;
 use crate::index::{EnteredGet, EnteredSet};
 use crate::key::{Digest, Fingerprints, Hashed};
+use crate::progress::Progress;
 use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
 use crate::sync::atomic::Ordering;
@@ -20,6 +22,20 @@ use crate::time::Patience;
 
 /// As long as LMCache waits for a delete of a native connector.
 const LONGEST_DELETE: Duration = Duration::from_secs(30);
+
+/// Keys that are removed in memory, and may still be in the index file.
+#[must_use = "a kill may bring the keys back before it was waited for"]
+pub struct Removal(Vec<(Arc<Progress>, u64)>);
+
+impl Removal {
+    /// Waits for the index file, for 30 s at most; without the gate, or close() would wait as well.
+    pub fn wait(self) {
+        let mut patience = Patience::new(LONGEST_DELETE);
+        for (progress, ticket) in self.0 {
+            progress.wait(ticket, Some(&mut patience));
+        }
+    }
+}
 
 impl Connector {
     /// Loads chunks. A key that is not stored, or not in exactly its buffer's length, is answered false and its buffer stays
@@ -200,26 +216,27 @@ impl Connector {
     /// [`Connector::submit_delete`], done when it returns: it waits for the index file, for 30 s at most. Says of each key whether it was
     /// stored, or being written.
     pub fn delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let (were_there, removal) = self.begin_delete(keys)?;
+        removal.wait();
+        Ok(were_there)
+    }
+
+    /// The part of [`Connector::delete`] that does not wait for the index file: none of `keys` is found when this returns.
+    pub fn begin_delete<K: AsRef<str>>(
+        &self,
+        keys: &[K],
+    ) -> Result<(Vec<bool>, Removal), SubmitError> {
         let keys = &*self.as_stored(keys);
-        let gate = self.enter(keys)?;
+        let _gate = self.enter(keys)?;
         let removed = self.remove_each(keys);
-        let tickets: Vec<_> = self
-            .volumes
-            .live()
-            .map(|volume| {
-                volume.shared.reclaim_deleted();
-                let changes = &volume.shared.cache.index.table.changes;
-                changes.announce();
-                (Arc::clone(&changes.progress), changes.progress.ticket())
-            })
-            .collect();
-        // Not with the gate: close() would wait as well.
-        drop(gate);
-        let mut patience = Patience::new(LONGEST_DELETE);
-        for (progress, ticket) in tickets {
-            progress.wait(ticket, Some(&mut patience));
-        }
-        Ok(removed.into_iter().map(|(_, was_there)| was_there).collect())
+        let ticket = |volume: &Volume| {
+            volume.shared.reclaim_deleted();
+            let changes = &volume.shared.cache.index.table.changes;
+            changes.announce();
+            (Arc::clone(&changes.progress), changes.progress.ticket())
+        };
+        let removal = Removal(self.volumes.live().map(ticket).collect());
+        Ok((removed.into_iter().map(|(_, was_there)| was_there).collect(), removal))
     }
 
     /// Takes keys out of the index. Returns the volume of each, and whether it was there.

@@ -1,6 +1,7 @@
 """kvring as LMCache's `plugin` adapter: what LMCache is told of it, and what it does."""
 
 import mmap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,6 +212,29 @@ def test_a_delete_leaves_what_a_lookup_has_locked(driver: AdapterDriver) -> None
     adapter.submit_unlock(keys)
     adapter.delete(keys)
     assert driver.used_bytes() == adapter.report_status()["locked_keys"] == 0
+
+
+def test_what_a_lookup_locks_beside_a_delete_is_stored(driver: AdapterDriver) -> None:
+    keys, adapter = some(1000), driver.adapter
+    contents = [b"content"] * len(keys)
+    hits = 0
+    for _ in range(30):
+        assert driver.store(keys, contents)
+        # One by one, so that the lookups come between them.
+        deletes = threading.Thread(target=lambda: [adapter.delete([key]) for key in keys])
+        deletes.start()
+        found = []
+        for key in reversed(keys):
+            task = adapter.submit_lookup_and_lock_task([key], {})
+            if adapter.query_lookup_and_lock_result(task).popcount() == 1:
+                found.append(key)
+        deletes.join()
+        loaded = driver.load_bytes(found, [len(b"content")] * len(found))
+        assert loaded.count(None) == 0, f"of {len(found)}"
+        hits += len(found)
+        adapter.submit_unlock(found)
+    assert hits > 0
+    assert adapter.report_status()["locked_keys"] == 0
 
 
 def test_a_delete_of_what_is_not_there_is_told(driver: AdapterDriver) -> None:
