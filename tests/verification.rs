@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use common::chunks::{copy_all, place};
 use common::faults::{Fault, FaultEngine};
+use common::held_back::HeldBack;
 use common::{Client, MIB, Memory, config, key, pattern, real_engine};
 use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
-use kvring::{Connector, EngineError};
+use kvring::{Admission, Connector, EngineError};
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 64 * MIB;
@@ -170,4 +171,39 @@ fn a_set_of_the_bytes_of_a_damaged_chunk_stores_them() {
     assert!(client.wait(future_id).ok);
     let found = client.get_one(&key(5), LENGTH);
     assert!(found == Some(pattern(LENGTH, 5)), "answered as stored, and not there");
+}
+
+/// A SET of the bytes of a chunk that is still to be verified, which admission refuses, leaves the chunk.
+#[test]
+fn a_refused_set_of_the_bytes_of_an_unverified_chunk_keeps_it() {
+    for (admission, budget_bytes) in
+        [(Admission::SecondUse, None), (Admission::Always, Some(24 * 3600))]
+    {
+        let directory = killed_and_damaged();
+        let held_back = HeldBack::default();
+        let mut config = config(directory.path(), CAPACITY);
+        (config.admission, config.write_budget_bytes) = (admission, budget_bytes);
+        held_back.hold(Action::Read);
+        let make_engine = {
+            let held_back = held_back.clone();
+            move |queue_depth, waker: Arc<Waker>| held_back.engine(queue_depth, waker)
+        };
+        let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+        assert_eq!(client.connector.recovery().to_verify, 7);
+        // With a budget, the first write leaves a debt.
+        let debt = Memory::patterned(LENGTH, 0, 99);
+        assert!(client.set_one(&key(99), &debt));
+        for number in (3..10).filter(|number| *number != 5) {
+            assert!(client.set_one(&key(number), &Memory::patterned(LENGTH, 0, number)));
+        }
+        let refused = client.counter("set_over_write_budget");
+        assert_eq!(refused > 0, budget_bytes.is_some());
+        let keys: Vec<String> = (3..10).filter(|number| *number != 5).map(key).collect();
+        assert_eq!(client.exists(&keys), [true; 6], "{admission:?}");
+        // Other bytes are refused as before, and nothing outdated stays.
+        assert!(client.set_one(&key(3), &Memory::patterned(LENGTH, 0, 77)));
+        assert_eq!(client.exists(&[key(3)]), [false], "{admission:?}");
+        held_back.release();
+        assert!(client.get_one(&key(4), LENGTH) == Some(pattern(LENGTH, 4)));
+    }
 }

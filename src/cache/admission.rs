@@ -57,11 +57,12 @@ impl WriteBudget {
 }
 
 impl Cache {
-    /// Whether a SET whose bytes are not stored is to write them. If not, its key is not stored afterwards: what is stored of it
-    /// is not what it was to be.
-    pub(super) fn admits(&self, request: &SetRequest, now: Instant) -> bool {
+    /// Whether a SET is to write its bytes. If not, its key is not stored afterwards: what is stored of it is not what it was to
+    /// be. It stays if the SET `keeps_stored`: then it is the same, unless it is damaged, and a load tells.
+    pub(super) fn admits(&self, request: &SetRequest, keeps_stored: bool, now: Instant) -> bool {
         let (admission, admit_after) = (self.config.admission, self.config.tuning.admit_after);
         if admission == Admission::SecondUse
+            && !keeps_stored
             && let Err(outdated) = self.index.admits(request.digest, &request.key, admit_after)
         {
             self.counters.set_not_admitted.add(1);
@@ -70,7 +71,9 @@ impl Cache {
         }
         if !self.write_budget.take(request.buffer.length_bytes() as u64, now) {
             self.counters.set_over_write_budget.add(1);
-            self.reclaim_all(self.index.drop_outdated(request.digest));
+            if !keeps_stored {
+                self.reclaim_all(self.index.drop_outdated(request.digest));
+            }
             return false;
         }
         true

@@ -79,16 +79,18 @@ impl Claim {
     /// Compares at most `limit_bytes`, asks for admission, and takes room for the chunk, its record and its quota, or none of them.
     pub(crate) fn begin(&mut self, cache: &Arc<Cache>, limit_bytes: usize, now: Instant) -> Begun {
         if !self.is_admitted {
-            let Some(is_unchanged) = self.compare(limit_bytes, cache) else {
+            let Some(comparison) = self.compare(limit_bytes, cache) else {
                 return Begun::Comparing;
             };
             let request = &self.request;
+            let is_unchanged = comparison == Comparison::Same;
             if is_unchanged {
                 cache.counters.set_unchanged.add(1);
                 cache.counters.set_joined.add(u64::from(self.has_waited));
                 cache.index.touch_stored(request.digest, cache.config.clock.now_ms());
             }
-            if is_unchanged || !cache.admits(request, now) {
+            let keeps_stored = comparison == Comparison::SameUnlessDamaged;
+            if is_unchanged || !cache.admits(request, keeps_stored, now) {
                 return Begun::Unwritten;
             }
             self.is_admitted = true;
@@ -103,30 +105,42 @@ impl Claim {
         }
     }
 
-    /// Goes on comparing. Says whether the same is stored, once that is known. Without checksums the length has to do.
-    fn compare(&mut self, limit_bytes: usize, cache: &Cache) -> Option<bool> {
+    /// Goes on comparing, and says how the chunk compares with what is stored, once that is known. Without checksums the length has
+    /// to do.
+    fn compare(&mut self, limit_bytes: usize, cache: &Cache) -> Option<Comparison> {
         let request = &self.request;
         let length = request.buffer.length_bytes();
         let stored = cache.index.stored(request.digest);
-        let Some((_, stored)) = stored.filter(|(bytes, _)| *bytes == length as u64) else {
-            return Some(false);
+        let Some(stored) = stored.filter(|stored| stored.length_bytes == length as u64) else {
+            return Some(Comparison::Different);
         };
-        // What cannot be read is written anew.
-        if cache.doubts.hold(request.digest) {
-            return Some(false);
-        }
-        let Some(kind) = cache.config.checksum.kind() else { return Some(true) };
+        // What is unverified, or cannot be read, is written anew, if that is admitted.
+        let same = match stored.is_verified && !cache.doubts.hold(request.digest) {
+            true => Comparison::Same,
+            false => Comparison::SameUnlessDamaged,
+        };
+        let Some(kind) = cache.config.checksum.kind() else { return Some(same) };
         // A CRC-32C is too short to tell: such a chunk is stored anew.
-        let Some(stored) = stored.filter(|stored| stored.kind == kind) else {
-            return Some(false);
+        let Some(checksum) = stored.checksum.filter(|checksum| checksum.kind == kind) else {
+            return Some(Comparison::Different);
         };
         let part_bytes = limit_bytes.min(length - self.compared_bytes);
         let part = request.buffer.bytes(self.compared_bytes, part_bytes);
         self.compared_bytes += part_bytes;
         let left_bytes = (length - self.compared_bytes) as u64;
         self.compared_checksum ^= kind.placed(kind.of(part), left_bytes);
-        (left_bytes == 0).then_some(stored.value == self.compared_checksum)
+        let is_same = checksum.value == self.compared_checksum;
+        (left_bytes == 0).then_some(if is_same { same } else { Comparison::Different })
     }
+}
+
+/// How the bytes of a SET compare with those stored under its key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Comparison {
+    Same,
+    /// The record of the stored chunk says that they are the same; its bytes may be damaged.
+    SameUnlessDamaged,
+    Different,
 }
 
 /// A part of a namespace's quota, in blocks; given back when its chunk is stored, or is not going to be.

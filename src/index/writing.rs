@@ -29,6 +29,15 @@ pub(crate) enum EnteredSet<S> {
     Waits,
 }
 
+/// What is stored under a key, by its record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoredContent {
+    pub(crate) length_bytes: u64,
+    pub(crate) checksum: Option<PayloadChecksum>,
+    /// Its bytes are what its record says. If not, they may be damaged: it must not pass for a copy of other bytes.
+    pub(crate) is_verified: bool,
+}
+
 /// What an operation does that waited for a SET.
 pub(crate) enum Resumed<G, S, R> {
     Hit(G, R),
@@ -73,19 +82,24 @@ impl<G, S> Index<G, S> {
         EnteredSet::Ready(request)
     }
 
-    /// Length and checksum of the chunk stored under `digest`, for a SET that has claimed its key.
-    pub(crate) fn stored(&self, digest: Digest) -> Option<(u64, Option<PayloadChecksum>)> {
+    /// The chunk stored under `digest`, for a SET that has claimed its key.
+    pub(crate) fn stored(&self, digest: Digest) -> Option<StoredContent> {
         let shard = self.shard(digest).1;
         let found = shard.find(digest)?;
         let entry = &shard.entries[found.entry];
-        // A chunk without its record is to be written again, and one that may be damaged must not pass for other bytes.
+        if self.has_lost_its_record(digest, found.record) {
+            return None;
+        }
         let generation = self.table.read(found.record).generation;
         let is_unverified = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
             .contains(&generation)
             || generation < self.untrusted_before.load(Ordering::Relaxed)
                 && !entry.is(Flag::WasRead);
-        (!is_unverified && !self.has_lost_its_record(digest, found.record))
-            .then(|| (u64::from(entry.length_bytes), entry.checksum()))
+        Some(StoredContent {
+            length_bytes: u64::from(entry.length_bytes),
+            checksum: entry.checksum(),
+            is_verified: !is_unverified,
+        })
     }
 
     /// Whether a SET waits behind the one that is writing the key with this digest.

@@ -132,7 +132,7 @@ fn a_chunk_of_before_the_crash_is_no_copy_of_what_comes() {
     let stored = |untrusted_before, verify_from| {
         index.untrusted_before.store(untrusted_before, Ordering::Relaxed);
         index.verify_from.store(verify_from, Ordering::Relaxed);
-        index.stored(Digest::of("a")).is_some()
+        index.stored(Digest::of("a")).is_some_and(|stored| stored.is_verified)
     };
     assert!(index.first_generation > 10);
     assert!(stored(0, u64::MAX) && stored(9, u64::MAX) && stored(0, 10));
