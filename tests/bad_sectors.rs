@@ -9,6 +9,7 @@
 mod common;
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use common::{Client, MIB, Memory, key, pattern};
@@ -118,4 +119,36 @@ fn past_the_limit_of_lost_pages_sets_fail_at_once_and_no_chunk_goes() {
     let again = Client::open(directory.path(), CAPACITY);
     assert_eq!(held(&again), 2 * RECORDS_PER_PAGE);
     assert!(again.set_one("new", &Memory::patterned(5000, 0, 1)));
+}
+
+/// Without all parts the key cannot be compared: the digest alone stands for it, as where the whole record is lost.
+#[test]
+fn a_long_key_with_a_lost_part_is_no_collision_and_does_not_come_back_once_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let client = Client::open(directory.path(), CAPACITY);
+    // Its further parts reach into the second page of records, as it is longer than the first one.
+    let keys = ["a".repeat(168 * (RECORDS_PER_PAGE as usize + 2))];
+    let long = &keys[0];
+    let set = |number| client.set(&keys, &[&Memory::patterned(5000, 0, number)]);
+    assert!(set(1).ok);
+    let path = directory.path().join("index.kvring");
+    let index = File::options().read(true).write(true).open(path).unwrap();
+    let mut parts = vec![0; HEADER_BYTES as usize];
+    index.read_exact_at(&mut parts, 2 * HEADER_BYTES).unwrap();
+    lose_pages(directory.path(), 1);
+    assert_eq!(client.get_one(long, 5000), None);
+    assert_eq!(client.delete(&keys), [true]);
+    // The disk has them again.
+    index.write_all_at(&parts, 2 * HEADER_BYTES).unwrap();
+    client.connector.close();
+    drop(client);
+    let client = Client::open(directory.path(), CAPACITY);
+    assert_eq!(client.exists(&keys), [false], "it is back");
+    assert!(client.set(&keys, &[&Memory::patterned(5000, 0, 2)]).ok);
+    lose_pages(directory.path(), 1);
+    assert_eq!(client.get_one(long, 5000), None);
+    let done = client.set(&keys, &[&Memory::patterned(5000, 0, 3)]);
+    assert!(done.ok, "{}", done.error);
+    assert_eq!(client.get_one(long, 5000), Some(pattern(5000, 3)));
+    assert_eq!(client.counter("hash_collision"), 0);
 }

@@ -223,9 +223,9 @@ impl<G, S> Index<G, S> {
         self.table.key_is(slot, key) || self.has_lost_its_record(digest, slot)
     }
 
-    /// Whether the index file does not have the entry's record any more: the disk did not return it.
+    /// Whether the index file does not have the entry's record any more, or a part of its key: the disk did not return it.
     pub(super) fn has_lost_its_record(&self, digest: Digest, slot: u32) -> bool {
-        self.table.digest(slot) != digest
+        self.table.digest(slot) != digest || !self.table.has_whole_key(slot)
     }
 
     pub(super) fn count(&self, keys: i64, bytes: i64) {

@@ -138,6 +138,12 @@ impl Table {
         record.read_key(|slot| self.read_if_there(slot))
     }
 
+    /// Whether all parts of the key of the record in `slot` are there.
+    pub(super) fn has_whole_key(&self, slot: u32) -> bool {
+        let record = self.read(slot);
+        record.visit_key(slot, |slot| self.read_if_there(slot), |_, _| ())
+    }
+
     /// Whether the digest in the record in `slot` is that of its key.
     pub(super) fn is_of_its_key(&self, slot: u32) -> bool {
         let record = self.read(slot);
