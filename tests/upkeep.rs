@@ -82,7 +82,13 @@ fn a_clock_that_is_set_back_expires_nothing() {
     timed.set_clock(1000);
     assert_eq!(timed.client.connector.expire().unwrap(), 0);
     assert!(timed.client.get_one("key", 10).is_some(), "and used in the past");
-    timed.set_clock(1000 + HOUR_MS);
+    timed.set_clock(START_MS + HOUR_MS - 1);
+    assert_eq!(
+        timed.client.exists(&["key".into()]),
+        [true],
+        "the use in the past made it no older"
+    );
+    timed.set_clock(START_MS + 2 * HOUR_MS);
     assert_eq!(timed.client.exists(&["key".into()]), [false]);
 }
 

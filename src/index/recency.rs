@@ -23,9 +23,11 @@ impl<G, S> Shard<G, S> {
 }
 
 impl<G, S> Index<G, S> {
+    /// A use. It never makes a chunk one that was used longer ago: the clock may be behind, as at a boot before the first answer of
+    /// NTP, and once it is right the chunk would have expired.
     pub(super) fn touch(&self, shard: &mut Shard<G, S>, found: Located, now_ms: u64) {
-        let (_, uses) = use_parts(shard.entries[found.entry].last_use);
-        shard.note_use(found.entry, use_word(now_ms, uses.saturating_add(1)));
+        let (before_ms, uses) = use_parts(shard.entries[found.entry].last_use);
+        shard.note_use(found.entry, use_word(now_ms.max(before_ms), uses.saturating_add(1)));
         if let Some(node) = shard.entries[found.entry].node {
             self.eviction_index.lock().touch(node);
         }

@@ -153,6 +153,23 @@ fn expiry_looks_at_some_entries_at_a_time() {
     assert_eq!((looks(10), index.keys()), (vec![], 0));
 }
 
+/// As at a boot before the first answer of NTP.
+#[test]
+fn a_use_by_a_clock_that_is_behind_expires_nothing_once_the_clock_is_right() {
+    let (_directory, mut index) = index();
+    let now_ms = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    index.config.ttl = Some(Duration::from_millis(50_000));
+    index.config.clock = Clock::by_hand(Arc::clone(&now_ms));
+    let key: Arc<str> = "one".into();
+    store(&index, Digest::of(&key), &key, 100);
+    // At the second moment the clock is behind.
+    for (at_ms, is_stored) in [(40_000, true), (10_000, true), (89_999, true), (139_999, false)] {
+        now_ms.store(at_ms, Ordering::SeqCst);
+        index.expire(|_, _| true);
+        assert_eq!(index.touch_keys(&[Hashed::of(&key)], at_ms), [is_stored], "{at_ms}");
+    }
+}
+
 /// The lookup table compares a part of the digest only.
 #[test]
 fn digests_with_one_tag_are_different_keys() {
