@@ -38,6 +38,14 @@ fn full_when_told() -> (Arc<AtomicBool>, impl FnMut(u64, Action, usize) -> Fault
     (is_full, script)
 }
 
+/// What is acknowledged is there at once, as it was given.
+fn store_and_load(client: &Client, number: u64, memory: &Memory) {
+    let done = client.set(&[key(number)], &[memory]);
+    assert!(done.ok, "{number}: {}", done.error);
+    let loaded = client.get_one(&key(number), memory.bytes().len());
+    assert!(loaded.as_deref() == Some(memory.bytes()), "{number} is acknowledged and not there");
+}
+
 /// No descriptor left says nothing about a chunk.
 #[test]
 fn without_descriptors_loads_miss_and_keep_their_chunk() {
@@ -119,8 +127,8 @@ fn a_full_file_system_gives_what_chunks_leave() {
     assert!(client.set(&(0..8).map(key).collect::<Vec<_>>(), &[&memory; 8]).ok);
     is_full.store(true, Ordering::SeqCst);
     let began = Instant::now();
-    assert!(client.set_one(&key(8), &memory), "in the place of another one, once it is refused");
-    assert!(client.set_one(&key(9), &memory), "at once");
+    // In the place of another one, once it is refused; then at once.
+    (8..10).for_each(|number| store_and_load(&client, number, &memory));
     let evicted = client.counter("evicted");
     // After a second the file system is asked again: on a slow disk that is for the second one.
     if began.elapsed() < Duration::from_secs(1) {
@@ -128,7 +136,7 @@ fn a_full_file_system_gives_what_chunks_leave() {
     }
     client.assert_consistent();
     std::thread::sleep(Duration::from_millis(1100));
-    assert!(client.set_one(&key(10), &memory));
+    store_and_load(&client, 10, &memory);
     assert_eq!(client.counter("evicted"), evicted, "the file system was asked again");
 }
 
@@ -142,10 +150,10 @@ fn a_full_file_system_costs_one_chunk_for_each() {
     let (is_full, script) = full_when_told();
     let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
     let memory = Memory::patterned(70_001, 0, 1);
-    let set = |number| client.set_one(&key(number), &memory);
-    assert!((0..HELD).all(set));
+    let set = |number| store_and_load(&client, number, &memory);
+    (0..HELD).for_each(set);
     is_full.store(true, Ordering::SeqCst);
-    assert!((HELD..8 * HELD).all(set));
+    (HELD..8 * HELD).for_each(set);
     let keys: Vec<String> = (0..8 * HELD).map(key).collect();
     let held = client.exists(&keys).into_iter().filter(|held| *held).count();
     assert!(held >= HELD as usize, "{held} are left");

@@ -301,10 +301,11 @@ impl Operations {
         }
         // Now: the next sync of the index covers that their records are cleared.
         for id in &members {
-            if let Operation::Set(set) = &mut self.active[*id].operation
+            let active = &mut self.active[*id];
+            if let Operation::Set(set) = &active.operation
                 && matches!(set.stage, Stage::Recorded(_))
             {
-                set.stage = Stage::Claimed;
+                active.release_extent();
             }
         }
         for id in members {

@@ -118,6 +118,15 @@ pub(super) struct Active {
 }
 
 impl Active {
+    /// A SET gives its extent back, and its file with it: what it gets next is another one. The file is closed before anybody can
+    /// remove it, as its blocks are free only then.
+    pub(super) fn release_extent(&mut self) {
+        self.chunk_file = None;
+        if let Operation::Set(set) = &mut self.operation {
+            set.stage = Stage::Claimed;
+        }
+    }
+
     /// Whether it has to wait before it writes: a record in the file still names its extent.
     pub(super) fn awaits_extent(&self) -> bool {
         let Operation::Set(set) = &self.operation else { return false };

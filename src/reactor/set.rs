@@ -159,7 +159,7 @@ impl Operations {
             Some(Failure::NoRoom(StoreError::NoBlocks { .. } | StoreError::Grow { .. }))
                 if retries < MOST_EXTENTS && !matches!(set.stage, Stage::Claimed) =>
             {
-                set.stage = Stage::Claimed;
+                active.release_extent();
                 cache.store.note_no_blocks();
                 self.awaits_growth |= cache.order_growth(0);
                 self.write_again(id, Duration::ZERO);

@@ -134,12 +134,16 @@ def content_of(number: int) -> memoryview:
 
 
 def set_batch(client: Client, first: int) -> tuple[list[bool], str]:
-    """Store a batch of chunks; return which are held now, and the reason if one is not."""
+    """Store and load a batch of chunks; return which are held now, and the reason if one is not."""
     numbers = range(first, first + BATCH)
     keys = [make_key(number) for number in numbers]
     completion = client.set(keys, [content_of(number) for number in numbers])
     assert completion.ok == all(completion.results)
     assert completion.ok == (completion.error == "")
+    for number, key, is_stored in zip(numbers, keys, completion.results, strict=True):
+        # It may be evicted ahead of need by now. A file that is not there is a read error.
+        assert not is_stored or client.load(key, CHUNK_BYTES) in (None, content_of(number)), number
+    assert client.stat("read_errors") == 0
     return completion.results, completion.error
 
 

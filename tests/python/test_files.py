@@ -94,6 +94,7 @@ def test_a_full_file_system_gives_what_chunks_leave(disk: Path) -> None:
             completion = client.set([key], [content])
             stored += completion.ok
             assert completion.ok or completion.error.startswith("store full"), completion.error
+            assert not completion.ok or client.load(key, MIB) == content
         # Only the first of each second in which it is asked again fails.
         assert len(keys) - stored <= time.monotonic() - began_s + 2
         held = [key for key, hit in zip(keys, client.exists(keys), strict=True) if hit]
@@ -114,9 +115,10 @@ def test_min_free_is_left_to_others(disk: Path) -> None:
     with kvring.Connector(
         disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=floor_bytes
     ) as connector:
-        client = Client(connector)
+        client, content = Client(connector), pattern(MIB, 1)
         for number in range(300):
-            assert client.set([make_key(number)], [pattern(MIB, 1)]).ok
+            assert client.set([make_key(number)], [content]).ok
+            assert client.load(make_key(number), MIB) == content
             client.wait_until(is_left)
         assert client.stat("evicted") > 50
 
