@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 LOCKED := $(if $(CI),--locked)
 # The Python bindings are linked into an interpreter, not into a test program: pytest tests them.
 RUST_TESTS := cargo test --workspace --exclude kvring-python --no-fail-fast $(LOCKED)
-PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python demo benches examples hardening)
+PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python tests/report.py demo benches examples hardening)
 REPORTS := target/test-reports
 
 # $(1): the interpreter of a virtual environment; $(2): what is installed into it.
@@ -200,26 +200,18 @@ demo: build lmcache ## show what kvring does
 	@$(PY) -m demo
 
 # $(1): further arguments of pytest; $(2): of cargo test; $(3): tests for the next LMCache; $(4): with vLLM and SGLang. All run whatever
-# the first says, and the counts come last.
+# the first says, and the counts come last. Suites of Python wait more than they work, so more of them run than there are processors.
+PYTEST = -m pytest --numprocesses 4 --dist loadfile
 define run_tests
 	mkdir -p $(REPORTS)
 	rm -f $(REPORTS)/*
 	status=0
 	$(RUST_TESTS) $(2) 2>&1 | tee $(REPORTS)/rust.log || status=1
-	$(PY) -m pytest --ignore tests/python/engines --junitxml=$(REPORTS)/python.xml $(1) || status=1
-	$(if $(3),$(NEXT_PY) -m pytest --junitxml=$(REPORTS)/python-next.xml $(3) || status=1)
-	$(if $(4),$$(test -e $(ENGINES_VENV)/constraints.txt && echo $(ENGINES_PY) || echo $(PY)) -m pytest --junitxml=$(REPORTS)/python-engines.xml $(4) || status=1)
-	[ -f $(REPORTS)/python.xml ] || echo '<testsuite tests="0"/>' > $(REPORTS)/python.xml
-	read -r rust_passed rust_failed rust_skipped < <(awk '/^test result:/ { passed += $$4; failed += $$6; skipped += $$8 }
-		END { print passed + 0, failed + 0, skipped + 0 }' $(REPORTS)/rust.log)
-	count() { sed -nE "s/.*<testsuite [^>]*\b$$1=\"([0-9]+)\".*/\1/p" $(REPORTS)/python*.xml | awk '{ sum += $$1 } END { print sum + 0 }'; }
-	python_failed=$$(( $$(count failures) + $$(count errors) ))
-	python_skipped=$$(count skipped)
-	python_passed=$$(( $$(count tests) - python_failed - python_skipped ))
+	$(PY) $(PYTEST) --ignore tests/python/engines --junitxml=$(REPORTS)/python.xml $(1) || status=1
+	$(if $(3),$(NEXT_PY) $(PYTEST) --junitxml=$(REPORTS)/python-next.xml $(3) || status=1)
+	$(if $(4),$$(test -e $(ENGINES_VENV)/constraints.txt && echo $(ENGINES_PY) || echo $(PY)) $(PYTEST) --junitxml=$(REPORTS)/python-engines.xml $(4) || status=1)
 	[ $$status = 0 ] || echo "make: there are failures, see above" >&2
-	echo "skips: $$(( rust_skipped + python_skipped )) ($$rust_skipped in Rust, $$python_skipped in Python, reasons above)"
-	echo "total: $$(( rust_passed + python_passed )) passed, $$(( rust_failed + python_failed )) failed," \
-		"$$(( rust_skipped + python_skipped )) skipped"
+	$(PY) tests/report.py $(REPORTS)
 	exit $$status
 endef
 
@@ -234,7 +226,7 @@ test: build lmcache $(PEERS)/.stamp $(NEXT_VENV)/.stamp-kvring engines ## all te
 .PHONY: check
 check: export KVRING_MATRIX ?= quick
 check: lint ## the daily round: lint, and all tests but the slow ones and those that need LMCache
-	@$(call run_tests,-m "not lmcache and not slow" --numprocesses 4 --dist loadfile,-- --skip every_bit_of)
+	@$(call run_tests,-m "not lmcache and not slow",-- --skip every_bit_of)
 
 .PHONY: matrix
 matrix: export KVRING_MATRIX := full

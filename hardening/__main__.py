@@ -32,14 +32,14 @@ class _Part:
 PARTS = (
     _Part("soak", 60, 0, runs_beside=True),
     _Part("supply-chain", 1, 1),
-    _Part("models", 3, 2),
+    _Part("models", 3, 1),
     _Part("miri", 3, 0),
     _Part("sanitizers", 6, 0),
-    _Part("fuzz", 8, 4),
-    _Part("stateful", 4, 1),
+    _Part("fuzz", 8, 1),
+    _Part("stateful", 4, 0.5),
     _Part("faults", 5, 0),
     _Part("scale", 3.5, 0),
-    _Part("mutants", 4, 6),
+    _Part("mutants", 4, 0),
 )
 
 
