@@ -1,9 +1,10 @@
 """The storage backend between SGLang's cache controller and a kvring store."""
 
+import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
@@ -37,6 +38,49 @@ _OF_SGLANG: Final = (
 
 _KV: Final = str(PoolName.KV)
 
+_PAUSE_S: Final = 60.0
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _never_raises(without: Callable[..., Any]) -> Callable[[_Call], _Call]:
+    """Make a call of SGLang answer as without the store where it fails, and log why.
+
+    SGLang's threads call these: an exception ends the thread, or the scheduler with it.
+
+    Args:
+        without: Given the call's own arguments; returns what the call answers then.
+    """
+
+    def wrap(call: _Call) -> _Call:
+        @functools.wraps(call)
+        def guarded(self: "HiCacheKvring", *arguments: Any, **named: Any) -> Any:
+            try:
+                return call(self, *arguments, **named)
+            except Exception as error:  # noqa: BLE001
+                self._note_failure(call.__name__, error)
+                return without(*arguments, **named)
+
+        return guarded  # type: ignore[return-value]
+
+    return wrap
+
+
+def _nothing_of(keys: list[str], *_: Any, **__: Any) -> list[bool]:
+    return [False] * len(keys)
+
+
+def _nothing_of_pools(transfers: list[PoolTransfer], *_: Any, **__: Any) -> dict[Any, list[bool]]:
+    return {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
+
+
+def _no_tensors(keys: list[str], *_: Any, **__: Any) -> list[None]:
+    return [None] * len(keys)
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
 
 class HiCacheKvring(HiCacheStorage):
     """A kvring store as SGLang's controller asks it (`mem_cache/hicache_storage.py` of 0.5.23).
@@ -66,6 +110,7 @@ class HiCacheKvring(HiCacheStorage):
         self._pools: dict[str, Pool] = {}
         self._figures = Figures(is_on=storage_config.enable_storage_metrics)
         self._store = RankStore(storage_config, options)
+        self._next_told_s: dict[tuple[str, type[Exception]], float] = {}
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Take the pool whose pages the calls without a pool are about."""
@@ -77,6 +122,7 @@ class HiCacheKvring(HiCacheStorage):
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._add(str(host_pool_name), host_pool)
 
+    @_never_raises(lambda *_, **__: 0)
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
@@ -84,6 +130,7 @@ class HiCacheKvring(HiCacheStorage):
         del extra_info
         return self._leading(self._pools[_KV], keys)
 
+    @_never_raises(_nothing_of)
     def batch_get_v1(
         self,
         keys: list[str],
@@ -94,6 +141,7 @@ class HiCacheKvring(HiCacheStorage):
         del extra_info
         return self._load_pools([(self._pools[_KV], keys, host_indices)])[0]
 
+    @_never_raises(_nothing_of)
     def batch_set_v1(
         self,
         keys: list[str],
@@ -104,6 +152,7 @@ class HiCacheKvring(HiCacheStorage):
         del extra_info
         return self._store_pools([(self._pools[_KV], keys, host_indices)])[0]
 
+    @_never_raises(lambda *_, **__: PoolTransferResult(0, {}, []))
     def batch_exists_v2(
         self,
         keys: list[str],
@@ -138,6 +187,7 @@ class HiCacheKvring(HiCacheStorage):
             restorable = [one for one in restorable if one in possible]
         return PoolTransferResult(restorable[-1] if restorable else 0, hits, restorable)
 
+    @_never_raises(_nothing_of_pools)
     def batch_get_v2(
         self,
         transfers: list[PoolTransfer],
@@ -147,6 +197,7 @@ class HiCacheKvring(HiCacheStorage):
         del extra_info
         return self._each_pool(self._load_pools, transfers)
 
+    @_never_raises(_nothing_of_pools)
     def batch_set_v2(
         self,
         transfers: list[PoolTransfer],
@@ -156,12 +207,14 @@ class HiCacheKvring(HiCacheStorage):
         del extra_info
         return self._each_pool(self._store_pools, transfers)
 
+    @_never_raises(lambda *_, **__: None)
     def get(
         self, key: str, target_location: Any = None, target_sizes: Any = None
     ) -> torch.Tensor | None:
         """Load one page into a dense tensor on the CPU, which is as long as the page."""
         return self.batch_get([key], [target_location], target_sizes)[0]
 
+    @_never_raises(_no_tensors)
     def batch_get(
         self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[torch.Tensor | None]:
@@ -172,6 +225,7 @@ class HiCacheKvring(HiCacheStorage):
         loaded = self._load_all([(pool, pool.flat(keys, tensors))])[0]
         return [tensor if ok else None for tensor, ok in zip(tensors, loaded, strict=True)]
 
+    @_never_raises(_no)
     def set(
         self,
         key: str,
@@ -183,6 +237,7 @@ class HiCacheKvring(HiCacheStorage):
         tensor = value if value is not None else target_location
         return self.batch_set([key], [tensor], None, target_sizes)
 
+    @_never_raises(_no)
     def batch_set(
         self,
         keys: list[str],
@@ -196,11 +251,13 @@ class HiCacheKvring(HiCacheStorage):
         pool = self._pools[_KV]
         return all(self._store_all([(pool, pool.flat(keys, tensors))])[0])
 
+    @_never_raises(_no)
     def exists(self, key: str) -> bool:
         """Say whether one page is stored, by whichever call."""
         pool = self._pools[_KV]
         return any(self._store.exists(pool, [key], form) == [True] for form in pool.forms)
 
+    @_never_raises(_no)
     def clear(self) -> bool:
         """Remove all that this rank has stored of this model."""
         forms = [form for pool in self._pools.values() for form in pool.forms]
@@ -218,6 +275,14 @@ class HiCacheKvring(HiCacheStorage):
             RuntimeError: The drive does not answer, and the kernel still holds memory of the pools.
         """
         self._store.close()
+
+    def _note_failure(self, call: str, error: Exception) -> None:
+        """Log why a call failed, each call and kind of error once a minute."""
+        kind, now_s = (call, type(error)), time.monotonic()
+        if now_s >= self._next_told_s.get(kind, 0.0):
+            self._next_told_s[kind] = now_s + _PAUSE_S
+            reason = f"pool {error} is not registered" if isinstance(error, KeyError) else error
+            _logger.warning("%s: no page is stored or loaded: %s", call, reason)
 
     def _add(self, name: str, host_pool: Any) -> None:
         pool = Pool(
@@ -240,11 +305,12 @@ class HiCacheKvring(HiCacheStorage):
         results: dict[Any, list[bool]] = {}
         wanted = {}
         for transfer in transfers:
-            pool, keys = self._pools[str(transfer.name)], transfer.keys or []
+            keys = transfer.keys or []
             try:
+                pool = self._pools[str(transfer.name)]
                 pool.check(keys, transfer.host_indices)
-            except ValueError as error:
-                _logger.warning("%s", error)
+            except (KeyError, ValueError) as error:
+                self._note_failure(move.__name__.removeprefix("_"), error)
                 results[transfer.name] = [False] * len(keys)
             else:
                 wanted[transfer.name] = (pool, keys, transfer.host_indices)

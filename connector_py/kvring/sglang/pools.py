@@ -158,12 +158,28 @@ class Pool:
         return starts
 
     def check(self, keys: list[str], host_indices: Any) -> None:
-        """Refuse keys and host indices of different numbers of pages, by ValueError."""
+        """Refuse host indices of another number of pages, and those outside the pool.
+
+        SGLang's pools compute addresses from host indices and check none.
+
+        Raises:
+            ValueError: The message names the pool.
+        """
         count = 0 if host_indices is None else len(host_indices)
         if count != len(keys) * self.page_size:
             text = (
                 f"{len(keys)} pages of pool '{self.name}' with {count} host indices; "
                 f"each page has {self.page_size}"
+            )
+            raise ValueError(text)
+        if not count:
+            return
+        starts = host_indices[:: self.page_size]
+        first, last = int(starts.min()), int(starts.max())
+        if first < 0 or last + self.page_size > self._host_pool.size:
+            text = (
+                f"pages of pool '{self.name}' begin at host indices {first} to {last}, "
+                f"and it has {self._host_pool.size} with {self.page_size} for each page"
             )
             raise ValueError(text)
 

@@ -1,13 +1,20 @@
 """Pages of one pool, by each call of SGLang's controller."""
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
 import torch
-from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.mem_cache.hicache_storage import (
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
 
 from tests.python.engines.sglang_host import (
     BOTH_INTERFACES,
@@ -162,26 +169,73 @@ def test_a_tensor_of_another_length_is_a_miss(open_rank: OpenRank) -> None:
     assert rank.backend.get(KEYS[0], torch.empty(length, dtype=torch.uint8)) is not None
 
 
-def test_what_a_call_cannot_use_is_refused_and_harms_nothing(open_rank: OpenRank) -> None:
+def test_what_a_call_cannot_use_is_a_miss_and_harms_nothing(
+    open_rank: OpenRank, caplog: pytest.LogCaptureFixture
+) -> None:
     rank = open_rank()
     backend, length = rank.backend, rank.pages.page_bytes
     rank.store(KEYS[:2])
     page = torch.zeros(length, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"2 pages of pool 'kv' with 4 host indices"):
-        backend.batch_get_v1(KEYS[:2], rank.pages.rows([0]))
-    with pytest.raises(ValueError, match=r"1 pages of pool 'kv' with 0 host indices"):
-        backend.batch_set_v1(KEYS[:1], None)
-    with pytest.raises(ValueError, match=r"2 keys with 1 tensors"):
-        backend.batch_get(KEYS[:2], [page])
-    with pytest.raises(ValueError, match=r"tensor 0 has no memory here"):
-        backend.get(KEYS[0], torch.zeros(2 * length, dtype=torch.uint8)[::2])
-    with pytest.raises(ValueError, match=r"tensor 1 has no memory here"):
-        backend.batch_get(KEYS[:2], [page, None])
-    with pytest.raises(ValueError, match="hit policy"):
-        backend.batch_exists_v2(
-            KEYS[:2], [PoolTransfer(PoolName.KV, hit_policy=PoolHitPolicy.BLOCK_GROUPS)]
-        )
+    past = rank.pages.pool.size
+    answers: dict[str, tuple[Callable[[], Any], Any]] = {
+        "2 pages of pool 'kv' with 4 host indices": (
+            lambda: backend.batch_get_v1(KEYS[:2], rank.pages.rows([0])),
+            [False, False],
+        ),
+        "1 pages of pool 'kv' with 0 host indices": (
+            lambda: backend.batch_set_v1(KEYS[:1], None),
+            [False],
+        ),
+        f"begin at host indices {past} to {past}": (
+            lambda: backend.batch_set_v1(KEYS[:1], rank.pages.rows([past // PAGE_TOKENS])),
+            [False],
+        ),
+        f"begin at host indices -{PAGE_TOKENS} to 0": (
+            lambda: backend.batch_get_v1(KEYS[:2], rank.pages.rows([0, -1])),
+            [False, False],
+        ),
+        "2 keys with 1 tensors": (lambda: backend.batch_get(KEYS[:2], [page]), [None, None]),
+        "tensor 0 has no memory here": (
+            lambda: backend.get(KEYS[0], torch.zeros(2 * length, dtype=torch.uint8)[::2]),
+            None,
+        ),
+        "hit policy": (
+            lambda: backend.batch_exists_v2(
+                KEYS[:2], [PoolTransfer(PoolName.KV, hit_policy=PoolHitPolicy.BLOCK_GROUPS)]
+            ),
+            PoolTransferResult(0, {}, []),
+        ),
+        "pool 'mamba' is not registered": (
+            lambda: backend.batch_get_v2(
+                [PoolTransfer("mamba", rank.pages.rows([0]), keys=KEYS[:1])]
+            ),
+            {"mamba": [False]},
+        ),
+    }
+    for reason, (call, answer) in answers.items():
+        # The second one within a minute is not told of.
+        backend._next_told_s.clear()
+        caplog.clear()
+        assert (call(), call()) == (answer, answer), reason
+        assert [reason in record.getMessage() for record in caplog.records] == [True], caplog.text
     assert rank.load(KEYS[:2]) == [True, True]
+
+
+def test_a_closed_store_has_nothing_and_takes_nothing(open_rank: OpenRank) -> None:
+    rank = open_rank()
+    backend, rows = rank.backend, rank.pages.rows([0])
+    page = torch.zeros(rank.pages.page_bytes, dtype=torch.uint8)
+    rank.store(KEYS[:1])
+    backend.close()
+    transfers = [PoolTransfer(PoolName.KV, rows, keys=KEYS[:1])]
+    assert backend.batch_exists(KEYS[:1]) == 0
+    assert backend.batch_exists_v2(KEYS[:1]) == PoolTransferResult(0, {}, [])
+    assert backend.batch_get_v1(KEYS[:1], rows) == backend.batch_set_v1(KEYS[:1], rows) == [False]
+    assert backend.batch_get_v2(transfers) == backend.batch_set_v2(transfers)
+    assert backend.batch_get_v2(transfers) == {PoolName.KV: [False]}
+    assert backend.get(KEYS[0], page) is None
+    assert not any((backend.set(KEYS[0], page), backend.exists(KEYS[0]), backend.clear()))
+    backend.close()
 
 
 def test_a_page_that_is_stored_again_is_the_new_one(open_rank: OpenRank) -> None:
