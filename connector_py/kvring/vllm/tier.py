@@ -39,6 +39,7 @@ from kvring.vllm.options import (
     promote_of,
     set_queue_bytes_of,
 )
+from kvring.vllm.rows import Rows
 from kvring.vllm.wanted import WantedChunks
 
 __all__ = ["KvringTier"]
@@ -49,6 +50,9 @@ _MOST_USES: Final = 1024
 
 # Keys whose use is still to be counted; past it the oldest are left out.
 _MOST_WAITING: Final = 1 << 20
+
+# Rows that a worker left empty, after which nothing is stored: it is no accident of one of them.
+_MOST_UNWRITTEN: Final = 10
 
 
 @dataclass
@@ -101,9 +105,10 @@ class KvringTier(SecondaryTierManager):
         self.locality = locality_of(locality)
         config = offloading_spec.config
         self._row_bytes: int = self.block_size_bytes
-        # No array of it is kept: whoever holds one keeps the memory mapped.
-        self._first_row: int = np.asarray(primary_kv_view).ctypes.data
-        self._rows = len(primary_kv_view)
+        self._rows = Rows(offloading_spec, primary_kv_view)
+        self._unwritten = 0
+        # In jobs that have not finished.
+        self._storing_rows = 0
         namespace = namespace_of(
             "vllm", layout_of(offloading_spec, self._row_bytes), config.model.name
         )
@@ -124,7 +129,7 @@ class KvringTier(SecondaryTierManager):
             # The other half is for what the GPU stores.
             self._most_promoted_bytes = set_queue_bytes_of(options) // 2
             self._tasks = self._store.tasks
-            self._store.register(self._first_row, self._rows * self._row_bytes)
+            self._store.register(self._rows.first, self._rows.count * self._row_bytes)
             self._tells_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
             if self._tells_events:
                 self._tasks.watch_keys()
@@ -193,11 +198,33 @@ class KvringTier(SecondaryTierManager):
         """Return how many chunks may be queued without harm to what the GPU stores."""
         if self.bp_detector is not None and self.bp_detector.is_under_pressure():
             return 0
-        queued_bytes: int = self._store.connector.stats()["set_queued_bytes"]
+        queued_bytes = self._storing_rows * self._row_bytes
         if not queued_bytes:
             # An empty queue takes a chunk that is longer than the limit.
             return max(1, self._most_promoted_bytes // self._row_bytes)
         return max(0, self._most_promoted_bytes - queued_bytes) // self._row_bytes
+
+    def _refuse_unwritten(self, addresses: list[int]) -> None:
+        """Refuse rows into which a worker has written nothing, and all rows once there were many.
+
+        Raises:
+            SubmitError: The message names the causes.
+        """
+        if self._unwritten < _MOST_UNWRITTEN:
+            rows = [address for address in addresses if not self._rows.is_written(address)]
+            self._unwritten += len(rows)
+            if not rows:
+                return
+            number = (rows[0] - self._rows.first) // self._row_bytes
+            what = f"row {number} of the primary tier has nothing but zeros of one worker"
+        else:
+            what = f"{self._unwritten} rows of the primary tier had nothing but zeros of one worker"
+        text = (
+            f"nothing is stored: {what}: the region in /dev/shm was replaced after the workers "
+            "mapped it, or a rank is on another machine; restart vLLM with all its ranks on this "
+            f"one (after {_MOST_UNWRITTEN} such rows the tier stores no more)"
+        )
+        raise SubmitError(text)
 
     def _submit(self, submit: Any, job: TransferJob) -> int | None:
         request = self._requests.get(job.req_context.req_id)
@@ -205,11 +232,10 @@ class KvringTier(SecondaryTierManager):
             request.moved.update(job.keys)
         keys = [key.hex() for key in job.keys]
         rows = np.asarray(job.chunk_ids, dtype=np.int64)
-        addresses = (rows * self._row_bytes + self._first_row).tolist()
         try:
-            if len(rows) and not 0 <= rows.min() <= rows.max() < self._rows:
-                text = f"a job names row {rows.min()} or {rows.max()} of {self._rows}"
-                raise SubmitError(text)
+            addresses = self._rows.addresses(rows)
+            if not job.is_promotion:
+                self._refuse_unwritten(addresses)
             task: int = submit(self._prefix, keys, addresses, [self._row_bytes] * len(keys))
         except KvRingError as error:
             self._store.note(str(error))
@@ -217,6 +243,8 @@ class KvringTier(SecondaryTierManager):
             self._refused.append(JobResult(job_id=job.job_id, success=False))
             return None
         self._jobs[task] = job
+        if not job.is_promotion:
+            self._storing_rows += len(keys)
         return task
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -224,6 +252,8 @@ class KvringTier(SecondaryTierManager):
         finished, self._refused = self._refused, []
         for task, results, error, seconds in self._tasks.take_finished():
             job = self._jobs.pop(task)
+            if not job.is_promotion:
+                self._storing_rows -= len(results)
             done = [key for key, ok in zip(job.keys, results, strict=True) if ok]
             success = len(done) == len(results)
             self._store.note(error)

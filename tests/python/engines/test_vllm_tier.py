@@ -280,3 +280,33 @@ def test_contents_differ_at_each_place_and_for_each_chunk() -> None:
         content_of(number)[at : at + 16] for number in range(50) for at in range(0, 65536, 4096)
     }
     assert len(pages) == 50 * 16
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_that_a_worker_has_not_written_are_not_stored(
+    store_path: Path, ranks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LoneTier(make_config([kvring_tier(store_path)], tp_size=ranks)) as tier:
+        assert_that_empty_cells_are_not_stored(tier, caplog)
+
+
+def assert_that_empty_cells_are_not_stored(
+    tier: LoneTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    cell_bytes = tier.spec.cpu_page_size_per_worker
+    tier.store_all([0])
+    for number in range(1, 12):
+        tier.fill([number], [1])
+        tier.row(1)[-cell_bytes:] = bytes(cell_bytes)
+        job = tier.submit([number], [1], "request", is_load=False)
+        assert not tier.finished()[job].success
+    (record,) = caplog.records
+    for part in ("row 1 of the primary tier", "/dev/shm was replaced", "on another machine"):
+        assert part in record.getMessage()
+    assert tier.lookup(range(12)) == [True] + [False] * 11
+    # Ten of them are no accident: nothing is stored from then on, and what is stored is loaded.
+    job = tier.submit_store([20], [2])
+    assert not tier.finished()[job].success
+    job = tier.submit_load([0], [3])
+    assert tier.finished()[job].success
+    assert tier.holds([0], [3]) == [True]

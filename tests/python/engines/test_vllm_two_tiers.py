@@ -257,26 +257,22 @@ def test_a_step_asks_the_primary_tier_for_some_and_the_next_for_others(
         assert len(lookups[primary]) == 9 + 3
 
 
-def test_a_full_queue_promotes_nothing_until_it_has_room(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_queue_promotes_nothing_until_it_has_room(make_node: MakeNode) -> None:
     sizes = {"rows": 32, "row_bytes": 256 * KIB}
     make_node("a", sizes=sizes).put(FEW)
     engine = make_node("b", sizes=sizes, promote=True, set_queue_bytes="2MiB")
-    store = engine.store
-    queued = {"set_queued_bytes": MIB}
-    real = store.stats
     with engine.request() as request:
         # Half of it is for what the GPU stores.
-        with monkeypatch.context() as patch:
-            patch.setattr(type(store), "stats", lambda self: {**real(), **queued})
-            engine.lookup(request, FEW)
-            engine.settle()
-            assert own(engine) == [False] * len(FEW)
-            assert len(engine.tier._wanted) == len(FEW)
-            queued["set_queued_bytes"] = MIB - 2 * engine.row_bytes
-            engine.end_step()
-            assert len(engine.tier._wanted) == len(FEW) - 2
+        engine.tier._storing_rows = 4
+        engine.lookup(request, FEW)
+        engine.settle()
+        assert own(engine) == [False] * len(FEW)
+        assert len(engine.tier._wanted) == len(FEW)
+        engine.tier._storing_rows = 2
+        engine.end_step()
+        assert len(engine.tier._wanted) == len(FEW) - 2
+        engine.settle()
+        engine.tier._storing_rows = 0
         engine.settle()
         engine.settle()
     assert own(engine) == [True] * len(FEW)
@@ -317,11 +313,11 @@ def test_a_promotion_that_fails_lets_go_of_the_primary_tier(make_node: MakeNode)
     make_node("a").put(FEW)
     engine = make_node("b", promote=True)
     # As if the primary tier had named rows that it does not have.
-    rows, engine.tier._rows = engine.tier._rows, 0
+    rows, engine.tier._rows.count = engine.tier._rows.count, 0
     with engine.request() as request:
         assert engine.lookup(request, FEW)[-1] == [LookupResult.HIT] * len(FEW)
         engine.settle()
-    engine.tier._rows = rows
+    engine.tier._rows.count = rows
     assert pinned(engine) == 0
     assert not engine.manager._jobs
     assert not engine.tier._promotions
