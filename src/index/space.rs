@@ -34,7 +34,8 @@ impl Table {
     /// Whether it is to grow: soon there will not be many free slots.
     pub(crate) fn is_growth_due(&self) -> bool {
         let ahead = self.step_bytes() / RECORD_BYTES as u64 / AHEAD_PART;
-        u64::from(self.free.lock().count()) < ahead
+        let free = u64::from(self.free.lock().count());
+        free < ahead
             && self.unreadable().is_none()
             && self.refusal.lock().as_ref().is_none_or(|(again, _)| Instant::now() >= *again)
     }

@@ -83,7 +83,7 @@ impl ExtentStore {
     }
 
     /// Makes a data file. The locks are taken only once it is there for good.
-    fn add_file(&self, size_bytes: u64) -> Result<(), StoreError> {
+    pub(super) fn add_file(&self, size_bytes: u64) -> Result<(), StoreError> {
         let Some(directory) = &self.directory else { return Err(self.budget.full(size_bytes)) };
         self.budget.reserve_growth(on_disk_bytes(size_bytes))?;
         match make_file(directory, &self.all_files(), size_bytes) {

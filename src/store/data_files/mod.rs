@@ -42,6 +42,9 @@ use look::Looks;
 use unreserved::Unreserved;
 
 /// The data files of a directory, or the parts of a device, and which of their blocks are free.
+///
+/// Locks are taken in the order `looks`, `files`, `allocator`, `unreserved`; `refusal` and those of [`Discards`] come last, each without
+/// another of these. No statement takes two (`tests/python/test_locks.py`): the first one's guard lives to the end of the statement.
 pub(crate) struct ExtentStore {
     /// Where more data files can be made; none on a device.
     directory: Option<Arc<Directory>>,
@@ -54,7 +57,6 @@ pub(crate) struct ExtentStore {
     /// After the file system has refused to grow: when to ask it again, and its error.
     refusal: Mutex<Option<(Instant, StoreError)>>,
     discards: Option<Discards>,
-    /// Its lock is taken after that of the allocator.
     unreserved: Mutex<Unreserved>,
     looks: Mutex<Looks>,
     /// A write has found no space for its blocks since the last look began.
@@ -313,11 +315,10 @@ impl Store for ExtentStore {
     }
 
     fn usage(&self) -> StoreUsage {
-        StoreUsage {
-            allocated_bytes: self.allocator.lock().allocated * BLOCK_BYTES,
-            data_files: self.files.read().len() as u64,
-            shared_bytes: self.unreserved.lock().found_blocks * BLOCK_BYTES,
-        }
+        let allocated_bytes = self.allocator.lock().allocated * BLOCK_BYTES;
+        let data_files = self.files.read().len() as u64;
+        let shared_bytes = self.unreserved.lock().found_blocks * BLOCK_BYTES;
+        StoreUsage { allocated_bytes, data_files, shared_bytes }
     }
 
     fn missed(&self) -> Option<String> {

@@ -131,3 +131,26 @@ fn longest_chunk_fits_the_smallest_capacity() {
     assert!(store.max_chunk_bytes() >= 12 * MIB, "{}", store.max_chunk_bytes());
     assert!(place(&store, store.max_chunk_bytes()).is_ok());
 }
+
+#[test]
+fn usage_is_told_while_data_files_come() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(open(directory.path(), 1024 * MIB));
+    let (ended, end) = std::sync::mpsc::channel();
+    let grower = Arc::clone(&store);
+    let growth = ended.clone();
+    std::thread::spawn(move || {
+        (0..200).for_each(|_| grower.add_file(MIB).unwrap());
+        growth.send(()).unwrap();
+    });
+    for _ in 0..4 {
+        let (store, ended) = (Arc::clone(&store), ended.clone());
+        std::thread::spawn(move || {
+            while store.usage().data_files < 200 {}
+            ended.send(()).unwrap();
+        });
+    }
+    for _ in 0..5 {
+        end.recv_timeout(Duration::from_secs(60)).expect("growth and usage wait for each other");
+    }
+}
