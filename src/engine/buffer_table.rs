@@ -92,12 +92,12 @@ fn update(ring: RawFd, number: usize, memory: libc::iovec) -> io::Result<()> {
     unsafe { register(ring, REGISTER_BUFFERS_UPDATE, &update, size_of::<Update>()) }
 }
 
-/// Makes entry `number` that of `source`: pinned once, charged once (6.13).
-pub(super) fn clone(ring: RawFd, source: RawFd, number: usize) -> io::Result<()> {
-    let number = number as u32;
-    let (source, reserved) = (source as u32, [0; 3]);
-    let (source_offset, offset) = (number, number);
-    let clone = Clone { source, flags: REPLACE, source_offset, offset, entries: 1, reserved };
+/// Makes the whole table of `ring` that of `source`: pinned once, charged once (6.13). Never a range: Linux 6.13 to 6.17 then drops the
+/// entries behind it.
+pub(super) fn clone(ring: RawFd, source: RawFd) -> io::Result<()> {
+    let source = source as u32;
+    let clone =
+        Clone { source, flags: REPLACE, source_offset: 0, offset: 0, entries: 0, reserved: [0; 3] };
     // SAFETY: the structure that this operation reads; the count is 1 of these.
     unsafe { register(ring, REGISTER_CLONE_BUFFERS, &clone, 1) }
 }

@@ -34,20 +34,29 @@ impl RingMemory {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state.lock();
         let wanted: Vec<(usize, Piece)> = state.pieces().collect();
-        for (number, _) in self.pieces.extract_if(.., |own| !wanted.contains(own)) {
-            // It can only fail for a table that is not there.
-            let _ = buffer_table::clear(ring, number);
-        }
-        for (number, piece) in wanted {
-            if !self.pieces.contains(&(number, piece)) && self.add(ring, &mut state, number, piece)
-            {
-                self.pieces.push((number, piece));
-            }
+        let cloned = state.source().map(|source| buffer_table::clone(ring, source));
+        if let Some(Ok(())) = cloned {
+            (self.pieces, self.has_table) = (wanted, true);
+        } else {
+            self.pin(ring, &mut state, &wanted);
         }
         self.pieces.sort_unstable_by_key(|(_, piece)| piece.start);
         // It cannot change while the state is locked.
         self.seen = shared.version();
         shared.note_seen(&mut state, self.id, self.seen);
+    }
+
+    /// The same where the kernel cannot clone a table: what is new is pinned once more, and charged again.
+    fn pin(&mut self, ring: RawFd, state: &mut State, wanted: &[(usize, Piece)]) {
+        for (number, _) in self.pieces.extract_if(.., |own| !wanted.contains(own)) {
+            // It can only fail for a table that is not there.
+            let _ = buffer_table::clear(ring, number);
+        }
+        for &(number, piece) in wanted {
+            if !self.pieces.contains(&(number, piece)) && self.add(ring, state, number, piece) {
+                self.pieces.push((number, piece));
+            }
+        }
     }
 
     fn add(&mut self, ring: RawFd, state: &mut State, number: usize, piece: Piece) -> bool {
@@ -58,10 +67,6 @@ impl RingMemory {
             return false;
         }
         self.has_table = true;
-        let cloned = state.source().map(|source| buffer_table::clone(ring, source, number));
-        if let Some(Ok(())) = cloned {
-            return true;
-        }
         let added = buffer_table::set(ring, number, piece.start, piece.length);
         added.inspect_err(|error| state.tell(error, piece.length)).is_ok()
     }

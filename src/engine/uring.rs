@@ -25,6 +25,9 @@ use crate::system::fork::ClosedOnFork;
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 
+/// Set in the token of a transfer that names a registered buffer.
+const FIXED: u64 = 1 << 62;
+
 /// Target of every armed eventfd read. Nobody looks at it; static, so that no read can outlive it.
 static WAKE_COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -88,6 +91,11 @@ impl UringEngine {
             wake_armed: false,
             early: Vec::new(),
         })
+    }
+
+    #[cfg(test)]
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.ring.as_raw_fd()
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> Result<(), EngineError> {
@@ -185,12 +193,24 @@ impl UringEngine {
     }
 
     fn take_completions(&mut self, reaped: &mut Vec<Reaped>) {
+        let mut has_lost_buffer = false;
         for completion in self.ring.completion() {
             match completion.user_data() {
                 WAKE => self.wake_armed = false,
                 CANCEL => {}
-                token => reaped.push(Reaped { token: token as usize, result: completion.result() }),
+                token => {
+                    // The buffer's pages are pinned: it is the table that lacks it, not the process its memory.
+                    let is_lost = token & FIXED != 0 && completion.result() == -libc::EFAULT;
+                    has_lost_buffer |= is_lost;
+                    let result = if is_lost { -libc::EAGAIN } else { completion.result() };
+                    reaped.push(Reaped { token: (token & !FIXED) as usize, result });
+                }
             }
+        }
+        if has_lost_buffer && self.memory.take().is_some() {
+            log::warn!(
+                "the kernel does not find a registered buffer (EFAULT): this reactor's transfers go on without registered memory"
+            );
         }
     }
 }
@@ -218,7 +238,8 @@ impl Engine for UringEngine {
         let buffer = unsafe { self.buffer_of(transfer) }?;
         // SAFETY: as above.
         let entry = unsafe { entry_of(file, transfer, buffer) }.flags(flags);
-        self.push(&entry.user_data(transfer.token as u64))
+        let fixed = if buffer.is_some() { FIXED } else { 0 };
+        self.push(&entry.user_data(transfer.token as u64 | fixed))
     }
 
     fn reap(

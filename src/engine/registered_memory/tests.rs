@@ -111,6 +111,37 @@ fn what_is_queued_reaches_the_kernel_before_its_buffer_goes() {
 }
 
 #[test]
+fn a_transfer_whose_buffer_the_kernel_has_lost_is_tried_again_without() {
+    let memory = Arc::new(RegisteredMemory::default());
+    let (mut engine, block) = (ring(&memory), AlignedBlock::zeroed(MIB));
+    let handle = register(&memory, &mut engine, &block);
+    buffer_table::clear(engine.descriptor(), 0).unwrap();
+    let (file, into) = (file_of(7), vector_of(&block));
+    queue(&mut engine, &file, &into);
+    assert_eq!((finish(&mut engine), memory.fixed_transfers()), (-libc::EAGAIN, 1));
+    queue(&mut engine, &file, &into);
+    assert_eq!((finish(&mut engine), memory.fixed_transfers()), (MIB as i32, 1));
+    drop(engine);
+    drop(handle);
+}
+
+#[test]
+fn memory_that_is_registered_later_leaves_what_was_there() {
+    let memory = Arc::new(RegisteredMemory::default());
+    let (mut engine, blocks) = (ring(&memory), [(); 3].map(|()| AlignedBlock::zeroed(MIB)));
+    let handles = [0, 1, 2].map(|number| register(&memory, &mut engine, &blocks[number]));
+    handles[1].close();
+    let again = register(&memory, &mut engine, &blocks[1]);
+    for (number, block) in blocks.iter().enumerate() {
+        let (file, into) = (file_of(number as u8), vector_of(block));
+        queue(&mut engine, &file, &into);
+        assert_eq!(finish(&mut engine), MIB as i32);
+    }
+    assert_eq!(memory.fixed_transfers(), 3);
+    drop((engine, again, handles));
+}
+
+#[test]
 fn an_entry_is_not_given_away_while_a_ring_may_have_it() {
     let memory = Arc::new(RegisteredMemory::default());
     let (mut engine, block) = (ring(&memory), AlignedBlock::zeroed(2 * MIB));
