@@ -25,8 +25,8 @@ use crate::system::fork::ClosedOnFork;
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 
-/// Set in the token of a transfer that names a registered buffer.
-const FIXED: u64 = 1 << 62;
+/// Set in the token of a transfer that names a registered buffer; the caller's own tokens do not reach it.
+const FIXED: u64 = 1 << 63;
 
 /// Target of every armed eventfd read. Nobody looks at it; static, so that no read can outlive it.
 static WAKE_COUNT: AtomicU64 = AtomicU64::new(0);

@@ -17,7 +17,8 @@ class Rows:
     """Addresses of rows, and the cells that workers write into them.
 
     A row is `W0 | W1 | ... | padding`, a cell for each worker (`kv_offload/cpu/spec.py` of vLLM
-    0.33.0). A replicated layout has one cell; a canonical one has no cells of workers.
+    0.33.0). A replicated layout has one cell; a canonical one has no cells of workers. A stage of
+    a pipeline may have no layer of a group, and then leaves its cell as it is.
     """
 
     def __init__(self, offloading_spec: Any, primary_kv_view: memoryview) -> None:
@@ -32,7 +33,11 @@ class Rows:
         self.first: int = memory.ctypes.data
         self.count, self.row_bytes = memory.shape
         config = offloading_spec.config
-        is_whole = config.canonical_layout or offloading_spec.replicated_layout
+        is_whole = (
+            config.canonical_layout
+            or offloading_spec.replicated_layout
+            or config.parallel.pp_size > 1
+        )
         self._cells: int = 1 if is_whole else config.parallel.world_size
         self._cell_bytes: int = (
             self.row_bytes if is_whole else offloading_spec.cpu_page_size_per_worker
