@@ -52,7 +52,7 @@ impl Connector {
         config.never_evicts = _never_evicts;
         let metrics_port = config.metrics_port;
         let core = py.detach(|| kvring::Connector::open(config)).map_err(from_open);
-        hand_over(py)?;
+        hand_over(py);
         Ok(Self { core: core?, metrics_port })
     }
 
@@ -95,12 +95,9 @@ impl Connector {
 
     /// Completions since the last call: (future id, ok, error, one bool per key).
     fn drain_completions(&self, py: Python<'_>) -> Vec<Answer> {
+        hand_over(py);
         let mut completions = Vec::new();
         self.core.drain(&mut completions);
-        if let Err(error) = hand_over(py) {
-            // An exception out of here would make LMCache's demux thread spin, and the completions would be lost.
-            error.write_unraisable(py, None);
-        }
         // Dropping a completion releases its buffers, here, with the GIL held.
         completions.into_iter().map(answer).collect()
     }
@@ -113,7 +110,7 @@ impl Connector {
             return Err(ConfigError::new_err(message));
         }
         let shutdown = py.detach(|| self.core.close_within(Duration::from_secs_f64(timeout_s)));
-        hand_over(py)?;
+        hand_over(py);
         let result = PyDict::new(py);
         result.set_item("shutdown_clean", shutdown.clean)?;
         result.set_item("partial_flush", shutdown.partial_flush)?;
@@ -130,7 +127,7 @@ impl Connector {
 
     /// State and counters as one flat dict of numbers, strings and bools.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        hand_over(py)?;
+        hand_over(py);
         let stats = py.detach(|| self.core.stats());
         stats_dict(py, stats)
     }
@@ -145,7 +142,7 @@ impl Connector {
 
     /// Counters in the groups "storage", "writer" and "lookup".
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        hand_over(py)?;
+        hand_over(py);
         let stats = py.detach(|| self.core.stats());
         counters_dict(py, &stats)
     }
@@ -179,7 +176,7 @@ impl Connector {
         length_bytes: Option<usize>,
     ) -> PyResult<RegisteredMemory> {
         let registered = register(py, &self.core, memory, length_bytes);
-        hand_over(py)?;
+        hand_over(py);
         registered
     }
 
@@ -235,9 +232,9 @@ impl Connector {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
         py.detach(|| self.core.close());
-        hand_over(py)
+        hand_over(py);
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

@@ -105,13 +105,13 @@ impl LoadRun {
             .map_err(|error| from_open(OpenError::Config(error)))?;
         let plan = plan.plan.clone();
         let run = py.detach(|| Run::start(config, plan)).map_err(from_load);
-        hand_over(py)?;
+        hand_over(py);
         Ok(Self { run: run? })
     }
 
     /// How far it is.
     fn poll<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        hand_over(py)?;
+        hand_over(py);
         let progress = self.run.poll();
         let all = PyDict::new(py);
         all.set_item("phase", progress.phase.name())?;
@@ -139,7 +139,7 @@ impl LoadRun {
     /// Wait for its end and return what it has measured, once.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let report = py.detach(|| self.run.finish()).map_err(from_load);
-        hand_over(py)?;
+        hand_over(py);
         let report = report?;
         let all = PyDict::new(py);
         for (name, phase) in

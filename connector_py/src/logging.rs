@@ -43,20 +43,24 @@ pub(crate) fn install() {
 }
 
 /// Hands what has come since the last time to Python's logging.
-pub(crate) fn hand_over(py: Python<'_>) -> PyResult<()> {
-    let messages = QUEUE.messages();
-    if messages.is_empty() {
-        return Ok(());
+///
+/// Call it before completions are taken, never after: nothing of the application may stand between taking and returning them.
+/// What a handler raises goes to `sys.unraisablehook`: a call of the store does not fail because of it.
+pub(crate) fn hand_over(py: Python<'_>) {
+    while let Some((level, message)) = QUEUE.messages().pop() {
+        if let Err(error) = log_in_python(py, level, &message) {
+            error.write_unraisable(py, None);
+        }
     }
+}
+
+fn log_in_python(py: Python<'_>, level: Level, message: &str) -> PyResult<()> {
+    let level = match level {
+        Level::Error => "error",
+        Level::Warn => "warning",
+        Level::Info => "info",
+        Level::Debug | Level::Trace => "debug",
+    };
     let logger = py.import("kvring.logs")?.call_method0("logger")?;
-    while let Some((level, message)) = messages.pop() {
-        let level = match level {
-            Level::Error => "error",
-            Level::Warn => "warning",
-            Level::Info => "info",
-            Level::Debug | Level::Trace => "debug",
-        };
-        logger.call_method1(level, ("%s", message))?;
-    }
-    Ok(())
+    logger.call_method1(level, ("%s", message)).map(drop)
 }

@@ -87,6 +87,7 @@ impl MemoryTasks {
 
     /// Take what became of all tasks that have completed.
     fn take_finished(&self, py: Python<'_>) -> PyResult<Vec<Outcome>> {
+        hand_over(py);
         let taken = py.detach(|| {
             self.in_its_process()?;
             Ok(self.finished.take(self.core(), |all| {
@@ -98,12 +99,12 @@ impl MemoryTasks {
             }))
         });
         let taken: ByTask = taken.map_err(from_submit)?;
-        tell(py);
         Ok(taken.into_values().map(outcome).collect())
     }
 
     /// Wait for a task, and take what became of it.
     fn wait(&self, py: Python<'_>, task: u64) -> PyResult<Outcome> {
+        hand_over(py);
         let taken = py.detach(|| {
             self.in_its_process()?;
             let taken = self.finished.wait(self.core(), |all| all.remove(&task));
@@ -111,7 +112,6 @@ impl MemoryTasks {
             Ok(taken)
         });
         let taken = taken.map_err(from_submit)?;
-        tell(py);
         taken.map(outcome).ok_or_else(closed)
     }
 
@@ -248,13 +248,6 @@ pub(crate) fn name_of(change: KeyChange) -> &'static str {
         KeyChange::Stored => "stored",
         KeyChange::StoredAgain => "stored again",
         KeyChange::Gone => "gone",
-    }
-}
-
-/// Hands messages over. An exception of a handler must not cost what was taken.
-fn tell(py: Python<'_>) {
-    if let Err(error) = hand_over(py) {
-        error.write_unraisable(py, None);
     }
 }
 

@@ -85,9 +85,9 @@ impl ObjectTasks {
 
     /// Take what became of stores: task, error (empty if it succeeded), bytes that are stored.
     fn pop_stores(&self, py: Python<'_>) -> PyResult<Vec<(u64, String, usize)>> {
+        hand_over(py);
         let mut completions = Vec::new();
         self.core().take(true, &mut completions);
-        hand_over(py)?;
         let outcome = |completion: &Completion| {
             let held = completion.keep_alive().and_then(|held| held.downcast_ref::<Held>());
             let lengths = held.map_or(&[][..], |held| &held.lengths_bytes);
@@ -145,8 +145,8 @@ impl ObjectTasks {
 
     /// Take the bitmap of a load, once; None as long as it is under way.
     fn query_load<'py>(&self, py: Python<'py>, task: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        hand_over(py);
         let completion = self.loads.take(self.core(), |loads| loads.remove(&task));
-        hand_over(py)?;
         completion.map(|completion| self.bitmap_of(py, &completion.results)).transpose()
     }
 

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import CAPACITY_BYTES, MIB, Client, pattern, run_child
+from tests.python.conftest import (
+    CAPACITY_BYTES,
+    MIB,
+    SMALL_CAPACITY_BYTES,
+    Client,
+    make_memory,
+    pattern,
+    run_child,
+)
 
 # Its salt is not to be in any log.
 SECRET_KEY = "model@00000000@0@" + 64 * "a" + "@salt-of-a-tenant"
@@ -137,6 +145,29 @@ def test_a_handler_may_use_the_connector(store_directory: Path) -> None:
         file.write(bytes(4096))
     told = run_child(log_into_the_connector, str(store_directory))
     assert (told.returncode, told.stdout, told.stderr) == (0, "done\n", "")
+
+
+def log_while_a_completion_waits(directory: str) -> None:
+    """Nothing of the application runs between taking completions and returning them."""
+    seen: list[bool] = []
+    with kvring.Connector(directory, SMALL_CAPACITY_BYTES) as connector:
+        client = Client(connector)
+
+        class Handler(logging.Handler):
+            """Sees whether the completion is still to be taken."""
+
+            def emit(self, record: logging.LogRecord) -> None:
+                del record
+                seen.append(client.is_readable())
+
+        logging.getLogger("kvring").addHandler(Handler(logging.WARNING))
+        client.set(["m@1@0@a"], [make_memory(2 * SMALL_CAPACITY_BYTES)])
+    assert seen == [True]
+
+
+def test_messages_are_told_before_completions_are_taken(store_directory: Path) -> None:
+    told = run_child(log_while_a_completion_waits, str(store_directory))
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
 
 
 def open_beside(program: str, directory: str, configures_later: bool) -> None:

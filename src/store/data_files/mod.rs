@@ -43,8 +43,8 @@ use unreserved::Unreserved;
 
 /// The data files of a directory, or the parts of a device, and which of their blocks are free.
 ///
-/// Locks are taken in the order `looks`, `files`, `allocator`, `unreserved`; `refusal` and those of [`Discards`] come last, each without
-/// another of these. No statement takes two (`tests/python/test_locks.py`): the first one's guard lives to the end of the statement.
+/// Locks are taken in the order `looks`, `files`, `allocator`, `unreserved`, `refusal`, and after them those of [`Discards`], `next`
+/// before `freed`. No statement takes two (`tests/python/test_locks.py`): the first one's guard lives to the end of the statement.
 pub(crate) struct ExtentStore {
     /// Where more data files can be made; none on a device.
     directory: Option<Arc<Directory>>,

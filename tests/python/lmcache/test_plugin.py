@@ -1,6 +1,8 @@
 """kvring as LMCache's `plugin` adapter: what LMCache is told of it, and what it does."""
 
+import logging
 import mmap
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ from tests.python.lmcache.adapter_driver import (
     AdapterDriver,
     RecordingListener,
     chunks_in,
+    filled_memory,
     make_key,
     metadata_of,
     random_bytes,
@@ -304,6 +307,42 @@ def test_a_chunk_that_is_too_long_shows_in_the_status(
         assert "the last store failed" in status["problems"][0]
         assert driver.store(some(1), [b"content"])
         assert driver.adapter.report_status()["is_healthy"]
+    finally:
+        driver.close()
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """Have a handler of the application raise at every warning, and list what reaches no caller."""
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: unraisable.append(one.exc_value))
+
+    class Handler(logging.Handler):
+        """Has no room for a message."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError(record.getMessage())
+
+    handler = Handler(logging.WARNING)
+    logging.getLogger("kvring").addHandler(handler)
+    yield unraisable
+    logging.getLogger("kvring").removeHandler(handler)
+
+
+@pytest.mark.parametrize("takes", ["stores", "loads"])
+def test_a_handler_that_raises_costs_no_completion(
+    make_spec: Callable[..., AdapterSpec], raised: list[object], takes: str
+) -> None:
+    """LMCache's L1 would stay locked. The first chunk that is too long is logged by who takes."""
+    driver = AdapterDriver(make_spec("64MiB"))
+    try:
+        assert driver.store(some(1), [b"content"])
+        too_long = [filled_memory(bytes(80 * MIB))]
+        task = driver.adapter.submit_store_task(some(1, first=1), too_long)
+        if takes == "loads":
+            assert driver.load_bytes(some(1), [7]) == [b"content"]
+        until("the store", lambda: driver._take_store_result(task) is not None)
+        assert len(raised) == 1
     finally:
         driver.close()
 
