@@ -10,6 +10,9 @@ use super::responsiveness::SILENCE;
 use crate::key::Digest;
 use crate::schedule::Class;
 
+/// A reactor that looks so much later than it meant to was not running.
+const LATENESS: Duration = Duration::from_secs(1);
+
 impl Operations {
     /// When to look again although nothing has come: a failed write is to be tried again, a SET that waits for loads, however
     /// long these take, is due, or a chunk in doubt is to be read again. `now` is when the last pieces were started: what was
@@ -94,7 +97,12 @@ impl Operations {
         if now < self.silence_due {
             return;
         }
+        let is_late = now > self.silence_due + LATENESS;
         self.silence_due = now + SILENCE;
+        if is_late {
+            // This process was stopped (SIGSTOP, a frozen container), and what came back meanwhile is not looked at yet.
+            return;
+        }
         let shared = Arc::clone(&self.shared);
         for (is_write, what) in [(false, "reads"), (true, "writes")] {
             let Some(oldest) = self.device.requests.oldest(is_write) else { continue };

@@ -74,8 +74,10 @@ impl Driver<'_> {
                     if *stored {
                         readable.push(*chunk);
                         is_longer |= may_be.iter().any(|before| before.length < chunk.length);
+                        // The same bytes are a use, which never goes backwards.
+                        let is_use = may_be.contains(chunk);
+                        last_use_ms = if is_use { now.max(last_use_ms) } else { now };
                         may_be = vec![*chunk];
-                        last_use_ms = now;
                     }
                 }
                 Did::Get(length, Some(span)) => {
@@ -90,7 +92,7 @@ impl Driver<'_> {
                     if is_expired {
                         return Err("a hit after it had expired".into());
                     }
-                    last_use_ms = now;
+                    last_use_ms = now.max(last_use_ms);
                 }
                 Did::Get(length, None) => {
                     let is_it = may_be.len() == 1 && may_be[0].length == *length;

@@ -80,7 +80,15 @@ def frame(
         "paths": [
             {
                 name: path[name]
-                for name in ("path", "in_use", "reason", "trouble", "used_bytes", "capacity_bytes")
+                for name in (
+                    "path",
+                    "in_use",
+                    "reason",
+                    "trouble",
+                    "note",
+                    "used_bytes",
+                    "capacity_bytes",
+                )
             }
             for path in stats["paths"]
         ],
