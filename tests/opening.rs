@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::chunks::{copy_all, filled, intact, length, place};
-use common::{Client, Memory, config, has_data_files, key, layout};
-use kvring::{BLOCK_BYTES, Connector, Layout, OpenError};
+use common::{Client, Memory, config, has_data_files, key, layout, logged};
+use kvring::{BLOCK_BYTES, Connector, Layout, OpenError, list_chunks};
 
 const CAPACITY: u64 = common::chunks::CAPACITY;
 const INDEX: &str = "index.kvring";
@@ -105,6 +105,29 @@ fn a_torn_record_is_free_space() {
     assert_eq!((client.connector.recovery().kept, client.connector.recovery().torn), (9, 1));
     assert_eq!(intact(&client, 10), 9);
     assert!(client.set_one("fits", &Memory::patterned(4096, 0, 1)));
+}
+
+/// Whatever state its bytes give a record: a reader and the open count the same ones, and the open frees them.
+#[test]
+fn every_record_of_a_garbled_page_is_torn_once() {
+    logged::keep();
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 40);
+    for slot in 0..32 {
+        let garbage = [slot as u8 % 16 + 1; RECORD_BYTES as usize];
+        edit(&directory.path().join(INDEX), HEADER_BYTES + slot * RECORD_BYTES, &garbage);
+    }
+    let listed = || {
+        let mut chunks = list_chunks(directory.path(), None).unwrap();
+        (chunks.by_ref().map(Result::unwrap).count(), chunks.damage().torn)
+    };
+    assert_eq!(listed(), (8, 32));
+    let client = Client::open(directory.path(), CAPACITY);
+    let recovery = client.connector.recovery();
+    assert_eq!((recovery.kept, recovery.torn), (8, 32));
+    assert_eq!(logged::lines(directory.path(), "8 chunks after clean shutdown, 32 torn").len(), 1);
+    client.connector.close();
+    assert_eq!(listed(), (8, 0));
 }
 
 #[test]

@@ -125,7 +125,8 @@ impl Volume {
     pub(super) fn start(&mut self, make_engine: &MakeEngine) -> Result<(), OpenError> {
         let (shared, recovery) = (&self.shared, &self.recovery);
         let path = self.path();
-        log::info!("{}: {recovery}", path.display());
+        let level = if recovery.torn > 0 { log::Level::Warn } else { log::Level::Info };
+        log::log!(level, "{}: {recovery}", path.display());
         let longest_bytes = shared.cache.store.max_chunk_bytes();
         if longest_bytes < MAX_CHUNK_BYTES {
             log::info!(

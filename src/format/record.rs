@@ -123,6 +123,15 @@ impl Record {
             && self.is_intact()
     }
 
+    /// Whether kvring does not write such a record: it is neither free, nor the whole record of a chunk or of a part of a key.
+    pub(crate) fn is_torn(&self) -> bool {
+        match self.state {
+            STATE_FREE => false,
+            STATE_KEY_PART => !self.is_intact(),
+            _ => !self.is_sensible(),
+        }
+    }
+
     pub(crate) fn digest(&self) -> Digest {
         Digest(self.digest)
     }
@@ -224,6 +233,16 @@ mod tests {
         assert!(!is_sensible(&|one| one.key_length = MAX_KEY_BYTES as u16 + 1));
         assert!(!is_sensible(&|one| one.payload_checksum_kind = PAYLOAD_CRC64NVME + 1));
         assert!(!is_sensible(&|one| one.generation = GENERATIONS_END));
+    }
+
+    #[test]
+    fn a_record_in_any_state_but_free_is_torn_unless_it_is_whole() {
+        let in_state = |state| Record { state, length_bytes: 1, ..Record::zeroed() };
+        for state in 0..=u8::MAX {
+            let is_known = [STATE_FREE, STATE_CHUNK, STATE_KEY_PART].contains(&state);
+            assert_eq!(sealed(in_state(state)).is_torn(), !is_known, "{state}");
+            assert_eq!(in_state(state).is_torn(), state != STATE_FREE, "{state}");
+        }
     }
 
     /// A key of three parts, in the slots 10, 11 and 12.

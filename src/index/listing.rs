@@ -18,7 +18,7 @@ use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
 use crate::format::names::{
     CHUNKS_NAME, INDEX_NAME, PART_BLOCKS, StoreId, chunk_path, data_file_name, device_index_name,
 };
-use crate::format::record::{Record, STATE_FREE, STATE_KEY_PART};
+use crate::format::record::{Record, STATE_CHUNK};
 use crate::format::superblock::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
 use crate::key::{Digest, Namespace};
 use crate::store::device::{is_device, superblock_copies};
@@ -284,8 +284,7 @@ impl StoredChunks {
         self.next_slot += records.len() as u64;
         let (mut chunks, mut doubtful) = (Vec::new(), Vec::new());
         for (slot, record) in (first as u32..).zip(&records) {
-            let is_chunk = !matches!(record.state, STATE_FREE | STATE_KEY_PART);
-            if is_chunk && !self.add(slot, record, &mut chunks) {
+            if !self.add(slot, record, &mut chunks) {
                 doubtful.push((slot, fingerprint(record)));
             }
         }
@@ -313,8 +312,11 @@ impl StoredChunks {
         Ok(!records.is_empty())
     }
 
-    /// Adds the chunk of a record to `chunks` if it can be where the record says; false if the record is damaged.
+    /// Adds the chunk of a record, if it is one's, to `chunks` if it can be where the record says; false if the record is damaged.
     fn add(&mut self, slot: u32, record: &Record, chunks: &mut Vec<StoredChunk>) -> bool {
+        if record.state != STATE_CHUNK || record.is_torn() {
+            return !record.is_torn();
+        }
         let Some(chunk) = self.chunk_of(slot, record) else { return false };
         match self.home.contain(record, &chunk) {
             true => chunks.push(chunk),
@@ -324,9 +326,6 @@ impl StoredChunks {
     }
 
     fn chunk_of(&self, slot: u32, record: &Record) -> Option<StoredChunk> {
-        if !record.is_sensible() {
-            return None;
-        }
         let key = record.read_key(|slot| self.index.record(slot))?;
         let own_offset = u64::from(record.first_block) * BLOCK_BYTES;
         let (file, offset_bytes) = match &self.home {

@@ -10,7 +10,7 @@ use super::map::Index;
 use super::recovery_report::Recovery;
 use crate::block::Extent;
 use crate::evict::NamespaceId;
-use crate::format::record::{NO_SLOT, Record, STATE_CHUNK, slots_for};
+use crate::format::record::{NO_SLOT, Record, STATE_CHUNK, STATE_FREE, slots_for};
 use crate::key::{Digest, Namespace};
 use crate::parallel::on_threads;
 use crate::store::Store;
@@ -140,10 +140,15 @@ impl<G: Send, S: Send> Index<G, S> {
         oldest_ms: u64,
         read: &mut Read,
     ) {
-        let chunks = (first..).zip(records).filter(|(_, record)| record.state == STATE_CHUNK);
-        let (whole, torn): (Vec<_>, Vec<_>) =
-            chunks.partition(|(slot, record)| record.is_sensible() && self.has_key(*slot, record));
-        read.torn.extend(torn.into_iter().map(|(slot, _)| slot));
+        let (mut whole, slots) = (Vec::new(), (first..).zip(records));
+        for (slot, record) in slots.filter(|(_, record)| record.state != STATE_FREE) {
+            let is_chunk = record.state == STATE_CHUNK;
+            match record.is_torn() || is_chunk && !self.has_key(slot, record) {
+                true => read.torn.push(slot),
+                false if is_chunk => whole.push((slot, record)),
+                false => {}
+            }
+        }
         let extents: Vec<(Extent, Digest)> =
             whole.iter().map(|(_, record)| (record.extent(), record.digest())).collect();
         for ((slot, record), is_there) in whole.into_iter().zip(store.contains_each(&extents)) {
