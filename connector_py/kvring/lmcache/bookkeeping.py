@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from lmcache.v1.distributed.api import EncodedObjectKey
@@ -76,7 +77,7 @@ class Bookkeeping:
         """Tell that keys are gone that were not stored: LMCache may have thought so."""
         if keys:
             with self._lock:
-                self._gone(keys, [0] * len(keys))
+                _notify(self._gone, keys, [0] * len(keys))
 
     def close(self) -> None:
         """End the thread."""
@@ -92,9 +93,8 @@ class Bookkeeping:
                 self.tell()
             except ClosedError:
                 return
-            except Exception:
-                # A fault of a listener: the next change may go well.
-                _logger.exception("LMCache's books of what is stored may be wrong")
+            except Exception:  # noqa: BLE001 - no fault ends this thread
+                _log_fault()
             self._end.wait(_PAUSE_S)
 
     def _tell_page(self) -> bool:
@@ -108,7 +108,7 @@ class Bookkeeping:
             if not self._has_recovered:
                 keys, sizes, self._has_recovered = self._tasks.take_stored_keys(_PAGE)
                 if keys:
-                    self._stored(keys, sizes)
+                    _notify(self._stored, keys, sizes)
                 if not self._has_recovered:
                     return True
             runs = self._tasks.take_key_events(_PAGE)
@@ -116,13 +116,13 @@ class Bookkeeping:
                 if not keys:
                     continue
                 if change == "stored":
-                    self._stored(keys, sizes)
+                    _notify(self._stored, keys, sizes)
                 elif change == "gone":
-                    self._gone(keys, sizes)
+                    _notify(self._gone, keys, sizes)
                 else:
-                    self._used(keys)
+                    _notify(self._used, keys)
             while self._newly_used:
-                self._used(self._newly_used.popleft())
+                _notify(self._used, self._newly_used.popleft())
             return bool(runs)
 
     def _seed(self, listener: Any) -> None:
@@ -133,3 +133,17 @@ class Bookkeeping:
             keys = [EncodedObjectKey(*fields).to_object_key() for *fields, _ in listed]
             if keys:
                 listener.on_l2_keys_stored(keys, [size_bytes for *_, size_bytes in listed])
+
+
+def _notify(tell: Callable[..., None], *news: list[Any]) -> None:
+    """Tell what was taken; what a listener raises costs nobody the news behind it."""
+    try:
+        tell(*news)
+    except Exception:  # noqa: BLE001 - listeners are the application's
+        _log_fault()
+
+
+def _log_fault() -> None:
+    # A handler of the application may raise as well.
+    with suppress(Exception):
+        _logger.exception("a listener failed, so LMCache's books of what is stored may be wrong")

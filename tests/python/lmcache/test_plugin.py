@@ -432,6 +432,32 @@ def test_late_loads_are_misses(make_spec: Callable[..., AdapterSpec]) -> None:
         driver.close()
 
 
+@pytest.mark.parametrize("fails_at", ["stored", "deleted"])
+def test_a_listener_that_raises_costs_the_others_no_news(
+    driver: AdapterDriver, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    """Some runs of news are told one after the other; one that fails leaves the next."""
+    adapter, heard = driver.adapter, driver.listener
+    until("it listens", lambda: adapter._books._has_recovered)
+    told = getattr(heard, f"on_l2_keys_{fails_at}")
+
+    def fail_once(*news: Any) -> None:
+        monkeypatch.setattr(heard, f"on_l2_keys_{fails_at}", told)
+        raise RuntimeError("no")
+
+    keys = some(4)
+    # Nobody takes news meanwhile, so that there are several runs of them.
+    with adapter._books._lock:
+        assert driver.store(keys[:1], [b"content"])
+        assert driver.store(keys[:1], [b"contents"])
+        adapter._store.purge("test/model")
+        assert driver.store(keys[1:], [b"content"] * 3)
+        monkeypatch.setattr(heard, f"on_l2_keys_{fails_at}", fail_once)
+    until("the news", lambda: set(keys[1:]) <= {key for key, _ in heard.stored})
+    driver.adapter.delete(keys)
+    assert set(keys[1:]) <= set(heard.deleted)
+
+
 @pytest.mark.root
 def test_health_follows_the_device(tmp_path: Path) -> None:
     with faulty_device(tmp_path, 256 * MIB) as device:
