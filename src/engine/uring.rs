@@ -207,7 +207,8 @@ impl UringEngine {
                 }
             }
         }
-        if has_lost_buffer && self.memory.take().is_some() {
+        if has_lost_buffer && let Some(memory) = self.memory.take() {
+            memory.give_up(self.ring.as_raw_fd());
             log::warn!(
                 "the kernel does not find a registered buffer (EFAULT): this reactor's transfers go on without registered memory"
             );
