@@ -104,14 +104,18 @@ impl MemoryTasks {
 
     /// Wait for a task, and take what became of it.
     fn wait(&self, py: Python<'_>, task: u64) -> PyResult<Outcome> {
+        let waited = py.detach(|| {
+            self.in_its_process()?;
+            let has_ended = |all: &mut ByTask| all.contains_key(&task).then_some(());
+            Ok(self.finished.wait(self.core(), has_ended))
+        });
+        let waited = waited.map_err(from_submit)?;
+        // Before it is taken: what a handler of the application does costs no completion.
         hand_over(py);
         let taken = py.detach(|| {
-            self.in_its_process()?;
-            let taken = self.finished.wait(self.core(), |all| all.remove(&task));
             self.running().remove(&task);
-            Ok(taken)
+            waited.and_then(|()| self.finished.take(self.core(), |all| all.remove(&task)))
         });
-        let taken = taken.map_err(from_submit)?;
         taken.map(outcome).ok_or_else(closed)
     }
 
