@@ -358,10 +358,12 @@ class StoreMachine(RuleBasedStateMachine):
     def _purge_by_command(self, process: Any, namespace: str) -> Any:
         words = ("purge", "--yes", "--json", "--namespace", namespace, *self.paths)
         status, out, err = process.call("command", *words)
-        if status == 0:
-            return json.loads(out)
-        assert (out, "has no namespace" in err) == ("", True), (status, err)
-        return {"keys": 0, "pinned": []}
+        if not out:
+            assert "has no namespace" in err, (status, err)
+            return {"keys": 0, "pinned": []}
+        removed = json.loads(out)
+        assert status == (4 if removed["pinned"] else 0), (removed, err)
+        return removed
 
     def _has_purged(self, keys: set[str], count: int) -> None:
         if (certain := self._certain) is not None and self._is_roomy:
