@@ -216,6 +216,15 @@ impl UringEngine {
     }
 }
 
+impl Drop for UringEngine {
+    /// The kernel takes a ring down some time after its last descriptor is closed, and with it what keeps a file system from being
+    /// unmounted. Nothing is under way any more that names a file by its number.
+    fn drop(&mut self) {
+        // It can only fail for a ring without files.
+        let _ = self.ring.submitter().unregister_files();
+    }
+}
+
 impl Engine for UringEngine {
     fn description(&self) -> String {
         let files = if self.files.is_available { "+registered_files" } else { "" };

@@ -2,17 +2,20 @@
 
 import gc
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 import kvring
+from benches.compare.block_devices import DeviceError, mount_tmpfs
 from tests.python.conftest import (
     CAPACITY_BYTES,
+    ENGINE,
     HANG_DEADLINE_S,
     MIB,
     Client,
@@ -225,3 +228,23 @@ def test_the_descriptor_stays_open_and_silent_until_the_connector_is_gone(
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("layout", ["extents", "files"])
+def test_a_file_system_can_be_unmounted_as_soon_as_its_store_is_closed(
+    tmp_path: Path, layout: str
+) -> None:
+    for _ in range(5):
+        with ExitStack() as stack:
+            try:
+                place = mount_tmpfs(stack, CAPACITY_BYTES, tmp_path)
+            except DeviceError as error:
+                pytest.skip(str(error))
+            with kvring.Connector(
+                place / "store", CAPACITY_BYTES // 2, engine=ENGINE, layout=layout
+            ) as connector:
+                Client(connector).store({make_key(1): pattern(MIB, 1)})
+            # Not patiently, as at the end of the stack.
+            subprocess.run(["umount", place], check=True)
+            stack.pop_all()
