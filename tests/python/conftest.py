@@ -26,6 +26,9 @@ from tests.python.guarded_memory import GuardedMemory
 
 # A hook of the whole run: one in a directory is not seen by the process that prints.
 from tests.python.matrix.table import pytest_terminal_summary as pytest_terminal_summary
+from tests.python.scheduling import (
+    pytest_xdist_make_scheduler as pytest_xdist_make_scheduler,
+)
 
 KIB = 1 << 10
 MIB = 1 << 20

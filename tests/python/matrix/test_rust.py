@@ -13,7 +13,7 @@ FULL_CELLS = [cell for cell, form in CELLS.items() if form is Form.FULL and cell
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ground", FULL_CELLS, ids=str, indirect=True)
 def test_the_rust_suites_pass(ground: tuple[Cell, Path]) -> None:
     cell, directory = ground
