@@ -10,7 +10,15 @@ from typing import Any, Final
 from kvring._native import ConfigError, KvRingError, MemoryTasks, RegisteredMemory
 from kvring.connector import Connector
 
-__all__ = ["EngineStore", "digest_of", "namespace_of", "options_of", "prefix_of", "register_memory"]
+__all__ = [
+    "EngineStore",
+    "close_store",
+    "digest_of",
+    "namespace_of",
+    "options_of",
+    "prefix_of",
+    "register_memory",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -73,17 +81,29 @@ class EngineStore:
         path: str = self.connector.stats()["paths"][0]["path"]
         return path
 
-    def close(self) -> bool:
-        """Finish or drop what is queued, and let go of all memory. Idempotent.
+    def close(self) -> None:
+        """Close the store, as `close_store()` does."""
+        close_store(self.connector, self._registered)
 
-        Returns:
-            False if the kernel still holds some of the engine's memory, as a device does not
-            answer: then that memory must not be given back.
-        """
-        shutdown = self.connector.close()
-        for registered in self._registered:
-            registered.close()
-        return not shutdown["memory_held"]
+
+def close_store(store: Connector, registered: list[RegisteredMemory]) -> None:
+    """Finish or drop what is queued, and let go of an engine's memory. Idempotent.
+
+    Args:
+        store: The store.
+        registered: The engine's memory that is registered with it.
+
+    Raises:
+        RuntimeError: A drive does not answer, and the kernel still holds some of that memory: it
+            must stay mapped. The store is closed as far as it can be.
+    """
+    shutdown = store.close()
+    for memory in registered:
+        memory.close()
+    if shutdown["memory_held"]:
+        path = store.stats()["paths"][0]["path"]
+        text = f"{path}: the drive does not answer; the memory of its transfers must stay mapped"
+        raise RuntimeError(text)
 
 
 def register_memory(store: Connector, address: int, length_bytes: int) -> RegisteredMemory | None:

@@ -12,6 +12,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
 from kvring._native import ClosedError, ConfigError, ObjectTasks, options
 from kvring.connector import Connector
+from kvring.engine_store import close_store
 from kvring.lmcache.bookkeeping import Bookkeeping
 from kvring.lmcache.fixed_buffers import register_l1
 from kvring.lmcache.status import report
@@ -213,11 +214,14 @@ class KvringL2Adapter(L2AdapterInterface):
         return {**status, "locked_keys": self._tasks.locked_keys()}
 
     def close(self) -> None:
-        """Finish or drop what is queued, and let go of all memory. Idempotent."""
+        """Finish or drop what is queued, and let go of all memory. Idempotent.
+
+        Raises:
+            RuntimeError: A drive does not answer, and the kernel still holds some of L1; LMCache's
+                StorageManager closes the L2 adapters first, and then leaves L1 mapped.
+        """
         self._books.close()
-        self._store.close()
-        if self._l1 is not None:
-            self._l1.close()
+        close_store(self._store, [] if self._l1 is None else [self._l1])
 
     def _usage(self) -> dict[str, Any]:
         try:

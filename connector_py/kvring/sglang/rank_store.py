@@ -124,9 +124,8 @@ class RankStore:
             self._reader.close()
         if self._server is not None:
             self._server.close()
-        if self._own is not None and not self._own.close():
-            text = "the drive does not answer; the memory of its transfers must stay"
-            raise RuntimeError(f"{self._own.path}: {text}")
+        if self._own is not None:
+            self._own.close()
 
     def _opened(self) -> EngineStore:
         if self._own is None:
