@@ -264,6 +264,12 @@ impl Directory {
         }
     }
 
+    /// Bytes that `name` in it takes on disk; 0 if that cannot be told.
+    pub(crate) fn bytes_of(&self, name: &CStr) -> u64 {
+        let found = fstatat(&self.file, name, AtFlags::AT_SYMLINK_NOFOLLOW);
+        found.map_or(0, |found| found.st_blocks as u64 * 512)
+    }
+
     pub(crate) fn remove(&self, name: &CStr) -> io::Result<()> {
         self.files.remove(&self.file, name)
     }

@@ -5,13 +5,18 @@
 mod common;
 
 use std::io;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::chunk_files::{CAPACITY, assert_tidy, config, open, open_chunk_files};
+use common::chunk_files::{CAPACITY, assert_tidy, config, files, open, open_chunk_files};
+use common::chunks::place;
 use common::faults::{Fault, FaultEngine};
-use common::{Client, MIB, Memory, eventually, key, once, pattern, real_engine};
+use common::{
+    Client, MIB, Memory, eventually, key, logged, on_disk_bytes, once, pattern, real_engine,
+};
 use kvring::testing::{Action, Engine, Reaped, Transfer};
 use kvring::{BLOCK_BYTES, Config, Connector, Durability, EngineError};
 
@@ -306,4 +311,91 @@ fn nothing_is_answered_while_a_piece_is_in_the_kernel() {
     assert!(completions.is_empty(), "answered with a piece in the kernel");
     gives_back.store(true, Ordering::SeqCst);
     assert_eq!(client.wait(future_id).results, [false]);
+}
+
+/// Files that nobody can remove, until the value goes.
+struct Immutable(Vec<PathBuf>);
+
+impl Immutable {
+    /// `None`, and a line on standard error, where that cannot be.
+    fn make(files: Vec<PathBuf>) -> Option<Self> {
+        let files = Self(files);
+        let are_immutable = files.change("+i");
+        if !are_immutable {
+            eprintln!(
+                "skipped: no file becomes immutable here; it needs root and a file system with that flag"
+            );
+        }
+        are_immutable.then_some(files)
+    }
+
+    fn change(&self, flag: &str) -> bool {
+        Command::new("chattr").arg(flag).args(&self.0).status().is_ok_and(|done| done.success())
+    }
+
+    fn are_there(&self) -> bool {
+        self.0.iter().all(|file| file.exists())
+    }
+}
+
+impl Drop for Immutable {
+    fn drop(&mut self) {
+        self.change("-i");
+    }
+}
+
+/// Neither the chunks that need their space nor the next open fail for them.
+#[test]
+fn files_that_cannot_be_removed_stay_in_the_account() {
+    const STUCK: u64 = 6;
+    const CAPACITY: u64 = 32 * MIB;
+    logged::keep();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let reopened = || {
+        let mut config = config(path, CAPACITY);
+        (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
+        Client::from(Connector::open(config).unwrap())
+    };
+    let memory = Memory::patterned(MIB as usize, 0, 1);
+    let store_all = |client: &Client, first: u64| {
+        for number in (first..first + 48).step_by(8) {
+            let keys: Vec<String> = (number..number + 8).map(key).collect();
+            let done = client.set(&keys, &[&memory; 8]);
+            assert!(done.ok, "{number}: {}", done.error);
+            assert_eq!(client.exists(&keys), [true; 8], "{number}");
+            assert!(on_disk_bytes(path) <= CAPACITY);
+        }
+        client.assert_consistent();
+    };
+    let client = reopened();
+    (0..STUCK).for_each(|number| assert!(client.set_one(&key(number), &memory)));
+    let stuck = (0..STUCK).map(|number| place(path, &key(number)).0).collect();
+    let Some(stuck) = Immutable::make(stuck) else { return };
+    store_all(&client, STUCK);
+    assert!(stuck.are_there());
+    for file in &stuck.0 {
+        let name = format!("cannot remove {}: Operation not permitted", file.display());
+        assert_eq!(logged::lines(path, &name).len(), 1, "{name}");
+    }
+    let last = place(path, &key(STUCK + 47)).0;
+    client.connector.close();
+    // A copy made by hand, with the number of another one.
+    let number = last.to_str().unwrap().rsplit_once('-').unwrap().1;
+    let copy = path.join(format!("chunks/ff/{}-{number}", "f".repeat(32)));
+    std::fs::copy(last, &copy).unwrap();
+    let copy = Immutable::make(vec![copy]).unwrap();
+
+    let client = reopened();
+    assert_eq!(client.connector.recovery().orphans, 0);
+    assert!(client.connector.stats().used_bytes >= on_disk_bytes(path));
+    store_all(&client, 100);
+    assert!(stuck.are_there() && copy.are_there());
+    client.connector.close();
+    drop((stuck, copy));
+
+    let client = reopened();
+    assert_eq!(client.connector.recovery().orphans, STUCK + 1);
+    assert_eq!(files(path).len() as u64, client.connector.stats().keys);
+    store_all(&client, 200);
 }

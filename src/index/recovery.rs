@@ -84,8 +84,7 @@ impl<G: Send, S: Send> Index<G, S> {
             }
         }
         linked.dropped.into_iter().for_each(|slot| release(&index.table, slot, &mut heads));
-        let action = "remove files without a record from";
-        recovery.orphans = store.rebuild(&stored).map_err(index.table.index_file.error(action))?;
+        recovery.orphans = store.rebuild(&stored);
         index.table.set_free(|slot| heads.is_used(slot as u32));
         let unverified = linked.unverified.into_iter().map(|(_, version)| version).collect();
         Ok((index, store, recovery, unverified))

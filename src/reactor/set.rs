@@ -18,12 +18,19 @@ use crate::schedule::Grant;
 /// Extents that a SET tries which finds that they have no blocks, or no space for their file.
 const MOST_EXTENTS: u32 = 4;
 
+/// The same where the files of chunks that went for it cannot be removed: each of them is tried once.
+const MOST_UNREMOVABLE: u32 = 64;
+
 /// Bytes that could be summed up in the time that a SET takes which ends without a write.
 const UNWRITTEN_COSTS_BYTES: u64 = 16 << 10;
 
 /// Pause before the first retry of a failed write; each further one is twice as long.
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+fn most_extents(error: &StoreError) -> u32 {
+    if matches!(error, StoreError::Full { .. }) { MOST_UNREMOVABLE } else { MOST_EXTENTS }
+}
 
 impl SetOperation {
     fn failure_text(&self, failure: &Failure, shared: &Shared) -> String {
@@ -156,8 +163,8 @@ impl Operations {
         let Operation::Set(set) = &mut active.operation else { return self.answer(id) };
         match &active.failure {
             // Its extent has no blocks, or its file no space. Another extent may, or a file in the place of one that goes.
-            Some(Failure::NoRoom(StoreError::NoBlocks { .. } | StoreError::Grow { .. }))
-                if retries < MOST_EXTENTS && !matches!(set.stage, Stage::Claimed) =>
+            Some(Failure::NoRoom(error))
+                if retries < most_extents(error) && !matches!(set.stage, Stage::Claimed) =>
             {
                 active.release_extent();
                 cache.store.note_no_blocks();

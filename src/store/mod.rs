@@ -154,7 +154,7 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     /// when they are.
     ///
     /// # Errors
-    /// `StoreError` when it will not come; the extent is to be freed.
+    /// `StoreError` when it will not come, as such a file cannot be removed; the extent is to be freed, and another may do.
     fn space_ready(&self, _extent: Extent) -> Result<bool, StoreError> {
         Ok(true)
     }
@@ -170,7 +170,7 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
 
     /// Makes `stored` (sorted, without overlaps, each contained) the only extents given out. Returns how many files without
     /// a chunk were removed.
-    fn rebuild(&self, stored: &[Extent]) -> io::Result<u64>;
+    fn rebuild(&self, stored: &[Extent]) -> u64;
 
     fn geometry(&self) -> Geometry;
 

@@ -5,13 +5,10 @@
 
 mod account;
 mod opening;
+mod removal;
 mod remover;
 
-use std::ffi::CStr;
-use std::io::{
-    self,
-    ErrorKind::{IsADirectory, NotFound},
-};
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +16,7 @@ use std::time::{Duration, Instant};
 use self::account::{Account, cost_bytes, directory_bytes};
 pub(crate) use self::opening::evicted_by_open;
 use self::opening::{longest_within, raise_open_files, scan};
+use self::removal::remove_file;
 use self::remover::{end_removals, start_removals};
 use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffered};
 use super::sizes::{index_share_bytes, longest_chunk_bytes};
@@ -122,7 +120,7 @@ impl FileStore {
             is_new |= made;
             let own_bytes = opened.own_bytes().map_err(opened.error("look at", ""))?;
             account.note_directory(number, own_bytes, &budget);
-            scan(&opened, number, &mut account).map_err(opened.error("list", ""))?;
+            scan(&opened, number, &mut account, &budget).map_err(opened.error("list", ""))?;
             // Behind its files: whatever comes in between, they are not forgotten.
             opened.close_to_others();
             directories.push(Arc::new(opened));
@@ -192,13 +190,9 @@ impl Files {
         self.budget.full(needed_bytes)
     }
 
-    /// Removes a file; one that is not there is removed.
-    fn remove(&self, digest: Digest, name: &CStr) -> io::Result<()> {
-        match self.directories[directory_of(digest)].remove(name) {
-            // Nor is it there if a directory has its name.
-            Err(error) if matches!(error.kind(), NotFound | IsADirectory) => Ok(()),
-            outcome => outcome,
-        }
+    /// See [`remove_file`].
+    fn remove(&self, digest: Digest, number: u32) -> Result<(), u64> {
+        remove_file(&self.directories[directory_of(digest)], &file_c_name(digest, number))
     }
 }
 
@@ -263,15 +257,8 @@ impl Store for FileStore {
     }
 
     fn space_ready(&self, extent: Extent) -> Result<bool, StoreError> {
-        let state = self.shared.state.lock();
-        if !state.account.space_ready(extent.file) {
-            return Ok(false);
-        }
-        let budget = &self.shared.budget;
-        match budget.used_bytes() > budget.capacity_bytes {
-            true => Err(budget.full(extent.size_bytes())),
-            false => Ok(true),
-        }
+        let is_ready = self.shared.state.lock().account.space_ready(extent.file);
+        is_ready.ok_or_else(|| self.shared.budget.full(extent.size_bytes()))
     }
 
     fn creation_done(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError> {
@@ -302,13 +289,16 @@ impl Store for FileStore {
         chunks.iter().map(is_there).collect()
     }
 
-    fn rebuild(&self, stored: &[Extent]) -> io::Result<u64> {
+    fn rebuild(&self, stored: &[Extent]) -> u64 {
         let mut state = self.shared.state.lock();
-        let removed = state.account.keep_only(stored, &self.shared.budget);
-        for (number, digest) in &removed {
-            self.shared.remove(*digest, &file_c_name(*digest, *number))?;
+        let mut removed = 0;
+        for (number, digest) in state.account.keep_only(stored, &self.shared.budget) {
+            match self.shared.remove(digest, number) {
+                Ok(()) => removed += 1,
+                Err(bytes) => state.account.keep(digest, number, bytes, &self.shared.budget),
+            }
         }
-        Ok(removed.len() as u64)
+        removed
     }
 
     fn geometry(&self) -> Geometry {

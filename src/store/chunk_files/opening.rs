@@ -9,6 +9,7 @@ use std::path::Path;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::account::{Account, cost_bytes, directory_bytes};
+use super::removal::remove_file;
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::capacity::Budget;
 use crate::directory::Directory;
@@ -20,9 +21,14 @@ use crate::key::Digest;
 /// Open files that the process should be allowed: those of chunks in flight, the directories, and all others.
 const WANTED_OPEN_FILES: u64 = 16_384;
 
-/// Notes the chunks' files in directory `number`, and removes what has the number of another one. What is no regular file is
-/// nobody's here.
-pub(super) fn scan(directory: &Directory, number: usize, account: &mut Account) -> io::Result<()> {
+/// Notes the chunks' files in directory `number`, and removes what has the number of another one; what of that stays is in
+/// `budget`. What is no regular file is nobody's here.
+pub(super) fn scan(
+    directory: &Directory,
+    number: usize,
+    account: &mut Account,
+    budget: &Budget,
+) -> io::Result<()> {
     let is_open_to_others = directory.is_open_to_others();
     for entry in directory.entries()?.into_iter().filter(|entry| entry.is_file) {
         let name = OsStr::from_bytes(entry.name.to_bytes());
@@ -32,7 +38,7 @@ pub(super) fn scan(directory: &Directory, number: usize, account: &mut Account) 
         }
         if !account.note_found(digest, file) {
             // Only copies made by hand can be twice; which of them is the chunk nobody knows.
-            directory.remove(&entry.name)?;
+            remove_file(directory, &entry.name).unwrap_or_else(|bytes| budget.add(bytes));
         }
     }
     Ok(())

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Files;
-use crate::format::names::file_c_name;
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::{LONGEST_RETURN, has_ended};
 use crate::time::Patience;
@@ -42,14 +41,7 @@ fn remove(files: &Files) {
         if !(files.are_cleared)() {
             return;
         }
-        let outcome = files.remove(digest, &file_c_name(digest, extent.file));
-        if let Err(error) = &outcome {
-            let path = files.directory.path().display();
-            log::error!(
-                "cannot remove file {} of {path}: {error}; it takes its space until the next open",
-                extent.file
-            );
-        }
+        let outcome = files.remove(digest, extent.file);
         state = files.state.lock();
         let were_awaited = state.account.is_awaited();
         state.account.end_removal(extent, outcome.is_ok(), &files.budget);
