@@ -12,6 +12,7 @@ from kvring.connector import Connector
 
 __all__ = [
     "EngineStore",
+    "before_own",
     "close_store",
     "digest_of",
     "namespace_of",
@@ -51,8 +52,7 @@ class EngineStore:
             kind = ValueError if isinstance(error, ConfigError) else type(error)
             raise kind(f"{where}: {error}") from error
         self.tasks = MemoryTasks(self.connector)
-        identity = options.get("identity")
-        self._before = "" if identity in (None, "none") else f"{identity}#"
+        self._before = before_own(options)
         self._registered: list[RegisteredMemory] = []
         self._next_told_s: dict[str, float] = {}
 
@@ -118,6 +118,12 @@ def register_memory(store: Connector, address: int, length_bytes: int) -> Regist
     except KvRingError as error:
         _logger.warning("memory is not registered, and transfers go on without that: %s", error)
         return None
+
+
+def before_own(options: dict[str, Any]) -> str:
+    """Return what the namespaces of a store's own identity begin with, of its options."""
+    identity = options.get("identity")
+    return "" if identity in (None, "none") else f"{identity}#"
 
 
 def options_of(options: dict[str, Any], name: str, number: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
 from kvring._native import ClosedError, ConfigError, ObjectTasks, options
 from kvring.connector import Connector
-from kvring.engine_store import close_store
+from kvring.engine_store import before_own, close_store
 from kvring.lmcache.bookkeeping import Bookkeeping
 from kvring.lmcache.fixed_buffers import register_l1
 from kvring.lmcache.status import report
@@ -72,6 +72,7 @@ class KvringL2Adapter(L2AdapterInterface):
         if "shared_tier" in named:
             text = 'option \'shared_tier\' goes with "class_name": "KvringSharedL2Adapter"'
             raise ConfigError(text)
+        self._before_own = before_own(named)
         self._store = Connector(**named)
         self._loading: dict[int, list[ObjectKey]] = {}
         self._store_error = ""
@@ -195,9 +196,15 @@ class KvringL2Adapter(L2AdapterInterface):
         return KeyListPage(entries, None if following is None else str(following))
 
     def get_usage(self) -> AdapterUsage:
-        """Return what chunks take of the capacity, rounding to blocks included, by cache salt."""
+        """Return what chunks take of the capacity, rounding to blocks included, by cache salt.
+
+        Only those that LMCache is told of: it could make no room among others.
+        """
         by_salt: dict[str, int] = {}
         for namespace, usage in self._usage().items():
+            # Keys that are not of LMCache's form have none.
+            if not namespace or not namespace.startswith(self._before_own):
+                continue
             salt = namespace.partition("@")[2]
             by_salt[salt] = by_salt.get(salt, 0) + usage["allocated_bytes"]
         return AdapterUsage(

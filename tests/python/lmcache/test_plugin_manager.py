@@ -19,8 +19,9 @@ from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.mp_observability.event_bus import get_event_bus
 
+import kvring
 from demo.cache import CacheSession
-from tests.python.conftest import until
+from tests.python.conftest import Client, pattern, until
 from tests.python.lmcache.adapter_driver import AdapterDriver, make_key
 
 pytestmark = pytest.mark.lmcache
@@ -101,6 +102,40 @@ def test_lmcache_evicts_the_oldest_recovered_keys_first(
         until("the eviction", lambda: len(order_of(session)) == 24)
         found = session.prefetch(keys, LAYOUT)
         assert found == [True] * 8 + [False] * 8 + [True] * 16
+
+
+@pytest.mark.parametrize(
+    ("others_key", "options"),
+    [("test/model@00000000@0@{:032x}", {"identity": "fp8"}), ("own-{}", {})],
+    ids=["another identity", "keys of another form"],
+)
+def test_lmcache_evicts_nothing_for_chunks_that_it_is_not_told_of(
+    data_directory: Path,
+    make_spec: Callable[..., AdapterSpec],
+    others_key: str,
+    options: dict[str, str],
+) -> None:
+    # They alone pass the watermark.
+    with kvring.Connector(data_directory / "store", "64MiB", **options) as connector:
+        others = {others_key.format(number): pattern(MIB, number) for number in range(48)}
+        Client(connector).store(others)
+    keys = [make_key(number) for number in range(4)]
+    identity = {"identity": "bf16"} if options else {}
+    spec = with_eviction(make_spec("64MiB", lease_s=0, **identity), watermark=0.5, ratio=0.5)
+    with CacheSession(spec, L1_BYTES) as session:
+        with session.write(keys, LAYOUT) as tensors:
+            for tensor in tensors:
+                tensor.fill_(1)
+        session.wait_until_stored(len(keys))
+        session.manager.delete_l1_keys(keys)
+        usage = adapter_of(session).get_usage()
+        assert (usage.total_bytes_used, usage.total_capacity_bytes) == (4 * MIB, 64 * MIB)
+        until("the books", lambda: len(order_of(session)) == len(keys))
+        controller = session.manager._l2_eviction_controller
+        (state,) = controller._adapter_states
+        for _ in range(3):
+            controller._check_and_evict(state)
+        assert session.prefetch(keys, LAYOUT) == [True] * len(keys)
 
 
 def stored_in(adapter: Any) -> set[ObjectKey]:
