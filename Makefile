@@ -202,7 +202,7 @@ demo: build lmcache ## show what kvring does
 # $(1): further arguments of pytest; $(2): of cargo test; $(3): tests for the next LMCache; $(4): with vLLM and SGLang. All run whatever
 # the first says, and the counts come last. Suites of Python wait more than they work, so more of them run than there are processors.
 # The timeout of a test is a thread of Python, which a native call that keeps the interpreter's lock stops: faulthandler ends those.
-PYTEST = -m pytest --numprocesses 4 --dist loadfile -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
+PYTEST = -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 define run_tests
 	mkdir -p $(REPORTS)
 	rm -f $(REPORTS)/*

@@ -346,7 +346,7 @@ def run_kill_harness(
     path: Path, kills: int, engine: str, layout: str, *arguments: str, life_ms: int = 120
 ) -> None:
     """Kill a child at work on a store at `path` again and again (tests/harness/kill.rs)."""
-    harness = ["cargo", "run", "--quiet", "--release", "--example", "kill_harness", "--"]
+    harness = ["cargo", "run", "--quiet", "--example", "kill_harness", "--"]
     options = ["--rounds", str(kills), "--life-ms", str(life_ms), "--path", str(path), *arguments]
     done = subprocess.run(
         [*harness, *options],

@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 def simulate(crashes: int, threads: int = 2) -> str:
     """Run the simulator for at least this many crashes, and return what it says."""
-    simulator = ["cargo", "run", "--quiet", "--release", "--example", "crash_simulator", "--"]
+    simulator = ["cargo", "run", "--quiet", "--example", "crash_simulator", "--"]
     done = subprocess.run(
         [*simulator, "--crashes", str(crashes), "--threads", str(threads)],
         cwd=REPOSITORY,
