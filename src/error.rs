@@ -44,6 +44,17 @@ fn way_to_grow(refusal: &io::Error) -> &'static str {
     }
 }
 
+/// What to do where a file that has its space cannot be written.
+pub(crate) fn way_to_write(refusal: &io::Error) -> &'static str {
+    match refusal.raw_os_error() {
+        Some(libc::ENOSPC) => "free space on that file system",
+        Some(libc::EDQUOT) => "raise the quota, or free space within it",
+        Some(libc::EFBIG) => "raise the limit on the length of files (ulimit -f, RLIMIT_FSIZE)",
+        Some(libc::EROFS) => "make its file system writable (mount -o remount,rw)",
+        _ => "look at the kernel's log for the device",
+    }
+}
+
 fn quoted(names: &[&str]) -> String {
     names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
 }

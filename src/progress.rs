@@ -1,8 +1,9 @@
 //! How far a queue is that is worked off in order: a ticket tells when all is done that was queued before it.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex};
 use crate::time::Patience;
 
@@ -10,8 +11,20 @@ use crate::time::Patience;
 pub(crate) struct Progress {
     queued: AtomicU64,
     done: AtomicU64,
-    has_ended: Mutex<bool>,
+    is_refused: AtomicBool,
+    halt: Mutex<Halt>,
     advanced: Condvar,
+}
+
+/// Why nothing is done, if so.
+#[derive(Debug, Default)]
+enum Halt {
+    #[default]
+    Working,
+    /// It may be done later.
+    Refused(Arc<str>),
+    /// Nobody works any more, or it is not worth waiting for.
+    Ended,
 }
 
 impl Progress {
@@ -23,7 +36,7 @@ impl Progress {
     /// The next `count` are done.
     pub(crate) fn note_done(&self, count: u64) {
         self.done.fetch_add(count, Ordering::SeqCst);
-        drop(self.has_ended.lock());
+        drop(self.halt.lock());
         self.advanced.notify_all();
     }
 
@@ -40,34 +53,80 @@ impl Progress {
         self.done.load(Ordering::SeqCst) >= ticket
     }
 
-    /// Waits until that is done, or `patience` is over, and says whether it is: not if nobody works any more.
-    pub(crate) fn wait(&self, ticket: u64, mut patience: Option<&mut Patience>) -> bool {
+    /// Waits until that is done, or `patience` is over, and says whether it is: not if nobody works any more, or what comes next
+    /// is refused.
+    pub(crate) fn wait(&self, ticket: u64, patience: Option<&mut Patience>) -> bool {
+        self.wait_unless(ticket, patience, |halt| !matches!(halt, Halt::Working))
+    }
+
+    /// Waits until that is done, however long it is refused; false if nobody works any more.
+    pub(crate) fn wait_out(&self, ticket: u64) -> bool {
+        self.wait_unless(ticket, None, |halt| matches!(halt, Halt::Ended))
+    }
+
+    fn wait_unless(
+        &self,
+        ticket: u64,
+        mut patience: Option<&mut Patience>,
+        is_over: impl Fn(&Halt) -> bool,
+    ) -> bool {
         if self.is_done(ticket) {
             return true;
         }
-        let mut has_ended = self.has_ended.lock();
-        while !*has_ended && !self.is_done(ticket) {
-            has_ended = match &mut patience {
+        let mut halt = self.halt.lock();
+        while !is_over(&halt) && !self.is_done(ticket) {
+            halt = match &mut patience {
                 Some(patience) => {
                     let Some(step) = patience.step() else { break };
-                    self.advanced.wait_until(has_ended, Instant::now() + step).0
+                    self.advanced.wait_until(halt, Instant::now() + step).0
                 }
-                None => self.advanced.wait(has_ended),
+                None => self.advanced.wait(halt),
             };
         }
         self.is_done(ticket)
     }
 
+    /// What comes next is refused, for this reason, until [`Progress::resume`]. Says whether it was not before.
+    pub(crate) fn refuse(&self, reason: &str) -> bool {
+        let mut halt = self.halt.lock();
+        let is_new = matches!(*halt, Halt::Working);
+        if !matches!(*halt, Halt::Ended) {
+            *halt = Halt::Refused(reason.into());
+            self.is_refused.store(true, Ordering::SeqCst);
+        }
+        self.advanced.notify_all();
+        is_new
+    }
+
+    /// Nothing is refused any more.
+    pub(crate) fn resume(&self) {
+        let mut halt = self.halt.lock();
+        if matches!(*halt, Halt::Refused(_)) {
+            *halt = Halt::Working;
+            self.is_refused.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Why what comes next is refused, if it is.
+    pub(crate) fn refusal(&self) -> Option<Arc<str>> {
+        if !self.is_refused.load(Ordering::SeqCst) {
+            return None;
+        }
+        match &*self.halt.lock() {
+            Halt::Refused(reason) => Some(Arc::clone(reason)),
+            Halt::Working | Halt::Ended => None,
+        }
+    }
+
     /// Nobody works any more, or it is not worth waiting for.
     pub(crate) fn end(&self) {
-        *self.has_ended.lock() = true;
+        *self.halt.lock() = Halt::Ended;
         self.advanced.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::thread;
     use std::time::Duration;
 
@@ -107,5 +166,29 @@ mod tests {
         });
         progress.end();
         assert!(!waiting.join().unwrap());
+    }
+
+    #[test]
+    fn a_wait_ends_where_what_comes_next_is_refused() {
+        let progress = Arc::new(Progress::default());
+        let ticket = progress.note_queued();
+        let waiting =
+            [Progress::wait_out, |progress: &Progress, ticket| progress.wait(ticket, None)].map(
+                |wait| {
+                    let progress = Arc::clone(&progress);
+                    thread::spawn(move || wait(&progress, ticket))
+                },
+            );
+        assert!(progress.refuse("full") && !progress.refuse("still full"));
+        assert_eq!(progress.refusal().as_deref(), Some("still full"));
+        let [waits_out, waits] = waiting;
+        assert!(!waits.join().unwrap());
+        assert!(!progress.wait(ticket, None));
+        progress.resume();
+        assert_eq!(progress.refusal(), None);
+        progress.note_done(1);
+        assert!(waits_out.join().unwrap() && progress.wait(ticket, None));
+        progress.end();
+        assert!(!progress.refuse("too late") && progress.refusal().is_none());
     }
 }

@@ -1,5 +1,5 @@
-//! An index whose file refuses to be written: nothing is acknowledged that is not in it, loads go on, and when it lasts the
-//! store fails instead of keeping its callers waiting.
+//! An index whose file refuses to be written: nothing is acknowledged that is not in it, loads go on, and when it lasts SETs and
+//! DELETEs are refused instead of keeping their callers waiting, until it can be written again.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
@@ -7,16 +7,17 @@ mod common;
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::held_back::HeldBack;
-use common::{Client, MIB, Memory, config, eventually, key, once};
+use common::{Client, MIB, Memory, config, config_of, eventually, key, once};
 use kvring::testing::{Action, FileOperations, SystemFiles};
-use kvring::{Connector, Durability};
+use kvring::{Connector, Durability, Layout};
 
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 10_000;
@@ -24,7 +25,10 @@ const LENGTH: usize = 10_000;
 /// Files of a store whose index takes no record while it is to refuse them, or takes its time for each.
 #[derive(Debug, Default)]
 struct TroubledIndex {
-    is_full: AtomicBool,
+    /// What it says; 0 while it takes them.
+    errno: AtomicI32,
+    /// Only where it is below this.
+    directory: Option<PathBuf>,
     refused: AtomicUsize,
     is_slow: AtomicBool,
     slowed: AtomicUsize,
@@ -33,9 +37,10 @@ struct TroubledIndex {
 impl FileOperations for TroubledIndex {
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         let is_record = offset >= 4096;
-        if is_record && self.is_full.load(Ordering::SeqCst) {
+        let errno = self.errno.load(Ordering::SeqCst);
+        if is_record && errno != 0 && self.is_meant(file) {
             self.refused.fetch_add(1, Ordering::SeqCst);
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            return Err(io::Error::from_raw_os_error(errno));
         }
         if is_record && self.is_slow.load(Ordering::SeqCst) {
             self.slowed.fetch_add(1, Ordering::SeqCst);
@@ -46,8 +51,13 @@ impl FileOperations for TroubledIndex {
 }
 
 impl TroubledIndex {
+    fn is_meant(&self, file: &File) -> bool {
+        let path = || std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        self.directory.as_ref().is_none_or(|directory| path().starts_with(directory))
+    }
+
     fn refuse(&self, is_full: bool) {
-        self.is_full.store(is_full, Ordering::SeqCst);
+        self.errno.store(if is_full { libc::ENOSPC } else { 0 }, Ordering::SeqCst);
     }
 
     fn until_refused(&self) {
@@ -139,29 +149,108 @@ fn nothing_is_written_where_a_chunk_was_before_the_index_forgets_it() {
     }
 }
 
-#[test]
-fn an_index_that_goes_on_refusing_fails_the_store() {
+fn degrades_and_recovers(durability: Durability, layout: Layout) {
     let directory = tempfile::tempdir().unwrap();
-    let (client, index) = open(directory.path(), Durability::BestEffort);
-    for number in 1..=2 {
+    let index = Arc::new(TroubledIndex::default());
+    let mut config = config(directory.path(), CAPACITY);
+    (config.durability, config.layout) = (durability, layout);
+    config.files = Arc::<TroubledIndex>::clone(&index);
+    let client = Client::from(Connector::open(config.clone()).unwrap());
+    for number in 1..=3 {
         assert!(client.set_one(&key(number), &chunk(number)));
     }
     index.refuse(true);
     let (replacing, new) = (chunk(10), chunk(11));
     let deleted = client.connector.submit_delete(&[key(1)]).unwrap();
     let replaced = client.submit_set(&[key(2)], &[&replacing]);
-    let stored = client.submit_set(&[key(3)], &[&new]);
+    // It may get the extent of the first one.
+    let stored = client.submit_set(&[key(4)], &[&new]);
     for future_id in [deleted, replaced, stored] {
-        assert!(!client.wait(future_id).ok, "it is not in the index");
+        let answer = client.wait(future_id);
+        assert!(
+            !answer.ok && answer.error.contains("index.kvring cannot be written"),
+            "{}",
+            answer.error
+        );
+        assert!(answer.error.contains("free space on that file system"), "{}", answer.error);
     }
-    assert_eq!(client.exists(&[key(1), key(2)]), [false, false], "nobody can load anything");
+    let path = |client: &Client| client.connector.stats().paths[0].clone();
+    assert!(path(&client).in_use && path(&client).trouble.contains("cannot be written"));
+
+    let refused = client.set(&[key(5)], &[&new]);
+    assert!(!refused.ok && refused.error.contains("cannot be written"), "{}", refused.error);
+    let refused = client.connector.submit_delete(&[key(3)]).unwrap();
+    assert!(!client.wait(refused).ok);
+    let refused = client.connector.delete(&[key(3)]).unwrap_err().to_string();
+    assert!(refused.contains("not all keys are removed") && refused.contains("cannot be written"));
+    assert!(client.connector.purge("test/model").is_err());
+    assert_eq!(client.exists(&[key(1), key(3)]), [false, true], "what is refused has no effect");
+    assert_eq!(client.get_one(&key(3), LENGTH).unwrap(), chunk(3).bytes(), "loads go on");
+    let second = client.get_one(&key(2), LENGTH).unwrap();
+    assert!([2, 10].map(|seed| chunk(seed).bytes().to_vec()).contains(&second));
+
     index.refuse(false);
-    assert!(!client.connector.close().clean);
-    let (client, _) = open(directory.path(), Durability::BestEffort);
-    for number in 1..=2 {
-        assert_eq!(client.get_one(&key(number), LENGTH).unwrap(), chunk(number).bytes());
-    }
-    assert_eq!(client.exists(&[key(3)]), [false]);
+    eventually("it is stored in again", || client.set_one(&key(5), &new));
+    assert_eq!(path(&client).trouble, "");
+    assert_eq!(client.connector.delete(&[key(3)]).unwrap(), [true]);
+    client.assert_consistent();
+    assert!(client.connector.close().clean);
+    let client = Client::from(Connector::open(config).unwrap());
+    assert_eq!(client.exists(&[key(1), key(3), key(5)]), [false, false, true]);
+    assert_eq!(client.get_one(&key(2), LENGTH).unwrap(), second);
+    assert_eq!(client.get_one(&key(5), LENGTH).unwrap(), new.bytes());
+}
+
+#[test]
+fn an_index_that_goes_on_refusing_degrades_the_store() {
+    degrades_and_recovers(Durability::BestEffort, Layout::Extents);
+}
+
+#[test]
+fn an_index_that_goes_on_refusing_degrades_a_persistent_store() {
+    degrades_and_recovers(Durability::Persistent, Layout::Extents);
+}
+
+#[test]
+fn an_index_that_goes_on_refusing_degrades_a_store_of_files() {
+    degrades_and_recovers(Durability::Persistent, Layout::Files);
+}
+
+/// One that is full stays in use; one whose device fails does not, as others take its keys.
+#[test]
+fn of_several_paths_one_whose_index_cannot_be_written() {
+    let paths_in_use = |errno| {
+        let parent = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| parent.path().join(name));
+        let directory = Some(paths[0].clone());
+        let index = Arc::new(TroubledIndex { directory, ..TroubledIndex::default() });
+        let mut config = config_of(&paths, CAPACITY);
+        config.files = Arc::<TroubledIndex>::clone(&index);
+        let client = Client::from(Connector::open(config).unwrap());
+        let memory = chunk(1);
+        let keys: Vec<String> = (0..40).map(key).collect();
+        assert!(client.set(&keys, &[&memory; 40]).ok);
+        index.errno.store(errno, Ordering::SeqCst);
+        let others: Vec<String> = (40..80).map(key).collect();
+        let stored = client.set(&others, &[&memory; 40]).results;
+        assert!(stored.contains(&true) && stored.contains(&false), "of one path alone");
+        eventually("it is said", || !client.connector.stats().paths[0].trouble.is_empty());
+        let refused = client.connector.submit_delete(&keys).unwrap();
+        let in_use = || -> Vec<bool> {
+            client.connector.stats().paths.iter().map(|one| one.in_use).collect()
+        };
+        if errno == libc::EIO {
+            eventually("it is out of use", || in_use() == [false, true]);
+            assert!(client.set(&others, &[&memory; 40]).ok, "the other one takes them");
+        } else {
+            let removed = client.wait(refused).results;
+            assert_eq!(client.exists(&keys), removed.iter().map(|one| !one).collect::<Vec<_>>());
+            assert!(removed.contains(&true) && removed.contains(&false), "of one path alone");
+        }
+        in_use()
+    };
+    assert_eq!(paths_in_use(libc::EDQUOT), [true, true]);
+    assert_eq!(paths_in_use(libc::EIO), [false, true]);
 }
 
 /// close() does not wait for what the index refuses, and what was not answered is not promised.
@@ -202,7 +291,7 @@ fn close_waits_for_a_slow_index_while_it_writes() {
 }
 
 #[test]
-fn a_set_that_is_in_the_device_when_the_store_fails_is_answered() {
+fn a_set_that_is_in_the_device_when_the_index_refuses_is_answered() {
     let directory = tempfile::tempdir().unwrap();
     let files = Arc::new(TroubledIndex::default());
     let mut config = config(directory.path(), CAPACITY);

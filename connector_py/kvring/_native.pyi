@@ -74,7 +74,7 @@ class EngineError(KvRingError):
     """The I/O engine, io_uring if that was asked for, cannot start; the message tells why."""
 
 class SubmitError(KvRingError):
-    """A batch was refused as a whole; nothing of it is queued."""
+    """A batch was refused as a whole, and nothing of it is queued; or keys are not removed."""
 
 class ClosedError(SubmitError):
     """The connector is closed."""
@@ -408,6 +408,8 @@ class Connector:
 
         Raises:
             ClosedError: close() was called.
+            SubmitError: The index of a path takes no change, and nothing is removed; or it did
+                not take all of it, and a restart may bring keys back.
         """
 
     def expire(self) -> int:
@@ -493,6 +495,9 @@ class ObjectTasks:
 
         Returns:
             Of each key whether it was stored; None if it is locked, and stays.
+
+        Raises:
+            SubmitError: The index of a path took no change, or not in time.
         """
 
     def touch(self, keys: Sequence[Any]) -> None:

@@ -34,7 +34,7 @@ create_exception!(
     kvring,
     SubmitError,
     KvRingError,
-    "A batch was refused; nothing of it is queued."
+    "A batch was refused, and nothing of it is queued; or keys are not removed."
 );
 create_exception!(kvring, ClosedError, SubmitError, "The connector is closed.");
 

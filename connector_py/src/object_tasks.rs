@@ -161,7 +161,7 @@ impl ObjectTasks {
             // No lookup locks a key between the look at its lock and its removal.
             let (were_there, removal) = self.core().begin_delete(&free)?;
             drop(locks);
-            removal.wait();
+            removal.wait()?;
             let mut were_there = were_there.into_iter();
             let of_key = |is_locked| if is_locked { None } else { were_there.next() };
             Ok(is_locked.into_iter().map(of_key).collect())

@@ -214,6 +214,11 @@ impl Cache {
         self.index.table.changes.progress.is_done(ticket)
     }
 
+    /// Why its index takes no change, if so. Then nothing is stored or deleted.
+    pub(crate) fn refusal(&self) -> Option<Arc<str>> {
+        self.index.table.changes.progress.refusal()
+    }
+
     /// Why the next open would not find the files of this store, if so, as the file system says now.
     pub(crate) fn missed_files(&self) -> Option<String> {
         self.index.table.missed().or_else(|| self.store.missed())

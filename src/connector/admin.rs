@@ -1,8 +1,8 @@
 //! Administration of a store: prefixes, pins, namespaces, expiry, a check of everything.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
+use super::submits::{Removal, not_removed};
 use super::volume::Volume;
 use super::{Connector, SubmitError};
 use crate::evict::NamespaceUsage;
@@ -146,22 +146,24 @@ impl Connector {
 
     /// Removes a namespace: its chunks, those being written, and the keys remembered for admission. It waits for the index file.
     /// A pinned key stays, with the chunk that is being written for it.
+    ///
+    /// # Errors
+    /// [`SubmitError::NotRemoved`]: the index of a path takes no change, and nothing is removed, or it did not take all of it.
     pub fn purge(&self, namespace: &str) -> Result<Purged, SubmitError> {
         let gate = self.enter::<&str>(&[])?;
         let mut all = Purged::default();
-        let mut waits = Vec::new();
+        let mut removal = Removal::default();
+        let mut live = self.volumes.live().map(|volume| &volume.shared);
+        if let Some(refused) = live.find(|shared| shared.cache.refusal().is_some()) {
+            return Err(not_removed(refused));
+        }
         for shared in self.volumes.live().map(|volume| &volume.shared) {
             all.add(shared.cache.purge(namespace));
-            shared.cache.index.table.changes.announce();
-            let progress = &shared.cache.index.table.changes.progress;
-            waits.push((Arc::clone(progress), progress.ticket()));
+            removal.add(shared);
         }
         // Not with the gate: close() and other submits would wait as well.
         drop(gate);
-        match waits.into_iter().all(|(progress, ticket)| progress.wait(ticket, None)) {
-            true => Ok(all),
-            false => Err(SubmitError::Closed),
-        }
+        removal.wait_within(None).map(|()| all)
     }
 
     /// Removes expired chunks now, and returns how many. This happens in the background as well.

@@ -124,15 +124,17 @@ impl Home {
         wakers: &[Arc<Waker>],
     ) -> Result<Box<dyn Store>, OpenError> {
         let (budget, progress) = (Arc::clone(budget), Arc::clone(&table.changes.progress));
-        let are_cleared = Box::new(move || progress.wait(progress.ticket(), None));
         Ok(match (self, files) {
             (Self::Directory(directory), Some(files)) => {
                 Box::new(ExtentStore::open(directory, files, budget, || table.mean_use_by_file())?)
             }
             (Self::Directory(directory), None) => {
+                // Its thread does nothing else.
+                let are_cleared = Box::new(move || progress.wait_out(progress.ticket()));
                 Box::new(FileStore::open(directory, budget, wakers.to_vec(), are_cleared)?)
             }
             (Self::Device(device), _) => {
+                let are_cleared = Box::new(move || progress.wait(progress.ticket(), None));
                 Box::new(ExtentStore::on_device(device, budget, config.discard, are_cleared))
             }
         })

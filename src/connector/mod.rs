@@ -15,6 +15,7 @@ mod volumes;
 
 use std::borrow::Cow;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,7 +46,8 @@ use crate::sync::{Mutex, RwLockReadGuard};
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A batch, or another call, that is refused as a whole, before anything of it is queued. Each call that returns it may return
-/// `Closed` and `Forked`; one with keys `KeyTooLong`; one with buffers the others, but for that of `register_memory`.
+/// `Closed` and `Forked`; one with keys `KeyTooLong`; one with buffers the others, but for `NotRemoved`, of those that wait for the index
+/// file, and the error of `register_memory`.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the message of each error says what it means")]
 pub enum SubmitError {
@@ -62,6 +64,10 @@ pub enum SubmitError {
     KeyTooLong { position: usize, length_bytes: usize },
     #[error("buffer {position} has 0 bytes; a chunk has 1 byte or more")]
     EmptyChunk { position: usize },
+    /// Keys of `path` are removed only once its index has that: those that it refused beforehand stay, and a restart may bring others
+    /// back. Those of other paths are removed.
+    #[error("not all keys are removed from {path}: {reason}")]
+    NotRemoved { path: PathBuf, reason: String },
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }

@@ -87,8 +87,8 @@ impl Connector {
             usage = shared.cache.store.usage();
             records = u64::from(index.table.used_slots());
             (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
-            reason = shared.cache.presence.reason().map(|reason| reason.to_string());
-            reason = reason.or_else(|| shared.health.reason());
+            let kept = shared.cache.presence.reason().or_else(|| shared.cache.refusal());
+            reason = kept.map(|reason| reason.to_string()).or_else(|| shared.health.reason());
         }
         let unreadable = || index.table.unreadable().map(|error| error.to_string());
         let last_error = is_owner.then(|| shared.health.last_error()).flatten();

@@ -4,7 +4,6 @@ use std::iter::repeat_n;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::volume::Volume;
 use super::{Connector, SubmitError};
 use crate::backlog::Amount;
 use crate::batch_completion::{Batch, BatchItem};
@@ -14,7 +13,6 @@ use crate::completion_queue::KeepAlive;
 use crate::error::StoreError;
 use crate::index::{EnteredGet, EnteredSet};
 use crate::key::{Digest, Fingerprints, Hashed};
-use crate::progress::Progress;
 use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
 use crate::sync::atomic::Ordering;
@@ -25,16 +23,54 @@ const LONGEST_DELETE: Duration = Duration::from_secs(30);
 
 /// Keys that are removed in memory, and may still be in the index file.
 #[must_use = "a kill may bring the keys back before it was waited for"]
-pub struct Removal(Vec<(Arc<Progress>, u64)>);
+#[derive(Default)]
+pub struct Removal {
+    waits: Vec<(Arc<Shared>, u64)>,
+    /// Keys of a path stay.
+    refused: Option<SubmitError>,
+}
 
 impl Removal {
-    /// Waits for the index file, for 30 s at most; without the gate, or close() would wait as well.
-    pub fn wait(self) {
-        let mut patience = Patience::new(LONGEST_DELETE);
-        for (progress, ticket) in self.0 {
-            progress.wait(ticket, Some(&mut patience));
-        }
+    /// What was queued for the index of a path by now.
+    pub(super) fn add(&mut self, shared: &Arc<Shared>) {
+        let changes = &shared.cache.index.table.changes;
+        changes.announce();
+        self.waits.push((Arc::clone(shared), changes.progress.ticket()));
     }
+
+    /// Waits for the index file, for 30 s at most; without the gate, or close() would wait as well.
+    ///
+    /// # Errors
+    /// [`SubmitError::NotRemoved`]: the index of a path did not take all of it, or its keys were not removed at all.
+    pub fn wait(self) -> Result<(), SubmitError> {
+        self.wait_within(Some(&mut Patience::new(LONGEST_DELETE)))
+    }
+
+    /// As long as `patience` lasts.
+    pub(super) fn wait_within(
+        self,
+        mut patience: Option<&mut Patience>,
+    ) -> Result<(), SubmitError> {
+        let mut outcome = self.refused.map_or(Ok(()), Err);
+        for (shared, ticket) in self.waits {
+            let progress = &shared.cache.index.table.changes.progress;
+            if !progress.wait(ticket, patience.as_deref_mut()) {
+                outcome = outcome.and(Err(not_removed(&shared)));
+            }
+        }
+        outcome
+    }
+}
+
+/// The error of a removal that the index of a path does not take.
+pub(super) fn not_removed(shared: &Shared) -> SubmitError {
+    let refusal = shared.cache.refusal().map(|reason| reason.to_string());
+    let reason = refusal.or_else(|| shared.health.reason()).unwrap_or_else(|| {
+        "its file system did not take the change in time, or the store was closed; a restart may bring keys back: remove them \
+         again"
+            .into()
+    });
+    SubmitError::NotRemoved { path: shared.cache.config.path().to_owned(), reason }
 }
 
 impl Connector {
@@ -189,7 +225,8 @@ impl Connector {
 
     /// Removes keys. None of them is found when this returns. The completion follows when the index file has it, so that no restart
     /// brings them back; the space is freed after the last reader. True means "not here any more", also for a key that was not
-    /// stored: LMCache picks a key that is answered false again and again, and its accounting never comes down.
+    /// stored: LMCache picks a key that is answered false again and again, and its accounting never comes down. A key of a path whose index
+    /// takes no change stays, and fails.
     pub fn submit_delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
@@ -197,10 +234,11 @@ impl Connector {
         let mut removed: Vec<Vec<BatchItem>> = Vec::new();
         removed.resize_with(self.volumes.all.len(), Vec::new);
         let items = Batch::start(future_id, keys.len(), Box::new(()), &self.completions.common);
-        for (number, item) in
-            self.remove_each(keys).into_iter().map(|(number, _)| number).zip(items)
-        {
-            removed[number].push(item);
+        for ((number, was_there), item) in self.remove_each(keys).into_iter().zip(items) {
+            match was_there {
+                Some(_) => removed[number].push(item),
+                None => item.fail(|| not_removed(&self.volumes.all[number].shared).to_string()),
+            }
         }
         for (volume, items) in self.volumes.all.iter().zip(removed) {
             if !items.is_empty() {
@@ -215,13 +253,17 @@ impl Connector {
 
     /// [`Connector::submit_delete`], done when it returns: it waits for the index file, for 30 s at most. Says of each key whether it was
     /// stored, or being written.
+    ///
+    /// # Errors
+    /// As [`Removal::wait`].
     pub fn delete<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
         let (were_there, removal) = self.begin_delete(keys)?;
-        removal.wait();
+        removal.wait()?;
         Ok(were_there)
     }
 
-    /// The part of [`Connector::delete`] that does not wait for the index file: none of `keys` is found when this returns.
+    /// The part of [`Connector::delete`] that does not wait for the index file: none of `keys` is found when this returns, but those of
+    /// a path whose index takes no change.
     pub fn begin_delete<K: AsRef<str>>(
         &self,
         keys: &[K],
@@ -229,23 +271,28 @@ impl Connector {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let removed = self.remove_each(keys);
-        let ticket = |volume: &Volume| {
-            volume.shared.reclaim_deleted();
-            let changes = &volume.shared.cache.index.table.changes;
-            changes.announce();
-            (Arc::clone(&changes.progress), changes.progress.ticket())
-        };
-        let removal = Removal(self.volumes.live().map(ticket).collect());
-        Ok((removed.into_iter().map(|(_, was_there)| was_there).collect(), removal))
+        let mut removal = Removal::default();
+        for (number, volume) in self.volumes.all.iter().enumerate() {
+            let mut own = removed.iter().filter(|(of, _)| *of == number).peekable();
+            if own.peek().is_some() {
+                volume.shared.reclaim_deleted();
+                removal.add(&volume.shared);
+            }
+            if own.any(|(_, was_there)| was_there.is_none()) {
+                removal.refused = Some(not_removed(&volume.shared));
+            }
+        }
+        let were_there = removed.into_iter().map(|(_, was_there)| was_there.unwrap_or_default());
+        Ok((were_there.collect(), removal))
     }
 
-    /// Takes keys out of the index. Returns the volume of each, and whether it was there.
-    fn remove_each<K: AsRef<str>>(&self, keys: &[K]) -> Vec<(usize, bool)> {
+    /// Takes keys out of the index. Returns the volume of each, and whether it was there; none if that takes no change.
+    fn remove_each<K: AsRef<str>>(&self, keys: &[K]) -> Vec<(usize, Option<bool>)> {
         let (now, live) = (Instant::now(), self.volumes.live_set());
         let remove = |Hashed { key, digest }: Hashed<'_>| {
             let number = self.volumes.number_of(digest, live);
             let cache = &self.volumes.all[number].shared.cache;
-            (number, cache.delete(digest, key, now))
+            (number, cache.refusal().is_none().then(|| cache.delete(digest, key, now)))
         };
         self.hashed(keys).into_iter().map(remove).collect()
     }

@@ -139,10 +139,6 @@ impl Changes {
         self.notified.notify_one();
     }
 
-    pub(super) fn are_to_end(&self) -> bool {
-        *self.ends.lock()
-    }
-
     /// Waits for so long; false if the thread is to end instead.
     pub(super) fn pause(&self, pause: Duration) -> bool {
         let (deadline, mut ends) = (Instant::now() + pause, self.ends.lock());

@@ -4,16 +4,17 @@ use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::changes::Change;
 use super::table::Table;
-use crate::error::StoreError;
+use crate::error::{StoreError, way_to_write};
 use crate::format::header::{HEADER_BYTES, Header, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::format::record::{RECORD_BYTES, Record, STATE_FREE};
 use crate::system::fork::ClosedOnFork;
+use crate::time::Patience;
 
 /// Checksum and state of a record that the next open does not find.
 const INVALID: [u8; 5] = [0, 0, 0, 0, STATE_FREE];
@@ -44,9 +45,10 @@ fn slot_of(change: &Change) -> Option<u32> {
     }
 }
 
-/// How long the file may refuse a change before nothing is stored or deleted any more, and how soon it is tried again.
+/// How long the file may refuse a change before SETs and DELETEs are refused, and how soon it is tried again until then, and after.
 const LONGEST_REFUSAL: Duration = Duration::from_secs(10);
-const RETRY_PAUSE: Duration = Duration::from_millis(20);
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(20);
+const LATER_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 impl Table {
     /// Has a change of a record written, behind all before it.
@@ -57,34 +59,36 @@ impl Table {
         }
     }
 
-    /// Makes changes as they come, and calls `done` whenever some are made, until [`Changes::end`](super::changes::Changes::end)
+    /// Makes changes as they come, and calls `notify` whenever some are made, until [`Changes::end`](super::changes::Changes::end)
     /// and the last of them. May wait for the file system. What the file refuses is tried again, and nothing behind it is made
-    /// before; false if that lasts too long.
-    pub(crate) fn make_changes(&self, done: impl Fn()) -> bool {
+    /// before. When that lasts long, `notify` gets the error, once, and [`Progress::refusal`](crate::progress::Progress::refusal) says
+    /// so until the file takes it.
+    pub(crate) fn make_changes(&self, notify: impl Fn(Option<&io::Error>)) {
         let mut changes = Vec::new();
-        while self.changes.take(&mut changes) {
-            if !self.make_in_order(&changes) {
-                return self.changes.are_to_end();
-            }
+        while self.changes.take(&mut changes) && self.make_in_order(&changes, &notify) {
             self.changes.progress.note_done(changes.len() as u64);
             changes.clear();
-            done();
+            notify(None);
         }
-        true
     }
 
-    /// Makes changes in their order: those of one page that follow each other by one write. Says whether it could.
-    pub(super) fn make_in_order(&self, changes: &[Change]) -> bool {
+    /// Makes changes in their order: those of one page that follow each other by one write. False if it is to end before.
+    pub(super) fn make_in_order(
+        &self,
+        changes: &[Change],
+        notify: &dyn Fn(Option<&io::Error>),
+    ) -> bool {
         let page = |change: &Change| place_of(change).map(|(at, _)| at / PAGE_BYTES as u64);
         changes.chunk_by(|one, next| page(one).is_some() && page(one) == page(next)).all(|run| {
             run.len() > 1 && self.make_together(run)
-                || run.iter().all(|change| self.make_with_retries(change))
+                || run.iter().all(|change| self.make_with_retries(change, notify))
         })
     }
 
-    /// Makes a change, again and again if it has to. False if that lasts too long.
-    fn make_with_retries(&self, change: &Change) -> bool {
-        let begin = Instant::now();
+    /// Makes a change, again and again if it has to. False if it is to end before.
+    fn make_with_retries(&self, change: &Change, notify: &dyn Fn(Option<&io::Error>)) -> bool {
+        let mut patience = Patience::new(LONGEST_REFUSAL);
+        let mut pause = FIRST_RETRY_PAUSE;
         loop {
             let outcome = self.try_to_make(change);
             // The content of a page that cannot be read is lost anyway.
@@ -93,10 +97,26 @@ impl Table {
                 return true;
             }
             self.note_outcome(&outcome);
-            if begin.elapsed() >= LONGEST_REFUSAL || !self.changes.pause(RETRY_PAUSE) {
+            if let Err(error) = &outcome
+                && patience.step().is_none()
+            {
+                pause = LATER_RETRY_PAUSE;
+                if self.changes.progress.refuse(&self.refusal_text(error)) {
+                    notify(Some(error));
+                }
+            }
+            if !self.changes.pause(pause) {
                 return false;
             }
         }
+    }
+
+    fn refusal_text(&self, error: &io::Error) -> String {
+        let path = self.index_file.path.display();
+        let way_out = way_to_write(error);
+        format!(
+            "{path} cannot be written: {error}; {way_out}; it is tried again until then, and what is stored is still loaded"
+        )
     }
 
     /// Makes changes of one page by one write; says whether it did.
@@ -142,11 +162,16 @@ impl Table {
     }
 
     fn note_outcome(&self, outcome: &io::Result<()>) {
+        let path = self.index_file.path.display();
         match outcome {
-            Ok(()) => self.refuses_writes.store(false, Ordering::Relaxed),
+            Ok(()) if !self.refuses_writes.load(Ordering::Relaxed) => {}
+            Ok(()) => {
+                self.refuses_writes.store(false, Ordering::Relaxed);
+                self.changes.progress.resume();
+                log::warn!("{path} can be written again: chunks are stored and deleted again");
+            }
             Err(error) if !self.refuses_writes.swap(true, Ordering::Relaxed) => log::error!(
-                "cannot write to {}: {error}; nothing is stored or deleted before that is repaired",
-                self.index_file.path.display()
+                "cannot write to {path}: {error}; nothing is stored or deleted before that is repaired"
             ),
             Err(_) => {}
         }

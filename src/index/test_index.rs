@@ -50,7 +50,7 @@ impl<G, S> Index<G, S> {
     pub(crate) fn write_queued(&self) {
         let mut changes = Vec::new();
         self.table.changes.take(&mut changes);
-        self.table.make_in_order(&changes);
+        self.table.make_in_order(&changes, &|_| ());
         self.table.changes.progress.note_done(changes.len() as u64);
     }
 

@@ -127,9 +127,13 @@ impl ChunkFile {
         Ok(Some((Transfer { offset_bytes, ..request }, name)))
     }
 
+    pub(super) fn awaits_space(&self) -> bool {
+        self.stage == FileStage::AwaitSpace
+    }
+
     /// Whether it does not wait for space, or the space is there.
     pub(super) fn can_go_on(&self, store: &dyn Store) -> bool {
-        self.stage != FileStage::AwaitSpace || !matches!(store.space_ready(self.extent), Ok(false))
+        !self.awaits_space() || !matches!(store.space_ready(self.extent), Ok(false))
     }
 
     /// Takes the file that was opened, so that it is closed whatever follows.

@@ -236,13 +236,13 @@ impl Operations {
                 Some(Phase::Index)
             }
             Phase::Index => {
-                self.fail_members(touched, self.shared.sync_errno());
+                self.fail_touched(touched);
                 // Every one of them, not only up to the first.
                 let replaced = members.iter().filter(|id| self.active[**id].supersede()).count();
                 (replaced > 0).then_some(Phase::Replaced)
             }
             Phase::Replaced | Phase::Idle => {
-                self.fail_members(touched, self.shared.sync_errno());
+                self.fail_touched(touched);
                 None
             }
         };
@@ -278,6 +278,15 @@ impl Operations {
         self.submit_syncs(&[sync_of(Action::Sync, index, true)])
     }
 
+    /// The index takes no change: ends a group that waits for some.
+    pub(super) fn fail_awaiting_group(&mut self, failure: impl Fn() -> Failure) {
+        if self.commit.awaited_records.is_some() {
+            let members = mem::take(&mut self.commit.members);
+            self.fail_members(members, failure);
+            self.end_group();
+        }
+    }
+
     fn end_group(&mut self) {
         let waiting = mem::take(&mut self.commit.waiting);
         let is_to_free = self.commit.is_to_free;
@@ -287,16 +296,22 @@ impl Operations {
         match error {
             Some(errno) => {
                 self.shared.cache.counters.sync_errors.add(1);
-                self.fail_members(members, errno);
+                self.fail_members(members, || Failure::Sync(errno));
             }
             None => members.into_iter().for_each(|id| self.answer(id)),
         }
     }
 
-    fn fail_members(&mut self, members: Vec<usize>, errno: i32) {
+    /// A sync has failed since their writes began.
+    fn fail_touched(&mut self, members: Vec<usize>) {
+        let errno = self.shared.sync_errno();
+        self.fail_members(members, || Failure::Sync(errno));
+    }
+
+    fn fail_members(&mut self, members: Vec<usize>, failure: impl Fn() -> Failure) {
         if !members.is_empty() {
             let path = self.shared.cache.config.path().display();
-            let text = Failure::Sync(errno).text(|| format!("{} chunks in {path}", members.len()));
+            let text = failure().text(|| format!("{} chunks in {path}", members.len()));
             log::error!("{text}; they are not stored");
         }
         // Now: the next sync of the index covers that their records are cleared.
@@ -309,7 +324,7 @@ impl Operations {
             }
         }
         for id in members {
-            self.active[id].failure = Some(Failure::Sync(errno));
+            self.active[id].failure = Some(failure());
             self.answer(id);
         }
     }

@@ -136,6 +136,13 @@ pub(crate) struct LastError {
     pub(crate) at: SystemTime,
 }
 
+/// Why a path has failed.
+struct Reason {
+    text: String,
+    /// Its files or its index have it as long as it lasts.
+    is_kept: bool,
+}
+
 #[derive(Default)]
 pub(crate) struct Health {
     /// A device that has become read-only still reads, and one that cannot flush still takes writes.
@@ -143,7 +150,7 @@ pub(crate) struct Health {
     has_failed: AtomicBool,
     /// It stays in use whatever happens, for want of another.
     stays_in_use: AtomicBool,
-    reason: Mutex<Option<String>>,
+    reason: Mutex<Option<Reason>>,
     last_error: Mutex<Option<LastError>>,
     alarm: Mutex<Option<(usize, Alarm)>>,
 }
@@ -215,6 +222,15 @@ impl Health {
 
     /// It has failed, whatever for. Only the first reason counts.
     pub(crate) fn fail(&self, reason: impl FnOnce() -> String) {
+        self.fail_for(|| Reason { text: reason(), is_kept: false });
+    }
+
+    /// The same, for a reason that its files or its index have as long as it lasts.
+    pub(crate) fn fail_for_now(&self, reason: impl FnOnce() -> String) {
+        self.fail_for(|| Reason { text: reason(), is_kept: true });
+    }
+
+    fn fail_for(&self, reason: impl FnOnce() -> Reason) {
         {
             let mut known = self.reason.lock();
             if known.is_some() {
@@ -229,8 +245,9 @@ impl Health {
         }
     }
 
-    /// It stays in use all the same, for want of another. It has its reason until it works again.
+    /// It stays in use all the same, for want of another. It has its reason until it works again, unless that is kept elsewhere.
     pub(crate) fn stay_in_use(&self) {
+        self.reason.lock().take_if(|reason| reason.is_kept);
         self.stays_in_use.store(true, Ordering::SeqCst);
         self.has_failed.store(false, Ordering::SeqCst);
     }
@@ -240,7 +257,7 @@ impl Health {
     }
 
     pub(crate) fn reason(&self) -> Option<String> {
-        self.reason.lock().clone()
+        self.reason.lock().as_ref().map(|reason| reason.text.clone())
     }
 
     pub(crate) fn last_error(&self) -> Option<LastError> {

@@ -116,6 +116,7 @@ impl Operations {
             // First, as what it ends may have been waited for.
             self.start_group()?;
             self.start_freed()?;
+            self.fail_refused(now);
             self.answer_late_loads(now);
             let has_more = self.start_some(now)?;
             self.note_saturation(now);

@@ -8,11 +8,13 @@
 //! - In `persistent`, a sync of the index begins when the records are written that it is for.
 
 use std::collections::VecDeque;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
+use super::errnos::is_of_path;
 use crate::backlog::QueueShare;
 use crate::batch_completion::BatchItem;
 use crate::cache::Cache;
@@ -44,20 +46,30 @@ impl Answer {
     fn give(self, cache: &Cache) {
         match self {
             Self::Removed(items) => items.into_iter().for_each(BatchItem::succeed),
-            Self::Stored { item, share, generation } => {
+            Self::Stored { generation: Some(generation), .. }
+                if cache.index.table.changes.has_lost(generation) =>
+            {
+                let path = cache.config.path().display();
+                self.fail(
+                    cache,
+                    &format!("cannot write the record of a chunk into the index of {path}"),
+                );
+            }
+            Self::Stored { item, share, .. } => {
                 // Before the answer: the caller may submit more then.
                 drop(share);
-                if generation
-                    .is_some_and(|generation| cache.index.table.changes.has_lost(generation))
-                {
-                    cache.counters.set_failed.add(1);
-                    let path = cache.config.path().display();
-                    item.fail(|| {
-                        format!("cannot write the record of a chunk into the index of {path}")
-                    });
-                } else {
-                    item.succeed();
-                }
+                item.succeed();
+            }
+        }
+    }
+
+    fn fail(self, cache: &Cache, reason: &str) {
+        match self {
+            Self::Removed(items) => items.into_iter().for_each(|item| item.fail(|| reason.into())),
+            Self::Stored { item, share, .. } => {
+                drop(share);
+                cache.counters.set_failed.add(1);
+                item.fail(|| reason.into());
             }
         }
     }
@@ -71,7 +83,8 @@ impl Answer {
 }
 
 impl Shared {
-    /// Answers when all changes of records are made that were queued by now. If nobody makes them any more it fails.
+    /// Answers when all changes of records are made that were queued by now. If they are refused, or nobody makes them any more, it
+    /// fails.
     pub(crate) fn answer_when_written(&self, answer: Answer) {
         let progress = &self.cache.index.table.changes.progress;
         let mut waiting = self.answers.lock();
@@ -82,8 +95,28 @@ impl Shared {
                 answer.give(&self.cache);
             }
             false if waiting.have_ended => {}
-            false => waiting.answers.push_back((ticket, answer)),
+            false => match progress.refusal() {
+                Some(reason) => {
+                    drop(waiting);
+                    answer.fail(&self.cache, &reason);
+                }
+                None => waiting.answers.push_back((ticket, answer)),
+            },
         }
+    }
+
+    /// The index takes no change: fails what waits for it, and what reactors have that does.
+    fn note_index_refuses(&self, error: &io::Error) {
+        let progress = &self.cache.index.table.changes.progress;
+        let reason = progress.refusal().unwrap_or_default();
+        if error.raw_os_error().is_none_or(is_of_path) && self.cache.path_count() > 1 {
+            self.health.fail_for_now(|| reason.to_string());
+        }
+        // After the refusal is known: whoever comes later sees it.
+        let answers = std::mem::take(&mut self.answers.lock().answers);
+        answers.into_iter().for_each(|(_, answer)| answer.fail(&self.cache, &reason));
+        self.completions.announce();
+        self.lanes.iter().for_each(|lane| lane.waker.wake());
     }
 
     /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
@@ -131,7 +164,7 @@ pub(crate) struct RecordWriter {
 }
 
 impl RecordWriter {
-    pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<Self> {
+    pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<Self> {
         let shared = Arc::clone(shared);
         if shared.cache.config.works_inline {
             return Ok(Self { shared, thread: None });
@@ -140,10 +173,13 @@ impl RecordWriter {
             let shared = Arc::clone(&shared);
             move || {
                 let table = &shared.cache.index.table;
-                let make = || table.make_changes(|| shared.note_changes_made());
+                let notify = |refusal: Option<&io::Error>| match refusal {
+                    Some(error) => shared.note_index_refuses(error),
+                    None => shared.note_changes_made(),
+                };
+                let make = || table.make_changes(notify);
                 match catch_unwind(AssertUnwindSafe(make)) {
-                    Ok(true) => table.changes.progress.end(),
-                    Ok(false) => shared.fail_for("its index cannot be written"),
+                    Ok(()) => table.changes.progress.end(),
                     Err(panic) => {
                         shared.fail_for(
                             "the thread that writes its records has stopped after a panic",

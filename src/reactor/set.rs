@@ -99,10 +99,13 @@ impl Operations {
         if !matches!(set.stage, Stage::Claimed) {
             return true;
         }
-        if let Some(reason) = self.shared.cache.presence.reason() {
-            let message = format!(
+        let cache = &self.shared.cache;
+        let missed = cache.presence.reason().map(|reason| {
+            format!(
                 "nothing is stored any more: {reason}; put it back, or open the store again (what is stored is still loaded)"
-            );
+            )
+        });
+        if let Some(message) = missed.or_else(|| cache.refusal().map(|reason| reason.to_string())) {
             self.end_unwritten(grant, Some(Failure::Other(message)));
             return false;
         }

@@ -56,6 +56,24 @@ impl Operations {
         Ok(())
     }
 
+    /// The index takes no change: fails the SETs here that wait for one.
+    pub(super) fn fail_refused(&mut self, now: Instant) {
+        let Some(reason) = self.shared.cache.refusal() else { return };
+        let failure = || Failure::Other(reason.to_string());
+        let awaiting = mem::take(&mut self.awaiting_extents);
+        self.device.failed.extend(awaiting.into_iter().map(|grant| (grant, failure())));
+        self.end_failed_pieces(now);
+        // A file goes only when no record names it.
+        let awaits_space = |id: &usize| {
+            self.active[*id].chunk_file.as_ref().is_some_and(|file| file.awaits_space())
+        };
+        let all = mem::take(&mut self.due_chunk_files).into_iter();
+        let (awaiting, due): (Vec<usize>, _) = all.partition(awaits_space);
+        self.due_chunk_files = due;
+        awaiting.into_iter().for_each(|id| self.fail_chunk_file(id, failure()));
+        self.fail_awaiting_group(failure);
+    }
+
     fn start_in_extent(&mut self, grant: Grant) -> Result<(), EngineError> {
         let active = &mut self.active[grant.id];
         let file = match &mut active.chunk_file {

@@ -1,5 +1,6 @@
 """The adapter between LMCache's L2 controllers and a kvring store."""
 
+import logging
 import re
 from types import MappingProxyType
 from typing import Any, Final
@@ -10,7 +11,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
-from kvring._native import ClosedError, ConfigError, ObjectTasks, options
+from kvring._native import ClosedError, ConfigError, ObjectTasks, SubmitError, options
 from kvring.connector import Connector
 from kvring.engine_store import before_own, close_store
 from kvring.lmcache.bookkeeping import Bookkeeping
@@ -19,6 +20,8 @@ from kvring.lmcache.status import report
 from kvring.lmcache.versions import local_storage_tags
 
 __all__ = ["KvringL2Adapter", "KvringL2AdapterConfig"]
+
+_logger: Final = logging.getLogger(__name__)
 
 # Not a failure of the store: LMCache stores faster than the disk takes it.
 _QUEUE_FULL: Final = "queue full"
@@ -160,10 +163,17 @@ class KvringL2Adapter(L2AdapterInterface):
         self._books.add_listener(listener, super().register_listener)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete keys; those that a lookup has locked stay."""
+        """Delete keys; those that a lookup has locked stay, or whose path refuses it."""
         if not keys:
             return
-        were_stored = self._tasks.delete(keys)
+        were_stored: list[bool | None] = [None] * len(keys)
+        try:
+            were_stored = self._tasks.delete(keys)
+        except ClosedError:
+            raise
+        except SubmitError as error:
+            # LMCache's thread that evicts would end. Log and status have the reason already.
+            _logger.debug("%s", error)
         self._books.tell()
         self._books.tell_absent(
             [key for key, was in zip(keys, were_stored, strict=True) if was is False]

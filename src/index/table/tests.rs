@@ -266,7 +266,7 @@ fn changes_of_one_page_are_one_write() {
         (vec![5], 1),
     ] {
         opened.files.written.lock().unwrap().clear();
-        assert!(opened.table.make_in_order(&uses(&slots)));
+        assert!(opened.table.make_in_order(&uses(&slots), &|_| ()));
         assert_eq!(opened.files.written.lock().unwrap().len(), writes, "{slots:?}");
         assert!(slots.iter().all(|slot| opened.table.use_word(*slot) == use_word(9, 9)));
     }

@@ -47,12 +47,15 @@ impl Discards {
         }
     }
 
-    /// Discards the next piece. Returns whether there was one.
+    /// Discards the next piece. Returns whether there was one, and there may be another.
     pub(super) fn discard_next(&self, allocator: &Mutex<Allocator>, files: &DataFiles) -> bool {
         let Some(piece) = self.next_piece() else { return false };
         let Some(file) = files.get(&piece.file) else { return true };
         let runs = allocator.lock().take_free_within(piece);
         let are_cleared = (self.are_cleared)();
+        if !are_cleared {
+            self.note(piece);
+        }
         for run in runs.iter().filter(|_| are_cleared) {
             let (_, offset) = file.locate(run.first_block);
             debug_assert!(offset.is_multiple_of(BLOCK_BYTES));
@@ -65,7 +68,7 @@ impl Discards {
         }
         let mut allocator = allocator.lock();
         runs.into_iter().for_each(|run| allocator.put_back(run));
-        true
+        are_cleared
     }
 
     fn next_piece(&self) -> Option<Extent> {

@@ -5,9 +5,11 @@ What holds for any L2 adapter is tried with the plugin adapter as well.
 
 import json
 import random
+import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -313,3 +315,27 @@ def test_every_kind_of_store_serves_it_across_a_restart(
         sizes = [len(content) for content in contents]
         assert driver.load_bytes(keys, sizes) == contents[:50] + [None] * 10
         driver.close()
+
+
+def test_a_delete_that_the_index_refuses_raises_nothing(any_driver: AdapterDriver) -> None:
+    """LMCache's thread that evicts would end with it."""
+    keys = [make_key(number) for number in range(3)]
+    contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(3)]
+    assert any_driver.store(keys, contents)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The header alone: no record can be written any more.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        for key in keys[:2]:
+            any_driver.adapter.delete([key])
+        assert any_driver.lookup(keys) == [False, True, True]
+        assert any_driver.load_bytes(keys[1:], [CHUNK_BYTES] * 2) == contents[1:]
+        assert not any_driver.store(keys[:1], contents[:1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    deadline = time.monotonic() + DEADLINE_S
+    while not any_driver.store(keys[:1], contents[:1]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    any_driver.adapter.delete(keys)
+    assert any_driver.lookup(keys) == [False] * 3
