@@ -278,14 +278,13 @@ impl Operations {
             let file = self.active[*id].chunk_file.as_ref();
             file.is_none_or(|file| file.can_go_on(&*self.shared.cache.store))
         };
-        let is_to_fail = (awaits_records || !self.due_chunk_files.is_empty())
-            && self.shared.cache.refusal().is_some();
         loads_ended
             || has_grown
-            || is_to_fail
             || self.awaiting_extents.front().is_some_and(is_extent_free)
             || self.group_can_go_on()
             || self.due_chunk_files.iter().any(can_go_on)
+            || (awaits_records || !self.due_chunk_files.is_empty())
+                && self.shared.cache.refusal().is_some()
     }
 
     pub(super) fn answer(&mut self, id: usize) {
