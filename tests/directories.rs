@@ -9,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::{
-    Client, MIB, Memory, config, config_of, eventually, has_data_files, key, layout, pattern,
+    Client, MIB, Memory, config, config_of, eventually, has_data_files, key, layout, logged,
+    pattern,
 };
 use kvring::{Connector, Layout, OpenError};
 
@@ -216,4 +217,28 @@ fn of_several_paths_one_that_is_gone_is_left_out() {
     let memory = Memory::patterned(5000, 0, 1);
     let keys: Vec<String> = (0..40).map(key).collect();
     assert!(client.set(&keys, &[&memory; 40]).ok, "the other one takes them");
+}
+
+/// The trouble of the last path ends with its reason, and one that is out of use does not say that it is well.
+#[test]
+fn a_last_path_whose_files_are_back_is_well_again() {
+    logged::keep();
+    let parent = tempfile::tempdir().unwrap();
+    let paths = ["a", "b"].map(|name| parent.path().join(name));
+    let moved = ["c", "d"].map(|name| parent.path().join(name));
+    let client = Client::from(Connector::open(config_of(&paths, CAPACITY)).unwrap());
+    let memory = Memory::patterned(5000, 0, 1);
+    let state = |number: usize| client.connector.stats().paths[number].clone();
+    fs::rename(&paths[0], &moved[0]).unwrap();
+    eventually("the first one is out of use", || !state(0).in_use);
+    fs::rename(&moved[0], &paths[0]).unwrap();
+    fs::rename(&paths[1], &moved[1]).unwrap();
+    let stays = || logged::lines(&paths[1], "it stays in use").len();
+    eventually("the second one stays", || stays() == 1);
+    assert!(state(1).trouble.contains("its path leads nowhere"), "{:?}", state(1));
+    fs::rename(&moved[1], &paths[1]).unwrap();
+    eventually("it stores again", || client.set_one("k", &memory));
+    assert_eq!((state(1).in_use, state(1).trouble.as_str()), (true, ""));
+    let again = |number: usize| logged::lines(&paths[number], "it stores chunks again").len();
+    assert_eq!((again(0), again(1), state(0).in_use), (0, 1, false));
 }

@@ -29,6 +29,8 @@ struct TroubledIndex {
     errno: AtomicI32,
     /// Only where it is below this.
     directory: Option<PathBuf>,
+    /// The thread that writes records ends in a panic.
+    panics: AtomicBool,
     refused: AtomicUsize,
     is_slow: AtomicBool,
     slowed: AtomicUsize,
@@ -37,6 +39,7 @@ struct TroubledIndex {
 impl FileOperations for TroubledIndex {
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         let is_record = offset >= 4096;
+        assert!(!(is_record && self.panics.load(Ordering::SeqCst)), "a panic of the test");
         let errno = self.errno.load(Ordering::SeqCst);
         if is_record && errno != 0 && self.is_meant(file) {
             self.refused.fetch_add(1, Ordering::SeqCst);
@@ -320,4 +323,26 @@ fn a_set_that_is_in_the_device_when_the_index_refuses_is_answered() {
     assert!(!client.wait(deleted).ok);
     go.send(()).unwrap();
     assert!(!client.wait(stored).ok);
+}
+
+/// Nobody writes what is removed from then on: a restart brings it back.
+#[test]
+fn a_removal_fails_when_the_thread_that_writes_records_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let (client, index) = open(directory.path(), Durability::BestEffort);
+    for number in 1..=3 {
+        assert!(client.set_one(&key(number), &chunk(number)));
+    }
+    index.panics.store(true, Ordering::SeqCst);
+    let says_why = |error: String| {
+        assert!(error.contains("the thread that writes its records has stopped"), "{error}");
+    };
+    says_why(client.connector.delete(&[key(1)]).unwrap_err().to_string());
+    says_why(client.connector.delete(&[key(2)]).unwrap_err().to_string());
+    says_why(client.connector.purge("test/model").unwrap_err().to_string());
+    client.connector.close();
+    drop(client);
+    index.panics.store(false, Ordering::SeqCst);
+    let client = Client::open(directory.path(), CAPACITY);
+    assert_eq!(client.exists(&[key(1), key(2), key(3)]), [true; 3]);
 }

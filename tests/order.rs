@@ -214,3 +214,32 @@ fn sets_that_end_without_a_write_leave_turns_to_others() {
     let turns = client.counter("reactor_turns") - before;
     assert!(turns >= SETS / MOST_IN_A_TURN, "{turns} turns");
 }
+
+/// It takes no room and writes nothing, unless a load waits for it.
+#[test]
+fn a_set_that_is_deleted_before_it_begins_is_not_written() {
+    for (purges, is_awaited) in [(false, false), (true, false), (false, true)] {
+        let directory = tempfile::tempdir().unwrap();
+        let (client, held) = open(directory.path(), |_| ());
+        let (first, second) = (chunk(1), Memory::patterned(2 * LENGTH, 0, 2));
+        let loaded = Memory::new(2 * LENGTH, 0);
+        held.hold(Action::Write);
+        let sets =
+            [client.submit_set(&[key(1)], &[&first]), client.submit_set(&[key(1)], &[&second])];
+        held.until_given(1);
+        let get = is_awaited.then(|| client.submit_get(&[key(1)], &[&loaded]));
+        match purges {
+            true => drop(client.connector.purge("test/model").unwrap()),
+            false => assert_eq!(client.delete(&[key(1)]), [true]),
+        }
+        held.release();
+        assert!(sets.iter().all(|id| client.wait(*id).ok));
+        assert_eq!(client.counter("set_stored"), 1 + u64::from(is_awaited));
+        if let Some(get) = get {
+            assert_eq!(client.wait(get).results, [true]);
+            assert!(loaded.bytes() == second.bytes());
+        }
+        assert_eq!(client.exists(&[key(1)]), [false]);
+        client.assert_consistent();
+    }
+}

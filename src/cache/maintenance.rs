@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Cache;
-use super::presence::LOOK_PAUSE;
+use super::presence::{FilesChange, LOOK_PAUSE};
 use super::threads::CacheThread;
 use crate::block::Extent;
 use crate::config::{Config, Discard};
@@ -62,7 +62,7 @@ impl<'cache> Timer<'cache> {
     }
 }
 
-fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
+fn keep(cache: &Cache, tell: &dyn Fn(FilesChange)) {
     let [sweep_pause, uses_pause, discard_pause] = pauses(&cache.config);
     let changes = &cache.index.table.changes;
     let mut uses_ticket = 0;
@@ -74,7 +74,7 @@ fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
         }
     };
     let all: [(_, Box<dyn FnMut()>); 4] = [
-        (Some(LOOK_PAUSE), Box::new(|| cache.look_for_files(tell_lost))),
+        (Some(LOOK_PAUSE), Box::new(|| cache.look_for_files(tell))),
         (sweep_pause, Box::new(|| _ = cache.expire(true))),
         (uses_pause, Box::new(write_uses)),
         (discard_pause, Box::new(|| cache.discard_freed())),
@@ -92,13 +92,12 @@ fn keep(cache: &Cache, tell_lost: &dyn Fn(String)) {
 }
 
 impl Cache {
-    /// Starts the maintenance thread. `tell_lost` is called with the reason when the files of the store are not found any more
-    /// and other paths can take its keys.
+    /// Starts the maintenance thread, which calls `tell` with changes of the files.
     pub(crate) fn start_maintenance(
         self: &Arc<Self>,
-        tell_lost: impl Fn(String) + Send + 'static,
+        tell: impl Fn(FilesChange) + Send + 'static,
     ) -> std::io::Result<CacheThread> {
-        let work = move |cache: &Self| keep(cache, &tell_lost);
+        let work = move |cache: &Self| keep(cache, &tell);
         let lost = "nothing expired or was evicted early";
         CacheThread::start(self, "kvring-maintain", work, |cache| cache.maintenance.end(), lost)
     }
@@ -139,11 +138,9 @@ impl Cache {
     }
 
     /// Looks whether the files are where they belong, and which of their blocks are shared.
-    pub(super) fn look_for_files(&self, tell_lost: &dyn Fn(String)) {
+    pub(super) fn look_for_files(&self, tell: &dyn Fn(FilesChange)) {
         let (missed, has_others) = (self.missed_files(), self.path_count() > 1);
-        // The others take its keys, and say so.
-        let lost = self.presence.note(missed, self.config.path(), has_others);
-        lost.into_iter().for_each(tell_lost);
+        self.presence.note(missed, self.config.path(), has_others).into_iter().for_each(tell);
         if self.store.is_look_due(false) || self.index.table.lacks_blocks() {
             self.look_at_blocks();
         }

@@ -21,6 +21,7 @@ use std::time::Instant;
 
 pub(crate) use admission::WriteBudget;
 pub(crate) use doubts::{Doubts, Finding};
+pub(crate) use presence::FilesChange;
 pub(crate) use read::ReadHandle;
 pub(crate) use threads::CacheThread;
 pub(crate) use write::{Begun, Claim, RecordedWrite, SupersedingWrite, Waiting, WriteHandle};

@@ -14,6 +14,15 @@ pub(super) const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// So many looks in a row have to miss them: a directory may be exchanged for another one and back.
 const MISSES: u32 = 2;
 
+/// What has changed with the files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FilesChange {
+    /// They are missed for this reason, and other paths can take their keys.
+    Missed(String),
+    /// They are where they belong again.
+    Back,
+}
+
 #[derive(Default)]
 pub(crate) struct Presence {
     is_missed: AtomicBool,
@@ -35,25 +44,18 @@ impl Presence {
         }
     }
 
-    /// The files of the store at `path` are `missed` for this reason, if so. Returns it once it is known, where other paths can
-    /// take their keys.
+    /// The files of the store at `path` are `missed` for this reason, if so. Returns a change that others are to know.
     pub(super) fn note(
         &self,
         missed: Option<String>,
         path: &Path,
         has_others: bool,
-    ) -> Option<String> {
+    ) -> Option<FilesChange> {
         let mut state = self.state.lock();
-        let path = path.display();
         let Some(reason) = missed else {
             state.misses = 0;
-            if state.reason.take().is_some() {
-                self.is_missed.store(false, Ordering::Relaxed);
-                log::warn!(
-                    "{path}: its files are where they belong again, so it stores chunks again"
-                );
-            }
-            return None;
+            self.is_missed.store(false, Ordering::Relaxed);
+            return state.reason.take().map(|_| FilesChange::Back);
         };
         state.misses += 1;
         if state.misses < MISSES || state.reason.is_some() {
@@ -62,10 +64,11 @@ impl Presence {
         state.reason = Some(reason.as_str().into());
         self.is_missed.store(true, Ordering::Relaxed);
         if has_others {
-            return Some(reason);
+            return Some(FilesChange::Missed(reason));
         }
         log::error!(
-            "{path}: {reason}; nothing is stored until it is put back, or the store is opened again; what is stored is still loaded"
+            "{}: {reason}; nothing is stored until it is put back, or the store is opened again; what is stored is still loaded",
+            path.display()
         );
         None
     }
@@ -83,13 +86,15 @@ mod tests {
             (told, presence.reason().map(|reason| reason.to_string()))
         };
         let (gone, nothing) = (Some("gone".to_owned()), (None, None));
+        let missed = Some(FilesChange::Missed("gone".to_owned()));
         assert_eq!(
             (look(Some("gone"), true), look(None, true)),
             (nothing.clone(), nothing.clone())
         );
         assert_eq!(look(Some("gone"), true), nothing);
-        assert_eq!(look(Some("gone"), true), (gone.clone(), gone.clone()));
+        assert_eq!(look(Some("gone"), true), (missed, gone.clone()));
         assert_eq!(look(Some("gone"), true), (None, gone.clone()), "it is known already");
+        assert_eq!(look(None, true), (Some(FilesChange::Back), None));
         assert_eq!(look(None, true), nothing);
         // Without other paths there is nobody to be told.
         assert_eq!(look(Some("gone"), false), nothing);

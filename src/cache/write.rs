@@ -39,7 +39,7 @@ pub(crate) struct Claim {
 }
 
 pub(crate) enum Begun {
-    /// Its very bytes are stored already, or it is not worth a write: then its key is not stored afterwards.
+    /// Its very bytes are stored already, or it is not worth a write, or deleted: then its key is not stored afterwards.
     Unwritten,
     /// To be asked again: it was compared with what is stored, and nothing differs so far.
     Comparing,
@@ -78,6 +78,9 @@ impl Claim {
 
     /// Compares at most `limit_bytes`, asks for admission, and takes room for the chunk, its record and its quota, or none of them.
     pub(crate) fn begin(&mut self, cache: &Arc<Cache>, limit_bytes: usize, now: Instant) -> Begun {
+        if cache.index.is_doomed(self.request.digest) {
+            return Begun::Unwritten;
+        }
         if !self.is_admitted {
             let Some(comparison) = self.compare(limit_bytes, cache) else {
                 return Begun::Comparing;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 
 use super::home::FoundHome;
-use crate::cache::{Cache, CacheThread, ChunkIndex, WriteBudget};
+use crate::cache::{Cache, CacheThread, ChunkIndex, FilesChange, WriteBudget};
 use crate::capacity::Budget;
 use crate::completion_queue::CompletionQueues;
 use crate::config::{Config, Durability};
@@ -197,8 +197,8 @@ impl Threads {
         begin_session(shared, was_closed).map_err(io_error("write the index of"))?;
         self.growth = Some(shared.cache.start_growth().map_err(thread_error())?);
         let owner = Arc::clone(shared);
-        let fail = move |reason: String| owner.health.fail(|| reason);
-        let maintenance = shared.cache.start_maintenance(fail);
+        let maintenance =
+            shared.cache.start_maintenance(move |change| note_files_change(&owner, change));
         self.maintenance = Some(maintenance.map_err(thread_error())?);
         Ok(())
     }
@@ -218,6 +218,19 @@ impl Threads {
             orderly: reactors == ReactorEnd::Orderly && is_written,
             memory_held,
         }
+    }
+}
+
+fn note_files_change(shared: &Shared, change: FilesChange) {
+    match change {
+        // The others take its keys, and say so.
+        FilesChange::Missed(reason) => shared.health.fail_for_now(|| reason),
+        // One that is out of use stays so.
+        FilesChange::Back if shared.health.has_failed() => {}
+        FilesChange::Back => log::warn!(
+            "{}: its files are where they belong again, so it stores chunks again",
+            shared.cache.config.path().display()
+        ),
     }
 }
 

@@ -151,7 +151,8 @@ impl Volumes {
             match volume.index().table.write_membership(&note) {
                 Ok(()) => {}
                 Err(error) if error.raw_os_error().is_none_or(is_of_path) => {
-                    volume.shared.health.fail(|| format!("its index cannot be written: {error}"));
+                    let reason = || format!("its index cannot be written: {error}");
+                    volume.shared.health.fail_for_now(reason);
                     noted = noted.without(number);
                 }
                 Err(source) => return Err(NoteError { path: volume.path().to_owned(), source }),

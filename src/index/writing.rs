@@ -118,6 +118,13 @@ impl<G, S> Index<G, S> {
             && self.shard(digest).1.pending_mut(digest).is_some_and(|one| one.waiting_gets > 0)
     }
 
+    /// Whether the SET that is writing under `digest` is for nobody: its key is deleted already, and no GET waits.
+    pub(crate) fn is_doomed(&self, digest: Digest) -> bool {
+        let mut shard = self.shard(digest).1;
+        let pending = shard.pending_mut(digest);
+        pending.is_some_and(|pending| pending.waiting_gets == 0 && pending.is_deleted())
+    }
+
     /// Writes the record of a chunk that its key does not find yet, unless it is deleted already.
     pub(crate) fn record_early(
         &self,
