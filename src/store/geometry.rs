@@ -72,7 +72,8 @@ impl Geometry {
         let metadata = file.metadata()?;
         let is_device = metadata.file_type().is_block_device();
         let number = if is_device { metadata.rdev() } else { metadata.dev() };
-        let queue = |name| queue_attribute(number, name);
+        let directory = PathBuf::from(sysfs_directory(number));
+        let queue = |name| queue_attribute(&directory, name)?.parse().ok();
         let ask = |request, name| match is_device {
             true => block_device::ask(file, request).map(Some),
             false => Ok(queue(name)),
@@ -89,18 +90,21 @@ impl Geometry {
             discard_granularity_bytes: queue("discard_max_bytes")
                 .filter(|most| *most > 0)
                 .and_then(|_| queue("discard_granularity")),
-            queue_depth: queue_depth(Path::new(&sysfs_directory(number))),
-            numa_node: numa_node(Path::new(&sysfs_directory(number))),
+            queue_depth: queue_depth(&directory),
+            numa_node: numa_node(&directory),
         })
     }
 }
 
-/// An attribute of the request queue of the block device with this number; partitions have that of their disk.
-fn queue_attribute(device_number: u64, name: &str) -> Option<u64> {
-    let directory = PathBuf::from(sysfs_directory(device_number));
-    ["queue", "../queue"].iter().find_map(|queue| {
-        fs::read_to_string(directory.join(queue).join(name)).ok()?.trim().parse().ok()
-    })
+/// An attribute of the request queue of the block device that sysfs describes there; partitions have that of their disk.
+fn queue_attribute(directory: &Path, name: &str) -> Option<String> {
+    let read = |queue| fs::read_to_string(directory.join(queue).join(name)).ok();
+    ["queue", "../queue"].into_iter().find_map(read).map(|text| text.trim().to_owned())
+}
+
+/// Whether the block device that sysfs describes there has zones that are written in order only.
+pub(super) fn is_host_managed(directory: &Path) -> bool {
+    queue_attribute(directory, "zoned").is_some_and(|model| model == "host-managed")
 }
 
 /// Where sysfs describes the block device with this number.
@@ -113,4 +117,29 @@ fn direct_alignment(file: &File) -> (u64, u64) {
     let unknown = block_device::ask(file, block_device::LOGICAL_BLOCK_BYTES)
         .unwrap_or(DEFAULT_ALIGNMENT_BYTES);
     files::direct_alignment(file).unwrap_or((unknown, unknown))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_are_those_of_the_disk() {
+        let sysfs = tempfile::tempdir().unwrap();
+        for (disk, model, expected) in [
+            ("sda", "host-managed\n", true),
+            ("sdb", "host-aware\n", false),
+            ("sdc", "none\n", false),
+            ("sdd", "", false),
+        ] {
+            let disk = sysfs.path().join(disk);
+            let partition = disk.join("partition-1");
+            [&disk.join("queue"), &partition]
+                .into_iter()
+                .for_each(|path| fs::create_dir_all(path).unwrap());
+            fs::write(disk.join("queue/zoned"), model).unwrap();
+            assert_eq!([disk, partition].map(|path| is_host_managed(&path)), [expected; 2]);
+        }
+        assert!(!is_host_managed(Path::new("/nowhere")));
+    }
 }

@@ -187,6 +187,21 @@ def test_format_takes_block_devices_only(
         assert told in capsys.readouterr().err
 
 
+def test_a_zoned_device_is_refused(
+    device: LoopDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A file in the place of what sysfs says: few kernels have such a device.
+    zoned, model = Path(f"/sys/block/{device.path.name}/queue/zoned"), tmp_path / "zoned"
+    model.write_text("host-managed\n", encoding="ascii")
+    run("mount", "--bind", model, zoned)
+    try:
+        with untouched(device), pytest.raises(kvring.ConfigError, match="host-managed zoned"):
+            open_store(device)
+        assert_format_refused(device, capsys, "host-managed zoned device")
+    finally:
+        run("umount", zoned)
+
+
 @pytest.mark.parametrize(
     ("found", "command"),
     [("ext4 'mine'", ("mkfs.ext4", "-q", "-F", "-L", "mine")), ("swap", ("mkswap",))],

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -13,6 +13,7 @@ use crate::error::{ConfigError, OpenError};
 use crate::format::superblock::{
     DEVICE_FORMAT_VERSION, HEAD_BYTES, MIN_DEVICE_BYTES, Superblock, SuperblockCopy, is_zero,
 };
+use crate::store::geometry::{is_host_managed, sysfs_directory};
 use crate::system::block_device;
 
 /// Where blkid(8) is looked for: an ordinary user's PATH lacks the directories of administration.
@@ -108,7 +109,12 @@ pub(super) fn check_device(probe: &File, path: &Path) -> Result<u64, OpenError> 
     let block_bytes =
         block_device::ask(probe, block_device::LOGICAL_BLOCK_BYTES).map_err(error())?;
     let size_bytes = io::Seek::seek(&mut &*probe, io::SeekFrom::End(0)).map_err(error())?;
-    let reason = if block_bytes > BLOCK_BYTES {
+    let number = probe.metadata().map_err(error())?.rdev();
+    let reason = if is_host_managed(Path::new(&sysfs_directory(number))) {
+        "it is a host-managed zoned device, whose zones are written in order only; choose another one, or a directory on a \
+         file system that has such zones"
+            .to_owned()
+    } else if block_bytes > BLOCK_BYTES {
         format!(
             "its logical blocks have {block_bytes} bytes, the most that kvring can use is {BLOCK_BYTES}; format the drive with \
              smaller ones (nvme format --lbaf), or choose a directory on it"
