@@ -4,12 +4,17 @@
 
 mod common;
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine, Script};
+use common::held_back::HeldBack;
 use common::{Client, MIB, Memory, config_of, eventually, key};
+use kvring::testing::Action;
 use kvring::{Config, Connector};
 use tempfile::TempDir;
 
@@ -135,4 +140,45 @@ fn the_budget_of_writes_is_one_for_all_paths() {
     let over = client.counter("set_over_write_budget");
     // Beyond that 18 KiB come in a second.
     assert!((50..=56).contains(&over), "{over} of 120 were over the budget");
+}
+
+/// The second path makes room at the first one while both are closed: that one must not be released before.
+#[test]
+fn what_goes_for_a_quota_during_close_stays_gone() {
+    let (_root, config) = with_quota(2);
+    let held = HeldBack::default();
+    let engines = held.clone();
+    let make_engine = move |queue_depth, waker| engines.engine(queue_depth, waker);
+    let client = Client::from(Connector::open_with_engine(config.clone(), make_engine).unwrap());
+    let keys = || [0, 1].map(|number: usize| client.connector.stats().paths[number].keys);
+    let chunks = QUOTA / MIB;
+    let mut of_second = None;
+    for number in (0..).take_while(|_| keys() != [chunks - 1, 1]) {
+        assert_eq!(store(&client, number, MIB as usize), Ok(()));
+        match keys() {
+            [first, second] if first >= chunks || second > 1 => drop(client.delete(&[key(number)])),
+            [_, 1] if of_second.is_none() => of_second = Some(number),
+            _ => {}
+        }
+    }
+    let last = of_second.unwrap();
+    held.hold(Action::Write);
+    let (first, longer) =
+        (Memory::patterned(MIB as usize, 0, 1), Memory::patterned(4 * MIB as usize, 0, 2));
+    client.submit_set(&[key(last)], &[&first]);
+    client.submit_set(&[key(last)], &[&longer]);
+    held.until_given(1);
+    let index = File::open(config.paths[0].join("index.kvring")).unwrap();
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| client.connector.close_within(Duration::from_secs(60)));
+        // If it is released, it is so by then.
+        let is_released = |_: &i32| index.try_lock_shared().is_err();
+        (0..100).take_while(is_released).for_each(|_| thread::sleep(Duration::from_millis(10)));
+        index.unlock().unwrap();
+        held.release();
+        assert!(closing.join().unwrap().clean);
+    });
+    let client = open(config);
+    assert_eq!(client.get_one(&key(last), 4 * MIB as usize).unwrap(), longer.bytes());
+    assert!(taken(&client) <= QUOTA, "{}", taken(&client));
 }

@@ -205,16 +205,26 @@ impl Threads {
 
     /// Ends them, when the reactors have been asked to stop.
     fn end(&mut self) -> ThreadsEnd {
+        let moving = self.end_moving();
+        self.end_writer(moving)
+    }
+
+    /// Ends all but the record writer. Says whether they have ended, and how the reactors did.
+    fn end_moving(&mut self) -> (bool, ReactorEnd) {
         // It frees extents, which needs the files.
         let maintenance = self.maintenance.take().is_none_or(CacheThread::end);
         let reactors = self.reactors.take().map_or(ReactorEnd::Leaked, Reactors::join);
         // What was queued may have needed it until now.
         let growth = self.growth.take().is_none_or(CacheThread::end);
-        // After all that change records.
+        (maintenance && growth, reactors)
+    }
+
+    /// Ends the record writer, after all that change records.
+    fn end_writer(&mut self, (have_ended, reactors): (bool, ReactorEnd)) -> ThreadsEnd {
         let (writer, is_written) = self.writer.take().map_or((true, true), RecordWriter::end);
         let memory_held = reactors == ReactorEnd::Leaked;
         ThreadsEnd {
-            have_ended: maintenance && growth && writer && !memory_held,
+            have_ended: have_ended && writer && !memory_held,
             orderly: reactors == ReactorEnd::Orderly && is_written,
             memory_held,
         }
@@ -290,9 +300,15 @@ pub(super) fn close_all(
     have_others_ended: bool,
 ) -> Vec<Shutdown> {
     volumes.iter().for_each(|volume| volume.shared.stop(drain_timeout));
-    let begin_release = |volume: &Volume| {
+    let end_moving = |volume: &Volume| {
         volume.shared.cache.open_store.note_closing();
-        let ThreadsEnd { have_ended, orderly, memory_held } = volume.threads.lock().end();
+        volume.threads.lock().end_moving()
+    };
+    // Of all of them first: a SET of one evicts at another for its quota.
+    let moving: Vec<_> = volumes.iter().map(end_moving).collect();
+    let begin_release = |(volume, moving): (&Volume, _)| {
+        let ended = volume.threads.lock().end_writer(moving);
+        let ThreadsEnd { have_ended, orderly, memory_held } = ended;
         let may_release = have_others_ended && have_ended;
         let shared = Arc::clone(&volume.shared);
         let release = move || may_release && release(&shared, orderly);
@@ -303,7 +319,7 @@ pub(super) fn close_all(
             memory_held,
         )
     };
-    let threads: Vec<_> = volumes.iter().map(begin_release).collect();
+    let threads: Vec<_> = volumes.iter().zip(moving).map(begin_release).collect();
     let mut patience = Patience::new(LONGEST_SYNC);
     let end = |(volume, (thread, memory_held)): (&Volume, (Option<JoinHandle<bool>>, bool))| {
         let released = thread.and_then(|thread| join_within(thread, &mut patience));
