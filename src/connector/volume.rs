@@ -347,7 +347,8 @@ fn release(shared: &Shared, orderly: bool) -> bool {
         index.write_session(shared.cache.config.clock.now_ms(), true)?;
         index.table.sync()
     };
-    let noted = if orderly { note() } else { Err(io::Error::other("the reactor had failed")) };
+    let noted =
+        if orderly { note() } else { Err(io::Error::other("not all was done that was asked for")) };
     if let Err(error) = &noted {
         log::error!("{path} is not marked as closed in order: {error}");
         if orderly && shared.cache.missed_files().is_none() {
