@@ -85,6 +85,15 @@ fn errno_of(source: &std::io::Error) -> Option<i32> {
     source.raw_os_error().or(is_denied.then_some(EACCES))
 }
 
+/// What the system refused, as an `OSError` with its number. The conversion of PyO3 gives other classes for some: `MemoryError` for
+/// ENOMEM, which nobody takes for an answer of the system.
+pub(crate) fn from_io(error: std::io::Error) -> PyErr {
+    match error.raw_os_error() {
+        Some(errno) => PyOSError::new_err((errno, error.to_string())),
+        None => PyOSError::new_err(error.to_string()),
+    }
+}
+
 /// The Python exception for a refused batch.
 pub(crate) fn from_submit(error: kvring::SubmitError) -> PyErr {
     let message = error.to_string();

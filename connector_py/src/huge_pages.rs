@@ -10,6 +10,8 @@ use nix::libc::{EBADF, MADV_COLLAPSE, MADV_POPULATE_WRITE, madvise};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use pyo3::prelude::*;
 
+use crate::errors::from_io;
+
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Take memory for a file of memory (`memfd_create`), in huge pages.
@@ -19,7 +21,7 @@ pub(crate) fn put_into_huge_pages(
     descriptor: RawFd,
     length_bytes: NonZeroUsize,
 ) -> PyResult<()> {
-    Ok(py.detach(|| collapse(descriptor, length_bytes))?)
+    py.detach(|| collapse(descriptor, length_bytes)).map_err(from_io)
 }
 
 /// A range of addresses, free again when it is dropped.

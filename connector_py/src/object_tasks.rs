@@ -11,14 +11,13 @@ use std::time::Instant;
 
 use kvring::{CallerBuffer, Completion, KeepAlive, KeyEvent};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use pyo3::exceptions::PyOSError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::buffers::{Use, export_all};
 use crate::connector::Connector;
-use crate::errors::{SubmitError, from_submit};
+use crate::errors::{SubmitError, from_io, from_submit};
 use crate::finished::Finished;
 use crate::logging::hand_over;
 use crate::memory_tasks::name_of;
@@ -51,8 +50,8 @@ impl ObjectTasks {
     #[new]
     fn new(connector: Py<Connector>, bitmap: Py<PyAny>, object_key: Py<PyAny>) -> PyResult<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let lookup_event = EventFd::from_flags(flags).map_err(std::io::Error::from)?;
-        connector.get().core.split_completions().map_err(PyOSError::new_err)?;
+        let lookup_event = EventFd::from_flags(flags).map_err(|errno| from_io(errno.into()))?;
+        connector.get().core.split_completions().map_err(from_io)?;
         Ok(Self {
             connector,
             bitmap,

@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -99,6 +100,19 @@ def test_what_is_no_file_of_memory_is_refused(memory: int) -> None:
     with pytest.raises(ValueError, match="zero"):
         put_into_huge_pages(memory, 0)
     assert_as_before(memory)
+
+
+def test_a_process_that_may_have_no_more_memory_is_told_so_by_the_system(memory: int) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    taken_bytes = int(Path("/proc/self/statm").read_text("utf-8").split()[0]) * mmap.PAGESIZE
+    # Others of this process need some meanwhile.
+    resource.setrlimit(resource.RLIMIT_AS, (taken_bytes + LENGTH_BYTES // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="memory") as raised:
+            put_into_huge_pages(memory, LENGTH_BYTES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert raised.value.errno == errno.ENOMEM
 
 
 @FEW_SEGMENTS
