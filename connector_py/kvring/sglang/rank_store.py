@@ -1,7 +1,10 @@
 """What a rank stores into and loads from: its own store, or that of the rank that writes for it."""
 
 import logging
-from typing import Any
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
@@ -14,6 +17,11 @@ from kvring.shared_reads import SEGMENT_BYTES, Reader, ReadServer, taken_bytes
 __all__ = ["RankStore"]
 
 _logger = logging.getLogger(__name__)
+
+# Between tries to open a store.
+_PAUSE_S: Final = 60.0
+
+_Answer = TypeVar("_Answer")
 
 
 class RankStore:
@@ -35,13 +43,19 @@ class RankStore:
         self._own: EngineStore | None = None
         self._reader: Reader | None = None
         self._server: ReadServer | None = None
+        # Of all below, while it is opened or closed.
+        self._lock = threading.Lock()
+        # Of pools whose pages this rank moves itself: addresses and lengths.
+        self._memory: list[tuple[int, int]] = []
+        self._next_try_s = 0.0
+        self._is_closed = False
+        if not config.is_storage_writer:
+            self._reader = reader_of(options_of_rank(config, options, 0))
+            return
+        self._own = self._open()
         try:
-            if not config.is_storage_writer:
-                self._reader = reader_of(options_of_rank(config, options, 0))
-            elif config.is_mla_model and config.tp_size > 1:
-                self._server = ReadServer(self._opened())
-            else:
-                self._opened()
+            if config.is_mla_model and config.tp_size > 1:
+                self._server = ReadServer(self._own)
         except BaseException:
             self.close()
             raise
@@ -49,8 +63,13 @@ class RankStore:
     def register(self, pool: Pool, host_pool: Any) -> None:
         """Register the memory of a pool whose pages this rank moves itself."""
         if self._reader_of(pool) is None:
-            for address, length_bytes in memory_of(host_pool):
-                self._opened().register(address, length_bytes)
+            memory = list(memory_of(host_pool))
+            own = self._opened()
+            # A store that is opened later takes it then.
+            self._memory += memory
+            if own is not None:
+                for address, length_bytes in memory:
+                    own.register(address, length_bytes)
         if pool.is_shared and self._config.tp_size > 1 and not pool.is_logical:
             lengths_bytes = pool.part_lengths_bytes()
             if taken_bytes(lengths_bytes) > SEGMENT_BYTES:
@@ -64,32 +83,22 @@ class RankStore:
 
     def exists(self, pool: Pool, keys: list[str], form: Form) -> list[bool]:
         """Say of each page whether it is stored, and lease it."""
-        try:
-            return self._asked(pool).exists(form.prefix, keys, form.parts)
-        except KvRingError as error:
-            self._opened().note(str(error))
-            return [False] * len(keys)
+        without = [False] * len(keys)
+        return self._asked(pool, lambda one: one.exists(form.prefix, keys, form.parts), without)
 
     def count_leading(self, pool: Pool, keys: list[str]) -> int:
         """Return how many leading pages are stored, and lease them."""
-        try:
-            return self._asked(pool).count_leading(pool.form.prefix, keys, pool.form.parts)
-        except KvRingError as error:
-            self._opened().note(str(error))
-            return 0
+        form = pool.form
+        return self._asked(pool, lambda one: one.count_leading(form.prefix, keys, form.parts), 0)
 
     def load(self, batches: list[tuple[Pool, Pages]]) -> list[list[bool]]:
         """Load pages; say of each whether it is there now, whole."""
         # All of them, before one is waited for.
         tasks = [self._start(pool, pages, is_load=True) for pool, pages in batches]
-        results = []
-        for (pool, pages), task in zip(batches, tasks, strict=True):
-            reader = self._reader_of(pool)
-            if reader is None or pool.is_logical:
-                results.append(self._finish(task, pool, pages))
-            else:
-                results.append(reader.load(*pages.request))
-        return results
+        return [
+            self._finish(task, pool, pages, self._reader_of(pool))
+            for (pool, pages), task in zip(batches, tasks, strict=True)
+        ]
 
     def store(self, batches: list[tuple[Pool, Pages]]) -> list[list[bool]]:
         """Store pages; say of each whether it is stored."""
@@ -98,7 +107,7 @@ class RankStore:
             self._server.forget(keys)
         tasks = [self._start(pool, pages, is_load=False) for pool, pages in batches]
         results = [
-            self._finish(task, pool, pages)
+            self._finish(task, pool, pages, None)
             for (pool, pages), task in zip(batches, tasks, strict=True)
         ]
         if self._server is not None:
@@ -124,39 +133,93 @@ class RankStore:
             self._reader.close()
         if self._server is not None:
             self._server.close()
+        with self._lock:
+            self._is_closed = True
         if self._own is not None:
             self._own.close()
 
-    def _opened(self) -> EngineStore:
-        if self._own is None:
-            options = options_of_rank(self._config, self._options, self._config.tp_rank)
-            self._own = EngineStore(WHERE, options)
+    def _open(self) -> EngineStore:
+        options = options_of_rank(self._config, self._options, self._config.tp_rank)
+        return EngineStore(WHERE, options)
+
+    def _opened(self) -> EngineStore | None:
+        """Return this rank's own store; None as long as it cannot be opened.
+
+        That of a reader is opened when it is needed, and again some time after a failure: the
+        pools that it reads from the first rank need none.
+        """
+        # One that another thread is opening is not waited for.
+        if not self._lock.acquire(blocking=False):
+            return self._own
+        try:
+            if self._own is None and not self._is_closed and time.monotonic() >= self._next_try_s:
+                own = self._open()
+                for address, length_bytes in self._memory:
+                    own.register(address, length_bytes)
+                self._own = own
+        except (KvRingError, OSError, ValueError) as error:
+            self._next_try_s = time.monotonic() + _PAUSE_S
+            _logger.warning(
+                "rank %d: its own store cannot be opened, and its pools that differ by rank are "
+                "not stored or loaded until it can (next try in %d s): %s",
+                self._config.tp_rank,
+                _PAUSE_S,
+                error,
+            )
+        finally:
+            self._lock.release()
         return self._own
 
     def _reader_of(self, pool: Pool) -> Reader | None:
         return self._reader if pool.is_shared else None
 
-    def _asked(self, pool: Pool) -> Reader | MemoryTasks:
-        return self._reader_of(pool) or self._opened().tasks
+    def _asked(
+        self, pool: Pool, ask: Callable[[Reader | MemoryTasks], _Answer], without: _Answer
+    ) -> _Answer:
+        reader = self._reader_of(pool)
+        if reader is not None:
+            return ask(reader)
+        own = self._opened()
+        if own is None:
+            return without
+        try:
+            return ask(own.tasks)
+        except KvRingError as error:
+            own.note(str(error))
+            return without
 
     def _start(self, pool: Pool, pages: Pages, *, is_load: bool) -> int | None:
+        """Submit pages; None if they are not the store's, or it does not take them.
+
+        Raises nothing: what others have submitted would go on, into memory that SGLang uses again.
+        """
         if pool.is_logical or self._reader_of(pool) is not None:
             return None
-        store = self._opened()
+        own = self._opened()
+        if own is None:
+            return None
         try:
-            return (store.tasks.load if is_load else store.tasks.store)(*pages.request)
-        except KvRingError as error:
-            store.note(str(error))
+            return (own.tasks.load if is_load else own.tasks.store)(*pages.request)
+        except Exception as error:  # noqa: BLE001
+            own.note(str(error))
             return None
 
-    def _finish(self, task: int | None, pool: Pool, pages: Pages) -> list[bool]:
-        if task is None:
-            # A pool without memory is stored by its sidecars alone.
-            return [pool.is_logical] * len(pages.keys)
-        store = self._opened()
+    def _finish(
+        self, task: int | None, pool: Pool, pages: Pages, reader: Reader | None
+    ) -> list[bool]:
+        """Wait for what `_start` submitted, or load by a reader. Raises nothing, as `_start`."""
+        if pool.is_logical:
+            # It is stored by its sidecars alone.
+            return [True] * len(pages.keys)
+        results, error = [False] * len(pages.keys), ""
         try:
-            _, results, error, _ = store.tasks.wait(task)
-        except KvRingError as refusal:
-            results, error = [False] * len(pages.keys), str(refusal)
-        store.note(error)
+            if reader is not None:
+                return reader.load(*pages.request)
+            if task is None or self._own is None:
+                return results
+            _, results, error, _ = self._own.tasks.wait(task)
+        except Exception as refusal:  # noqa: BLE001
+            error = str(refusal)
+        if self._own is not None:
+            self._own.note(error)
         return results

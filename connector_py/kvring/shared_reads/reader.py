@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ class Reader:
             for (first, end), span in zip(pieces, spans, strict=True)
         ]
         copied: list[tuple[int, list[bool]]] = []
-        try:
+        with self._asking(link):
             for number, segment, loaded in _answered(link, requests):
                 link.copy(segment, addresses[spans[number]], lengths_bytes[spans[number]])
                 copied.append((number, loaded))
@@ -86,8 +86,6 @@ class Reader:
                 link.receive()
             for number, loaded in copied:
                 results[slice(*pieces[number])] = loaded
-        except (OSError, ValueError) as error:
-            self._drop(link, error)
         return results
 
     def close(self) -> None:
@@ -108,12 +106,11 @@ class Reader:
         link = self._link()
         if link is None:
             return None
-        try:
+        answer = None
+        with self._asking(link):
             link.send(request)
-            return link.receive()
-        except (OSError, ValueError) as error:
-            self._drop(link, error)
-            return None
+            answer = link.receive()
+        return answer  # noqa: RET504 - the block may end without one
 
     def _link(self) -> "_Link | None":
         # A connection that a fork shared would get the answers of the other.
@@ -136,14 +133,28 @@ class Reader:
             link.hang_up()
         return link
 
-    def _drop(self, link: "_Link", error: Exception) -> None:
+    @contextmanager
+    def _asking(self, link: "_Link") -> Iterator[None]:
+        """Drop the connection after any error, and raise again what is none of the connection's.
+
+        An answer that is still to come would be taken for that of a later request.
+        """
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._drop(link, error)
+        except BaseException as error:
+            self._drop(link, error)
+            raise
+
+    def _drop(self, link: "_Link", error: BaseException) -> None:
         link.close()
         with self._links_lock:
             self._links.discard(link)
         self._of_thread.link = None
         self._tell(error)
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, error: BaseException) -> None:
         self._next_try_s = time.monotonic() + _RECONNECT_PAUSE_S
         if not self._has_told and not self._closed.is_set():
             self._has_told = True

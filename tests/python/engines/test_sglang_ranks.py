@@ -15,6 +15,9 @@ import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
+import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+
 from tests.python.conftest import HANG_DEADLINE_S, MIB, bare_loop_device
 from tests.python.engines.sglang_host import KEYS, LAYOUTS, OpenRank, Rank, page_keys
 from tests.python.engines.sglang_processes import Process, processes
@@ -170,6 +173,68 @@ def test_the_states_of_each_rank_are_its_own(start_rank: StartRank, store_path: 
         for rank in ranks:
             rank.end()
     assert sorted(one.name for one in store_path.iterdir()) == ["rank-0", "rank-1"]
+
+
+def test_a_reader_whose_own_store_cannot_be_opened_reads_all_the_same(
+    open_rank: OpenRank, store_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = open_rank(0, 2)
+    in_the_way = store_path / "rank-1"
+    in_the_way.touch()
+    reader = open_rank(1, 2, has_mamba=True)
+    assert "rank 1: its own store cannot be opened" in caplog.text
+    assert str(in_the_way) in caplog.text
+    assert owner.store(KEYS) == ALL
+    assert reader.load(KEYS) == ALL
+    assert reader.states is not None
+    state = PoolTransfer(PoolName.MAMBA, host_indices=torch.arange(2), keys=KEYS[:2])
+    nothing, everything = {"mamba": [False] * 2}, {"mamba": [True] * 2}
+    assert reader.backend.batch_set_v2([state]) == reader.backend.batch_get_v2([state]) == nothing
+    assert reader.backend.batch_exists_v2(KEYS, [state]).kv_hit_pages == 0
+    assert reader.backend.exists(KEYS[0])
+    in_the_way.unlink()
+    # It is not tried again for each call.
+    assert reader.backend.batch_set_v2([state]) == nothing
+    reader.backend._store._next_try_s = 0.0
+    assert (
+        reader.backend.batch_set_v2([state]) == reader.backend.batch_get_v2([state]) == everything
+    )
+    assert reader.connector.stats()["registered_bytes"] > 0
+    reader.close()
+    assert reader.backend.batch_get_v2([state]) == nothing
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+def test_a_load_that_raises_leaves_those_of_other_pools_to_be_waited_for(
+    open_rank: OpenRank, is_first: bool
+) -> None:
+    """SGLang uses their memory again as soon as it has the answer."""
+    owner, reader = open_rank(0, 2), open_rank(1, 2, has_mamba=True)
+    owner.store(KEYS)
+    assert reader.states is not None
+    keys: Any = [*KEYS[:1], b"no text"]
+    states = torch.arange(2)
+    right = PoolTransfer(PoolName.MAMBA, host_indices=states, keys=KEYS[:2])
+    wrong = PoolTransfer(PoolName.KV, host_indices=reader.pages.rows(range(2)), keys=keys)
+    reader.states.fill(states, KEYS[:2])
+    assert reader.backend.batch_set_v2([right]) == {"mamba": [True] * 2}
+    reader.states.wipe(states)
+    transfers = [wrong, right] if is_first else [right, wrong]
+    expected = {"kv": [False] * 2, "mamba": [True] * 2}
+    assert reader.backend.batch_get_v2(transfers) == expected
+    assert reader.states.hold(states, KEYS[:2]) == [True] * 2
+
+
+def test_a_reader_opens_no_store_after_its_close(open_rank: OpenRank, store_path: Path) -> None:
+    open_rank(0, 2)
+    (store_path / "rank-1").touch()
+    reader = open_rank(1, 2, has_mamba=True)
+    (store_path / "rank-1").unlink()
+    reader.backend._store._next_try_s = 0.0
+    reader.close()
+    state = PoolTransfer(PoolName.MAMBA, host_indices=torch.arange(2), keys=KEYS[:2])
+    assert reader.backend.batch_set_v2([state]) == {"mamba": [False] * 2}
+    assert not (store_path / "rank-1").exists()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

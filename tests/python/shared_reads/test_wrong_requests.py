@@ -2,8 +2,11 @@
 
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,14 @@ from tests.python.conftest import (
     run_child,
     until,
 )
-from tests.python.shared_reads.owners import FEW_SEGMENTS, KEYS, PREFIX, SEGMENTS, Owner
+from tests.python.shared_reads.owners import (
+    FEW_SEGMENTS,
+    KEYS,
+    PREFIX,
+    SEGMENT_BYTES,
+    SEGMENTS,
+    Owner,
+)
 from tests.python.shared_reads.readers import bounded, load, reading_threads
 
 USER_ID = 54321
@@ -77,6 +87,32 @@ def test_a_wrong_request_harms_nobody_else(
     until("all are free", lambda: not owner.in_use())
     # What a thread of the owner raises fails this test: pytest looks for it.
     until("its threads end", lambda: len(reading_threads()) <= 1)
+
+
+def test_a_request_that_cannot_be_written_leaves_no_answer_to_the_next_one(
+    owner: Owner, reader: Reader
+) -> None:
+    lengths = [SEGMENT_BYTES]
+    owner.put(KEYS[:6], lengths)
+    wrong: list[Any] = [*KEYS[:2], b"no text"]
+    # Each key is a piece of its own, and the first ones have been asked for by then.
+    with pytest.raises(TypeError):
+        load(reader, wrong, lengths)
+    for keys in (KEYS[3:6], KEYS[:3]):
+        assert waited_for(partial(load, reader, keys, lengths)) == [True] * 3
+    until("all are free", lambda: not owner.in_use())
+
+
+def waited_for(work: Callable[[], list[bool | None]]) -> list[bool | None]:
+    """Return what a load finds once the reader has connected again."""
+    found: list[bool | None] = []
+
+    def finds() -> bool:
+        found[:] = work()
+        return False not in found
+
+    until("the reader connects", finds)
+    return found
 
 
 def read_as_another_user(path: str) -> None:
