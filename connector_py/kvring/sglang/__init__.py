@@ -10,6 +10,12 @@ docs/sglang.md has the whole command, and what the ranks of a model share.
 """
 
 try:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+
+    # Versions before 0.5.23 lack it, and would fail when the backend is opened.
+    if not hasattr(HiCacheStorageConfig, "is_storage_writer"):
+        text = "HiCacheStorageConfig has no is_storage_writer"
+        raise ImportError(text, name="sglang")
     from kvring.sglang.backend import HiCacheKvring
 except ImportError as error:
     if not (error.name or "").startswith("sglang"):

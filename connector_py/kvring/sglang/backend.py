@@ -20,7 +20,6 @@ from sglang.srt.mem_cache.hicache_storage import (
 from kvring.sglang.figures import Figures
 from kvring.sglang.pools import Pages, Pool
 from kvring.sglang.rank_store import RankStore
-from kvring.sglang.ranks import differs_by_rank
 
 __all__ = ["HiCacheKvring"]
 
@@ -179,6 +178,9 @@ class HiCacheKvring(HiCacheStorage):
                     self._store.exists(pool, keys[:pages], pool.form), window
                 )
                 boundary = max(possible, default=0)
+            elif transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+                # A second form of the same pages, which is not looked for; it gates no hit.
+                continue
             else:
                 text = f"kvring.sglang does not know the hit policy {transfer.hit_policy}"
                 raise ValueError(text)
@@ -289,7 +291,9 @@ class HiCacheKvring(HiCacheStorage):
             name,
             host_pool,
             self._config,
-            is_shared=self._config.is_mla_model and not differs_by_rank(name, host_pool),
+            # What SGLang has the first rank alone store (should_backup in
+            # hybrid_cache_controller.py), drafts of any kind included, is served to all of them.
+            is_shared=self._config.is_mla_model and name != PoolName.MAMBA,
             in_place=self._takes_addresses or name != _KV,
         )
         if name not in self._pools:

@@ -67,6 +67,9 @@ class Pool:
             config: SGLang's HiCacheStorageConfig.
             is_shared: Whether all ranks have the same bytes in it.
             in_place: Whether its pages may be addressed; SGLang asks for flat copies otherwise.
+
+        Raises:
+            ValueError: Its pages can neither be addressed nor copied.
         """
         self.name = name
         self.is_shared = is_shared
@@ -91,6 +94,8 @@ class Pool:
         # Of all calls but those with a tensor.
         self.form = self.flat_form if sizes is None else self._form(sizes)
         self._sizes = sizes
+        if sizes is None and not self.is_logical:
+            self._check_copies()
 
     @property
     def forms(self) -> tuple[Form, Form]:
@@ -197,6 +202,17 @@ class Pool:
             )
             return None
         return [int(size) for size in sizes]
+
+    def _check_copies(self) -> None:
+        """Refuse a pool whose pages cannot be copied: each store and load would fail."""
+        try:
+            self._host_pool.get_dummy_flat_data_page()
+        except (AttributeError, NotImplementedError) as error:
+            text = (
+                f"SGLang's pool '{self.name}' ({type(self._host_pool).__name__}) gives no pages to "
+                f"a storage backend: {error}; leave out --hicache-storage-backend for this model"
+            )
+            raise ValueError(text) from error
 
     def _form(self, sizes: Any) -> Form:
         digest = digest_of({**self._layout, "sizes": sizes})

@@ -1,15 +1,14 @@
-"""Which store a rank has: its number, its paths, and which pools are the same on all ranks."""
+"""Which store a rank has: its number and its paths."""
 
 from pathlib import Path
 from typing import Any, Final
 
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
-from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
 from kvring.engine_store import options_of
 from kvring.shared_reads import Reader
 
-__all__ = ["WHERE", "differs_by_rank", "options_of_rank", "reader_of"]
+__all__ = ["WHERE", "options_of_rank", "reader_of"]
 
 # Where SGLang's configuration has the options, for messages.
 WHERE: Final = "--hicache-storage-backend-extra-config"
@@ -56,13 +55,6 @@ def reader_of(options: dict[str, Any]) -> Reader:
         raise ValueError(text)
     beside = None if index_path == "none" else Path(index_path).expanduser()
     return Reader(Path(path).expanduser(), beside)
-
-
-def differs_by_rank(name: str, host_pool: Any) -> bool:
-    """Say whether each rank of an MLA model has other bytes in a pool."""
-    # As SGLang decides for Mooncake (should_backup in hybrid_cache_controller.py).
-    is_draft = name in (PoolName.DRAFT, PoolName.DRAFT_SWA)
-    return name == PoolName.MAMBA or (is_draft and isinstance(host_pool, MHATokenToKVPoolHost))
 
 
 def _below(path: Any) -> Any:

@@ -18,6 +18,7 @@ from benches.engines.sglang_pools import host_pool, make_backend, storage_config
 from tests.python.engines.sglang_host import (
     BOTH_INTERFACES,
     KEYS,
+    KINDS,
     MISSING,
     PAGE_TOKENS,
     OpenRank,
@@ -135,6 +136,70 @@ def test_a_transfer_of_another_length_is_a_miss_and_others_go_on(twins: Twins) -
     for backend in (twins.file, twins.kvring):
         assert backend.batch_get_v2(transfers) == expected
         assert backend.batch_set_v2(transfers) == expected
+
+
+def test_block_groups_gate_no_hit(twins: Twins) -> None:
+    twins.store({PoolName.KV: KEYS[:6], PoolName.INDEXER: KEYS[:4]})
+    groups = PoolTransfer(
+        PoolName.SWA,
+        keys=KEYS[:2],
+        hit_policy=PoolHitPolicy.BLOCK_GROUPS,
+        block_pages=2,
+        group_pages=1,
+    )
+    indexer = PoolTransfer(PoolName.INDEXER, hit_policy=PoolHitPolicy.ALL_PAGES)
+    for others, hit_pages in (([], 6), ([indexer], 4)):
+        expected = twins.kvring.batch_exists_v2(KEYS, others)
+        assert expected.kv_hit_pages == hit_pages
+        for transfers in ([groups, *others], [*others, groups]):
+            assert twins.kvring.batch_exists_v2(KEYS, transfers) == expected
+
+
+@pytest.mark.parametrize("draft", KINDS)
+def test_all_ranks_of_an_mla_model_load_the_draft_of_the_first(
+    store_path: Path, tmp_path: Path, draft: str
+) -> None:
+    """SGLang has the first rank alone store drafts, and its own backend serves them to all."""
+    files = tmp_path / "files"
+    options = [kvring_options(store_path), {"file_storage_path": str(files)}]
+    pools = {
+        name: Pages(host_pool(device_pool(kind)))
+        for name, kind in [("kv", "mla"), ("draft", draft)]
+    }
+    for backend_of, extra in zip((kvring_backend, file_backend), options, strict=True):
+        ranks = [
+            backend_of(storage_config(extra, "mla", tp_rank=rank, tp_size=2), pools)
+            for rank in range(2)
+        ]
+        transfers = []
+        for version, (name, pages) in enumerate(pools.items()):
+            rows = pages.rows(range(4))
+            pages.fill(rows, KEYS[:4], version)
+            transfers.append(PoolTransfer(PoolName(name), host_indices=rows, keys=KEYS[:4]))
+        expected = {"kv": [True] * 4, "draft": [True] * 4}
+        assert ranks[0].batch_set_v2(transfers) == expected
+        for rank in ranks:
+            assert rank.batch_exists_v2(KEYS[:4], transfers[1:]).kv_hit_pages == 4
+            for pages, one in zip(pools.values(), transfers, strict=True):
+                pages.wipe(one.host_indices)
+            assert rank.batch_get_v2(transfers) == expected
+            for version, (pages, one) in enumerate(zip(pools.values(), transfers, strict=True)):
+                assert pages.hold(one.host_indices, KEYS[:4], version) == [True] * 4
+        for rank in ranks:
+            getattr(rank, "close", lambda: None)()
+    shutil.rmtree(files)
+
+
+def kvring_backend(config: Any, pools: dict[str, Pages]) -> Any:
+    return make_backend("dynamic", config, pools["kv"].pool, draft=pools["draft"].pool)
+
+
+def file_backend(config: Any, pools: dict[str, Pages]) -> Any:
+    backend = HiCacheFile(config)
+    backend.register_mem_pool_host(pools["kv"].pool)
+    for name, pages in pools.items():
+        backend.register_mem_host_pool_v2(pages.pool, PoolName(name))
+    return backend
 
 
 @BOTH_INTERFACES

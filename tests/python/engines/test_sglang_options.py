@@ -1,6 +1,8 @@
 """The options of a rank's store, its directories, and what is refused."""
 
+import importlib
 import itertools
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,15 @@ import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.pool_host.mha_mxfp8 import MHATokenToKVPoolMXFP8Host
+
 import kvring
 from benches.engines.sglang_pools import host_pool, make_backend, storage_config
 from kvring.sglang.ranks import options_of_rank
-from tests.python.conftest import MIB, bare_loop_device
+from tests.python.conftest import CAPACITY_BYTES, MIB, bare_loop_device
 from tests.python.engines.sglang_host import (
+    BOTH_INTERFACES,
     KEYS,
     KINDS,
     OpenRank,
@@ -147,6 +153,29 @@ def test_a_store_in_use_is_refused_by_its_path(open_rank: OpenRank, store_path: 
         open_rank()
     assert str(raised.value).startswith(WHERE)
     assert rank.store(KEYS) == [True] * len(KEYS)
+
+
+@BOTH_INTERFACES
+def test_a_pool_whose_pages_sglang_gives_to_no_backend_is_refused(
+    store_path: Path, v1: bool
+) -> None:
+    pool = host_pool(device_pool("mha"))
+    # Its own constructor needs a GPU; this takes the place of its pages.
+    pool.__class__ = MHATokenToKVPoolMXFP8Host
+    with pytest.raises(ValueError, match="MXFP8") as raised:
+        make_backend("dynamic", storage_config(kvring_options(store_path, v1=v1)), pool)
+    assert str(raised.value).startswith("SGLang's pool 'kv' (MHATokenToKVPoolMXFP8Host)")
+    # The store is closed.
+    kvring.Connector(store_path / "rank-0", CAPACITY_BYTES).close()
+
+
+def test_an_sglang_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.5.20 to 0.5.22 have all that is imported, and cannot say which rank writes."""
+    monkeypatch.delitem(sys.modules, "kvring.sglang")
+    monkeypatch.delattr(HiCacheStorageConfig, "is_storage_writer")
+    with pytest.raises(ImportError, match=r"needs SGLang 0\.5\.23 or newer") as raised:
+        importlib.import_module("kvring.sglang")
+    assert "is_storage_writer" in str(raised.value)
 
 
 def test_sglangs_own_names_are_no_options_of_a_store(open_rank: OpenRank) -> None:
