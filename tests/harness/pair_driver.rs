@@ -1,0 +1,442 @@
+//! A session of a life: rounds of batches and calls that are under way together, and what their answers say.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::common::random::Random;
+use super::common::{Client, MIB, Memory, pattern};
+use super::faults::{Faults, Trouble};
+use super::model::{Model, Possible};
+use super::plan::{KEYS_PER_NAMESPACE, Mechanism, NAMESPACES, Plan, name, namespace_of};
+
+/// Keys of a batch at most, and batches and calls of a round.
+const BATCH_KEYS: u64 = 6;
+const ACTS: u64 = 6;
+/// SETs of a burst, which are submitted before any is answered.
+const BURST_KEYS: u64 = 48;
+/// What a round of no burst may store, as a part of the capacity or the quota: so that nothing of it has to go for the rest of it.
+const ROUND_PART: u64 = 8;
+/// Whether a SET finds room in a quota whatever is leased and under way. Until the quotas of leases and of SETs in flight
+/// are mended, a namespace with a quota may refuse some.
+const QUOTAS_MAKE_ROOM: bool = false;
+
+/// A batch of SETs that is under way.
+struct Sets {
+    future_id: u64,
+    chunks: Vec<(String, u64)>,
+    _memory: Vec<Memory>,
+}
+
+/// What counters said.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Gone {
+    pub(super) evicted: u64,
+    pub(super) expired: u64,
+    /// Chunks that could not be read.
+    pub(super) damaged: u64,
+}
+
+pub(crate) struct Driver<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) plan: &'a Plan,
+    pub(crate) model: &'a mut Model,
+    pub(crate) faults: &'a Faults,
+    pub(crate) clock: &'a AtomicU64,
+    pub(crate) random: &'a mut Random,
+    pub(super) trouble: Trouble,
+    /// Since then chunks may be in doubt, which are dropped in an idle moment.
+    pub(super) have_reads_failed: bool,
+    /// The path whose device has gone.
+    pub(super) gone_path: Option<usize>,
+    /// Keys that something of this round writes, deletes or loads.
+    busy: HashSet<String>,
+    purged: HashSet<&'static str>,
+    round_bytes: u64,
+    under_way: Vec<Sets>,
+    pub(super) gone: Gone,
+}
+
+impl<'a> Driver<'a> {
+    pub(crate) fn new(
+        client: &'a Client,
+        plan: &'a Plan,
+        model: &'a mut Model,
+        faults: &'a Faults,
+        clock: &'a AtomicU64,
+        random: &'a mut Random,
+    ) -> Self {
+        model.open_books(&client.connector);
+        Self {
+            client,
+            plan,
+            model,
+            faults,
+            clock,
+            random,
+            trouble: Trouble::default(),
+            have_reads_failed: false,
+            gone_path: None,
+            busy: HashSet::new(),
+            purged: HashSet::new(),
+            round_bytes: 0,
+            under_way: Vec::new(),
+            gone: Gone::default(),
+        }
+    }
+
+    /// The first look at what the session before it has left: of each key one of the chunks that may be there, and all that must.
+    pub(crate) fn look(&mut self, may_have_lost: bool) -> Result<(), String> {
+        if !may_have_lost {
+            let vanished = self.model.take_vanished();
+            let lost = vanished.iter().find(|key| !self.is_expired(key));
+            if let Some(key) = lost {
+                return Err(format!("'{key}' is lost: {}", self.client.connector.recovery()));
+            }
+        }
+        for key in self.model.keys() {
+            if may_have_lost {
+                self.model.may_miss(&key);
+            }
+            let found = self.find(&key)?;
+            self.model.settle(&key, Possible::from([found]));
+        }
+        self.count_gone()
+    }
+
+    /// Which of the chunks that may be there is.
+    pub(super) fn find(&mut self, key: &str) -> Result<Option<u64>, String> {
+        let possible = self.model.possible(key);
+        let mut lengths: Vec<usize> =
+            possible.iter().flatten().map(|version| self.plan.length(*version)).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        for length in lengths {
+            let Some(bytes) = self.client.get_one(key, length) else { continue };
+            self.model.note_use(key, self.now_ms(), false);
+            let is = |version: &&u64| self.content(**version) == bytes;
+            return match possible.iter().flatten().find(is) {
+                Some(version) => Ok(Some(*version)),
+                None => Err(format!("'{key}': wrong bytes, not of {possible:?}")),
+            };
+        }
+        self.model.follow(&self.client.connector)?;
+        let must_be = self.model.is_stored(key) && possible.iter().any(Option::is_some);
+        match must_be && !self.is_expired(key) && !self.trouble.reads_fail {
+            true => Err(format!("'{key}' is a miss, though it is told to be stored; {possible:?}")),
+            false => Ok(None),
+        }
+    }
+
+    fn content(&self, version: u64) -> Vec<u8> {
+        pattern(self.plan.length(version), version)
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.clock.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn is_expired(&self, key: &str) -> bool {
+        let ends = |ttl: std::time::Duration| self.model.last_use_ms(key) + ttl.as_millis() as u64;
+        self.plan.ttl.is_some_and(|ttl| ends(ttl) <= self.now_ms())
+    }
+
+    // --- a round ---
+
+    pub(crate) fn round(&mut self) -> Result<(), String> {
+        self.begin_round();
+        if self.plan.has(Mechanism::GonePath) && self.gone_path.is_none() && self.random.one_of(6) {
+            return self.lose_path();
+        }
+        for _ in 0..1 + self.random.below(ACTS) {
+            self.act()?;
+        }
+        for sets in std::mem::take(&mut self.under_way) {
+            self.finish(sets)?;
+        }
+        self.count_gone()?;
+        self.sample()?;
+        self.look_at_paths()
+    }
+
+    fn begin_round(&mut self) {
+        self.busy.clear();
+        self.purged.clear();
+        self.round_bytes = 0;
+        let is_calm = self.random.one_of(3);
+        let has = |one| self.plan.has(one) && !is_calm;
+        self.trouble = Trouble {
+            one_in: if has(Mechanism::Faults) { self.random.choose(&[2, 6, 30]) } else { 0 },
+            reads_fail: has(Mechanism::Faults) && self.random.one_of(4),
+            syncs_one_in: if has(Mechanism::FailedSyncs) { 4 } else { 0 },
+            is_read_only: has(Mechanism::ReadOnly),
+            ..Trouble::default()
+        };
+        self.have_reads_failed |= self.trouble.reads_fail;
+        self.set_faults();
+        if self.plan.ttl.is_some() || self.plan.lease_s > 0 {
+            let step_ms = if self.random.one_of(8) { 90_000 } else { 7_000 };
+            self.clock.fetch_add(self.random.below(step_ms), Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn set_faults(&self) {
+        self.faults.set_all(self.trouble);
+        if let Some(gone) = self.gone_path {
+            self.faults.set(gone, Trouble { is_gone: true, ..Trouble::default() });
+        }
+    }
+
+    /// Whether the device of a path has gone in this session.
+    pub(crate) fn has_lost_a_path(&self) -> bool {
+        self.gone_path.is_some()
+    }
+
+    fn act(&mut self) -> Result<(), String> {
+        match self.random.below(24) {
+            0..9 => {
+                let count = 1 + self.random.below(BATCH_KEYS);
+                self.set(count, false);
+            }
+            9..12 => return self.get(),
+            12..14 => return self.exists(),
+            14 => return self.delete(),
+            15 | 16 if self.plan.has(Mechanism::Pins) => return self.pin(),
+            17 if self.plan.has(Mechanism::Pins) => return self.unpin(),
+            18 if self.plan.has(Mechanism::Purge) => return self.purge(),
+            19 if self.plan.has(Mechanism::Expiry) => {
+                self.client.connector.expire().map_err(|error| error.to_string())?;
+            }
+            20 if self.plan.has(Mechanism::Quotas) => self.set(BURST_KEYS, true),
+            21 if self.plan.has(Mechanism::Leases) => return self.exists(),
+            _ => self.set(2, false),
+        }
+        Ok(())
+    }
+
+    /// Keys that nothing of this round uses; they are used from here on.
+    fn take_keys(&mut self, count: u64, namespace: Option<usize>) -> Vec<String> {
+        let mut keys = Vec::new();
+        for _ in 0..count {
+            let of = namespace.unwrap_or(self.random.below(NAMESPACES.len() as u64) as usize);
+            let key = name(of, self.random.below(KEYS_PER_NAMESPACE));
+            if self.busy.insert(key.clone()) {
+                keys.push(key);
+            }
+        }
+        keys
+    }
+
+    fn room_of_round(&self) -> u64 {
+        let least = match self.plan.quota_bytes {
+            0 => self.plan.capacity_bytes,
+            quota_bytes => self.plan.capacity_bytes.min(quota_bytes),
+        };
+        least / ROUND_PART
+    }
+
+    fn set(&mut self, count: u64, is_burst: bool) {
+        let namespace = is_burst.then_some(1);
+        let (mut chunks, mut memory) = (Vec::new(), Vec::new());
+        for key in self.take_keys(count, namespace) {
+            let version = match self.model.held(&key) {
+                Some(version) if self.random.one_of(4) => version,
+                _ => {
+                    self.model.versions += 1;
+                    self.model.versions
+                }
+            };
+            let length = self.plan.length(version) as u64;
+            if !is_burst && self.round_bytes + length > self.room_of_round() {
+                continue;
+            }
+            self.round_bytes += length;
+            memory.push(Memory::patterned(
+                length as usize,
+                self.random.choose(&[0, 0, 3]),
+                version,
+            ));
+            chunks.push((key, version));
+        }
+        let keys: Vec<String> = chunks.iter().map(|(key, _)| key.clone()).collect();
+        let future_id = self.client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
+        self.under_way.push(Sets { future_id, chunks, _memory: memory });
+    }
+
+    /// The answer to SETs: what is acknowledged is loaded at once.
+    fn finish(&mut self, sets: Sets) -> Result<(), String> {
+        let done = self.client.wait(sets.future_id);
+        if done.ok == done.results.contains(&false) {
+            return Err(format!("{:?} with the error '{}'", done.results, done.error));
+        }
+        for ((key, version), stored) in sets.chunks.into_iter().zip(done.results) {
+            let is_purged = self.purged.contains(namespace_of(&key));
+            let (held, mut possible) = (self.model.held(&key), self.model.possible(&key));
+            if !stored {
+                if !self.may_fail(&done.error) && !is_purged {
+                    return Err(format!("'{key}' is not stored: {}", done.error));
+                }
+                possible.insert(None);
+                // It may stand all the same: a sync that failed after the record of the older chunk was cleared, or a kill.
+                possible.insert(Some(version));
+                self.model.settle(&key, possible);
+                continue;
+            }
+            let is_same = held == Some(version) && self.model.is_stored(&key);
+            self.model.note_use(&key, self.now_ms(), held != Some(version));
+            possible = Possible::from([Some(version)]);
+            let may_be_refused =
+                self.plan.has(Mechanism::SecondUse) || self.plan.has(Mechanism::WriteBudget);
+            if is_purged || may_be_refused && !is_same {
+                possible.insert(None);
+            }
+            self.model.settle(&key, possible.clone());
+            let found = self.load_at_once(&key, version)?;
+            self.model.follow(&self.client.connector)?;
+            let must_be = self.round_bytes <= self.room_of_round()
+                && !possible.contains(&None)
+                && !self.is_crowded()
+                && !self.has_evicted();
+            if must_be && !found {
+                let stats = self.client.connector.stats();
+                return Err(format!(
+                    "'{key}' is acknowledged and a miss right after that, stored: {}; {:?}; {:?}",
+                    self.model.is_stored(&key),
+                    stats.paths[0].last_error,
+                    stats.counters.iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>(),
+                ));
+            }
+        }
+        self.model.follow(&self.client.connector)
+    }
+
+    /// Whether the chunk is there; it is the right one. Reads do not fail meanwhile.
+    fn load_at_once(&mut self, key: &str, version: u64) -> Result<bool, String> {
+        let trouble = self.trouble;
+        self.trouble.reads_fail = false;
+        self.set_faults();
+        let found = self.client.get_one(key, self.plan.length(version));
+        self.trouble = trouble;
+        self.set_faults();
+        match found {
+            Some(bytes) if bytes != self.content(version) => {
+                Err(format!("'{key}': wrong bytes right after its acknowledgement"))
+            }
+            found => Ok(found.is_some()),
+        }
+    }
+
+    /// Whether chunks that must stay leave the newest ones little room.
+    fn is_crowded(&self) -> bool {
+        self.plan.has(Mechanism::Pins) || self.plan.has(Mechanism::Leases)
+    }
+
+    /// Whether chunks have gone in this round for want of space in the file system, which may be whatever there is: it is asked again a
+    /// second after it refused some.
+    fn has_evicted(&self) -> bool {
+        self.plan.has(Mechanism::Faults) && self.client.counter("evicted") > self.gone.evicted
+    }
+
+    fn may_fail(&self, error: &str) -> bool {
+        let is_troubled = self.trouble != Trouble::default();
+        // After it was refused, the file system is asked again a second later.
+        let is_full = self.plan.has(Mechanism::Faults) && error.contains("cannot grow");
+        let is_scattered = self.is_crowded() && !self.plan.has_one_length();
+        let has_quota = !QUOTAS_MAKE_ROOM && self.plan.quota_bytes > 0;
+        is_troubled || is_full || is_scattered || has_quota
+    }
+
+    fn get(&mut self) -> Result<(), String> {
+        for key in self.take_keys(BATCH_KEYS, None) {
+            let found = self.find(&key)?;
+            let mut possible = self.model.possible(&key);
+            match found {
+                Some(version) => possible = Possible::from([Some(version)]),
+                None if self.trouble.reads_fail => drop(possible.insert(None)),
+                None if possible.contains(&None) || self.is_expired(&key) => {
+                    possible = Possible::from([None]);
+                }
+                // The count of what has vanished tells whether it may have.
+                None => {}
+            }
+            self.model.settle(&key, possible);
+        }
+        Ok(())
+    }
+
+    fn exists(&mut self) -> Result<(), String> {
+        let keys = self.take_keys(BATCH_KEYS, None);
+        let refused = || self.client.counter("leases_refused");
+        let before = refused();
+        let held = self.client.exists(&keys);
+        let are_leased = self.plan.lease_s > 0 && refused() == before;
+        let until_ms = self.now_ms() + 1000 * u64::from(self.plan.lease_s);
+        self.model.follow(&self.client.connector)?;
+        for (key, held) in keys.into_iter().zip(held) {
+            let possible = self.model.possible(&key);
+            if held && possible.iter().all(Option::is_none) {
+                return Err(format!("'{key}' exists, and must not"));
+            }
+            if held && are_leased {
+                self.model.leased.insert(key, until_ms);
+            }
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self) -> Result<(), String> {
+        let keys = self.take_keys(3, None);
+        if !self.client.delete(&keys).iter().all(|deleted| *deleted) {
+            return Err(format!("not deleted: {keys:?}"));
+        }
+        keys.iter().for_each(|key| self.model.remove(key));
+        self.model.follow(&self.client.connector)
+    }
+
+    fn pin(&mut self) -> Result<(), String> {
+        let keys = self.take_keys(BATCH_KEYS, None);
+        let pinned = self.client.connector.pin(&keys).map_err(|error| error.to_string())?;
+        let pinned = keys.into_iter().zip(pinned).filter(|(_, pinned)| *pinned);
+        self.model.pinned.extend(pinned.map(|(key, _)| key));
+        Ok(())
+    }
+
+    fn unpin(&mut self) -> Result<(), String> {
+        let mut keys: Vec<String> = self.model.pinned.iter().cloned().collect();
+        keys.sort_unstable();
+        keys.truncate(1 + self.random.below(20) as usize);
+        self.client.connector.unpin(&keys).map_err(|error| error.to_string())?;
+        keys.iter().for_each(|key| {
+            self.model.pinned.remove(key);
+        });
+        Ok(())
+    }
+
+    fn purge(&mut self) -> Result<(), String> {
+        let namespace = self.random.choose(&NAMESPACES);
+        let done = self.client.connector.purge(namespace).map_err(|error| error.to_string())?;
+        self.purged.insert(namespace);
+        for key in self.model.keys() {
+            if namespace_of(&key) != namespace {
+                continue;
+            }
+            match (done.pinned.contains(&key), self.busy.contains(&key)) {
+                (true, _) => {}
+                // Its SET may still be under way.
+                (false, true) => self.model.may_miss(&key),
+                (false, false) => self.model.remove(&key),
+            }
+            self.model.pinned.remove(&key);
+            self.model.leased.remove(&key);
+        }
+        self.model.pinned.extend(done.pinned);
+        self.model.follow(&self.client.connector)
+    }
+}
+
+/// Asks for statistics until it is over.
+pub(crate) fn ask_beside(client: &Client, is_over: &AtomicBool) {
+    while !is_over.load(Ordering::SeqCst) {
+        let stats = client.connector.stats();
+        assert!(stats.used_bytes <= stats.capacity_bytes + MIB);
+    }
+}

@@ -1,0 +1,168 @@
+//! What a seed stands for: the life of a store in which two or three mechanisms meet, in several sessions.
+
+use std::time::Duration;
+
+use kvring::{Admission, Config, Durability, Eviction, Layout};
+
+use super::common::MIB;
+use super::common::random::Random;
+
+/// What meets. Batches of SETs, GETs, EXISTS and DELETEs are in every life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mechanism {
+    /// ENOSPC, EDQUOT, EIO, EMFILE, EINTR and short transfers.
+    Faults,
+    Pins,
+    Leases,
+    Quotas,
+    SecondUse,
+    WriteBudget,
+    Purge,
+    Expiry,
+    /// Data files that come, with `stats()` and `check()` beside it.
+    Growth,
+    Resize,
+    /// Sessions end as the death of the process leaves them.
+    Kill,
+    FailedSyncs,
+    /// Of several paths one goes for good.
+    GonePath,
+    ReadOnly,
+}
+
+impl Mechanism {
+    pub(crate) const ALL: [Self; 14] = [
+        Self::Faults,
+        Self::Pins,
+        Self::Leases,
+        Self::Quotas,
+        Self::SecondUse,
+        Self::WriteBudget,
+        Self::Purge,
+        Self::Expiry,
+        Self::Growth,
+        Self::Resize,
+        Self::Kill,
+        Self::FailedSyncs,
+        Self::GonePath,
+        Self::ReadOnly,
+    ];
+
+    /// Whether two can be in one life. Of several paths one that takes no writes goes as well, or one of which too many fail.
+    fn meets(self, other: Self) -> bool {
+        let fails = |one| matches!(one, Self::Faults | Self::ReadOnly | Self::FailedSyncs);
+        let loses_path = |one| one == Self::GonePath;
+        self != other && !(fails(self) && loses_path(other) || loses_path(self) && fails(other))
+    }
+}
+
+/// Namespaces, as keys name them. The second one has a quota, if there are quotas.
+pub(crate) const NAMESPACES: [&str; 2] = ["large", "small"];
+pub(crate) const KEYS_PER_NAMESPACE: u64 = 60;
+
+pub(crate) fn name(namespace: usize, number: u64) -> String {
+    format!("{}@00000000@0@{number:064x}", NAMESPACES[namespace])
+}
+
+pub(crate) fn namespace_of(key: &str) -> &str {
+    key.split('@').next().unwrap_or_default()
+}
+
+/// The life of one store.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) mechanisms: Vec<Mechanism>,
+    pub(crate) layout: Layout,
+    pub(crate) durability: Durability,
+    pub(crate) eviction: Eviction,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) paths: usize,
+    /// Most bytes of the second namespace, or 0.
+    pub(crate) quota_bytes: u64,
+    /// Lengths of chunks: one, or several.
+    pub(crate) lengths: Vec<usize>,
+    pub(crate) lease_s: u32,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) sessions: usize,
+    pub(crate) rounds: usize,
+}
+
+impl Plan {
+    /// A life in which what `seed` draws meets.
+    pub(crate) fn drawn(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut mechanisms: Vec<Mechanism> = Vec::new();
+        let count = 2 + random.below(2) as usize;
+        while mechanisms.len() < count {
+            let one = random.choose(&Mechanism::ALL);
+            if mechanisms.iter().all(|other| one.meets(*other)) {
+                mechanisms.push(one);
+            }
+        }
+        let layout = random.choose(&[Layout::Extents, Layout::Files]);
+        let durability = random.choose(&[Durability::BestEffort, Durability::Persistent]);
+        Self::of(seed, mechanisms, layout, durability)
+    }
+
+    pub(crate) fn of(
+        seed: u64,
+        mechanisms: Vec<Mechanism>,
+        layout: Layout,
+        durability: Durability,
+    ) -> Self {
+        let mut random = Random::new(!seed);
+        let has = |one| mechanisms.contains(&one);
+        let grows = has(Mechanism::Growth);
+        let short = random.choose(&[4096, 20_000, 100_001]);
+        Self {
+            seed,
+            layout: if grows { Layout::Extents } else { layout },
+            durability,
+            // What comes last goes last: an acknowledged chunk is a hit at once.
+            eviction: random.choose(&[Eviction::Lru, Eviction::Fifo]),
+            capacity_bytes: if grows { 512 * MIB } else { random.choose(&[16, 32]) * MIB },
+            paths: if has(Mechanism::GonePath) { 2 + random.below(2) as usize } else { 1 },
+            quota_bytes: if has(Mechanism::Quotas) { random.choose(&[2, 4]) * MIB } else { 0 },
+            lengths: match grows {
+                true => vec![4 * MIB as usize],
+                false if random.one_of(2) => vec![short],
+                false => vec![1, 5000, 300_001, short],
+            },
+            lease_s: if has(Mechanism::Leases) { random.choose(&[5, 60]) } else { 0 },
+            ttl: has(Mechanism::Expiry).then(|| Duration::from_secs(60)),
+            sessions: if grows { 1 } else { 3 },
+            rounds: if grows { 24 } else { 10 },
+            mechanisms,
+        }
+    }
+
+    pub(crate) fn has(&self, mechanism: Mechanism) -> bool {
+        self.mechanisms.contains(&mechanism)
+    }
+
+    /// Whether room for a chunk never is a run of neighbours.
+    pub(crate) fn has_one_length(&self) -> bool {
+        self.lengths.len() == 1
+    }
+
+    pub(crate) fn length(&self, version: u64) -> usize {
+        self.lengths[version as usize % self.lengths.len()]
+    }
+
+    pub(crate) fn apply(&self, config: &mut Config) {
+        (config.layout, config.durability, config.eviction) =
+            (self.layout, self.durability, self.eviction);
+        (config.lease_s, config.ttl, config.min_free_bytes) = (self.lease_s, self.ttl, Some(0));
+        if self.quota_bytes > 0 {
+            config.quotas = vec![(NAMESPACES[1].to_owned(), self.quota_bytes)];
+        }
+        if self.has(Mechanism::SecondUse) {
+            config.admission = Admission::SecondUse;
+        }
+        if self.has(Mechanism::WriteBudget) {
+            // An hour's worth may come at once.
+            config.write_budget_bytes = Some(24 * self.capacity_bytes / 4);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The harness of pairs: two or three mechanisms of a store meet, as a seed draws them, over the real engine with faults. What is
+//! acknowledged is a hit at once and after a reopen; a SET fails only if what must stay leaves no room; equal bytes turn no hit into a
+//! miss; a healthy path stays and a dead one goes; trouble ends; nothing is held at rest.
+//!
+//! `cargo test --example pair_harness` runs it for a minute or two, `cargo run --release --example pair_harness -- --seconds 3600` for an hour.
+//! A failure prints the seed of its life, and `... -- --seed N --lives 1` repeats its draws.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a harness that unwraps fails with the place and the reason"
+)]
+
+#[path = "pair_checks.rs"]
+mod checks;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "pair_driver.rs"]
+mod driver;
+#[path = "pair_faults.rs"]
+mod faults;
+#[path = "pair_model.rs"]
+mod model;
+#[path = "pair_plan.rs"]
+mod plan;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use common::chunks::copy_all;
+use common::faults::FaultEngine;
+use common::random::Random;
+use common::{Client, config_of};
+use driver::{Driver, ask_beside};
+use faults::{Faults, FaultyFiles};
+use kvring::Connector;
+use kvring::testing::Clock;
+use model::Model;
+use plan::{Mechanism, Plan};
+use tempfile::TempDir;
+
+/// A life that takes longer hangs.
+const HANG: Duration = Duration::from_secs(240);
+const START_MS: u64 = 1_700_000_000_000;
+
+/// Has mechanisms of a store meet, two or three at once.
+#[derive(Parser)]
+struct Arguments {
+    /// How many lives at least.
+    #[arg(long, default_value_t = 1)]
+    lives: u64,
+    /// For how long at least.
+    #[arg(long, default_value_t = 0)]
+    seconds: u64,
+    /// Seed of the first life; each further one has the next.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+struct Life {
+    plan: Plan,
+    directory: TempDir,
+    model: Model,
+    random: Random,
+    clock: Arc<AtomicU64>,
+    may_have_lost: bool,
+}
+
+impl Life {
+    fn new(plan: Plan) -> Self {
+        Self {
+            random: Random::new(plan.seed ^ 0x5eed),
+            plan,
+            directory: new_directory(),
+            model: Model::default(),
+            clock: Arc::new(AtomicU64::new(START_MS)),
+            may_have_lost: false,
+        }
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        (0..self.plan.paths)
+            .map(|number| self.directory.path().join(format!("path{number}")))
+            .collect()
+    }
+
+    fn open(&self, session: usize) -> Result<(Client, Arc<Faults>), String> {
+        let paths = self.paths();
+        let faults = Faults::new(&paths, self.plan.seed.wrapping_mul(100) + session as u64);
+        let mut config = config_of(&paths, self.plan.capacity_bytes);
+        self.plan.apply(&mut config);
+        config.clock = Clock::by_hand(Arc::clone(&self.clock));
+        config.files = Arc::new(FaultyFiles(Arc::clone(&faults)));
+        let (hand, engines) = (Arc::clone(&faults), AtomicU64::new(0));
+        let make_engine = move |queue_depth, waker| {
+            let (faults, path) = (Arc::clone(&hand), engines.fetch_add(1, Ordering::SeqCst));
+            let script = move |_, action, length| faults.of_transfer(path as usize, action, length);
+            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+        };
+        let connector = Connector::open_with_engine(config, make_engine);
+        let connector = connector.map_err(|error| format!("open failed: {error}"))?;
+        Ok((Client::from(connector), faults))
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        for session in 0..self.plan.sessions {
+            self.session(session).map_err(|error| format!("session {session}: {error}"))?;
+        }
+        let (client, faults) = self.open(self.plan.sessions)?;
+        self.driver(&client, &faults, |driver, may_have_lost| driver.look(may_have_lost))
+    }
+
+    fn driver<R>(
+        &mut self,
+        client: &Client,
+        faults: &Faults,
+        work: impl FnOnce(&mut Driver<'_>, bool) -> R,
+    ) -> R {
+        let (plan, clock) = (&self.plan, &self.clock);
+        let mut driver =
+            Driver::new(client, plan, &mut self.model, faults, clock, &mut self.random);
+        work(&mut driver, self.may_have_lost)
+    }
+
+    fn session(&mut self, session: usize) -> Result<(), String> {
+        let (client, faults) = self.open(session)?;
+        let (rounds, is_over) = (self.plan.rounds, AtomicBool::new(false));
+        let asks = self.plan.has(Mechanism::Growth);
+        self.may_have_lost = thread::scope(|scope| {
+            for _ in 0..if asks { 2 } else { 0 } {
+                scope.spawn(|| ask_beside(&client, &is_over));
+            }
+            let outcome =
+                self.driver(&client, &faults, |driver, may_have_lost| -> Result<bool, String> {
+                    driver.look(may_have_lost)?;
+                    for round in 0..rounds {
+                        driver.round().map_err(|error| format!("round {round}: {error}"))?;
+                    }
+                    driver.rest()?;
+                    Ok(driver.has_lost_a_path())
+                });
+            is_over.store(true, Ordering::SeqCst);
+            outcome
+        })?;
+        let is_killed = self.plan.has(Mechanism::Kill) && self.random.one_of(2);
+        if is_killed {
+            let next = new_directory();
+            copy_all(self.directory.path(), next.path());
+            drop(client);
+            self.directory = next;
+        } else {
+            let shutdown = client.connector.close();
+            if !shutdown.clean || shutdown.partial_flush {
+                return Err(format!("closed with nothing to do, but {shutdown}"));
+            }
+        }
+        self.model.end_session(is_killed);
+        if self.plan.has(Mechanism::Resize) {
+            let before = self.plan.capacity_bytes;
+            self.plan.capacity_bytes = self.random.choose(&[16, 24, 32]) * common::MIB;
+            self.may_have_lost |= self.plan.capacity_bytes < before;
+        }
+        Ok(())
+    }
+}
+
+fn new_directory() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
+}
+
+/// Lives a life, and says what did not hold.
+fn live(plan: Plan) -> Result<(), String> {
+    let told = format!("{plan:?}");
+    let outcome = catch_unwind(AssertUnwindSafe(|| Life::new(plan).run()));
+    let outcome = outcome.unwrap_or_else(|_| Err("a panic, see above".into()));
+    outcome.map_err(|error| format!("{error}; {told}"))
+}
+
+/// Ends the process, with the seed, where a life hangs.
+struct Watchdog(Arc<AtomicU64>);
+
+impl Watchdog {
+    fn new() -> Self {
+        let now = Arc::new(AtomicU64::new(0));
+        let watched = Arc::clone(&now);
+        thread::spawn(move || {
+            let (mut seen, mut since) = (0, Instant::now());
+            loop {
+                thread::sleep(Duration::from_millis(100));
+                let seed = watched.load(Ordering::SeqCst);
+                if seed != seen {
+                    (seen, since) = (seed, Instant::now());
+                }
+                if seed > 0 && since.elapsed() > HANG {
+                    eprintln!("seed {seed}: it hangs");
+                    std::process::exit(1);
+                }
+            }
+        });
+        Self(now)
+    }
+
+    fn watch(&self, seed: u64) {
+        self.0.store(seed, Ordering::SeqCst);
+    }
+}
+
+/// Lives of the seeds from the first on: so many, and for so long. Says how many there were.
+fn run(first: u64, lives: u64, time: Duration, plan: impl Fn(u64) -> Plan) -> Result<u64, String> {
+    let (watchdog, began) = (Watchdog::new(), Instant::now());
+    let mut count = 0;
+    while count < lives || began.elapsed() < time {
+        let seed = first + count;
+        watchdog.watch(seed);
+        live(plan(seed)).map_err(|error| format!("seed {seed}: {error}"))?;
+        count += 1;
+    }
+    watchdog.watch(0);
+    Ok(count)
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let time = Duration::from_secs(arguments.seconds);
+    match run(arguments.seed, arguments.lives, time, Plan::drawn) {
+        Ok(count) => {
+            println!("{count} lives, from seed {}: nothing wrong", arguments.seed);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvring::{Durability, Layout};
+
+    use super::*;
+
+    /// Every acknowledged chunk is loaded right after its acknowledgement, whatever the device and the file system refuse.
+    #[test]
+    fn what_is_acknowledged_beside_random_faults_is_there() {
+        let kinds = [
+            (Layout::Extents, Durability::BestEffort),
+            (Layout::Extents, Durability::Persistent),
+            (Layout::Files, Durability::BestEffort),
+            (Layout::Files, Durability::Persistent),
+        ];
+        let plan = |seed| {
+            let (layout, durability) = kinds[seed as usize % kinds.len()];
+            let mechanisms = vec![Mechanism::Faults, Mechanism::FailedSyncs];
+            Plan::of(seed, mechanisms, layout, durability)
+        };
+        run(1, 40, Duration::ZERO, plan).unwrap();
+    }
+
+    #[test]
+    fn pairs_of_mechanisms_keep_the_promises() {
+        run(1, 80, Duration::ZERO, Plan::drawn).unwrap();
+    }
+}
