@@ -503,6 +503,9 @@ class ObjectTasks:
     def touch(self, keys: Sequence[Any]) -> None:
         """Count a use of each key now."""
 
+    def holds(self, keys: Sequence[Any]) -> list[bool]:
+        """Say of each key whether it is stored now; unlike a lookup it locks and leases nothing."""
+
     def watch_keys(self) -> int:
         """Note which keys come and go from now on; return how many are stored and not told yet."""
 
@@ -611,6 +614,9 @@ class MemoryTasks:
 
     def touch(self, prefix: str, keys: Sequence[str], parts: int = 1) -> list[bool]:
         """Count a use of each key now, and say of each whether it is stored."""
+
+    def holds(self, prefix: str, keys: Sequence[str], parts: int = 1) -> list[bool]:
+        """Say of each key whether it is stored now; unlike exists() it leases nothing."""
 
     def watch_keys(self) -> int:
         """Note which keys come and go from now on; return how many are stored and not told yet."""

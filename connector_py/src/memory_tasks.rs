@@ -170,6 +170,13 @@ impl MemoryTasks {
         stored.map(|stored| of_keys(&stored, parts)).map_err(from_submit)
     }
 
+    /// Say of each key whether it is stored now, without a lease.
+    #[pyo3(signature = (prefix, keys, parts = 1))]
+    fn holds(&self, py: Python<'_>, prefix: &str, keys: Keys, parts: usize) -> PyResult<Vec<bool>> {
+        let stored = py.detach(|| self.core().holds(&rendered(prefix, &keys, parts)));
+        stored.map(|stored| of_keys(&stored, parts)).map_err(from_submit)
+    }
+
     /// Begin to note which keys come and go; return how many are stored.
     fn watch_keys(&self, py: Python<'_>) -> PyResult<usize> {
         py.detach(|| self.core().watch_keys()).map_err(from_submit)

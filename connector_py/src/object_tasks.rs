@@ -174,6 +174,12 @@ impl ObjectTasks {
         py.detach(|| self.core().touch(&keys)).map_err(from_submit).map(|_| ())
     }
 
+    /// Say of each key whether it is stored now, without a lease.
+    fn holds(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+        let keys = rendered(keys)?;
+        py.detach(|| self.core().holds(&keys)).map_err(from_submit)
+    }
+
     /// Begin to note which keys come and go; return how many are stored.
     fn watch_keys(&self, py: Python<'_>) -> PyResult<usize> {
         py.detach(|| self.core().watch_keys()).map_err(from_submit)

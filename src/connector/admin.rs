@@ -61,6 +61,14 @@ impl Connector {
         Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().unpin_keys(keys)))
     }
 
+    /// Says of each of `keys` whether it is stored now. Unlike EXISTS it leases nothing and counts no lookup.
+    pub fn holds<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
+        let keys = &*self.as_stored(keys);
+        let _gate = self.enter(keys)?;
+        let now_ms = self.config.clock.now_ms();
+        Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().holds_keys(keys, now_ms)))
+    }
+
     /// Counts a use of each of `keys` now, without loading it: for chunks that are used in a tier above. As with a load, they go later and expire
     /// later. Says of each key whether it is stored.
     pub fn touch<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {

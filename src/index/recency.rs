@@ -33,6 +33,15 @@ impl<G, S> Index<G, S> {
         }
     }
 
+    /// Says of each of `keys` whether it is stored, which is no use and no lease.
+    pub(crate) fn holds_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
+        let holds = |&Hashed { key, digest }: &Hashed<'_>| {
+            let (_, shard) = self.shard(digest);
+            self.find_stored(&shard, digest, key, now_ms).is_some()
+        };
+        keys.iter().map(holds).collect()
+    }
+
     /// A use of each of `keys`, without a load. Says of each whether it is stored.
     pub(crate) fn touch_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
         let touch = |&Hashed { key, digest }: &Hashed<'_>| {

@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.memory_management import TensorMemoryObj
 
-from kvring._native import KvRingError
+from kvring._native import ClosedError, KvRingError
 from kvring.lmcache import shared_metrics
 from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
 from kvring.lmcache.shared_buffers import Buffers
@@ -83,7 +84,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         self._lock = threading.Lock()
         self._copying: set[int] = set()
         self._stored: dict[int, L2StoreResult] = {}
-        self._promotions: dict[int, list[TensorMemoryObj]] = {}
+        self._promotions: dict[int, tuple[list[ObjectKey], list[TensorMemoryObj]]] = {}
         self._lookups: dict[int, Bitmap | None] = {}
         self._loads: dict[int, _Load] = {}
         self._load_numbers = itertools.count()
@@ -118,9 +119,11 @@ class KvringSharedL2Adapter(KvringL2Adapter):
                 if promoted is None:
                     self._stored[task] = result
                 else:
-                    if result.is_successful():
-                        self._tier.counts["promoted"] += len(promoted)
-                    self._buffers.give_back(promoted)
+                    keys, objects = promoted
+                    # A store that admission refuses succeeds as well.
+                    with suppress(ClosedError):
+                        self._tier.counts["promoted"] += sum(self._tasks.holds(keys))
+                    self._buffers.give_back(objects)
             ready = [task for task in self._stored if task not in self._copying]
             return {task: self._stored.pop(task) for task in ready}
 
@@ -245,7 +248,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
                     _logger.warning("a chunk of the shared tier is not kept: %s", error)
                 self._buffers.give_back(objects)
             else:
-                self._promotions[task] = objects
+                self._promotions[task] = (keys, objects)
 
 
 def _chosen(

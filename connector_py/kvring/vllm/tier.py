@@ -259,7 +259,10 @@ class KvringTier(SecondaryTierManager):
             self._note_missed(job, done)
             if task in self._promotions:
                 self._promotions.remove(task)
-                self._promoted += len(done)
+                # A store that admission refuses succeeds as well.
+                with suppress(ClosedError):
+                    held = self._tasks.holds(self._prefix, [key.hex() for key in done])
+                    self._promoted += sum(held)
             finished.append(
                 JobResult(
                     job_id=job.job_id,

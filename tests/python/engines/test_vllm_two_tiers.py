@@ -100,6 +100,16 @@ def test_what_another_node_stored_is_promoted_once(make_node: MakeNode) -> None:
     assert promoted(engine) == 0
 
 
+def test_what_admission_refuses_is_not_promoted(make_node: MakeNode) -> None:
+    make_node("a").put(FEW)
+    engine = make_node("b", promote=True, admit="second_use")
+    for is_kept in (False, True):
+        load(engine)
+        assert own(engine) == [is_kept] * len(FEW)
+        assert promoted(engine) == is_kept * len(FEW)
+        engine.evict()
+
+
 @pytest.mark.parametrize("options", [{}, {"promote": False}], ids=["default", "false"])
 def test_without_promote_vllm_gives_kvring_nothing(
     make_node: MakeNode, options: dict[str, Any]

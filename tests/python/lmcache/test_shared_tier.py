@@ -57,6 +57,16 @@ def test_what_one_node_stored_is_there_for_another_and_then_its_own(
     assert before["buffered_bytes"] == 0
 
 
+def test_what_admission_refuses_is_not_promoted(make_node: MakeNode) -> None:
+    first, second = make_node("first"), make_node("second", admit="second_use")
+    assert first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    for count in (0, len(NUMBERS)):
+        assert second.fetch(NUMBERS) == ALL
+        until("its buffers are back", lambda: second.tier["buffered_bytes"] == 0)
+        assert second.tier["promoted"] == second.adapter.report_status()["keys"] == count
+
+
 def test_a_chain_that_begins_here_goes_on_there(make_node: MakeNode) -> None:
     first, second = make_node("first"), make_node("second")
     assert first.store(NUMBERS)
