@@ -124,6 +124,28 @@ fn a_record_that_was_cut_off_does_not_come_back() {
     client.connector.close();
 }
 
+/// It is not closed in order, also if the file is as long again by then.
+#[test]
+fn an_index_that_was_cut_short_while_it_was_open_is_not_closed_in_order() {
+    for becomes_long_again in [false, true] {
+        let directory = three_chunks();
+        let index = File::options().write(true).open(index_of(directory.path())).unwrap();
+        let whole_bytes = index.metadata().unwrap().len();
+        let client = Client::open(directory.path(), CAPACITY);
+        index.set_len(RECORDS_AT + RECORD_BYTES as u64).unwrap();
+        if becomes_long_again {
+            assert!(client.set_one("new", &Memory::patterned(LENGTH, 0, 9)));
+            index.set_len(whole_bytes).unwrap();
+        }
+        assert!(!client.connector.close().clean, "{becomes_long_again}");
+        let client = Client::open(directory.path(), CAPACITY);
+        let recovery = client.connector.recovery();
+        let kept = 1 + u64::from(becomes_long_again);
+        assert_eq!((recovery.clean_shutdown, recovery.kept), (false, kept));
+        assert!(client.connector.close().clean);
+    }
+}
+
 #[test]
 fn a_session_block_that_makes_no_sense_counts_as_absent() {
     for generation in [u64::MAX, 1 << 63] {

@@ -251,6 +251,14 @@ impl IndexFile {
         Ok(())
     }
 
+    /// What messages call it.
+    pub(super) fn name(&self) -> &str {
+        match &self.home {
+            IndexHome::Directory(_, name) => name,
+            IndexHome::Device(_) => "index",
+        }
+    }
+
     /// Why the next open would not find the file, if so; a part of a device is where it is.
     pub(super) fn missed(&self) -> Option<String> {
         let IndexHome::Directory(directory, name) = &self.home else { return None };

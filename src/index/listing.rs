@@ -143,7 +143,10 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
         }
     };
     let length = index.length()?;
-    index.check_header(length)?.map_err(|reason| unreadable(&index.path, &reason))?;
+    index.check_header(length)?.map_err(|reason| {
+        let way_out = "put back a copy of it, or open the store: it begins a new index then, and misses all of its chunks";
+        unreadable(&index.path, &format!("{reason}; {way_out}"))
+    })?;
     let (length, chunks) = (length.unwrap_or_default(), Vec::new().into_iter());
     Ok(StoredChunks { index, length, home, next_slot: 0, chunks, damage })
 }

@@ -72,6 +72,7 @@ pub(crate) struct Table {
     holes_logged: AtomicUsize,
     pub(super) lacks_blocks: AtomicBool,
     pub(super) refuses_writes: AtomicBool,
+    pub(super) was_cut_short: AtomicBool,
     pub(super) budget: Arc<Budget>,
 }
 
@@ -126,6 +127,7 @@ impl Table {
             holes_logged: AtomicUsize::new(0),
             refuses_writes: AtomicBool::new(false),
             lacks_blocks: AtomicBool::new(false),
+            was_cut_short: AtomicBool::new(false),
             budget,
         };
         table.unshare();

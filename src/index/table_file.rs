@@ -65,7 +65,11 @@ impl Table {
     /// so until the file takes it.
     pub(crate) fn make_changes(&self, notify: impl Fn(Option<&io::Error>)) {
         let mut changes = Vec::new();
-        while self.changes.take(&mut changes) && self.make_in_order(&changes, &notify) {
+        while self.changes.take(&mut changes) {
+            self.is_cut_short();
+            if !self.make_in_order(&changes, &notify) {
+                return;
+            }
             self.changes.progress.note_done(changes.len() as u64);
             changes.clear();
             notify(None);
@@ -219,9 +223,21 @@ impl Table {
         number.checked_sub(1).and_then(of).unwrap_or(self.index_file.file.as_raw_fd())
     }
 
-    /// See [`IndexFile::missed`](super::index_file::IndexFile::missed).
+    /// Why the next open would not find the file, or not all that this owner has in it, if so.
     pub(crate) fn missed(&self) -> Option<String> {
-        self.index_file.missed()
+        let cut_short = || format!("its {} was cut short", self.index_file.name());
+        self.index_file.missed().or_else(|| self.is_cut_short().then(cut_short))
+    }
+
+    /// Whether the file was ever seen shorter than its records. What was behind its end is lost, also if a record that is written
+    /// there has made it as long again.
+    fn is_cut_short(&self) -> bool {
+        // Before the length, which grows first.
+        let needed_bytes = HEADER_BYTES + u64::from(self.slot_count()) * RECORD_BYTES as u64;
+        if matches!(self.index_file.length(), Ok(Some(bytes)) if bytes < needed_bytes) {
+            self.was_cut_short.store(true, Ordering::Relaxed);
+        }
+        self.was_cut_short.load(Ordering::Relaxed)
     }
 
     /// Gives the file blocks of its own, if it shares some with a copy, or has holes. A page of the mapping that is written and

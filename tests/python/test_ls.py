@@ -162,7 +162,10 @@ def test_where_there_is_no_store(tmp_path: Path) -> None:
     ("damage", "said"),
     [
         (lambda index: index.write_bytes(b"something else" * 1000), "it is not a kvring index"),
-        (lambda index: overwrite(index, 20, b"\xff"), "its header is damaged"),
+        (
+            lambda index: overwrite(index, 20, b"\xff"),
+            "its header is damaged; put back a copy of it, or open the store: it begins a new",
+        ),
         (lambda index: overwrite(index, VERSION_OFFSET, b"\x09"), "format version 9"),
         (lambda index: os.truncate(index, 100), "shorter than its header"),
         (lambda index: os.truncate(index, 0), "shorter than its header"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -154,6 +155,25 @@ def test_repair_mends_the_index(
     status, out, _ = kvring_command("verify", "--repair", store_directory)
     assert (status, "and is well again" in out) == (0, True)
     assert counts(kvring_command, store_directory)["index"] == []
+
+
+def test_repair_clears_pages_of_random_bytes(
+    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
+) -> None:
+    client = open_client()
+    client.store({str(number): pattern(CHUNK_BYTES, number) for number in range(40)})
+    client.connector.close()
+    with (store_directory / "index.kvring").open("r+b") as file:
+        file.seek(FIRST_RECORD)
+        file.write(random.Random(1).randbytes(2 * 4096))
+    found = counts(kvring_command, store_directory, status=1)
+    assert (found["intact"], len(found["index"])) == (8, 1)
+    assert "32 records of the index are torn" in found["index"][0]
+    status, out, _ = kvring_command("verify", "--repair", store_directory)
+    assert (status, "and is well again" in out) == (0, True)
+    found = counts(kvring_command, store_directory)
+    assert (found["intact"], found["index"]) == (8, [])
+    assert kvring_command("ls", store_directory)[0] == 0
 
 
 def test_chunks_without_a_checksum_are_said_to_have_none(
