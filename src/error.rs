@@ -83,8 +83,7 @@ pub enum StoreError {
     )]
     IndexFull { index_bytes: u64, capacity_bytes: u64 },
     #[error(
-        "store full: what would have to go for {needed_bytes} bytes is being written or read, leased or pinned; store more \
-         slowly, unpin keys, or raise capacity"
+        "store full: what would have to go for {needed_bytes} bytes is being read, leased or pinned; unpin keys, or raise capacity"
     )]
     InUse { needed_bytes: u64 },
     #[error(

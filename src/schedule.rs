@@ -72,11 +72,13 @@ pub struct Grant {
     pub(crate) line: Line,
 }
 
-/// Where an operation waits.
+/// Where an operation waits. Once it does not wait there any more, it names nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     line: Line,
     number: u64,
+    /// A number that was put back in front is given twice.
+    id: usize,
 }
 
 /// The queues, in the order in which they are served but for SETs that are due.
@@ -170,18 +172,39 @@ impl Scheduler {
     }
 
     fn push_to(&mut self, line: Line, waiting: Waiting) -> Ticket {
-        Ticket { line, number: self.queues[line as usize].push(waiting) }
+        let id = waiting.id;
+        Ticket { line, number: self.queues[line as usize].push(waiting), id }
+    }
+
+    /// Queues a SET in front of all others: of those that loads wait for if it `is_promoted`.
+    pub fn push_first(
+        &mut self,
+        id: usize,
+        total_bytes: u64,
+        since: Instant,
+        is_promoted: bool,
+    ) -> Ticket {
+        let line = if is_promoted { Line::Promoted } else { Line::Set };
+        let queue = &mut self.queues[line as usize];
+        queue.push_front(Waiting { id, granted_bytes: 0, total_bytes, since });
+        Ticket { line, number: queue.first, id }
     }
 
     /// A load waits for the SET with this ticket: what is not granted of it goes ahead of all other SETs, and beside loads. Returns
     /// where it waits from then on.
     pub fn promote(&mut self, ticket: Ticket) -> Ticket {
         if ticket.line == Line::Set
-            && let Some(waiting) = self.queues[Line::Set as usize].take(ticket.number)
+            && let Some(waiting) = self.take(ticket)
         {
             return self.push_to(Line::Promoted, waiting);
         }
         ticket
+    }
+
+    fn take(&mut self, ticket: Ticket) -> Option<Waiting> {
+        let queue = &mut self.queues[ticket.line as usize];
+        queue.at(ticket.number).is_some_and(|waiting| waiting.id == ticket.id).then_some(())?;
+        queue.take(ticket.number)
     }
 
     /// The next piece that may start now. `loads_elsewhere`: whether others load from the same device. Each grant
@@ -322,12 +345,12 @@ impl Scheduler {
             Some(front) if front.id == grant.id => front.granted_bytes = 0,
             _ => queue.push_front(Waiting { id: grant.id, granted_bytes: 0, total_bytes, since }),
         }
-        Ticket { line: grant.line, number: queue.first }
+        Ticket { line: grant.line, number: queue.first, id: grant.id }
     }
 
     /// Takes back what is not granted yet of an operation.
     pub fn cancel_rest(&mut self, ticket: Ticket) {
-        self.queues[ticket.line as usize].take(ticket.number);
+        self.take(ticket);
     }
 
     /// Empties the queues.

@@ -241,10 +241,15 @@ fn places_are_given_back_although_the_group_before_fails() {
     syncs.held.until_given(1);
     syncs.held.permit(1);
     syncs.held.until_given(2);
-    assert!(!client.set_one("longest", &longest), "there is no room");
+    // There is no room as long as that is under way.
+    let waiting = client.submit_set(&["longest".to_owned()], &[&longest]);
+    syncs.held.until_all_have_looked();
+    assert!(client.take(waiting).is_none());
     syncs.failing.store(1, Ordering::SeqCst);
     syncs.held.release();
     assert!(!client.wait(set).ok);
+    client.wait(waiting);
+    assert!(client.delete(&["longest".to_owned()]).len() == 1);
     eventually("all is given back", || client.connector.stats().allocated_bytes == 0);
     client.assert_consistent();
 }

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::faults::{Fault, FaultEngine};
+use common::held_back::HeldBack;
 use common::{Client, MIB, Memory, config, key, once, pattern};
-use kvring::testing::Clock;
+use kvring::testing::{Action, Clock};
 use kvring::{Config, Connector, Eviction, KeyState, list_chunks};
 
 const HOUR_MS: u64 = 3_600_000;
@@ -321,40 +322,23 @@ fn what_is_pinned_stays_and_does_not_stop_the_store() {
 #[test]
 fn what_is_being_read_is_not_evicted() {
     let directory = tempfile::tempdir().unwrap();
-    let stuck = Arc::new(AtomicBool::new(false));
-    let made = Arc::new(AtomicU64::new(0));
     let mut config = config(directory.path(), 32 * MIB);
     (config.lease_s, config.tuning.set_in_flight_while_loading_bytes) = (0, 32 * MIB);
-    let make_engine = once({
-        let (stuck, made) = (Arc::clone(&stuck), Arc::clone(&made));
-        move |queue_depth, waker| {
-            let count = move |_, _, _| {
-                made.fetch_add(1, Ordering::SeqCst);
-                Fault::None
-            };
-            FaultEngine::new(queue_depth, waker, Box::new(count), stuck)
-        }
-    });
+    let reads = HeldBack::default();
+    let hand = reads.clone();
+    let make_engine = once(move |queue_depth, waker| hand.engine(queue_depth, waker));
     let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
     let memory = Memory::patterned(MIB as usize, 0, 1);
     assert!(client.set(&keys(0..27), &[&memory; 27]).ok);
-    let (before, loaded) = (made.load(Ordering::SeqCst), Memory::new(MIB as usize, 0));
-    stuck.store(true, Ordering::SeqCst);
+    let loaded = Memory::new(MIB as usize, 0);
+    reads.hold(Action::Read);
     let get = client.submit_get(&keys(0..1), &[&loaded]);
-    while made.load(Ordering::SeqCst) == before {
-        std::thread::yield_now();
-    }
+    reads.until_given(1);
     let other = Memory::patterned(MIB as usize, 0, 2);
-    let set = client.submit_set(&keys(100..140), &[&other; 40]);
-    while client.counter("evicted") < 26 {
-        std::thread::yield_now();
-    }
+    assert!(client.set(&keys(100..140), &[&other; 40]).ok);
     assert_eq!(client.exists(&keys(0..27)).iter().filter(|held| **held).count(), 1);
-    stuck.store(false, Ordering::SeqCst);
-    // It wakes the reactor; there may be no room, as long as all of it is being written.
-    client.set_one("another", &other);
+    reads.release();
     assert!(client.wait(get).results == [true] && loaded.bytes() == pattern(MIB as usize, 1));
-    assert!(!client.wait(set).results.is_empty());
     client.assert_consistent();
 }
 

@@ -42,7 +42,7 @@ impl Cache {
         self.growth.is_under_way()
     }
 
-    fn wake_reactors(&self) {
+    pub(super) fn wake_reactors(&self) {
         self.reactors.iter().for_each(|reactor| reactor.wake());
     }
 

@@ -15,6 +15,7 @@ mod read;
 mod room;
 mod threads;
 mod write;
+mod writes;
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
@@ -25,9 +26,11 @@ pub(crate) use presence::FilesChange;
 pub(crate) use read::ReadHandle;
 pub(crate) use threads::CacheThread;
 pub(crate) use write::{Begun, Claim, RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
+pub(crate) use writes::RoomOf;
 
 use orders::Orders;
 use presence::Presence;
+use writes::WritesInFlight;
 
 use crate::backlog::QueueShare;
 use crate::batch_completion::BatchItem;
@@ -75,6 +78,7 @@ pub(crate) struct Cache {
     pub(crate) counters: Counters,
     pub(crate) doubts: Doubts,
     pub(crate) presence: Presence,
+    pub(crate) writes: WritesInFlight,
     /// Dropped after the files that it speaks of.
     pub(crate) open_store: OpenStore,
     /// Space is short.
@@ -118,6 +122,7 @@ impl Cache {
             counters: Counters::default(),
             doubts: Doubts::default(),
             presence: Presence::default(),
+            writes: WritesInFlight::default(),
             open_store,
             reactors,
             deleted: SegQueue::new(),
@@ -128,6 +133,10 @@ impl Cache {
 
     pub(crate) fn path_count(&self) -> usize {
         self.paths.get().map_or(1, Vec::len)
+    }
+
+    pub(super) fn all_paths(&self) -> Vec<Arc<Self>> {
+        self.paths.get().into_iter().flatten().filter_map(Weak::upgrade).collect()
     }
 
     /// Tells it of the caches of all paths of the store, itself among them.
@@ -190,7 +199,13 @@ impl Cache {
     /// The records of these extents are cleared, and that is durable if it `is_synced`.
     pub(crate) fn end_withdrawn(&self, extents: Vec<Extent>, is_synced: bool) {
         match is_synced {
-            true => self.reclaim_all(extents),
+            true => {
+                let is_room = !extents.is_empty();
+                self.reclaim_all(extents);
+                if is_room {
+                    self.note_room();
+                }
+            }
             false => self.withdrawn.lock().extend(extents),
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::write::WriteHandle;
 use super::{Cache, SetRequest};
-use crate::block::Extent;
+use crate::block::{BLOCK_BYTES, Extent};
 use crate::error::StoreError;
 use crate::evict::{Room, RoomSearch, Victim};
 use crate::index::table::Reservation;
@@ -23,10 +23,10 @@ const STREAK_ENDS_AFTER: Duration = Duration::from_secs(60);
 const LOOKED_AT: usize = 64;
 
 /// Victims that are looked at, or evicted, in one step.
-const VICTIMS_A_STEP: usize = 256;
+pub(super) const VICTIMS_A_STEP: usize = 256;
 
 /// Steps of a turn: about a millisecond, in which a reactor does nothing else.
-const STEPS_A_TURN: usize = 8;
+pub(super) const STEPS_A_TURN: usize = 8;
 
 /// Room that is being made for a chunk, a step at a time. Those that lie in the way of a long one may be very many.
 #[derive(Default)]
@@ -39,10 +39,12 @@ pub(super) struct RoomMaking {
     evicting: VictimWalk,
     /// Times that room was made and somebody else took it.
     attempts: usize,
+    /// The same for its quota.
+    pub(super) quota_attempts: usize,
 }
 
 impl RoomMaking {
-    fn new(blocks: u32) -> Self {
+    pub(super) fn new(blocks: u32) -> Self {
         Self { search: RoomSearch::new(blocks), ..Self::default() }
     }
 }
@@ -83,20 +85,40 @@ impl Cache {
         request: &SetRequest,
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<WriteHandle>, StoreError> {
-        let (bytes, digest) = (request.buffer.length_bytes() as u64, request.digest);
+        let bytes = request.buffer.length_bytes() as u64;
         if let Some(error) = self.index.table.unreadable() {
             return Err(error);
         }
         if self.index.table.lacks_blocks() {
             return Err(self.index.table.why_not_written());
         }
+        let held_bytes = Extent::blocks_for(bytes) as u64 * BLOCK_BYTES;
+        self.writes.begin(held_bytes);
+        let outcome = self.try_to_find_room(request, bytes, making);
+        match outcome {
+            Ok(Some(_)) => self.grow_ahead(),
+            Ok(None) | Err(_) => self.writes.end(held_bytes),
+        }
+        self.note_placed(bytes);
+        outcome
+    }
+
+    fn try_to_find_room(
+        self: &Arc<Self>,
+        request: &SetRequest,
+        bytes: u64,
+        making: &mut Option<Box<RoomMaking>>,
+    ) -> Result<Option<WriteHandle>, StoreError> {
         // Before the first eviction: most chunks need none.
         let deferred = LazyCell::new(|| {
             self.store.defer_reclaim(true);
             DeferredReclaim(&*self.store)
         });
         let defer_reclaim = || _ = LazyCell::force(&deferred);
-        let quota = self.reserve_quota(request, bytes, defer_reclaim)?;
+        let Some(quota) = self.reserve_quota(request, bytes, defer_reclaim, making)? else {
+            return Ok(None);
+        };
+        let digest = request.digest;
         let allocated = self.allocate(bytes, digest, defer_reclaim, making);
         let outcome = allocated.and_then(|extent| {
             let Some(extent) = extent else { return Ok(None) };
@@ -104,11 +126,9 @@ impl Cache {
             let record = record.inspect_err(|_| self.reclaim(extent))?;
             Ok(Some(WriteHandle::new(self, digest, extent, record, quota)))
         });
-        match outcome {
-            Ok(Some(_)) => self.grow_ahead(),
-            Ok(None) | Err(_) => self.release_quota(quota),
+        if !matches!(outcome, Ok(Some(_))) {
+            self.release_quota(quota);
         }
-        self.note_placed(bytes);
         outcome
     }
 

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use super::read::ReadHandle;
 use super::room::RoomMaking;
+use super::writes::RoomOf;
 use super::{Cache, GetRequest, SetRequest};
 use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
@@ -47,6 +48,12 @@ pub(crate) enum Begun {
     MakingRoom,
     /// To be asked again when the store has grown.
     Growing,
+    /// To be asked again when [`WritesInFlight::changes`](super::writes::WritesInFlight::changes) is another number than this one.
+    /// `room`: that which is short.
+    AwaitingRoom {
+        changes: u64,
+        room: RoomOf,
+    },
     Write(WriteHandle),
     Refused(StoreError),
 }
@@ -76,8 +83,15 @@ impl Claim {
         ChecksumKind::Crc64Nvme.of(buffer.bytes(0, buffer.length_bytes()))
     }
 
-    /// Compares at most `limit_bytes`, asks for admission, and takes room for the chunk, its record and its quota, or none of them.
-    pub(crate) fn begin(&mut self, cache: &Arc<Cache>, limit_bytes: usize, now: Instant) -> Begun {
+    /// Compares at most `limit_bytes`, asks for admission, and takes room for the chunk, its record and its quota, or none of them. If
+    /// others wait for that room, it waits `behind` them.
+    pub(crate) fn begin(
+        &mut self,
+        cache: &Arc<Cache>,
+        limit_bytes: usize,
+        now: Instant,
+        behind: Option<RoomOf>,
+    ) -> Begun {
         if cache.index.is_doomed(self.request.digest) {
             return Begun::Unwritten;
         }
@@ -98,14 +112,44 @@ impl Claim {
             }
             self.is_admitted = true;
         }
+        let changes = cache.writes.changes();
+        let is_too_much = cache.is_too_much_written(self.length_bytes());
+        if let Some(room) = behind.or_else(|| is_too_much.then_some(None)) {
+            return Begun::AwaitingRoom { changes, room };
+        }
         match cache.find_room(&self.request, &mut self.room) {
             Ok(Some(write)) => Begun::Write(write),
             Ok(None) => Begun::MakingRoom,
             Err(StoreError::Growing { needed_bytes }) if cache.order_growth(needed_bytes) => {
                 Begun::Growing
             }
-            Err(error) => Begun::Refused(error),
+            Err(error) => self.after_no_room(cache, error, changes),
         }
+    }
+
+    /// A SET waits as long as what others write may become room for it. `changes` were there before it looked for room.
+    fn after_no_room(&self, cache: &Cache, error: StoreError, changes: u64) -> Begun {
+        let request = &self.request;
+        let waits = match &error {
+            StoreError::Quota { .. } => match cache.quota_outlook(request) {
+                QuotaOutlook::Now => return Begun::MakingRoom,
+                outlook => outlook == QuotaOutlook::Later,
+            },
+            StoreError::IndexUnreadable { .. } | StoreError::IndexShared { .. } => false,
+            _ => {
+                let may_come = cache.writes.are_there() || cache.writes.changes() != changes;
+                may_come
+                    && !cache.config.never_evicts
+                    && cache.store.fill().total_bytes >= self.length_bytes()
+            }
+        };
+        if waits {
+            let is_quota = matches!(error, StoreError::Quota { .. });
+            return Begun::AwaitingRoom { changes, room: is_quota.then_some(request.namespace) };
+        }
+        // Others may wait for what this one had while it looked.
+        cache.note_room();
+        Begun::Refused(error)
     }
 
     /// Goes on comparing, and says how the chunk compares with what is stored, once that is known. Without checksums the length has
@@ -146,8 +190,20 @@ enum Comparison {
     Different,
 }
 
-/// A part of a namespace's quota, in blocks; given back when its chunk is stored, or is not going to be.
-pub(super) type QuotaShare = (PoolId, u32);
+/// A part of a namespace's quota, in blocks, if it has one; given back when its chunk is stored, or is not going to be.
+#[derive(Clone, Copy)]
+pub(super) struct QuotaShare(pub(super) Option<(PoolId, u32)>);
+
+/// What becomes of a SET that found no room in a quota.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum QuotaOutlook {
+    /// What must stay leaves no room for it.
+    Nothing,
+    /// What is being written takes the room.
+    Later,
+    /// There is room by now.
+    Now,
+}
 
 /// What a chunk on its way owns. Dropped, all of it is given back.
 pub(crate) struct WriteHandle {
@@ -157,7 +213,7 @@ pub(crate) struct WriteHandle {
     free_ticket: u64,
     /// None once the chunk is stored.
     record: Option<Reservation>,
-    quota: Option<QuotaShare>,
+    quota: QuotaShare,
     /// The extent could not be written.
     is_unwritable: bool,
 }
@@ -177,7 +233,7 @@ impl WriteHandle {
         digest: Digest,
         extent: Extent,
         reservation: Reservation,
-        quota: Option<QuotaShare>,
+        quota: QuotaShare,
     ) -> Self {
         Self {
             cache: Arc::clone(cache),
@@ -258,6 +314,8 @@ impl Drop for WriteHandle {
         }
         // After the chunk counts as stored: meanwhile it counts twice rather than not at all.
         self.cache.release_quota(self.quota);
+        self.cache.writes.end(self.extent.size_bytes());
+        self.cache.note_room();
     }
 }
 

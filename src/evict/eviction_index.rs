@@ -18,6 +18,17 @@ use crate::config::Eviction;
 /// Until which second a chunk is excluded that is pinned or being read: until its release.
 pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
 
+/// Blocks of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolBlocks {
+    /// Of its chunks, and of those that are being written.
+    pub(crate) taken: u64,
+    /// Of chunks that can be evicted.
+    pub(crate) evictable: u64,
+    /// Of chunks that are being written.
+    pub(crate) writing: u64,
+}
+
 pub(crate) struct EvictionIndex {
     pub(super) nodes: Nodes,
     pub(super) pools: Vec<ChunkPool>,
@@ -94,7 +105,7 @@ impl EvictionIndex {
         is_known.then(|| self.victims(&coldest))
     }
 
-    /// Takes `blocks` from the quota of a pool, if it has one.
+    /// Takes `blocks` from the quota of a pool, if it has one, for a chunk that is being written.
     ///
     /// # Errors
     /// How many blocks of its chunks have to be evicted first, at this path or others.
@@ -102,23 +113,28 @@ impl EvictionIndex {
         let pool = &mut self.pools[usize::from(pool)];
         pool.quota.as_ref().map_or(Ok(()), |quota| quota.take(u64::from(blocks)))?;
         pool.blocks += u64::from(blocks);
+        pool.writing_blocks += u64::from(blocks);
         Ok(())
     }
 
     pub(crate) fn release_quota(&mut self, pool: PoolId, blocks: u32) {
-        self.pools[usize::from(pool)].remove_blocks(blocks);
+        let pool = &mut self.pools[usize::from(pool)];
+        pool.writing_blocks -= u64::from(blocks);
+        pool.remove_blocks(blocks);
     }
 
-    /// Blocks of a pool with a quota, and how many of them can be evicted, as far as is known. `None`: it is to be asked again.
-    pub(crate) fn blocks_of(&mut self, pool: PoolId, now_s: u32) -> Option<(u64, u64)> {
+    /// The blocks of a pool with a quota, as far as is known. `None`: it is to be asked again.
+    pub(crate) fn blocks_of(&mut self, pool: PoolId, now_s: u32) -> Option<PoolBlocks> {
         let pool = &mut self.pools[usize::from(pool)];
-        let has_changed = pool.reinsert(&mut self.nodes, now_s);
-        let has_quota = pool.quota.is_some();
-        (!has_changed).then_some(if has_quota {
-            (pool.blocks, pool.ordered_blocks)
-        } else {
-            (0, 0)
-        })
+        if pool.reinsert(&mut self.nodes, now_s) {
+            return None;
+        }
+        let blocks = PoolBlocks {
+            taken: pool.blocks,
+            evictable: pool.ordered_blocks,
+            writing: pool.writing_blocks,
+        };
+        Some(if pool.quota.is_some() { blocks } else { PoolBlocks::default() })
     }
 
     /// The coldest chunks of a pool that have `blocks` together. They have fewer if no more can be evicted, or if the search

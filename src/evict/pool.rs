@@ -24,6 +24,8 @@ pub(super) struct ChunkPool {
     /// Blocks of its chunks, and of those being written.
     pub(super) blocks: u64,
     pub(super) chunks: usize,
+    /// Blocks of those being written, if it has a quota.
+    pub(super) writing_blocks: u64,
     /// Blocks of its chunks that are in the order of eviction.
     pub(super) ordered_blocks: u64,
     pub(super) quota: Option<Arc<Quota>>,
@@ -35,7 +37,7 @@ pub(super) struct ChunkPool {
 impl ChunkPool {
     pub(super) fn new(eviction: Eviction, quota: Option<Arc<Quota>>) -> Self {
         let (policy, excluded) = (eviction.policy(), BTreeSet::new());
-        Self { policy, blocks: 0, chunks: 0, ordered_blocks: 0, quota, excluded }
+        Self { policy, blocks: 0, writing_blocks: 0, chunks: 0, ordered_blocks: 0, quota, excluded }
     }
 
     pub(super) fn count_chunks(&mut self, chunks: usize, blocks: u64) {

@@ -20,6 +20,7 @@ mod operations;
 mod piece;
 mod record_writer;
 mod responsiveness;
+mod room_queue;
 mod scaling;
 mod set;
 mod shared;

@@ -4,7 +4,9 @@ use super::chunk_file::ChunkFile;
 use super::errnos::Failure;
 use super::latency::Timeline;
 use crate::block::Extent;
-use crate::cache::{Claim, GetRequest, ReadHandle, RecordedWrite, SupersedingWrite, WriteHandle};
+use crate::cache::{
+    Claim, GetRequest, ReadHandle, RecordedWrite, RoomOf, SupersedingWrite, WriteHandle,
+};
 use crate::checksum::ChecksumKind;
 use crate::config::Checksum;
 use crate::key::Digest;
@@ -111,6 +113,8 @@ pub(super) struct Active {
     pub(super) ticket: Ticket,
     /// Loads wait for this SET.
     pub(super) is_awaited: bool,
+    /// It was the first one to wait for this room, and looks for it again.
+    pub(super) looks_again_for: Option<RoomOf>,
     /// Syncs of the store that had failed when its write began.
     pub(super) failed_syncs: Option<u64>,
     pub(super) retries: u32,

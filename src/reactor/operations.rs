@@ -17,6 +17,7 @@ use super::latency::Timeline;
 use super::limits;
 use super::operation::{Active, Operation};
 use super::responsiveness::SILENCE;
+use super::room_queue::RoomQueue;
 use super::verify::Verification;
 use crate::engine::{Engine, EngineError};
 use crate::index::ChunkVersion;
@@ -62,6 +63,7 @@ pub(super) struct Operations {
     pub(super) retries: Vec<(Instant, usize)>,
     /// Whether the first SET waits for the store to grow; none goes meanwhile.
     pub(super) awaits_growth: bool,
+    pub(super) room_queue: RoomQueue,
     /// Bytes that it has moved, and when others were told.
     pub(super) moved_bytes: OfLoadsAndStores<u64>,
     pub(super) told_at: Instant,
@@ -120,6 +122,7 @@ impl Operations {
             due_chunk_files: Vec::new(),
             retries: Vec::new(),
             awaits_growth: false,
+            room_queue: RoomQueue::default(),
         }
     }
 
@@ -207,6 +210,7 @@ impl Operations {
             operation,
             ticket,
             is_awaited: false,
+            looks_again_for: None,
             timeline: Timeline { submitted, started: None, moved: None },
             waiting_bytes: bytes,
             unfinished: 0,
@@ -239,6 +243,7 @@ impl Operations {
         self.scheduler.hold_sets(
             self.awaits_growth || self.commit.has_too_many_files(self.shared.cache.config.layout),
         );
+        self.look_for_room_again();
         let mut outcome = Ok(false);
         while let Some(grant) =
             self.scheduler.next_grant(now, self.loads_elsewhere || self.awaited > 0)
@@ -280,6 +285,7 @@ impl Operations {
         };
         loads_ended
             || has_grown
+            || self.room_may_have_come()
             || self.awaiting_extents.front().is_some_and(is_extent_free)
             || self.group_can_go_on()
             || self.due_chunk_files.iter().any(can_go_on)
@@ -337,6 +343,7 @@ impl Operations {
         // Ending a SET may resume others behind it: until nothing is left.
         loop {
             self.scheduler.clear();
+            self.clear_room_queue();
             self.drop_due_chunk_files();
             let ids: Vec<usize> = self.active.iter().map(|(id, _)| id).collect();
             let mut ended = 0;

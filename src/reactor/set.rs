@@ -9,7 +9,7 @@ use super::health::Direction;
 use super::operation::{Operation, SetOperation, Stage};
 use super::operations::{CHECKSUM_TURN_BYTES, Operations};
 use super::record_writer::Answer;
-use crate::cache::{Begun, Claim, Waiting};
+use crate::cache::{Begun, Claim, RoomOf, Waiting};
 use crate::config::Durability;
 use crate::error::StoreError;
 use crate::index::Resumed;
@@ -110,12 +110,23 @@ impl Operations {
             return false;
         }
         let before = set.claim.compared_bytes;
-        let begun = set.claim.begin(&self.shared.cache, limit_bytes, now);
+        let behind = match active.looks_again_for {
+            None => self.room_queue.ahead_of(set.claim.request.namespace),
+            Some(_) => None,
+        };
+        let begun = set.claim.begin(&self.shared.cache, limit_bytes, now, behind);
         self.processed_bytes += (set.claim.compared_bytes - before) as u64;
         match begun {
             Begun::Write(write) => {
                 set.stage = Stage::Writing(write);
+                self.release_next(grant.id);
                 return true;
+            }
+            Begun::AwaitingRoom { changes, room } => {
+                // Also room that a sync of the index gives back.
+                self.commit.is_to_free = true;
+                self.take_off(grant);
+                self.await_room(grant.id, room, changes);
             }
             Begun::Comparing => self.put_back(grant),
             Begun::MakingRoom => {
@@ -141,6 +152,14 @@ impl Operations {
         false
     }
 
+    /// It is not in the scheduler any more, as if nothing had been granted.
+    fn take_off(&mut self, grant: Grant) {
+        self.scheduler.finish(grant);
+        self.cancel_rest(grant.id);
+        let active = &mut self.active[grant.id];
+        active.waiting_bytes = active.operation.bytes();
+    }
+
     fn put_back(&mut self, grant: Grant) {
         let active = &mut self.active[grant.id];
         active.waiting_bytes = active.operation.bytes();
@@ -150,6 +169,7 @@ impl Operations {
 
     fn end_unwritten(&mut self, grant: Grant, failure: Option<Failure>) {
         self.processed_bytes += UNWRITTEN_COSTS_BYTES;
+        self.release_next(grant.id);
         self.scheduler.finish(grant);
         self.cancel_rest(grant.id);
         self.active[grant.id].failure = failure;
@@ -242,5 +262,50 @@ impl Operations {
                 }
             }
         }
+    }
+}
+
+impl Operations {
+    pub(super) fn await_room(&mut self, id: usize, room: RoomOf, changes: u64) {
+        let was_first = self.active[id].looks_again_for.take() == Some(room);
+        self.room_queue.push(id, room, changes, was_first);
+        self.shared.cache.writes.add_waiting(1);
+    }
+
+    /// Whether room may have come for those that wait. To be asked again before sleeping.
+    pub(super) fn room_may_have_come(&self) -> bool {
+        !self.room_queue.is_empty()
+            && self.shared.cache.writes.changes() != self.room_queue.seen_changes
+    }
+
+    /// If room may have come, the first one of each queue looks again, before other SETs.
+    pub(super) fn look_for_room_again(&mut self) {
+        if self.room_may_have_come() {
+            self.room_queue.seen_changes = self.shared.cache.writes.changes();
+            let rooms: Vec<RoomOf> = self.room_queue.queues.iter().map(|(of, _)| *of).collect();
+            rooms.into_iter().for_each(|room| self.release_first(room));
+        }
+    }
+
+    /// The first one that waited has begun, or ended: the next one looks for room.
+    pub(super) fn release_next(&mut self, id: usize) {
+        if let Some(room) = self.active[id].looks_again_for.take() {
+            self.release_first(room);
+        }
+    }
+
+    fn release_first(&mut self, room: RoomOf) {
+        let Some(id) = self.room_queue.of(room).and_then(VecDeque::pop_front) else { return };
+        self.shared.cache.writes.remove_waiting(1);
+        let active = &mut self.active[id];
+        active.looks_again_for = Some(room);
+        let (bytes, since) = (active.waiting_bytes, active.timeline.submitted);
+        active.ticket = self.scheduler.push_first(id, bytes, since, active.is_awaited);
+    }
+
+    /// None of them waits any more.
+    pub(super) fn clear_room_queue(&mut self) {
+        let count = self.room_queue.queues.drain(..).map(|(_, queue)| queue.len()).sum();
+        self.shared.cache.writes.remove_waiting(count);
     }
 }

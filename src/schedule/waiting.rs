@@ -37,6 +37,10 @@ impl Queue {
         self.waiting.front_mut()?.as_mut()
     }
 
+    pub(super) fn at(&self, number: u64) -> Option<&Waiting> {
+        self.waiting.get(usize::try_from(number.checked_sub(self.first)?).ok()?)?.as_ref()
+    }
+
     pub(super) fn take(&mut self, number: u64) -> Option<Waiting> {
         let position = usize::try_from(number.checked_sub(self.first)?).ok()?;
         let taken = self.waiting.get_mut(position)?.take();

@@ -128,7 +128,7 @@ impl Still {
         let counters = &self.cache.counters;
         let (mut claim, mut last) = (Claim::new(request, false), counters.evicted.get());
         loop {
-            let begun = claim.begin(&self.cache, usize::MAX, Instant::now());
+            let begun = claim.begin(&self.cache, usize::MAX, Instant::now(), None);
             let now = counters.evicted.get();
             self.most_in_a_turn = self.most_in_a_turn.max(now - last);
             last = now;

@@ -90,7 +90,7 @@ fn coldest(eviction_index: &mut EvictionIndex, count: usize, now_s: u32) -> Vec<
 
 fn blocks_of(eviction_index: &mut EvictionIndex, pool: PoolId, now_s: u32) -> (u64, u64) {
     let mut looks = std::iter::repeat_with(|| eviction_index.blocks_of(pool, now_s));
-    looks.find_map(|found| found).unwrap()
+    looks.find_map(|found| found).map(|of_pool| (of_pool.taken, of_pool.evictable)).unwrap()
 }
 
 struct Model {

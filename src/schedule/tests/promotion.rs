@@ -100,3 +100,19 @@ fn the_rest_of_a_promoted_set_is_taken_back() {
     .collect();
     assert_eq!(left, [(2, 0), (2, 1000), (1, 0), (1, 1000)]);
 }
+
+/// What is put in front has the number of one that is gone: who holds its ticket takes and promotes nothing.
+#[test]
+fn a_ticket_of_what_is_not_in_the_queue_is_nobody_s() {
+    let mut clocked = Clocked::new(LIMITS);
+    let [first, _] = [0, 1].map(|id| clocked.scheduler.push(Class::Set, id, 1000, clocked.now));
+    let granted = clocked.grant().unwrap();
+    clocked.scheduler.finish(granted);
+    let put_in_front = clocked.scheduler.push_first(2, 1000, clocked.now, false);
+    clocked.scheduler.cancel_rest(first);
+    clocked.scheduler.promote(first);
+    assert_eq!(clocked.grants_beside_loads(), [(2, 0, 1000)]);
+    assert_ne!(put_in_front, first);
+    clocked.scheduler.push_first(3, 1000, clocked.now, true);
+    assert_eq!(clocked.grants(), [3]);
+}

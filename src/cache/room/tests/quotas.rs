@@ -81,3 +81,17 @@ fn room_in_a_quota_over_many_paths_takes_many_rounds() {
     let evicted: u64 = paths.iter().map(|cache| cache.counters.evicted.get()).sum();
     assert_eq!(evicted, 600);
 }
+
+/// A long chunk among tiny ones: loads go between the steps in which these go.
+#[test]
+fn room_in_a_quota_is_made_in_steps() {
+    const COUNT: u64 = 4000;
+    let name = Namespace::of("1").name();
+    let mut still = Still::with(|config| config.quotas = vec![(name, COUNT * BLOCK_BYTES)]);
+    still.cache.set_paths(&[Arc::clone(&still.cache)]);
+    (0..COUNT).for_each(|number| _ = still.put(number, 1));
+    assert_eq!(still.put(COUNT, COUNT).evicted, COUNT);
+    let most = VICTIMS_A_STEP as u64;
+    assert!(still.most_in_a_turn <= most, "{} in a turn", still.most_in_a_turn);
+    assert!(still.unfinished_turns >= COUNT / most, "{} turns", still.unfinished_turns);
+}
