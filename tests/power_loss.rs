@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use common::random::Random;
 use common::{Client, MIB, Memory, config, key, pattern};
+use kvring::testing::flush;
 use kvring::{BLOCK_BYTES, Durability};
 use simulated_disk::{Crash, SimulatedDisk};
 use tempfile::TempDir;
@@ -111,6 +112,63 @@ fn an_open_in_persistent_syncs_what_a_killed_owner_left() {
     let client = machine.open(Durability::BestEffort);
     assert_eq!(client.connector.recovery().kept, CHUNKS);
     assert_eq!(intact(&client), CHUNKS);
+}
+
+/// In `best_effort` so is, after a flush, what completed before it: in each data file that was written since the one before, and
+/// what was deleted. The first flush covers what a killed owner left.
+#[test]
+fn a_flush_makes_durable_what_completed_before_it() {
+    let machine = Machine::new();
+    let client = machine.open(Durability::BestEffort);
+    let (keys, memory) = chunks();
+    for (number, (key, memory)) in keys.iter().zip(&memory).enumerate() {
+        assert!(client.set_one(key, memory));
+        if number % 4 == 0 {
+            flush(&client.connector, false).unwrap();
+        }
+    }
+    assert!(client.connector.stats().data_files >= 4);
+    flush(&client.connector, false).unwrap();
+    assert_eq!(client.delete(&[key(3)]), [true]);
+    flush(&client.connector, false).unwrap();
+    let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+    let client = machine.open(Durability::BestEffort);
+    assert_eq!((intact(&client), client.exists(&[key(3)])), (CHUNKS - 1, vec![false]));
+
+    store(&client);
+    let machine = machine.crash(Crash::Kill, client);
+    let client = machine.open(Durability::BestEffort);
+    flush(&client.connector, true).unwrap();
+    let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+    assert_eq!(intact(&machine.open(Durability::BestEffort)), CHUNKS);
+}
+
+/// A flush that failed vouches for nothing, also when a later one succeeds: the store is not closed as in order, and what its
+/// records say does not make a SET of the same bytes superfluous.
+#[test]
+fn a_failed_flush_vouches_for_nothing() {
+    // Of the three data files, and of the index.
+    for (failing, closes) in (1..=4).flat_map(|failing| [(failing, true), (failing, false)]) {
+        let machine = Machine::new();
+        let client = machine.open(Durability::BestEffort);
+        store(&client);
+        machine.disk.fail_call(failing);
+        assert!(flush(&client.connector, false).is_err(), "sync {failing}");
+        flush(&client.connector, false).unwrap();
+        let machine = if closes {
+            assert!(!client.connector.close().clean);
+            drop(client);
+            machine
+        } else {
+            machine.crash(Crash::Kill, client)
+        };
+        let client = machine.open(Durability::Persistent);
+        assert!(!client.connector.recovery().clean_shutdown);
+        store(&client);
+        let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
+        let client = machine.open(Durability::BestEffort);
+        assert_eq!(intact(&client), CHUNKS, "sync {failing}, closed: {closes}");
+    }
 }
 
 /// So is what an owner left who closed in order, in either durability.

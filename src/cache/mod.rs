@@ -6,6 +6,7 @@
 
 mod admission;
 mod doubts;
+mod flush;
 mod growth;
 mod maintenance;
 mod orders;
@@ -45,7 +46,7 @@ use crate::stats::Counters;
 use crate::store::Store;
 use crate::sync::Mutex;
 use crate::sync::SegQueue;
-use crate::sync::atomic::AtomicU32;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// A GET of one key.
 pub(crate) struct GetRequest {
@@ -87,6 +88,11 @@ pub(crate) struct Cache {
     typical_blocks: AtomicU32,
     /// Bytes that room is needed for.
     growth: Orders<u64>,
+    /// For the end of the flush thread alone.
+    flushes: Orders<()>,
+    /// Changes of records that are durable: all before this ticket.
+    durable_changes: AtomicU64,
+    has_flush_failed: AtomicBool,
     write_budget: Arc<WriteBudget>,
     /// The caches of all paths of the store.
     paths: OnceLock<Vec<Weak<Self>>>,
@@ -114,6 +120,9 @@ impl Cache {
             maintenance: Orders::default(),
             typical_blocks: AtomicU32::new(1),
             growth: Orders::default(),
+            flushes: Orders::default(),
+            durable_changes: AtomicU64::new(0),
+            has_flush_failed: AtomicBool::new(false),
             write_budget,
             paths: OnceLock::new(),
             config,

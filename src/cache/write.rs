@@ -258,6 +258,8 @@ impl WriteHandle {
 
     /// The chunk is written: it is stored from now on. Returns its generation, and what waited for it.
     pub(crate) fn commit(mut self, request: &SetRequest, checksum: u64) -> (u64, Waiting) {
+        // Before the record is on its way, which has it flushed.
+        self.cache.store.note_written(self.extent);
         let content = self.content_of(request, checksum);
         self.store(content)
     }

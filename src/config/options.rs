@@ -62,7 +62,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option!("checksum", "", checksum, one_of(&Checksum::ALL, Checksum::name),
         "payload checksum, computed on SET and compared on every GET; with 'off' a re-stored key of the same length counts as unchanged"),
     option!("durability", "", durability, one_of(&Durability::ALL, Durability::name),
-        "what a completed SET withstands: the death of the process, or power loss as well (data and record are synced before it completes, grouped over all SETs that wait)"),
+        "what a completed SET withstands: the death of the process, and power loss two seconds later if a flush of the drive takes less than one; or power loss at once (data and record are synced before it completes, grouped over all SETs that wait)"),
     option!("eviction", "", eviction, one_of(&Eviction::ALL, Eviction::name),
         "which chunks go when room is needed; docs/eviction.md compares them"),
     option!("ttl", "", ttl, or_none("off", time(Duration::from_secs(1), DAY.saturating_mul(3660))),

@@ -33,6 +33,8 @@ pub struct Tuning {
     pub set_max_wait: Duration,
     /// Most keys of SETs that are not answered yet.
     pub set_queue_operations: u64,
+    /// How often `best_effort` makes durable what was stored and removed.
+    pub flush_period: Duration,
     /// Threads that read the index of a path when it is opened. `None` follows from the processors.
     pub open_threads: Option<usize>,
 }
@@ -54,6 +56,7 @@ impl Default for Tuning {
             busy_share: 0.75,
             set_max_wait: Duration::from_secs(1),
             set_queue_operations: 128 << 10,
+            flush_period: Duration::from_secs(1),
             open_threads: None,
         }
     }

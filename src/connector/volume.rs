@@ -178,6 +178,7 @@ struct Threads {
     reactors: Option<Reactors>,
     growth: Option<CacheThread>,
     maintenance: Option<CacheThread>,
+    flushes: Option<CacheThread>,
 }
 
 impl Threads {
@@ -200,6 +201,13 @@ impl Threads {
         let maintenance =
             shared.cache.start_maintenance(move |change| note_files_change(&owner, change));
         self.maintenance = Some(maintenance.map_err(thread_error())?);
+        let config = &shared.cache.config;
+        if config.durability == Durability::BestEffort && !config.works_inline {
+            let owner = Arc::clone(shared);
+            let note = move |outcome: &io::Result<()>| owner.note_flush(outcome);
+            let flushes = shared.cache.start_flushes(was_closed, note);
+            self.flushes = Some(flushes.map_err(thread_error())?);
+        }
         Ok(())
     }
 
@@ -214,9 +222,10 @@ impl Threads {
         // It frees extents, which needs the files.
         let maintenance = self.maintenance.take().is_none_or(CacheThread::end);
         let reactors = self.reactors.take().map_or(ReactorEnd::Leaked, Reactors::join);
+        let flushes = self.flushes.take().is_none_or(CacheThread::end);
         // What was queued may have needed it until now.
         let growth = self.growth.take().is_none_or(CacheThread::end);
-        (maintenance && growth, reactors)
+        (maintenance && flushes && growth, reactors)
     }
 
     /// Ends the record writer, after all that change records.
@@ -339,6 +348,9 @@ fn release(shared: &Shared, orderly: bool) -> bool {
     let note = || {
         if let Some(reason) = shared.cache.missed_files() {
             return Err(io::Error::other(reason));
+        }
+        if shared.cache.has_flush_failed() {
+            return Err(io::Error::other("a flush had failed while it was open"));
         }
         index.write_all_uses();
         // The data first: a clean flag must not be on disk before what it vouches for.

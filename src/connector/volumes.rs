@@ -77,7 +77,7 @@ impl Volumes {
         Ok(())
     }
 
-    pub(super) fn live(&self) -> impl Iterator<Item = &Volume> {
+    pub(crate) fn live(&self) -> impl Iterator<Item = &Volume> {
         self.live_set().iter().map(|number| &self.all[number])
     }
 

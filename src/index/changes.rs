@@ -49,6 +49,8 @@ pub(crate) struct Changes {
     pub(crate) progress: Arc<Progress>,
     /// Ticket behind the last change that freed an extent.
     freed: AtomicU64,
+    /// Ticket behind the last change that is to be durable: uses alone are not.
+    lasting: AtomicU64,
     any_lost: AtomicBool,
     lost: Mutex<Vec<u64>>,
 }
@@ -62,6 +64,10 @@ impl Changes {
     /// When this ticket is done, no record in the file names an extent that is free now.
     pub(crate) fn freed_ticket(&self) -> u64 {
         self.freed.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn lasting_ticket(&self) -> u64 {
+        self.lasting.load(Ordering::SeqCst)
     }
 
     pub(super) fn note_lost(&self, generation: u64) {
@@ -82,6 +88,7 @@ impl Changes {
 
     pub(super) fn push(&self, change: Change) {
         let frees = matches!(change, Change::Invalidate(_));
+        let is_lasting = !matches!(change, Change::Use(..));
         if let Change::Write(slot, record) = &change {
             // First: the thread takes it out again.
             self.unwritten.insert(*slot, Arc::clone(record));
@@ -91,6 +98,9 @@ impl Changes {
         self.queue.push(change);
         if frees {
             self.freed.fetch_max(self.progress.ticket(), Ordering::SeqCst);
+        }
+        if is_lasting {
+            self.lasting.fetch_max(number, Ordering::SeqCst);
         }
         if number.is_multiple_of(MANY) {
             self.announce();

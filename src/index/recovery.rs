@@ -110,8 +110,13 @@ impl<G: Send, S: Send> Index<G, S> {
     /// A sync of everything failed: no chunk is trusted before it has been read, nor by the next owner once the session is
     /// written, and the next sync writes all of the index.
     pub(crate) fn trust_none(&self) {
-        self.untrusted_before.store(self.next_generation(), Ordering::Relaxed);
+        self.distrust_all();
         self.table.write_anew();
+    }
+
+    /// No chunk that was stored so far is trusted before it has been read.
+    pub(crate) fn distrust_all(&self) {
+        self.untrusted_before.store(self.next_generation(), Ordering::Relaxed);
     }
 
     /// Writes who has the store open, and whether it is closed in order.

@@ -5,7 +5,11 @@
 //! sync of the store failed between the start of its write and its own last sync, and that is known only when all those
 //! have come back that were under way when that last one did.
 
+use std::io;
+use std::time::Instant;
+
 use super::Shared;
+use super::health::Direction;
 use crate::sync::atomic::Ordering;
 
 /// For each reactor, how many of its syncs have to have come back.
@@ -36,6 +40,26 @@ impl Shared {
         lanes
             .filter(|lane| lane.awaits_syncs.load(Ordering::SeqCst))
             .for_each(|lane| lane.waker.wake());
+    }
+
+    /// A flush in the background has come back.
+    pub(crate) fn note_flush(&self, outcome: &io::Result<()>) {
+        let counters = &self.cache.counters;
+        counters.syncs.add(1);
+        let Err(error) = outcome else {
+            self.health.note_success(Direction::Sync);
+            return;
+        };
+        counters.sync_errors.add(1);
+        let path = self.cache.config.path();
+        if self.health.may_log(Direction::Sync, path) {
+            log::error!(
+                "{}: cannot make durable what was stored: {error}; power loss may take it",
+                path.display()
+            );
+        }
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        self.health.note_failed_flush(errno, Instant::now());
     }
 
     /// What reactors other than `number` have in flight. `number` is woken whenever some of it comes back, until

@@ -175,18 +175,29 @@ impl Health {
     }
 
     pub(super) fn note_failure(&self, request: Request, errno: i32, now: Instant) {
+        if let Some(how) = self.count_failure(request, errno, now) {
+            self.fail(|| format!("{how}, the last one with: {}", error_of(errno)));
+        }
+    }
+
+    /// The same of a flush in the background: however many fail, what is stored can be loaded.
+    pub(super) fn note_failed_flush(&self, errno: i32, now: Instant) {
+        self.count_failure(Request::Sync, errno, now);
+    }
+
+    /// Says in what words the device has failed by too many failures, if it has.
+    fn count_failure(&self, request: Request, errno: i32, now: Instant) -> Option<String> {
         let (subject, direction) = (subject_of(request, errno), request.direction());
         let text = format!("{}: {}", direction.name(), error_of(errno));
         *self.last_error.lock() = Some(LastError { text, at: SystemTime::now() });
         if matches!(subject, Subject::ChunkFile | Subject::Room | Subject::Process) {
-            return;
+            return None;
         }
         let failed = self.directions[direction as usize].fail(direction, now);
         if subject == Subject::Gone {
             self.fail(|| format!("it is gone: {}", error_of(errno)));
-        } else if let Some(how) = failed {
-            self.fail(|| format!("{how}, the last one with: {}", error_of(errno)));
         }
+        failed
     }
 
     pub(super) fn state(&self, direction: Direction) -> DeviceState {

@@ -196,4 +196,10 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
 
     /// Makes everything written so far durable. After an error nothing may be taken as durable.
     fn sync(&self) -> io::Result<()>;
+
+    /// The next [`Store::flush`] is to make this extent durable, which is written.
+    fn note_written(&self, extent: Extent);
+
+    /// The same as [`Store::sync`] of what was noted as written since the last one.
+    fn flush(&self) -> io::Result<()>;
 }

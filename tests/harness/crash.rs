@@ -33,6 +33,7 @@ use std::thread;
 use clap::Parser;
 use common::random::Random;
 use common::{Client, MIB, Memory, config};
+use kvring::testing::flush;
 use kvring::{BLOCK_BYTES, Durability};
 use oracle::{KEYS, Oracle, content, length, name};
 use plan::{End, Plan, Session};
@@ -198,6 +199,7 @@ impl Life {
                 |number: &u64| under_way.iter().any(|batch: &Batch| batch.is_of(*number));
             numbers.retain(|number| !is_under_way(number));
             match self.random.below(8) {
+                7 if !session.persistent => self.flush(client),
                 _ if numbers.is_empty() => {}
                 0..2 => self.delete(client, &numbers),
                 kind => under_way.push(self.submit_set(client, &numbers, session, kind == 2)),
@@ -208,6 +210,16 @@ impl Life {
             self.collect(client, &mut under_way);
         }
         disk.turns.part();
+    }
+
+    /// As the thread does that there is where reactors do not take turns.
+    fn flush(&mut self, client: &Client) {
+        let flushed = flush(&client.connector, self.was_killed);
+        if !self.disk.has_crashed() {
+            flushed.unwrap();
+            self.was_killed = false;
+            self.oracle.flush();
+        }
     }
 
     fn delete(&mut self, client: &Client, numbers: &[u64]) {

@@ -92,6 +92,12 @@ impl Oracle {
         self.known(number).now = BTreeSet::from([None]);
     }
 
+    /// All that was completed was flushed. Of a key that is under way either version may be there, or neither.
+    pub(crate) fn flush(&mut self) {
+        let certain = self.known.values_mut().filter(|known| known.now.len() == 1);
+        certain.for_each(|known| known.durable.clone_from(&known.now));
+    }
+
     /// The power was gone: whatever was durable may be there.
     pub(crate) fn lose_power(&mut self) {
         self.known.values_mut().for_each(|known| known.now.clone_from(&known.durable));

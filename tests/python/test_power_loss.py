@@ -9,12 +9,15 @@ import fcntl
 import json
 import random
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import kvring
 from benches.compare.block_devices import (
     DeviceError,
     attach_loop,
@@ -25,13 +28,22 @@ from benches.compare.block_devices import (
     run,
     temporary_directory,
 )
-from tests.python.conftest import HANG_DEADLINE_S, MIB, REPOSITORY, child_command
+from tests.python.conftest import (
+    HANG_DEADLINE_S,
+    MIB,
+    REPOSITORY,
+    Client,
+    child_command,
+    make_key,
+)
 from tests.python.power_loss import (
     AS_AFTER_A_REBOOT,
+    CAPACITY_BYTES,
     KEYS,
     MOST_UNDER_WAY,
     OTHER_BOOT_ID,
     Told,
+    content_of,
     survey,
     work,
 )
@@ -40,6 +52,9 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 IMAGE_SIZE_BYTES = 320 * MIB
 SNAPSHOTS = 3
+FLUSH_PERIOD_S = 1.0
+# In hundredths of a second: how old what is written may become before the kernel writes it back.
+DIRTY_EXPIRE = Path("/proc/sys/vm/dirty_expire_centisecs")
 # XFS takes no less for a file that shares blocks with another.
 SECTOR_SIZE = ("--sector-size", "4096")
 # linux/fs.h: the whole of a file, at one moment.
@@ -97,6 +112,48 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         yield disk
 
 
+def survey_after_reboot(
+    store: Path, layout: str, durability: str, tmp_path: Path
+) -> tuple[str | None, dict[str, Any]]:
+    """Return what `survey` tells of a store on a machine that has gone down."""
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text(OTHER_BOOT_ID, encoding="ascii")
+    command = child_command(survey, str(store), layout, durability)
+    done = subprocess.run(
+        [*AS_AFTER_A_REBOOT, str(boot_id), *command],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=HANG_DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    reset, found = json.loads(done.stdout)
+    return reset, found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("layout", ["extents", "files"])
+def test_best_effort_is_flushed_while_it_is_open(disk: Disk, layout: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"layout": layout, "min_free": 0}
+    store = disk.directory / "store"
+    with kvring.Connector(store, CAPACITY_BYTES, **options) as connector:
+        client = Client(connector)
+        client.store({make_key(number): content_of(number, 7) for number in range(KEYS)})
+        # Long before the kernel would write it.
+        end_s = time.monotonic() + int(DIRTY_EXPIRE.read_text(encoding="ascii")) / 100 / 2
+        missed = set(range(KEYS))
+        while missed and time.monotonic() < end_s:
+            time.sleep(FLUSH_PERIOD_S)
+            with disk.mounted(disk.snapshot()) as directory:
+                reset, found = survey_after_reboot(
+                    directory / "store", layout, "best_effort", tmp_path
+                )
+            assert reset is None
+            missed = {number for number in range(KEYS) if found[str(number)] != 7}
+        assert not missed
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("layout", ["extents", "files"])
 @pytest.mark.parametrize("durability", ["persistent", "best_effort"])
@@ -120,23 +177,11 @@ def test_power_loss(
         told.wait_for_more(2 * MOST_UNDER_WAY)
     finally:
         told.end()
-    boot_id = tmp_path / "boot_id"
-    boot_id.write_text(OTHER_BOOT_ID, encoding="ascii")
     held = 0
     for lines, snapshot in snapshots:
         possible = told.possible(lines, is_persistent=durability == "persistent")
         with disk.mounted(snapshot) as directory:
-            command = child_command(survey, str(directory / "store"), layout, durability)
-            done = subprocess.run(
-                [*AS_AFTER_A_REBOOT, str(boot_id), *command],
-                cwd=REPOSITORY,
-                capture_output=True,
-                text=True,
-                timeout=HANG_DEADLINE_S,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-        reset, found = json.loads(done.stdout)
+            reset, found = survey_after_reboot(directory / "store", layout, durability, tmp_path)
         for number in range(KEYS):
             version = found[str(number)]
             assert version in possible[number], (

@@ -31,6 +31,7 @@ use crate::format::names::{
     CHUNKS_NAME, DIRECTORIES, chunk_path, directory_name, directory_of, file_c_name,
 };
 use crate::key::Digest;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::JoinHandle;
 use crate::sync::{Condvar, Mutex};
 
@@ -46,6 +47,8 @@ pub(crate) struct FileStore {
     geometry: Geometry,
     max_chunk_bytes: u64,
     remover: Mutex<Option<JoinHandle<()>>>,
+    /// A chunk was written since the last flush began.
+    is_unsynced: AtomicBool,
 }
 
 /// What is shared with the thread that removes files.
@@ -149,7 +152,8 @@ impl FileStore {
             are_cleared,
         });
         let remover = start_removals(&shared).map_err(directory.error("start a thread for", ""))?;
-        Ok(Self { shared, geometry, max_chunk_bytes, remover: Mutex::new(Some(remover)) })
+        let (remover, is_unsynced) = (Mutex::new(Some(remover)), AtomicBool::new(false));
+        Ok(Self { shared, geometry, max_chunk_bytes, remover, is_unsynced })
     }
 }
 
@@ -363,6 +367,17 @@ impl Store for FileStore {
         match self.shared.directories.first() {
             Some(directory) => directory.files.sync_file_system(&directory.file),
             None => Ok(()),
+        }
+    }
+
+    fn note_written(&self, _extent: Extent) {
+        self.is_unsynced.store(true, Ordering::SeqCst);
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        match self.is_unsynced.swap(false, Ordering::SeqCst) {
+            true => self.sync(),
+            false => Ok(()),
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::format::names::{
 use crate::lock::lock_for;
 use crate::store::Geometry;
 use crate::store::device::BlockDevice;
+use crate::sync::atomic::AtomicBool;
 use crate::system::fork::ClosedOnFork;
 
 /// Data files by number.
@@ -34,6 +35,8 @@ pub(crate) struct DataFile {
     pub(super) geometry: Geometry,
     /// Where in `file` it begins.
     offset: u64,
+    /// A chunk was written there since the last flush began.
+    pub(super) is_unsynced: AtomicBool,
 }
 
 impl DataFile {
@@ -47,13 +50,15 @@ impl DataFile {
         let file = Arc::new(ClosedOnFork::new(file));
         lock_for(&file, directory.path(), owner, directory.error("lock", name))?;
         let geometry = Geometry::best(&file).map_err(directory.error("open", name))?;
-        Ok(Self { file, files: Arc::clone(&directory.files), geometry, offset: 0 })
+        let files = Arc::clone(&directory.files);
+        Ok(Self { file, files, geometry, offset: 0, is_unsynced: AtomicBool::new(false) })
     }
 
     /// The part of a claimed device that begins at `offset`.
     pub(crate) fn of_device(device: &BlockDevice, offset: u64) -> Self {
         let (file, files) = (Arc::clone(&device.file), Arc::clone(&device.files));
-        Self { file, files, geometry: device.geometry, offset }
+        let is_unsynced = AtomicBool::new(false);
+        Self { file, files, geometry: device.geometry, offset, is_unsynced }
     }
 
     /// Reserves `size_bytes` on the file system, so that no later write can run out of space.

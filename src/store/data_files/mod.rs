@@ -156,6 +156,14 @@ impl ExtentStore {
     fn all_files(&self) -> DataFiles {
         self.files.read().clone()
     }
+
+    /// Syncs the files that are `due`, all of them whether one fails or not.
+    fn sync_each(&self, is_due: impl Fn(&DataFile) -> bool) -> io::Result<()> {
+        let mut due: Vec<_> = self.all_files().into_values().filter(|file| is_due(file)).collect();
+        // The parts of a device are one file.
+        due.dedup_by_key(|file| Arc::as_ptr(&file.file));
+        due.iter().map(|file| file.files.sync_data(&file.file)).fold(Ok(()), Result::and)
+    }
 }
 
 impl FreeSpace for ExtentStore {
@@ -335,7 +343,17 @@ impl Store for ExtentStore {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.all_files().values().try_for_each(|file| file.files.sync_data(&file.file))
+        self.sync_each(|_| true)
+    }
+
+    fn note_written(&self, extent: Extent) {
+        if let Some(file) = self.files.read().get(&extent.file) {
+            file.is_unsynced.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.sync_each(|file| file.is_unsynced.swap(false, Ordering::SeqCst))
     }
 }
 
