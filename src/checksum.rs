@@ -79,6 +79,12 @@ impl ChecksumKind {
     }
 }
 
+/// The CRC-64/NVME of a key and of the bytes behind it: bytes that belong to another key have another one.
+pub fn checksum_with_key(key: &str, bytes: &[u8]) -> u64 {
+    let kind = ChecksumKind::Crc64Nvme;
+    kind.placed(kind.of(key.as_bytes()), bytes.len() as u64) ^ kind.of(bytes)
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PayloadChecksum {
     pub(crate) kind: ChecksumKind,
@@ -88,6 +94,14 @@ pub(crate) struct PayloadChecksum {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_is_in_front_of_its_bytes() {
+        for middle in 0..=9 {
+            let (key, bytes) = "123456789".split_at(middle);
+            assert_eq!(checksum_with_key(key, bytes.as_bytes()), 0xae8b_1486_0a79_9888);
+        }
+    }
 
     /// The check value of the catalogue of CRCs (reveng.sourceforge.io), and what another implementation says.
     #[test]

@@ -70,6 +70,7 @@ mod time;
 
 pub use block::BLOCK_BYTES;
 pub use buffer::{AlignedBlock, CallerBuffer};
+pub use checksum::checksum_with_key;
 pub use completion_queue::{Completion, KeepAlive};
 pub use config::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,

@@ -104,6 +104,14 @@ def size_bytes(text: str) -> int:
         ConfigError: It cannot be read.
     """
 
+def checksum_with_key(key: str, memory: _Memory) -> int:
+    """Return the CRC-64/NVME of a key and of the bytes behind it.
+
+    Raises:
+        BufferError: The memory is not contiguous.
+        TypeError: It is no buffer.
+    """
+
 def put_into_huge_pages(descriptor: int, length_bytes: int) -> None:
     """Take memory for a file of memory (`os.memfd_create`), in huge pages.
 

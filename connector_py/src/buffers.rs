@@ -61,6 +61,23 @@ impl Drop for Export {
     }
 }
 
+/// The CRC-64/NVME of a key and of the bytes behind it.
+#[pyfunction]
+pub(crate) fn checksum_with_key(
+    py: Python<'_>,
+    key: &str,
+    memory: &Bound<'_, PyAny>,
+) -> PyResult<u64> {
+    let export = Export::new(memory, Use::Read)?;
+    let length = export.0.len.unsigned_abs();
+    if length == 0 {
+        return Ok(kvring::checksum_with_key(key, &[]));
+    }
+    // SAFETY: the export pins so many bytes until the end of this call, and the caller lets nobody write there meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts(export.0.buf.cast::<u8>(), length) };
+    Ok(py.detach(|| kvring::checksum_with_key(key, bytes)))
+}
+
 /// The memory of every object in the sequence `objects`, and what holds it.
 pub(crate) fn export_all(
     objects: &Bound<'_, PyAny>,

@@ -41,6 +41,8 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use super::buffers::checksum_with_key;
+    #[pymodule_export]
     use super::build_info;
     #[pymodule_export]
     use super::connector::Connector;
