@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -64,6 +65,9 @@ class Redis:
         command = [self._program, "--bind", self.host, "--port", str(self.port)]
         # It would take no other machine, and the bridge has none.
         command += ["--protected-mode", "no", "--save", "", "--appendonly", "no"]
+        # A replica copies through a file.
+        command += ["--dir", tempfile.gettempdir(), "--dbfilename", f"kvring-{self.port}.rdb"]
+        command += ["--rdb-del-sync-files", "yes"]
         self._process = _start(command, self.host, self.port)
 
     def kill(self) -> None:
@@ -183,7 +187,7 @@ class Network:
 
     def __init__(self, port: int) -> None:
         """Listen on a port of its own."""
-        self._to_port = port
+        self.to_port = port
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         # Of what the server sends; None for as fast as can be.
@@ -204,7 +208,7 @@ class Network:
         with suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
-                server = socket.create_connection(("127.0.0.1", self._to_port))
+                server = socket.create_connection(("127.0.0.1", self.to_port))
                 self._open += [client, server]
                 for ends in ((client, server, False), (server, client, True)):
                     threading.Thread(target=self._carry, args=ends, daemon=True).start()

@@ -3,9 +3,10 @@
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import Final
 
-__all__ = ["logger"]
+__all__ = ["logger", "warn"]
 
 _LOGGER: Final = logging.getLogger("kvring")
 
@@ -42,6 +43,12 @@ def logger() -> logging.Logger:
         if _LOGGER.level == _level():
             _LOGGER.setLevel(logging.NOTSET)
     return _LOGGER
+
+
+def warn(logger: logging.Logger, text: str, *arguments: object) -> None:
+    """Log a warning where nothing may be raised: handlers are the application's."""
+    with suppress(Exception):
+        logger.warning(text, *arguments)
 
 
 def _level() -> int:

@@ -1,4 +1,4 @@
-"""Deadlines and memory of a shared tier: checked by its adapter, and by `kvring config`."""
+"""Options of a shared tier that its adapter and `kvring config` check."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +11,8 @@ MEANINGS: Final = {
     "shared_lookup_deadline_ms": "a lookup there that takes longer is a miss; default 500",
     "shared_load_deadline_ms": "a load from there that takes longer is a miss; default 5000",
     "shared_buffer": "upper limit of the memory for copies to and from there; default 1GiB",
+    "shared_checksums": "whether a chunk there that has no checksum beside it is a miss: required, "
+    "or optional where other programs store there, too; default required",
 }
 _LOOKUP_DEADLINE_MS: Final = 500
 _LOAD_DEADLINE_MS: Final = 5000
@@ -20,11 +22,12 @@ _BUFFER: Final = "1GiB"
 
 @dataclass(frozen=True)
 class SharedLimits:
-    """What a shared tier may take of a node: time of its requests, and memory."""
+    """What a shared tier may take of a node: time of its requests, memory, and its trust."""
 
     lookup_deadline_s: float
     load_deadline_s: float
     buffer_bytes: int
+    requires_checksums: bool
 
     @classmethod
     def take(cls, parameters: dict[str, Any]) -> "SharedLimits":
@@ -37,6 +40,7 @@ class SharedLimits:
             _seconds(parameters, "shared_lookup_deadline_ms", _LOOKUP_DEADLINE_MS),
             _seconds(parameters, "shared_load_deadline_ms", _LOAD_DEADLINE_MS),
             _bytes(parameters.pop("shared_buffer", _BUFFER)),
+            _requires_checksums(parameters.pop("shared_checksums", "required")),
         )
         unknown = next((name for name in parameters if name.startswith("shared_")), None)
         if unknown is not None:
@@ -51,6 +55,14 @@ def _bytes(text: Any) -> int:
         return size_bytes(str(text))
     except ConfigError as error:
         raise ConfigError(f"option 'shared_buffer' = {text!r} is not valid: {error}") from error
+
+
+def _requires_checksums(text: Any) -> bool:
+    if text not in ("required", "optional"):
+        raise ConfigError(
+            f"option 'shared_checksums' = {text!r} is not valid; it takes required or optional"
+        )
+    return bool(text == "required")
 
 
 def _seconds(parameters: dict[str, Any], name: str, default_ms: int) -> float:

@@ -13,7 +13,7 @@ __all__ = ["FORMS", "directory_of", "shared_tier", "take_options"]
 
 FORMS: Final = "redis://HOST[:PORT], s3://BUCKET.HOST[:PORT][?region=REGION] or file:///DIRECTORY"
 _REDIS_PORT: Final = 6379
-# No IPv6: LMCache's `resp` cannot connect to that.
+# No IPv6: that was never tried.
 _HOST: Final = re.compile(r"[\w.-]+", re.ASCII)
 
 

@@ -4,7 +4,6 @@ import itertools
 import logging
 import os
 import threading
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,11 @@ from kvring._native import ClosedError, KvRingError
 from kvring.lmcache import shared_metrics
 from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
 from kvring.lmcache.shared_buffers import Buffers
-from kvring.lmcache.shared_connection import release
+from kvring.lmcache.shared_finds import Finds
 from kvring.lmcache.shared_options import MEANINGS, SharedOptions
+from kvring.lmcache.shared_sidecars import Sidecar
 from kvring.lmcache.shared_tier import SharedTier
+from kvring.logs import warn
 
 __all__ = ["KvringSharedL2Adapter", "KvringSharedL2AdapterConfig"]
 
@@ -88,9 +89,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         self._lookups: dict[int, Bitmap | None] = {}
         self._loads: dict[int, _Load] = {}
         self._load_numbers = itertools.count()
-        # Of lookups: how many found a key here, and how many in the shared tier.
-        self._local_locks: Counter[ObjectKey] = Counter()
-        self._shared_locks: Counter[ObjectKey] = Counter()
+        self._finds = Finds()
         super().__init__(config.options, l1_memory_desc)
         shared = config.shared_options
         self._buffers = Buffers(shared.limits.buffer_bytes)
@@ -137,16 +136,20 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         assert bitmap is not None
         missing = [number for number in range(len(keys)) if not bitmap.test(number)]
         with self._lock:
-            self._local_locks.update(bitmap.gather(keys))
+            self._finds.note((key, None) for key in bitmap.gather(keys))
             self._lookups[task] = None if missing else bitmap
         if not missing:
             return task
 
-        def answer(found: list[bool]) -> None:
-            there = [number for number, is_there in zip(missing, found, strict=True) if is_there]
-            bitmap.batched_set(there)
+        def answer(sidecars: list[Sidecar | None]) -> None:
+            found = {
+                number: sidecar
+                for number, sidecar in zip(missing, sidecars, strict=True)
+                if sidecar is not None
+            }
+            bitmap.batched_set(list(found))
             with self._lock:
-                self._shared_locks.update(keys[number] for number in there)
+                self._finds.note((keys[number], sidecar) for number, sidecar in found.items())
                 self._lookups[task] = bitmap
             os.eventfd_write(self.get_lookup_and_lock_event_fd(), 1)
 
@@ -162,27 +165,22 @@ class KvringSharedL2Adapter(KvringL2Adapter):
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         """Give locks of lookups back."""
-        local, shared = [], []
         with self._lock:
-            for key in keys:
-                if release(self._shared_locks, key):
-                    shared.append(key)
-                else:
-                    release(self._local_locks, key)
-                    local.append(key)
+            local = [key for key in keys if self._finds.unlock(key)]
         super().submit_unlock(local)
-        if shared:
-            self._tier.unlock(shared)
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
         """Load into memory objects from where the keys were found; return the task."""
         with self._lock:
-            # What has come here since another lookup found it there is here.
-            is_shared = [key in self._shared_locks and key not in self._local_locks for key in keys]
+            sidecars = {
+                number: sidecar
+                for number, key in enumerate(keys)
+                if (sidecar := self._finds.newest(key)) is not None
+            }
             load = _Load(
                 len(keys),
-                local=[number for number, shared in enumerate(is_shared) if not shared],
-                shared=[number for number, shared in enumerate(is_shared) if shared],
+                local=[number for number in range(len(keys)) if number not in sidecars],
+                shared=list(sidecars),
             )
             task = next(self._load_numbers)
             self._loads[task] = load
@@ -196,7 +194,8 @@ class KvringSharedL2Adapter(KvringL2Adapter):
             os.eventfd_write(self.get_load_event_fd(), 1)
 
         if load.shared:
-            self._tier.load(*_chosen(keys, objects, load.shared), answer)
+            chosen_keys, chosen_objects = _chosen(keys, objects, load.shared)
+            self._tier.load(chosen_keys, list(sidecars.values()), chosen_objects, answer)
         return task
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
@@ -245,7 +244,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
                 task = super().submit_store_task(keys, objects)
             except Exception as error:  # noqa: BLE001 - whatever keeps it from being stored
                 if not isinstance(error, KvRingError):
-                    _logger.warning("a chunk of the shared tier is not kept: %s", error)
+                    warn(_logger, "a chunk of the shared tier is not kept: %s", error)
                 self._buffers.give_back(objects)
             else:
                 self._promotions[task] = (keys, objects)

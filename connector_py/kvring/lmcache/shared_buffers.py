@@ -10,9 +10,9 @@ from typing import Any, Final
 import torch
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
-__all__ = ["Buffers", "is_marked", "mark"]
+__all__ = ["BLOCK_BYTES", "Buffers", "bytes_of", "is_marked", "mark", "object_over"]
 
-_BLOCK_BYTES: Final = 4096
+BLOCK_BYTES: Final = 4096
 _HUGE_PAGE_BYTES: Final = 2 << 20
 
 # At the end of memory that is to be loaded into: who leaves it there has loaded too little. Other
@@ -49,14 +49,14 @@ class Buffers:
             kept = self._kept.get(length_bytes)
             if kept:
                 self._kept_bytes -= size_bytes
-                return _object_over(kept.pop())
+                return object_over(kept.pop())
             # Of other lengths, which nobody may ask for again.
             while self._kept_bytes + self.taken_bytes > self.limit_bytes:
                 other = next(length for length, tensors in self._kept.items() if tensors)
                 self._kept[other].pop()
                 self._kept_bytes -= _size_bytes(other)
         try:
-            return _object_over(_new_memory(length_bytes))
+            return object_over(_new_memory(length_bytes))
         except (OSError, RuntimeError):
             # The machine has none left.
             with self._lock:
@@ -78,15 +78,23 @@ class Buffers:
         _abandoned.extend(objects)
 
 
+def bytes_of(memory: TensorMemoryObj) -> memoryview:
+    """Return what a memory object of a `Buffers` has.
+
+    Its `byte_array` makes a type of ctypes for each length, which stays for good.
+    """
+    return memoryview(memory.raw_data.numpy())
+
+
 def mark(memory: TensorMemoryObj) -> None:
     """Note at its end that nothing has been loaded there yet."""
-    if memory.get_size() >= _BLOCK_BYTES:
+    if memory.get_size() >= BLOCK_BYTES:
         ctypes.memmove(memory.data_ptr + memory.get_size() - len(_MARK), _MARK_ADDRESS, len(_MARK))
 
 
 def is_marked(memory: TensorMemoryObj) -> bool:
     """Say whether the end is as `mark` left it."""
-    if memory.get_size() < _BLOCK_BYTES:
+    if memory.get_size() < BLOCK_BYTES:
         return False
     return ctypes.string_at(memory.data_ptr + memory.get_size() - len(_MARK), len(_MARK)) == _MARK
 
@@ -94,8 +102,8 @@ def is_marked(memory: TensorMemoryObj) -> bool:
 def _new_memory(length_bytes: int) -> torch.Tensor:
     """Return memory that begins at a whole block, as transfers without a copy need it."""
     if length_bytes < _HUGE_PAGE_BYTES:
-        memory = torch.empty(length_bytes + _BLOCK_BYTES, dtype=torch.uint8)
-        start = -memory.data_ptr() % _BLOCK_BYTES
+        memory = torch.empty(length_bytes + BLOCK_BYTES, dtype=torch.uint8)
+        start = -memory.data_ptr() % BLOCK_BYTES
         return memory[start : start + length_bytes]
     # In huge pages, where the system gives some: a drive moves each run of pages for itself.
     mapped = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -106,10 +114,11 @@ def _new_memory(length_bytes: int) -> torch.Tensor:
 
 def _size_bytes(length_bytes: int) -> int:
     """Return what a memory object of a length takes, as it begins at a whole block."""
-    return length_bytes + _BLOCK_BYTES
+    return length_bytes + BLOCK_BYTES
 
 
-def _object_over(memory: torch.Tensor) -> TensorMemoryObj:
+def object_over(memory: torch.Tensor) -> TensorMemoryObj:
+    """Return a memory object of LMCache over bytes."""
     length_bytes = memory.numel()
     metadata: Any = MemoryObjMetadata(
         shape=torch.Size([length_bytes]),

@@ -3,9 +3,6 @@
 import logging
 import math
 import os
-import select
-import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,13 +16,14 @@ from lmcache.v1.memory_management import TensorMemoryObj
 from kvring.lmcache.shared_buffers import Buffers
 from kvring.lmcache.shared_connection import Connection
 from kvring.lmcache.shared_options import SharedOptions
+from kvring.lmcache.shared_sidecars import Sidecar
+from kvring.logs import warn
 
 __all__ = ["Link"]
 
 _logger = logging.getLogger(__name__)
 
 _RECONNECT_PAUSE_S: Final = 2.0
-_CONNECT_DEADLINE_S: Final = 5.0
 # Between questions whether it is there: while it answers, and while it does not.
 _PROBE_PAUSE_S: Final = 5.0
 _LATE_PROBE_PAUSE_S: Final = 0.5
@@ -54,16 +52,14 @@ class Link:
         buffers: Buffers,
         counts: Counter[str],
         post: Callable[[Callable[[], None]], bool],
-        poll: select.poll,
     ) -> None:
         """Have no connection yet.
 
         Args:
             options: What is connected to.
             buffers: Where what was under way goes back to.
-            counts: Counts under "lost" how often a connection was lost.
-            post: Has the link's thread do something; says whether it still will.
-            poll: What that thread waits with.
+            counts: Counts under "lost" how often a connection was lost, and what connections count.
+            post: Has the link's thread make a call; says whether it still will.
         """
         self.connection: Connection | None = None
         # Whether it answered the last question in time.
@@ -72,11 +68,10 @@ class Link:
         self._buffers = buffers
         self._counts = counts
         self._post = post
-        self._poll = poll
-        # A thread makes a connection.
-        self._is_busy = False
-        # Connections that threads end.
-        self._ending = 0
+        # It is being made.
+        self._opening: Connection | None = None
+        # They may wait for what they still ask, and for ever.
+        self._ending: list[Connection] = []
         self._has_told = False
         self._next_connect_s = 0.0
         self._next_probe_s = 0.0
@@ -100,21 +95,16 @@ class Link:
         if self.connection is not None:
             # One of several threads of an adapter may hang, while another answers the probe.
             longest_s = max(_UNANSWERED_S, 2 * self._options.limits.load_deadline_s)
-            if now_s - self.connection.waits_since_s() > longest_s:
+            if self.connection.waits_for_s() > longest_s:
                 return f"a load or store has not been answered for {longest_s:g} s"
         if now_s < self.next_s():
             return ""
         if self.connection is not None:
             return self._probe(self.connection, now_s)
         self._next_connect_s = now_s + _RECONNECT_PAUSE_S
-        if not self._is_busy and self._ending < _MOST_ENDING:
-            self._is_busy = True
-            try:
-                threading.Thread(target=self._connect, daemon=True).start()
-            except RuntimeError as error:
-                # There can be no more threads.
-                self._is_busy = False
-                self._tell_lost(str(error))
+        self._ending = [one for one in self._ending if not one.has_ended]
+        if self._opening is None and len(self._ending) < _MOST_ENDING:
+            self._connect()
         return ""
 
     def doubt(self, waited_s: float) -> None:
@@ -145,70 +135,50 @@ class Link:
         """Give the connection up; what was under way is answered for by nobody."""
         self.is_answering, self._wrong = False, ""
         connection, self.connection = self.connection, None
-        if connection is None:
-            return
-        if not is_over:
+        if connection is not None:
+            connection.close()
+            self._ending.append(connection)
+            self._next_connect_s = time.monotonic() + _RECONNECT_PAUSE_S
+        if is_over:
+            self._end()
+        elif connection is not None:
             self._counts["lost"] += 1
             self._tell_lost(why)
-        for descriptor in connection.event_fds:
-            self._poll.unregister(descriptor)
-        self._ending += 1
-        self._next_connect_s = time.monotonic() + _RECONNECT_PAUSE_S
-        # It may wait for those that it still asks, and for ever.
-        ending = threading.Thread(target=self._end, args=(connection,), daemon=True)
-        try:
-            ending.start()
-        except RuntimeError:
-            self._end(connection)
-        else:
-            if is_over:
-                ending.join(_LOST_AFTER_S)
 
-    def _end(self, connection: Connection) -> None:
-        objects, is_unused = connection.close()
-        if is_unused or not objects:
-            self._buffers.give_back(objects)
-        else:
-            self._buffers.abandon(objects)
-            _logger.warning(
-                "the shared tier %s may still use %d buffers: they are lost to shared_buffer until "
-                "a restart",
-                self._options.name,
-                len(objects),
-            )
-        self._ending -= 1
+    def _end(self) -> None:
+        ending, self._ending = self._ending, []
+        if self._opening is not None:
+            self._opening.close()
+            ending.append(self._opening)
+        deadline_s = time.monotonic() + _LOST_AFTER_S
+        for one in ending:
+            one.join(max(deadline_s - time.monotonic(), 0.0))
 
     def _connect(self) -> None:
-        """Connect, in a thread of its own: it may wait for the network."""
         try:
-            if self._options.address is not None:
-                # LMCache's `resp` (0.5.6, 0.5.7rc2) closes a socket twice that it cannot connect,
-                # and another thread may have got its number in between. It knows IPv4 only.
-                with socket.socket(socket.AF_INET) as tried:
-                    tried.settimeout(_CONNECT_DEADLINE_S)
-                    tried.connect(self._options.address)
-            connection = Connection(self._options.adapter, self._options.identity)
-        except Exception as error:  # noqa: BLE001 - an adapter may raise anything
-            self._is_busy = False
-            self._post(partial(self._tell_lost, _text_of(error)))
-            return
-        if not self._post(partial(self._take, connection)):
-            connection.close()
+            self._opening = Connection(
+                self._options, self._buffers, self._counts, self._post, self._opened, self._failed
+            )
+        except (OSError, RuntimeError) as error:
+            # There can be no more descriptors, or threads.
+            self._tell_lost(str(error))
 
-    def _take(self, connection: Connection) -> None:
-        self.connection, self._is_busy = connection, False
-        for descriptor in connection.event_fds:
-            self._poll.register(descriptor, select.POLLIN)
+    def _opened(self, connection: Connection) -> None:
+        self.connection, self._opening = connection, None
         self._probe_began_s, self._next_probe_s = None, 0.0
+
+    def _failed(self, connection: Connection, why: str) -> None:
+        if connection is self._opening:
+            self._opening = None
+            self._tell_lost(why)
+        elif connection is self.connection:
+            self._wrong = why
 
     def _tell_lost(self, why: str) -> None:
         if not self._has_told:
             self._has_told = True
-            _logger.warning(
-                "the shared tier %s does not answer; kvring goes on alone until it does: %s",
-                self._options.name,
-                why,
-            )
+            text = "the shared tier %s does not answer; kvring goes on alone until it does: %s"
+            warn(_logger, text, self._options.name, why)
 
     def _probe(self, connection: Connection, now_s: float) -> str:
         """Ask for a key that all nodes store: some adapters fail without a word."""
@@ -224,9 +194,8 @@ class Link:
             answer = partial(answered, was_stored=was_stored)
             connection.lookup([_PROBE, unknown], {}, answer)
 
-        def answered(found: list[bool], *, was_stored: bool) -> None:
+        def answered(found: list[Sidecar | None], *, was_stored: bool) -> None:
             if found[0]:
-                connection.unlock([_PROBE])
                 self._note_answer(now_s)
             elif was_stored:
                 self._wrong = "what was stored there is not found"
@@ -235,18 +204,14 @@ class Link:
                 self._note_answer(now_s)
             else:
                 probe.raw_data.zero_()
-                try:
-                    connection.store([_PROBE], [probe], partial(stored, probe))
-                except BaseException:
-                    self._buffers.give_back([probe])
-                    raise
+                connection.store([_PROBE], [probe], partial(stored, probe))
 
         def stored(probe: TensorMemoryObj, is_stored: bool) -> None:
             self._buffers.give_back([probe])
             if is_stored:
                 ask(was_stored=True)
             else:
-                self._wrong = "nothing can be stored there"
+                self._wrong = connection.last_error() or "nothing can be stored there"
 
         ask(was_stored=False)
         return ""
@@ -261,8 +226,4 @@ class Link:
         self._next_probe_s = max(now_s + pause_s, asked_again_s)
         if self.is_answering and self._has_told:
             self._has_told = False
-            _logger.warning("the shared tier %s answers again", self._options.name)
-
-
-def _text_of(error: Exception) -> str:
-    return str(error) or type(error).__name__
+            warn(_logger, "the shared tier %s answers again", self._options.name)

@@ -13,6 +13,8 @@ __all__ = ["Told", "collector", "report"]
 _COUNTERS: Final = {
     "lookups": "Keys that were looked up in the shared tier.",
     "found": "Keys that were found in the shared tier.",
+    "unchecked": "Chunks that lookups found there without a checksum beside them.",
+    "mismatches": "Chunks of the shared tier that were not what the checksum beside them says.",
     "loaded_bytes": "Bytes that came from the shared tier in time.",
     "promoted": "Chunks of the shared tier that were stored here.",
     "stores": "Chunks that were stored in the shared tier.",

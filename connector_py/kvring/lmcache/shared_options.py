@@ -37,8 +37,6 @@ class SharedOptions:
 
     adapter: L2AdapterConfigBase
     name: str
-    # Where it listens, if that is known.
-    address: tuple[str, int] | None
     limits: SharedLimits
     # As the store has it, which checks it; empty for none.
     identity: str
@@ -55,7 +53,6 @@ class SharedOptions:
         return cls(
             adapter=_adapter(spec),
             name=_name(spec),
-            address=(spec["host"], spec["port"]) if "host" in spec and "port" in spec else None,
             limits=SharedLimits.take(parameters),
             identity="" if identity in (None, "none") else str(identity),
         )

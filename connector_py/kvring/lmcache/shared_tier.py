@@ -3,12 +3,10 @@
 import ctypes
 import heapq
 import itertools
-import os
 import select
 import threading
 import time
-import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +17,11 @@ from lmcache.v1.memory_management import TensorMemoryObj
 from lmcache.v1.platform.event_notifier import consume_fd
 
 from kvring.lmcache.shared_buffers import Buffers, is_marked, mark
+from kvring.lmcache.shared_connection import Connection
+from kvring.lmcache.shared_inbox import Inbox
 from kvring.lmcache.shared_link import Link
 from kvring.lmcache.shared_options import SharedOptions
+from kvring.lmcache.shared_sidecars import UNCHECKED, Sidecar
 
 __all__ = ["SharedTier"]
 
@@ -28,7 +29,7 @@ _END_DEADLINE_S: Final = 30.0
 
 # Chunks of a batch: their numbers in it, and the buffers through which they go.
 _Group = list[tuple[int, TensorMemoryObj]]
-_Answer = Callable[[list[bool]], None]
+_Answer = Callable[[list[Any]], None]
 _Keep = Callable[[list[ObjectKey], list[TensorMemoryObj]], None]
 
 
@@ -41,19 +42,19 @@ class _Request:
     deadline_s: float
     is_answered: bool = False
 
-    def finish(self, results: list[bool]) -> None:
+    def finish(self, results: list[Any]) -> None:
         if not self.is_answered:
             self.is_answered = True
             self.answer(results)
 
     def miss(self) -> None:
-        self.finish([False] * self.count)
+        self.finish([None] * self.count)
 
 
 class SharedTier:
-    """An adapter of LMCache in a thread of its own.
+    """Asks a shared tier, in a thread that waits for nothing but its next deadline.
 
-    As long as it does not answer, and where it is late, all is a miss.
+    As long as the tier does not answer, and where it is late, all is a miss.
     """
 
     def __init__(self, options: SharedOptions, buffers: Buffers, keep: _Keep) -> None:
@@ -71,15 +72,8 @@ class SharedTier:
         self._keep = keep
         self._late: list[tuple[float, int, _Request]] = []
         self._numbers = itertools.count()
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._has_ended = False
-        self._posting = threading.Lock()
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Not at the end: a thread that still connects then would write into another file.
-        weakref.finalize(self, os.close, self._wake_fd)
-        self._poll = select.poll()
-        self._poll.register(self._wake_fd, select.POLLIN)
-        self._link = Link(options, buffers, self.counts, self._do, self._poll)
+        self._inbox = Inbox()
+        self._link = Link(options, buffers, self.counts, self._inbox.post)
         self._thread = threading.Thread(target=self._run, daemon=True, name="kvring-shared-tier")
         self._thread.start()
 
@@ -93,17 +87,28 @@ class SharedTier:
         """Memory of `shared_buffer` that is in use."""
         return self._buffers.taken_bytes
 
-    def lookup(self, keys: list[ObjectKey], layouts: dict[int, Any], answer: _Answer) -> None:
-        """Say of each key whether it is there, and lock it; in time, or that it is not."""
+    def lookup(
+        self,
+        keys: list[ObjectKey],
+        layouts: dict[int, Any],
+        answer: Callable[[list[Sidecar | None]], None],
+    ) -> None:
+        """Answer with the sidecar of each key that is there; in time, or that none is."""
         ask = partial(self._lookup, keys, layouts)
         self._ask(ask, len(keys), answer, self._options.limits.lookup_deadline_s)
 
-    def load(self, keys: list[ObjectKey], objects: list[Any], answer: _Answer) -> None:
-        """Load into memory; say of each key whether it is there now, in time, or that it is not.
+    def load(
+        self,
+        keys: list[ObjectKey],
+        sidecars: list[Sidecar],
+        objects: list[Any],
+        answer: Callable[[list[bool]], None],
+    ) -> None:
+        """Load what fits its sidecar; say of each key whether it is there now, in time.
 
         Nothing is written there after the answer.
         """
-        ask = partial(self._load, keys, objects)
+        ask = partial(self._load, keys, sidecars, objects)
         self._ask(ask, len(keys), answer, self._options.limits.load_deadline_s)
 
     def store(self, keys: list[ObjectKey], objects: list[Any], copied: Callable[[], None]) -> None:
@@ -112,19 +117,12 @@ class SharedTier:
             self.counts["skipped_stores"] += len(keys)
             copied()
             return
-        if not self._do(partial(self._store, keys, objects, copied)):
+        if not self._inbox.post(partial(self._store, keys, objects, copied)):
             copied()
-
-    def unlock(self, keys: list[ObjectKey]) -> None:
-        """Give locks of lookups back."""
-        self._do(partial(self._unlock, keys))
 
     def close(self) -> None:
         """End; all that is asked for is a miss. Idempotent."""
-        with self._posting:
-            self._has_ended = True
-        os.eventfd_write(self._wake_fd, 1)
-        # An adapter that waits where it must not holds up nobody for ever.
+        self._inbox.close()
         self._thread.join(_END_DEADLINE_S)
 
     def _ask(
@@ -140,38 +138,30 @@ class SharedTier:
             else:
                 ask(request)
 
-        if not self.is_answering or not self._do(begin):
+        if not self.is_answering or not self._inbox.post(begin):
             request.miss()
-
-    def _do(self, work: Callable[[], None]) -> bool:
-        """Have its thread do something; say whether it still will."""
-        with self._posting:
-            if self._has_ended:
-                return False
-            self._inbox.append(work)
-        os.eventfd_write(self._wake_fd, 1)
-        return True
 
     # --- in its thread ---
 
     def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._inbox.descriptor, select.POLLIN)
         try:
-            while not self._has_ended:
+            while not self._inbox.is_closed:
+                poll.poll(self._pause_s() * 1000)
+                consume_fd(self._inbox.descriptor)
                 self._take_turn()
         finally:
             # What was asked for by now is a miss; a connection that was made by now is ended.
-            with self._posting:
-                self._has_ended = True
+            self._inbox.close()
             self._lose("", is_over=True)
-            self._work_off()
+            self._inbox.work_off()
             self._lose("", is_over=True)
 
     def _take_turn(self) -> None:
         try:
-            for descriptor, _ in self._poll.poll(self._pause_s() * 1000):
-                consume_fd(descriptor)
             why = self._work()
-        except Exception as error:  # noqa: BLE001 - an adapter may raise anything
+        except Exception as error:  # noqa: BLE001 - an eventfd of LMCache's may be closed by now
             why = str(error) or type(error).__name__
         if why:
             self._lose(why)
@@ -186,9 +176,7 @@ class SharedTier:
 
     def _work(self) -> str:
         """Do what there is to do; return why the connection is of no use, if it is of none."""
-        self._work_off()
-        if self._link.connection is not None:
-            self._link.connection.take_results()
+        self._inbox.work_off()
         now_s = time.monotonic()
         while self._late and (self._late[0][0] <= now_s or self._late[0][2].is_answered):
             request = heapq.heappop(self._late)[2]
@@ -198,10 +186,6 @@ class SharedTier:
                 self._link.doubt(request.deadline_s)
                 request.miss()
         return self._link.work()
-
-    def _work_off(self) -> None:
-        while self._inbox:
-            self._inbox.popleft()()
 
     def _lose(self, why: str, *, is_over: bool = False) -> None:
         self._link.lose(why, is_over=is_over)
@@ -213,26 +197,24 @@ class SharedTier:
         connection = self._link.connection
         assert connection is not None
 
-        def found(are_there: list[bool]) -> None:
-            there = [key for key, is_there in zip(keys, are_there, strict=True) if is_there]
-            if request.is_answered:
-                connection.unlock(there)
-                return
-            self.counts["found"] += len(there)
-            request.finish(are_there)
+        def found(sidecars: list[Sidecar | None]) -> None:
+            if not request.is_answered:
+                self.counts["found"] += len(sidecars) - sidecars.count(None)
+                request.finish(sidecars)
 
         self.counts["lookups"] += len(keys)
         connection.lookup(keys, layouts, found)
 
-    def _unlock(self, keys: list[ObjectKey]) -> None:
-        if self._link.connection is not None:
-            self._link.connection.unlock(keys)
-
-    def _load(self, keys: list[ObjectKey], objects: list[Any], request: _Request) -> None:
+    def _load(
+        self,
+        keys: list[ObjectKey],
+        sidecars: list[Sidecar],
+        objects: list[Any],
+        request: _Request,
+    ) -> None:
         connection = self._link.connection
         assert connection is not None
-        buffers = [self._buffers.take(one.get_size()) for one in objects]
-        self.counts["skipped_loads"] += buffers.count(None)
+        buffers = self._take_buffers(connection, keys, sidecars, objects)
         groups = _by_length(buffers)
         results, waiting = [False] * len(keys), len(groups)
         if not groups:
@@ -262,13 +244,30 @@ class SharedTier:
             if there:
                 self._keep([keys[number] for number, _ in there], [one for _, one in there])
 
-        for buffer in itertools.chain.from_iterable(map(_memory, groups)):
-            mark(buffer)
-        self._submit(
-            groups,
-            lambda group, own: connection.load(own, _memory(group), partial(loaded, group)),
-            keys,
-        )
+        for group in groups:
+            for _, buffer in group:
+                mark(buffer)
+            own_keys = [keys[number] for number, _ in group]
+            own_sidecars = [sidecars[number] for number, _ in group]
+            connection.load(own_keys, own_sidecars, _memory(group), partial(loaded, group))
+
+    def _take_buffers(
+        self,
+        connection: Connection,
+        keys: list[ObjectKey],
+        sidecars: list[Sidecar],
+        objects: list[Any],
+    ) -> list[TensorMemoryObj | None]:
+        """Return buffers for objects, as far as what is stored has their length."""
+        buffers: list[TensorMemoryObj | None] = []
+        for key, sidecar, one in zip(keys, sidecars, objects, strict=True):
+            if sidecar.length_bytes not in (one.get_size(), UNCHECKED.length_bytes):
+                connection.note_mismatch(key)
+                buffers.append(None)
+                continue
+            buffers.append(self._buffers.take(one.get_size()))
+            self.counts["skipped_loads"] += buffers[-1] is None
+        return buffers
 
     def _store(self, keys: list[ObjectKey], objects: list[Any], copied: Callable[[], None]) -> None:
         connection = self._link.connection
@@ -292,32 +291,13 @@ class SharedTier:
                 # It may be gone.
                 self._link.check()
 
-        self._submit(
-            _by_length(buffers),
-            lambda group, own: connection.store(own, _memory(group), partial(stored, group)),
-            keys,
-        )
-
-    def _submit(
-        self,
-        groups: list[_Group],
-        submit: Callable[[_Group, list[ObjectKey]], None],
-        keys: list[ObjectKey],
-    ) -> None:
-        """Submit groups of chunks; what the adapter does not take has its buffers back."""
-        submitted = 0
-        try:
-            for group in groups:
-                submit(group, [keys[number] for number, _ in group])
-                submitted += 1
-        except BaseException:
-            for group in groups[submitted:]:
-                self._buffers.give_back(_memory(group))
-            raise
+        for group in _by_length(buffers):
+            own_keys = [keys[number] for number, _ in group]
+            connection.store(own_keys, _memory(group), partial(stored, group))
 
 
 def _by_length(buffers: list[TensorMemoryObj | None]) -> list[_Group]:
-    """Return the numbers and buffers of each length: LMCache's `resp` takes one in a batch."""
+    """Return the numbers and buffers of each length: LMCache's connectors take one in a batch."""
     groups: dict[int, _Group] = {}
     for number, buffer in enumerate(buffers):
         if buffer is not None:

@@ -1,5 +1,6 @@
 """What the adapters of LMCache below a shared tier do wrong, and what this process refuses."""
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -13,11 +14,13 @@ from lmcache.v1.memory_management import TensorMemoryObj
 
 from demo.servers import Redis
 from kvring.lmcache import KvringL2Adapter
-from kvring.lmcache.shared_connection import Connection
+from kvring.lmcache.shared_client_adapter import ClientAdapter
+from kvring.lmcache.shared_clients import RedisClient
 from tests.python.conftest import HANG_DEADLINE_S, until
 from tests.python.lmcache.shared_tiers import (
     ALL,
     BUFFER_BYTES,
+    CHUNK_BYTES,
     NONE,
     NUMBERS,
     PATIENT,
@@ -47,8 +50,7 @@ def test_a_process_without_room_for_threads_goes_on_alone(
         assert node.store(NUMBERS)
         node.wait_answering(is_answering=False)
         assert node.fetch([*NUMBERS, 99]) == [*ALL, False]
-        # One to end the connection, and one to connect anew.
-        until("it tries to connect", lambda: len(refused) >= 2)
+        until("it tries to connect", lambda: bool(refused))
         redis.start()
     node.wait_answering()
     assert node.store([99])
@@ -74,7 +76,7 @@ def test_one_that_is_late_again_and_again_is_asked_less_and_less(make_node: Make
     assert link._pause_s == 5
 
 
-CONNECTION = "kvring.lmcache.shared_link.Connection"
+MAKE = "kvring.lmcache.shared_connection.create_adapter"
 
 
 def test_a_connection_that_comes_after_the_end_is_closed(
@@ -82,51 +84,50 @@ def test_a_connection_that_comes_after_the_end_is_closed(
 ) -> None:
     may_connect, closed = threading.Event(), threading.Event()
 
-    class Late(Connection):
-        def __init__(self, *arguments: Any) -> None:
-            may_connect.wait()
-            super().__init__(*arguments)
-
-        def close(self) -> tuple[list[TensorMemoryObj], bool]:
+    class Late(ClientAdapter):
+        def close(self) -> None:
+            super().close()
             closed.set()
-            return super().close()
 
-    monkeypatch.setattr(CONNECTION, Late)
+    def make(config: Any) -> Late:
+        may_connect.wait()
+        return Late(RedisClient(config), 2)
+
+    monkeypatch.setattr(MAKE, make)
+    monkeypatch.setattr("kvring.lmcache.shared_link._LOST_AFTER_S", 0.1)
     with Node(tmp_path / "one", redis.port, **PATIENT) as node:
         tier = node.adapter._tier
     may_connect.set()
     assert closed.wait(HANG_DEADLINE_S)
     # One that had seen it answer, and asks after the end.
     tier._link.is_answering = True
-    answers: list[list[bool]] = []
+    answers: list[list[Any]] = []
     tier.lookup(keys_of([1]), {}, answers.append)
-    assert answers == [[False]]
+    assert answers == [[None]]
 
 
-class Forgetful(Connection):
-    """Never answers for its first load."""
+class Forgetful(ClientAdapter):
+    """Never answers for its first load of chunks."""
 
     forgotten: ClassVar[list[TensorMemoryObj]] = []
 
-    def load(self, keys: Any, objects: list[TensorMemoryObj], answer: Any) -> None:
-        if self.forgotten:
-            super().load(keys, objects, answer)
-            return
+    def submit_load_task(self, keys: Any, objects: list[TensorMemoryObj]) -> int:
+        if self.forgotten or objects[0].get_size() != CHUNK_BYTES:
+            return super().submit_load_task(keys, objects)
         self.forgotten.extend(objects)
-        self._loads[-1] = (keys, objects, answer)
-        self._began_s[-1, "load"] = time.monotonic()
-        self._adapter.query_load_result = _but_one(self._adapter.query_load_result)
+        return -1
 
 
-def _but_one(query: Any) -> Any:
-    return lambda task: None if task == -1 else query(task)
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> type[Forgetful]:
+    monkeypatch.setattr(Forgetful, "forgotten", [])
+    return Forgetful
 
 
 def test_a_load_that_is_never_answered_has_its_connection_made_anew(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, forgetful: type[Forgetful]
 ) -> None:
-    monkeypatch.setattr(CONNECTION, Forgetful)
-    monkeypatch.setattr(Forgetful, "forgotten", [])
+    monkeypatch.setattr(MAKE, lambda config: forgetful(RedisClient(config), 2))
     monkeypatch.setattr("kvring.lmcache.shared_link._UNANSWERED_S", 1.0)
     first = make_node("first")
     first.store(NUMBERS)
@@ -140,23 +141,30 @@ def test_a_load_that_is_never_answered_has_its_connection_made_anew(
     until("it finds them again", lambda: second.fetch(NUMBERS) == ALL)
 
 
+class Other:
+    """An adapter that is none of kvring's: nobody knows whether it has ended."""
+
+    def __init__(self, adapter: ClientAdapter) -> None:
+        self._adapter = adapter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+
 def test_memory_that_an_adapter_may_still_write_to_is_not_used_again(
-    make_node: MakeNode, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode,
+    redis: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    forgetful: type[Forgetful],
 ) -> None:
-    """LMCache's `fs` and `s3` go on with what was under way when they are closed."""
-
-    class Careless(Forgetful):
-        def close(self) -> tuple[list[TensorMemoryObj], bool]:
-            return super().close()[0], False
-
+    """LMCache's `s3` goes on with what was under way when it is closed."""
     first = make_node("first")
     first.store(NUMBERS)
     stored_in(first, len(NUMBERS))
-    monkeypatch.setattr(CONNECTION, Careless)
-    monkeypatch.setattr(Forgetful, "forgotten", [])
+    monkeypatch.setattr(MAKE, lambda config: Other(forgetful(RedisClient(config), 2)))
     second = make_node("second")
     assert second.lookup(NUMBERS) == ALL
-    second.adapter._tier._do(lambda: threading.Timer(0.2, redis.kill).start())
+    second.adapter._tier._inbox.post(lambda: threading.Timer(0.2, redis.kill).start())
     assert second.load(NUMBERS) == NONE
     until("it is lost", lambda: second.tier["lost"] == 1)
     # Else a store of its own may go to the connection that is dead.
@@ -174,22 +182,30 @@ def test_memory_that_an_adapter_may_still_write_to_is_not_used_again(
     assert second.load(NUMBERS, version=1) == ALL
 
 
+class Short(ClientAdapter):
+    """Says of chunks that it has loaded them, and has written their beginning alone."""
+
+    def submit_load_task(self, keys: Any, objects: list[TensorMemoryObj]) -> int:
+        if objects[0].get_size() != CHUNK_BYTES:
+            return super().submit_load_task(keys, objects)
+        for one in objects:
+            one.raw_data[:1000] = 7
+        self._note_answered(-1, [True] * len(keys))
+        return -1
+
+
+@pytest.mark.parametrize("checksums", ["required", "optional"])
 def test_what_an_adapter_has_not_written_to_the_end_is_a_miss(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode, redis: Redis, monkeypatch: pytest.MonkeyPatch, checksums: str
 ) -> None:
     """LMCache's `s3` says that it has loaded a chunk whose object is shorter."""
     first = make_node("first")
     first.store(NUMBERS)
     stored_in(first, len(NUMBERS))
-
-    class Short(Connection):
-        def load(self, keys: Any, objects: list[TensorMemoryObj], answer: Any) -> None:
-            for one in objects:
-                one.raw_data[:1000] = 7
-            answer([True] * len(keys))
-
-    monkeypatch.setattr(CONNECTION, Short)
-    second = make_node("second")
+    if checksums == "optional":
+        redis.ask("del", *redis.ask("keys", "test/model#crc64*"))
+    monkeypatch.setattr(MAKE, lambda config: Short(RedisClient(config), 2))
+    second = make_node("second", shared_checksums=checksums)
     assert second.lookup(NUMBERS) == ALL
     assert second.load(NUMBERS) == NONE
     assert second.tier["promoted"] == 0
@@ -207,17 +223,72 @@ def test_what_an_adapter_refuses_has_its_buffers_back(
     stored_in(first, len(NUMBERS))
     assert second.lookup(NUMBERS) == ALL
     with monkeypatch.context() as patched:
-        patched.setattr(Connection, "load", refuse)
+        patched.setattr(ClientAdapter, "submit_load_task", refuse)
         assert second.load(NUMBERS) == NONE
-        patched.setattr(Connection, "store", refuse)
-        second.wait_answering()
+    second.wait_answering()
+    with monkeypatch.context() as patched:
+        patched.setattr(ClientAdapter, "submit_store_task", refuse)
         assert second.store([50, 51])
         until("both are lost", lambda: second.tier["lost"] == 2)
+    second.wait_answering()
     with monkeypatch.context() as patched:
-        second.wait_answering()
         patched.setattr(KvringL2Adapter, "submit_store_task", refuse)
         assert second.fetch(NUMBERS) == ALL
     until("all is given back", lambda: second.tier["buffered_bytes"] == 0)
+
+
+@pytest.mark.parametrize("call", ["lookup_and_lock", "load", "store"])
+def test_an_adapter_that_blocks_costs_one_deadline_and_is_left_alone(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    may_go_on = threading.Event()
+    first = make_node("first")
+    first.store(NUMBERS)
+    stored_in(first, len(NUMBERS))
+    second = make_node("second", shared_lookup_deadline_ms=200, shared_load_deadline_ms=200)
+    until("they are found", lambda: second.lookup(NUMBERS) == ALL)
+    connection = second.adapter._tier._link.connection
+    assert connection is not None
+
+    def block(*_: Any) -> None:
+        may_go_on.wait()
+        raise OSError("it was blocked")
+
+    monkeypatch.setattr(connection._adapter, f"submit_{call}_task", block)
+    try:
+        if call == "store":
+            # LMCache's memory is its own again.
+            assert second.store([50, 51])
+            assert second.lookup([98, 99]) == [False, False]
+        elif call == "load":
+            assert second.load(NUMBERS) == NONE
+        else:
+            assert second.lookup([98, 99]) == [False, False]
+        assert second.tier["late"] >= 1
+        # Its probe is not answered.
+        until("it is lost", lambda: second.tier["lost"] >= 1)
+        until("it finds them again", lambda: second.fetch(NUMBERS) == ALL)
+    finally:
+        may_go_on.set()
+    until("all is given back", lambda: second.tier["buffered_bytes"] == 0)
+
+
+def test_a_handler_of_the_log_that_raises_ends_nothing(make_node: MakeNode, redis: Redis) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError(record.getMessage())
+
+    broken = Broken()
+    node = make_node("one")
+    logging.getLogger("kvring").addHandler(broken)
+    try:
+        redis.kill()
+        assert node.store(NUMBERS)
+        node.wait_answering(is_answering=False)
+        redis.start()
+        node.wait_answering()
+    finally:
+        logging.getLogger("kvring").removeHandler(broken)
 
 
 def test_a_tier_that_cannot_begin_leaves_the_store_closed(

@@ -1,6 +1,7 @@
 """All that may befall a tier that nodes share, and what kvring in front of it does then."""
 
 import gc
+import re
 import threading
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_a_shared_tier_that_was_killed_is_a_miss_and_comes_back(
     told = [line for line in caplog.messages if "the shared tier" in line]
     assert len(told) == 2, told
     assert str(redis.port) in told[0]
-    assert "goes on alone until it does: nothing can be stored there" in told[0]
+    assert re.search("goes on alone until it does: .*(Connection|connecting)", told[0])
     assert "answers again" in told[1]
     assert node.tier["lost"] == 1
     assert node.store(NUMBERS, version=1)
@@ -114,22 +115,18 @@ def test_what_comes_too_late_is_a_miss_and_is_there_the_next_time(
     assert second.tier["loaded_bytes"] == 0
 
 
-def test_a_chunk_that_goes_after_its_lookup_costs_one_deadline(
-    make_node: MakeNode, redis: Redis, monkeypatch: pytest.MonkeyPatch
+def test_a_chunk_that_goes_after_its_lookup_is_a_miss_at_once(
+    make_node: MakeNode, redis: Redis
 ) -> None:
-    """LMCache's `resp` (0.5.6) never answers for it; its other threads go on."""
-    monkeypatch.setattr("kvring.lmcache.shared_link._UNANSWERED_S", 1.0)
-    first = make_node("first")
+    first, second = make_node("first"), make_node("second")
     first.store(NUMBERS)
     stored_in(first, len(NUMBERS))
-    second = make_node("second", shared_load_deadline_ms=200)
     assert second.lookup(NUMBERS) == ALL
-    redis.ask("del", redis.ask("keys", "test/model*")[0])
-    assert second.load(NUMBERS).count(None) == 0
-    until("its buffers are back", lambda: second.tier["buffered_bytes"] == 0)
-    rest = len(NUMBERS) - 1
-    # Its deadline is short: on a busy machine it may be late once more.
-    until("it finds the rest", lambda: sum(map(bool, second.fetch(NUMBERS))) == rest)
+    redis.ask("del", redis.ask("keys", "test/model@*")[0])
+    loaded = second.load(NUMBERS)
+    assert loaded.count(True) == len(NUMBERS) - 1
+    assert loaded.count(False) == 1
+    assert second.tier["lost"] == 0
 
 
 def test_hits_of_its_own_wait_for_no_slow_tier(make_node: MakeNode, network: Network) -> None:
