@@ -48,6 +48,12 @@ impl Mechanism {
         Self::ReadOnly,
     ];
 
+    /// The one of this name.
+    pub(crate) fn named(name: &str) -> Result<Self, String> {
+        let is_it = |one: &Self| format!("{one:?}").eq_ignore_ascii_case(name);
+        Self::ALL.into_iter().find(is_it).ok_or_else(|| format!("one of {:?}", Self::ALL))
+    }
+
     /// Whether two can be in one life. Of several paths one that takes no writes goes as well, or one of which too many fail.
     fn meets(self, other: Self) -> bool {
         let fails = |one| matches!(one, Self::Faults | Self::ReadOnly | Self::FailedSyncs);
@@ -89,10 +95,10 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// A life in which what `seed` draws meets.
-    pub(crate) fn drawn(seed: u64) -> Self {
+    /// A life in which these meet, and what `seed` draws: two or three, if none is given.
+    pub(crate) fn drawn(seed: u64, given: &[Mechanism]) -> Self {
         let mut random = Random::new(seed);
-        let mut mechanisms: Vec<Mechanism> = Vec::new();
+        let mut mechanisms = given.to_vec();
         let count = 2 + random.below(2) as usize;
         while mechanisms.len() < count {
             let one = random.choose(&Mechanism::ALL);

@@ -59,6 +59,9 @@ struct Arguments {
     /// Seed of the first life; each further one has the next.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// What meets in each life, by name: for instance `--with kill --with seconduse`.
+    #[arg(long, value_parser = Mechanism::named)]
+    with: Vec<Mechanism>,
 }
 
 struct Life {
@@ -136,6 +139,7 @@ impl Life {
             }
             let outcome =
                 self.driver(&client, &faults, |driver, may_have_lost| -> Result<bool, String> {
+                    driver.store_again()?;
                     driver.look(may_have_lost)?;
                     for round in 0..rounds {
                         driver.round().map_err(|error| format!("round {round}: {error}"))?;
@@ -227,7 +231,7 @@ fn run(first: u64, lives: u64, time: Duration, plan: impl Fn(u64) -> Plan) -> Re
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let time = Duration::from_secs(arguments.seconds);
-    match run(arguments.seed, arguments.lives, time, Plan::drawn) {
+    match run(arguments.seed, arguments.lives, time, |seed| Plan::drawn(seed, &arguments.with)) {
         Ok(count) => {
             println!("{count} lives, from seed {}: nothing wrong", arguments.seed);
             ExitCode::SUCCESS
@@ -264,6 +268,6 @@ mod tests {
 
     #[test]
     fn pairs_of_mechanisms_keep_the_promises() {
-        run(1, 80, Duration::ZERO, Plan::drawn).unwrap();
+        run(1, 80, Duration::ZERO, |seed| Plan::drawn(seed, &[])).unwrap();
     }
 }

@@ -135,18 +135,18 @@ fn longest_chunk_fits_the_smallest_capacity() {
 #[test]
 fn usage_is_told_while_data_files_come() {
     let directory = tempfile::tempdir().unwrap();
-    let store = Arc::new(open(directory.path(), 1024 * MIB));
+    let store = Arc::new(open(directory.path(), 2048 * MIB));
     let (ended, end) = std::sync::mpsc::channel();
     let grower = Arc::clone(&store);
     let growth = ended.clone();
     std::thread::spawn(move || {
-        (0..200).for_each(|_| grower.add_file(MIB).unwrap());
+        (0..1000).for_each(|_| grower.add_file(MIB).unwrap());
         growth.send(()).unwrap();
     });
     for _ in 0..4 {
         let (store, ended) = (Arc::clone(&store), ended.clone());
         std::thread::spawn(move || {
-            while store.usage().data_files < 200 {}
+            while store.usage().data_files < 1000 {}
             ended.send(()).unwrap();
         });
     }
