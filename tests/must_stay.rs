@@ -4,9 +4,15 @@
 
 mod common;
 
+use std::fs::File;
+use std::io;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Client, MIB, Memory, config, key};
+use common::{Client, MIB, Memory, config, has_data_files, key};
+use kvring::testing::{FileOperations, SystemFiles};
 use kvring::{Config, Connector, Eviction};
 
 const CAPACITY: u64 = 16 * MIB;
@@ -150,5 +156,77 @@ fn pins_do_not_stop_a_namespace_with_a_quota() {
         assert_eq!(store(&client, &flood, BLOCK, 2), flood.len(), "{}", eviction.name());
         assert!(client.exists(pinned).iter().all(|held| *held), "{}", eviction.name());
         client.assert_consistent();
+    }
+}
+
+/// However often its keys are looked up, and also where most of it is pinned.
+#[test]
+fn leases_do_not_stop_a_namespace_with_a_quota() {
+    let of = |number: u64| format!("small@00000000@0@{number:064x}");
+    for pinned in [0, 1200] {
+        let directory = tempfile::tempdir().unwrap();
+        let quota_bytes = 6 * MIB;
+        let client = open(directory.path(), Eviction::Lru, |config| {
+            (config.lease_s, config.quotas) = (LONG_LEASE_S, vec![("small".into(), quota_bytes)]);
+        });
+        let blocks = quota_bytes / BLOCK as u64;
+        let held: Vec<String> = (0..blocks).map(of).collect();
+        assert_eq!(store(&client, &held, BLOCK, 1), held.len());
+        assert!(client.connector.pin(&held[..pinned]).unwrap().iter().all(|is_pinned| *is_pinned));
+        client.exists(&held);
+        let leased_bytes = client.connector.stats().leased_bytes;
+        let most_bytes = (quota_bytes - (pinned * BLOCK) as u64) / 4;
+        assert_eq!(leased_bytes, most_bytes / BLOCK as u64 * BLOCK as u64, "{pinned} pinned");
+        for round in 1..3 {
+            let flood: Vec<String> = (round * blocks..(round + 1) * blocks).map(of).collect();
+            assert_eq!(store(&client, &flood, BLOCK, 2), flood.len(), "{pinned} pinned");
+            client.exists(&flood);
+        }
+        // What goes gives its lease and its pin back.
+        client.delete(&held);
+        client.exists(&[of(3 * blocks - 1)]);
+        client.assert_consistent();
+    }
+}
+
+/// A file system that has space for the first data file only.
+#[derive(Debug, Default)]
+struct Small(AtomicU64);
+
+impl FileOperations for Small {
+    fn preallocate(&self, file: &File, bytes: Range<u64>, flags: libc::c_int) -> io::Result<()> {
+        let length = bytes.end - bytes.start;
+        let before = self.0.fetch_add(length, Ordering::SeqCst);
+        if length >= 16 * MIB && before >= 16 * MIB {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        SystemFiles.preallocate(file, bytes, flags)
+    }
+}
+
+/// Their bounds follow what the file system gives, not the capacity.
+#[test]
+fn leases_and_pins_do_not_stop_a_store_that_cannot_grow() {
+    if !has_data_files("a file of its own takes what is free") {
+        return;
+    }
+    for pins in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = config(directory.path(), 256 * MIB);
+        (config.files, config.lease_s) = (Arc::new(Small::default()), LONG_LEASE_S);
+        let client = Client::from(Connector::open(config).unwrap());
+        let length = MIB as usize;
+        let held = keys(0..80);
+        store(&client, &held, length, 1);
+        assert!(client.counter("evicted") > 0, "it is full");
+        match pins {
+            true => drop(client.connector.pin(&held).unwrap()),
+            false => drop(client.exists(&held)),
+        }
+        let stats = client.connector.stats();
+        let (staying, part) = if pins { (stats.pinned_bytes, 2) } else { (stats.leased_bytes, 4) };
+        assert!((1..=64 / part).contains(&(staying / MIB)), "{} MiB", staying / MIB);
+        let flood = keys(100..300);
+        assert_eq!(store(&client, &flood, length, 2), flood.len());
     }
 }

@@ -161,6 +161,7 @@ impl Cache {
         stops_at_miss: bool,
         can_be_loaded: bool,
     ) -> Vec<bool> {
+        self.note_usable();
         let now_ms = self.config.clock.now_ms();
         let (stored, refused) = match (can_be_loaded, stops_at_miss) {
             (true, _) => self.index.contains_each(keys, stops_at_miss, now_ms),
@@ -172,6 +173,13 @@ impl Cache {
         self.counters.exists_hits.add(hits as u64);
         self.counters.exists_misses.add((stored.len() - hits) as u64);
         stored
+    }
+
+    /// Bounds of leases and pins follow what chunks can really have.
+    pub(crate) fn note_usable(&self) {
+        let (fill, capacity_bytes) = (self.store.fill(), self.config.capacity_bytes());
+        let usable_bytes = if fill.was_refused { fill.total_bytes } else { capacity_bytes };
+        self.index.set_usable_bytes(usable_bytes);
     }
 
     /// Removes a key from the index, and says whether it was there. Its extent waits in `deleted` from `now` on, or for its last reader.

@@ -163,7 +163,10 @@ impl Volume {
     pub(super) fn pin_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
         match self.shared.has_failed() {
             true => vec![false; keys.len()],
-            false => self.index().pin_keys(keys, now_ms),
+            false => {
+                self.shared.cache.note_usable();
+                self.index().pin_keys(keys, now_ms)
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod eviction_index;
 mod extent_map;
+mod leases;
 mod lfu;
 mod lists;
 mod namespaces;
@@ -20,13 +21,14 @@ mod room_search;
 mod s3fifo;
 
 pub(crate) use eviction_index::{EvictionIndex, UNTIL_RELEASED_S};
+pub(crate) use leases::{Footprint, Leases};
 pub(crate) use lists::{ChunkNode, ChunkRef, NodeId, Nodes};
 pub(crate) use namespaces::NamespaceId;
 pub use namespaces::NamespaceUsage;
 pub(crate) use neighbours::Victim;
 pub(crate) use policy::Policy;
 pub(crate) use pool::PoolId;
-pub(crate) use quotas::Quotas;
+pub(crate) use quotas::{Quota, Quotas};
 pub(crate) use room_search::{Room, RoomSearch};
 
 use crate::config::Eviction;

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use super::leases::Leases;
 use crate::block::BLOCK_BYTES;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Clone, Debug, Default)]
@@ -13,14 +15,30 @@ pub(crate) struct Quotas(pub(super) Vec<(String, Arc<Quota>)>);
 pub(crate) struct Quota {
     limit_blocks: u64,
     taken_blocks: AtomicU64,
+    /// Of its chunks at all paths.
+    pub(crate) leases: Mutex<Leases>,
+    pub(crate) pinned_bytes: AtomicU64,
 }
 
 impl Quotas {
+    /// The same, for leases of `lease_s`; nothing is leased yet.
+    pub(crate) fn with_leases(&self, lease_s: u32) -> Self {
+        self.0.iter().for_each(|(_, quota)| *quota.leases.lock() = Leases::new(lease_s));
+        self.clone()
+    }
+
+    /// The quota of the namespace with this number. Those that have one were the first ones to get their numbers, in this order.
+    pub(crate) fn of(&self, namespace: u32) -> Option<&Quota> {
+        self.0.get(namespace as usize).map(|(_, quota)| &**quota)
+    }
+
     /// Nothing of them is taken. `quotas` are bytes.
     pub(crate) fn new(quotas: &[(String, u64)]) -> Self {
         let quota = |bytes: u64| Quota {
             limit_blocks: bytes / BLOCK_BYTES,
             taken_blocks: AtomicU64::new(0),
+            leases: Mutex::default(),
+            pinned_bytes: AtomicU64::new(0),
         };
         Self(quotas.iter().map(|(name, bytes)| (name.clone(), Arc::new(quota(*bytes)))).collect())
     }

@@ -2,10 +2,9 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::leases::Footprint;
 use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
-use crate::evict::{NamespaceId, NodeId, UNTIL_RELEASED_S};
+use crate::evict::{Footprint, NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::format::record::{KEY_PART_BYTES, slots_for};
 use crate::key::{Digest, MAX_KEY_BYTES};
 use crate::segmented_vec::SegmentedVec;

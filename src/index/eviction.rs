@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use super::entries::{ChunkEntry, Flag};
 use super::ghosts::{Fingerprint, Ghost};
-use super::leases::Footprint;
 use super::map::{Gone, Index};
 use super::shard::Shard;
 use crate::block::Extent;
-use crate::evict::{EvictionIndex, UNTIL_RELEASED_S, Victim};
+use crate::evict::{EvictionIndex, Footprint, NamespaceId, UNTIL_RELEASED_S, Victim};
 use crate::format::record::use_parts;
 use crate::key::{Digest, Hashed, Namespace};
 use crate::sync::atomic::Ordering;
@@ -81,7 +80,7 @@ impl<G, S> Index<G, S> {
             if entry.is(Flag::Pinned) {
                 return true;
             }
-            let is_pinned = self.take_pinned(entry.footprint());
+            let is_pinned = self.take_pinned(entry.footprint(), entry.namespace);
             entry.set(Flag::Pinned, is_pinned);
             if is_pinned {
                 self.exclude(entry);
@@ -92,13 +91,25 @@ impl<G, S> Index<G, S> {
     }
 
     /// Counts a chunk as pinned, if there is room for it.
-    pub(super) fn take_pinned(&self, chunk: Footprint) -> bool {
+    pub(super) fn take_pinned(&self, chunk: Footprint, namespace: NamespaceId) -> bool {
         let mut pinned = self.pinned.lock();
         let fits = self.one_in(PINNABLE_PART).without(*pinned).fits(chunk);
         if fits {
             *pinned += chunk;
+            if let Some(quota) = self.quotas.of(namespace) {
+                quota.pinned_bytes.fetch_add(chunk.bytes, Ordering::Relaxed);
+            }
         }
         fits
+    }
+
+    /// A chunk that counted as pinned does not any more.
+    pub(super) fn give_back_pinned(&self, entry: &ChunkEntry) {
+        let chunk = entry.footprint();
+        *self.pinned.lock() -= chunk;
+        if let Some(quota) = self.quotas.of(entry.namespace) {
+            quota.pinned_bytes.fetch_sub(chunk.bytes, Ordering::Relaxed);
+        }
     }
 
     /// Says of each key whether it was pinned.
@@ -110,7 +121,7 @@ impl<G, S> Index<G, S> {
             let entry = &mut shard.entries[found.entry];
             let was_pinned = entry.set(Flag::Pinned, false);
             if was_pinned {
-                *self.pinned.lock() -= entry.footprint();
+                self.give_back_pinned(entry);
                 self.release(entry);
             }
             was_pinned

@@ -1,10 +1,11 @@
 //! EXISTS: which of many keys are stored. Those are leased.
 
-use super::leases::Footprint;
 use super::lookup::Located;
 use super::map::Index;
 use super::shard::Shard;
+use crate::evict::{Footprint, NamespaceId, Quota};
 use crate::key::{Digest, Hashed};
+use crate::sync::atomic::Ordering;
 
 /// Keys that are looked up together: their cache lines fit into the first-level cache of a processor.
 const ROUND: usize = 64;
@@ -12,14 +13,11 @@ const ROUND: usize = 64;
 /// One part in so many of the capacity may be leased: leases must not stop the store.
 const LEASABLE_PART: u64 = 4;
 
+/// What the leases of one batch have in common.
 struct Leasing {
     now_s: u32,
     until_s: u32,
-    /// What may still be leased.
-    room: Footprint,
-    given: Footprint,
-    /// Earlier leases that end later now, by their old end.
-    renewed: Vec<(u32, Footprint)>,
+    limit: Footprint,
     refused: u64,
 }
 
@@ -50,7 +48,7 @@ impl<G, S> Index<G, S> {
                     found.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms));
                 stored.push(found.is_some());
                 match found {
-                    Some(found) => lease(&mut shard, found, &mut leasing),
+                    Some(found) => self.lease(&mut shard, found, &mut leasing),
                     None => self.note_ghost(&shard, *digest),
                 }
                 if stops_at_miss && found.is_none() {
@@ -58,20 +56,29 @@ impl<G, S> Index<G, S> {
                 }
             }
         }
-        let refused = leasing.refused;
-        self.end_leasing(leasing);
-        (stored, refused)
+        (stored, leasing.refused)
     }
 
     fn begin_leasing(&self) -> Leasing {
         let now_s = self.now_s();
-        let (room, until_s) = match self.config.lease_s {
+        let (limit, until_s) = match self.config.lease_s {
             0 => (Footprint::default(), 0),
             // Rounded up: a lease is never shorter than it is said to be.
-            lease_s => (self.leasable(now_s), now_s.saturating_add(lease_s).saturating_add(1)),
+            lease_s => {
+                (self.one_in(LEASABLE_PART), now_s.saturating_add(lease_s).saturating_add(1))
+            }
         };
-        let given = Footprint::default();
-        Leasing { now_s, until_s, room, given, renewed: Vec::new(), refused: 0 }
+        Leasing { now_s, until_s, limit, refused: 0 }
+    }
+
+    /// Whether a chunk of this namespace may be leased beside what is leased.
+    pub(super) fn is_leasable(&self, chunk: Footprint, namespace: NamespaceId) -> bool {
+        let now_s = self.now_s();
+        let fits_quota = |quota: &Quota| {
+            let leased = quota.leases.lock().sum(now_s);
+            leasable_of(quota).without(leased).fits(chunk)
+        };
+        self.leasable(now_s).fits(chunk) && self.quotas.of(namespace).is_none_or(fits_quota)
     }
 
     /// What may still be leased.
@@ -79,19 +86,38 @@ impl<G, S> Index<G, S> {
         self.one_in(LEASABLE_PART).without(self.leases.lock().sum(now_s))
     }
 
-    /// One part in `parts` of what all chunks together may take.
-    pub(super) fn one_in(&self, parts: u64) -> Footprint {
-        let (bytes, slots) = (self.config.capacity_bytes(), self.table.assured_slots());
-        Footprint { bytes: bytes / parts, slots: slots / parts }
-    }
-
-    fn end_leasing(&self, leasing: Leasing) {
-        if leasing.given == Footprint::default() {
+    /// Leases a chunk. It is booked at once: others lease at the same time.
+    fn lease(&self, shard: &mut Shard<G, S>, found: Located, leasing: &mut Leasing) {
+        let entry = &mut shard.entries[found.entry];
+        if entry.leased_until_s >= leasing.until_s {
             return;
         }
-        let mut leases = self.leases.lock();
-        leases.add(leasing.until_s, leasing.given);
-        leasing.renewed.into_iter().for_each(|(until_s, one)| leases.remove(until_s, one));
+        let (chunk, ends_s) = (entry.footprint(), (entry.leased_until_s, leasing.until_s));
+        let now_s = leasing.now_s;
+        let quota = self.quotas.of(entry.namespace);
+        let fits_quota =
+            |quota: &Quota| quota.leases.lock().lease(chunk, ends_s, now_s, leasable_of(quota));
+        let is_leased = self.leases.lock().lease(chunk, ends_s, now_s, leasing.limit);
+        if is_leased && quota.is_none_or(fits_quota) {
+            entry.leased_until_s = leasing.until_s;
+            return;
+        }
+        if is_leased {
+            self.leases.lock().remove(leasing.until_s, chunk);
+        }
+        leasing.refused += 1;
+    }
+
+    /// Chunks can have so many bytes.
+    pub(crate) fn set_usable_bytes(&self, bytes: u64) {
+        self.usable_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// One part in `parts` of what all chunks together may take.
+    pub(super) fn one_in(&self, parts: u64) -> Footprint {
+        let (bytes, slots) =
+            (self.usable_bytes.load(Ordering::Relaxed), self.table.assured_slots());
+        Footprint { bytes: bytes / parts, slots: slots / parts }
     }
 
     /// Bytes that are leased, and that are pinned.
@@ -117,25 +143,10 @@ impl<G, S> Index<G, S> {
     }
 }
 
-fn lease<G, S>(shard: &mut Shard<G, S>, found: Located, leasing: &mut Leasing) {
-    let entry = &mut shard.entries[found.entry];
-    if entry.leased_until_s >= leasing.until_s {
-        return;
-    }
-    let chunk = entry.footprint();
-    if entry.leased_until_s > leasing.now_s {
-        match leasing.renewed.iter_mut().find(|(until_s, _)| *until_s == entry.leased_until_s) {
-            Some((_, renewed)) => *renewed += chunk,
-            None => leasing.renewed.push((entry.leased_until_s, chunk)),
-        }
-    } else if !leasing.room.fits(chunk) {
-        leasing.refused += 1;
-        return;
-    } else {
-        leasing.room -= chunk;
-    }
-    leasing.given += chunk;
-    entry.leased_until_s = leasing.until_s;
+/// What may be leased of a namespace with a quota: a quarter of what is not pinned of it.
+fn leasable_of(quota: &Quota) -> Footprint {
+    let free_bytes = quota.limit_bytes().saturating_sub(quota.pinned_bytes.load(Ordering::Relaxed));
+    Footprint { bytes: free_bytes / LEASABLE_PART, slots: u64::MAX }
 }
 
 #[cfg(test)]
@@ -148,7 +159,6 @@ mod tests {
     use crate::index::map::tests::{TestIndex, finish, index_with, reserved};
     use crate::index::table::ChunkFields;
     use crate::index::writing::EnteredSet;
-    use crate::sync::atomic::Ordering;
     use crate::time::Clock;
 
     fn store(index: &TestIndex, key: &str, blocks: u32) {
@@ -204,5 +214,25 @@ mod tests {
         let room = index.leasable(index.now_s());
         index.leases.lock().add(end_s + 1, room);
         assert_eq!(refused(&["a"], end_s), 1);
+    }
+
+    /// Each of several batches at a time takes what is left then, not what was left when it began.
+    #[test]
+    fn batches_at_the_same_time_lease_a_quarter_together() {
+        let (_directory, index) = index_with(None);
+        let blocks = (index.one_in(LEASABLE_PART).bytes / 4096) as u32;
+        [("a", blocks), ("b", blocks)].iter().for_each(|(key, blocks)| store(&index, key, *blocks));
+        let mut inner = None;
+        let lookup =
+            |key: &'static str| index.contains_each([Hashed::of(key)].into_iter(), false, 0);
+        let keys = std::iter::repeat_n("none", ROUND).chain(std::iter::from_fn(|| {
+            inner.is_none().then(|| {
+                inner = Some(lookup("a"));
+                "b"
+            })
+        }));
+        let outer = index.contains_each(keys.map(Hashed::of), false, 0);
+        assert_eq!((outer.1, inner.unwrap().1), (1, 0), "one of them is leased");
+        assert_eq!(index.leases.lock().sum(index.now_s()).bytes, u64::from(blocks) * 4096);
     }
 }

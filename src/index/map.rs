@@ -6,13 +6,12 @@ use super::collisions::Quarantine;
 use super::entries::Flag;
 use super::ghosts::{Fingerprint, Ghost};
 use super::key_events::KeyEvents;
-use super::leases::{Footprint, Leases};
 use super::lookup::Located;
 use super::shard::{Pending, Shard, WaitingOperation};
 use super::table::Table;
 use crate::block::Extent;
 use crate::config::Config;
-use crate::evict::{EvictionIndex, Quotas};
+use crate::evict::{EvictionIndex, Footprint, Leases, Quotas};
 use crate::key::Digest;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{IS_MODELLED, Mutex, MutexGuard};
@@ -39,6 +38,9 @@ pub(crate) struct Index<G, S> {
     pub(super) config: Config,
     pub(crate) eviction_index: Mutex<EvictionIndex>,
     pub(super) leases: Mutex<Leases>,
+    pub(super) quotas: Quotas,
+    /// Bytes that chunks can have: less than the capacity once the file system gives no more.
+    pub(super) usable_bytes: AtomicU64,
     pub(super) pinned: Mutex<Footprint>,
     /// Since when there are uses in the future, by [`Index::now_s`], as far as they are found.
     pub(super) ahead_since_s: Mutex<Option<u32>>,
@@ -69,6 +71,8 @@ impl<G, S> Index<G, S> {
         Self {
             eviction_index: Mutex::new(EvictionIndex::new(config.eviction, quotas)),
             leases: Mutex::new(Leases::new(config.lease_s)),
+            quotas: quotas.with_leases(config.lease_s),
+            usable_bytes: AtomicU64::new(config.capacity_bytes()),
             pinned: Mutex::default(),
             ahead_since_s: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
@@ -184,10 +188,13 @@ impl<G, S> Index<G, S> {
                 self.eviction_index.lock().leave(node, entry.namespace);
             }
             if entry.is(Flag::Pinned) {
-                *self.pinned.lock() -= entry.footprint();
+                self.give_back_pinned(&entry);
             }
             if entry.leased_until_s > 0 {
                 self.leases.lock().remove(entry.leased_until_s, entry.footprint());
+                if let Some(quota) = self.quotas.of(entry.namespace) {
+                    quota.leases.lock().remove(entry.leased_until_s, entry.footprint());
+                }
             }
         }
         (entry.readers() == 0).then(|| shard.entries.remove(number).extent())

@@ -13,7 +13,6 @@ mod index_bytes;
 mod index_file;
 mod key_events;
 mod key_watch;
-mod leases;
 mod listing;
 #[cfg(test)]
 #[path = "../../tests/common/logged.rs"]

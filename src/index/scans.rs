@@ -6,12 +6,11 @@
 use std::collections::{HashMap, HashSet};
 
 use super::entries::{ChunkEntry, Flag};
-use super::leases::Footprint;
 use super::lookup::Located;
 use super::map::{Gone, Index};
 use super::shard::Shard;
 use crate::block::Extent;
-use crate::evict::{ChunkRef, NamespaceId, NamespaceUsage};
+use crate::evict::{ChunkRef, Footprint, NamespaceId, NamespaceUsage};
 use crate::key::{Digest, Namespace};
 
 /// Entries that are looked at while a lock is held.

@@ -272,6 +272,9 @@ impl<G, S> Index<G, S> {
         }
         if entry.leased_until_s > 0 {
             self.leases.lock().add(entry.leased_until_s, entry.footprint());
+            if let Some(quota) = self.quotas.of(entry.namespace) {
+                quota.leases.lock().add(entry.leased_until_s, entry.footprint());
+            }
         }
         shard.link(Located { entry: number, record });
         self.note_stored(shard, key, length_bytes);
@@ -282,11 +285,10 @@ impl<G, S> Index<G, S> {
     /// A pin or lease is of the key: it goes from a chunk, which is taken out, to the one that replaces it, within the limits.
     fn inherit(&self, entry: &mut ChunkEntry, old: &ChunkEntry) {
         let footprint = entry.footprint();
-        let is_pinned = old.is(Flag::Pinned) && self.take_pinned(footprint);
+        let is_pinned = old.is(Flag::Pinned) && self.take_pinned(footprint, old.namespace);
         entry.set(Flag::Pinned, is_pinned);
         let is_leased = old.leased_until_s > self.now_s();
-        let fits =
-            || old.footprint().fits(footprint) || self.leasable(self.now_s()).fits(footprint);
+        let fits = || old.footprint().fits(footprint) || self.is_leasable(footprint, old.namespace);
         if is_leased && fits() {
             entry.leased_until_s = old.leased_until_s;
         }

@@ -61,6 +61,8 @@ pub(crate) struct Fill {
     pub total_bytes: u64,
     /// Whether these may become more.
     pub can_grow: bool,
+    /// The last time that they were to become more, the file system refused.
+    pub was_refused: bool,
 }
 
 /// Free space: beside an extent, or anywhere.

@@ -4,8 +4,8 @@ use std::sync::atomic::AtomicU64;
 
 use super::*;
 use crate::block::BLOCK_BYTES;
+use crate::evict::Footprint;
 use crate::index::EnteredGet;
-use crate::index::leases::Footprint;
 use crate::index::test_index::opened;
 use crate::key::Hashed;
 use crate::time::Clock;

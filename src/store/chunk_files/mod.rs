@@ -325,7 +325,8 @@ impl Store for FileStore {
             0 => allocated_bytes + free_bytes,
             over_bytes => allocated_bytes.saturating_sub(over_bytes),
         };
-        Fill { allocated_bytes, total_bytes, can_grow: false }
+        let was_refused = self.shared.budget.is_below_floor();
+        Fill { allocated_bytes, total_bytes, can_grow: false, was_refused }
     }
 
     /// Below the floor, the file system has the space of removed files.

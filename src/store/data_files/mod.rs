@@ -207,7 +207,7 @@ impl Store for ExtentStore {
     }
 
     fn is_growth_due(&self, needed_bytes: u64) -> bool {
-        let Fill { allocated_bytes, total_bytes, can_grow } = self.fill();
+        let Fill { allocated_bytes, total_bytes, can_grow, .. } = self.fill();
         let ahead_bytes = next_file_bytes(&self.budget) / AHEAD_PART;
         let has_room = || match Extent::blocks_for(needed_bytes) {
             0 => true,
@@ -319,6 +319,7 @@ impl Store for ExtentStore {
                 && !unreserved.is_short()
                 && !self.is_refused()
                 && (self.is_growing.load(Ordering::SeqCst) || next_file_bytes(&self.budget) > 0),
+            was_refused: self.refusal.lock().is_some(),
         }
     }
 

@@ -5,21 +5,21 @@ use std::ops::{AddAssign, SubAssign};
 
 /// Space that chunks take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Footprint {
+pub(crate) struct Footprint {
     /// Of the data files.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Of the index file.
-    pub(super) slots: u64,
+    pub(crate) slots: u64,
 }
 
 impl Footprint {
-    pub(super) fn without(self, taken: Self) -> Self {
+    pub(crate) fn without(self, taken: Self) -> Self {
         let bytes = self.bytes.saturating_sub(taken.bytes);
         Self { bytes, slots: self.slots.saturating_sub(taken.slots) }
     }
 
     /// Whether `wanted` fits into it.
-    pub(super) fn fits(&self, wanted: Self) -> bool {
+    pub(crate) fn fits(&self, wanted: Self) -> bool {
         wanted.bytes <= self.bytes && wanted.slots <= self.slots
     }
 }
@@ -38,27 +38,45 @@ impl SubAssign for Footprint {
 }
 
 /// Sums of leased chunks by the second in which the lease ends.
-#[derive(Default)]
-pub(super) struct Leases {
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
     ends: Vec<(u32, Footprint)>,
 }
 
 impl Leases {
     /// For leases that end at most `longest_s` seconds later.
-    pub(super) fn new(longest_s: u32) -> Self {
+    pub(crate) fn new(longest_s: u32) -> Self {
         // One second more, as an end is rounded up, and one for the current.
         Self { ends: vec![(0, Footprint::default()); longest_s as usize + 2] }
     }
 
+    /// Leases a chunk until `end_s` instead of until `before_s`. If it is not leased then, it has to fit into `limit` beside the others;
+    /// says whether it does.
+    pub(crate) fn lease(
+        &mut self,
+        chunk: Footprint,
+        (before_s, end_s): (u32, u32),
+        now_s: u32,
+        limit: Footprint,
+    ) -> bool {
+        match before_s > now_s {
+            true => self.remove(before_s, chunk),
+            false if !limit.without(self.sum(now_s)).fits(chunk) => return false,
+            false => {}
+        }
+        self.add(end_s, chunk);
+        true
+    }
+
     /// Leases that have not ended.
-    pub(super) fn sum(&self, now_s: u32) -> Footprint {
+    pub(crate) fn sum(&self, now_s: u32) -> Footprint {
         let mut sum = Footprint::default();
         self.ends.iter().filter(|(end_s, _)| *end_s > now_s).for_each(|(_, one)| sum += *one);
         sum
     }
 
     /// Chunks are leased until `end_s`, which is in the future.
-    pub(super) fn add(&mut self, end_s: u32, leased: Footprint) {
+    pub(crate) fn add(&mut self, end_s: u32, leased: Footprint) {
         let cell = end_s as usize % self.ends.len();
         let (of_s, sum) = &mut self.ends[cell];
         if *of_s != end_s {
@@ -68,9 +86,9 @@ impl Leases {
     }
 
     /// Chunks are not leased until `end_s` any more: leased anew, or gone.
-    pub(super) fn remove(&mut self, end_s: u32, leased: Footprint) {
-        let cell = end_s as usize % self.ends.len();
-        let (of_s, sum) = &mut self.ends[cell];
+    pub(crate) fn remove(&mut self, end_s: u32, leased: Footprint) {
+        let count = self.ends.len().max(1);
+        let Some((of_s, sum)) = self.ends.get_mut(end_s as usize % count) else { return };
         if *of_s == end_s {
             *sum -= leased;
         }
