@@ -63,9 +63,14 @@ impl UringEngine {
         self
     }
 
-    /// The same engine, which uses memory that is registered in `memory`.
+    /// The same engine, which uses memory that is registered in `memory`. It has all of it from the start: where the kernel cannot
+    /// clone a table (before 6.12) it pins all pages once more, 72 ms a GiB, for which no transfer should wait.
     pub(crate) fn with_memory(mut self, memory: &Arc<RegisteredMemory>) -> Self {
-        self.memory = Some(RingMemory::new(memory, &self.waker));
+        let mut own = RingMemory::new(memory, &self.waker);
+        if own.is_outdated() {
+            own.synchronise(self.ring.as_raw_fd());
+        }
+        self.memory = Some(own);
         self
     }
 

@@ -181,6 +181,16 @@ fn memory_that_is_registered_later_leaves_what_was_there() {
 }
 
 #[test]
+fn a_ring_that_starts_later_has_what_is_registered_before_its_first_transfer() {
+    let memory = Arc::new(RegisteredMemory::default());
+    let (mut first, block) = (ring(&memory), AlignedBlock::zeroed(MIB));
+    let handle = register(&memory, &mut first, &block);
+    // There is no entry to clear in a ring without a table.
+    buffer_table::clear(ring(&memory).descriptor(), 0).unwrap();
+    drop((first, handle));
+}
+
+#[test]
 fn an_entry_is_not_given_away_while_a_ring_may_have_it() {
     let memory = Arc::new(RegisteredMemory::default());
     let (mut engine, block) = (ring(&memory), AlignedBlock::zeroed(2 * MIB));
