@@ -16,9 +16,6 @@ const ACTS: u64 = 6;
 const BURST_KEYS: u64 = 48;
 /// What a round of no burst may store, as a part of the capacity or the quota: so that nothing of it has to go for the rest of it.
 const ROUND_PART: u64 = 8;
-/// Whether a SET finds room in a quota whatever is leased and under way. Until the quotas of leases and of SETs in flight
-/// are mended, a namespace with a quota may refuse some.
-const QUOTAS_MAKE_ROOM: bool = false;
 
 /// A batch of SETs that is under way.
 struct Sets {
@@ -367,8 +364,7 @@ impl<'a> Driver<'a> {
         // After it was refused, the file system is asked again a second later.
         let is_full = self.plan.has(Mechanism::Faults) && error.contains("cannot grow");
         let is_scattered = self.is_crowded() && !self.plan.has_one_length();
-        let has_quota = !QUOTAS_MAKE_ROOM && self.plan.quota_bytes > 0;
-        is_troubled || is_full || is_scattered || has_quota
+        is_troubled || is_full || is_scattered
     }
 
     fn get(&mut self) -> Result<(), String> {

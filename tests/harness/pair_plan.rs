@@ -129,7 +129,11 @@ impl Plan {
             eviction: random.choose(&[Eviction::Lru, Eviction::Fifo]),
             capacity_bytes: if grows { 512 * MIB } else { random.choose(&[16, 32]) * MIB },
             paths: if has(Mechanism::GonePath) { 2 + random.below(2) as usize } else { 1 },
-            quota_bytes: if has(Mechanism::Quotas) { random.choose(&[2, 4]) * MIB } else { 0 },
+            // Of chunks of 4 MiB, as of shorter ones: room for some.
+            quota_bytes: match (has(Mechanism::Quotas), random.choose(&[2, 4]) * MIB) {
+                (false, _) => 0,
+                (true, bytes) => bytes * if grows { 8 } else { 1 },
+            },
             lengths: match grows {
                 true => vec![4 * MIB as usize],
                 false if random.one_of(2) => vec![short],
