@@ -35,21 +35,18 @@ fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |name| format!(" (did you mean '{name}'?)"))
 }
 
-fn way_to_grow(refusal: &io::Error) -> &'static str {
-    match refusal.raw_os_error() {
-        Some(libc::EFBIG) => {
-            "raise the limit on the length of files (ulimit -f, RLIMIT_FSIZE), if it is not that of the file system"
-        }
-        _ => "free space on that file system",
-    }
-}
-
-/// What to do where a file that has its space cannot be written.
+/// What to do where a file cannot be written or lengthened.
 pub(crate) fn way_to_write(refusal: &io::Error) -> &'static str {
     match refusal.raw_os_error() {
         Some(libc::ENOSPC) => "free space on that file system",
         Some(libc::EDQUOT) => "raise the quota, or free space within it",
-        Some(libc::EFBIG) => "raise the limit on the length of files (ulimit -f, RLIMIT_FSIZE)",
+        Some(libc::EFBIG) => {
+            "raise the limit on the length of files (ulimit -f, RLIMIT_FSIZE), if it is not that of the file system"
+        }
+        Some(libc::EPERM) => {
+            "take the flags immutable and append-only off it (lsattr shows them, chattr -ia takes them off)"
+        }
+        Some(libc::EMFILE) => "raise the limit on open files (ulimit -n)",
         Some(libc::EROFS) => "make its file system writable (mount -o remount,rw)",
         _ => "look at the kernel's log for the device",
     }
@@ -113,11 +110,11 @@ pub enum StoreError {
     IndexShared { path: PathBuf },
     #[error(
         "store full: the file system of {path} has no space for blocks of a data file ({source}): the file shares its blocks \
-         with a copy (a reflink), has holes, or lies on something that gives out more than it has; remove the copy, or free \
-         space there"
+         with a copy (a reflink), has holes, or lies on something that gives out more than it has; remove the copy, or {way_out}",
+        way_out = way_to_write(source)
     )]
     NoBlocks { path: PathBuf, source: Arc<io::Error> },
-    #[error("store full: cannot grow {path} by {bytes} bytes: {source}; {}", way_to_grow(source))]
+    #[error("store full: cannot grow {path} by {bytes} bytes: {source}; {}", way_to_write(source))]
     Grow { path: PathBuf, bytes: u64, source: Arc<io::Error> },
 }
 
@@ -215,5 +212,28 @@ impl OpenError {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_grow_names_the_way_out_of_its_errno() {
+        for (errno, way) in [
+            (libc::ENOSPC, "; free space on that file system"),
+            (libc::EDQUOT, "; raise the quota, or free space within it"),
+            (libc::EPERM, "lsattr"),
+            (libc::EFBIG, "ulimit -f"),
+            (libc::EMFILE, "ulimit -n"),
+            (libc::EIO, "the kernel's log"),
+        ] {
+            let source = Arc::new(io::Error::from_raw_os_error(errno));
+            let error = StoreError::Grow { path: "/store/data.0".into(), bytes: 4096, source };
+            let said = error.to_string();
+            assert!(said.contains("/store/data.0") && said.contains(way), "{said}");
+            assert_eq!(said.contains("free space on"), errno == libc::ENOSPC, "{said}");
+        }
     }
 }

@@ -168,17 +168,21 @@ fn a_full_file_system_costs_one_chunk_for_each() {
 /// With nothing that could go, each SET says what the file system said, and not only the one that asked it.
 #[test]
 fn without_anything_to_evict_the_cause_is_told() {
-    let directory = tempfile::tempdir().unwrap();
-    let script = |_, action, _| match action {
-        Action::Preallocate => Fault::Errno(libc::ENOSPC),
-        _ => Fault::None,
-    };
-    let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
-    for number in 0..3 {
-        let done = client.set(&[key(number)], &[&Memory::patterned(70_001, 0, 1)]);
-        assert!(done.error.starts_with("store full: cannot grow"), "{}", done.error);
+    let ways = [(libc::ENOSPC, "free space"), (libc::EDQUOT, "raise the quota")];
+    for (errno, way) in ways {
+        let directory = tempfile::tempdir().unwrap();
+        let script = move |_, action, _| match action {
+            Action::Preallocate => Fault::Errno(errno),
+            _ => Fault::None,
+        };
+        let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+        for number in 0..3 {
+            let done = client.set(&[key(number)], &[&Memory::patterned(70_001, 0, 1)]);
+            assert!(done.error.starts_with("store full: cannot grow"), "{}", done.error);
+            assert!(done.error.contains(way), "{}", done.error);
+        }
+        assert_tidy(&client, directory.path());
     }
-    assert_tidy(&client, directory.path());
 }
 
 /// close() in the middle of everything: each step is waited for, nothing is published in part, nothing stays open.
@@ -239,7 +243,7 @@ fn closing_in_the_middle_leaves_only_whole_chunks() {
     }
 }
 
-/// An engine that keeps the first read and refuses the second one for good, as a ring that has broken down does.
+/// An engine that keeps the first read, and refuses the second one and writes for good, as a ring that has broken down does.
 struct Breaking {
     real: Box<dyn Engine>,
     breaks: Arc<AtomicBool>,
@@ -254,8 +258,9 @@ impl Engine for Breaking {
     }
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        if transfer.action == Action::Read && self.breaks.load(Ordering::SeqCst) {
-            if self.kept.is_none() {
+        let is_one = matches!(transfer.action, Action::Read | Action::Write);
+        if is_one && self.breaks.load(Ordering::SeqCst) {
+            if transfer.action == Action::Read && self.kept.is_none() {
                 self.kept = Some(transfer.token);
                 return Ok(());
             }
@@ -311,6 +316,21 @@ fn nothing_is_answered_while_a_piece_is_in_the_kernel() {
     assert!(completions.is_empty(), "answered with a piece in the kernel");
     gives_back.store(true, Ordering::SeqCst);
     assert_eq!(client.wait(future_id).results, [false]);
+}
+
+#[test]
+fn a_set_that_the_engine_refuses_says_what_happened_and_not_that_it_was_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let breaks = Arc::new(AtomicBool::new(true));
+    let engine = once(move |queue_depth, waker| {
+        let real = real_engine(queue_depth, waker)?;
+        let [is_cancelled, gives_back] = Default::default();
+        Ok(Breaking { real, breaks, kept: None, is_cancelled, gives_back })
+    });
+    let config = config(directory.path(), CAPACITY);
+    let client = Client::from(Connector::open_with_engine(config, engine).unwrap());
+    let done = client.set(&[key(1)], &[&Memory::patterned(70_001, 0, 1)]);
+    assert!(done.error.contains("the I/O of this path stopped"), "{}", done.error);
 }
 
 /// Files that nobody can remove, until the value goes.

@@ -1,6 +1,6 @@
 //! Where a store lives: in a directory, or on a block device, which is formatted here.
 
-use std::io;
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl FoundHome {
         config.check_for_directory()?;
         match Directory::open(config.path()) {
             Ok(directory) => Self::in_directory(directory, config).map(Some),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {
                 check_can_be_made(config.path())?;
                 Ok(None)
             }
@@ -148,6 +148,12 @@ fn check_can_be_made(directory: &Path) -> Result<(), OpenError> {
         .map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above })
         .find(|above| above.symlink_metadata().is_ok())
         .unwrap_or(Path::new("/"));
+    if existing.metadata().is_ok_and(|found| !found.is_dir()) {
+        let existing = existing.display();
+        let reason =
+            format!("{existing} is a file, not a directory; give a path below a directory");
+        return Err(OpenError::unsuitable(directory, reason));
+    }
     let needed = AccessFlags::W_OK | AccessFlags::X_OK;
     // Other errors speak of the call, which some containers deny, or are seen when it is made.
     if let Err(errno @ (Errno::EACCES | Errno::EROFS)) =
@@ -155,13 +161,7 @@ fn check_can_be_made(directory: &Path) -> Result<(), OpenError> {
     {
         return Err(OpenError::io("write to", existing)(errno.into()));
     }
-    match existing.metadata() {
-        Ok(found) if !found.is_dir() => {
-            let error = io::Error::from_raw_os_error(libc::ENOTDIR);
-            Err(OpenError::io("make the directory", directory)(error))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Erases the head and the tail of the block device at `path`, and all of it where it can be discarded and `discards`: the next

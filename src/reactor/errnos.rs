@@ -171,6 +171,7 @@ pub(super) enum Failure {
     Sync(i32),
     /// It could not start in time.
     Late,
+    /// The reactor ends: the connector is being closed, or the engine has failed.
     Closed,
 }
 

@@ -35,6 +35,11 @@ fn most_extents(error: &StoreError) -> u32 {
 impl SetOperation {
     fn failure_text(&self, failure: &Failure, shared: &Shared) -> String {
         let digest = self.claim.request.digest;
+        if matches!(failure, Failure::Closed) && shared.has_failed() {
+            return "the I/O of this path stopped before the chunk was written, and the log says why; close the \
+                    connector and open it again"
+                .into();
+        }
         failure.text(|| match self.extent() {
             Some(extent) => format!("a chunk ({})", shared.cache.extent_text(digest, extent)),
             None => format!("a chunk (digest {digest})"),

@@ -265,7 +265,7 @@ impl Operations {
             Err(error) => self.fail_chunk_file(id, Failure::NoRoom(error)),
             Ok(Some((transfer, name))) => {
                 if let Err(error) = self.device.requests.request(transfer, name) {
-                    self.fail_chunk_file(id, Failure::Closed);
+                    self.due_chunk_files.push(id);
                     return Err(error);
                 }
                 active.unfinished += 1;
