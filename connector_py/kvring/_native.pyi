@@ -26,6 +26,7 @@ __all__ = [
     "__version__",
     "build_info",
     "check_options",
+    "checksum_with_key",
     "forecast_open",
     "format_device",
     "load_options",
