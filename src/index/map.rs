@@ -7,7 +7,7 @@ use super::entries::Flag;
 use super::ghosts::{Fingerprint, Ghost};
 use super::key_events::KeyEvents;
 use super::lookup::Located;
-use super::shard::{Pending, Shard, WaitingOperation};
+use super::shard::{Pending, Shard};
 use super::table::Table;
 use crate::block::Extent;
 use crate::config::Config;
@@ -150,7 +150,10 @@ impl<G, S> Index<G, S> {
 
     /// The chunk that is being written for the key will not be stored.
     pub(super) fn delete_pending(&self, pending: &mut Pending<G, S>) {
-        pending.waiting.push_back(WaitingOperation::Delete);
+        let set = pending.last_set();
+        if pending.deletes.back() != Some(&set) {
+            pending.deletes.push_back(set);
+        }
         // A record that waits for its sync must not come back after a kill.
         if let Some(slot) = pending.written.take() {
             self.table.invalidate(slot);

@@ -2,15 +2,18 @@
 
 use super::entries::Flag;
 use super::map::{Gone, Index};
-use super::shard::{ChunkVersion, Pin, WaitingOperation};
+use super::shard::{ChunkVersion, Pin, WaitingGet};
 use crate::block::Extent;
 use crate::key::Digest;
 use crate::sync::atomic::Ordering;
 
+/// GETs that may wait for the SETs of one key: each SET that ends looks at all of them under the lock of the shard.
+pub(super) const MAX_WAITING_GETS: usize = 1024;
+
 /// Outcome of [`Index::enter_get`].
 pub(crate) enum EnteredGet<G, R> {
     Hit(G, R),
-    /// The key is not stored in this length.
+    /// The key is not stored in this length, and too many wait for it already, if it is being written.
     Miss(G),
     /// It waits for a SET of the same key, which is to be promoted, and comes back from [`Index::finish_set`].
     Waits,
@@ -38,13 +41,13 @@ impl<G, S> Index<G, S> {
         }
         if let Some(pending) = shard.pending_mut(digest) {
             // A chunk that is written before a DELETE, which is answered, is not stored any more.
-            let is_deleted = matches!(pending.waiting.back(), Some(WaitingOperation::Delete));
-            if *pending.key != *key || is_deleted {
+            let set = pending.last_set();
+            let is_deleted = pending.deletes.back() == Some(&set);
+            if *pending.key != *key || is_deleted || pending.gets.len() == MAX_WAITING_GETS {
                 return EnteredGet::Miss(request);
             }
-            pending.waiting.push_back(WaitingOperation::Get { length_bytes, request });
-            pending.waiting_gets += 1;
-            if pending.waiting_gets == 1 {
+            pending.gets.push_back(WaitingGet { set, length_bytes, request });
+            if pending.gets.len() == 1 {
                 self.awaited.fetch_add(1, Ordering::SeqCst);
             }
             return EnteredGet::Waits;
@@ -60,14 +63,13 @@ impl<G, S> Index<G, S> {
         let mut shard = self.shard(digest).1;
         let Some(pending) = shard.pending_mut(digest) else { return Vec::new() };
         let mut taken = Vec::new();
-        for waiting in std::mem::take(&mut pending.waiting) {
-            match waiting {
-                WaitingOperation::Get { request, .. } if late(&request) => taken.push(request),
-                other => pending.waiting.push_back(other),
+        for get in std::mem::take(&mut pending.gets) {
+            match late(&get.request) {
+                true => taken.push(get.request),
+                false => pending.gets.push_back(get),
             }
         }
-        pending.waiting_gets -= taken.len();
-        if !taken.is_empty() && pending.waiting_gets == 0 {
+        if !taken.is_empty() && pending.gets.is_empty() {
             self.awaited.fetch_sub(1, Ordering::SeqCst);
         }
         taken

@@ -47,25 +47,50 @@ pub(crate) struct ChunkVersion {
 pub(super) struct Pending<G, S> {
     pub(super) digest: Digest,
     pub(super) key: Arc<str>,
-    pub(super) waiting: VecDeque<WaitingOperation<G, S>>,
-    /// GETs among them.
-    pub(super) waiting_gets: usize,
+    /// Number of the SET that is being written: those that wait have the numbers after it.
+    pub(super) set: u64,
+    pub(super) sets: VecDeque<S>,
+    pub(super) gets: VecDeque<WaitingGet<G>>,
+    /// Numbers of the SETs behind which the key is deleted. A DELETE is answered already; no GET waits behind it.
+    pub(super) deletes: VecDeque<u64>,
+    /// What was looked at to find out what goes on.
+    #[cfg(test)]
+    pub(super) looked_at: usize,
     /// Slot of its record, if that is in the index file already.
     pub(super) written: Option<u32>,
 }
 
 impl<G, S> Pending<G, S> {
+    pub(super) fn new(digest: Digest, key: Arc<str>) -> Self {
+        Self {
+            digest,
+            key,
+            set: 0,
+            sets: VecDeque::new(),
+            gets: VecDeque::new(),
+            deletes: VecDeque::new(),
+            #[cfg(test)]
+            looked_at: 0,
+            written: None,
+        }
+    }
+
+    /// Number of the SET behind which an operation that comes now waits.
+    pub(super) fn last_set(&self) -> u64 {
+        self.set + self.sets.len() as u64
+    }
+
     /// Whether a DELETE follows, directly or behind further SETs: it is answered, so the chunk must not be stored.
     pub(super) fn is_deleted(&self) -> bool {
-        self.waiting.iter().any(|other| matches!(other, WaitingOperation::Delete))
+        !self.deletes.is_empty()
     }
 }
 
-/// An operation that waits; a DELETE is answered already.
-pub(super) enum WaitingOperation<G, S> {
-    Get { length_bytes: u64, request: G },
-    Set(S),
-    Delete,
+/// A GET that waits behind the SET of this number.
+pub(super) struct WaitingGet<G> {
+    pub(super) set: u64,
+    pub(super) length_bytes: u64,
+    pub(super) request: G,
 }
 
 impl<G, S> Shard<G, S> {

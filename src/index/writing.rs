@@ -4,13 +4,12 @@
 //! reads the stored chunk, or queues up as well if its length does not fit; then it reads the first chunk that fits. A DELETE
 //! answers at once: it takes out the stored chunk, and leaves a mark in the queue so that the SET before it is never published.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::entries::{ChunkEntry, Flag};
 use super::lookup::Located;
 use super::map::{Gone, Index};
-use super::shard::{Pending, Pin, Shard, WaitingOperation};
+use super::shard::{Pending, Pin, Shard};
 use super::table::{ChunkFields, Reservation};
 use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
@@ -61,7 +60,7 @@ impl<G, S> Index<G, S> {
         let (_, mut shard) = self.shard(digest);
         if let Some(pending) = shard.pending_mut(digest) {
             if pending.key == *key {
-                pending.waiting.push_back(WaitingOperation::Set(request));
+                pending.sets.push_back(request);
                 return EnteredSet::Waits;
             }
             self.quarantine.add(key, now_ms);
@@ -72,13 +71,7 @@ impl<G, S> Index<G, S> {
             self.quarantine.add(key, now_ms);
             return EnteredSet::Collides(request);
         }
-        shard.insert_pending(Pending {
-            digest,
-            key: Arc::clone(key),
-            waiting: VecDeque::new(),
-            waiting_gets: 0,
-            written: None,
-        });
+        shard.insert_pending(Pending::new(digest, Arc::clone(key)));
         EnteredSet::Ready(request)
     }
 
@@ -106,23 +99,21 @@ impl<G, S> Index<G, S> {
     pub(crate) fn has_waiting_set(&self, digest: Digest) -> bool {
         let mut shard = self.shard(digest).1;
         let pending = shard.pending_mut(digest);
-        pending.is_some_and(|pending| {
-            pending.waiting.iter().any(|other| matches!(other, WaitingOperation::Set(_)))
-        })
+        pending.is_some_and(|pending| !pending.sets.is_empty())
     }
 
     /// Whether a GET waits for the SET that is writing under `digest`.
     pub(crate) fn is_awaited(&self, digest: Digest) -> bool {
         // A GET counts itself before it asks for the SET to be promoted.
         self.awaited.load(Ordering::SeqCst) > 0
-            && self.shard(digest).1.pending_mut(digest).is_some_and(|one| one.waiting_gets > 0)
+            && self.shard(digest).1.pending_mut(digest).is_some_and(|one| !one.gets.is_empty())
     }
 
     /// Whether the SET that is writing under `digest` is for nobody: its key is deleted already, and no GET waits.
     pub(crate) fn is_doomed(&self, digest: Digest) -> bool {
         let mut shard = self.shard(digest).1;
         let pending = shard.pending_mut(digest);
-        pending.is_some_and(|pending| pending.waiting_gets == 0 && pending.is_deleted())
+        pending.is_some_and(|pending| pending.gets.is_empty() && pending.is_deleted())
     }
 
     /// Writes the record of a chunk that its key does not find yet, unless it is deleted already.
@@ -173,49 +164,38 @@ impl<G, S> Index<G, S> {
         };
         let (mut pending, _) = pending.remove();
         pending.written = None;
-        let gets_before = pending.waiting_gets;
+        let was_awaited = !pending.gets.is_empty();
         let (mut resumed, mut freed) = (Vec::new(), Vec::new());
 
-        let mut current = match publication {
+        let current = match publication {
             Some(publication) => {
                 Some(self.enter_chunk((number, shard), publication, &pending, &mut freed))
             }
             None => shard.find(digest).map(|found| found.entry),
         };
-        let (mut next_set, mut kept) = (None, VecDeque::new());
-        // Behind the next SET, GETs that this chunk fits are looked for: up to a DELETE, after which it is not stored any more.
-        while (next_set.is_none() || current.is_some() && pending.waiting_gets > 0)
-            && let Some(next) = pending.waiting.pop_front()
-        {
-            match next {
-                WaitingOperation::Get { length_bytes, request } => {
-                    match current.and_then(|entry| shard.pin(entry, length_bytes)) {
-                        Some(pin) => resumed.push(Resumed::Hit(request, held(pin))),
-                        None if next_set.is_none() => resumed.push(Resumed::Miss(request)),
-                        None => {
-                            kept.push_back(WaitingOperation::Get { length_bytes, request });
-                            continue;
-                        }
-                    }
-                    pending.waiting_gets -= 1;
-                }
-                WaitingOperation::Delete => {
-                    freed.extend(self.drop_detached(shard, current));
-                    current = None;
-                    if next_set.is_some() {
-                        kept.push_back(WaitingOperation::Delete);
-                    }
-                }
-                WaitingOperation::Set(request) if next_set.is_none() => next_set = Some(request),
-                later @ WaitingOperation::Set(_) => kept.push_back(later),
+        // This chunk is for GETs behind later SETs too, up to a DELETE, after which it is not stored any more.
+        let deleted_behind = pending.deletes.front().copied();
+        for get in std::mem::take(&mut pending.gets) {
+            #[cfg(test)]
+            {
+                pending.looked_at += 1;
+            }
+            let chunk = current.filter(|_| deleted_behind.is_none_or(|set| get.set <= set));
+            match chunk.and_then(|entry| shard.pin(entry, get.length_bytes)) {
+                Some(pin) => resumed.push(Resumed::Hit(get.request, held(pin))),
+                None if get.set == pending.set => resumed.push(Resumed::Miss(get.request)),
+                None => pending.gets.push_back(get),
             }
         }
         freed.extend(self.drop_detached(shard, current));
-        kept.append(&mut pending.waiting);
-        pending.waiting = kept;
-        if gets_before > 0 && pending.waiting_gets == 0 {
+        if was_awaited && pending.gets.is_empty() {
             self.awaited.fetch_sub(1, Ordering::SeqCst);
         }
+        if deleted_behind == Some(pending.set) {
+            pending.deletes.pop_front();
+        }
+        let next_set = pending.sets.pop_front();
+        pending.set += 1;
         if let Some(request) = next_set {
             resumed.push(Resumed::Start(request));
             shard.insert_pending(pending);
@@ -299,16 +279,11 @@ impl<G, S> Index<G, S> {
         let (mut gets, mut sets) = (Vec::new(), Vec::new());
         for shard in &self.shards {
             for pending in shard.0.lock().pending.drain() {
-                if pending.waiting_gets > 0 {
+                if !pending.gets.is_empty() {
                     self.awaited.fetch_sub(1, Ordering::SeqCst);
                 }
-                for waiting in pending.waiting {
-                    match waiting {
-                        WaitingOperation::Get { request, .. } => gets.push(request),
-                        WaitingOperation::Set(request) => sets.push(request),
-                        WaitingOperation::Delete => {}
-                    }
-                }
+                gets.extend(pending.gets.into_iter().map(|get| get.request));
+                sets.extend(pending.sets);
             }
         }
         (gets, sets)

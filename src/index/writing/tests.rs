@@ -6,6 +6,7 @@ use super::*;
 use crate::block::BLOCK_BYTES;
 use crate::evict::Footprint;
 use crate::index::EnteredGet;
+use crate::index::reader_pins::MAX_WAITING_GETS;
 use crate::index::test_index::opened;
 use crate::key::Hashed;
 use crate::time::Clock;
@@ -122,6 +123,58 @@ fn only_a_set_behind_another_waits() {
     assert!(!has_waiting_set("a"));
     assert!(!set(&index, "a", 3));
     assert!(has_waiting_set("a") && !has_waiting_set("b"));
+}
+
+/// Under the lock of the shard.
+#[test]
+fn a_set_that_ends_does_not_look_at_all_that_wait() {
+    let (index, _directory) = empty();
+    let (sets, others) = (1000, 3);
+    for number in 0..sets {
+        assert_eq!(set(&index, "a", number), number == 0);
+    }
+    (0..others).for_each(|number| get(&index, "a", LENGTH_BYTES + 1, number));
+    for number in 1..sets {
+        assert_eq!(finish(&index, "a", u64::from(number)), [('s', number)]);
+    }
+    let looked_at = index.shard(Digest::of("a")).1.pending_mut(Digest::of("a")).unwrap().looked_at;
+    assert!(looked_at <= (sets * (others + 1)) as usize, "{looked_at} of {sets}");
+    assert_eq!(finish(&index, "a", 1), [('m', 0), ('m', 1), ('m', 2)]);
+}
+
+#[test]
+fn so_many_loads_wait_for_a_key_and_no_more() {
+    let (index, _directory) = empty();
+    assert!(set(&index, "a", 1) && set(&index, "b", 2));
+    let more = |key, request| {
+        let entered = index.enter_get(Digest::of(key), key, LENGTH_BYTES, 1, request, |_| ());
+        matches!(entered, EnteredGet::Waits)
+    };
+    assert!((0..MAX_WAITING_GETS as u32).all(|number| more("a", number)));
+    assert!(!more("a", 9999) && more("b", 9999));
+    // There is room again when one has gone.
+    assert_eq!(index.take_late_gets(Digest::of("a"), |request| *request == 5), [5]);
+    assert!(more("a", 5) && !more("a", 9999));
+    assert_eq!(finish(&index, "a", 1).len(), MAX_WAITING_GETS);
+}
+
+/// Order of one key: what comes before a DELETE reads what was written before it, and what comes after it does not.
+#[test]
+fn a_chunk_is_for_the_loads_before_its_delete() {
+    let (index, _directory) = empty();
+    let delete = || index.delete(Digest::of("a"), "a").0;
+    assert!(set(&index, "a", 1));
+    get(&index, "a", LENGTH_BYTES, 2);
+    assert!(!set(&index, "a", 3));
+    get(&index, "a", LENGTH_BYTES, 4);
+    get(&index, "a", LENGTH_BYTES + 1, 5);
+    assert!(delete() && delete());
+    assert!(!set(&index, "a", 6));
+    get(&index, "a", LENGTH_BYTES, 7);
+    assert_eq!(finish(&index, "a", 1), [('h', 2), ('h', 4), ('s', 3)]);
+    assert_eq!(finish(&index, "a", 2), [('m', 5), ('s', 6)]);
+    assert_eq!(finish(&index, "a", 3), [('h', 7)]);
+    assert!(index.stored(Digest::of("a")).is_some());
 }
 
 #[test]
