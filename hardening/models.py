@@ -28,6 +28,7 @@ MODELS = (
     "connector::gate::tests::",
     "index::changes::tests::models::",
     "index::map::tests::readers::",
+    "reactor::health::tests::models_",
 )
 
 # Models that run at the same time.

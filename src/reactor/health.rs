@@ -101,8 +101,9 @@ impl DirectionHealth {
 
     /// Says in what words the device has failed, if it has.
     fn fail(&self, direction: Direction, now: Instant) -> Option<String> {
-        self.is_watched.store(true, Ordering::Relaxed);
         let mut history = self.history.lock();
+        // Under the lock, as a success that finds no failure takes it back.
+        self.is_watched.store(true, Ordering::Relaxed);
         history.error_streak += 1;
         history.recent = history.recent << 1 | 1;
         let (in_a_row, of_64) = (history.error_streak, history.recent.count_ones());
@@ -210,8 +211,9 @@ impl Health {
     /// A number that grows with the successes from now on.
     pub(super) fn successes(&self, direction: Direction) -> u64 {
         let direction = &self.directions[direction as usize];
+        let history = direction.history.lock();
         direction.is_watched.store(true, Ordering::Relaxed);
-        direction.history.lock().successes
+        history.successes
     }
 
     /// Whether one more failed operation of the store at `path` is worth a line in the log: the first ones of a row are.
@@ -301,6 +303,24 @@ mod tests {
         let health = Health::default();
         health.set_alarm(3, Some(sender));
         (health, receiver)
+    }
+
+    /// The first failure comes beside a success that finds none.
+    #[cfg(any(kvring_model = "loom", kvring_model = "shuttle"))]
+    #[test]
+    fn models_a_streak_that_is_over_is_told_of_no_more() {
+        crate::models::explore(|| {
+            let health = std::sync::Arc::new(Health::default());
+            health.successes(Direction::Read);
+            let other = std::sync::Arc::clone(&health);
+            let failing = crate::models::spawn(move || {
+                other.note_failure(Request::Read, libc::EIO, Instant::now());
+            });
+            health.note_success(Direction::Read);
+            failing.join().unwrap();
+            health.note_success(Direction::Read);
+            assert_eq!(health.trouble(), None);
+        });
     }
 
     #[test]
