@@ -12,10 +12,8 @@ use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Header, MAGIC, MEMBERSHIP_OFFSET, Owner};
 use crate::format::membership::Membership;
 use crate::format::names::{INDEX_NAME, StoreId};
-use crate::format::record::STATE_CHUNK;
+use crate::format::record::{Record, STATE_CHUNK};
 use crate::format::superblock::is_zero;
-
-const RECORDS_READ: usize = 4096;
 
 /// What a store knows of sharing keys with others: so one that was away while the others went on is found out.
 ///
@@ -102,11 +100,8 @@ impl FoundIndex {
         else {
             return false;
         };
-        (0..)
-            .step_by(RECORDS_READ)
-            .map(|slot| index_file.records_from(slot, RECORDS_READ, length).0)
-            .take_while(|records| !records.is_empty())
-            .any(|some| some.iter().any(|one| one.state == STATE_CHUNK && one.is_intact()))
+        let is_chunk = |one: &Record| one.state == STATE_CHUNK && one.is_intact();
+        index_file.records_outside_holes(length).any(|some| some.iter().any(is_chunk))
     }
 }
 
@@ -150,7 +145,7 @@ mod tests {
     use crate::directory::Directory;
     use crate::format::header::{SESSION_OFFSET, Session};
     use crate::format::names::CHUNKS_NAME;
-    use crate::format::record::{Record, STATE_KEY_PART};
+    use crate::format::record::{RECORD_BYTES, STATE_KEY_PART};
     use crate::format::sealed;
     use crate::index::changes::Change;
     use crate::index::table::Table;
@@ -163,6 +158,24 @@ mod tests {
     fn opened(directory: &Path) -> Table {
         let budget = Arc::new(Budget::new(64 << 20));
         Table::open(look(directory).unwrap(), budget, 0).unwrap().0
+    }
+
+    /// One that is long is mostly holes, if nothing else wrote it.
+    #[test]
+    fn holes_of_an_index_are_not_read() {
+        const LENGTH: u64 = 8 << 30;
+        let directory = tempfile::tempdir().unwrap();
+        drop(opened(directory.path()));
+        let found = look(directory.path()).unwrap();
+        let index = found.index_file.as_ref().unwrap();
+        index.file.set_len(LENGTH).unwrap();
+        let last_slot = (LENGTH - HEADER_BYTES) / RECORD_BYTES as u64 - 1;
+        let record = Record { state: STATE_CHUNK, ..Record::zeroed() };
+        let offset = HEADER_BYTES + last_slot * RECORD_BYTES as u64;
+        index.file.write_all_at(bytemuck::bytes_of(&record), offset).unwrap();
+        let read: Vec<_> = index.records_outside_holes(LENGTH).flatten().collect();
+        assert!(read.len() < 100_000, "{}", read.len());
+        assert_eq!(read.last().map(|one| one.state), Some(STATE_CHUNK));
     }
 
     /// What is said of a directory whose index has these bytes: None if it is refused.

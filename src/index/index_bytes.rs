@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use bytemuck::{Pod, Zeroable};
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
 
 use crate::directory::Directory;
 use crate::error::OpenError;
@@ -20,6 +22,8 @@ use crate::store::data_files::list_data_files;
 
 /// Bytes that the disk returns as a whole or not at all.
 const PAGE_BYTES: usize = 4096;
+
+const RECORDS_READ: usize = 4096;
 
 pub(super) struct IndexBytes {
     /// The file, or the device.
@@ -87,6 +91,28 @@ impl IndexBytes {
         let bytes = bytemuck::cast_slice_mut(&mut records);
         read_pages(&self.file, bytes, offset, |_| unreadable += 1);
         (records, unreadable)
+    }
+
+    /// All records before `length`, some at a time, but for those in holes of the file.
+    pub(super) fn records_outside_holes(&self, length: u64) -> impl Iterator<Item = Vec<Record>> {
+        let mut next_slot = 0;
+        std::iter::from_fn(move || {
+            let slot = self.behind_hole(next_slot)?;
+            let records = self.records_from(slot, RECORDS_READ, length).0;
+            next_slot = slot + records.len() as u64;
+            (!records.is_empty()).then_some(records)
+        })
+    }
+
+    /// `slot`, or the first one behind it that has data; `None` if none has.
+    fn behind_hole(&self, slot: u64) -> Option<u64> {
+        let offset = self.offset + HEADER_BYTES + slot * RECORD_BYTES as u64;
+        match lseek(&self.file, offset as i64, Whence::SeekData) {
+            Ok(data) => Some(slot + (data as u64).saturating_sub(offset) / RECORD_BYTES as u64),
+            Err(Errno::ENXIO) => None,
+            // Not every file system tells.
+            Err(_) => Some(slot),
+        }
     }
 
     /// The id of its store, or why it is no index that can be relied upon, if it is `length` bytes long.
