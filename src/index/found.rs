@@ -173,9 +173,12 @@ mod tests {
         let record = Record { state: STATE_CHUNK, ..Record::zeroed() };
         let offset = HEADER_BYTES + last_slot * RECORD_BYTES as u64;
         index.file.write_all_at(bytemuck::bytes_of(&record), offset).unwrap();
-        let read: Vec<_> = index.records_outside_holes(LENGTH).flatten().collect();
-        assert!(read.len() < 100_000, "{}", read.len());
-        assert_eq!(read.last().map(|one| one.state), Some(STATE_CHUNK));
+        let read: Vec<_> = index.records_outside_holes(LENGTH).take(64).collect();
+        assert!(read.len() < 64);
+        assert_eq!(
+            read.last().and_then(|some| some.last()).map(|one| one.state),
+            Some(STATE_CHUNK)
+        );
     }
 
     /// What is said of a directory whose index has these bytes: None if it is refused.
