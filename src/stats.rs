@@ -41,6 +41,7 @@ counters! {
     get_late,
     set_stored,
     set_unchanged,
+    set_deleted,
     set_failed,
     set_queued,
     set_joined,

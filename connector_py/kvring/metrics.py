@@ -53,6 +53,7 @@ _LABELLED: Final = (
         {
             "stored": "set_stored",
             "unchanged": "set_unchanged",
+            "deleted": "set_deleted",
             "not_admitted": "set_not_admitted",
             "over_write_budget": "set_over_write_budget",
             "failed": "set_failed",

@@ -93,6 +93,7 @@ impl Claim {
         behind: Option<RoomOf>,
     ) -> Begun {
         if cache.index.is_doomed(self.request.digest) {
+            cache.counters.set_deleted.add(1);
             return Begun::Unwritten;
         }
         if !self.is_admitted {
