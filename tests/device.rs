@@ -5,12 +5,17 @@
 mod common;
 
 use std::fs::{File, Permissions};
+use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::loop_device::LoopDevice;
 use common::records::{RECORD_BYTES, RECORDS_AT, Record};
 use common::{Client, MIB, Memory, config, key, pattern};
+use kvring::testing::{FileOperations, SystemFiles};
 use kvring::{Config, Connector, Durability, list_chunks};
 
 const SIZE_MIB: u64 = 96;
@@ -165,6 +170,35 @@ fn an_index_that_was_away_stays_away() {
     assert_eq!((reset, kept), (None, 3));
     assert_held(&client, 10..13);
     assert_eq!(client.exists(&[key(0)]), [false]);
+}
+
+/// The next sync fails if it is to.
+#[derive(Debug, Default)]
+struct FailingSync(AtomicBool);
+
+impl FileOperations for FailingSync {
+    fn sync_data(&self, file: &File) -> io::Result<()> {
+        match self.0.swap(false, Ordering::SeqCst) {
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => SystemFiles.sync_data(file),
+        }
+    }
+}
+
+/// The index grows with the second attempt. What the first sync may have dropped is not vouched for by those of close().
+#[test]
+fn a_failed_sync_while_the_index_grows_is_not_forgotten() {
+    let Some(device) = LoopDevice::new(SIZE_MIB, 512) else { return };
+    let syncs = Arc::<FailingSync>::default();
+    let mut config = config(device.path(), Config::WHOLE_DEVICE);
+    config.files = Arc::<FailingSync>::clone(&syncs);
+    config.tuning.flush_period = Duration::from_secs(3600);
+    let client = Client::from(Connector::open(config).unwrap());
+    syncs.0.store(true, Ordering::SeqCst);
+    (0..COUNT).step_by(BATCH as usize).for_each(|first| store(&client, first..first + BATCH));
+    assert!(!syncs.0.load(Ordering::SeqCst), "the index has grown");
+    assert!(!client.connector.close().clean);
+    assert_held(&open(device.path(), Durability::BestEffort, 1), 0..COUNT);
 }
 
 /// The index of a device begins behind its first MiB.

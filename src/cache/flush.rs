@@ -46,9 +46,7 @@ impl Cache {
         lasting > self.durable_changes.load(Ordering::SeqCst)
     }
 
-    /// Makes durable what was stored and removed so far; `all`: also what an earlier owner did. After an error nothing is trusted
-    /// that was stored before, and the store is not closed as in order: a later flush that succeeds says nothing of what this one
-    /// dropped.
+    /// Makes durable what was stored and removed so far; `all`: also what an earlier owner did.
     pub(crate) fn flush(&self, all: bool) -> io::Result<()> {
         let table = &self.index.table;
         if all {
@@ -61,17 +59,20 @@ impl Cache {
         let outcome = of_data.and_then(|()| table.sync());
         if outcome.is_ok() {
             self.durable_changes.store(written, Ordering::SeqCst);
-            return Ok(());
         }
-        self.has_flush_failed.store(true, Ordering::SeqCst);
-        self.index.distrust_all();
-        table.write_anew_later();
-        // For an owner that comes without a close() of this one. If it fails, so does the next flush.
-        let _ = self.index.write_session(self.config.clock.now_ms(), false);
         outcome
     }
 
-    /// Whether a flush has failed since the store was opened.
+    /// A sync has failed that a flush, or another thread beside it, has made: nothing is trusted that was stored before, and the
+    /// store is not closed as in order. A later flush that succeeds says nothing of what this one dropped.
+    pub(crate) fn note_failed_flush(&self) {
+        self.has_flush_failed.store(true, Ordering::SeqCst);
+        self.index.distrust_all();
+        // For an owner that comes without a close() of this one. If it fails, so does the next flush.
+        let _ = self.index.write_session(self.config.clock.now_ms(), false);
+    }
+
+    /// Whether such a sync has failed since the store was opened.
     pub(crate) fn has_flush_failed(&self) -> bool {
         self.has_flush_failed.load(Ordering::SeqCst)
     }

@@ -21,6 +21,7 @@ use super::volumes::{Unavailable, Volumes};
 use crate::cache::WriteBudget;
 use crate::completion_queue::CompletionQueues;
 use crate::config::Config;
+use crate::engine::WatchedFiles;
 use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::membership::Membership;
@@ -106,8 +107,13 @@ fn open_others(
     let now_ms = config.clock.now_ms();
     let is_left_out = |path: &PathBuf| left_out.iter().any(|one| one.path == *path);
     let numbers = (0..config.paths.len()).filter(|number| !is_left_out(&config.paths[*number]));
+    let files: Vec<_> = config.paths.iter().map(|_| WatchedFiles::new(&config.files)).collect();
+    let of_path = |config: &Config, number: usize| {
+        let files = Arc::<WatchedFiles>::clone(&files[number]);
+        Config { files, ..config.of_path(number) }
+    };
     let (found, refused) = at_once(numbers.map(|number| (number, ())), |number, ()| {
-        FoundHome::look(&config.of_path(number), now_ms)
+        FoundHome::look(&of_path(config, number), now_ms)
     });
     let mut capacities_bytes = vec![0; config.paths.len()];
     for (number, found) in &found {
@@ -124,7 +130,8 @@ fn open_others(
     leave_out(config, refused, left_out, missing)?;
     let are_outdated = compare(&looks)?;
     let (opened, failed) = at_once(found, |number, found| {
-        Volume::open(resolved.of_path(number), found, completions, &quotas, &write_budget)
+        let config = of_path(&resolved, number);
+        Volume::open(config, &files[number], found, completions, &quotas, &write_budget)
     });
     if !failed.is_empty() {
         return Ok(Err(failed));

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -13,7 +13,7 @@ use crate::cache::{Cache, CacheThread, ChunkIndex, FilesChange, WriteBudget};
 use crate::capacity::Budget;
 use crate::completion_queue::CompletionQueues;
 use crate::config::{Config, Durability};
-use crate::engine::Waker;
+use crate::engine::{SyncListener, Waker, WatchedFiles};
 use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::names::StoreId;
@@ -68,14 +68,16 @@ pub(crate) struct Volume {
     pub(super) budget: Arc<Budget>,
     pub(super) recovery: Recovery,
     unverified: Vec<ChunkVersion>,
+    watched_files: Arc<WatchedFiles>,
     threads: Mutex<Threads>,
 }
 
 impl Volume {
     /// Opens what was found, makes what is missing, and recovers the chunks. `config` is of that path alone; the paths of a
-    /// store share the others.
+    /// store share the others. Its files are those of `watched_files`.
     pub(super) fn open(
         config: Config,
+        watched_files: &Arc<WatchedFiles>,
         found: Option<FoundHome>,
         completions: &Arc<CompletionQueues>,
         quotas: &Quotas,
@@ -108,7 +110,8 @@ impl Volume {
         let cache = Cache::new(config, index, store, write_budget, reactors, open_store);
         let shared = Arc::new(Shared::new(Arc::new(cache), completions, wakers));
         let threads = Mutex::default();
-        Ok(Self { shared, id, sharing, budget, recovery, unverified, threads })
+        let watched_files = Arc::clone(watched_files);
+        Ok(Self { shared, id, sharing, budget, recovery, unverified, watched_files, threads })
     }
 
     /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
@@ -138,7 +141,13 @@ impl Volume {
         warn_of_capacity(path, &self.budget);
         let mut threads = self.threads.lock();
         let unverified = std::mem::take(&mut self.unverified);
-        let started = threads.start(shared, unverified, make_engine, recovery.clean_shutdown);
+        let started = threads.start(
+            shared,
+            unverified,
+            make_engine,
+            recovery.clean_shutdown,
+            &self.watched_files,
+        );
         started.inspect_err(|_| {
             shared.stop(Duration::ZERO);
             threads.end();
@@ -193,12 +202,16 @@ impl Threads {
         unverified: Vec<ChunkVersion>,
         make_engine: &MakeEngine,
         was_closed: bool,
+        watched_files: &WatchedFiles,
     ) -> Result<(), OpenError> {
         let io_error = |action| OpenError::io(action, shared.cache.config.path());
         let thread_error = || io_error("start a thread for");
         self.writer = Some(RecordWriter::start(shared).map_err(thread_error())?);
         self.reactors = Some(Reactors::start(shared, unverified, make_engine)?);
         begin_session(shared, was_closed).map_err(io_error("write the index of"))?;
+        // From here on a failed sync may be of what this owner has written.
+        let listener: Weak<dyn SyncListener> = Arc::<Shared>::downgrade(shared);
+        watched_files.tell(listener);
         self.growth = Some(shared.cache.start_growth().map_err(thread_error())?);
         let owner = Arc::clone(shared);
         let maintenance =

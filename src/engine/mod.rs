@@ -14,6 +14,7 @@ mod requests;
 mod ring_memory;
 mod ring_setup;
 pub(crate) mod uring;
+mod watched_files;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -31,6 +32,7 @@ pub use refusal::{EngineError, Refusal};
 pub(crate) use registered_memory::RegisteredMemory;
 pub use registered_memory::{MemoryError, MemoryHandle};
 pub(crate) use requests::{Held, Place, Requests};
+pub(crate) use watched_files::{SyncListener, WatchedFiles};
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

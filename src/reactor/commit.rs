@@ -9,7 +9,7 @@
 //! that clearing, and the older chunk would be back.
 //!
 //! A failed sync fails its group and is not tried again: the kernel may have dropped what it could not write, and a second
-//! sync would report success for it. So would the sync of the next group, and those of other reactors
+//! sync would report success for it. So would the sync of the next group, and those of other reactors and threads
 //! ([`failed_syncs`](super::failed_syncs)): a SET whose write had begun before the failure was seen is written once more, or
 //! fails with it if its record is on its way already.
 
@@ -46,7 +46,7 @@ pub(super) struct GroupCommit {
     /// Syncs in flight.
     outstanding: usize,
     error: Option<i32>,
-    /// Syncs of other reactors that have to come back before the phase is over.
+    /// Syncs of others that have to come back before the phase is over.
     awaited: Option<SyncsUnderWay>,
     /// Changes of records that have to be made before its sync of the index begins.
     pub(super) awaited_records: Option<u64>,
@@ -172,13 +172,18 @@ impl Operations {
 
     fn submit_syncs(&mut self, syncs: &[Transfer]) -> Result<(), EngineError> {
         let mut outcome = Ok(());
+        // All at once: who awaits the first of them is not to take the end of another one for its end.
+        let begun = &self.shared.lanes[self.number].syncs_begun;
+        begun.fetch_add(syncs.len() as u64, Ordering::SeqCst);
         for sync in syncs {
-            self.shared.lanes[self.number].syncs_begun.fetch_add(1, Ordering::SeqCst);
-            outcome = self.device.requests.request(*sync, None);
+            // A stopping engine takes none of those behind the one that it refused.
+            if outcome.is_ok() {
+                outcome = self.device.requests.request(*sync, None);
+            }
             if outcome.is_err() {
                 self.shared.note_sync_ended(self.number, 0, false);
                 self.commit.error = Some(libc::EIO);
-                break;
+                continue;
             }
             self.shared.cache.counters.syncs.add(1);
             self.commit.outstanding += 1;

@@ -1,4 +1,4 @@
-//! How the syncs of all reactors of a store end.
+//! How the syncs of a store end, in all reactors and in all other threads.
 //!
 //! A sync that fails may have dropped whatever was written before it ended, in other files too where it was the device
 //! that could not flush; the next sync, by whichever reactor, reports success for it. So a chunk is durable only if no
@@ -10,10 +10,40 @@ use std::time::Instant;
 
 use super::Shared;
 use super::health::Direction;
+use crate::config::Durability;
+use crate::engine::SyncListener;
 use crate::sync::atomic::Ordering;
 
-/// For each reactor, how many of its syncs have to have come back.
-pub(super) struct SyncsUnderWay(Vec<u64>);
+/// For each reactor, how many of its syncs have to have come back, and the number from which on those of other threads need not.
+pub(super) struct SyncsUnderWay {
+    of_lanes: Vec<u64>,
+    of_threads: u64,
+}
+
+fn errno_of(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+impl SyncListener for Shared {
+    fn note_begun(&self) -> u64 {
+        let mut syncs = self.thread_syncs.lock();
+        let number = syncs.begun;
+        syncs.begun += 1;
+        syncs.under_way.insert(number);
+        number
+    }
+
+    fn note_ended(&self, number: u64, outcome: &io::Result<()>) {
+        if let Err(error) = outcome {
+            self.note_failed_sync(errno_of(error), true);
+            if self.cache.config.durability == Durability::BestEffort {
+                self.cache.note_failed_flush();
+            }
+        }
+        self.thread_syncs.lock().under_way.remove(&number);
+        self.wake_awaiting_syncs();
+    }
+}
 
 impl Shared {
     pub(super) fn failed_syncs(&self) -> u64 {
@@ -28,14 +58,23 @@ impl Shared {
     /// A sync of reactor `number` has come back, with this errno, or 0; `is_first` is the first one of its group that failed.
     pub(super) fn note_sync_ended(&self, number: usize, errno: i32, is_first: bool) {
         if errno != 0 {
-            self.sync_errno.store(errno, Ordering::SeqCst);
-            // Records that others cleared were dropped as well, and nobody else writes those again.
-            if is_first {
-                self.cache.index.table.write_anew_later();
-            }
-            self.failed_syncs.fetch_add(1, Ordering::SeqCst);
+            self.note_failed_sync(errno, is_first);
         }
         self.lanes[number].syncs_ended.fetch_add(1, Ordering::SeqCst);
+        self.wake_awaiting_syncs();
+    }
+
+    /// Before it counts as having come back.
+    fn note_failed_sync(&self, errno: i32, is_first: bool) {
+        self.sync_errno.store(errno, Ordering::SeqCst);
+        // Records that others cleared were dropped as well, and nobody else writes those again.
+        if is_first {
+            self.cache.index.table.write_anew_later();
+        }
+        self.failed_syncs.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn wake_awaiting_syncs(&self) {
         let lanes = self.lanes.iter();
         lanes
             .filter(|lane| lane.awaits_syncs.load(Ordering::SeqCst))
@@ -58,11 +97,10 @@ impl Shared {
                 path.display()
             );
         }
-        let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        self.health.note_failed_flush(errno, Instant::now());
+        self.health.note_failed_flush(errno_of(error), Instant::now());
     }
 
-    /// What reactors other than `number` have in flight. `number` is woken whenever some of it comes back, until
+    /// What all but reactor `number` have in flight. `number` is woken whenever some of it comes back, until
     /// [`Shared::have_ended`].
     pub(super) fn syncs_under_way(&self, number: usize) -> SyncsUnderWay {
         self.lanes[number].awaits_syncs.store(true, Ordering::SeqCst);
@@ -70,13 +108,15 @@ impl Shared {
             true => 0,
             false => lane.syncs_begun.load(Ordering::SeqCst),
         };
-        SyncsUnderWay(self.lanes.iter().enumerate().map(begun).collect())
+        let of_lanes = self.lanes.iter().enumerate().map(begun).collect();
+        SyncsUnderWay { of_lanes, of_threads: self.thread_syncs.lock().begun }
     }
 
     pub(super) fn have_ended(&self, number: usize, awaited: &SyncsUnderWay) -> bool {
-        let mut lanes = self.lanes.iter().zip(&awaited.0);
-        let have_ended =
-            lanes.all(|(lane, begun)| lane.syncs_ended.load(Ordering::SeqCst) >= *begun);
+        let mut lanes = self.lanes.iter().zip(&awaited.of_lanes);
+        let first_of_threads = self.thread_syncs.lock().under_way.first().copied();
+        let have_ended = first_of_threads.is_none_or(|first| first >= awaited.of_threads)
+            && lanes.all(|(lane, begun)| lane.syncs_ended.load(Ordering::SeqCst) >= *begun);
         if have_ended {
             self.lanes[number].awaits_syncs.store(false, Ordering::SeqCst);
         }

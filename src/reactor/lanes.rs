@@ -3,6 +3,7 @@
 //! Any reactor may get any operation. A SET has claimed its key, where later operations on the key wait until it is done, and a
 //! GET has opened its chunk.
 
+use std::collections::BTreeSet;
 use std::mem;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -48,6 +49,13 @@ pub(super) struct Lane {
     /// Time in which its part of the bytes in the device held loads or stores back, and what moved of them in it.
     saturated_ns: OfLoadsAndStores<AtomicU64>,
     saturated_bytes: OfLoadsAndStores<AtomicU64>,
+}
+
+/// Syncs of threads that are no reactors, by number.
+#[derive(Default)]
+pub(super) struct ThreadSyncs {
+    pub(super) begun: u64,
+    pub(super) under_way: BTreeSet<u64>,
 }
 
 /// A piece that the kernel is done with, of reactor `owner`, to be summed up by any.

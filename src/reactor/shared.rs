@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::bytes_bound::{BytesBound, OfLoadsAndStores, Saturated};
 use super::health::Health;
-use super::lanes::{Lane, Offered, Spread};
+use super::lanes::{Lane, Offered, Spread, ThreadSyncs};
 use super::latency::Latencies;
 use super::limits;
 use super::record_writer::WaitingAnswers;
@@ -31,6 +31,7 @@ pub(crate) struct Shared {
     /// Syncs that failed; see [`super::failed_syncs`].
     pub(super) failed_syncs: AtomicU64,
     pub(super) sync_errno: AtomicI32,
+    pub(super) thread_syncs: Mutex<ThreadSyncs>,
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
     live: AtomicUsize,
@@ -68,6 +69,7 @@ impl Shared {
             lanes: wakers.into_iter().map(Lane::new).collect(),
             failed_syncs: AtomicU64::new(0),
             sync_errno: AtomicI32::new(0),
+            thread_syncs: Mutex::default(),
             deadline: Mutex::new(None),
             stopped: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),

@@ -1,20 +1,8 @@
 //! What files are asked.
 
 use std::fs::File;
-use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-
-use nix::errno::Errno;
-
-/// Writes `bytes` at `offset_bytes`, or the first of them, and returns how many when they are durable.
-pub(crate) fn write_durably(file: &File, bytes: &[u8], offset_bytes: u64) -> nix::Result<usize> {
-    let vector = [IoSlice::new(bytes)];
-    let (file, at) = (file.as_raw_fd(), offset_bytes as libc::off_t);
-    // SAFETY: an IoSlice is laid out as an iovec; its memory lives through the call and is only read.
-    let written = unsafe { libc::pwritev2(file, vector.as_ptr().cast(), 1, at, libc::RWF_DSYNC) };
-    Ok(Errno::result(written)? as usize)
-}
 
 /// Alignment of memory and of offsets for direct transfers on `file`, in bytes; 0 if it has none. `None` where the system does not tell:
 /// statx(2) fills the STATX_DIOALIGN fields since Linux 6.1, for block devices later.

@@ -12,8 +12,6 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use nix::errno::Errno;
-
 use crate::format::names::id_text;
 use crate::format::superblock::{Superblock, SuperblockCopy};
 pub(crate) use path_kind::is_device;
@@ -30,8 +28,8 @@ use crate::error::OpenError;
 use crate::format::header::Owner;
 use crate::format::superblock::{COPY_OFFSET, HEAD_BYTES, tail_offset};
 use crate::sync::Mutex;
+use crate::system::block_device;
 use crate::system::fork::ClosedOnFork;
-use crate::system::{block_device, files};
 
 /// A claimed device that holds a store.
 #[derive(Debug)]
@@ -175,9 +173,9 @@ impl BlockDevice {
         let (zeros, end) = (zeros.bytes_mut(), start + length);
         for offset in (start..end).step_by(zeros.len()) {
             let length = (zeros.len() as u64).min(end - offset) as usize;
-            self.write_durably(&zeros[..length], offset)?;
+            self.files.write_at(&self.file, &zeros[..length], offset)?;
         }
-        Ok(())
+        self.files.sync_data(&self.file)
     }
 
     fn format(&self, discard: Discard) -> io::Result<()> {
@@ -249,22 +247,8 @@ impl BlockDevice {
         block.bytes_mut()[..size_of::<Superblock>()]
             .copy_from_slice(bytemuck::bytes_of(superblock));
         for offset in [COPY_OFFSET, 0] {
-            self.write_durably(block.bytes_mut(), offset)?;
-        }
-        Ok(())
-    }
-
-    fn write_durably(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match files::write_durably(&self.file, bytes, offset) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => {
-                    bytes = &bytes[count..];
-                    offset += count as u64;
-                }
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
+            self.files.write_at(&self.file, block.bytes_mut(), offset)?;
+            self.files.sync_data(&self.file)?;
         }
         Ok(())
     }
