@@ -14,7 +14,7 @@ use super::table::{ChunkFields, Reservation};
 use crate::block::Extent;
 use crate::checksum::PayloadChecksum;
 use crate::evict::ChunkRef;
-use crate::format::record::use_word;
+use crate::format::record::{use_parts, use_word};
 use crate::key::{Digest, Namespace};
 use crate::sync::atomic::Ordering;
 
@@ -232,11 +232,13 @@ impl<G, S> Index<G, S> {
             false => self.table.publish(&reservation, &content, key),
             true => reservation.slots[0],
         };
+        let mut replaced_ms = 0;
         // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
         if let Some(old) = shard.find(digest) {
             let old_entry = shard.entries[old.entry];
             freed.extend(self.take_out(shard, old.entry, Gone::Removed));
             self.inherit(&mut entry, &old_entry);
+            replaced_ms = use_parts(old_entry.last_use).0;
         }
         let ghost = shard.ghosts.remove(digest);
         let returns = ghost.is_some_and(|ghost| ghost.was_evicted);
@@ -255,6 +257,10 @@ impl<G, S> Index<G, S> {
             if let Some(quota) = self.quotas.of(entry.namespace) {
                 quota.leases.lock().add(entry.leased_until_s, entry.footprint());
             }
+        }
+        // As a use by a clock that is behind; see `touch`.
+        if replaced_ms > content.created_ms {
+            shard.note_use(number, use_word(replaced_ms, 0));
         }
         shard.link(Located { entry: number, record });
         self.note_stored(shard, key, length_bytes);

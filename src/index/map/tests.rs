@@ -155,18 +155,23 @@ fn expiry_looks_at_some_entries_at_a_time() {
 
 /// As at a boot before the first answer of NTP.
 #[test]
-fn a_use_by_a_clock_that_is_behind_expires_nothing_once_the_clock_is_right() {
+fn what_is_used_or_stored_by_a_clock_that_is_behind_expires_no_earlier() {
     let (_directory, mut index) = index();
     let now_ms = Arc::new(std::sync::atomic::AtomicU64::new(0));
     index.config.ttl = Some(Duration::from_millis(50_000));
     index.config.clock = Clock::by_hand(Arc::clone(&now_ms));
     let key: Arc<str> = "one".into();
-    store(&index, Digest::of(&key), &key, 100);
+    let digest = Digest::of(&key);
+    store(&index, digest, &key, 100);
     // At the second moment the clock is behind.
     for (at_ms, is_stored) in [(40_000, true), (10_000, true), (89_999, true), (139_999, false)] {
         now_ms.store(at_ms, Ordering::SeqCst);
         index.expire(|_, _| true);
         assert_eq!(index.touch_keys(&[Hashed::of(&key)], at_ms), [is_stored], "{at_ms}");
+        if at_ms == 10_000 {
+            assert!(matches!(index.enter_set(digest, &key, 0, 0), EnteredSet::Ready(_)));
+            assert_eq!(finish(&index, digest, Some(publication(&index, &key, 200))), 1);
+        }
     }
 }
 
