@@ -19,6 +19,7 @@ use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mkdirat, stat};
+use nix::sys::statfs::{FsType, fstatfs};
 use nix::sys::statvfs::{Statvfs, fstatvfs};
 use nix::unistd::Uid;
 
@@ -306,6 +307,11 @@ impl Directory {
 
     pub(crate) fn file_system(&self) -> io::Result<Statvfs> {
         Ok(fstatvfs(&self.file)?)
+    }
+
+    /// Whether its file system is of that kind.
+    pub(crate) fn is_on(&self, kind: FsType) -> bool {
+        fstatfs(&self.file).is_ok_and(|answer| answer.filesystem_type() == kind)
     }
 
     fn set_private(&self) -> io::Result<()> {

@@ -238,6 +238,21 @@ def test_another_file_fills_the_disk_under_a_store(
     client.assert_sound()
 
 
+@pytest.mark.parametrize("small_disk", ["xfs"], indirect=True)
+def test_the_blocks_of_a_removed_chunk_file_are_free_at_once(
+    open_store: Callable[..., Client], small_disk: Path
+) -> None:
+    """XFS frees those of a removed file later; SETs in their place found no space."""
+    client = open_store(layout="files")
+    client.store({make_key(0): SOURCE})
+    (path,) = (small_disk / "store" / "chunks").glob("*/*")
+    with path.open("rb") as file:
+        assert os.fstat(file.fileno()).st_blocks > 0
+        client.delete([make_key(0)])
+        client.wait_until(lambda: not path.exists())
+        assert os.fstat(file.fileno()).st_blocks == 0
+
+
 def test_an_empty_store_on_a_full_disk(
     open_store: Callable[..., Client], filler: Filler, small_disk: Path
 ) -> None:

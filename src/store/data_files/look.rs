@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::statfs::{BTRFS_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs};
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, XFS_SUPER_MAGIC};
 
 use super::*;
 use crate::store::runs::Runs;
@@ -110,7 +110,5 @@ impl ExtentStore {
 
 /// Whether files of this file system can come to share blocks. Others that can are looked at when a write finds no space.
 fn can_share(directory: &Directory) -> bool {
-    fstatfs(&directory.file).is_ok_and(|answer| {
-        [XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC].contains(&answer.filesystem_type())
-    })
+    [XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC].iter().any(|kind| directory.is_on(*kind))
 }
