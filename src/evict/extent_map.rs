@@ -4,6 +4,7 @@
 //! bytes for a chunk, where a map with the extents as keys would take 25.
 
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 
 use super::{NodeId, Nodes};
 use crate::block::Extent;
@@ -16,7 +17,8 @@ type Start = (u32, u32);
 type Place = (Start, NodeId);
 
 pub(super) struct ExtentMap {
-    /// By a bound that is above all chunks of the pieces before, and not above those of this one. The first is always there.
+    /// By a bound that is above all chunks of the pieces before, and not above those of this one. The first is always there; no
+    /// other one is empty.
     pieces: BTreeMap<Place, Vec<NodeId>>,
     len: usize,
 }
@@ -107,16 +109,19 @@ impl ExtentMap {
         piece.remove(at);
         self.len -= 1;
         if piece.len() < PIECE / 4 {
-            self.join(bound);
+            let next =
+                self.pieces.range((Excluded(bound), Unbounded)).next().map(|(next, _)| *next);
+            // With both: chunks may go in any order.
+            [next, Some(bound)].into_iter().flatten().for_each(|bound| self.join(bound));
         }
     }
 
-    /// Joins a short piece with the one before it, if both are short.
+    /// Joins a piece with the one before it, if both are short or it is empty.
     fn join(&mut self, bound: Place) {
         let mut both = self.pieces.range_mut(..=bound).rev();
         if let Some((_, short)) = both.next()
             && let Some((_, before)) = both.next()
-            && short.len() + before.len() <= PIECE / 2
+            && (short.is_empty() || short.len() + before.len() <= PIECE / 2)
         {
             before.append(short);
             self.pieces.remove(&bound);
@@ -187,6 +192,7 @@ mod tests {
                 prop_assert_eq!(again.at(&nodes, *start), map.at(&nodes, *start));
             }
             prop_assert!(map.pieces.values().all(|piece| piece.len() <= PIECE));
+            prop_assert!(map.pieces.values().skip(1).all(|piece| !piece.is_empty()));
         }
     }
 
@@ -212,16 +218,33 @@ mod tests {
 
     #[test]
     fn pieces_are_full_of_what_comes_in_order_and_few_of_what_is_left() {
-        let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());
-        let count = 64 * PIECE as u32;
-        let ids: Vec<NodeId> =
-            (0..count).map(|block| add(&mut map, &mut nodes, (0, block))).collect();
-        assert_eq!((map.len(), map.pieces.len()), (64 * PIECE, 64));
-        for (number, id) in ids.iter().enumerate().filter(|(number, _)| number % PIECE != 0) {
-            map.remove(&nodes, *id);
-            assert_eq!(map.len(), 64 * PIECE - (number - number / PIECE));
+        for is_backwards in [false, true] {
+            let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());
+            let count = 64 * PIECE;
+            let ids: Vec<NodeId> =
+                (0..count).map(|block| add(&mut map, &mut nodes, (0, block as u32))).collect();
+            assert_eq!((map.len(), map.pieces.len()), (count, 64));
+            let mut goes: Vec<usize> = (0..count).filter(|number| number % PIECE != 0).collect();
+            if is_backwards {
+                goes.reverse();
+            }
+            for (gone, number) in goes.iter().enumerate() {
+                map.remove(&nodes, ids[*number]);
+                assert_eq!(map.len(), count - gone - 1);
+            }
+            assert!(map.pieces.len() <= 2, "{} pieces for {} chunks", map.pieces.len(), map.len());
+            assert_eq!(map.first_from(&nodes, (0, 1)), Some(ids[PIECE]));
         }
-        assert!(map.pieces.len() <= 2, "{} pieces for {} chunks", map.pieces.len(), map.len());
-        assert_eq!(map.first_from(&nodes, (0, 1)), Some(ids[PIECE]));
+    }
+
+    /// Else each search for a neighbour, under a lock, passes over all of them.
+    #[test]
+    fn a_piece_that_becomes_empty_goes_beside_full_ones() {
+        let (mut map, mut nodes) = (ExtentMap::default(), Nodes::default());
+        let ids: Vec<NodeId> =
+            (0..64 * PIECE as u32).map(|block| add(&mut map, &mut nodes, (0, block))).collect();
+        let (left, gone) = ids.split_at(PIECE);
+        gone.iter().rev().for_each(|id| map.remove(&nodes, *id));
+        assert_eq!((map.pieces.len(), map.last_before(&nodes, (1, 0))), (1, left.last().copied()));
     }
 }
