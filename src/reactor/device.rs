@@ -3,7 +3,7 @@
 //! What may be the fault of one sector is tried again alone, one read and one write at a time: the kernel joins requests for
 //! neighbours and fails all of them for one bad sector. Apart from each other, those that are intact can be read, or written.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,22 @@ struct IsolatedRetries {
     in_flight: Option<FailedOnce>,
 }
 
+/// Tokens of writes whose checksum may be computed while the kernel has them; some may be done by now.
+#[derive(Default)]
+struct Unsummed(VecDeque<usize>);
+
+impl Unsummed {
+    /// Where there is never a moment for the oldest, those that are not of use any more go: of the rest there are `most` at most.
+    fn push(&mut self, token: usize, most: usize, is_of_use: impl Fn(usize) -> bool) {
+        self.0.push_back(token);
+        if self.0.len() > 2 * most {
+            // Tokens are given again.
+            let mut seen = HashSet::new();
+            self.0.retain(|token| is_of_use(*token) && seen.insert(*token));
+        }
+    }
+}
+
 pub(super) struct Checksummed {
     pub(super) grant: Grant,
     /// To be combined with those of the other pieces by XOR; 0 without one.
@@ -55,8 +71,8 @@ pub(super) struct Device {
     pub(super) offered_bytes: u64,
     /// Most bytes that may wait there, as loads hold bounce memory until then.
     pub(super) most_moved_bytes: u64,
-    /// Writes in the kernel whose checksum may be computed meanwhile; some may be done by now.
-    unsummed: VecDeque<usize>,
+    unsummed: Unsummed,
+    most_transfers: usize,
     /// Pieces that failed, of which their operations do not know yet.
     pub(super) failed: VecDeque<(Grant, Failure)>,
     /// Nothing may be submitted any more.
@@ -80,7 +96,8 @@ impl Device {
             moved_bytes: 0,
             offered_bytes: 0,
             most_moved_bytes,
-            unsummed: VecDeque::new(),
+            unsummed: Unsummed::default(),
+            most_transfers,
             failed: VecDeque::new(),
             is_stopping: false,
         }
@@ -91,7 +108,9 @@ impl Device {
         let can_be_summed_early = piece.can_be_summed_early();
         let token = self.requests.insert(piece);
         if can_be_summed_early {
-            self.unsummed.push_back(token);
+            let is_of_use =
+                |token| self.requests.get(token).is_some_and(Piece::can_be_summed_early);
+            self.unsummed.push(token, self.most_transfers, is_of_use);
         }
         self.submit(token)
     }
@@ -233,7 +252,7 @@ impl Device {
     }
 
     pub(super) fn has_checksums_to_do(&self) -> bool {
-        self.moved_bytes > 0 || !self.unsummed.is_empty()
+        self.moved_bytes > 0 || !self.unsummed.0.is_empty()
     }
 
     /// Copies the next piece that the kernel is done with to where its bytes belong, and computes its checksum, loads first.
@@ -253,7 +272,7 @@ impl Device {
         let mut summed_bytes = 0;
         while summed_bytes < limit_bytes
             && self.moved_bytes == 0
-            && let Some(token) = self.unsummed.pop_front()
+            && let Some(token) = self.unsummed.0.pop_front()
         {
             // It may be done, and its token another piece's.
             if let Some(piece) =
@@ -264,5 +283,24 @@ impl Device {
                 self.requests.about_mut(token).set_checksum(checksum);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_that_are_never_summed_up_early_are_forgotten_when_they_are_done() {
+        const MOST: usize = 64;
+        let mut unsummed = Unsummed::default();
+        for number in 0..100 * MOST {
+            // A new token in each case, and one that is given again.
+            for token in [number, number % MOST] {
+                unsummed.push(token, MOST, |token| token < MOST);
+                assert!(unsummed.0.len() <= 2 * MOST);
+            }
+        }
+        assert!((0..MOST).all(|token| unsummed.0.contains(&token)), "those in the kernel stay");
     }
 }
