@@ -2,11 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
+use kvring::Completion;
+
 use super::common::{Memory, eventually};
 use super::driver::{Driver, Gone};
 use super::faults::Trouble;
 use super::model::Possible;
 use super::plan::{Mechanism, NAMESPACES};
+
+/// That one of three paths gets none of so many keys is a matter of 10^-11.
+const PROBES: usize = 64;
 
 impl Driver<'_> {
     /// What has gone has gone by a rule, and nothing that is guarded has.
@@ -67,18 +72,16 @@ impl Driver<'_> {
         self.faults.set_all(Trouble { cannot_note, ..Trouble::default() });
         self.faults.set(gone, Trouble { is_gone: true, ..Trouble::default() });
         self.trouble = Trouble { is_gone: true, ..Trouble::default() };
-        let memory = Memory::patterned(4096, 0, 0);
-        let probes: Vec<String> = (0..16).map(|number| format!("probe {number}")).collect();
         let is_out = || !self.client.connector.stats().paths[gone].in_use;
         let is_troubled = || !self.client.connector.stats().paths[gone].trouble.is_empty();
         let awaited: &dyn Fn() -> bool = if cannot_note { &is_troubled } else { &is_out };
         eventually("the path that is gone is found out", || {
-            self.client.set(&probes, &[&memory; 16]);
+            self.probe();
             awaited()
         });
         if cannot_note {
             eventually("it cannot be noted", || {
-                self.client.set(&probes, &[&memory; 16]);
+                self.probe();
                 self.faults.notes_refused() > 0
             });
             self.look_at_paths()?;
@@ -88,16 +91,27 @@ impl Driver<'_> {
             eventually("it is out of use", is_out);
         }
         self.look_at_paths()?;
-        let stored = self.client.set(&probes, &[&memory; 16]);
+        let stored = self.probe();
         let may_refuse = self.plan.has(Mechanism::WriteBudget);
         if !stored.ok && !may_refuse {
             return Err(format!("without the path that is gone: {}", stored.error));
         }
-        self.client.delete(&probes);
         self.trouble = Trouble::default();
         self.model.follow(&self.client.connector)?;
         self.model.take_vanished();
         self.count_gone()
+    }
+
+    /// Stores, loads and deletes chunks on all paths; returns the end of the SET. There are so many that each path gets some, and so
+    /// short that a budget of writes which is used up soon has room for them.
+    fn probe(&self) -> Completion {
+        let memory = Memory::patterned(1, 0, 0);
+        let keys: Vec<String> = (0..PROBES).map(|number| format!("probe {number}")).collect();
+        let stored = self.client.set(&keys, &[&memory; PROBES]);
+        // Read, and not only known.
+        keys.iter().for_each(|key| drop(self.client.get_one(key, 1)));
+        self.client.delete(&keys);
+        stored
     }
 
     /// A path that is well stays in use, and has no trouble.
@@ -145,13 +159,8 @@ impl Driver<'_> {
 
     /// Trouble ends with the first transfers that work.
     fn until_well(&mut self) -> Result<(), String> {
-        let memory = Memory::patterned(4096, 0, 0);
-        let keys: Vec<String> = (0..8).map(|number| format!("rest {number}")).collect();
         eventually("the end of the trouble", || {
-            let stored = self.client.set(&keys, &[&memory; 8]).ok;
-            // Read, and not only known.
-            keys.iter().for_each(|key| drop(self.client.get_one(key, 4096)));
-            self.client.delete(&keys);
+            let stored = self.probe().ok;
             let paths = self.client.connector.stats().paths;
             let is_admitted = self.plan.has(Mechanism::SecondUse);
             let is_well = |(number, path): (usize, &kvring::PathStats)| {
