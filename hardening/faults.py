@@ -1,4 +1,4 @@
-"""The fault table: kills, crashes, closes, damage and faults of every transfer, counted up.
+"""The fault table: kills, crashes, closes, pairs, damage and faults of every transfer, counted up.
 
 `python -m hardening faults` runs a share of each kind; `-- --goal` goes on until the goals are
 reached. hardening/fault_table.json keeps the counts over all versions of the code, and each run
@@ -12,7 +12,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +65,15 @@ def _closes(portion: int, seed: int) -> list[str]:
     return ["close_harness", "--closes", str(portion), "--seed", str(seed)]
 
 
+def _pairs(portion: int, seed: int) -> list[str]:
+    return ["pair_harness", "--lives", str(portion), "--seed", str(seed)]
+
+
 _KINDS: Final = {
     "kills": _Kind(5_000, 50, _kills),
     "crashes": _Kind(1_000_000, 2_000, _crashes),
     "closes": _Kind(50_000, 500, _closes),
+    "pairs": _Kind(10_000, 50, _pairs),
 }
 # What a harness says where something is wrong: the column in which it counts.
 _COLUMNS: Final = (
@@ -117,7 +122,9 @@ def run(options: Options) -> Report:
 def _build(tree: Path) -> Path:
     """Build the harnesses of a tree. Returns where they are."""
     log, environment = OUTPUT / "faults-build.log", _environment(tree)
-    examples = [word for kind in ("kill", "close") for word in ("--example", f"{kind}_harness")]
+    examples = [
+        word for kind in ("kill", "close", "pair") for word in ("--example", f"{kind}_harness")
+    ]
     examples += ["--example", "crash_simulator"]
     command = ["cargo", "build", "--release", *examples]
     if call(command, log=log, directory=tree, environment=environment).returncode != 0:
@@ -136,21 +143,29 @@ def _environment(tree: Path) -> dict[str, str]:
     }
 
 
-def _find(kinds: tuple[str, ...], tree: Path) -> Report:
-    """Search a tree with a bug in it, beside the table."""
+def _find(where: tuple[str, ...], tree: Path) -> Report:
+    """Search a tree with a bug in it, beside the table.
+
+    Args:
+        where: A kind, and the arguments of its harness if they are not those of its portions.
+        tree: Where it is.
+    """
     report, table, built = Report(), dict[str, Row](), _build(tree)
-    for name in kinds:
-        for _ in range(_PLANTED_PORTIONS):
-            if not report.findings:
-                _run_portion(name, built, table, report)
+    name, *arguments = where
+    for _ in range(1 if arguments else _PLANTED_PORTIONS):
+        if not report.findings:
+            _run_portion(name, built, table, report, arguments)
     report.ran = ", ".join(f"{row['next_seed'] - 1:,} {name}" for name, row in table.items())
     return report
 
 
-def _run_portion(name: str, built: Path, table: dict[str, Row], report: Report) -> None:
-    """Run a portion of a kind, and note it in a table."""
+def _run_portion(
+    name: str, built: Path, table: dict[str, Row], report: Report, given: Sequence[str] = ()
+) -> None:
+    """Run a portion of a kind, or what the given arguments say, and note it in a table."""
     kind, row = _KINDS[name], _row(table, name)
     program, *arguments = kind.command(kind.portion, row["next_seed"])
+    arguments = list(given) or arguments
     done = call([built / program, *arguments], log=OUTPUT / f"faults-{name}.log")
     row["next_seed"] += kind.portion
     if done.returncode == 0:

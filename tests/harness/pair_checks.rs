@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use kvring::Completion;
 
+use super::begin_step;
 use super::common::{Memory, eventually};
 use super::driver::{Driver, Gone};
 use super::faults::Trouble;
@@ -130,6 +131,7 @@ impl Driver<'_> {
 
     /// Nothing is under way and nothing fails: nothing is held, and all is well.
     pub(crate) fn rest(&mut self) -> Result<(), String> {
+        begin_step(self.plan.seed, "rest");
         self.trouble = Trouble::default();
         self.set_faults();
         self.until_well()?;

@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 
+use super::begin_step;
 use super::common::random::Random;
 use super::common::{Client, MIB, Memory, pattern};
 use super::faults::{Faults, Trouble};
@@ -174,8 +176,10 @@ impl<'a> Driver<'a> {
             self.act()?;
         }
         for sets in std::mem::take(&mut self.under_way) {
+            begin_step(self.plan.seed, "answers to SETs, and loads of them");
             self.finish(sets)?;
         }
+        begin_step(self.plan.seed, "a look after a round");
         self.count_gone()?;
         self.sample()?;
         self.look_at_paths()
@@ -215,13 +219,21 @@ impl<'a> Driver<'a> {
     }
 
     fn act(&mut self) -> Result<(), String> {
-        match self.random.below(24) {
+        let act = self.random.below(24);
+        begin_step(
+            self.plan.seed,
+            &format!("act {act}, with {} batches under way", self.under_way.len()),
+        );
+        match act {
             0..9 => {
                 let count = 1 + self.random.below(BATCH_KEYS);
-                self.set(count, false);
+                self.set(count, None, false);
             }
             9..12 => return self.get(),
-            12..14 => return self.exists(),
+            12..14 => {
+                let keys = self.take_keys(BATCH_KEYS, None);
+                return self.exists(&keys);
+            }
             14 => return self.delete(),
             15 | 16 if self.plan.has(Mechanism::Pins) => return self.pin(),
             17 if self.plan.has(Mechanism::Pins) => return self.unpin(),
@@ -229,9 +241,15 @@ impl<'a> Driver<'a> {
             19 if self.plan.has(Mechanism::Expiry) => {
                 self.client.connector.expire().map_err(|error| error.to_string())?;
             }
-            20 if self.plan.has(Mechanism::Quotas) => self.set(BURST_KEYS, true),
-            21 if self.plan.has(Mechanism::Leases) => return self.exists(),
-            _ => self.set(2, false),
+            20 if self.plan.has(Mechanism::Quotas) => self.set(BURST_KEYS, Some(1), true),
+            21 | 22 if self.plan.has(Mechanism::Leases) => {
+                // All of a namespace that nothing else of this round uses: it is not to be leased whole.
+                let of = self.random.below(2) as usize;
+                let keys = (0..KEYS_PER_NAMESPACE).map(|number| name(of, number));
+                let keys: Vec<String> = keys.filter(|key| !self.busy.contains(key)).collect();
+                return self.exists(&keys);
+            }
+            _ => self.set(2, None, false),
         }
         Ok(())
     }
@@ -257,8 +275,7 @@ impl<'a> Driver<'a> {
         least / ROUND_PART
     }
 
-    fn set(&mut self, count: u64, is_burst: bool) {
-        let namespace = is_burst.then_some(1);
+    fn set(&mut self, count: u64, namespace: Option<usize>, is_burst: bool) {
         let (mut chunks, mut memory) = (Vec::new(), Vec::new());
         for key in self.take_keys(count, namespace) {
             let version = match self.model.held(&key) {
@@ -363,7 +380,9 @@ impl<'a> Driver<'a> {
         let is_troubled = self.trouble != Trouble::default();
         // After it was refused, the file system is asked again a second later.
         let is_full = self.plan.has(Mechanism::Faults) && error.contains("cannot grow");
-        let is_scattered = self.is_crowded() && !self.plan.has_one_length();
+        // What a quota leaves need be no run of neighbours.
+        let is_scattered =
+            self.is_crowded() && !self.plan.has_one_length() && !error.contains("quota");
         is_troubled || is_full || is_scattered
     }
 
@@ -385,21 +404,20 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn exists(&mut self) -> Result<(), String> {
-        let keys = self.take_keys(BATCH_KEYS, None);
+    fn exists(&mut self, keys: &[String]) -> Result<(), String> {
         let refused = || self.client.counter("leases_refused");
         let before = refused();
-        let held = self.client.exists(&keys);
+        let held = self.client.exists(keys);
         let are_leased = self.plan.lease_s > 0 && refused() == before;
         let until_ms = self.now_ms() + 1000 * u64::from(self.plan.lease_s);
         self.model.follow(&self.client.connector)?;
-        for (key, held) in keys.into_iter().zip(held) {
-            let possible = self.model.possible(&key);
+        for (key, held) in keys.iter().zip(held) {
+            let possible = self.model.possible(key);
             if held && possible.iter().all(Option::is_none) {
                 return Err(format!("'{key}' exists, and must not"));
             }
             if held && are_leased {
-                self.model.leased.insert(key, until_ms);
+                self.model.leased.insert(key.clone(), until_ms);
             }
         }
         Ok(())
@@ -433,9 +451,29 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
+    /// Purges a namespace: beside SETs of keys that somebody pins and unpins, if there are pins.
     fn purge(&mut self) -> Result<(), String> {
-        let namespace = self.random.choose(&NAMESPACES);
-        let done = self.client.connector.purge(namespace).map_err(|error| error.to_string())?;
+        let number = self.random.below(NAMESPACES.len() as u64) as usize;
+        let namespace = NAMESPACES[number];
+        let mut contested = Vec::new();
+        if self.plan.has(Mechanism::Pins) {
+            self.set(BATCH_KEYS, Some(number), false);
+            let sets = self.under_way.last().into_iter().flat_map(|sets| &sets.chunks);
+            contested.extend(sets.map(|(key, _)| key.clone()));
+        }
+        let (connector, is_over) = (&self.client.connector, AtomicBool::new(contested.is_empty()));
+        let done = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) {
+                    let _ = connector.pin(&contested).and_then(|_| connector.unpin(&contested));
+                }
+            });
+            let done = connector.purge(namespace);
+            is_over.store(true, Ordering::SeqCst);
+            done
+        });
+        let done = done.map_err(|error| error.to_string())?;
+        connector.unpin(&contested).map_err(|error| error.to_string())?;
         self.purged.insert(namespace);
         for key in self.model.keys() {
             if namespace_of(&key) != namespace {
@@ -450,7 +488,8 @@ impl<'a> Driver<'a> {
             self.model.pinned.remove(&key);
             self.model.leased.remove(&key);
         }
-        self.model.pinned.extend(done.pinned);
+        let stays = done.pinned.into_iter().filter(|key| !contested.contains(key));
+        self.model.pinned.extend(stays);
         self.model.follow(&self.client.connector)
     }
 }

@@ -132,7 +132,11 @@ impl PathFaults {
 }
 
 /// The calls of the system, with the faults of the paths.
-pub(crate) struct FaultyFiles(pub(crate) Arc<Faults>);
+pub(crate) struct FaultyFiles {
+    pub(crate) faults: Arc<Faults>,
+    /// The file system has no longer run for a data file: they are many and short. They are sparse, so that many cost little.
+    pub(crate) longest_run_bytes: Option<u64>,
+}
 
 impl std::fmt::Debug for FaultyFiles {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -142,14 +146,23 @@ impl std::fmt::Debug for FaultyFiles {
 
 impl FileOperations for FaultyFiles {
     fn preallocate(&self, file: &File, bytes: Range<u64>, flags: libc::c_int) -> io::Result<()> {
-        self.0.of_call(file, &[ENOSPC, EDQUOT], |trouble| trouble.is_gone)?;
-        SystemFiles.preallocate(file, bytes, flags)
+        self.faults.of_call(file, &[ENOSPC, EDQUOT], |trouble| trouble.is_gone)?;
+        match self.longest_run_bytes {
+            Some(run_bytes) if flags == 0 && bytes.end - bytes.start > run_bytes => {
+                Err(io::Error::from_raw_os_error(ENOSPC))
+            }
+            Some(_) if flags == 0 => file.set_len(bytes.end),
+            Some(_) => Ok(()),
+            None => SystemFiles.preallocate(file, bytes, flags),
+        }
     }
 
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         match offset {
-            MEMBERSHIP_OFFSET => self.0.of_call(file, &[EMFILE], |trouble| trouble.cannot_note)?,
-            FIRST_RECORD_OFFSET.. => self.0.of_call(file, &[ENOSPC, EDQUOT], |_| false)?,
+            MEMBERSHIP_OFFSET => {
+                self.faults.of_call(file, &[EMFILE], |trouble| trouble.cannot_note)?
+            }
+            FIRST_RECORD_OFFSET.. => self.faults.of_call(file, &[ENOSPC, EDQUOT], |_| false)?,
             _ => {}
         }
         SystemFiles.write_at(file, bytes, offset)

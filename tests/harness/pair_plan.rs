@@ -28,10 +28,12 @@ pub(crate) enum Mechanism {
     /// Of several paths one goes for good.
     GonePath,
     ReadOnly,
+    /// Threads stop for a moment, wherever they are.
+    Pauses,
 }
 
 impl Mechanism {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Faults,
         Self::Pins,
         Self::Leases,
@@ -46,6 +48,7 @@ impl Mechanism {
         Self::FailedSyncs,
         Self::GonePath,
         Self::ReadOnly,
+        Self::Pauses,
     ];
 
     /// The one of this name.
@@ -127,7 +130,7 @@ impl Plan {
             durability,
             // What comes last goes last: an acknowledged chunk is a hit at once.
             eviction: random.choose(&[Eviction::Lru, Eviction::Fifo]),
-            capacity_bytes: if grows { 512 * MIB } else { random.choose(&[16, 32]) * MIB },
+            capacity_bytes: if grows { MIB << 23 } else { random.choose(&[16, 32]) * MIB },
             paths: if has(Mechanism::GonePath) { 2 + random.below(2) as usize } else { 1 },
             // Of chunks of 4 MiB, as of shorter ones: room for some.
             quota_bytes: match (has(Mechanism::Quotas), random.choose(&[2, 4]) * MIB) {
@@ -135,14 +138,16 @@ impl Plan {
                 (true, bytes) => bytes * if grows { 8 } else { 1 },
             },
             lengths: match grows {
-                true => vec![4 * MIB as usize],
+                true => vec![short, MIB as usize],
+                // Such that the keys of the namespace are more than the quota.
+                false if has(Mechanism::Quotas) && has(Mechanism::Leases) => vec![100_001],
                 false if random.one_of(2) => vec![short],
                 false => vec![1, 5000, 300_001, short],
             },
             lease_s: if has(Mechanism::Leases) { random.choose(&[5, 60]) } else { 0 },
             ttl: has(Mechanism::Expiry).then(|| Duration::from_secs(60)),
             sessions: if grows { 1 } else { 3 },
-            rounds: if grows { 24 } else { 10 },
+            rounds: if grows { 4 } else { 10 },
             mechanisms,
         }
     }

@@ -19,6 +19,8 @@ mod driver;
 mod faults;
 #[path = "pair_model.rs"]
 mod model;
+#[path = "pair_pauses.rs"]
+mod pauses;
 #[path = "pair_plan.rs"]
 mod plan;
 
@@ -40,11 +42,14 @@ use faults::{Faults, FaultyFiles};
 use kvring::Connector;
 use kvring::testing::Clock;
 use model::Model;
+use parking_lot::Mutex;
 use plan::{Mechanism, Plan};
 use tempfile::TempDir;
 
-/// A life that takes longer hangs.
-const HANG: Duration = Duration::from_secs(240);
+/// A step that takes longer hangs.
+const HANG: Duration = Duration::from_secs(75);
+/// Of data files where the store grows by many: whatever it wants, halved as often as needed, is less than twice the shortest one.
+const SHORT_FILE_BYTES: u64 = 32 * common::MIB - 1;
 const START_MS: u64 = 1_700_000_000_000;
 
 /// Has mechanisms of a store meet, two or three at once.
@@ -92,12 +97,14 @@ impl Life {
     }
 
     fn open(&self, session: usize) -> Result<(Client, Arc<Faults>), String> {
+        begin_step(self.plan.seed, "open");
         let paths = self.paths();
         let faults = Faults::new(&paths, self.plan.seed.wrapping_mul(100) + session as u64);
         let mut config = config_of(&paths, self.plan.capacity_bytes);
         self.plan.apply(&mut config);
         config.clock = Clock::by_hand(Arc::clone(&self.clock));
-        config.files = Arc::new(FaultyFiles(Arc::clone(&faults)));
+        let longest_run_bytes = self.plan.has(Mechanism::Growth).then_some(SHORT_FILE_BYTES);
+        config.files = Arc::new(FaultyFiles { faults: Arc::clone(&faults), longest_run_bytes });
         let (hand, engines) = (Arc::clone(&faults), AtomicU64::new(0));
         let make_engine = move |queue_depth, waker| {
             let (faults, path) = (Arc::clone(&hand), engines.fetch_add(1, Ordering::SeqCst));
@@ -134,21 +141,24 @@ impl Life {
         let (rounds, is_over) = (self.plan.rounds, AtomicBool::new(false));
         let asks = self.plan.has(Mechanism::Growth);
         self.may_have_lost = thread::scope(|scope| {
-            for _ in 0..if asks { 2 } else { 0 } {
+            // Also where it panics: the scope waits for those beside.
+            let _over = Over(&is_over);
+            if self.plan.has(Mechanism::Pauses) {
+                let random = Random::new(self.plan.seed);
+                scope.spawn(|| pauses::pause_threads(random, &is_over));
+            }
+            for _ in 0..if asks { 4 } else { 0 } {
                 scope.spawn(|| ask_beside(&client, &is_over));
             }
-            let outcome =
-                self.driver(&client, &faults, |driver, may_have_lost| -> Result<bool, String> {
-                    driver.store_again()?;
-                    driver.look(may_have_lost)?;
-                    for round in 0..rounds {
-                        driver.round().map_err(|error| format!("round {round}: {error}"))?;
-                    }
-                    driver.rest()?;
-                    Ok(driver.has_lost_a_path())
-                });
-            is_over.store(true, Ordering::SeqCst);
-            outcome
+            self.driver(&client, &faults, |driver, may_have_lost| -> Result<bool, String> {
+                driver.store_again()?;
+                driver.look(may_have_lost)?;
+                for round in 0..rounds {
+                    driver.round().map_err(|error| format!("round {round}: {error}"))?;
+                }
+                driver.rest()?;
+                Ok(driver.has_lost_a_path())
+            })
         })?;
         let is_killed = self.plan.has(Mechanism::Kill) && self.random.one_of(2);
         if is_killed {
@@ -157,6 +167,7 @@ impl Life {
             drop(client);
             self.directory = next;
         } else {
+            begin_step(self.plan.seed, "close");
             let shutdown = client.connector.close();
             if !shutdown.clean || shutdown.partial_flush {
                 return Err(format!("closed with nothing to do, but {shutdown}"));
@@ -169,6 +180,15 @@ impl Life {
             self.may_have_lost |= self.plan.capacity_bytes < before;
         }
         Ok(())
+    }
+}
+
+/// Says that it is over once it is dropped.
+struct Over<'session>(&'session AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
@@ -185,46 +205,42 @@ fn live(plan: Plan) -> Result<(), String> {
     outcome.map_err(|error| format!("{error}; {told}"))
 }
 
-/// Ends the process, with the seed, where a life hangs.
-struct Watchdog(Arc<AtomicU64>);
+thread_local! {
+    /// The step that this thread has begun, and when.
+    static STEP: Arc<Mutex<(String, Instant)>> = Arc::new(Mutex::new((String::new(), Instant::now())));
+}
 
-impl Watchdog {
-    fn new() -> Self {
-        let now = Arc::new(AtomicU64::new(0));
-        let watched = Arc::clone(&now);
-        thread::spawn(move || {
-            let (mut seen, mut since) = (0, Instant::now());
-            loop {
-                thread::sleep(Duration::from_millis(100));
-                let seed = watched.load(Ordering::SeqCst);
-                if seed != seen {
-                    (seen, since) = (seed, Instant::now());
-                }
-                if seed > 0 && since.elapsed() > HANG {
-                    eprintln!("seed {seed}: it hangs");
-                    std::process::exit(1);
-                }
+/// A step begins: one that does not end is a hang, and it is named.
+pub(crate) fn begin_step(seed: u64, step: &str) {
+    STEP.with(|current| *current.lock() = (format!("seed {seed}: {step}"), Instant::now()));
+}
+
+/// Ends the process where a step of this thread hangs, until what is returned is dropped.
+fn watch_for_hangs() -> Arc<()> {
+    let (watching, step) = (Arc::new(()), STEP.with(Arc::clone));
+    let is_watching = Arc::downgrade(&watching);
+    thread::spawn(move || {
+        while is_watching.strong_count() > 0 {
+            thread::sleep(Duration::from_millis(100));
+            let (step, since) = &*step.lock();
+            if since.elapsed() > HANG {
+                eprintln!("{step} hangs");
+                std::process::exit(1);
             }
-        });
-        Self(now)
-    }
-
-    fn watch(&self, seed: u64) {
-        self.0.store(seed, Ordering::SeqCst);
-    }
+        }
+    });
+    watching
 }
 
 /// Lives of the seeds from the first on: so many, and for so long. Says how many there were.
 fn run(first: u64, lives: u64, time: Duration, plan: impl Fn(u64) -> Plan) -> Result<u64, String> {
-    let (watchdog, began) = (Watchdog::new(), Instant::now());
-    let mut count = 0;
+    begin_step(first, "begin");
+    let (_watching, mut count, began) = (watch_for_hangs(), 0, Instant::now());
     while count < lives || began.elapsed() < time {
         let seed = first + count;
-        watchdog.watch(seed);
         live(plan(seed)).map_err(|error| format!("seed {seed}: {error}"))?;
         count += 1;
     }
-    watchdog.watch(0);
     Ok(count)
 }
 
