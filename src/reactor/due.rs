@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::errnos::Failure;
+use super::lanes::MOST_IN_A_TURN;
 use super::operations::Operations;
 use super::responsiveness::SILENCE;
 use crate::key::Digest;
@@ -18,7 +19,7 @@ impl Operations {
     /// long these take, is due, or a chunk in doubt is to be read again. `now` is when the last pieces were started: what was
     /// due then waits for others to end.
     pub(super) fn next_due(&mut self, now: Instant) -> Option<Instant> {
-        let load_is_late = self.next_late();
+        let load_is_late = if self.late.is_empty() { self.next_late() } else { Some(now) };
         let set_is_due = self.scheduler.next_due(now);
         let verify_is_due = self.verification.next_due().filter(|_| self.active.is_empty());
         let is_busy = self.device.requests.in_flight() > 0;
@@ -64,32 +65,39 @@ impl Operations {
         queued.into_iter().chain(self.late_awaited.front().map(|(late, _)| *late)).min()
     }
 
-    /// Answers the loads that are late: those in the queue, and those that wait for a SET of their key.
+    /// Answers the loads that are late, as many as one turn may: those in the queue, which the others there do not wait for any
+    /// more, and those that wait for a SET of their key.
     pub(super) fn answer_late_loads(&mut self, now: Instant) {
         let is_silent = self.shared.responsiveness.misses_loads();
         let deadline = if is_silent { Some(Duration::ZERO) } else { self.load_deadline };
-        let Some(latest) = deadline.and_then(|deadline| now.checked_sub(deadline)) else { return };
-        for id in self.scheduler.take_late_loads(latest) {
+        let latest = deadline.and_then(|deadline| now.checked_sub(deadline));
+        self.late.extend(latest.into_iter().flat_map(|at| self.scheduler.take_late_loads(at)));
+        let most = self.late.len().min(MOST_IN_A_TURN);
+        for id in self.late.drain(..most).collect::<Vec<_>>() {
             self.shared.cache.counters.get_late.add(1);
             self.active[id].failure = Some(Failure::Late);
             self.answer(id);
         }
-        while let Some((late, digest)) = self.late_awaited.front().copied()
+        let mut answered = 0;
+        while let (Some((late, digest)), Some(latest)) =
+            (self.late_awaited.front().copied(), latest)
             && late <= now
+            && answered < MOST_IN_A_TURN
         {
             self.late_awaited.pop_front();
-            self.miss_awaiting(digest, latest);
+            answered += 1 + self.miss_awaiting(digest, latest);
         }
     }
 
-    /// Answers the loads that came by `latest` and wait for the SET of this key.
-    fn miss_awaiting(&self, digest: Digest, latest: Instant) {
+    /// Answers the loads that came by `latest` and wait for the SET of this key. Returns how many.
+    fn miss_awaiting(&self, digest: Digest, latest: Instant) -> usize {
         let cache = &self.shared.cache;
-        for request in cache.index.take_late_gets(digest, |get| get.submitted <= latest) {
-            cache.counters.get_late.add(1);
-            cache.counters.get_misses.add(1);
-            request.item.miss();
-        }
+        let late = cache.index.take_late_gets(digest, |get| get.submitted <= latest);
+        let count = late.len();
+        cache.counters.get_late.add(count as u64);
+        cache.counters.get_misses.add(count as u64);
+        late.into_iter().for_each(|request| request.item.miss());
+        count
     }
 
     /// Looks whether the drive has fallen silent, when that is due. While it is, nothing that has not begun waits for it.
@@ -123,7 +131,9 @@ impl Operations {
         if shared.responsiveness.are_writes_silent() {
             let awaited = self.active.iter().filter(|(_, active)| active.is_awaited);
             let digests = awaited.filter_map(|(_, active)| active.operation.set_digest());
-            digests.for_each(|digest| self.miss_awaiting(digest, now));
+            digests.for_each(|digest| {
+                self.miss_awaiting(digest, now);
+            });
         }
     }
 }

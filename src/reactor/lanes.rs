@@ -4,9 +4,9 @@
 //! GET has opened its chunk.
 
 use std::collections::BTreeSet;
-use std::mem;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use std::{iter, mem};
 
 use super::bytes_bound::{OfLoadsAndStores, Saturated};
 use super::latency::Latencies;
@@ -21,8 +21,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// What submitting threads and other reactors need to know of one reactor.
 pub(super) struct Lane {
-    /// Submitted batches.
-    pub(super) intake: SegQueue<Vec<Operation>>,
+    /// Submitted batches of loads and of the rest, in parts of [`MOST_IN_A_TURN`]: loads overtake what came before.
+    pub(super) intake: OfLoadsAndStores<SegQueue<Vec<Operation>>>,
     /// Keys whose SETs are to be promoted, as GETs wait for them.
     pub(super) awaited: SegQueue<Digest>,
     /// Pieces of it that others have summed up.
@@ -63,6 +63,9 @@ pub(super) struct Offered {
     pub(super) piece: Piece,
     pub(super) owner: usize,
 }
+
+/// Operations of one kind that a turn takes up, or answers without a transfer: some tenth of a millisecond.
+pub(super) const MOST_IN_A_TURN: usize = 256;
 
 /// A batch stays with a reactor until that has so much more to do than the least busy one: small chunks cost less where
 /// few reactors are woken for them, and count down one batch in turns.
@@ -112,7 +115,7 @@ pub(super) struct LanePart {
 impl Lane {
     pub(super) fn new(waker: Arc<Waker>) -> Self {
         Self {
-            intake: SegQueue::new(),
+            intake: Default::default(),
             awaited: SegQueue::new(),
             returned: SegQueue::new(),
             waker,
@@ -150,6 +153,15 @@ impl Lane {
     /// Whether it has operations that are not answered.
     pub(super) fn is_pending(&self) -> bool {
         self.load.before(Class::Set).1 > 0
+    }
+}
+
+impl LanePart {
+    /// Its operations in order, in parts of which a turn takes one or two.
+    pub(super) fn into_turns(self) -> impl Iterator<Item = Vec<Operation>> {
+        let mut rest = self.operations.into_iter();
+        iter::from_fn(move || Some(rest.by_ref().take(MOST_IN_A_TURN).collect()))
+            .take_while(|part: &Vec<Operation>| !part.is_empty())
     }
 }
 

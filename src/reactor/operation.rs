@@ -1,14 +1,17 @@
 //! One operation: what it is for, and how far it is.
 
+use std::collections::VecDeque;
+
 use super::chunk_file::ChunkFile;
 use super::errnos::Failure;
 use super::latency::Timeline;
 use crate::block::Extent;
 use crate::cache::{
-    Claim, GetRequest, ReadHandle, RecordedWrite, RoomOf, SupersedingWrite, WriteHandle,
+    Claim, GetRequest, ReadHandle, RecordedWrite, RoomOf, SetRequest, SupersedingWrite, WriteHandle,
 };
 use crate::checksum::ChecksumKind;
 use crate::config::Checksum;
+use crate::index::Resumed;
 use crate::key::Digest;
 use crate::schedule::{Class, Ticket};
 
@@ -22,6 +25,14 @@ pub(crate) enum Operation {
     Reclaim(Extent),
     /// Reads a chunk that may be damaged, piece by piece, for its checksum.
     Verify(ReadHandle),
+}
+
+/// What waited behind a SET that has ended.
+pub(super) struct WaitingBehind {
+    pub(super) waiting: VecDeque<Resumed<GetRequest, SetRequest, ReadHandle>>,
+    /// That of the SET, and the checksum of its bytes.
+    pub(super) shared_failure: Option<(String, u64)>,
+    pub(super) length_bytes: u64,
 }
 
 impl Operation {

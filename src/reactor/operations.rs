@@ -1,9 +1,9 @@
 //! The operations of one reactor: queued, started piece by piece, through, answered.
 
 use std::collections::{HashMap, VecDeque};
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{iter, mem};
 
 use slab::Slab;
 
@@ -13,9 +13,10 @@ use super::commit::GroupCommit;
 use super::device::Device;
 use super::errnos::Failure;
 use super::get::{Shown, end_get, end_read};
+use super::lanes::MOST_IN_A_TURN;
 use super::latency::Timeline;
 use super::limits;
-use super::operation::{Active, Operation};
+use super::operation::{Active, Operation, WaitingBehind};
 use super::responsiveness::SILENCE;
 use super::room_queue::RoomQueue;
 use super::verify::Verification;
@@ -47,6 +48,10 @@ pub(super) struct Operations {
     pub(super) silence_due: Instant,
     /// Keys whose SETs loads wait for, and when the last of these is late.
     pub(super) late_awaited: VecDeque<(Instant, Digest)>,
+    /// GETs that are late, and to be answered.
+    pub(super) late: VecDeque<usize>,
+    /// SETs that share the failure of the one before them, and are to be answered.
+    pub(super) failing: VecDeque<WaitingBehind>,
     /// Since the scheduler was asked last, something ended or came: it may have more to start.
     pub(super) has_changed: bool,
     /// Bytes of each class that came, less those that were answered, since the lane was told.
@@ -114,6 +119,8 @@ impl Operations {
             load_deadline,
             silence_due: Instant::now() + SILENCE,
             late_awaited: VecDeque::new(),
+            late: VecDeque::new(),
+            failing: VecDeque::new(),
             has_changed: false,
             load_changes_bytes: [0; 3],
             loads_elsewhere: false,
@@ -126,23 +133,31 @@ impl Operations {
         }
     }
 
+    /// Takes up what came, as much of it as one turn may: [`Shared::has_work`] says whether there is more.
     pub(super) fn take_up(&mut self) {
         let shared = Arc::clone(&self.shared);
         let lane = &shared.lanes[self.number];
-        while let Some(operations) = lane.intake.pop() {
-            for operation in operations {
-                // It is counted since it was pushed.
-                self.count_load(&operation, -1);
-                self.accept(operation);
+        for intake in &lane.intake {
+            let mut taken = 0;
+            while taken < MOST_IN_A_TURN
+                && let Some(operations) = intake.pop()
+            {
+                taken += operations.len();
+                for operation in operations {
+                    // It is counted since it was pushed.
+                    self.count_load(&operation, -1);
+                    self.accept(operation);
+                }
             }
         }
         if shared.reclaims_deleted(self.number) {
-            while let Some((extent, since)) = shared.cache.deleted.pop() {
+            let deleted = iter::from_fn(|| shared.cache.deleted.pop());
+            for (extent, since) in deleted.take(MOST_IN_A_TURN) {
                 self.enqueue(Operation::Reclaim(extent), since);
             }
         }
-        // After the SETs: what comes later than its SET is found.
-        while let Some(digest) = lane.awaited.pop() {
+        // A SET that is not taken up yet looks itself whether loads wait for it.
+        for digest in iter::from_fn(|| lane.awaited.pop()).take(MOST_IN_A_TURN) {
             if let Some(id) = self.sets.get(&digest).copied() {
                 self.promote(id, digest);
             }
@@ -244,6 +259,7 @@ impl Operations {
             self.awaits_growth || self.commit.has_too_many_files(self.shared.cache.config.layout),
         );
         self.look_for_room_again();
+        self.go_on_failing();
         let mut outcome = Ok(false);
         while let Some(grant) =
             self.scheduler.next_grant(now, self.loads_elsewhere || self.awaited > 0)
@@ -258,6 +274,7 @@ impl Operations {
             }
         }
         self.note_work();
+        self.has_changed |= !self.failing.is_empty();
         outcome
     }
 
@@ -335,6 +352,7 @@ impl Operations {
         self.commit.waiting.clear();
         self.commit.members.clear();
         self.retries.clear();
+        self.late.clear();
         self.verification.clear();
         self.device.drop_isolated();
         let awaiting_extents = self.awaiting_extents.drain(..);
@@ -345,6 +363,10 @@ impl Operations {
             self.scheduler.clear();
             self.clear_room_queue();
             self.drop_due_chunk_files();
+            while !self.failing.is_empty() {
+                self.processed_bytes = 0;
+                self.go_on_failing();
+            }
             let ids: Vec<usize> = self.active.iter().map(|(id, _)| id).collect();
             let mut ended = 0;
             for id in ids {

@@ -1,12 +1,13 @@
 //! The stages of a SET that are no transfers: it begins, its record is written, it is stored or fails, and others go on.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::errnos::{Failure, Fate, Request};
 use super::health::Direction;
-use super::operation::{Operation, SetOperation, Stage};
+use super::operation::{Operation, SetOperation, Stage, WaitingBehind};
 use super::operations::{CHECKSUM_TURN_BYTES, Operations};
 use super::record_writer::Answer;
 use crate::cache::{Begun, Claim, RoomOf, Waiting};
@@ -232,8 +233,7 @@ impl Operations {
         self.retries.push((Instant::now() + pause, id));
     }
 
-    /// Ends a SET, and goes on with what waited behind it. A SET of the same bytes was as good as on its way with this one: it
-    /// shares its failure.
+    /// Ends a SET, and goes on with what waited behind it.
     pub(super) fn end_set(&mut self, set: SetOperation, checksum: u64, failure: Option<Failure>) {
         let (digest, length_bytes) = (set.claim.request.digest, set.claim.length_bytes());
         // Now: the memory is the caller's again with the answer.
@@ -243,9 +243,30 @@ impl Operations {
             .filter(|failure| !matches!(failure, Failure::Closed))
             .filter(|_| self.shared.cache.index.has_waiting_set(digest))
             .map(|failure| (set.failure_text(failure, &self.shared), set.claim.checksum()));
-        let mut waiting = VecDeque::from(set.end(checksum, failure, &self.shared));
-        while let Some(next) = waiting.pop_front() {
+        let waiting = VecDeque::from(set.end(checksum, failure, &self.shared));
+        self.go_on_behind(WaitingBehind { waiting, shared_failure, length_bytes });
+    }
+
+    /// Goes on with the SETs that share a failure, as many as the turn may.
+    pub(super) fn go_on_failing(&mut self) {
+        for behind in mem::take(&mut self.failing) {
+            self.go_on_behind(behind);
+        }
+    }
+
+    /// A SET of the same bytes was as good as on its way with the one that failed: it shares its failure.
+    fn go_on_behind(&mut self, mut behind: WaitingBehind) {
+        let length_bytes = behind.length_bytes;
+        while let Some(next) = behind.waiting.pop_front() {
             match next {
+                // A GET waits behind all of these otherwise.
+                Resumed::Start(_)
+                    if behind.shared_failure.is_some()
+                        && self.processed_bytes >= CHECKSUM_TURN_BYTES =>
+                {
+                    behind.waiting.push_front(next);
+                    return self.failing.push_back(behind);
+                }
                 Resumed::Hit(request, read) => self.accept(Operation::Get(request, read)),
                 Resumed::Miss(request) => {
                     self.shared.cache.counters.get_misses.add(1);
@@ -253,14 +274,15 @@ impl Operations {
                 }
                 Resumed::Start(request) => {
                     let claim = Claim::new(request, true);
-                    match &shared_failure {
+                    match &behind.shared_failure {
                         Some((message, checksum))
                             if claim.length_bytes() == length_bytes
                                 && claim.checksum() == *checksum =>
                         {
                             let failure = Some(Failure::Other(message.clone()));
                             let set = SetOperation { claim, stage: Stage::Claimed };
-                            waiting.extend(set.end(0, failure, &self.shared));
+                            behind.waiting.extend(set.end(0, failure, &self.shared));
+                            self.processed_bytes += UNWRITTEN_COSTS_BYTES + length_bytes;
                         }
                         _ => self.accept(Operation::set(claim)),
                     }

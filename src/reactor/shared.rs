@@ -152,7 +152,8 @@ impl Shared {
         for (lane, part) in self.lanes.iter().zip(spread.parts) {
             if !part.operations.is_empty() {
                 lane.load.add(spread.class, part.bytes);
-                lane.intake.push(part.operations);
+                let intake = &lane.intake[usize::from(spread.class != Class::Get)];
+                part.into_turns().for_each(|operations| intake.push(operations));
                 lane.waker.wake();
             }
         }
@@ -179,7 +180,7 @@ impl Shared {
     /// Whether anything waits for reactor `number` to be taken up, or to be done by any.
     pub(super) fn has_work(&self, number: usize) -> bool {
         let lane = &self.lanes[number];
-        !lane.intake.is_empty()
+        lane.intake.iter().any(|intake| !intake.is_empty())
             || !lane.awaited.is_empty()
             || !lane.returned.is_empty()
             || !self.offered.is_empty()
@@ -229,8 +230,8 @@ impl Shared {
 
     /// Answers everything that no reactor will take any more: dropping an operation answers "failed".
     fn reject_all(&self) {
-        for lane in &self.lanes {
-            while let Some(operations) = lane.intake.pop() {
+        for intake in self.lanes.iter().flat_map(|lane| &lane.intake) {
+            while let Some(operations) = intake.pop() {
                 self.cache.counters.abandoned.add(operations.len() as u64);
             }
         }
