@@ -247,6 +247,15 @@ def test_the_seccomp_profile_allows_io_uring(capsys: pytest.CaptureFixture[str])
     assert not any(name.startswith("io_uring") for name in denied)
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", "no JSON", '{"syscalls": [1]}'])
+def test_what_is_no_seccomp_profile_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
+) -> None:
+    (base := tmp_path / "default.json").write_text(content, encoding="utf-8")
+    assert main(["config", "--seccomp-base", str(base)]) == 2
+    assert f"--seccomp-base {base}: it is no seccomp profile" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -5,10 +5,11 @@ import ctypes.util
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvring.cli.deployment import seccomp_profile
+from kvring.cli.deployment import seccomp_profile, seccomp_profile_over
 from tests.python.conftest import run_child
 from tests.python.test_engines import use
 
@@ -49,11 +50,11 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def load_profile() -> ctypes.CDLL:
-    """Have the profile hold for this process from here on."""
-    seccomp, profile = library(), seccomp_profile()
-    assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
-    context = seccomp.seccomp_init(ALLOW)
+def load_profile(profile: dict[str, Any]) -> ctypes.CDLL:
+    """Have a profile hold for this process from here on."""
+    seccomp = library()
+    actions = {"SCMP_ACT_ALLOW": ALLOW, "SCMP_ACT_ERRNO": REFUSE | errno.EPERM}
+    context = seccomp.seccomp_init(actions[profile["defaultAction"]])
     for rule in profile["syscalls"]:
         conditions = [
             Comparison(one["index"], OPERATORS[one["op"]], one["value"], one.get("valueTwo", 0))
@@ -64,7 +65,7 @@ def load_profile() -> ctypes.CDLL:
             call = seccomp.seccomp_syscall_resolve_name(name.encode())
             # What this machine's processors never had is passed over, as runc does.
             if call >= 0:
-                action = REFUSE | rule["errnoRet"]
+                action = REFUSE | rule["errnoRet"] if "errnoRet" in rule else ALLOW
                 added = seccomp.seccomp_rule_add_array(
                     context, action, call, len(conditions), array
                 )
@@ -94,7 +95,7 @@ def try_what_is_denied() -> None:
         "socket": (AF_VSOCK, STREAM, 0),
         "getppid": (),
     }
-    load_profile()
+    load_profile(seccomp_profile())
     for name, arguments in calls.items():
         ctypes.set_errno(0)
         status = system.syscall(find(name.encode()), *map(ctypes.c_long, arguments))
@@ -115,13 +116,35 @@ def test_nobody_is_denied_what_docker_denies() -> None:
     assert set(outcomes.values()) == {"EPERM"}, outcomes
 
 
-def use_under_profile(directory: str) -> None:
-    load_profile()
+def allowing(seccomp: ctypes.CDLL) -> dict[str, Any]:
+    """Return a profile in the form of Docker's default: a list of what is allowed, io_uring not."""
+    seccomp.seccomp_syscall_resolve_num_arch.restype = ctypes.c_char_p
+    names = [seccomp.seccomp_syscall_resolve_num_arch(0, number) for number in range(512)]
+    allowed = [name.decode() for name in names if name and not name.startswith(b"io_uring")]
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "syscalls": [
+            {"names": allowed, "action": "SCMP_ACT_ALLOW"},
+            {"names": ["io_uring_setup"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
+        ],
+    }
+
+
+def use_under_profile(directory: str, which: str) -> None:
+    base = allowing(library())
+    load_profile(
+        {"own": seccomp_profile(), "base": base, "over": seccomp_profile_over(base)}[which]
+    )
     print(use(directory))
 
 
-def test_a_store_under_the_profile_has_io_uring(store_directory: Path) -> None:
+@pytest.mark.parametrize(
+    ("which", "engine"), [("own", "io_uring"), ("base", "posix"), ("over", "io_uring")]
+)
+def test_which_engine_a_store_has_under_a_profile(
+    store_directory: Path, which: str, engine: str
+) -> None:
     library()
-    child = run_child(use_under_profile, str(store_directory))
+    child = run_child(use_under_profile, str(store_directory), which)
     assert child.returncode == 0, child.stderr
-    assert child.stdout.startswith("io_uring"), (child.stdout, child.stderr)
+    assert child.stdout.startswith(engine), (child.stdout, child.stderr)

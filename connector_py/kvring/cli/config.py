@@ -5,13 +5,19 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from kvring import ConfigError
 from kvring._native import check_options
-from kvring.cli.deployment import docker_command, kubernetes_manifest, seccomp_profile, systemd_unit
+from kvring.cli.deployment import (
+    docker_command,
+    kubernetes_manifest,
+    seccomp_profile,
+    seccomp_profile_over,
+    systemd_unit,
+)
 from kvring.cli.failure import WrongArguments
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
 from kvring.cli.shared import FORMS, directory_of, shared_tier, take_options
@@ -78,6 +84,13 @@ _FORMS: dict[str, Callable[[list[Path], list[str]], str]] = {
     flag_value="seccomp",
     help="Print a seccomp profile that allows io_uring; it needs no PATH.",
 )
+@click.option(
+    "--seccomp-base",
+    "base",
+    type=click.File(encoding="utf-8"),
+    metavar="FILE",
+    help="Print this profile, as Docker's default (github.com/moby/profiles), and io_uring.",
+)
 def config(
     path: str | None,
     capacity: str | None,
@@ -88,12 +101,16 @@ def config(
     l1_size_gb: float,
     huge_pages: bool,
     form: str | None,
+    base: TextIO | None,
 ) -> int:
     """Print how to start LMCache's server, vLLM or SGLang with a store of CAPACITY at PATH.
 
     CAPACITY is a size such as 500GiB, or 'all' of a block device. What is printed last is for
     vLLM where it uses LMCache's server.
     """
+    if base is not None:
+        click.echo(json.dumps(_with_io_uring(base), indent=2))
+        return 0
     if form == "seccomp":
         click.echo(json.dumps(seccomp_profile(), indent=2))
         return 0
@@ -150,6 +167,14 @@ def _parameters(
     except ConfigError as error:
         raise WrongArguments(str(error)) from error
     return {**parameters, **of_tier}
+
+
+def _with_io_uring(base: TextIO) -> dict[str, Any]:
+    try:
+        return seccomp_profile_over(json.load(base))
+    except (ValueError, KeyError, TypeError) as error:
+        text = f"--seccomp-base {base.name}: it is no seccomp profile of a container runtime, as "
+        raise click.UsageError(f"{text}seccomp/default.json of moby: {error!r}") from error
 
 
 def _value(text: str) -> Any:

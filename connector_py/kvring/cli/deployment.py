@@ -6,7 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["docker_command", "kubernetes_manifest", "seccomp_profile", "systemd_unit"]
+__all__ = [
+    "docker_command",
+    "kubernetes_manifest",
+    "seccomp_profile",
+    "seccomp_profile_over",
+    "systemd_unit",
+]
 
 _PROFILE_NAME = "kvring-seccomp.json"
 _IMAGE = "lmcache-with-kvring"
@@ -38,6 +44,7 @@ _NAMESPACE_FLAGS = (
 )
 # Sockets to the host of a virtual machine are in no network namespace.
 _AF_VSOCK = 40
+_IO_URING = ("io_uring_setup", "io_uring_enter", "io_uring_register")
 _NOT_PERMITTED = 1
 _NOT_IMPLEMENTED = 38
 
@@ -145,6 +152,16 @@ spec:
       volumes:
         - name: store
           hostPath: {{path: {json.dumps(str(path))}, type: {volume}}}{more_volumes}"""
+
+
+def seccomp_profile_over(base: dict[str, Any]) -> dict[str, Any]:
+    """Return a profile that allows io_uring besides what `base`, as Docker's default, allows."""
+    rules = [
+        {**rule, "names": [name for name in rule["names"] if name not in _IO_URING]}
+        for rule in base["syscalls"]
+    ]
+    allowed = {"names": list(_IO_URING), "action": "SCMP_ACT_ALLOW"}
+    return {**base, "syscalls": [*(rule for rule in rules if rule["names"]), allowed]}
 
 
 def seccomp_profile() -> dict[str, Any]:
