@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +49,26 @@ _TAKEN_BYTES = 4 << 30
 
 # How chunks lie in them.
 LAYOUT = os.environ.get("KVRING_TEST_LAYOUT", "extents")
+
+
+def _skip_without_devices() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+# A test for which a loop device or a mount cannot be made here is skipped with the reason.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    """Have what a fixture cannot make skip the test."""
+    return (yield from _skip_without_devices())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Have what the test itself cannot make skip it."""
+    return (yield from _skip_without_devices())
 
 
 def pytest_sessionstart() -> None:
@@ -305,12 +325,9 @@ def bare_loop_device(
     """Make a blank loop device with logical blocks of this length; skip where that cannot be."""
     image = directory / f"bare-{block_bytes}.image"
     with ExitStack() as stack:
-        try:
-            require("losetup")
-            options = ("--sector-size", str(block_bytes))
-            path = attach_loop(stack, image, size_bytes, *options, is_sparse=True)
-        except DeviceError as error:
-            pytest.skip(str(error))
+        require("losetup")
+        options = ("--sector-size", str(block_bytes))
+        path = attach_loop(stack, image, size_bytes, *options, is_sparse=True)
         yield LoopDevice(path, image)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.devices import DeviceError, loop_device
+from benches.compare.devices import loop_device
 from tests.python.conftest import (
     KIB,
     MIB,
@@ -33,11 +33,8 @@ IMAGES = {"ext4": (256 * MIB, ("-b", "4096")), "xfs": (320 * MIB, ())}
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Yield an empty directory on a file system of its own."""
     with ExitStack() as stack:
-        try:
-            size_bytes, options = IMAGES[request.param]
-            device = stack.enter_context(loop_device(tmp_path, request.param, size_bytes, *options))
-        except DeviceError as error:
-            pytest.skip(str(error))
+        size_bytes, options = IMAGES[request.param]
+        device = stack.enter_context(loop_device(tmp_path, request.param, size_bytes, *options))
         yield device.directory
 
 

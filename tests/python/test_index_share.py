@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.devices import DeviceError, loop_device
+from benches.compare.devices import loop_device
 from tests.python.conftest import KIB, MIB, Client, pattern
 
 LARGE_BYTES = MIB
@@ -28,11 +28,8 @@ def make_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
         def make(size_bytes: int) -> Path:
             options = ("-m", "0", "-b", "4096")
-            try:
-                device = loop_device(tmp_path, "ext4", size_bytes, *options)
-                return stack.enter_context(device).directory
-            except DeviceError as error:
-                pytest.skip(str(error))
+            device = loop_device(tmp_path, "ext4", size_bytes, *options)
+            return stack.enter_context(device).directory
 
         yield make
 

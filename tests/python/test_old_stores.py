@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 import kvring
-from benches.compare.block_devices import DeviceError, attach_loop_over, require
+from benches.compare.block_devices import attach_loop_over, require
 from tests.python.conftest import REPOSITORY, Client, make_key, pattern
 
 FIXTURES = REPOSITORY / "tests" / "fixtures"
@@ -43,11 +43,8 @@ def old_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OldSto
     with ExitStack() as stack:
         path = tmp_path / name
         if name.startswith("device"):
-            try:
-                require("losetup")
-                path = attach_loop_over(stack, path)
-            except DeviceError as error:
-                pytest.skip(str(error))
+            require("losetup")
+            path = attach_loop_over(stack, path)
         yield OldStore(name, path)
 
 
