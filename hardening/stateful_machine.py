@@ -32,13 +32,10 @@ _KEYS = (
     "long" * 800,
 )
 _LENGTHS = (1, 4095, 4096, 4097, 20_000, 300_000, _MIB)
-_FLOOD_BYTES = 2 * _MIB
 # From here on all chunks of the model fit at any one path, and more: none is evicted.
 _ROOMY_BYTES = 64 * _MIB
 _CAPACITIES_MIB = (16, 32, 64, 256, 1024)
 _TTL_S = 7 * 86_400
-# docs/format.md
-_FIRST_RECORD, _RECORD_BYTES = 4096, 256
 
 _keys = st.lists(st.sampled_from(_KEYS), min_size=1, max_size=6)
 _chunks = st.lists(
@@ -376,7 +373,7 @@ class StoreMachine(RuleBasedStateMachine):
     def flood(self, count: int) -> None:
         """Store what nobody asks for again; it is purged, so that it does not count elsewhere."""
         for number in range(count):
-            self.process.call("set", [(f"flood@0@0@{number:x}", (self.version, _FLOOD_BYTES))])
+            self.process.call("set", [(f"flood@0@0@{number:x}", (self.version, 2 * _MIB))])
         self._note_evictions()
         self.process.call("purge", "flood")
 
@@ -479,7 +476,8 @@ class StoreMachine(RuleBasedStateMachine):
         """Have all chunks be as old as `ttl`: nothing of them may be found."""
         for path in self.paths:
             with (Path(path) / "index.kvring").open("r+b") as index:
-                for offset in range(_FIRST_RECORD, index.seek(0, 2), _RECORD_BYTES):
+                # The records; docs/format.md.
+                for offset in range(4096, index.seek(0, 2), 256):
                     index.seek(offset)
                     # Long ago.
                     index.write((1).to_bytes(6, "little"))
