@@ -4,11 +4,14 @@ use std::panic::resume_unwind;
 
 use crate::sync::{Mutex, spawn_scoped};
 
+/// The name of threads that open a path.
+pub(crate) const OPENING: &str = "kvring-open";
+
 /// Calls `work` on `count` threads at once, this one among them, and returns what they return. They are fewer where the system
 /// refuses threads, so each has to take a part of the work until nothing is left.
-pub(crate) fn on_threads<T: Send>(count: usize, work: impl Fn() -> T + Sync) -> Vec<T> {
+pub(crate) fn on_threads<T: Send>(name: &str, count: usize, work: impl Fn() -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
-        let spawn = |_| spawn_scoped(scope, "kvring-open", &work);
+        let spawn = |_| spawn_scoped(scope, name, &work);
         let others: Vec<_> = (1..count).map_while(spawn).collect();
         let mut all = vec![work()];
         for other in others {
@@ -22,7 +25,7 @@ pub(crate) fn on_threads<T: Send>(count: usize, work: impl Fn() -> T + Sync) -> 
 pub(crate) fn both(one: impl FnOnce() + Send, other: impl FnOnce() + Send) {
     let work: [Box<dyn FnOnce() + Send>; 2] = [Box::new(one), Box::new(other)];
     let work = Mutex::new(work.into_iter());
-    on_threads(2, || {
+    on_threads(OPENING, 2, || {
         while let Some(one) = { work.lock().next() } {
             one();
         }
@@ -52,10 +55,12 @@ mod tests {
         let next = AtomicUsize::new(0);
         let take = || std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
         let mut all =
-            on_threads(4, || take().take_while(|one| *one < 1000).collect::<Vec<_>>()).concat();
+            on_threads("four", 4, || take().take_while(|one| *one < 1000).collect::<Vec<_>>())
+                .concat();
         all.sort_unstable();
         assert_eq!(all, (0..1000).collect::<Vec<_>>());
-        let panics = || on_threads(2, || assert!(next.fetch_add(1, Ordering::Relaxed) < 1005));
+        let panics =
+            || on_threads("two", 2, || assert!(next.fetch_add(1, Ordering::Relaxed) < 1005));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
     }
 

@@ -147,7 +147,7 @@ fn sets_that_are_dropped_at_close_give_their_room_back() {
     let memory = Memory::patterned(4096, 0, 1);
     client.submit_set(&[key(0), key(1), key(0)], &[&memory; 3]);
     assert_eq!(queued(&client), (3, 12_288));
-    let shutdown = client.connector.close_within(Duration::ZERO);
+    let shutdown = client.close_after(Duration::ZERO);
     assert_eq!((shutdown.clean, shutdown.abandoned), (true, 3));
     assert!(!shutdown.memory_held, "{shutdown}");
     assert_eq!(queued(&client), (0, 0));

@@ -405,7 +405,7 @@ fn close_in_the_middle_of_groups() {
         let keys: Vec<String> = (batch * 50..batch * 50 + 50).map(key).collect();
         client.submit_set(&keys, &[&memory; 50]);
     }
-    client.connector.close_within(Duration::from_secs(60));
+    client.close_after(Duration::from_secs(60));
     assert_eq!(client.connector.stats().in_flight, 0);
     let client = Client::open(directory.path(), 256 * MIB);
     assert_eq!(client.connector.recovery().kept, 1000, "there was time enough for all of them");
@@ -475,7 +475,7 @@ fn a_sync_given_up_by_close_fails_no_other_reactor() {
     client.submit_set(&[key(2)], &[&memory]);
     eventually("the other reactor", || is_stuck.load(Ordering::SeqCst));
     let shutdown = std::thread::scope(|scope| {
-        let closing = scope.spawn(|| client.connector.close_within(Duration::ZERO));
+        let closing = scope.spawn(|| client.close_after(Duration::ZERO));
         let is_cancelled = || cancels.lock().unwrap().iter().any(|one| one.load(Ordering::SeqCst));
         eventually("the cancel", is_cancelled);
         is_stuck.store(false, Ordering::SeqCst);

@@ -379,7 +379,7 @@ fn close_waits_for_the_kernel() {
             stuck.store(false, Ordering::SeqCst);
         }
     });
-    client.connector.close_within(Duration::ZERO);
+    client.close_after(Duration::ZERO);
     assert!(!stuck.load(Ordering::SeqCst), "close() returned while the device was still at it");
     device.join().unwrap();
     assert_eq!(client.connector.stats().in_flight, 0);
@@ -408,7 +408,7 @@ fn a_stuck_device_leaks_rather_than_hangs() {
         .unwrap();
     client.submit_set(&["other".to_owned()], &[&memory]);
     thread::sleep(Duration::from_millis(50));
-    client.connector.close();
+    client.close_after(Duration::ZERO);
     assert_eq!(
         Arc::strong_count(&keep),
         2,

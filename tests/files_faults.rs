@@ -224,7 +224,7 @@ fn closing_in_the_middle_leaves_only_whole_chunks() {
         let set = client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
         eventually("it is under way", || stuck.load(Ordering::SeqCst));
         let closing = std::thread::scope(|scope| {
-            let closing = scope.spawn(|| client.connector.close_within(Duration::ZERO));
+            let closing = scope.spawn(|| client.close_after(Duration::ZERO));
             eventually("its time is over", || cancelled.load(Ordering::SeqCst));
             stuck.store(false, Ordering::SeqCst);
             closing.join().unwrap()

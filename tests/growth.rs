@@ -111,8 +111,12 @@ fn close_drops_what_waits_for_a_data_file() {
     common::eventually("the first file is full", || {
         client.counter("set_stored") >= IN_FIRST_FILE - 1
     });
-    let shutdown = client.connector.close_within(Duration::from_millis(100));
-    gate.close(false);
+    let shutdown = std::thread::scope(|scope| {
+        let closing = scope.spawn(|| client.close_after(Duration::from_millis(100)));
+        common::eventually("its time is over", || client.counter("abandoned") > 0);
+        gate.close(false);
+        closing.join().unwrap()
+    });
     let stored = client.counter("set_stored");
     assert!((IN_FIRST_FILE - 1..=IN_FIRST_FILE + 1).contains(&stored), "{stored}");
     assert_eq!((shutdown.partial_flush, shutdown.abandoned), (true, keys.len() as u64 - stored));

@@ -11,7 +11,6 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine};
 use common::held_back::HeldBack;
@@ -22,7 +21,7 @@ use kvring::{Connector, Durability, Layout};
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 10_000;
 
-/// Files of a store whose index takes no record while it is to refuse them, or takes its time for each.
+/// Files of a store whose index takes no record while it is to refuse them.
 #[derive(Debug, Default)]
 struct TroubledIndex {
     /// What it says; 0 while it takes them.
@@ -32,8 +31,6 @@ struct TroubledIndex {
     /// The thread that writes records ends in a panic.
     panics: AtomicBool,
     refused: AtomicUsize,
-    is_slow: AtomicBool,
-    slowed: AtomicUsize,
 }
 
 impl FileOperations for TroubledIndex {
@@ -44,10 +41,6 @@ impl FileOperations for TroubledIndex {
         if is_record && errno != 0 && self.is_meant(file) {
             self.refused.fetch_add(1, Ordering::SeqCst);
             return Err(io::Error::from_raw_os_error(errno));
-        }
-        if is_record && self.is_slow.load(Ordering::SeqCst) {
-            self.slowed.fetch_add(1, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_secs(6));
         }
         SystemFiles.write_at(file, bytes, offset)
     }
@@ -273,24 +266,6 @@ fn close_gives_up_what_the_index_refuses() {
     index.refuse(false);
     let (client, _) = open(directory.path(), Durability::BestEffort);
     assert_eq!(client.get_one(&key(1), LENGTH).unwrap(), chunk(1).bytes());
-}
-
-/// It gives up when nothing was written for ten seconds.
-#[test]
-fn close_waits_for_a_slow_index_while_it_writes() {
-    let directory = tempfile::tempdir().unwrap();
-    let (client, index) = open(directory.path(), Durability::BestEffort);
-    for number in 1..=3 {
-        assert!(client.set_one(&key(number), &chunk(number)));
-    }
-    index.is_slow.store(true, Ordering::SeqCst);
-    client.connector.submit_delete(&[key(1)]).unwrap();
-    eventually("the first write", || index.slowed.load(Ordering::SeqCst) == 1);
-    client.connector.submit_delete(&[key(2)]).unwrap();
-    let shutdown = client.connector.close();
-    assert!(shutdown.clean, "{shutdown}");
-    let client = Client::open(directory.path(), CAPACITY);
-    assert_eq!(client.exists(&[key(1), key(2), key(3)]), [false, false, true]);
 }
 
 #[test]

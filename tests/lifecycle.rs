@@ -80,7 +80,7 @@ fn close_at_the_deadline_drops_the_queue() {
         let keys: Vec<String> = (batch * 15..batch * 15 + 15).map(key).collect();
         client.submit_set(&keys, &[&memory; 15]);
     }
-    client.connector.close_within(Duration::ZERO);
+    client.close_after(Duration::ZERO);
     assert!(client.counter("abandoned") > 0);
     let client = Client::open(directory.path(), CAPACITY);
     assert_eq!(client.get_one("answered", MIB as usize).unwrap(), memory.bytes());
@@ -101,7 +101,7 @@ fn close_says_whether_the_kernel_still_has_memory() {
     let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
     let memory = Memory::patterned(MIB as usize, 0, 1);
     client.submit_set(&[key(0)], &[&memory]);
-    let shutdown = client.connector.close_within(Duration::ZERO);
+    let shutdown = client.close_after(Duration::ZERO);
     assert!(!shutdown.clean && shutdown.memory_held, "{shutdown}");
     // The second call says the same.
     assert_eq!(client.connector.close(), shutdown);

@@ -170,7 +170,7 @@ fn what_goes_for_a_quota_during_close_stays_gone() {
     held.until_given(1);
     let index = File::open(config.paths[0].join("index.kvring")).unwrap();
     thread::scope(|scope| {
-        let closing = scope.spawn(|| client.connector.close_within(Duration::from_secs(60)));
+        let closing = scope.spawn(|| client.close_after(Duration::from_secs(60)));
         // If it is released, it is so by then.
         let is_released = |_: &i32| index.try_lock_shared().is_err();
         (0..100).take_while(is_released).for_each(|_| thread::sleep(Duration::from_millis(10)));

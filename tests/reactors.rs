@@ -186,7 +186,7 @@ fn a_close_in_the_middle_of_it_answers_everything() {
         std::thread::sleep(Duration::from_millis(40));
         stuck.store(false, Ordering::SeqCst);
         std::thread::sleep(Duration::from_micros(pause_us));
-        assert!(client.connector.close_within(Duration::ZERO).clean);
+        assert!(client.close_after(Duration::ZERO).clean);
         assert_eq!(client.connector.stats().in_flight, 0, "after {pause_us} us");
     }
     let client = open_for_stealing(directory.path(), &Arc::default());

@@ -82,7 +82,7 @@ fn store(client: &Client, numbers: std::ops::Range<u64>) {
 fn killed(client: Client, directory: &TempDir) -> TempDir {
     let left = tempfile::tempdir().unwrap();
     copy_all(directory.path(), left.path());
-    client.connector.close_within(Duration::ZERO);
+    client.close_after(Duration::ZERO);
     left
 }
 
@@ -135,18 +135,18 @@ fn a_close_before_it_is_done() {
     let directory = killed_and_damaged();
     let client = open_without_reads(directory.path());
     store(&client, 10..12);
-    assert!(client.connector.close_within(Duration::ZERO).clean);
+    assert!(client.close_after(Duration::ZERO).clean);
     let client = open_without_reads(directory.path());
     assert!(client.connector.recovery().clean_shutdown);
     // Once more, with nothing written: what is to be verified must come from the session block.
-    client.connector.close_within(Duration::ZERO);
+    client.close_after(Duration::ZERO);
     assert_eq!(verified(directory.path(), 9, 12), all_but_the_damaged(12));
 }
 
 #[test]
 fn a_close_and_a_kill_before_it_is_done() {
     let directory = killed_and_damaged();
-    open_without_reads(directory.path()).connector.close_within(Duration::ZERO);
+    open_without_reads(directory.path()).close_after(Duration::ZERO);
     let client = open_without_reads(directory.path());
     let directory = killed(client, &directory);
     assert_eq!(verified(directory.path(), 7, 10), all_but_the_damaged(10));

@@ -129,7 +129,7 @@ fn close_drops_sets_that_wait_for_room() {
     });
     writes.until_all_have_looked();
     let closing = std::thread::scope(|scope| {
-        let closing = scope.spawn(|| client.connector.close_within(Duration::ZERO));
+        let closing = scope.spawn(|| client.close_after(Duration::ZERO));
         eventually("the store is being closed", || {
             client.connector.submit_exists(&keys(0..1)).is_err()
         });

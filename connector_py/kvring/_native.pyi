@@ -268,16 +268,29 @@ class Connector:
         Each batch is a tuple: future id, ok, error text, one bool per key.
         """
 
-    def close(self, timeout_s: float = 5.0) -> dict[str, Any]:
-        """Take nothing new, finish what is queued, release every buffer. Idempotent.
+    def close(self, timeout_s: float = 20.0, drain_s: float | None = None) -> dict[str, Any]:
+        """Take nothing new, finish what is queued, make all durable, release every buffer.
 
-        What is still queued after `timeout_s` (0 to 3600) is lost.
-        No buffer is touched afterwards. Does nothing in a fork of the process that opened it.
+        It returns after `timeout_s` and one second at the latest, whatever a drive or a frozen
+        file system does. What is left then, the result and the log say, and threads go on with
+        it: until they are done the store stays locked, for this process too. Idempotent: a second
+        call waits for the first and returns the same. Does nothing in a fork of the process that
+        opened it.
+
+        Args:
+            timeout_s: 0 to 3600.
+            drain_s: How much of it is for what is queued, 0 to `timeout_s`; by default half of it.
+                What is still queued then is lost.
 
         Returns:
             `shutdown_clean`: the store is marked as closed in order; `partial_flush`: operations
-            were dropped; `abandoned`: how many; `memory_held`: the kernel did not finish in time,
-            and still has memory of callers, who must leave it where it is.
+            were dropped, or are not answered yet; `abandoned`: how many; `memory_held`: the
+            kernel did not finish in time, and still has memory of callers, who must leave it
+            where it is (otherwise no buffer is touched any more); `timed_out`: threads go on;
+            `not_durable`: how many stores and removals, at most, power loss may undo.
+
+        Raises:
+            ConfigError: `timeout_s` or `drain_s` is out of range.
         """
 
     @property

@@ -45,12 +45,12 @@ class Connector(_native.Connector):
         """Have connections on the store's socket with this request served, each in a thread."""
         self._socket.serve(request, serve)
 
-    def close(self, timeout_s: float = 5.0) -> dict[str, Any]:
+    def close(self, timeout_s: float = 20.0, drain_s: float | None = None) -> dict[str, Any]:
         """Close the store, as the native class does; nobody can ask its owner any more."""
         self._socket.close()
         if _has_prometheus and self.metrics_port is not None:
             stop_serving(self)
-        return super().close(timeout_s)
+        return super().close(timeout_s, drain_s)
 
     def __exit__(self, *exception: object) -> None:
         """Close the store."""

@@ -103,19 +103,33 @@ impl Connector {
     }
 
     /// Finish or drop what is queued, release every buffer, mark the store as closed in order. Idempotent.
-    #[pyo3(signature = (timeout_s = 5.0))]
-    fn close<'py>(&self, py: Python<'py>, timeout_s: f64) -> PyResult<Bound<'py, PyDict>> {
+    #[pyo3(signature = (timeout_s = 20.0, drain_s = None))]
+    fn close<'py>(
+        &self,
+        py: Python<'py>,
+        timeout_s: f64,
+        drain_s: Option<f64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
         if !(0.0..=3600.0).contains(&timeout_s) {
             let message = format!("timeout_s = {timeout_s} is not valid; it takes 0 to 3600");
             return Err(ConfigError::new_err(message));
         }
-        let shutdown = py.detach(|| self.core.close_within(Duration::from_secs_f64(timeout_s)));
+        let drain_s = drain_s.unwrap_or(timeout_s / 2.0);
+        if !(0.0..=timeout_s).contains(&drain_s) {
+            let message =
+                format!("drain_s = {drain_s} is not valid; it takes 0 to timeout_s = {timeout_s}");
+            return Err(ConfigError::new_err(message));
+        }
+        let [drain_timeout, timeout] = [drain_s, timeout_s].map(Duration::from_secs_f64);
+        let shutdown = py.detach(|| self.core.close_within(drain_timeout, timeout));
         hand_over(py);
         let result = PyDict::new(py);
         result.set_item("shutdown_clean", shutdown.clean)?;
         result.set_item("partial_flush", shutdown.partial_flush)?;
         result.set_item("abandoned", shutdown.abandoned)?;
         result.set_item("memory_held", shutdown.memory_held)?;
+        result.set_item("timed_out", shutdown.timed_out)?;
+        result.set_item("not_durable", shutdown.not_durable)?;
         Ok(result)
     }
 

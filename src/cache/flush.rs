@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use super::Cache;
 use super::threads::CacheThread;
+use crate::config::Durability;
 use crate::sync::atomic::Ordering;
 
 /// Flushes when something has changed. `is_complete`: what was there before is durable.
@@ -70,6 +71,16 @@ impl Cache {
         self.index.distrust_all();
         // For an owner that comes without a close() of this one. If it fails, so does the next flush.
         let _ = self.index.write_session(self.config.clock.now_ms(), false);
+    }
+
+    /// Stores and removals, at most, that are not known to be durable. In `persistent` those whose records are not in the file yet.
+    pub(crate) fn changes_not_durable(&self) -> u64 {
+        let changes = &self.index.table.changes;
+        let durable = match self.config.durability {
+            Durability::BestEffort => self.durable_changes.load(Ordering::SeqCst),
+            Durability::Persistent => changes.progress.done(),
+        };
+        changes.lasting_ticket().saturating_sub(durable)
     }
 
     /// Whether such a sync has failed since the store was opened.

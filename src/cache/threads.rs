@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::Cache;
 use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::{LONGEST_RETURN, has_ended};
-use crate::time::Patience;
+use crate::thread::join;
 
 /// A running thread of a cache. Dropping it does not end it: that must do nothing in a fork, where the thread is not.
 pub(crate) struct CacheThread {
@@ -32,9 +31,9 @@ impl CacheThread {
         Ok(Self { cache, thread, order_end, lost })
     }
 
-    /// Ends it after what it is doing, and says whether it did: a file system or a device may not give it back.
-    pub(crate) fn end(self) -> bool {
+    /// Ends it after what it is doing, for which a file system or a device may take any time.
+    pub(crate) fn end(self) {
         (self.order_end)(&self.cache);
-        has_ended(self.thread, &mut Patience::new(LONGEST_RETURN), self.lost)
+        join(self.thread, self.lost);
     }
 }

@@ -145,7 +145,7 @@ const GONE: &[(&str, Fate)] = &[
     ("admit_after", Became("admit 'second_use' stores a key at its second SET")),
     ("backpressure", NO_WAIT),
     ("backpressure_timeout_ms", NO_WAIT),
-    ("drain_timeout_s", Became("it is an argument: close(timeout_s=5)")),
+    ("drain_timeout_s", Became("it is an argument: close(drain_s=5)")),
     ("format", Became("the command `kvring format DEVICE` does it, once")),
     ("high_watermark", Fixed(|tuning| tuning.high_watermark.to_string())),
     ("low_watermark", Fixed(|tuning| tuning.low_watermark.to_string())),

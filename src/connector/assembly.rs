@@ -28,7 +28,7 @@ use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::index::table::Table;
 use crate::index::{FoundIndex, Sharing};
-use crate::parallel::on_threads;
+use crate::parallel::{OPENING, on_threads};
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::{Alarm, MakeEngine, is_gone};
 use crate::sync::Mutex;
@@ -183,7 +183,7 @@ fn at_once<T: Send, R: Send>(
     let waiting: Vec<(usize, T)> = paths.into_iter().collect();
     let count = waiting.len();
     let waiting = Mutex::new(waiting.into_iter());
-    let outcomes = on_threads(count, || {
+    let outcomes = on_threads(OPENING, count, || {
         let mut outcomes = Vec::new();
         // The lock is not held while the work is done: the others take theirs.
         while let Some((number, one)) = { waiting.lock().next() } {

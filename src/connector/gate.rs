@@ -25,9 +25,13 @@ impl Gate {
         (!self.is_closed()).then_some(inside)
     }
 
-    /// When it returns, nobody is inside, and nobody enters any more.
+    /// From here on nobody enters.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Waits until nobody is inside, after [`Gate::close`].
+    pub(super) fn wait_until_empty(&self) {
         drop(self.inside.write());
     }
 }

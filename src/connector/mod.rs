@@ -2,12 +2,14 @@
 
 mod admin;
 mod assembly;
+mod closing;
 mod engines;
 mod forecast;
 mod gate;
 mod home;
 mod key_watch;
 mod memory;
+mod shutdown;
 mod status;
 mod submits;
 mod volume;
@@ -20,14 +22,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use assembly::open_all;
+use closing::close_all;
 pub use forecast::{ChunkSum, OpenForecast, forecast_open};
 use gate::Gate;
 pub use home::format_device;
 use key_watch::KeyWatch;
+pub use shutdown::Shutdown;
 pub use submits::Removal;
 use thiserror::Error;
-pub use volume::Shutdown;
-use volume::close_all;
 use volumes::{Volumes, Watch};
 
 use crate::backlog::{Amount, Backlog};
@@ -40,10 +42,16 @@ use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
 use crate::reactor::MakeEngine;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::thread::Builder;
 use crate::sync::{Mutex, RwLockReadGuard};
+use crate::thread::has_ended;
+use crate::time::Patience;
 
-/// How long `close` works on what is queued before it drops the rest.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long `close` takes.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// By how much the time of `close` may be exceeded: without any, a device that answers would not be waited for where it is 0.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
 /// A batch, or another call, that is refused as a whole, before anything of it is queued. Each call that returns it may return
 /// `Closed` and `Forked`; one with keys `KeyTooLong`; one with buffers the others, but for `NotRemoved`, of those that wait for the index
@@ -82,9 +90,9 @@ pub struct Connector {
     /// Whether it was logged that chunks are too long.
     logged_too_long: AtomicBool,
     backlog: Arc<Backlog>,
-    watch: Mutex<Option<Watch>>,
+    watch: Arc<Mutex<Option<Watch>>>,
     shutdown: Mutex<Option<Shutdown>>,
-    gate: Gate,
+    gate: Arc<Gate>,
     next_future_id: AtomicU64,
     key_watch: Mutex<Option<KeyWatch>>,
     process_id: u32,
@@ -135,7 +143,7 @@ impl Connector {
         let recovery = Recovery::of_all(volumes.all.iter().map(|volume| &volume.recovery));
         let volumes = Arc::new(volumes);
         let watch = Watch::start(&volumes, alarms).map_err(io_error("start a thread for"));
-        let watch = watch.inspect_err(|_| drop(close_all(&volumes.all, Duration::ZERO, true)))?;
+        let watch = watch.inspect_err(|_| close_all(&volumes.all, Duration::ZERO, None))?;
         // Last: an open that fails leaves no data file behind.
         volumes.all.iter().for_each(|volume| volume.shared.cache.prepare_growth());
         let backlog = Backlog::new(Amount {
@@ -150,9 +158,9 @@ impl Connector {
             memory,
             logged_too_long: AtomicBool::new(false),
             backlog,
-            watch: Mutex::new(Some(watch)),
+            watch: Arc::new(Mutex::new(Some(watch))),
             shutdown: Mutex::new(None),
-            gate: Gate::new(),
+            gate: Arc::new(Gate::new()),
             next_future_id: AtomicU64::new(1),
             key_watch: Mutex::new(None),
             process_id: std::process::id(),
@@ -205,19 +213,22 @@ impl Connector {
         self.process_id == std::process::id() && !self.gate.is_closed()
     }
 
-    /// [`Connector::close_within`] 5 s.
+    /// [`Connector::close_within`] 20 s, the first 10 s of which are for what is queued.
     pub fn close(&self) -> Shutdown {
-        self.close_within(DRAIN_TIMEOUT)
+        self.close_within(CLOSE_TIMEOUT / 2, CLOSE_TIMEOUT)
     }
 
-    /// Accepts nothing new, works on what is queued for at most `drain_timeout`, waits for the kernel, notes the clean shutdown,
-    /// releases the files, and drops the completions that were not drained. No caller memory is used after it. A second call
-    /// waits for the first and returns the same. In a fork of the owner it does nothing.
+    /// Accepts nothing new, works on what is queued for at most `drain_timeout`, cancels the rest, waits for the kernel, makes all
+    /// durable, notes the clean shutdown, releases the files, and drops the completions that were not drained. A second call waits
+    /// for the first and returns the same. In a fork of the owner it does nothing.
     ///
-    /// Transfers that the kernel does not finish within 10 s more are leaked, with their memory. A thread that a device or a
-    /// frozen file system does not give back is left behind. The log says so, the shutdown is not clean, and the store stays
-    /// locked as long as the connector lives.
-    pub fn close_within(&self, drain_timeout: Duration) -> Shutdown {
+    /// It returns after `timeout` and 1 s at the latest, whatever a device or a frozen file system does. What is left then, the
+    /// shutdown and the log say, and threads go on with it: the store stays locked, for this process too, until they are done, and
+    /// is closed in order if they can. SETs and DELETEs that are not in the index file fail. Transfers that the kernel does not
+    /// finish within 10 s after `drain_timeout` are leaked, with their memory and the lock.
+    ///
+    /// No caller memory is used after it, unless the shutdown says [`Shutdown::memory_held`].
+    pub fn close_within(&self, drain_timeout: Duration, timeout: Duration) -> Shutdown {
         if self.process_id != std::process::id() {
             return Shutdown::default();
         }
@@ -226,15 +237,19 @@ impl Connector {
             return done;
         }
         self.gate.close();
-        let watch = self.watch.lock().take();
-        // It writes to the files.
-        let has_watch_ended = watch.is_none_or(Watch::end);
-        let closed = close_all(&self.volumes.all, drain_timeout, has_watch_ended);
-        let memory_held = closed.iter().any(|done| done.memory_held);
+        self.end_within(drain_timeout, timeout + CLOSE_GRACE);
+        let closed: Vec<_> =
+            self.volumes.all.iter().map(|volume| volume.shutdown(timeout)).collect();
+        let Shutdown { memory_held, timed_out, .. } = Shutdown::of_all(closed.iter().copied());
         // A path that is out of use is outdated anyway, and what was dropped there no loss of this moment.
         let counts =
             closed.into_iter().enumerate().filter(|(number, _)| self.volumes.is_live(*number));
-        let done = Shutdown { memory_held, ..Shutdown::of_all(counts.map(|(_, done)| done)) };
+        let mut done = Shutdown::of_all(counts.map(|(_, done)| done));
+        if timed_out {
+            done.abandoned += self.completions.unanswered();
+            done.partial_flush = done.abandoned > 0;
+        }
+        (done.memory_held, done.timed_out) = (memory_held, timed_out);
         self.memory.close();
         let mut untaken = Vec::new();
         self.completions.common.drain(&mut untaken);
@@ -242,6 +257,26 @@ impl Connector {
         drop(untaken);
         *shutdown = Some(done);
         done
+    }
+
+    /// Has a thread close all volumes, and waits for it for at most `timeout`.
+    fn end_within(&self, drain_timeout: Duration, timeout: Duration) {
+        let end = {
+            let (gate, volumes) = (Arc::clone(&self.gate), Arc::clone(&self.volumes));
+            let watch = Arc::clone(&self.watch);
+            move || {
+                gate.wait_until_empty();
+                let watch = watch.lock().take();
+                close_all(&volumes.all, drain_timeout, watch);
+            }
+        };
+        match Builder::new().name("kvring-closing".into()).spawn(end.clone()) {
+            Ok(thread) => _ = has_ended(thread, &mut Patience::new(timeout)),
+            Err(error) => {
+                log::error!("close() takes as long as the devices do: no thread: {error}");
+                end();
+            }
+        }
     }
 
     /// Keys as they are stored: with the identity of the engine, if it has one.

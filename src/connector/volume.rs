@@ -3,12 +3,13 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytesize::ByteSize;
 
 use super::home::FoundHome;
+use super::shutdown::Shutdown;
 use crate::cache::{Cache, CacheThread, ChunkIndex, FilesChange, WriteBudget};
 use crate::capacity::Budget;
 use crate::completion_queue::CompletionQueues;
@@ -23,41 +24,6 @@ use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared};
 use crate::sync::Mutex;
-use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::{LONGEST_SYNC, join_within};
-use crate::time::Patience;
-
-/// How a store was closed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shutdown {
-    /// The clean flag is on disk: the next open needs no deep check.
-    pub clean: bool,
-    /// Operations were dropped at the deadline.
-    pub partial_flush: bool,
-    /// How many.
-    pub abandoned: u64,
-    /// The kernel, or a thread in it, still has memory of callers: it must stay where it is.
-    pub memory_held: bool,
-}
-
-impl Shutdown {
-    /// How several volumes were left, as if they were one.
-    pub(super) fn of_all(all: impl Iterator<Item = Self>) -> Self {
-        all.fold(Self { clean: true, ..Self::default() }, |sum, one| Self {
-            clean: sum.clean && one.clean,
-            partial_flush: sum.partial_flush || one.partial_flush,
-            abandoned: sum.abandoned + one.abandoned,
-            memory_held: sum.memory_held || one.memory_held,
-        })
-    }
-}
-
-impl std::fmt::Display for Shutdown {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let order = if self.clean { "closed in order" } else { "closed, but not in order" };
-        write!(formatter, "{order}, {} operations abandoned", self.abandoned)
-    }
-}
 
 /// A path in use.
 pub(crate) struct Volume {
@@ -69,7 +35,11 @@ pub(crate) struct Volume {
     pub(super) recovery: Recovery,
     unverified: Vec<ChunkVersion>,
     watched_files: Arc<WatchedFiles>,
-    threads: Mutex<Threads>,
+    pub(super) threads: Mutex<Threads>,
+    /// How its reactors ended, once they have.
+    pub(super) reactors_end: OnceLock<ReactorEnd>,
+    /// How it was closed, once it is.
+    pub(super) closed: OnceLock<Shutdown>,
 }
 
 impl Volume {
@@ -109,9 +79,18 @@ impl Volume {
         let open_store = OpenStore::new(id);
         let cache = Cache::new(config, index, store, write_budget, reactors, open_store);
         let shared = Arc::new(Shared::new(Arc::new(cache), completions, wakers));
-        let threads = Mutex::default();
-        let watched_files = Arc::clone(watched_files);
-        Ok(Self { shared, id, sharing, budget, recovery, unverified, watched_files, threads })
+        Ok(Self {
+            shared,
+            id,
+            sharing,
+            budget,
+            recovery,
+            unverified,
+            watched_files: Arc::clone(watched_files),
+            threads: Mutex::default(),
+            reactors_end: OnceLock::new(),
+            closed: OnceLock::new(),
+        })
     }
 
     /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
@@ -150,7 +129,8 @@ impl Volume {
         );
         started.inspect_err(|_| {
             shared.stop(Duration::ZERO);
-            threads.end();
+            threads.join_reactors();
+            threads.end_others();
         })
     }
 
@@ -185,7 +165,7 @@ impl Volume {
 }
 
 #[derive(Default)]
-struct Threads {
+pub(super) struct Threads {
     writer: Option<RecordWriter>,
     reactors: Option<Reactors>,
     growth: Option<CacheThread>,
@@ -195,7 +175,7 @@ struct Threads {
 
 impl Threads {
     /// Starts them, and notes that the store is open when its bytes can be moved. Those that run when one fails are left to
-    /// [`Threads::end`].
+    /// [`Threads::join_reactors`] and [`Threads::end_others`].
     fn start(
         &mut self,
         shared: &Arc<Shared>,
@@ -227,32 +207,20 @@ impl Threads {
         Ok(())
     }
 
-    /// Ends them, when the reactors have been asked to stop.
-    fn end(&mut self) -> ThreadsEnd {
-        let moving = self.end_moving();
-        self.end_writer(moving)
+    /// Waits for the reactors, which have been asked to stop.
+    pub(super) fn join_reactors(&mut self) -> ReactorEnd {
+        self.reactors.take().map_or(ReactorEnd::Leaked, Reactors::join)
     }
 
-    /// Ends all but the record writer. Says whether they have ended, and how the reactors did.
-    fn end_moving(&mut self) -> (bool, ReactorEnd) {
-        // It frees extents, which needs the files.
-        let maintenance = self.maintenance.take().is_none_or(CacheThread::end);
-        let reactors = self.reactors.take().map_or(ReactorEnd::Leaked, Reactors::join);
-        let flushes = self.flushes.take().is_none_or(CacheThread::end);
-        // What was queued may have needed it until now.
-        let growth = self.growth.take().is_none_or(CacheThread::end);
-        (maintenance && flushes && growth, reactors)
-    }
-
-    /// Ends the record writer, after all that change records.
-    fn end_writer(&mut self, (have_ended, reactors): (bool, ReactorEnd)) -> ThreadsEnd {
-        let (writer, is_written) = self.writer.take().map_or((true, true), RecordWriter::end);
-        let memory_held = reactors == ReactorEnd::Leaked;
-        ThreadsEnd {
-            have_ended: have_ended && writer && !memory_held,
-            orderly: reactors == ReactorEnd::Orderly && is_written,
-            memory_held,
-        }
+    /// Ends all others, when the reactors have ended. Says whether all changes of records are written.
+    pub(super) fn end_others(&mut self) -> bool {
+        // They free extents, which needs the files; what was queued may have needed them until now.
+        [self.maintenance.take(), self.flushes.take(), self.growth.take()]
+            .into_iter()
+            .flatten()
+            .for_each(CacheThread::end);
+        // After all that change records.
+        self.writer.take().is_none_or(RecordWriter::end)
     }
 }
 
@@ -267,16 +235,6 @@ fn note_files_change(shared: &Shared, change: FilesChange) {
             shared.cache.config.path().display()
         ),
     }
-}
-
-/// How the threads of a volume ended.
-struct ThreadsEnd {
-    /// None of them can write to the files any more.
-    have_ended: bool,
-    /// All that was asked for is done.
-    orderly: bool,
-    /// Transfers that do not end have memory of callers.
-    memory_held: bool,
 }
 
 fn warn_of_capacity(path: &Path, budget: &Budget) {
@@ -315,81 +273,4 @@ fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
         let _ = shared.cache.store.sync();
         note()
     })
-}
-
-/// Closes volumes, all at the same time: each works on what is queued for at most `drain_timeout`, and waits for what is in the kernel.
-/// Its files stay locked if others may still write to them, as when `have_others_ended` is false.
-pub(super) fn close_all(
-    volumes: &[Volume],
-    drain_timeout: Duration,
-    have_others_ended: bool,
-) -> Vec<Shutdown> {
-    volumes.iter().for_each(|volume| volume.shared.stop(drain_timeout));
-    let end_moving = |volume: &Volume| {
-        volume.shared.cache.open_store.note_closing();
-        volume.threads.lock().end_moving()
-    };
-    // Of all of them first: a SET of one evicts at another for its quota.
-    let moving: Vec<_> = volumes.iter().map(end_moving).collect();
-    let begin_release = |(volume, moving): (&Volume, _)| {
-        let ended = volume.threads.lock().end_writer(moving);
-        let ThreadsEnd { have_ended, orderly, memory_held } = ended;
-        let may_release = have_others_ended && have_ended;
-        let shared = Arc::clone(&volume.shared);
-        let release = move || may_release && release(&shared, orderly);
-        // A thread is left behind if the device, or a frozen file system, does not give it back.
-        let thread = Builder::new().name("kvring-close".into()).spawn(release);
-        (
-            thread.inspect_err(|error| log::error!("cannot start a thread: {error}")).ok(),
-            memory_held,
-        )
-    };
-    let threads: Vec<_> = volumes.iter().zip(moving).map(begin_release).collect();
-    let mut patience = Patience::new(LONGEST_SYNC);
-    let end = |(volume, (thread, memory_held)): (&Volume, (Option<JoinHandle<bool>>, bool))| {
-        let released = thread.and_then(|thread| join_within(thread, &mut patience));
-        let clean = released.is_some_and(|released| released.unwrap_or(false));
-        let abandoned = volume.shared.cache.counters.abandoned.get();
-        let done = Shutdown { clean, partial_flush: abandoned > 0, abandoned, memory_held };
-        log::info!("{}: {done}", volume.path().display());
-        done
-    };
-    volumes.iter().zip(threads).map(end).collect()
-}
-
-/// Notes the clean shutdown if it was one, and releases the locks. Says whether it is noted.
-fn release(shared: &Shared, orderly: bool) -> bool {
-    let (store, index) = (&shared.cache.store, &shared.cache.index);
-    let path = shared.cache.config.path().display();
-    let note = || {
-        if let Some(reason) = shared.cache.missed_files() {
-            return Err(io::Error::other(reason));
-        }
-        if shared.cache.has_flush_failed() {
-            return Err(io::Error::other("a flush had failed while it was open"));
-        }
-        index.write_all_uses();
-        // The data first: a clean flag must not be on disk before what it vouches for.
-        store.sync()?;
-        index.table.sync()?;
-        index.write_session(shared.cache.config.clock.now_ms(), true)?;
-        index.table.sync()
-    };
-    let noted =
-        if orderly { note() } else { Err(io::Error::other("not all was done that was asked for")) };
-    if let Err(error) = &noted {
-        log::error!("{path} is not marked as closed in order: {error}");
-        if orderly && shared.cache.missed_files().is_none() {
-            // A later sync that succeeds says nothing of what this one dropped.
-            index.trust_none();
-            if let Err(error) = index.write_session(shared.cache.config.clock.now_ms(), false) {
-                log::error!("{path}: cannot note that: {error}");
-            }
-        }
-    }
-    match store.release().and_then(|()| index.table.release_file()) {
-        Ok(()) => shared.cache.open_store.note_closed(),
-        Err(error) => log::error!("{path} stays locked until this process ends: {error}"),
-    }
-    noted.is_ok()
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::volume::{Volume, close_all};
+use super::closing::close_all;
+use super::volume::Volume;
 use crate::error::OpenError;
 use crate::format::membership::Membership;
 use crate::key::{Digest, Hashed};
@@ -15,8 +16,7 @@ use crate::schedule::Class;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::mpsc::{Receiver, RecvTimeoutError};
 use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::{LONGEST_SYNC, has_ended};
-use crate::time::Patience;
+use crate::thread::join;
 
 /// A path that opening has left out.
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ impl Volumes {
         for number in 0..self.all.len() {
             self.all[number].shared.health.set_alarm(number, Some(alarm.clone()));
             if let Err(error) = self.all[number].start(make_engine) {
-                close_all(&self.all[..number], Duration::ZERO, true);
+                close_all(&self.all[..number], Duration::ZERO, None);
                 return Err((number, error));
             }
         }
@@ -275,10 +275,13 @@ impl Watch {
         Ok(Self { alarm, thread })
     }
 
-    /// Says whether it has ended: a device may take a note and not give it back.
-    pub(super) fn end(self) -> bool {
+    /// It takes nothing out of use any more, but for what it is at.
+    pub(super) fn order_end(&self) {
         let _ = self.alarm.send(END);
-        let mut patience = Patience::new(LONGEST_SYNC);
-        has_ended(self.thread, &mut patience, "no path that failed was left out")
+    }
+
+    /// Waits for its end: a device may take any time for a note.
+    pub(super) fn join(self) {
+        join(self.thread, "no path that failed was left out");
     }
 }

@@ -6,7 +6,7 @@ use super::lists::NodesPart;
 use super::namespaces::{NamespaceId, Namespaces};
 use super::{ChunkNode, ChunkRef, NodeId};
 use crate::block::{BLOCK_BYTES, Extent};
-use crate::parallel::{both, merged, on_threads};
+use crate::parallel::{OPENING, both, merged, on_threads};
 use crate::sync::Mutex;
 
 /// Nodes that are brought into the processor's cache together.
@@ -78,7 +78,7 @@ impl EvictionIndex {
         let all = {
             let groups = Mutex::new(self.nodes.add_parts(sizes).into_iter().enumerate());
             let next = || groups.lock().next();
-            on_threads(threads, || {
+            on_threads(OPENING, threads, || {
                 let (order, counted) = Default::default();
                 let mut entering = Entering { namespaces, nodes: None, order, counted };
                 entering.order.reserve(sizes.iter().sum::<usize>() / threads);

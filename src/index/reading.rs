@@ -12,7 +12,7 @@ use crate::block::Extent;
 use crate::evict::NamespaceId;
 use crate::format::record::{NO_SLOT, Record, STATE_CHUNK, STATE_FREE, slots_for};
 use crate::key::{Digest, Namespace};
-use crate::parallel::on_threads;
+use crate::parallel::{OPENING, on_threads};
 use crate::store::Store;
 use crate::sync::Mutex;
 use crate::system::prefetch_line;
@@ -105,7 +105,7 @@ impl<G: Send, S: Send> Index<G, S> {
     ) -> (Vec<Vec<Placed>>, u64) {
         let pieces = Mutex::new((0_u32..).step_by(PIECE).zip(heads.0.chunks_mut(PIECE)));
         let expected = self.table.slot_count() as usize / threads;
-        let mut all = on_threads(threads, || {
+        let mut all = on_threads(OPENING, threads, || {
             let (mut read, mut records) = (Read::default(), vec![Record::zeroed(); PIECE]);
             read.placed.reserve(expected);
             while let Some((first, heads)) = { pieces.lock().next() } {

@@ -10,7 +10,7 @@ use crate::block::Extent;
 use crate::config::Eviction;
 use crate::evict::{ChunkRef, NodeId};
 use crate::format::record::use_parts;
-use crate::parallel::{merged, on_threads};
+use crate::parallel::{OPENING, merged, on_threads};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Chunks ahead of which memory is brought into the processor's cache.
@@ -79,7 +79,7 @@ impl<G: Send, S: Send> Index<G, S> {
         recovery: &mut Recovery,
     ) -> Linked {
         let next = AtomicUsize::new(0);
-        let all = on_threads(threads, || {
+        let all = on_threads(OPENING, threads, || {
             let mut linked = Linked::default();
             while let Some(shard) = self.shards.get(next.fetch_add(1, Ordering::Relaxed)) {
                 self.link_shard(&mut shard.0.lock(), heads, verify_from, &mut linked);

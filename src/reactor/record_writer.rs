@@ -20,8 +20,7 @@ use crate::batch_completion::BatchItem;
 use crate::cache::Cache;
 use crate::sync::atomic::Ordering;
 use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::{LONGEST_RETURN, has_ended};
-use crate::time::Patience;
+use crate::thread::join;
 
 /// Answers that wait for changes of records.
 #[derive(Default)]
@@ -144,8 +143,8 @@ impl Shared {
         self.fail_answers();
     }
 
-    /// Nobody makes changes any more: fails what waits for them.
-    fn fail_answers(&self) {
+    /// Nobody makes changes any more, or it is not worth waiting for: fails what waits for them.
+    pub(crate) fn fail_answers(&self) {
         self.cache.index.table.changes.progress.end();
         let mut waiting = self.answers.lock();
         waiting.have_ended = true;
@@ -193,24 +192,19 @@ impl RecordWriter {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Ends it when everything is written, if the file system lets it. Changes that are not written are not answered. Says whether
-    /// it is out of the file, and whether everything is written.
-    pub(crate) fn end(self) -> (bool, bool) {
-        let table = &self.shared.cache.index.table;
-        table.changes.end();
-        let lost = "what was stored or deleted last is not in the index";
-        let (progress, ticket) = (&table.changes.progress, table.changes.progress.ticket());
-        let (mut done, mut patience) = (progress.done(), Patience::new(LONGEST_RETURN));
-        // As long as it makes progress.
-        while !progress.wait(ticket, Some(&mut patience)) && progress.done() > done {
-            (done, patience) = (progress.done(), Patience::new(LONGEST_RETURN));
+    /// Ends it when everything is written, for which the file system may take any time, or is refused. Says whether everything is
+    /// written. What waits for an answer that is not, fails.
+    pub(crate) fn end(self) -> bool {
+        let changes = &self.shared.cache.index.table.changes;
+        changes.end();
+        if let Some(thread) = self.thread {
+            join(thread, "what was stored or deleted last is not in the index");
         }
-        let has_ended = self.thread.is_none_or(|thread| has_ended(thread, &mut patience, lost));
-        let is_done = progress.is_done(ticket);
-        if is_done {
-            table.changes.defer(false);
+        let is_written = changes.progress.is_done(changes.progress.ticket());
+        if is_written {
+            changes.defer(false);
         }
         self.shared.fail_answers();
-        (has_ended, is_done)
+        is_written
     }
 }

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use kvring::testing::{Engine, PosixEngine, UringEngine, Waker};
 use kvring::{
     CallerBuffer, Completion, Config, Connector, EngineChoice, EngineError, Layout, OptionValue,
+    Shutdown,
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -33,6 +34,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 
 /// A completion that does not come is a hang; nothing here takes a minute.
 const HANG_TIMEOUT_MS: u16 = 60_000;
+pub(crate) const HANG_TIMEOUT: Duration = Duration::from_millis(HANG_TIMEOUT_MS as u64);
 
 pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -69,6 +71,11 @@ impl Client {
     {
         let config = config(path, capacity_bytes);
         Self::from(Connector::open_with_engine(config, once(make_engine)).unwrap())
+    }
+
+    /// Closes it, and works on what is queued for so long; what is in the device then may take its time.
+    pub(crate) fn close_after(&self, drain_timeout: Duration) -> Shutdown {
+        self.connector.close_within(drain_timeout, HANG_TIMEOUT)
     }
 
     pub(crate) fn submit_set(&self, keys: &[String], memory: &[&Memory]) -> u64 {
@@ -247,7 +254,7 @@ pub(crate) fn once<E>(
 
 /// Waits until `holds`; that it never does is a hang.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let hangs = Instant::now() + Duration::from_millis(u64::from(HANG_TIMEOUT_MS));
+    let hangs = Instant::now() + HANG_TIMEOUT;
     while !holds() {
         assert!(Instant::now() < hangs, "{what}: does not come");
         std::thread::sleep(Duration::from_millis(1));

@@ -112,7 +112,7 @@ fn live(
         }
     }
     let drain = Duration::from_micros([0, 0, 100, 2000][random.below(4) as usize]);
-    let closed = client.connector.close_within(drain);
+    let closed = client.close_after(drain);
     if !closed.clean || closed.memory_held {
         return Err(format!("{closed}"));
     }

@@ -157,6 +157,6 @@ pub(crate) fn work(path: &Path, arguments: &Arguments) {
         .into_iter()
         .for_each(|batch| child.wait(batch));
     child.pile_up(&mut random);
-    let done = client.connector.close_within(Duration::from_millis(arguments.drain_ms));
+    let done = client.close_after(Duration::from_millis(arguments.drain_ms));
     say(&format!("closed {} {} {}\n", done.clean, done.partial_flush, done.abandoned));
 }

@@ -15,7 +15,15 @@ import pytest
 import kvring
 from kvring.cli import main
 from kvring.owner_socket import ask
-from tests.python.conftest import CAPACITY_BYTES, ENGINE, MIB, Client, make_key, pattern
+from tests.python.conftest import (
+    CAPACITY_BYTES,
+    ENGINE,
+    HANG_DEADLINE_S,
+    MIB,
+    Client,
+    make_key,
+    pattern,
+)
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -86,7 +94,7 @@ def stop_while_closing(directory: str, delay_ms: float) -> None:
     stopping = threading.Thread(target=stop)
     print("ready", flush=True)
     stopping.start()
-    closed = connector.close(0.0)
+    closed = connector.close(HANG_DEADLINE_S, drain_s=0)
     stopping.join()
     print("clean", closed["shutdown_clean"], "held", closed["memory_held"], flush=True)
 

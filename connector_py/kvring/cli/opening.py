@@ -26,7 +26,8 @@ __all__ = [
 _LEAST_CAPACITY_BYTES = 16 << 30
 _MOST_BYTES_UNDER_WAY = 64 << 20
 _MOST_KEYS_UNDER_WAY = 256
-_CLOSE_TIMEOUT_S = 3600.0
+# Commands wait for the answers: what is left is to make all durable.
+_CLOSE_TIMEOUT_S = 120.0
 
 
 def refuse_in_use(paths: Iterable[Path], index_path: Path | None) -> None:

@@ -21,6 +21,7 @@ fn nobody_is_inside_when_it_is_closed() {
             })
         });
         gate.close();
+        gate.wait_until_empty();
         is_released.store(true, Ordering::Relaxed);
         assert!(gate.enter().is_none());
         submits.into_iter().for_each(|submit| submit.join().unwrap());

@@ -367,9 +367,8 @@ impl Store for FileStore {
     }
 
     fn release(&self) -> io::Result<()> {
-        let remover = self.remover.lock().take();
-        if remover.is_some_and(|thread| !end_removals(thread, &self.shared, REMOVAL_TIMEOUT)) {
-            return Err(io::Error::other("a removal is still under way"));
+        if let Some(remover) = { self.remover.lock().take() } {
+            end_removals(remover, &self.shared, REMOVAL_TIMEOUT);
         }
         self.shared.chunks.release();
         self.shared.directories.iter().for_each(|directory| directory.release());

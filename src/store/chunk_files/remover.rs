@@ -6,21 +6,19 @@ use std::time::{Duration, Instant};
 
 use super::Files;
 use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::{LONGEST_RETURN, has_ended};
-use crate::time::Patience;
+use crate::thread::join;
 
 pub(super) fn start_removals(files: &Arc<Files>) -> io::Result<JoinHandle<()>> {
     let files = Arc::clone(files);
     Builder::new().name("kvring-remover".into()).spawn(move || remove(&files))
 }
 
-/// Ends the thread when everything is removed, or after `timeout`: the next open removes the rest. Returns whether it ended: a
-/// removal may never return from the device.
-pub(super) fn end_removals(thread: JoinHandle<()>, files: &Files, timeout: Duration) -> bool {
+/// Ends the thread when everything is removed, or after `timeout` and the removal that is under way then: the next open removes
+/// the rest.
+pub(super) fn end_removals(thread: JoinHandle<()>, files: &Files, timeout: Duration) {
     files.state.lock().ends = Some(Instant::now() + timeout);
     files.work.notify_all();
-    let mut patience = Patience::new(timeout + LONGEST_RETURN);
-    has_ended(thread, &mut patience, "what it left is removed at open")
+    join(thread, "what it left is removed at open");
 }
 
 fn remove(files: &Files) {

@@ -19,7 +19,7 @@ from demo.adapter_spec import adapter_spec
 from demo.cache import CacheSession
 from tests.python.conftest import HANG_DEADLINE_S, MIB, until
 from tests.python.lmcache.adapter_driver import make_key
-from tests.python.test_frozen import HANG_S, end, frozen, hear, tell
+from tests.python.test_frozen import end, frozen, hear, tell
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.root, pytest.mark.slow]
 
@@ -72,7 +72,7 @@ def test_l1_stays_mapped_while_the_kernel_has_some_of_it(
         stack.callback(end, child)
         with frozen(device.directory):
             tell(child)
-            said = hear(child, HANG_S)
+            said = hear(child, HANG_DEADLINE_S)
         assert said.startswith(f"mapped, {path}: the drive does not answer"), said
         tell(child)
         assert child.wait(HANG_DEADLINE_S) == 0

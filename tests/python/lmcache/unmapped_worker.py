@@ -67,7 +67,7 @@ def main() -> None:
             submit(keys, chunks)
         time.sleep(choose.random() * 0.01)
         # Some of it is done by then, and the rest is dropped.
-        abandoned += adapter._store.close(timeout_s=0)["abandoned"]
+        abandoned += adapter._store.close(drain_s=0)["abandoned"]
         adapter.close()
         LIBC.munmap(address, ARENA_BYTES)
         at_close = seen.clone()
