@@ -7,7 +7,7 @@
 //!
 //! A module knows only those before it in this list:
 //!
-//! - `block`, `time`, `sync`, `thread`, `system`, `parallel`, `segmented_vec`, `checksum`, `key`, `buffer`, `progress`, `completion_queue`, `batch_completion`, `backlog`: tools
+//! - `block`, `time`, `sync`, `log_limit`, `thread`, `system`, `parallel`, `segmented_vec`, `checksum`, `key`, `buffer`, `progress`, `completion_queue`, `batch_completion`, `backlog`: tools
 //! - `format`: what is on disk
 //! - `engine`: what moves bytes
 //! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `capacity`: what a store is opened with
@@ -50,6 +50,7 @@ mod format;
 mod index;
 mod key;
 mod lock;
+mod log_limit;
 #[cfg(all(test, any(kvring_model = "loom", kvring_model = "shuttle")))]
 mod models;
 mod open_stores;

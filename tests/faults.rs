@@ -11,9 +11,9 @@ use std::thread;
 use std::time::Duration;
 
 use common::faults::{Fault, FaultEngine, faulty, faulty_and_stuck};
-use common::{Client, MIB, Memory, key, pattern};
+use common::{Client, MIB, Memory, config, eventually, key, logged, pattern};
 use kvring::testing::Action;
-use kvring::{Connector, Layout};
+use kvring::{Connector, Durability, Layout};
 use parking_lot::Mutex;
 
 /// Every other transfer stops short, at block boundaries and in the middle of vectors: all of it arrives all the same.
@@ -425,4 +425,61 @@ fn a_stuck_device_leaks_rather_than_hangs() {
     );
     drop(client);
     assert!(Connector::open(common::config(directory.path(), 256 * MIB)).is_err());
+}
+
+/// The log has few lines of a device that fails everything, and each failure is in one of them, also if none follows.
+#[test]
+fn many_failures_have_few_lines_that_add_up() {
+    const COUNT: u64 = 400;
+    logged::keep();
+    let (keys, memory): (Vec<String>, _) =
+        ((0..COUNT).map(key).collect(), Memory::patterned(4096, 0, 1));
+    for (failing, text, what) in [
+        (Action::Read, "cannot read a chunk", "chunks could not be read"),
+        (Action::Write, "cannot write a chunk", "chunks could not be written"),
+        (Action::Sync, "they are not stored", "chunks could not be made durable"),
+    ] {
+        let (directory, fails) = (tempfile::tempdir().unwrap(), Arc::new(AtomicBool::new(false)));
+        let mut config = config(directory.path(), 64 * MIB);
+        config.durability = Durability::Persistent;
+        config.tuning.persistent_max_retries = 0;
+        let is_failing = Arc::clone(&fails);
+        let client = Connector::open_with_engine(config, move |queue_depth, waker| {
+            let fails = Arc::clone(&is_failing);
+            let script = move |_, action, _| match action == failing {
+                true if fails.load(Ordering::SeqCst) => Fault::Errno(libc::EIO),
+                _ => Fault::None,
+            };
+            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+        });
+        let client = Client::from(client.unwrap());
+        let set = || client.set(&keys, &vec![&memory; keys.len()]).results;
+        assert!(failing != Action::Read || set() == vec![true; keys.len()]);
+        fails.store(true, Ordering::SeqCst);
+        match failing {
+            Action::Read => {
+                let blocks: Vec<Memory> = keys.iter().map(|_| Memory::new(4096, 0)).collect();
+                let found = client.get(&keys, &blocks.iter().collect::<Vec<_>>()).results;
+                assert_eq!(found, vec![false; keys.len()]);
+                // Before those in doubt are read in idle moments.
+                fails.store(false, Ordering::SeqCst);
+                assert_eq!(client.counter("read_errors"), COUNT);
+            }
+            _ => assert_eq!(set(), vec![false; keys.len()]),
+        }
+        let told = || {
+            let details = logged::lines(directory.path(), text);
+            // A group of SETs is one failure of several chunks.
+            let chunks = details.iter().map(|line| {
+                let number = line.split(' ').nth(2).unwrap();
+                number.parse().unwrap_or(1)
+            });
+            let (counted, lines) = logged::counted(directory.path(), what);
+            (chunks.sum::<u64>() + counted, details.len() + lines)
+        };
+        eventually("all failures in the log", || told().0 >= COUNT);
+        let (failures, lines) = told();
+        assert!(failures == COUNT || failing == Action::Read, "{failures} {what}");
+        assert!((2..40).contains(&lines), "{lines} lines: {what}");
+    }
 }

@@ -73,8 +73,13 @@ fn keep(cache: &Cache, tell: &dyn Fn(FilesChange)) {
             uses_ticket = changes.progress.ticket();
         }
     };
+    let look = || {
+        // First: the look may wait for a device that fails.
+        cache.tell_counts(false);
+        cache.look_for_files(tell);
+    };
     let all: [(_, Box<dyn FnMut()>); 4] = [
-        (Some(LOOK_PAUSE), Box::new(|| cache.look_for_files(tell))),
+        (Some(LOOK_PAUSE), Box::new(look)),
         (sweep_pause, Box::new(|| _ = cache.expire(true))),
         (uses_pause, Box::new(write_uses)),
         (discard_pause, Box::new(|| cache.discard_freed())),
@@ -100,6 +105,13 @@ impl Cache {
         let work = move |cache: &Self| keep(cache, &tell);
         let lost = "nothing expired or was evicted early";
         CacheThread::start(self, "kvring-maintain", work, |cache| cache.maintenance.end(), lost)
+    }
+
+    /// Logs how many failures were counted, where that is due, or none is noted any more.
+    pub(crate) fn tell_counts(&self, is_last: bool) {
+        let (store, table) = (self.store.log_limits(), self.index.table.log_limits());
+        let all = self.log_limits.all().into_iter().chain(store).chain(table);
+        all.for_each(|limit| limit.tell_count(self.config.path(), is_last));
     }
 
     /// Evicts down to the low watermark, if the high one was passed. `notify` gets each run of blocks that it made room

@@ -8,6 +8,7 @@ mod admission;
 mod doubts;
 mod flush;
 mod growth;
+mod log_limits;
 mod maintenance;
 mod orders;
 mod presence;
@@ -29,6 +30,7 @@ pub(crate) use threads::CacheThread;
 pub(crate) use write::{Begun, Claim, RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
 pub(crate) use writes::RoomOf;
 
+use log_limits::LogLimits;
 use orders::Orders;
 use presence::Presence;
 use writes::WritesInFlight;
@@ -77,6 +79,7 @@ pub(crate) struct Cache {
     pub(crate) index: ChunkIndex,
     pub(crate) store: Box<dyn Store>,
     pub(crate) counters: Counters,
+    pub(crate) log_limits: LogLimits,
     pub(crate) doubts: Doubts,
     pub(crate) presence: Presence,
     pub(crate) writes: WritesInFlight,
@@ -103,8 +106,6 @@ pub(crate) struct Cache {
     /// Extents of chunks that got a record and were not stored. Until it is durable that the record is cleared, power loss
     /// could bring it back, and it would win over an older one of its key.
     withdrawn: Mutex<Vec<Extent>>,
-    /// When a chunk had to go last because the index was full.
-    index_full_at: Mutex<Option<Instant>>,
 }
 
 impl Cache {
@@ -129,6 +130,7 @@ impl Cache {
             index,
             store,
             counters: Counters::default(),
+            log_limits: LogLimits::default(),
             doubts: Doubts::default(),
             presence: Presence::default(),
             writes: WritesInFlight::default(),
@@ -136,7 +138,6 @@ impl Cache {
             reactors,
             deleted: SegQueue::new(),
             withdrawn: Mutex::default(),
-            index_full_at: Mutex::new(None),
         }
     }
 

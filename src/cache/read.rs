@@ -56,7 +56,9 @@ impl ReadHandle {
         let expected = self.pin.checksum.filter(|_| is_verified);
         if expected.is_some_and(|expected| expected.value != checksum) {
             self.cache.counters.checksum_mismatch.add(1);
-            log::error!("a chunk ({}) does not match its checksum: dropped", self.extent_text());
+            self.cache.log_limits.mismatches.log(self.cache.config.path(), 1, || {
+                format!("a chunk ({}) does not match its checksum: dropped", self.extent_text())
+            });
             self.discard();
             return false;
         }

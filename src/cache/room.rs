@@ -2,7 +2,6 @@
 
 use std::cell::LazyCell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::write::WriteHandle;
 use super::{Cache, SetRequest};
@@ -15,9 +14,6 @@ use crate::store::Store;
 
 /// Times that chunks go for one. More than one is needed where another thread takes the room.
 pub(super) const ATTEMPTS: usize = 64;
-
-/// A SET for whose record no chunk had to go for so long is the first of a streak, which is logged.
-const STREAK_ENDS_AFTER: Duration = Duration::from_secs(60);
 
 /// Chunks that are looked at together for being in use.
 const LOOKED_AT: usize = 64;
@@ -198,21 +194,18 @@ impl Cache {
         outcome
     }
 
-    /// Counts a SET for whose record another chunk goes; logs the first of a streak of them.
+    /// Counts a SET for whose record another chunk goes.
     fn note_index_full(&self, error: &StoreError) {
         self.counters.index_full.add(1);
-        let now = Instant::now();
-        let before = self.index_full_at.lock().replace(now);
-        if before.is_some_and(|before| now - before < STREAK_ENDS_AFTER) {
-            return;
-        }
-        let fill = self.store.fill();
-        log::warn!(
-            "{}: the index has no room for another record, so chunks go although {} of {} bytes for chunks are free: {error}",
-            self.config.path().display(),
-            fill.total_bytes.saturating_sub(fill.allocated_bytes),
-            fill.total_bytes
-        );
+        self.log_limits.index_full.log(self.config.path(), 1, || {
+            let fill = self.store.fill();
+            format!(
+                "{}: the index has no room for another record, so chunks go although {} of {} bytes for chunks are free: {error}",
+                self.config.path().display(),
+                fill.total_bytes.saturating_sub(fill.allocated_bytes),
+                fill.total_bytes
+            )
+        });
     }
 
     /// Evicts chunks until a store that was opened with a smaller capacity than before is within it.

@@ -40,6 +40,7 @@ impl Volume {
         let orderly = is_written && self.reactors_end.get() == Some(&ReactorEnd::Orderly);
         // Who has memory of callers has the files as well.
         let clean = !self.is_memory_held() && release(&self.shared, orderly);
+        self.shared.cache.tell_counts(true);
         let done = self.shutdown_now(clean);
         log::info!("{}: {done}", self.path().display());
         let _ = self.closed.set(done);
@@ -52,6 +53,7 @@ impl Volume {
         }
         // Whoever waits for them waits no longer than close().
         self.shared.fail_answers();
+        self.shared.cache.tell_counts(true);
         let done = Shutdown { timed_out: true, ..self.shutdown_now(false) };
         log::error!(
             "{}: {done}: its device or file system did not answer within the {} s of close(); {}its threads go on with it, and the \

@@ -41,7 +41,7 @@ use crate::error::OpenError;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
 use crate::reactor::MakeEngine;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::thread::Builder;
 use crate::sync::{Mutex, RwLockReadGuard};
 use crate::thread::has_ended;
@@ -87,8 +87,6 @@ pub struct Connector {
     recovery: Recovery,
     pub(crate) completions: Arc<CompletionQueues>,
     memory: Arc<RegisteredMemory>,
-    /// Whether it was logged that chunks are too long.
-    logged_too_long: AtomicBool,
     backlog: Arc<Backlog>,
     watch: Arc<Mutex<Option<Watch>>>,
     shutdown: Mutex<Option<Shutdown>>,
@@ -156,7 +154,6 @@ impl Connector {
             recovery,
             completions,
             memory,
-            logged_too_long: AtomicBool::new(false),
             backlog,
             watch: Arc::new(Mutex::new(Some(watch))),
             shutdown: Mutex::new(None),

@@ -15,7 +15,6 @@ use crate::index::{EnteredGet, EnteredSet};
 use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, Shared};
 use crate::schedule::Class;
-use crate::sync::atomic::Ordering;
 use crate::time::Patience;
 
 /// As long as LMCache waits for a delete of a native connector.
@@ -321,10 +320,9 @@ impl Connector {
             capacity_bytes: shared.cache.config.capacity_bytes(),
         };
         shared.cache.counters.set_too_long.add(1);
-        // Not chunk by chunk: all that a model has are equally long.
-        if !self.logged_too_long.swap(true, Ordering::Relaxed) {
-            log::warn!("{}: {error}", shared.cache.config.path().display());
-        }
+        let path = shared.cache.config.path();
+        let line = || format!("{}: {error}", path.display());
+        shared.cache.log_limits.too_long.log(path, 1, line);
         refuse(request, shared, || error.to_string());
     }
 

@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use log::Level::{Error, Warn};
+
 use super::changes::Changes;
 use super::found::FoundIndex;
 use super::index_bytes::read_session;
@@ -22,6 +24,7 @@ use crate::error::{OpenError, StoreError};
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Session};
 use crate::format::record::{RECORD_BYTES, STATE_CHUNK, slots_for};
 use crate::key::Digest;
+use crate::log_limit::LogLimit;
 use crate::store::index_share_bytes;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -56,6 +59,25 @@ pub(crate) struct IndexState {
     pub(super) truncated: bool,
 }
 
+/// What the log tells of failures, one for each reason.
+pub(super) struct TableLogs {
+    holes: LogLimit,
+    pub(super) refusals: LogLimit,
+    pub(super) returns: LogLimit,
+    pub(super) unmarked: LogLimit,
+}
+
+impl Default for TableLogs {
+    fn default() -> Self {
+        Self {
+            holes: LogLimit::new(Error, "pages of the index could not be read"),
+            refusals: LogLimit::new(Error, "times the index could not be written"),
+            returns: LogLimit::new(Warn, "times the index could be written again"),
+            unmarked: LogLimit::new(Warn, "failed syncs may bring deleted chunks back"),
+        }
+    }
+}
+
 pub(crate) struct Table {
     pub(super) index_file: IndexFile,
     /// The same for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
@@ -70,6 +92,7 @@ pub(crate) struct Table {
     pub(super) refusal: Mutex<Option<(Instant, StoreError)>>,
     pub(super) total: AtomicU32,
     holes_logged: AtomicUsize,
+    pub(super) logs: TableLogs,
     pub(super) lacks_blocks: AtomicBool,
     pub(super) refuses_writes: AtomicBool,
     pub(super) was_cut_short: AtomicBool,
@@ -125,6 +148,7 @@ impl Table {
             refusal: Mutex::default(),
             total: AtomicU32::new(total),
             holes_logged: AtomicUsize::new(0),
+            logs: TableLogs::default(),
             refuses_writes: AtomicBool::new(false),
             lacks_blocks: AtomicBool::new(false),
             was_cut_short: AtomicBool::new(false),
@@ -132,6 +156,11 @@ impl Table {
         };
         table.unshare();
         Ok((table, IndexState { session, reset, truncated }))
+    }
+
+    pub(crate) fn log_limits(&self) -> [&LogLimit; 4] {
+        let TableLogs { holes, refusals, returns, unmarked } = &self.logs;
+        [holes, refusals, returns, unmarked]
     }
 
     pub(crate) fn slot_count(&self) -> u32 {
@@ -221,11 +250,13 @@ impl Table {
         let count = self.mapping.hole_count();
         let logged = self.holes_logged.swap(count, Ordering::Relaxed);
         if count > logged {
-            log::error!(
-                "{} pages of {} cannot be read: chunks with records there are missed",
-                count - logged,
-                self.index_file.path.display()
-            );
+            let (path, new) = (&self.index_file.path, count - logged);
+            self.logs.holes.log(path, new as u64, || {
+                let path = path.display();
+                format!(
+                    "{new} pages of {path} cannot be read: chunks with records there are missed"
+                )
+            });
         }
         count
     }

@@ -166,17 +166,21 @@ impl Table {
     }
 
     fn note_outcome(&self, outcome: &io::Result<()>) {
-        let path = self.index_file.path.display();
+        let (file, path) = (&self.index_file.path, self.index_file.path.display());
         match outcome {
             Ok(()) if !self.refuses_writes.load(Ordering::Relaxed) => {}
             Ok(()) => {
                 self.refuses_writes.store(false, Ordering::Relaxed);
                 self.changes.progress.resume();
-                log::warn!("{path} can be written again: chunks are stored and deleted again");
+                self.logs.returns.log(file, 1, || {
+                    format!("{path} can be written again: chunks are stored and deleted again")
+                });
             }
-            Err(error) if !self.refuses_writes.swap(true, Ordering::Relaxed) => log::error!(
-                "cannot write to {path}: {error}; nothing is stored or deleted before that is repaired"
-            ),
+            Err(error) if !self.refuses_writes.swap(true, Ordering::Relaxed) => {
+                self.logs.refusals.log(file, 1, || {
+                    format!("cannot write to {path}: {error}; nothing is stored or deleted before that is repaired")
+                });
+            }
             Err(_) => {}
         }
     }
@@ -279,10 +283,10 @@ impl Table {
         if let Err(error) = self.mapping.mark_changed(bytes, |at, part| {
             index.files.mark_changed(&index.file, index.offset + at, part)
         }) {
-            log::warn!(
-                "{}: after a failed sync a deleted chunk may be back after power loss: {error}",
-                self.index_file.path.display()
-            );
+            let path = index.path.display();
+            self.logs.unmarked.log(&index.path, 1, || {
+                format!("{path}: after a failed sync a deleted chunk may be back after power loss: {error}")
+            });
         }
     }
 }

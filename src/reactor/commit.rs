@@ -315,9 +315,11 @@ impl Operations {
 
     fn fail_members(&mut self, members: Vec<usize>, failure: impl Fn() -> Failure) {
         if !members.is_empty() {
-            let path = self.shared.cache.config.path().display();
-            let text = failure().text(|| format!("{} chunks in {path}", members.len()));
-            log::error!("{text}; they are not stored");
+            let (cache, count) = (&self.shared.cache, members.len());
+            let path = cache.config.path();
+            let chunks = || format!("{count} chunks in {}", path.display());
+            let line = || format!("{}; they are not stored", failure().text(chunks));
+            cache.log_limits.syncs.log(path, count as u64, line);
         }
         // Now: the next sync of the index covers that their records are cleared.
         for id in &members {
@@ -337,14 +339,10 @@ impl Operations {
     /// What these have written may be lost, and they have no record yet: they are written once more.
     fn write_members_again(&mut self, members: Vec<usize>) {
         let most_retries = self.shared.cache.config.tuning.persistent_max_retries;
-        for id in members {
-            if self.active[id].retries < most_retries {
-                self.write_again(id, Duration::ZERO);
-                continue;
-            }
-            self.active[id].failure = Some(Failure::Sync(self.shared.sync_errno()));
-            self.answer(id);
-        }
+        let may_retry = |id: &usize| self.active[*id].retries < most_retries;
+        let (again, exhausted) = members.into_iter().partition::<Vec<_>, _>(may_retry);
+        again.into_iter().for_each(|id| self.write_again(id, Duration::ZERO));
+        self.fail_touched(exhausted);
     }
 }
 

@@ -91,12 +91,10 @@ impl Shared {
         };
         counters.sync_errors.add(1);
         let path = self.cache.config.path();
-        if self.health.may_log(Direction::Sync, path) {
-            log::error!(
-                "{}: cannot make durable what was stored: {error}; power loss may take it",
-                path.display()
-            );
-        }
+        self.cache.log_limits.flushes.log(path, 1, || {
+            let path = path.display();
+            format!("{path}: cannot make durable what was stored: {error}; power loss may take it")
+        });
         self.health.note_failed_flush(errno_of(error), Instant::now());
     }
 

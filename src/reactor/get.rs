@@ -73,11 +73,10 @@ fn end_failed_read(read: ReadHandle, error: &io::Error, fate: Fate, shared: &Sha
         cache.doubts.add(version, fate == Fate::Doubt, successes, Instant::now())
     });
     let is_dropped = fate == Fate::Drop || finding == Some(Finding::Unreadable);
-    // Once it is the device, that is said, and not chunk by chunk.
-    if health.may_log(Direction::Read, cache.config.path()) {
+    cache.log_limits.reads.log(cache.config.path(), 1, || {
         let what = if is_dropped { "dropped" } else { "a miss, and kept" };
-        log::error!("cannot read a chunk ({}): {error}; it is {what}", read.extent_text());
-    }
+        format!("cannot read a chunk ({}): {error}; it is {what}", read.extent_text())
+    });
     if !is_dropped {
         return Shown::Nothing(version.filter(|_| finding == Some(Finding::New)));
     }

@@ -1,6 +1,5 @@
 //! Whether the device below a store still works, judged by the errors of its transfers.
 
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::sync::Mutex;
@@ -19,9 +18,6 @@ const MOST_OF_64: u32 = 24;
 const FEW_OF_64: u32 = 16;
 /// A device that falters for so long counts as failed.
 const LONGEST_FALTERING: Duration = Duration::from_secs(10);
-
-/// Failed operations in a row that are logged one by one.
-const MOST_LOGGED_IN_A_STREAK: u32 = 16;
 
 /// Tells of a store, by its number, that has failed.
 pub(crate) type Alarm = Sender<usize>;
@@ -64,8 +60,6 @@ struct DirectionHealth {
 struct History {
     state: DeviceState,
     error_streak: u32,
-    /// Lines that the log has of them.
-    logged: u32,
     streak_since: Option<Instant>,
     /// The last 64 results, the youngest in the lowest bit, which is set for an error.
     recent: u64,
@@ -83,7 +77,7 @@ impl DirectionHealth {
     fn succeed(&self) -> bool {
         let mut history = self.history.lock();
         history.successes += 1;
-        (history.error_streak, history.logged, history.streak_since) = (0, 0, None);
+        (history.error_streak, history.streak_since) = (0, None);
         history.recent <<= 1;
         if history.recent == 0 {
             self.is_watched.store(false, Ordering::Relaxed);
@@ -214,23 +208,6 @@ impl Health {
         let history = direction.history.lock();
         direction.is_watched.store(true, Ordering::Relaxed);
         history.successes
-    }
-
-    /// Whether one more failed operation of the store at `path` is worth a line in the log: the first ones of a row are.
-    pub(super) fn may_log(&self, direction: Direction, path: &Path) -> bool {
-        if self.has_failed() {
-            return false;
-        }
-        let mut history = self.directions[direction as usize].history.lock();
-        let logged = history.logged;
-        history.logged = logged.saturating_add(1);
-        if logged == MOST_LOGGED_IN_A_STREAK {
-            let (path, direction) = (path.display(), direction.name());
-            log::warn!(
-                "{path}: further {direction} in a row that fail are counted, and not logged one by one"
-            );
-        }
-        logged < MOST_LOGGED_IN_A_STREAK
     }
 
     /// It has failed, whatever for. Only the first reason counts.

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::errnos::{Failure, Fate, Request};
-use super::health::Direction;
 use super::operation::{Operation, SetOperation, Stage, WaitingBehind};
 use super::operations::{CHECKSUM_TURN_BYTES, Operations};
 use super::record_writer::Answer;
@@ -82,9 +81,8 @@ impl SetOperation {
             Failure::NoRoom(_) => cache.counters.store_full.add(1),
             Failure::Transfer(..) => {
                 cache.counters.write_errors.add(1);
-                if shared.health.may_log(Direction::Write, cache.config.path()) {
-                    log::error!("{text} ({length_bytes} bytes)");
-                }
+                let line = || format!("{text} ({length_bytes} bytes)");
+                cache.log_limits.writes.log(cache.config.path(), 1, line);
             }
             Failure::Sync(_) | Failure::Other(_) | Failure::Late | Failure::Closed => {}
         }
@@ -205,10 +203,9 @@ impl Operations {
             Some(failure @ Failure::Transfer(..)) if retries < most_retries => {
                 let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(retries.min(16)))
                     .min(LONGEST_RETRY_PAUSE);
-                if self.shared.health.may_log(Direction::Write, cache.config.path()) {
-                    let text = set.failure_text(failure, &self.shared);
-                    log::warn!("{text}; trying again in {pause:?}");
-                }
+                let text = || set.failure_text(failure, &self.shared);
+                let line = || format!("{}; trying again in {pause:?}", text());
+                cache.log_limits.retries.log(cache.config.path(), 1, line);
                 self.write_again(id, pause);
             }
             Some(Failure::Transfer(..)) if retries > 0 => {

@@ -22,6 +22,7 @@ use crate::block::Extent;
 use crate::directory::Directory;
 use crate::error::StoreError;
 use crate::key::Digest;
+use crate::log_limit::LogLimit;
 
 /// Where the bytes of a chunk are.
 #[derive(Debug)]
@@ -187,6 +188,9 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     }
 
     fn usage(&self) -> StoreUsage;
+
+    /// Its own, one for each reason.
+    fn log_limits(&self) -> Vec<&LogLimit>;
 
     /// Why the next open would not find its files, if so.
     fn missed(&self) -> Option<String> {

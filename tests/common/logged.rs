@@ -34,3 +34,14 @@ pub(crate) fn lines(directory: &Path, text: &str) -> Vec<String> {
     let name = directory.to_str().unwrap();
     lines.iter().filter(|line| line.contains(name) && line.contains(text)).cloned().collect()
 }
+
+/// How many failures at this store the log tells of as a number of `what`, and in how many lines.
+#[allow(dead_code, reason = "not every suite counts")]
+pub(crate) fn counted(directory: &Path, what: &str) -> (u64, usize) {
+    let lines = lines(directory, &format!(" more {what} in "));
+    let number = |line: &String| -> u64 {
+        let (before, _) = line.split_once(" more ").unwrap();
+        before.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    (lines.iter().map(number).sum(), lines.len())
+}

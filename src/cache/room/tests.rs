@@ -221,18 +221,18 @@ fn what_supersedes_a_chunk_stands_though_nobody_commits_it() {
 }
 
 #[test]
-fn chunks_that_go_for_a_record_are_counted_and_the_first_of_a_streak_is_told() {
+fn chunks_that_go_for_a_record_are_counted_and_the_first_is_told() {
     logged::keep();
     let still = Still::new(Eviction::Lru, (1.0, 1.0));
-    let lines = || logged::lines(still.cache.config.path(), "the index has no room").len();
-    let now = Instant::now();
-    for (before, told) in [(None, 1), (Some(now), 1), (Some(now - 2 * STREAK_ENDS_AFTER), 2)] {
-        *still.cache.index_full_at.lock() = before;
+    let lines = |text| logged::lines(still.cache.config.path(), text).len();
+    for _ in 0..3 {
         still.cache.note_index_full(&StoreError::IndexFull { index_bytes: 1, capacity_bytes: 1 });
-        assert_eq!(lines(), told);
-        assert!(still.cache.index_full_at.lock().is_some_and(|noted| noted > now));
     }
-    assert_eq!(still.cache.counters.index_full.get(), 3);
+    still.cache.tell_counts(false);
+    let more = "2 more chunks went for the records of others in ";
+    assert_eq!((lines("the index has no room"), lines(more)), (1, 0));
+    still.cache.tell_counts(true);
+    assert_eq!((lines(more), still.cache.counters.index_full.get()), (1, 3));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use nix::sys::statfs::XFS_SUPER_MAGIC;
 use self::account::{Account, cost_bytes, directory_bytes};
 pub(crate) use self::opening::evicted_by_open;
 use self::opening::{longest_within, raise_open_files, scan};
-use self::removal::remove_file;
+use self::removal::Removals;
 use self::remover::{end_removals, start_removals};
 use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffered};
 use super::sizes::{index_share_bytes, longest_chunk_bytes};
@@ -33,6 +33,7 @@ use crate::format::names::{
     CHUNKS_NAME, DIRECTORIES, chunk_path, directory_name, directory_of, file_c_name, file_name,
 };
 use crate::key::Digest;
+use crate::log_limit::LogLimit;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::JoinHandle;
 use crate::sync::{Condvar, Mutex};
@@ -72,6 +73,8 @@ struct Files {
     /// Woken when a file may be made for which others had to be removed.
     wakers: Vec<Arc<Waker>>,
     are_cleared: RecordsAreCleared,
+    refusal_log: LogLimit,
+    removals: Removals,
 }
 
 struct FileState {
@@ -118,6 +121,7 @@ impl FileStore {
             .map_err(directory.error("make the directory", CHUNKS_NAME))?;
         chunks.close_to_others();
         let mut account = Account::new(unit_bytes);
+        let removals = Removals::new(directory);
         budget.add(chunks.own_bytes().unwrap_or(0).max(BLOCK_BYTES));
         let mut directories = Vec::with_capacity(DIRECTORIES);
         for number in 0..DIRECTORIES {
@@ -127,7 +131,8 @@ impl FileStore {
             is_new |= made;
             let own_bytes = opened.own_bytes().map_err(opened.error("look at", ""))?;
             account.note_directory(number, own_bytes, &budget);
-            scan(&opened, number, &mut account, &budget).map_err(opened.error("list", ""))?;
+            scan(&opened, number, &mut account, (&budget, &removals))
+                .map_err(opened.error("list", ""))?;
             // Behind its files: whatever comes in between, they are not forgotten.
             opened.close_to_others();
             directories.push(Arc::new(opened));
@@ -155,6 +160,8 @@ impl FileStore {
             removed: Condvar::new(),
             wakers,
             are_cleared,
+            refusal_log: LogLimit::of_lasting("files of chunks could not be made"),
+            removals,
         });
         let remover = start_removals(&shared).map_err(directory.error("start a thread for", ""))?;
         let (remover, is_unsynced) = (Mutex::new(Some(remover)), AtomicBool::new(false));
@@ -199,7 +206,7 @@ impl Files {
         self.budget.full(needed_bytes)
     }
 
-    /// See [`remove_file`].
+    /// See [`Removals::remove_file`].
     fn remove(&self, digest: Digest, number: u32) -> Result<(), u64> {
         let (directory, name) =
             (&self.directories[directory_of(digest)], file_c_name(digest, number));
@@ -209,7 +216,7 @@ impl Files {
             let _ =
                 directory.open_file(&file_name(digest, number)).and_then(|file| file.set_len(0));
         }
-        remove_file(directory, &name)
+        self.removals.remove_file(directory, &name)
     }
 }
 
@@ -290,10 +297,10 @@ impl Store for FileStore {
             bytes: extent.size_bytes(),
             source: Arc::new(source),
         };
-        if state.refusal.as_ref().is_none_or(|(again, _)| *again <= Instant::now()) {
-            log::warn!("{error}");
-        }
         state.refusal = Some((Instant::now() + GROWTH_PAUSE, error.clone()));
+        drop(state);
+        let line = || error.to_string();
+        self.shared.refusal_log.log(self.shared.directory.path(), 1, line);
         Err(error)
     }
 
@@ -345,6 +352,10 @@ impl Store for FileStore {
     /// Below the floor, the file system has the space of removed files.
     fn keeps_freed_space(&self) -> bool {
         !self.shared.budget.is_below_floor()
+    }
+
+    fn log_limits(&self) -> Vec<&LogLimit> {
+        vec![&self.shared.refusal_log, &self.shared.removals.log_limit]
     }
 
     fn usage(&self) -> StoreUsage {

@@ -9,7 +9,7 @@ use std::path::Path;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::account::{Account, cost_bytes, directory_bytes};
-use super::removal::remove_file;
+use super::removal::Removals;
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::capacity::Budget;
 use crate::directory::Directory;
@@ -27,7 +27,7 @@ pub(super) fn scan(
     directory: &Directory,
     number: usize,
     account: &mut Account,
-    budget: &Budget,
+    (budget, removals): (&Budget, &Removals),
 ) -> io::Result<()> {
     let is_open_to_others = directory.is_open_to_others();
     for entry in directory.entries()?.into_iter().filter(|entry| entry.is_file) {
@@ -38,7 +38,8 @@ pub(super) fn scan(
         }
         if !account.note_found(digest, file) {
             // Only copies made by hand can be twice; which of them is the chunk nobody knows.
-            remove_file(directory, &entry.name).unwrap_or_else(|bytes| budget.add(bytes));
+            let removed = removals.remove_file(directory, &entry.name);
+            removed.unwrap_or_else(|bytes| budget.add(bytes));
         }
     }
     Ok(())

@@ -22,6 +22,7 @@ use crate::error::{OpenError, StoreError};
 use crate::format::header::HEADER_BYTES;
 use crate::format::names::{PART_BLOCKS, data_file_name};
 use crate::key::Digest;
+use crate::log_limit::LogLimit;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, RwLock};
 
@@ -56,6 +57,7 @@ pub(crate) struct ExtentStore {
     allocator: Mutex<Allocator>,
     /// After the file system has refused to grow: when to ask it again, and its error.
     refusal: Mutex<Option<(Instant, StoreError)>>,
+    refusal_log: LogLimit,
     discards: Option<Discards>,
     unreserved: Mutex<Unreserved>,
     looks: Mutex<Looks>,
@@ -70,9 +72,6 @@ const OTHERS_FILES: u32 = 16;
 
 /// Pause after the file system has refused to grow: asking it costs time in which chunks can be evicted instead.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
-
-/// A refusal so long after the last one begins a streak, and is logged.
-const STREAK_ENDS_AFTER: Duration = Duration::from_secs(60);
 
 /// The next data file is made when less than this part of its length is free in the others.
 const AHEAD_PART: u64 = 4;
@@ -144,6 +143,7 @@ impl ExtentStore {
             files: RwLock::new(files),
             allocator: Mutex::new(allocator),
             refusal: Mutex::default(),
+            refusal_log: LogLimit::of_lasting("attempts to grow failed"),
             discards: None,
             unreserved: Mutex::default(),
             looks: Mutex::default(),
@@ -219,17 +219,15 @@ impl Store for ExtentStore {
     fn grow(&self, needed_bytes: u64, index: &dyn IndexShare) -> Result<(), StoreError> {
         self.is_growing.store(true, Ordering::SeqCst);
         let outcome = self.try_to_grow(needed_bytes, index);
-        let now = Instant::now();
-        let mut refusal = self.refusal.lock();
-        let is_logged = refusal.as_ref().is_some_and(|(again, _)| now < *again + STREAK_ENDS_AFTER);
-        if let (Err(error), Some(directory), false) = (&outcome, &self.directory, is_logged)
+        if let (Err(error), Some(directory)) = (&outcome, &self.directory)
             // Within the capacity that is how it is meant to be.
             && !matches!(error, StoreError::Full { .. })
         {
-            log::warn!("{}: {error}", directory.path().display());
+            let path = directory.path();
+            self.refusal_log.log(path, 1, || format!("{}: {error}", path.display()));
         }
-        *refusal = outcome.as_ref().err().map(|error| (now + GROWTH_PAUSE, error.clone()));
-        drop(refusal);
+        let refused = outcome.as_ref().err();
+        *self.refusal.lock() = refused.map(|error| (Instant::now() + GROWTH_PAUSE, error.clone()));
         // Behind what it led to: its blocks, or the refusal.
         self.is_growing.store(false, Ordering::SeqCst);
         outcome
@@ -321,6 +319,10 @@ impl Store for ExtentStore {
                 && (self.is_growing.load(Ordering::SeqCst) || next_file_bytes(&self.budget) > 0),
             was_refused: self.refusal.lock().is_some(),
         }
+    }
+
+    fn log_limits(&self) -> Vec<&LogLimit> {
+        vec![&self.refusal_log]
     }
 
     fn usage(&self) -> StoreUsage {

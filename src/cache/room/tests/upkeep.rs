@@ -1,5 +1,7 @@
 //! What the maintenance thread does: room ahead of need, expiry, uses, and looking for its files.
 
+use std::time::Duration;
+
 use super::*;
 
 /// With 3000 chunks, each of which was used since.
