@@ -81,7 +81,7 @@ class _Life:
 
     def close(self) -> None:
         """Close it, in the middle perhaps: what is not answered by then never is."""
-        closed = self._store.close(self._random.choice([0.0, 5.0]))
+        closed = self._store.close(HANG_DEADLINE_S, self._random.choice([0.0, 5.0]))
         self._totals["closes"] += 1
         if not closed["shutdown_clean"] or closed["memory_held"]:
             self._totals["not_clean"] += 1

@@ -127,8 +127,8 @@ class _Store:
         self._store = Connector(paths, capacity, **options)
         return {**self._store.recovery, **self.counts()}
 
-    def close(self, timeout_s: float) -> dict[str, Any]:
-        closed = self._open.close(timeout_s)
+    def close(self, drain_s: float) -> dict[str, Any]:
+        closed = self._open.close(HANG_DEADLINE_S / 2, drain_s)
         self._store = None
         self._answers.clear()
         return closed

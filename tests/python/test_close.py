@@ -1,6 +1,7 @@
 """close(): nothing is touched after it, and everything is given back (line 4 of the contract)."""
 
 import gc
+import math
 import os
 import subprocess
 import threading
@@ -41,16 +42,16 @@ def submit_many(client: Client, memory: list[memoryview | bytearray]) -> int:
     return 2 * len(memory)
 
 
-@pytest.mark.parametrize("timeout_s", [0, 0.2, 5])
+@pytest.mark.parametrize("drain_s", [0, 0.2, 5])
 @pytest.mark.parametrize("shift_bytes", [0, 1])
 def test_no_buffer_is_written_after_close(
-    open_client: Callable[..., Client], timeout_s: float, shift_bytes: int
+    open_client: Callable[..., Client], drain_s: float, shift_bytes: int
 ) -> None:
     client = open_client()
     memory = [GuardedMemory(MIB, shift_bytes) for _ in range(500)]
     assert submit_many(client, [one.view for one in memory]) == 1000
     assert client.stat("in_flight") > 0
-    client.connector.close(timeout_s)
+    client.connector.close(HANG_DEADLINE_S, drain_s)
     assert client.stat("in_flight") == 0
     for one in memory:
         one.view[:] = POISON
@@ -61,13 +62,13 @@ def test_no_buffer_is_written_after_close(
         assert bytes(one.view) == POISON
 
 
-@pytest.mark.parametrize("timeout_s", [0, 5])
-def test_close_releases_all_memory(open_client: Callable[..., Client], timeout_s: float) -> None:
+@pytest.mark.parametrize("drain_s", [0, 5])
+def test_close_releases_all_memory(open_client: Callable[..., Client], drain_s: float) -> None:
     client = open_client()
     memory = [bytearray(MIB) for _ in range(500)]
     submit_many(client, list(memory))
     assert is_exported(memory[-1])
-    client.connector.close(timeout_s)
+    client.connector.close(HANG_DEADLINE_S, drain_s)
     assert not any(is_exported(one) for one in memory)
 
 
@@ -86,10 +87,21 @@ def test_what_is_queued_at_close_is_finished_within_the_timeout(
     chunks = {make_key(seed): pattern(MIB, seed) for seed in range(100)}
     for key, content in chunks.items():
         client.connector.submit_batch_set([key], [content])
-    client.connector.close(HANG_DEADLINE_S)
+    client.connector.close(2 * HANG_DEADLINE_S)
     assert client.stat("abandoned") == 0
     client = open_client()
     assert {key: client.load(key, MIB) for key in chunks} == chunks
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "drain_s"), [(-1, None), (3601, None), (math.nan, None), (1, 2), (1, -1)]
+)
+def test_times_out_of_range_are_refused_and_close_nothing(
+    client: Client, timeout_s: float, drain_s: float | None
+) -> None:
+    with pytest.raises(kvring.ConfigError, match="is not valid"):
+        client.connector.close(timeout_s, drain_s)
+    assert client.exists(["key"]) == [False]
 
 
 def test_a_closed_connector_drains_nothing_and_refuses_everything(client: Client) -> None:
