@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+
+use kvring::MemoryHandle;
 
 use super::begin_step;
 use super::common::random::Random;
@@ -12,7 +13,7 @@ use super::model::{Model, Possible};
 use super::plan::{KEYS_PER_NAMESPACE, Mechanism, NAMESPACES, Plan, name, namespace_of};
 
 /// Keys of a batch at most, and batches and calls of a round.
-const BATCH_KEYS: u64 = 6;
+pub(super) const BATCH_KEYS: u64 = 6;
 const ACTS: u64 = 6;
 /// SETs of a burst, which are submitted before any is answered.
 const BURST_KEYS: u64 = 48;
@@ -20,9 +21,10 @@ const BURST_KEYS: u64 = 48;
 const ROUND_PART: u64 = 8;
 
 /// A batch of SETs that is under way.
-struct Sets {
-    future_id: u64,
-    chunks: Vec<(String, u64)>,
+pub(super) struct Sets {
+    pub(super) future_id: u64,
+    pub(super) chunks: Vec<(String, u64)>,
+    _registered: Vec<MemoryHandle>,
     _memory: Vec<Memory>,
 }
 
@@ -48,10 +50,10 @@ pub(crate) struct Driver<'a> {
     /// The path whose device has gone.
     pub(super) gone_path: Option<usize>,
     /// Keys that something of this round writes, deletes or loads.
-    busy: HashSet<String>,
-    purged: HashSet<&'static str>,
-    round_bytes: u64,
-    under_way: Vec<Sets>,
+    pub(super) busy: HashSet<String>,
+    pub(super) purged: HashSet<&'static str>,
+    pub(super) round_bytes: u64,
+    pub(super) under_way: Vec<Sets>,
     pub(super) gone: Gone,
 }
 
@@ -152,7 +154,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn content(&self, version: u64) -> Vec<u8> {
+    pub(super) fn content(&self, version: u64) -> Vec<u8> {
         pattern(self.plan.length(version), version)
     }
 
@@ -193,9 +195,10 @@ impl<'a> Driver<'a> {
         let has = |one| self.plan.has(one) && !is_calm;
         self.trouble = Trouble {
             one_in: if has(Mechanism::Faults) { self.random.choose(&[2, 6, 30]) } else { 0 },
-            reads_fail: has(Mechanism::Faults) && self.random.one_of(4),
+            reads_fail: has(Mechanism::AwayPath) || has(Mechanism::Faults) && self.random.one_of(4),
             syncs_one_in: if has(Mechanism::FailedSyncs) { 4 } else { 0 },
             is_read_only: has(Mechanism::ReadOnly),
+            is_gone: has(Mechanism::AwayPath),
             ..Trouble::default()
         };
         self.have_reads_failed |= self.trouble.reads_fail;
@@ -255,7 +258,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Keys that nothing of this round uses; they are used from here on.
-    fn take_keys(&mut self, count: u64, namespace: Option<usize>) -> Vec<String> {
+    pub(super) fn take_keys(&mut self, count: u64, namespace: Option<usize>) -> Vec<String> {
         let mut keys = Vec::new();
         for _ in 0..count {
             let of = namespace.unwrap_or(self.random.below(NAMESPACES.len() as u64) as usize);
@@ -275,7 +278,7 @@ impl<'a> Driver<'a> {
         least / ROUND_PART
     }
 
-    fn set(&mut self, count: u64, namespace: Option<usize>, is_burst: bool) {
+    pub(super) fn set(&mut self, count: u64, namespace: Option<usize>, is_burst: bool) {
         let (mut chunks, mut memory) = (Vec::new(), Vec::new());
         for key in self.take_keys(count, namespace) {
             let version = match self.model.held(&key) {
@@ -298,8 +301,19 @@ impl<'a> Driver<'a> {
             chunks.push((key, version));
         }
         let keys: Vec<String> = chunks.iter().map(|(key, _)| key.clone()).collect();
+        let mut registered = self.register(&memory);
         let future_id = self.client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
-        self.under_way.push(Sets { future_id, chunks, _memory: memory });
+        if self.random.one_of(2) {
+            registered.clear();
+        }
+        self.under_way.push(Sets { future_id, chunks, _registered: registered, _memory: memory });
+    }
+
+    /// Registers memory, if that is drawn.
+    fn register(&self, memory: &[Memory]) -> Vec<MemoryHandle> {
+        let memory = if self.plan.has(Mechanism::Registered) { memory } else { &[] };
+        let register = |one: &Memory| self.client.connector.register_memory(one.buffer());
+        memory.iter().map(|one| register(one).expect("an open store, and other memory")).collect()
     }
 
     /// The answer to SETs: what is acknowledged is loaded at once.
@@ -324,9 +338,7 @@ impl<'a> Driver<'a> {
             let is_same = held == Some(version) && self.model.is_stored(&key);
             self.model.note_use(&key, self.now_ms(), held != Some(version));
             possible = Possible::from([Some(version)]);
-            let may_be_refused =
-                self.plan.has(Mechanism::SecondUse) || self.plan.has(Mechanism::WriteBudget);
-            if is_purged || may_be_refused && !is_same {
+            if is_purged || self.plan.may_refuse() && !is_same {
                 possible.insert(None);
             }
             self.model.settle(&key, possible.clone());
@@ -352,9 +364,13 @@ impl<'a> Driver<'a> {
     /// Whether the chunk is there; it is the right one. Reads do not fail meanwhile.
     fn load_at_once(&mut self, key: &str, version: u64) -> Result<bool, String> {
         let trouble = self.trouble;
-        self.trouble.reads_fail = false;
+        (self.trouble.reads_fail, self.trouble.is_gone) = (false, false);
         self.set_faults();
-        let found = self.client.get_one(key, self.plan.length(version));
+        let memory = [Memory::new(self.plan.length(version), 0)];
+        let registered = self.register(&memory);
+        let done = self.client.get(&[key.to_owned()], &[&memory[0]]);
+        drop(registered);
+        let found = done.results[0].then(|| memory[0].bytes().to_vec());
         self.trouble = trouble;
         self.set_faults();
         match found {
@@ -402,95 +418,6 @@ impl<'a> Driver<'a> {
             self.model.settle(&key, possible);
         }
         Ok(())
-    }
-
-    fn exists(&mut self, keys: &[String]) -> Result<(), String> {
-        let refused = || self.client.counter("leases_refused");
-        let before = refused();
-        let held = self.client.exists(keys);
-        let are_leased = self.plan.lease_s > 0 && refused() == before;
-        let until_ms = self.now_ms() + 1000 * u64::from(self.plan.lease_s);
-        self.model.follow(&self.client.connector)?;
-        for (key, held) in keys.iter().zip(held) {
-            let possible = self.model.possible(key);
-            if held && possible.iter().all(Option::is_none) {
-                return Err(format!("'{key}' exists, and must not"));
-            }
-            if held && are_leased {
-                self.model.leased.insert(key.clone(), until_ms);
-            }
-        }
-        Ok(())
-    }
-
-    fn delete(&mut self) -> Result<(), String> {
-        let keys = self.take_keys(3, None);
-        if !self.client.delete(&keys).iter().all(|deleted| *deleted) {
-            return Err(format!("not deleted: {keys:?}"));
-        }
-        keys.iter().for_each(|key| self.model.remove(key));
-        self.model.follow(&self.client.connector)
-    }
-
-    fn pin(&mut self) -> Result<(), String> {
-        let keys = self.take_keys(BATCH_KEYS, None);
-        let pinned = self.client.connector.pin(&keys).map_err(|error| error.to_string())?;
-        let pinned = keys.into_iter().zip(pinned).filter(|(_, pinned)| *pinned);
-        self.model.pinned.extend(pinned.map(|(key, _)| key));
-        Ok(())
-    }
-
-    fn unpin(&mut self) -> Result<(), String> {
-        let mut keys: Vec<String> = self.model.pinned.iter().cloned().collect();
-        keys.sort_unstable();
-        keys.truncate(1 + self.random.below(20) as usize);
-        self.client.connector.unpin(&keys).map_err(|error| error.to_string())?;
-        keys.iter().for_each(|key| {
-            self.model.pinned.remove(key);
-        });
-        Ok(())
-    }
-
-    /// Purges a namespace: beside SETs of keys that somebody pins and unpins, if there are pins.
-    fn purge(&mut self) -> Result<(), String> {
-        let number = self.random.below(NAMESPACES.len() as u64) as usize;
-        let namespace = NAMESPACES[number];
-        let mut contested = Vec::new();
-        if self.plan.has(Mechanism::Pins) {
-            self.set(BATCH_KEYS, Some(number), false);
-            let sets = self.under_way.last().into_iter().flat_map(|sets| &sets.chunks);
-            contested.extend(sets.map(|(key, _)| key.clone()));
-        }
-        let (connector, is_over) = (&self.client.connector, AtomicBool::new(contested.is_empty()));
-        let done = thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::SeqCst) {
-                    let _ = connector.pin(&contested).and_then(|_| connector.unpin(&contested));
-                }
-            });
-            let done = connector.purge(namespace);
-            is_over.store(true, Ordering::SeqCst);
-            done
-        });
-        let done = done.map_err(|error| error.to_string())?;
-        connector.unpin(&contested).map_err(|error| error.to_string())?;
-        self.purged.insert(namespace);
-        for key in self.model.keys() {
-            if namespace_of(&key) != namespace {
-                continue;
-            }
-            match (done.pinned.contains(&key), self.busy.contains(&key)) {
-                (true, _) => {}
-                // Its SET may still be under way.
-                (false, true) => self.model.may_miss(&key),
-                (false, false) => self.model.remove(&key),
-            }
-            self.model.pinned.remove(&key);
-            self.model.leased.remove(&key);
-        }
-        let stays = done.pinned.into_iter().filter(|key| !contested.contains(key));
-        self.model.pinned.extend(stays);
-        self.model.follow(&self.client.connector)
     }
 }
 

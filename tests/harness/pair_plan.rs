@@ -30,10 +30,19 @@ pub(crate) enum Mechanism {
     ReadOnly,
     /// Threads stop for a moment, wherever they are.
     Pauses,
+    /// Transfers are done, and the store hears of it late.
+    Delays,
+    LateSyncs,
+    /// The device of the only path goes, and is back a round later.
+    AwayPath,
+    /// Memory of SETs and GETs is registered, and given back while they are under way.
+    Registered,
+    /// The store is closed with batches under way.
+    BusyClose,
 }
 
 impl Mechanism {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::Faults,
         Self::Pins,
         Self::Leases,
@@ -49,6 +58,11 @@ impl Mechanism {
         Self::GonePath,
         Self::ReadOnly,
         Self::Pauses,
+        Self::Delays,
+        Self::LateSyncs,
+        Self::AwayPath,
+        Self::Registered,
+        Self::BusyClose,
     ];
 
     /// The one of this name.
@@ -59,7 +73,8 @@ impl Mechanism {
 
     /// Whether two can be in one life. Of several paths one that takes no writes goes as well, or one of which too many fail.
     fn meets(self, other: Self) -> bool {
-        let fails = |one| matches!(one, Self::Faults | Self::ReadOnly | Self::FailedSyncs);
+        let fails =
+            |one| matches!(one, Self::Faults | Self::ReadOnly | Self::FailedSyncs | Self::AwayPath);
         let loses_path = |one| one == Self::GonePath;
         self != other && !(fails(self) && loses_path(other) || loses_path(self) && fails(other))
     }
@@ -156,6 +171,11 @@ impl Plan {
         self.mechanisms.contains(&mechanism)
     }
 
+    /// Whether SETs that are acknowledged may store nothing.
+    pub(crate) fn may_refuse(&self) -> bool {
+        self.has(Mechanism::SecondUse) || self.has(Mechanism::WriteBudget)
+    }
+
     /// Whether room for a chunk never is a run of neighbours.
     pub(crate) fn has_one_length(&self) -> bool {
         self.lengths.len() == 1
@@ -163,6 +183,12 @@ impl Plan {
 
     pub(crate) fn length(&self, version: u64) -> usize {
         self.lengths[version as usize % self.lengths.len()]
+    }
+
+    /// One in so many transfers is late, and in so many syncs; 0 for none.
+    pub(crate) fn late_one_in(&self) -> (u64, u64) {
+        let of = |has, one_in| if has { one_in } else { 0 };
+        (of(self.has(Mechanism::Delays), 8), of(self.has(Mechanism::LateSyncs), 2))
     }
 
     pub(crate) fn apply(&self, config: &mut Config) {

@@ -9,6 +9,8 @@
     reason = "a harness that unwraps fails with the place and the reason"
 )]
 
+#[path = "pair_calls.rs"]
+mod calls;
 #[path = "pair_checks.rs"]
 mod checks;
 #[path = "../common/mod.rs"]
@@ -17,6 +19,8 @@ mod common;
 mod driver;
 #[path = "pair_faults.rs"]
 mod faults;
+#[path = "pair_late.rs"]
+mod late;
 #[path = "pair_model.rs"]
 mod model;
 #[path = "pair_pauses.rs"]
@@ -41,6 +45,7 @@ use driver::{Driver, ask_beside};
 use faults::{Faults, FaultyFiles};
 use kvring::Connector;
 use kvring::testing::Clock;
+use late::LateEngine;
 use model::Model;
 use parking_lot::Mutex;
 use plan::{Mechanism, Plan};
@@ -106,10 +111,12 @@ impl Life {
         let longest_run_bytes = self.plan.has(Mechanism::Growth).then_some(SHORT_FILE_BYTES);
         config.files = Arc::new(FaultyFiles { faults: Arc::clone(&faults), longest_run_bytes });
         let (hand, engines) = (Arc::clone(&faults), AtomicU64::new(0));
+        let (late_one_in, seed) = (self.plan.late_one_in(), self.plan.seed);
         let make_engine = move |queue_depth, waker| {
             let (faults, path) = (Arc::clone(&hand), engines.fetch_add(1, Ordering::SeqCst));
             let script = move |_, action, length| faults.of_transfer(path as usize, action, length);
-            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+            let engine = FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())?;
+            Ok(LateEngine::new(engine, late_one_in, seed + path))
         };
         let connector = Connector::open_with_engine(config, make_engine);
         let connector = connector.map_err(|error| format!("open failed: {error}"))?;
@@ -140,6 +147,7 @@ impl Life {
         let (client, faults) = self.open(session)?;
         let (rounds, is_over) = (self.plan.rounds, AtomicBool::new(false));
         let asks = self.plan.has(Mechanism::Growth);
+        let closes_busy = self.plan.has(Mechanism::BusyClose);
         self.may_have_lost = thread::scope(|scope| {
             // Also where it panics: the scope waits for those beside.
             let _over = Over(&is_over);
@@ -157,6 +165,9 @@ impl Life {
                     driver.round().map_err(|error| format!("round {round}: {error}"))?;
                 }
                 driver.rest()?;
+                if closes_busy {
+                    driver.close_busy()?;
+                }
                 Ok(driver.has_lost_a_path())
             })
         })?;
