@@ -182,6 +182,39 @@ fn transfers_that_a_device_does_not_give_back_are_left_to_their_reactor() {
     client.assert_consistent();
 }
 
+/// The same for one whose device has memory of its own transfers.
+#[test]
+fn a_path_does_not_wait_for_the_transfers_of_another() {
+    let root = tempfile::tempdir().unwrap();
+    logged::keep();
+    let paths = ["stuck", "sound"].map(|name| root.path().join(name));
+    let stuck = Arc::new(AtomicBool::new(false));
+    let make_engine = {
+        let (stuck, mut number) = (Arc::clone(&stuck), 0);
+        move |queue_depth, waker| {
+            number += 1;
+            let stuck = if number == 1 { Arc::clone(&stuck) } else { Arc::default() };
+            FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
+        }
+    };
+    let config = Config { io_threads: Some(1), ..config_of(&paths, 2 * CAPACITY) };
+    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let keys: Vec<String> = (0..40).map(key).collect();
+    stuck.store(true, Ordering::SeqCst);
+    client.submit_set(&keys, &[&Memory::patterned(LENGTH, 0, 1); 40]);
+    eventually("the sound one has stored", || {
+        client.exists(&keys).iter().filter(|held| **held).count() > 0
+    });
+    let (_client, shutdown) = closed_at_once(client);
+    assert!(shutdown.memory_held, "{shutdown:?}");
+    let index = |path: &Path| File::open(path.join("index.kvring")).unwrap();
+    eventually("the sound one is released", || index(&paths[1]).try_lock_shared().is_ok());
+    assert!(index(&paths[0]).try_lock_shared().is_err(), "its reactor may still write");
+    assert_eq!(logged::lines(&paths[1], "transfers are still under way"), [""; 0]);
+    stuck.store(false, Ordering::SeqCst);
+    eventually("the other one is released", || index(&paths[0]).try_lock_shared().is_ok());
+}
+
 /// A path is closed in order, and can be unmounted, whatever becomes of the others.
 #[test]
 fn a_path_does_not_wait_for_the_file_system_of_another() {

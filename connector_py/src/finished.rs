@@ -51,8 +51,8 @@ impl Finished {
             }
             if core.is_closed() {
                 drop(state);
-                // It waits for the thread that closes: until then the kernel may hold memory.
                 core.close();
+                core.wait_for_memory();
                 return None;
             }
             if state.is_polled {

@@ -12,16 +12,12 @@ use crate::reactor::{ReactorEnd, Shared};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Closes volumes, all at the same time: each works on what is queued for at most `drain_timeout`, and then takes as long as its device
-/// does. `watch` writes to the files of all of them.
+/// does, and not that of another. `watch` writes to the files of all of them.
 pub(super) fn close_all(volumes: &[Volume], drain_timeout: Duration, watch: Option<Watch>) {
     watch.iter().for_each(Watch::order_end);
     volumes.iter().for_each(|volume| volume.shared.stop(drain_timeout));
-    // Of all of them before any is released: a SET of one evicts at another for its quota.
-    for volume in volumes {
-        volume.shared.cache.open_store.note_closing();
-        let end = volume.threads.lock().join_reactors();
-        let _ = volume.reactors_end.set(end);
-    }
+    // Before any is released: a SET of one evicts at another for its quota.
+    volumes.iter().for_each(|volume| volume.shared.wait_until_settled());
     if let Some(watch) = watch {
         watch.join();
     }
@@ -34,8 +30,9 @@ pub(super) fn close_all(volumes: &[Volume], drain_timeout: Duration, watch: Opti
 }
 
 impl Volume {
-    /// Ends it, when the reactors of all volumes have ended.
+    /// Ends it, when no reactor of any volume begins anything any more.
     fn close(&self) {
+        let _ = self.reactors_end.set(self.threads.lock().join_reactors());
         let is_written = self.threads.lock().end_others();
         let orderly = is_written && self.reactors_end.get() == Some(&ReactorEnd::Orderly);
         // Who has memory of callers has the files as well.

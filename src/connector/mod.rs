@@ -234,7 +234,11 @@ impl Connector {
             return done;
         }
         self.gate.close();
-        self.end_within(drain_timeout, timeout + CLOSE_GRACE);
+        self.volumes.all.iter().for_each(|volume| volume.shared.cache.open_store.note_closing());
+        if !self.end_within(drain_timeout, timeout + CLOSE_GRACE) {
+            // Whoever is inside the gate may have kept them from being asked.
+            self.volumes.all.iter().for_each(|volume| volume.shared.stop(Duration::ZERO));
+        }
         let closed: Vec<_> =
             self.volumes.all.iter().map(|volume| volume.shutdown(timeout)).collect();
         let Shutdown { memory_held, timed_out, .. } = Shutdown::of_all(closed.iter().copied());
@@ -256,8 +260,15 @@ impl Connector {
         done
     }
 
-    /// Has a thread close all volumes, and waits for it for at most `timeout`.
-    fn end_within(&self, drain_timeout: Duration, timeout: Duration) {
+    /// Waits, when it is closed, until no reactor uses memory of callers any more, or has leaked what the kernel has of it.
+    pub fn wait_for_memory(&self) {
+        if self.process_id == std::process::id() {
+            self.volumes.all.iter().for_each(|volume| _ = volume.reactors_end.wait());
+        }
+    }
+
+    /// Has a thread close all volumes, and waits for it for at most `timeout`. Says whether it has ended.
+    fn end_within(&self, drain_timeout: Duration, timeout: Duration) -> bool {
         let end = {
             let (gate, volumes) = (Arc::clone(&self.gate), Arc::clone(&self.volumes));
             let watch = Arc::clone(&self.watch);
@@ -268,10 +279,11 @@ impl Connector {
             }
         };
         match Builder::new().name("kvring-closing".into()).spawn(end.clone()) {
-            Ok(thread) => _ = has_ended(thread, &mut Patience::new(timeout)),
+            Ok(thread) => has_ended(thread, &mut Patience::new(timeout)),
             Err(error) => {
                 log::error!("close() takes as long as the devices do: no thread: {error}");
                 end();
+                true
             }
         }
     }

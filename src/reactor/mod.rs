@@ -74,7 +74,13 @@ impl Operations {
             // Before the first operation is answered for it.
             shared.has_failed.store(true, Ordering::SeqCst);
         }
-        let quiet = catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
+        let is_dropped = catch_unwind(AssertUnwindSafe(|| {
+            self.device.is_stopping = true;
+            self.drop_queued();
+        }));
+        shared.note_settled();
+        let quiet = is_dropped.is_ok()
+            && catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
         if failure.is_some() {
             shared.health.fail(|| "a thread that moves its bytes has stopped".into());
             // Without this one the others would leave keys without an answer.
@@ -174,10 +180,8 @@ impl Operations {
         outcome
     }
 
-    /// Drops what is queued and waits for what is in the kernel. Says whether the kernel is done.
+    /// Waits for what is in the kernel, when what is queued was dropped. Says whether the kernel is done.
     fn quiesce(&mut self) -> bool {
-        self.device.is_stopping = true;
-        self.drop_queued();
         if self.device.requests.in_flight() > 0 {
             self.device.requests.cancel_all();
         }

@@ -392,6 +392,9 @@ impl Operations {
         for active in self.active.drain() {
             // The kernel may still use the file and its name, and write to the extent.
             mem::forget(active.chunk_file);
+            if matches!(active.operation, Operation::Get(..) | Operation::Set(_)) {
+                self.shared.cache.counters.abandoned.add(1);
+            }
             match active.operation {
                 Operation::Get(request, read) => {
                     mem::forget(read);

@@ -16,9 +16,8 @@ use crate::completion_queue::CompletionQueues;
 use crate::engine::Waker;
 use crate::key::Digest;
 use crate::schedule::Class;
-use crate::sync::Mutex;
-use crate::sync::SegQueue;
 use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex, SegQueue};
 
 /// The cache of one path, and a lane to each of its reactors.
 pub(crate) struct Shared {
@@ -35,6 +34,10 @@ pub(crate) struct Shared {
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
     live: AtomicUsize,
+    /// Reactors that may still begin a SET.
+    beginning: Mutex<usize>,
+    /// One of them begins none any more.
+    settled: Condvar,
     /// The first so many reactors get work.
     active: AtomicUsize,
     /// Most bytes of loads, and as many of stores, in the device; 0 as long as they follow from its depth alone.
@@ -62,6 +65,8 @@ impl Shared {
             responsiveness: Responsiveness::new(),
             answers: Mutex::default(),
             live: AtomicUsize::new(0),
+            beginning: Mutex::new(0),
+            settled: Condvar::new(),
             active: AtomicUsize::new(1),
             bound_bytes: AtomicU64::new(0),
             offered: SegQueue::new(),
@@ -218,6 +223,21 @@ impl Shared {
 
     pub(super) fn note_starting(&self) {
         self.live.fetch_add(1, Ordering::SeqCst);
+        *self.beginning.lock() += 1;
+    }
+
+    /// A reactor has dropped what is queued, and begins nothing any more.
+    pub(super) fn note_settled(&self) {
+        *self.beginning.lock() -= 1;
+        self.settled.notify_all();
+    }
+
+    /// Waits until no reactor begins a SET any more, after [`Shared::stop`].
+    pub(crate) fn wait_until_settled(&self) {
+        let mut beginning = self.beginning.lock();
+        while *beginning > 0 {
+            beginning = self.settled.wait(beginning);
+        }
     }
 
     /// A reactor takes nothing any more. With the last one everything that still comes is answered here.

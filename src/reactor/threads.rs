@@ -131,12 +131,16 @@ fn start(
             }
             Err(error) => {
                 started(Err(error));
+                shared.note_settled();
                 shared.note_stopped();
                 let _ = tell_ending.send(ReactorEnd::Orderly);
             }
         }
     });
-    let thread = thread.inspect_err(|_| shared.note_stopped());
+    let thread = thread.inspect_err(|_| {
+        shared.note_settled();
+        shared.note_stopped();
+    });
     Ok((thread.map_err(io_error("start a thread for"))?, ending))
 }
 
