@@ -20,7 +20,7 @@ use std::time::Duration;
 use common::faults::{Fault, FaultEngine};
 use common::{Client, HANG_TIMEOUT, MIB, Memory, config, config_of, eventually, key, logged, once};
 use kvring::testing::{FileOperations, SystemFiles};
-use kvring::{Config, Connector, Durability, OpenError, Shutdown};
+use kvring::{Config, Connector, Durability, EngineError, OpenError, Shutdown};
 
 const CAPACITY: u64 = 256 * MIB;
 const LENGTH: usize = 10_000;
@@ -180,6 +180,42 @@ fn transfers_that_a_device_does_not_give_back_are_left_to_their_reactor() {
         assert!(stored.is_none_or(|bytes| bytes == late.bytes()), "never a part of it");
     }
     client.assert_consistent();
+}
+
+/// An open that fails does not wait for a file system that has frozen meanwhile.
+#[test]
+fn an_open_that_fails_leaves_what_is_frozen_to_a_thread() {
+    let root = tempfile::tempdir().unwrap();
+    let paths = ["frozen", "refused"].map(|name| root.path().join(name));
+    let files = Freezing::below(&paths[0]);
+    let mut config = Config { io_threads: Some(1), ..config_of(&paths, 2 * CAPACITY) };
+    config.files = Arc::<Freezing>::clone(&files);
+    let (returned, returns) = mpsc::channel();
+    let (freezing, mut number) = (Arc::clone(&files), 0);
+    thread::spawn(move || {
+        let make_engine = move |queue_depth, waker| {
+            number += 1;
+            freezing.freeze(number == 2);
+            let operation = "being refused";
+            match number {
+                2 => Err(EngineError::Failed { operation, source: io::ErrorKind::Other.into() }),
+                _ => FaultEngine::new(
+                    queue_depth,
+                    waker,
+                    Box::new(|_, _, _| Fault::None),
+                    Arc::default(),
+                ),
+            }
+        };
+        let opened = Connector::open_with_engine(config, make_engine);
+        returned.send(opened.map(drop).unwrap_err().to_string()).unwrap();
+    });
+    let refusal = returns.recv_timeout(HANG_TIMEOUT).expect("open() returns");
+    assert!(refusal.contains("being refused"), "{refusal}");
+    let index = |path: &Path| File::open(path.join("index.kvring")).unwrap();
+    assert!(index(&paths[0]).try_lock_shared().is_err(), "its threads may still write");
+    files.freeze(false);
+    eventually("it is released", || index(&paths[0]).try_lock_shared().is_ok());
 }
 
 /// The same for one whose device has memory of its own transfers.

@@ -15,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::closing::close_started;
 use super::home::FoundHome;
 use super::volume::Volume;
 use super::volumes::{Unavailable, Volumes};
@@ -35,7 +36,7 @@ use crate::sync::Mutex;
 use crate::sync::mpsc::{Receiver, channel};
 
 /// A configuration with the length of whole devices, its volumes, which run, and what tells of those that fail.
-pub(super) type Opened = (Config, Volumes, (Alarm, Receiver<usize>));
+pub(super) type Opened = (Config, Arc<Volumes>, (Alarm, Receiver<usize>));
 
 /// Paths that failed, by number.
 type Failed = Vec<(usize, OpenError)>;
@@ -141,7 +142,9 @@ fn open_others(
     let (alarm, alarms) = channel();
     let started = agree(&mut opened, &are_outdated, left_out.len()).and_then(|agreed| {
         let mut volumes = Volumes::new(opened, left_out.clone(), agreed);
-        volumes.start(&alarm, make_engine)?;
+        let started = volumes.start(&alarm, make_engine);
+        let volumes = Arc::new(volumes);
+        started.inspect_err(|(number, _)| close_started(&volumes, *number))?;
         Ok(volumes)
     });
     Ok(match started {

@@ -2,14 +2,39 @@
 //! file systems do; whoever waits no longer says what is left, and the threads go on with it.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::shutdown::Shutdown;
 use super::volume::Volume;
-use super::volumes::Watch;
+use super::volumes::{Volumes, Watch};
 use crate::parallel::on_threads;
 use crate::reactor::{ReactorEnd, Shared};
 use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::thread::Builder;
+use crate::thread::has_ended;
+use crate::time::Patience;
+
+/// How long an open that fails waits for the paths that run already to be closed.
+const UNDO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Has a thread do what devices and file systems may hold up, and waits for it for at most `timeout`. Says whether it has ended.
+pub(super) fn on_thread(timeout: Duration, close: impl FnOnce() + Clone + Send + 'static) -> bool {
+    match Builder::new().name("kvring-closing".into()).spawn(close.clone()) {
+        Ok(thread) => has_ended(thread, &mut Patience::new(timeout)),
+        Err(error) => {
+            log::error!("close() takes as long as the devices do: no thread: {error}");
+            close();
+            true
+        }
+    }
+}
+
+/// Closes the first `count` volumes of a connector that is not to be: with others its open fails.
+pub(super) fn close_started(volumes: &Arc<Volumes>, count: usize) {
+    let volumes = Arc::clone(volumes);
+    on_thread(UNDO_TIMEOUT, move || close_all(&volumes.all[..count], Duration::ZERO, None));
+}
 
 /// Closes volumes, all at the same time: each works on what is queued for at most `drain_timeout`, and then takes as long as its device
 /// does, and not that of another. `watch` writes to the files of all of them.

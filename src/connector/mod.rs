@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use assembly::open_all;
-use closing::close_all;
+use closing::{close_all, close_started, on_thread};
 pub use forecast::{ChunkSum, OpenForecast, forecast_open};
 use gate::Gate;
 pub use home::format_device;
@@ -42,10 +42,7 @@ use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
 use crate::reactor::MakeEngine;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::thread::Builder;
 use crate::sync::{Mutex, RwLockReadGuard};
-use crate::thread::has_ended;
-use crate::time::Patience;
 
 /// How long `close` takes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -139,9 +136,8 @@ impl Connector {
             Arc::new(CompletionQueues::new().map_err(io_error("make an eventfd for"))?);
         let (config, volumes, alarms) = open_all(&config, &completions, make_engine)?;
         let recovery = Recovery::of_all(volumes.all.iter().map(|volume| &volume.recovery));
-        let volumes = Arc::new(volumes);
         let watch = Watch::start(&volumes, alarms).map_err(io_error("start a thread for"));
-        let watch = watch.inspect_err(|_| close_all(&volumes.all, Duration::ZERO, None))?;
+        let watch = watch.inspect_err(|_| close_started(&volumes, volumes.all.len()))?;
         // Last: an open that fails leaves no data file behind.
         volumes.all.iter().for_each(|volume| volume.shared.cache.prepare_growth());
         let backlog = Backlog::new(Amount {
@@ -278,14 +274,7 @@ impl Connector {
                 close_all(&volumes.all, drain_timeout, watch);
             }
         };
-        match Builder::new().name("kvring-closing".into()).spawn(end.clone()) {
-            Ok(thread) => has_ended(thread, &mut Patience::new(timeout)),
-            Err(error) => {
-                log::error!("close() takes as long as the devices do: no thread: {error}");
-                end();
-                true
-            }
-        }
+        on_thread(timeout, end)
     }
 
     /// Keys as they are stored: with the identity of the engine, if it has one.

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::closing::close_all;
 use super::volume::Volume;
 use crate::error::OpenError;
 use crate::format::membership::Membership;
@@ -58,7 +57,7 @@ impl Volumes {
         }
     }
 
-    /// Starts every volume, or none. Returns the error of one with its number.
+    /// Starts every volume. Returns the error of one with its number; those before it run.
     pub(super) fn start(
         &mut self,
         alarm: &Alarm,
@@ -70,7 +69,6 @@ impl Volumes {
         for number in 0..self.all.len() {
             self.all[number].shared.health.set_alarm(number, Some(alarm.clone()));
             if let Err(error) = self.all[number].start(make_engine) {
-                close_all(&self.all[..number], Duration::ZERO, None);
                 return Err((number, error));
             }
         }
