@@ -74,9 +74,8 @@ impl Driver<'_> {
                     if *stored {
                         readable.push(*chunk);
                         is_longer |= may_be.iter().any(|before| before.length < chunk.length);
-                        // The same bytes are a use, which never goes backwards.
-                        let is_use = may_be.contains(chunk);
-                        last_use_ms = if is_use { now.max(last_use_ms) } else { now };
+                        // What replaces a chunk is used no longer ago than that was.
+                        last_use_ms = if may_be.is_empty() { now } else { now.max(last_use_ms) };
                         may_be = vec![*chunk];
                     }
                 }
