@@ -15,7 +15,7 @@ from pathlib import Path
 DIRECTORY_PREFIX = "kvring-compare-"
 _LEFT_FREE_BYTES = 20 << 30
 _ZERO_SIZE_BYTES = 4 << 20
-_UNDO_TIMEOUT_S = 30.0
+_UNDO_TIMEOUT_S = 60.0
 _UNDO_PAUSE_S = 0.2
 ZRAM_CONTROL = Path("/sys/class/zram-control")
 

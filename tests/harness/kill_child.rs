@@ -158,5 +158,7 @@ pub(crate) fn work(path: &Path, arguments: &Arguments) {
         .for_each(|batch| child.wait(batch));
     child.pile_up(&mut random);
     let done = client.close_after(Duration::from_millis(arguments.drain_ms));
+    let counters = client.connector.stats().counters;
+    say(&format!("counters {:?}\n", counters.iter().filter(|one| one.1 > 0).collect::<Vec<_>>()));
     say(&format!("closed {} {} {}\n", done.clean, done.partial_flush, done.abandoned));
 }

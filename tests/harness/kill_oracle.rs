@@ -53,12 +53,18 @@ pub(crate) struct Closed {
 pub(crate) struct Oracle {
     keys: BTreeMap<u64, Known>,
     lines: usize,
+    /// What the last owner that closed the store had counted.
+    counters: String,
 }
 
 impl Oracle {
     pub(crate) fn new() -> Self {
         let known = || Known { before: BTreeSet::from([None]), operations: Vec::new() };
-        Self { keys: (0..KEYS).map(|number| (number, known())).collect(), lines: 0 }
+        Self {
+            keys: (0..KEYS).map(|number| (number, known())).collect(),
+            lines: 0,
+            counters: String::new(),
+        }
     }
 
     /// Takes in what an owner said: `set OPERATION KEY THREAD`, `delete OPERATION KEY THREAD`, `done OPERATION KEY`. The
@@ -81,6 +87,7 @@ impl Oracle {
                 let operation = operations.iter_mut().find(|operation| operation.number == number);
                 operation.expect("it was begun").ended = Some(now);
             }
+            "counters" => line.clone_into(&mut self.counters),
             "closed" => {
                 let [clean, partial_flush] = [1, 2].map(|position| words[position] == "true");
                 return Some(Closed { clean, partial_flush, abandoned: word(3) });
@@ -142,7 +149,8 @@ impl Oracle {
         let undone = undone as u64;
         // In `persistent` a SET whose predecessor is cleared already stands, although it is not acknowledged.
         if undone > abandoned || (is_exact && !persistent && undone != abandoned) {
-            return Err(format!("{closed:?}, but {undone} SETs left nothing"));
+            let counters = &self.counters;
+            return Err(format!("{closed:?}, but {undone} SETs left nothing; its {counters}"));
         }
         self.end_round();
         Ok(())

@@ -124,7 +124,8 @@ def ground(
     with ExitStack() as stack:
         _require_engine(cell.engine, directory / "probe")
         yield cell, _make_ground(stack, cell, directory)
-    shutil.rmtree(directory)
+    # Where the kernel is slow to let a file system go, that was said.
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _require_engine(engine: str, directory: Path) -> None:
