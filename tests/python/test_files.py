@@ -79,9 +79,12 @@ def test_all_that_it_takes_stays_within_the_capacity(
 
 @pytest.mark.root
 def test_a_full_file_system_gives_what_chunks_leave(disk: Path) -> None:
-    """The capacity is more than there is: chunks go, and all that is held is whole."""
+    """The capacity is more than there is: chunks go, and all that is held is whole.
+
+    The last one used least recently: by their number, what was not loaded yet would go first.
+    """
     with kvring.Connector(
-        disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=0
+        disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=0, eviction="lru"
     ) as connector:
         client = Client(connector)
         content = pattern(MIB, 1)
@@ -110,7 +113,7 @@ def test_min_free_is_left_to_others(disk: Path) -> None:
         return answer.f_bavail * answer.f_frsize >= floor_bytes - inode_bytes
 
     with kvring.Connector(
-        disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=floor_bytes
+        disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=floor_bytes, eviction="lru"
     ) as connector:
         client, content = Client(connector), pattern(MIB, 1)
         for number in range(300):
