@@ -227,7 +227,7 @@ test: build lmcache $(PEERS)/.stamp $(NEXT_VENV)/.stamp-kvring engines ## all te
 .PHONY: check
 check: export KVRING_MATRIX ?= quick
 check: lint ## the daily round: lint, and all tests but the slow ones and those that need LMCache
-	@$(call run_tests,-m "not lmcache and not slow",-- --skip every_bit_of)
+	@$(call run_tests,-m "not lmcache and not slow",-- --skip every_bit_of --skip pairs_of_mechanisms --skip beside_random_faults)
 
 .PHONY: matrix
 matrix: export KVRING_MATRIX := full
