@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 LOCKED := $(if $(CI),--locked)
 # The Python bindings are linked into an interpreter, not into a test program: pytest tests them.
 RUST_TESTS := cargo test --workspace --exclude kvring-python --no-fail-fast $(LOCKED)
-PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python tests/report.py demo benches examples hardening)
+PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python tests/report.py demo benches examples tools)
 REPORTS := target/test-reports
 
 # $(1): the interpreter of a virtual environment; $(2): what is installed into it.
@@ -268,11 +268,11 @@ HARDEN ?=
 
 .PHONY: harden
 harden: build ## search for what breaks the promises, by every tool, beside a soak (75 minutes); docs/hardening.md
-	@$(PY) -m hardening all $(HARDEN)
+	@$(PY) -m tools all $(HARDEN)
 
 .PHONY: harden-quick
 harden-quick: build ## the same as in CI: what finds most in minutes
-	@$(PY) -m hardening all --quick $(HARDEN)
+	@$(PY) -m tools all --quick $(HARDEN)
 
 # For instance: make bench BENCH='--only mixed-disk', to measure one part anew; the others stay as docs/benchmarks.json.gz has them
 BENCH ?=

@@ -1,6 +1,6 @@
 //! Races, searched for by shuttle and loom: each model is a test that runs again and again, with another order of its threads each time.
 //!
-//! `hardening/models.py` runs them. They are built with `--cfg kvring_model="shuttle"` or `"loom"`, which replaces what `sync` has to
+//! `tools/models.py` runs them. They are built with `--cfg kvring_model="shuttle"` or `"loom"`, which replaces what `sync` has to
 //! offer; all else is the code that ships. Loom tries every order with few interruptions, and every value that the memory
 //! model lets a load see. Shuttle draws orders of larger models, whole stores among them, and lets a load see the last value only.
 //!

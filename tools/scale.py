@@ -1,6 +1,6 @@
 """Stores of many keys: how long an open takes, memory for each key, the longest stall of a submit.
 
-`python -m hardening scale` has as many keys as fit the minutes, 10,000,000 at most;
+`python -m tools scale` has as many keys as fit the minutes, 10,000,000 at most;
 `-- --keys 100000000` takes that many. The benches stalls and recovery do the work; what they find
 to be wrong fails them. A stall past the goal is told, as it depends on the machine; one far past it
 is a finding, as long as the index fits into memory.
@@ -18,8 +18,8 @@ from typing import Final
 import click
 
 from benches.compare.block_devices import DeviceError, attach_loop
-from hardening.planted import find_where_told, target_of
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+from tools.planted import find_where_told, target_of
+from tools.tool import OUTPUT, REPOSITORY, Options, Report, call
 
 _GOAL_MS: Final = 2.0
 _FINDING_MS: Final = 20.0

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from hardening.planted import built_in, find_where_told
-from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, from_seed
+from tools.planted import built_in, find_where_told
+from tools.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, from_seed
 
 BUILT = OUTPUT / "miri"
 

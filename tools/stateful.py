@@ -1,7 +1,7 @@
 """Drives the whole Python connector by a state machine whose steps hypothesis draws and shrinks.
 
-`python -m hardening stateful --minutes 60 --seed 7`. A finding is the shortest list of steps that
-was found, as Python code over `StoreMachine` (hardening/stateful_machine.py).
+`python -m tools stateful --minutes 60 --seed 7`. A finding is the shortest list of steps that
+was found, as Python code over `StoreMachine` (tools/stateful_machine.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from hardening.planted_python import find_each
-from hardening.stateful_machine import StoreMachine
-from hardening.tool import Options, Report
+from tools.planted_python import find_each
+from tools.stateful_machine import StoreMachine
+from tools.tool import Options, Report
 
 _EXAMPLES_IN_A_ROUND = 40
 _STEPS = 40

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hardening.mutation.build import HARNESSES, PYTHON_PACKAGE, TREE, native_module
-from hardening.tool import OUTPUT
+from tools.mutation.build import HARNESSES, PYTHON_PACKAGE, TREE, native_module
+from tools.tool import OUTPUT
 
 WORKERS = 2
 _KNOWN = OUTPUT / "mutants-tests.json"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benches.built_package import place_package
-from hardening.mutation.listing import Mutant, fingerprint
-from hardening.mutation.schema import SWITCH, Schema, arms_of_match, blamed
-from hardening.planted import files_of_tree
-from hardening.tool import OUTPUT, BuildError, call
+from tools.mutation.listing import Mutant, fingerprint
+from tools.mutation.schema import SWITCH, Schema, arms_of_match, blamed
+from tools.planted import files_of_tree
+from tools.tool import OUTPUT, BuildError, call
 
 TREE = OUTPUT / "mutants-tree"
 _ENVIRONMENT = {

@@ -1,4 +1,4 @@
-"""Known bugs, as patches in hardening/planted: each is put in, and its tool must find it."""
+"""Known bugs, as patches in tools/planted: each is put in, and its tool must find it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report
+from tools.tool import OUTPUT, REPOSITORY, Options, Report
 
-PATCHES = REPOSITORY / "hardening" / "planted"
+PATCHES = REPOSITORY / "tools" / "planted"
 
 
 def patches_of(tool: str) -> list[Path]:

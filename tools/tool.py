@@ -1,4 +1,4 @@
-"""What every hardening tool is given, what it answers, and how it runs a command."""
+"""What every tool is given, what it answers, and how it runs a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 REPOSITORY = Path(__file__).parents[1]
 
 # Logs, corpora that grow and reports. Nothing below is committed.
-OUTPUT = REPOSITORY / "target" / "hardening"
+OUTPUT = REPOSITORY / "target" / "tools"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def cargo_tool(name: str, version: str) -> Path | None:
     Returns:
         None if it cannot be installed. Why is in the log beside it.
     """
-    root = OUTPUT / "tools" / f"{name}-{version}"
+    root = OUTPUT / "programs" / f"{name}-{version}"
     program = root / "bin" / name
     if not program.exists():
         call(

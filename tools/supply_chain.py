@@ -1,7 +1,7 @@
 """What kvring is made of: licences, advisories, locks, the list of parts in the wheel, unsafe code.
 
-cargo-deny is that of PATH, or one below target/hardening/tools (`cargo install --locked cargo-deny
---root target/hardening/tools`). Advisories are those that it has fetched before (`cargo deny fetch
+cargo-deny is that of PATH, or one below target/tools/programs (`cargo install --locked cargo-deny
+--root target/tools/programs`). Advisories are those that it has fetched before (`cargo deny fetch
 db`).
 """
 
@@ -16,10 +16,10 @@ from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
-from hardening.planted import patches_of, tree_with
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+from tools.planted import patches_of, tree_with
+from tools.tool import OUTPUT, REPOSITORY, Options, Report, call
 
-TOOLS = OUTPUT / "tools" / "bin"
+TOOLS = OUTPUT / "programs" / "bin"
 
 # Where unsafe code may be, and below. The compiler refuses it elsewhere in the core.
 UNSAFE_IN = (

@@ -3,7 +3,7 @@
 All mutants are in one build, each behind a switch that is read at run time. Each test runs once
 without a mutant, and tells which it reaches: only these run against a mutant, the quickest first.
 
-`hardening/mutants.json` keeps what was found, per file, with a fingerprint of its code. A file is
+`tools/mutants.json` keeps what was found, per file, with a fingerprint of its code. A file is
 searched again when its code has changed. A survivor needs a reason there, or it is a finding. CI
 (`--quick`) looks at files alone that are new, or were searched to the end and have changed since.
 
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hardening.mutation.build import prepare, python_suites, suites, units
-from hardening.mutation.listing import Mutant, fingerprint, is_promise, mutants, searched_files
-from hardening.mutation.suites import WORKERS, Tests
-from hardening.planted import patches_of, tree_with
-from hardening.tool import REPOSITORY, Options, Report
+from tools.mutation.build import prepare, python_suites, suites, units
+from tools.mutation.listing import Mutant, fingerprint, is_promise, mutants, searched_files
+from tools.mutation.suites import WORKERS, Tests
+from tools.planted import patches_of, tree_with
+from tools.tool import REPOSITORY, Options, Report
 
 _File = dict[str, Any]
 
-_KEPT = REPOSITORY / "hardening" / "mutants.json"
+_KEPT = REPOSITORY / "tools" / "mutants.json"
 _UNNOTICED = ("survived", "unreached")
 _NOTHING: Final[_File] = {
     "code": "",
@@ -109,7 +109,7 @@ def _changed() -> list[str]:
 def _not_searched(name: str) -> str:
     return (
         f"{name}: no file that is searched for mutants; name one as src/index/table.rs, of "
-        "hardening/mutation/listing.py, or say 'survivors'"
+        "tools/mutation/listing.py, or say 'survivors'"
     )
 
 

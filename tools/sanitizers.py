@@ -21,8 +21,8 @@ from functools import cache
 from pathlib import Path
 
 from benches.built_package import place_package
-from hardening.planted import built_in, find_where_told
-from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, from_seed
+from tools.planted import built_in, find_where_told
+from tools.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, from_seed
 
 TRIPLE = f"{platform.machine()}-unknown-linux-gnu"
 BUILT = OUTPUT / "sanitizers"
@@ -108,7 +108,7 @@ ADDRESS = _Sanitizer(
 THREAD = _Sanitizer(
     "thread",
     "TSAN_OPTIONS",
-    f"exitcode=99:suppressions={REPOSITORY / 'hardening' / 'thread.supp'}",
+    f"exitcode=99:suppressions={REPOSITORY / 'tools' / 'thread.supp'}",
     ("-Zbuild-std",),
 )
 # The interpreter keeps memory until its end, so that leaks of ours cannot be told from it. SIGBUS
@@ -274,7 +274,7 @@ def _preloaded(sanitizer: _Sanitizer) -> list[str]:
     if sanitizer.name == "thread":
         BUILT.mkdir(parents=True, exist_ok=True)
         added = BUILT / "thread_memory.so"
-        source = REPOSITORY / "hardening" / "thread_memory.c"
+        source = REPOSITORY / "tools" / "thread_memory.c"
         call(["cc", "-shared", "-fPIC", "-fno-builtin", source, "-o", added]).check_returncode()
         loaded.append(str(added))
     return loaded

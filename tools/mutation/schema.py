@@ -10,7 +10,7 @@ from functools import cache
 import tree_sitter_rust
 from tree_sitter import Language, Node, Parser
 
-from hardening.mutation.listing import Mutant
+from tools.mutation.listing import Mutant
 
 # What the rest of the crate asks: is this the mutant that runs?
 SWITCH = """\

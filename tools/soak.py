@@ -1,9 +1,9 @@
 """A long mixed load: nothing wrong, and memory, descriptors, threads, space and latency stay flat.
 
-`python -m hardening soak --minutes 1440`. One process lives through all of it and opens and closes
+`python -m tools soak --minutes 1440`. One process lives through all of it and opens and closes
 stores of both layouts, on one path and on several, with evictions, expiry, and a file system that
 is full (soak_resident.py). Beside it stores are driven, killed and restarted by the state machine
-of `hardening stateful`, in processes that come and go.
+of `tools stateful`, in processes that come and go.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
-from hardening import stateful
-from hardening.planted_python import find_each
-from hardening.tool import OUTPUT, Options, Report, call
+from tools import stateful
+from tools.planted_python import find_each
+from tools.tool import OUTPUT, Options, Report, call
 
 _MIB: Final = 1 << 20
 _SMALL_MIB: Final = 48
@@ -58,7 +58,7 @@ def run(options: Options) -> Report:
         words = [directory, small, str(options.seconds), str(options.seed)]
         resident = threads.submit(
             call,
-            [sys.executable, "-m", "hardening.soak_resident", *words],
+            [sys.executable, "-m", "tools.soak_resident", *words],
             log=OUTPUT / "soak-resident.log",
             environment={"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
             timeout_s=options.seconds + 600,

@@ -1,7 +1,7 @@
 """Fuzzing: hostile files, text, archives and messages, and operations with faults against a model.
 
 `-- TARGET...` names the targets. Corpora that grow, and what made a target fail, are in
-target/hardening/fuzz-corpus and fuzz-findings; fuzz/corpus has the seeds, which are replayed first.
+target/tools/fuzz-corpus and fuzz-findings; fuzz/corpus has the seeds, which are replayed first.
 The targets in Rust need nightly, and `open_device` root; those in Python need atheris.
 """
 
@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hardening import planted
-from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, cargo_tool
+from tools import planted
+from tools.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, cargo_tool
 
 _CARGO_FUZZ = "0.13.2"
 _ATHERIS = "3.0.0"
-_TOOLS = OUTPUT / "tools"
+_TOOLS = OUTPUT / "programs"
 _BUILT = "x86_64-unknown-linux-gnu/release"
 _TOGETHER = 2
 _LONGEST_BUILD_S = 1800.0
@@ -138,7 +138,7 @@ def _built_in(tree: Path) -> Path:
 
 def _command(target: _Target, tree: Path) -> list[str | Path]:
     if target.is_python:
-        return [sys.executable, "-m", f"hardening.fuzz_{target.name}"]
+        return [sys.executable, "-m", f"tools.fuzz_{target.name}"]
     return [_built_in(tree) / _BUILT / target.name]
 
 

@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from hardening.planted import patches_of, tree_with
-from hardening.tool import OUTPUT, REPOSITORY, Options, Report, call
+from tools.planted import patches_of, tree_with
+from tools.tool import OUTPUT, REPOSITORY, Options, Report, call
 
 __all__ = ["find_each"]
 
@@ -27,7 +27,7 @@ def find_each(tool: str, minutes: float, options: Options) -> Report:
         log = OUTPUT / f"{patch.stem}.log"
         with tree_with(patch) as tree:
             _give_native_module(tree, is_rust=".rs" in patch.read_text())
-            words = ["-m", "hardening", tool, "--minutes", str(minutes), "--seed"]
+            words = ["-m", "tools", tool, "--minutes", str(minutes), "--seed"]
             done = call(
                 [sys.executable, *words, str(options.seed)],
                 log=log,

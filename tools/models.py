@@ -3,9 +3,9 @@
 Arguments: parts of the names of models that are to run; without any, all do. A schedule of shuttle
 that failed is run again with
 
-    KVRING_MODEL_SCHEDULE=FILE python -m hardening models NAME
+    KVRING_MODEL_SCHEDULE=FILE python -m tools models NAME
 
-Planted bugs are in hardening/planted/models-KIND-what-is-wrong.patch, where KIND is the tool that
+Planted bugs are in tools/planted/models-KIND-what-is-wrong.patch, where KIND is the tool that
 finds them. One that few orders show names its model ("Found by: NAME"), which alone is searched
 then, and for longer. src/models says how models are written.
 """
@@ -17,8 +17,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from hardening.planted import built_in, patches_of, tree_with
-from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
+from tools.planted import built_in, patches_of, tree_with
+from tools.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
 
 KINDS = ("loom", "shuttle")
 
@@ -125,7 +125,7 @@ def _findings(kind: str, seed: int, done: subprocess.CompletedProcess[str], log:
         section = done.stdout.partition(f"---- {name} stdout ----")[2].partition("\n---- ")[0]
         schedule = _SCHEDULE.search(section)
         setting = f"KVRING_MODEL_SCHEDULE={schedule[1]} " if schedule else ""
-        again = f"{setting}python -m hardening models --seed {seed} {name}"
+        again = f"{setting}python -m tools models --seed {seed} {name}"
         findings.append(f"{kind}: {name}: {again} (log: {OUTPUT / 'models' / log})")
     return findings
 

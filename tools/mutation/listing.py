@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hardening.tool import REPOSITORY, call, cargo_tool
+from tools.tool import REPOSITORY, call, cargo_tool
 
 _VERSION = "27.1.0"
 
@@ -79,7 +79,7 @@ def cargo_mutants() -> Path:
     """Return the program, installed at the version that is known to work."""
     program = cargo_tool("cargo-mutants", _VERSION)
     if program is None:
-        raise RuntimeError("cargo-mutants cannot be installed: see target/hardening/tools")
+        raise RuntimeError("cargo-mutants cannot be installed: see target/tools/programs")
     return program
 
 

@@ -1,4 +1,4 @@
-"""`python -m hardening`: search for what breaks the promises, by one tool or by all of them."""
+"""`python -m tools`: search for what breaks the promises, by one tool or by all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hardening.tool import OUTPUT, BuildError, Options, Report
+from tools.tool import OUTPUT, BuildError, Options, Report
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ PARTS = (
 
 
 def _run(name: str, options: Options) -> Report:
-    module = importlib.import_module(f"hardening.{name.replace('-', '_')}")
+    module = importlib.import_module(f"tools.{name.replace('-', '_')}")
     began = time.monotonic()
     try:
         report: Report = module.run(options)

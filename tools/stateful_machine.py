@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from hardening.store_process import Chunk, StoreProcess, content
 from kvring._native import StoredChunks
+from tools.store_process import Chunk, StoreProcess, content
 
 __all__ = ["StoreMachine"]
 

@@ -1,7 +1,7 @@
 """The fault table: kills, crashes, closes, pairs, damage and faults of every transfer, counted up.
 
-`python -m hardening faults` runs a share of each kind; `-- --goal` goes on until the goals are
-reached. hardening/fault_table.json keeps the counts over all versions of the code, and each run
+`python -m tools faults` runs a share of each kind; `-- --goal` goes on until the goals are
+reached. tools/fault_table.json keeps the counts over all versions of the code, and each run
 goes on with seeds that none before it had. What a run finds is a finding, and stands in the table
 for good.
 """
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hardening.planted import built_in, find_where_told
-from hardening.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
+from tools.planted import built_in, find_where_told
+from tools.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call
 
-TABLE: Final = REPOSITORY / "hardening" / "fault_table.json"
+TABLE: Final = REPOSITORY / "tools" / "fault_table.json"
 _SUITES: Final = ("damage", "hostile_index", "nth_fault", "files_faults")
 # Nothing is done with the table while fewer seconds than these are left for a portion.
 _LEAST_S: Final = 5.0

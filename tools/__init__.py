@@ -1,0 +1,1 @@
+"""Tools that search for what breaks the promises; docs/hardening.md says how to run them."""
