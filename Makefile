@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 LOCKED := $(if $(CI),--locked)
 # The Python bindings are linked into an interpreter, not into a test program: pytest tests them.
 RUST_TESTS := cargo test --workspace --exclude kvring-python --no-fail-fast $(LOCKED)
-PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python tests/report.py demo benches examples tools)
+PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python tests/support tests/report.py benches examples tools)
 REPORTS := target/test-reports
 
 # $(1): the interpreter of a virtual environment; $(2): what is installed into it.
@@ -197,7 +197,7 @@ lmcache: $(VENV)/.stamp-lmcache ## LMCache into .venv, once
 
 .PHONY: demo
 demo: build lmcache ## show what kvring does
-	@$(PY) -m demo
+	@$(PY) -m examples.quickstart
 
 # $(1): further arguments of pytest; $(2): of cargo test; $(3): tests for the next LMCache; $(4): with vLLM and SGLang. All run whatever
 # the first says, and the counts come last. Suites of Python wait more than they work, so more of them run than there are processors.

@@ -25,7 +25,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benches.built_package import place_package
 from benches.compare.arena import Arena
 from benches.compare.clients import NativeClient
 from benches.compare.samples import CPU, KEY_RATE, RATE, figure
@@ -40,6 +39,7 @@ from benches.compare.workload import (
     timed_get,
     timed_set,
 )
+from tests.support.built_package import place_package
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _OUTPUT = _REPOSITORY / "target" / "guard"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from benches.built_package import place_package
+from tests.support.built_package import place_package
 from tools.planted import built_in, find_where_told
 from tools.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, from_seed
 

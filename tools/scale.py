@@ -17,7 +17,7 @@ from typing import Final
 
 import click
 
-from benches.compare.block_devices import DeviceError, attach_loop
+from tests.support.block_devices import DeviceError, attach_loop
 from tools.planted import find_where_told, target_of
 from tools.tool import OUTPUT, REPOSITORY, Options, Report, call
 

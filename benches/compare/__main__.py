@@ -16,7 +16,6 @@ from typing import Any
 
 from benches.compare import document as documents
 from benches.compare import sections
-from benches.compare.devices import DeviceError
 from benches.compare.fio import FioError, fio_version, require_fio
 from benches.compare.goals import goals
 from benches.compare.machine import machine_facts
@@ -27,6 +26,7 @@ from benches.compare.scale import FULL, QUICK
 from benches.compare.session import Session, progress
 from benches.compare.tables import goals_table, print_table, section_tables
 from benches.compare.workload import TransferError
+from tests.support.devices import DeviceError
 
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
 _RESULTS_DIRECTORY = _REPOSITORY / "benches" / "results"

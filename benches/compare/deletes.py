@@ -9,7 +9,6 @@ from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import Client
-from benches.compare.devices import EXT4_LOOP
 from benches.compare.peers import FS_NATIVE, KVRING, Peer, fs_native_peer, kvring_peer
 from benches.compare.samples import Sample, percentile
 from benches.compare.scale import KIB, MIB, Scale
@@ -22,6 +21,7 @@ from benches.compare.workload import (
     timed_delete,
     timed_set,
 )
+from tests.support.devices import EXT4_LOOP
 
 DELETE_UNDER_LOAD = "delete in one call"
 COMPLETION_TIME = "completion_s"

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benches.compare.devices import EXT4_LOOP, DeviceError
 from benches.compare.samples import Sample
 from benches.compare.session import SectionResult, Session, progress
+from tests.support.devices import EXT4_LOOP, DeviceError
 
 SPACE = "space_gb"
 

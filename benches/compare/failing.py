@@ -14,7 +14,6 @@ from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import Completion, NativeClient
-from benches.compare.devices import EXT4_LOOP, DeviceError, FailingDisk, failing_disk
 from benches.compare.peers import make_blank
 from benches.compare.samples import Sample
 from benches.compare.scale import FailingPlan
@@ -27,6 +26,7 @@ from benches.compare.workload import (
     timed_get,
     timed_set,
 )
+from tests.support.devices import EXT4_LOOP, DeviceError, FailingDisk, failing_disk
 
 FAILING = "failing"
 BEFORE = "before"

@@ -10,12 +10,12 @@ import shutil
 import time
 from pathlib import Path
 
-from benches.compare.devices import XFS_ZRAM, Device
 from benches.compare.mixed import MixedSetting
 from benches.compare.peers import KVRING, kvring_peer
 from benches.compare.samples import RATE, Sample, percentile
 from benches.compare.session import SectionResult, Session, open_peer, progress, sync_file_system
 from benches.compare.workload import STALL_TIMEOUT_S, TransferError
+from tests.support.devices import XFS_ZRAM, Device
 
 GROWTH = "loads among stores"
 GROWING = "while the store grows"

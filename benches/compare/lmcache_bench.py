@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benches.compare.devices import EXT4_LOOP, Device
 from benches.compare.peers import (
     FS_NATIVE,
     FS_NATIVE_CACHED,
@@ -22,8 +21,9 @@ from benches.compare.samples import KEY_RATE, RATE, Sample, size_text
 from benches.compare.scale import MIB, BenchL2Plan
 from benches.compare.session import SectionResult, Session, progress
 from benches.compare.workload import TransferError
-from demo.adapter_spec import adapter_spec
-from demo.lmcache_command import lmcache_command, lmcache_environment
+from tests.support.adapter_spec import adapter_spec
+from tests.support.devices import EXT4_LOOP, Device
+from tests.support.lmcache_command import lmcache_command, lmcache_environment
 
 STORE = "store"
 LOOKUP = "lookup"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from benches.compare.clients import Client
-from benches.compare.devices import EXT4_LOOP
 from benches.compare.peers import FS, KVRING, RAW_BLOCK, kvring_peer, lmcache_peers
 from benches.compare.samples import KEY_RATE, Sample
 from benches.compare.scale import KIB
@@ -19,6 +18,7 @@ from benches.compare.workload import (
     timed_delete,
     timed_set,
 )
+from tests.support.devices import EXT4_LOOP
 
 EXISTS = "exists"
 HIT_PERCENTS = (0, 50, 100)

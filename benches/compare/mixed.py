@@ -12,7 +12,6 @@ from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import Client
-from benches.compare.devices import EXT4_LOOP, XFS_ZRAM
 from benches.compare.peers import (
     FS_NATIVE,
     KVRING,
@@ -32,6 +31,7 @@ from benches.compare.workload import (
     timed_delete,
     timed_set,
 )
+from tests.support.devices import EXT4_LOOP, XFS_ZRAM
 
 MIXED = "mixed"
 KVRING_ALONE = "kvring, GETs alone"

@@ -16,12 +16,12 @@ from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import Client, Completion, NativeClient
-from benches.compare.devices import EXT4_LOOP, DeviceError
 from benches.compare.fio import require_fio
 from benches.compare.peers import BARE_OFF, Peer, Place, bare_connector, bare_kvring_peer
 from benches.compare.scale import KIB
 from benches.compare.session import SectionResult, Session
 from benches.compare.transfers import run_transfers
+from tests.support.devices import EXT4_LOOP, DeviceError
 
 NOT_JOINED = "the kernel joins nothing"
 ONE_CHUNK = "a batch is one chunk"

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benches.compare.clients import NativeClient
-from benches.compare.devices import xfs_zram_device
 from benches.compare.peers import KVRING
 from benches.compare.samples import Sample
 from benches.compare.session import SectionResult, Session, progress
 from benches.compare.workload import TransferError, timed
+from tests.support.devices import xfs_zram_device
 
 OPEN = "open"
 OPEN_TIME = "open_s"

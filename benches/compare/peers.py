@@ -13,7 +13,7 @@ from typing import Any
 
 from benches.compare.arena import Arena
 from benches.compare.clients import AdapterClient, Client, NativeClient
-from benches.compare.tuning import tuned
+from tests.support.tuning import tuned
 
 KVRING = "kvring"
 KVRING_OFF = "kvring, checksum off"

@@ -11,19 +11,19 @@ import re
 import tempfile
 from pathlib import Path
 
-from benches.compare.devices import EXT4_LOOP, XFS_ZRAM
 from benches.compare.peers import FS_NATIVE, KVRING, PLUGIN, PLUGIN_OFF
 from benches.compare.samples import RATE, Cell, Sample
 from benches.compare.session import SectionResult, Session, progress
-from demo.adapter_spec import AdapterSpec, adapter_spec
-from demo.bench_client import CHUNKS_PER_REQUEST
-from demo.deployment import STORED_CHUNKS_METRIC, CacheServer
+from tests.support.adapter_spec import AdapterSpec, adapter_spec
+from tests.support.bench_client import CHUNKS_PER_REQUEST
+from tests.support.deployment import STORED_CHUNKS_METRIC, CacheServer
+from tests.support.devices import EXT4_LOOP, XFS_ZRAM
 
 _REQUESTS = 10
 _REQUEST_SIZE_BYTES = 64 << 20
 CELL = Cell("load", _REQUEST_SIZE_BYTES)
 
-# Enough for the requests. Two numbers: no client finds its own values (see demo.deployment).
+# Enough for the requests. Two numbers: no client finds its own values.
 _FIRST_BLOCKS = 1408
 _LATER_BLOCKS = 1536
 

@@ -14,7 +14,10 @@ from pathlib import Path
 
 from benches.compare.arena import Arena
 from benches.compare.clients import Client
-from benches.compare.devices import (
+from benches.compare.peers import Peer, Place, UnavailableError
+from benches.compare.samples import Samples
+from benches.compare.scale import Scale
+from tests.support.devices import (
     EXT4_LOOP,
     Device,
     DeviceError,
@@ -25,9 +28,6 @@ from benches.compare.devices import (
     loop_pair,
     xfs_zram_device,
 )
-from benches.compare.peers import Peer, Place, UnavailableError
-from benches.compare.samples import Samples
-from benches.compare.scale import Scale
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from benches.compare.devices import EXT4_LOOP, XFS_ZRAM, ext4_on
 from benches.compare.peers import (
     BARE,
     BARE_OFF,
@@ -31,6 +30,7 @@ from benches.compare.peers import (
 from benches.compare.scale import Plan
 from benches.compare.session import SectionResult, Session
 from benches.compare.transfers import run_transfers
+from tests.support.devices import EXT4_LOOP, XFS_ZRAM, ext4_on
 
 # Other values of the constants that are there for speed.
 SETTINGS: dict[str, tuple[Any, ...]] = {

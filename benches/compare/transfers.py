@@ -13,7 +13,6 @@ from pathlib import Path
 from benches.compare import checksum
 from benches.compare.arena import Arena
 from benches.compare.clients import Client
-from benches.compare.devices import XFS_ZRAM, Device, DeviceError
 from benches.compare.fio import FioError, fio_command, run_fio
 from benches.compare.memory import MEMORY_READ, NOTE, ONE_CORE, MemoryReader
 from benches.compare.peers import FIO, FS_NATIVE, Peer, UnavailableError
@@ -34,6 +33,7 @@ from benches.compare.workload import (
     timed_get,
     timed_set,
 )
+from tests.support.devices import XFS_ZRAM, Device, DeviceError
 
 PUT = "put"
 GET = "get"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benches.built_package import place_package
+from tests.support.built_package import place_package
 
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
 FIRST_LINES = 10

@@ -21,7 +21,7 @@ import torch
 
 from benches.engines.measuring import emit, in_turn
 from benches.engines.sglang_backends import keys_of, rows_of
-from benches.engines.sglang_pools import kvring_options, make_backend, mla_pool, storage_config
+from tests.support.sglang_pools import kvring_options, make_backend, mla_pool, storage_config
 
 _LAYERS = 61
 _PAGE_BYTES = _LAYERS * 64 * 576 * 2

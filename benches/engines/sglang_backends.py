@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benches.engines.measuring import drop_page_cache, emit, ensure_room, figures, in_turn
-from benches.engines.sglang_pools import (
+from tests.support.sglang_pools import (
     PAGE_TOKENS,
     kvring_options,
     make_backend,

@@ -24,7 +24,7 @@ from benches.engines.measuring import (
     space_bytes,
     wait_until,
 )
-from benches.engines.vllm_config import file_tier, key_of, kvring_tier, make_config
+from tests.support.vllm_config import file_tier, key_of, kvring_tier, make_config
 
 _MIB = 1 << 20
 # 16 tokens of Llama 3.1 8B in 16 bits.

@@ -30,12 +30,12 @@ from benches.fleet.model import Fleet, Outcome, Rates, simulate
 from benches.fleet.node import key_of
 from benches.fleet.real import play
 from benches.fleet.traces import Conversations
-from demo.adapter_spec import AdapterSpec, adapter_spec
-from demo.lmcache_command import lmcache_environment
-from demo.servers import Network, Redis
-from demo.two_nodes import shared_spec
 from kvring.lmcache import KvringSharedL2Adapter, KvringSharedL2AdapterConfig
 from kvring.lmcache.shared_buffers import Buffers
+from tests.support.adapter_spec import AdapterSpec, adapter_spec
+from tests.support.lmcache_command import lmcache_environment
+from tests.support.servers import Network, Redis
+from tests.support.two_nodes import shared_spec
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ROUNDS = 5

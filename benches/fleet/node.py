@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 
-from demo.cache import CacheSession
-from demo.two_nodes import stores_in
+from tests.support.caches import CacheSession
+from tests.support.two_nodes import stores_in
 
 _THREADS = 16
 _WAIT_S = 60.0

@@ -15,7 +15,7 @@ import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 
 from benches.fleet.node import key_of, put_l1_into_huge_pages
-from demo.cache import CacheSession
+from tests.support.caches import CacheSession
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS = 16

@@ -14,9 +14,9 @@ from typing import Any
 
 from benches.fleet.model import Fleet, Outcome, Rates
 from benches.fleet.traces import Request
-from demo.lmcache_command import lmcache_environment
-from demo.servers import Redis
-from demo.two_nodes import shared_spec
+from tests.support.lmcache_command import lmcache_environment
+from tests.support.servers import Redis
+from tests.support.two_nodes import shared_spec
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEADLINE_S = 300.0

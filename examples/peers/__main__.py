@@ -8,8 +8,8 @@ library for the transfer: pip install mooncake-transfer-engine-non-cuda, or nixl
 RDMA or a GPU.
 """
 
-from demo.example import run
-from demo.peers import show
+from examples.peers.nodes import show
+from examples.run import run
 
 if __name__ == "__main__":
     run(show, __doc__)

@@ -9,9 +9,9 @@ Mooncake, which is built by hand, and mooncake-transfer-engine-non-cuda (docs/sc
 
 from pathlib import Path
 
-from demo.example import run
-from demo.servers import mooncake
-from demo.two_nodes import show
+from examples.run import run
+from tests.support.servers import mooncake
+from tests.support.two_nodes import show
 
 
 def main(directory: Path) -> None:

@@ -8,9 +8,9 @@ checks that each byte is right. It takes LMCache (make lmcache) and redis-server
 
 from pathlib import Path
 
-from demo.example import run
-from demo.servers import redis
-from demo.two_nodes import show
+from examples.run import run
+from tests.support.servers import redis
+from tests.support.two_nodes import show
 
 
 def main(directory: Path) -> None:

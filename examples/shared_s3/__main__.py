@@ -9,9 +9,9 @@ and checks that each byte is right. It takes LMCache (make lmcache), s3s-fs and 
 from functools import partial
 from pathlib import Path
 
-from demo.example import run
-from demo.servers import s3
-from demo.two_nodes import show
+from examples.run import run
+from tests.support.servers import s3
+from tests.support.two_nodes import show
 
 
 def main(directory: Path) -> None:

@@ -21,7 +21,6 @@ import pytest
 from typing_extensions import Buffer
 
 import kvring
-from benches.compare.block_devices import DeviceError, attach_loop, require
 from tests.python.guarded_memory import GuardedMemory
 
 # A hook of the whole run: one in a directory is not seen by the process that prints.
@@ -29,6 +28,7 @@ from tests.python.matrix.table import pytest_terminal_summary as pytest_terminal
 from tests.python.scheduling import (
     pytest_xdist_make_scheduler as pytest_xdist_make_scheduler,
 )
+from tests.support.block_devices import DeviceError, attach_loop, require
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from benches.compare.block_devices import (
+from tests.python.conftest import HANG_DEADLINE_S
+from tests.support.block_devices import (
     DeviceError,
     attach_loop_over,
     require,
     run,
     temporary_directory,
 )
-from tests.python.conftest import HANG_DEADLINE_S
 
 DAEMON = "qemu-storage-daemon"
 SECTOR_BYTES = 512

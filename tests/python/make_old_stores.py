@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import kvring
-from benches.compare.block_devices import attach_loop, run
 from tests.python.conftest import MIB, REPOSITORY, Client, make_key, pattern
+from tests.support.block_devices import attach_loop, run
 
 FIXTURES = REPOSITORY / "tests" / "fixtures"
 CAPACITY_BYTES = 32 * MIB

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kvring
-from benches.compare.block_devices import DeviceError, patiently, run
 from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_key, pattern
+from tests.support.block_devices import DeviceError, patiently, run
 
 CAPACITY_BYTES = 64 * MIB
 KEYS = 48

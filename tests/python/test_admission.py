@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.tuning import tuned
 from tests.python.conftest import MIB, Client, make_key, pattern
+from tests.support.tuning import tuned
 
 CONTENT = pattern(10_000, 1)
 OTHER_CONTENT = pattern(10_000, 2)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import kvring
-from benches.compare.devices import loop_device
 from tests.python.conftest import MIB, Client, pattern, until
+from tests.support.devices import loop_device
 
 CAPACITY_BYTES = 128 * MIB
 IMAGE_SIZE_BYTES = 512 * MIB

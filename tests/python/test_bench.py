@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.tuning import tuned
 from kvring._native import LoadPlan, LoadRun, load_options
 from kvring.cli import main
 from kvring.cli.machine import file_system
 from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, MIB, Client, pattern
+from tests.support.tuning import tuned
 
 SMALL = ("--bs", "16KiB", "--size", "1MiB")
 KEYS = 64

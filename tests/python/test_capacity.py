@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import kvring
-from benches.compare.tuning import tuned
 from tests.python.conftest import (
     KIB,
     MIB,
@@ -19,6 +18,7 @@ from tests.python.conftest import (
     pattern,
     run_child,
 )
+from tests.support.tuning import tuned
 
 SMALL_BYTES = 32 * MIB
 SIZES_BYTES = (1, 4096, 70_001, 522_240, MIB, 3 * MIB)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import kvring
-from benches.compare.block_devices import mount_tmpfs
 from tests.python.conftest import (
     CAPACITY_BYTES,
     ENGINE,
@@ -25,6 +24,7 @@ from tests.python.conftest import (
     pattern,
 )
 from tests.python.guarded_memory import Access, GuardedMemory
+from tests.support.block_devices import mount_tmpfs
 
 LATE_WRITE_S = 0.3
 HELD_COUNT = 100

@@ -12,7 +12,6 @@ import pytest
 from benches.compare import sections
 from benches.compare.arena import Arena
 from benches.compare.checksum import allowed_rates, costs
-from benches.compare.devices import failing_disk
 from benches.compare.document import merge, published_without, read, samples_by_section, write
 from benches.compare.drawing import COLOURS
 from benches.compare.failing import ALONE, BEFORE, FAILING, PHASE_TIME, SURVIVING_RATE
@@ -60,6 +59,7 @@ from benches.compare.workload import (
     timed_set,
 )
 from tests.python.conftest import bare_loop_device
+from tests.support.devices import failing_disk
 
 MIB = 1 << 20
 PUT = Cell("put", MIB)

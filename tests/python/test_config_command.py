@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from demo.adapter_spec import adapter_spec
-from demo.two_nodes import shared_spec
 from kvring.cli import main
 from tests.python.conftest import Client, make_key, pattern
+from tests.support.adapter_spec import adapter_spec
+from tests.support.two_nodes import shared_spec
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import kvring
-from benches.compare.block_devices import require
 from kvring.cli import main
 from tests.python.conftest import (
     BLOCK_BYTES,
@@ -26,6 +25,7 @@ from tests.python.conftest import (
     bare_loop_device,
     pattern,
 )
+from tests.support.block_devices import require
 
 pytestmark = pytest.mark.root
 

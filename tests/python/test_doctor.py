@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.block_devices import (
+from kvring.cli import main
+from kvring.cli.doctor import place
+from kvring.cli.machine import mount_of
+from tests.python.conftest import MIB, Client, pattern, run_child
+from tests.python.test_engines import DENIED_BY_DOCKER, install_filter
+from tests.support.block_devices import (
     attach_loop,
     mount,
     mount_tmpfs,
@@ -23,11 +28,6 @@ from benches.compare.block_devices import (
     run,
     temporary_directory,
 )
-from kvring.cli import main
-from kvring.cli.doctor import place
-from kvring.cli.machine import mount_of
-from tests.python.conftest import MIB, Client, pattern, run_child
-from tests.python.test_engines import DENIED_BY_DOCKER, install_filter
 
 # Nobody's.
 USER_ID = 54321

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import pytest
 
 import kvring
-from benches.compare.tuning import tuned
 from tests.python.conftest import (
     CAPACITY_BYTES,
     HANG_DEADLINE_S,
@@ -25,6 +24,7 @@ from tests.python.conftest import (
     run_child,
     until,
 )
+from tests.support.tuning import tuned
 
 LINE = "%(name)s %(levelname)s %(message)s"
 CHUNKS = {make_key(number): pattern(10_000 * number + 1, number) for number in range(1, 100, 7)}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.devices import loop_device
 from tests.python.conftest import HANG_DEADLINE_S, KIB, MIB, Client, make_key, pattern
+from tests.support.devices import loop_device
 
 pytestmark = pytest.mark.root
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 import kvring
-from benches.compare.tuning import tuned
 from tests.python.conftest import KIB, MIB, Client, make_key, pattern, run_child
+from tests.support.tuning import tuned
 
 CAPACITY_BYTES = 16 * MIB
 CHUNK_BYTES = 256 * KIB

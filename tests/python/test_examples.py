@@ -55,8 +55,12 @@ PEERS = REPOSITORY / ".venv" / "peers"
 
 def test_all_of_them_are_here() -> None:
     examples = REPOSITORY / "examples"
-    assert {path.name for path in examples.glob("*.py")} == set(EXPECTED)
-    assert {path.parent.name for path in examples.glob("*/__main__.py")} == set(NODES)
+    assert {path.name for path in examples.glob("*.py")} == {*EXPECTED, "run.py"}
+    assert {path.parent.name for path in examples.glob("*/__main__.py")} == {
+        *NODES,
+        "quickstart",
+        "gpu",
+    }
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.devices import loop_device
 from tests.python.conftest import (
     KIB,
     MIB,
@@ -23,6 +22,7 @@ from tests.python.conftest import (
     pattern,
     run_child,
 )
+from tests.support.devices import loop_device
 
 CAPACITY_BYTES = 48 * MIB
 # ext4 would take blocks of 1 KiB on so small a device; XFS takes no less.

@@ -134,7 +134,7 @@ def test_real_nodes_find_as_much(tmp_path: Path) -> None:
     """Two real nodes in front of a real Redis find each chunk where the simulated ones do."""
     pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
     from benches.fleet.real import play
-    from demo.lmcache_command import DeploymentError
+    from tests.support.lmcache_command import DeploymentError
 
     conversations = Conversations(8.0, requests=60, system_prompts=5, system_chunks=4, pause_s=2.0)
     requests = list(conversations.play(3))

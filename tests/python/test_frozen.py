@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.devices import loop_device
 from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
@@ -23,6 +22,7 @@ from tests.python.conftest import (
     make_key,
     pattern,
 )
+from tests.support.devices import loop_device
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

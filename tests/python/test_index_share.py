@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.devices import loop_device
 from tests.python.conftest import KIB, MIB, Client, pattern
+from tests.support.devices import loop_device
 
 LARGE_BYTES = MIB
 SMALL_BYTES = 16 * KIB

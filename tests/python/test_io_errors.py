@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.block_devices import mount, temporary_directory
 from kvring._native import StoredChunks
 from tests.python.conftest import (
     BLOCK_BYTES,
@@ -35,6 +34,7 @@ from tests.python.conftest import (
     run_child,
 )
 from tests.python.faulty_device import FaultyDevice, Kind, faulty_device
+from tests.support.block_devices import mount, temporary_directory
 
 pytestmark = pytest.mark.root
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import kvring
-from benches.compare.tuning import tuned
 from tests.python.conftest import (
     ENGINE,
     LAYOUT,
@@ -22,6 +21,7 @@ from tests.python.conftest import (
     pattern,
     run_child,
 )
+from tests.support.tuning import tuned
 
 GIB = 1 << 30
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 
 import kvring
-from benches.compare.block_devices import attach_loop_over, require
 from tests.python.conftest import REPOSITORY, Client, make_key, pattern
+from tests.support.block_devices import attach_loop_over, require
 
 FIXTURES = REPOSITORY / "tests" / "fixtures"
 MANIFEST = json.loads((FIXTURES / "old_stores.json").read_text(encoding="utf-8"))

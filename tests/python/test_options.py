@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.tuning import tuned
 from kvring._native import LoadPlan, LoadRun
 from tests.python.conftest import CAPACITY_BYTES, Client, pattern
+from tests.support.tuning import tuned
 
 GIB = 1 << 30
 CAPACITY_RANGE = "'all' or a size such as '500GiB' from 16 MiB to 1 PiB, or a list of up to 30"

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.block_devices import attach_loop
-from benches.compare.devices import loop_device, shut_down
 from tests.python.conftest import (
     KIB,
     MIB,
@@ -25,6 +23,8 @@ from tests.python.conftest import (
     pattern,
     until,
 )
+from tests.support.block_devices import attach_loop
+from tests.support.devices import loop_device, shut_down
 
 CAPACITY_BYTES = 96 * MIB
 IMAGE_SIZE_BYTES = 192 * MIB

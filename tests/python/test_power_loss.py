@@ -18,15 +18,6 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.block_devices import (
-    attach_loop,
-    attach_loop_over,
-    mount,
-    patiently,
-    require,
-    run,
-    temporary_directory,
-)
 from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
@@ -45,6 +36,15 @@ from tests.python.power_loss import (
     content_of,
     survey,
     work,
+)
+from tests.support.block_devices import (
+    attach_loop,
+    attach_loop_over,
+    mount,
+    patiently,
+    require,
+    run,
+    temporary_directory,
 )
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

@@ -18,13 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from benches.compare.block_devices import (
-    attach_loop_over,
-    patiently,
-    require,
-    run,
-    temporary_directory,
-)
 from tests.python.conftest import MIB, REPOSITORY, child_command
 from tests.python.power_loss import (
     AS_AFTER_A_REBOOT,
@@ -35,6 +28,13 @@ from tests.python.power_loss import (
     work,
 )
 from tests.python.write_log import Images, LoggedDevice
+from tests.support.block_devices import (
+    attach_loop_over,
+    patiently,
+    require,
+    run,
+    temporary_directory,
+)
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.devices import loop_device
 from tests.python.conftest import KIB, MIB, Client, make_key, pattern
 from tests.python.test_enospc import Filler, free_bytes
+from tests.support.devices import loop_device
 
 pytestmark = pytest.mark.root
 

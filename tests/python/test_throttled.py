@@ -10,7 +10,6 @@ from subprocess import Popen
 import pytest
 
 import kvring
-from benches.compare.tuning import tuned
 from tests.python.conftest import (
     HANG_DEADLINE_S,
     KIB,
@@ -22,6 +21,7 @@ from tests.python.conftest import (
     make_memory,
     pattern,
 )
+from tests.support.tuning import tuned
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

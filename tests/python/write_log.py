@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from benches.compare.block_devices import attach_loop_over, run, temporary_directory
 from tests.python.faulty_device import SECTOR_BYTES, export_over_fuse
+from tests.support.block_devices import attach_loop_over, run, temporary_directory
 
 _FLUSH, _FUA, _DISCARD = 1, 2, 4
 # Sector, number of sectors, flags, length of further data (none here).

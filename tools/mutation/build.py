@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benches.built_package import place_package
+from tests.support.built_package import place_package
 from tools.mutation.listing import Mutant, fingerprint
 from tools.mutation.schema import SWITCH, Schema, arms_of_match, blamed
 from tools.planted import files_of_tree

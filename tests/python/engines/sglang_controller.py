@@ -12,7 +12,6 @@ import sglang.srt.mem_cache.utils as sglang_utils
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
-from benches.engines.sglang_pools import MODEL, host_pool
 from tests.python.conftest import HANG_DEADLINE_S
 from tests.python.engines.sglang_host import (
     LAYERS,
@@ -22,6 +21,7 @@ from tests.python.engines.sglang_host import (
     device_pool,
     mamba_pools,
 )
+from tests.support.sglang_pools import MODEL, host_pool
 
 _ONE_PARALLEL: Final = {
     "tp_rank": 0,

@@ -13,9 +13,9 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 
-from benches.engines import sglang_pools
-from benches.engines.sglang_pools import MEMORY_BYTES, host_pool, make_backend, storage_config
 from tests.python.conftest import CAPACITY_BYTES
+from tests.support import sglang_pools
+from tests.support.sglang_pools import MEMORY_BYTES, host_pool, make_backend, storage_config
 
 KINDS: Final = ("mha", "mla")
 LAYOUTS: Final = ("page_first", "layer_first", "page_first_direct")

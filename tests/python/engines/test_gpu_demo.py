@@ -1,4 +1,4 @@
-"""demo/gpu without a GPU: it says why it is skipped, and vLLM takes what it is given."""
+"""examples/gpu without a GPU: it says why it is skipped, and vLLM takes what it is given."""
 
 import ast
 import dataclasses
@@ -17,15 +17,15 @@ from vllm.config.kv_transfer import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
-from demo.gpu import __main__ as demo
-from demo.gpu import stage
-from demo.gpu.model import prompt, write_model
+from examples.gpu import __main__ as demo
+from examples.gpu import stage
+from examples.gpu.model import prompt, write_model
 from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run python -m demo.gpu")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run python -m examples.gpu")
 def test_without_a_gpu_it_is_skipped_with_the_reason() -> None:
-    command = [sys.executable, "-m", "demo.gpu"]
+    command = [sys.executable, "-m", "examples.gpu"]
     ended = subprocess.run(
         command,
         cwd=REPOSITORY,
@@ -35,7 +35,7 @@ def test_without_a_gpu_it_is_skipped_with_the_reason() -> None:
         timeout=HANG_DEADLINE_S,
     )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "demo/gpu: skipped: there is no GPU that torch can use here\n"
+    assert ended.stdout == "examples/gpu: skipped: there is no GPU that torch can use here\n"
 
 
 @pytest.mark.parametrize("tier", ["kvring", "vLLM's fs"])

@@ -14,7 +14,6 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile, PoolHitPolicy, PoolName, PoolTransfer
 from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 
-from benches.engines.sglang_pools import host_pool, make_backend, storage_config
 from tests.python.engines.sglang_host import (
     BOTH_INTERFACES,
     KEYS,
@@ -27,6 +26,7 @@ from tests.python.engines.sglang_host import (
     kvring_options,
     page_keys,
 )
+from tests.support.sglang_pools import host_pool, make_backend, storage_config
 
 
 class Twins:

@@ -9,8 +9,8 @@ pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-from benches.engines.sglang_pools import MODEL
 from tests.python.engines.sglang_host import KEYS, OpenRank
+from tests.support.sglang_pools import MODEL
 
 OTHERS: dict[str, dict[str, Any]] = {
     "model": {"model_name": "org/other"},

@@ -15,7 +15,6 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.mem_cache.pool_host.mha_mxfp8 import MHATokenToKVPoolMXFP8Host
 
 import kvring
-from benches.engines.sglang_pools import host_pool, make_backend, storage_config
 from kvring.sglang.ranks import options_of_rank
 from tests.python.conftest import CAPACITY_BYTES, MIB, bare_loop_device
 from tests.python.engines.sglang_host import (
@@ -27,6 +26,7 @@ from tests.python.engines.sglang_host import (
     device_pool,
     kvring_options,
 )
+from tests.support.sglang_pools import host_pool, make_backend, storage_config
 
 WHERE = "--hicache-storage-backend-extra-config"
 

@@ -13,9 +13,9 @@ from tests.python.faulty_device import FaultyDevice, faulty_device
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
-from benches.engines.vllm_config import key_of
 from tests.python.engines.vllm_engine import ROWS, kvring_tier, make_config
 from tests.python.engines.vllm_lone_tier import LoneTier, MakeTier, loaded_of
+from tests.support.vllm_config import key_of
 
 DEVICE_BYTES = 128 * MIB
 

@@ -16,7 +16,6 @@ from vllm.v1.kv_offload.tiering.base import TIER_LABEL, TieringOffloadingMetrics
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 import kvring
-from benches.engines.vllm_config import key_of
 from kvring.vllm import KvringTier
 from tests.python.engines.vllm_engine import (
     FEW,
@@ -30,6 +29,7 @@ from tests.python.engines.vllm_engine import (
     number_of,
     stored_by,
 )
+from tests.support.vllm_config import key_of
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu"])

@@ -11,7 +11,6 @@ from tests.python.conftest import BLOCK_BYTES, MIB
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
-from benches.engines.vllm_config import MODEL
 from tests.python.engines.vllm_engine import (
     FEW,
     ROW_BYTES,
@@ -21,6 +20,7 @@ from tests.python.engines.vllm_engine import (
     namespace_of,
     stored_by,
 )
+from tests.support.vllm_config import MODEL
 
 
 @pytest.mark.parametrize(

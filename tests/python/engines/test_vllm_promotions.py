@@ -12,7 +12,6 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from benches.engines.vllm_config import key_of
 from tests.python.engines.vllm_engine import (
     FEW,
     ROW_BYTES,
@@ -22,6 +21,7 @@ from tests.python.engines.vllm_engine import (
     namespace_of,
     shared_memory,
 )
+from tests.support.vllm_config import key_of
 
 
 def test_what_left_the_primary_tier_comes_back(make_engine: MakeEngine) -> None:

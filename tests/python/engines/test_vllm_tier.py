@@ -18,9 +18,9 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
 )
 
-from benches.engines.vllm_config import key_of
 from tests.python.engines.vllm_engine import ROWS, SMALL_BYTES, content_of, kvring_tier, make_config
 from tests.python.engines.vllm_lone_tier import LoneTier, MakeTier, loaded_of
+from tests.support.vllm_config import key_of
 
 
 @pytest.fixture

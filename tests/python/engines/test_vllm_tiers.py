@@ -10,7 +10,6 @@ from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, TierFilter, 
 from vllm.v1.kv_offload.tiering.backpressure import DropStorePolicy, EMABackpressureDetector
 from vllm.v1.kv_offload.tiering.base import TieringOffloadingMetrics
 
-from benches.engines.vllm_config import key_of
 from tests.python.engines.vllm_engine import (
     FEW,
     ROW_BYTES,
@@ -21,6 +20,7 @@ from tests.python.engines.vllm_engine import (
     namespace_of,
     number_of,
 )
+from tests.support.vllm_config import key_of
 
 
 def test_two_tiers_store_all_and_the_first_is_asked_first(

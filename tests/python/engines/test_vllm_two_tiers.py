@@ -13,7 +13,6 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
 from vllm.v1.kv_offload.base import LookupResult
 
-from benches.engines.vllm_config import key_of
 from tests.python.engines.vllm_engine import (
     FEW,
     ROWS,
@@ -24,6 +23,7 @@ from tests.python.engines.vllm_engine import (
     kvring_tier,
     namespace_of,
 )
+from tests.support.vllm_config import key_of
 
 MakeNode = Callable[..., Engine]
 

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
-from benches.engines.vllm_config import key_of
 from tests.python.conftest import MIB
 from tests.python.engines.vllm_engine import Engine, kvring_tier, make_config
+from tests.support.vllm_config import key_of
 
 CAPACITY_BYTES = 32 * MIB
 HOT = range(8)

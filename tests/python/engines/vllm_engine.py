@@ -23,9 +23,9 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from benches.engines import vllm_config
-from benches.engines.vllm_config import key_of
 from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, KIB, MIB
+from tests.support import vllm_config
+from tests.support.vllm_config import key_of
 
 ROWS = 16
 ROW_BYTES = 64 * KIB

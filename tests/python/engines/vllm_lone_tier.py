@@ -11,9 +11,9 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from benches.engines.vllm_config import key_of
 from tests.python.conftest import make_memory
 from tests.python.engines.vllm_engine import content_of, number_of
+from tests.support.vllm_config import key_of
 
 
 class LoneTier:

@@ -11,9 +11,9 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import LookupResult
 
-from benches.engines.vllm_config import key_of
 from tests.python.engines.vllm_engine import Engine, kvring_tier, make_config, number_of
 from tests.python.engines.vllm_lone_tier import LoneTier
+from tests.support.vllm_config import key_of
 
 # Of the random jobs.
 UNIVERSE = 1200

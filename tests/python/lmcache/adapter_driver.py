@@ -22,7 +22,7 @@ from lmcache.v1.memory_management import (
     TensorMemoryObj,
 )
 
-from demo.adapter_spec import AdapterSpec
+from tests.support.adapter_spec import AdapterSpec
 
 DEADLINE_S = 60.0
 POLL_INTERVAL_S = 0.001

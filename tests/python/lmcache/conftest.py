@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from demo.adapter_spec import AdapterSpec, adapter_spec
-from demo.lmcache_command import DeploymentError
-from demo.servers import Network, Redis
+from tests.support.adapter_spec import AdapterSpec, adapter_spec
+from tests.support.lmcache_command import DeploymentError
+from tests.support.servers import Network, Redis
 
 if TYPE_CHECKING:
     # It imports LMCache, which may be missing.

@@ -10,7 +10,7 @@ import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 
-from demo.cache import CacheSession
+from tests.support.caches import CacheSession
 
 CHUNK_BYTES = 2 << 20
 ROUND_CHUNKS = 64

@@ -9,7 +9,7 @@ import numpy
 import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 
-from demo.cache import CacheSession
+from tests.support.caches import CacheSession
 
 CHUNK_COUNT = 24
 CHUNK_SIZES_BYTES = (522_240, 2 << 20)

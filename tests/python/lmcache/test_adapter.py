@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from demo.adapter_spec import AdapterSpec, adapter_spec
-from demo.lmcache_command import lmcache_environment
+from tests.support.adapter_spec import AdapterSpec, adapter_spec
+from tests.support.lmcache_command import lmcache_environment
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
-from demo.adapter_spec import adapter_spec
 from kvring.cli import main
 from tests.python.lmcache.adapter_driver import AdapterDriver, make_key, random_bytes
+from tests.support.adapter_spec import adapter_spec
 
 pytestmark = pytest.mark.lmcache
 

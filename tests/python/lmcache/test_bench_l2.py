@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from demo.adapter_spec import AdapterSpec
-from demo.lmcache_command import lmcache_command, lmcache_environment
+from tests.support.adapter_spec import AdapterSpec
+from tests.support.lmcache_command import lmcache_command, lmcache_environment
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 

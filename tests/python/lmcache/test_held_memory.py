@@ -14,12 +14,12 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 
-from benches.compare.devices import loop_device
-from demo.adapter_spec import adapter_spec
-from demo.cache import CacheSession
 from tests.python.conftest import HANG_DEADLINE_S, MIB, until
 from tests.python.lmcache.adapter_driver import make_key
 from tests.python.test_frozen import end, frozen, hear, tell
+from tests.support.adapter_spec import adapter_spec
+from tests.support.caches import CacheSession
+from tests.support.devices import loop_device
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.root, pytest.mark.slow]
 

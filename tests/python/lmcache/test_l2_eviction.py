@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from demo.adapter_spec import AdapterSpec
-from demo.lmcache_command import lmcache_environment
 from tests.python.conftest import disk_bytes, most_disk_bytes
+from tests.support.adapter_spec import AdapterSpec
+from tests.support.lmcache_command import lmcache_environment
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 

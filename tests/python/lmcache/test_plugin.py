@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import kvring
-from demo.adapter_spec import AdapterSpec, adapter_spec
 from tests.python.conftest import until
 from tests.python.faulty_device import faulty_device
+from tests.support.adapter_spec import AdapterSpec, adapter_spec
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 

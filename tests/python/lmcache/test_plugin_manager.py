@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from demo.adapter_spec import AdapterSpec
+from tests.support.adapter_spec import AdapterSpec
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
@@ -20,9 +20,9 @@ from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.mp_observability.event_bus import get_event_bus
 
 import kvring
-from demo.cache import CacheSession
 from tests.python.conftest import Client, pattern, until
 from tests.python.lmcache.adapter_driver import AdapterDriver, make_key
+from tests.support.caches import CacheSession
 
 pytestmark = pytest.mark.lmcache
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from demo.adapter_spec import AdapterSpec, adapter_spec
 from tests.python.faulty_device import FaultyDevice, faulty_device
+from tests.support.adapter_spec import AdapterSpec, adapter_spec
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
-from demo.bench_client import CHUNKS_PER_REQUEST
-from demo.deployment import (
+from tests.support.bench_client import CHUNKS_PER_REQUEST
+from tests.support.deployment import (
     FIRST_CLIENT_BLOCKS,
     LATER_CLIENT_BLOCKS,
     STORED_CHUNKS_METRIC,
     CacheServer,
 )
-from demo.two_nodes import stores_in
+from tests.support.two_nodes import stores_in
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.slow]
 

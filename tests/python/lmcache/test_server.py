@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from demo.adapter_spec import AdapterSpec
-from demo.bench_client import CHUNKS_PER_REQUEST
-from demo.deployment import (
+from kvring.cli import main
+from tests.support.adapter_spec import AdapterSpec
+from tests.support.bench_client import CHUNKS_PER_REQUEST
+from tests.support.deployment import (
     FIRST_CLIENT_BLOCKS,
     LATER_CLIENT_BLOCKS,
     LOADED_CHUNKS_METRIC,
@@ -21,7 +22,6 @@ from demo.deployment import (
     fresh_run_problems,
     restart_problems,
 )
-from kvring.cli import main
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
-from demo.bench_client import ClientRun
-from demo.deployment import FIRST_CLIENT_BLOCKS, LATER_CLIENT_BLOCKS, restart_problems
-from demo.servers import Redis
-from demo.two_nodes import CHUNKS, REQUESTS, Node
+from tests.support.bench_client import ClientRun
+from tests.support.deployment import FIRST_CLIENT_BLOCKS, LATER_CLIENT_BLOCKS, restart_problems
+from tests.support.servers import Redis
+from tests.support.two_nodes import CHUNKS, REQUESTS, Node
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.slow]
 

@@ -13,7 +13,6 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 from prometheus_client import REGISTRY, generate_latest
 
 import kvring
-from demo.servers import Network, Redis
 from kvring.lmcache import KvringL2Adapter, KvringSharedL2AdapterConfig
 from kvring.lmcache.shared_buffers import Buffers
 from kvring.lmcache.shared_finds import Finds
@@ -34,6 +33,7 @@ from tests.python.lmcache.shared_tiers import (
     stored_in,
 )
 from tests.python.test_dashboard import queries
+from tests.support.servers import Network, Redis
 
 pytestmark = pytest.mark.lmcache
 

@@ -12,7 +12,6 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
 from lmcache.v1.memory_management import TensorMemoryObj
 
-from demo.servers import Redis
 from kvring.lmcache import KvringL2Adapter
 from kvring.lmcache.shared_client_adapter import ClientAdapter
 from kvring.lmcache.shared_clients import RedisClient
@@ -29,6 +28,7 @@ from tests.python.lmcache.shared_tiers import (
     keys_of,
     stored_in,
 )
+from tests.support.servers import Redis
 
 pytestmark = pytest.mark.lmcache
 

@@ -14,7 +14,6 @@ import redis as redis_py
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry
 
-from demo.servers import Network, Redis
 from kvring.lmcache import KvringSharedL2AdapterConfig
 from kvring.lmcache.shared_clients import RedisClient
 from tests.python.conftest import HANG_DEADLINE_S, until
@@ -30,6 +29,7 @@ from tests.python.lmcache.shared_tiers import (
     memory_object,
     stored_in,
 )
+from tests.support.servers import Network, Redis
 
 pytestmark = pytest.mark.lmcache
 

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
 
-from demo.servers import Network, Redis
 from tests.python.conftest import HANG_DEADLINE_S, until
 from tests.python.lmcache.shared_tiers import (
     ALL,
@@ -23,6 +22,7 @@ from tests.python.lmcache.shared_tiers import (
     keys_of,
     stored_in,
 )
+from tests.support.servers import Network, Redis
 
 pytestmark = pytest.mark.lmcache
 

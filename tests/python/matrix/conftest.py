@@ -11,14 +11,6 @@ from typing import Any
 import pytest
 
 import kvring
-from benches.compare.block_devices import (
-    DeviceError,
-    attach_loop,
-    mount,
-    mount_tmpfs,
-    require,
-    temporary_directory,
-)
 from kvring._native import StoredChunks, format_device
 from tests.python.conftest import (
     MIB,
@@ -27,6 +19,14 @@ from tests.python.conftest import (
     most_disk_bytes,
 )
 from tests.python.matrix.cells import CELLS, RUNNING, Cell, Form
+from tests.support.block_devices import (
+    DeviceError,
+    attach_loop,
+    mount,
+    mount_tmpfs,
+    require,
+    temporary_directory,
+)
 
 FILE_SYSTEM_BYTES = 1024 * MIB
 DEVICE_BYTES = 128 * MIB

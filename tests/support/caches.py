@@ -27,7 +27,7 @@ from lmcache.v1.distributed.storage_manager import StorageManager
 from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.mp_observability.event_bus import EventBusConfig, init_event_bus
 
-from demo.adapter_spec import AdapterSpec
+from tests.support.adapter_spec import AdapterSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from demo.adapter_spec import AdapterSpec
-from demo.lmcache_command import DEADLINE_S, DeploymentError
-from demo.machines import HERE, OWN_HOST, Machine, free_ports
+from tests.support.adapter_spec import AdapterSpec
+from tests.support.lmcache_command import DEADLINE_S, DeploymentError
+from tests.support.machines import HERE, OWN_HOST, Machine, free_ports
 
 if TYPE_CHECKING:
     from typing_extensions import Self

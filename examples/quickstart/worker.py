@@ -9,9 +9,7 @@ from pathlib import Path
 
 import torch
 
-from demo.adapter_spec import AdapterSpec
-from demo.cache import CacheSession
-from demo.chunks import (
+from examples.quickstart.chunks import (
     CacheBuilder,
     Chunk,
     chunk_layout,
@@ -19,9 +17,18 @@ from demo.chunks import (
     digest,
     split_into_chunks,
 )
-from demo.console import Report
-from demo.model import MODEL_NAME, build_model, generate, model_config, prefill, use_all_cores
-from demo.prompt import prompt_tokens
+from examples.quickstart.console import Report
+from examples.quickstart.model import (
+    MODEL_NAME,
+    build_model,
+    generate,
+    model_config,
+    prefill,
+    use_all_cores,
+)
+from examples.quickstart.prompt import prompt_tokens
+from tests.support.adapter_spec import AdapterSpec
+from tests.support.caches import CacheSession
 
 GENERATED_TOKENS = 24
 REFERENCE_FILE = "reference.pt"
@@ -170,7 +177,9 @@ def _l1_size_bytes(total_bytes: int) -> int:
 
 def main() -> None:
     """Run the phase that the command line names."""
-    parser = argparse.ArgumentParser(description="One process of the demo; see demo/__main__.py.")
+    parser = argparse.ArgumentParser(
+        description="One process of the demo; see examples/quickstart/__main__.py."
+    )
     parser.add_argument("phase", choices=("store", "load"))
     parser.add_argument("--adapter-json", required=True)
     parser.add_argument("--tokens", type=int, required=True)

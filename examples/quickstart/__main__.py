@@ -1,6 +1,6 @@
 """Compute a KV cache once, keep it in kvring, and let another process go on from it.
 
-    python -m demo [--tokens 4200] [--path DIR] [--capacity 4GiB]
+    python -m examples.quickstart [--tokens 4200] [--path DIR] [--capacity 4GiB]
 
 One process prefills a prompt with a small Llama and stores the KV cache through LMCache's
 StorageManager. A second process loads it and goes on generating; its logits must equal those of
@@ -19,12 +19,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a file, where only its own directory is importable
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from demo.adapter_spec import ADAPTER_NAMES, DEFAULT_CAPACITY, AdapterSpec, adapter_spec
-from demo.bench_client import CHUNKS_PER_REQUEST
-from demo.console import Report
-from demo.deployment import (
+from examples.quickstart.console import Report
+from tests.support.adapter_spec import ADAPTER_NAMES, DEFAULT_CAPACITY, AdapterSpec, adapter_spec
+from tests.support.bench_client import CHUNKS_PER_REQUEST
+from tests.support.deployment import (
     FIRST_CLIENT_BLOCKS,
     LATER_CLIENT_BLOCKS,
     LOADED_CHUNKS_METRIC,
@@ -33,7 +33,7 @@ from demo.deployment import (
     fresh_run_problems,
     restart_problems,
 )
-from demo.lmcache_command import DeploymentError, lmcache_environment
+from tests.support.lmcache_command import DeploymentError, lmcache_environment
 
 DEPLOYMENT_REQUESTS = 2
 
@@ -66,7 +66,9 @@ def main() -> int:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.quickstart", description=__doc__.splitlines()[0]
+    )
     parser.add_argument(
         "--path",
         type=Path,
@@ -148,7 +150,7 @@ def _run_worker(phase: str, spec: AdapterSpec, token_count: int, exchange: Path)
     environment = lmcache_environment() | {"LMCACHE_LOG_LEVEL": "WARNING"}
     finished = subprocess.run(
         [
-            *(sys.executable, "-m", "demo.worker", phase),
+            *(sys.executable, "-m", "examples.quickstart.worker", phase),
             *("--adapter-json", json.dumps(spec), "--tokens", str(token_count)),
             *("--exchange", str(exchange)),
         ],

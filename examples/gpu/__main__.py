@@ -1,6 +1,6 @@
 """Time to first token with vLLM on a GPU: cold, from DRAM, from kvring, from vLLM's tier fs.
 
-    python -m demo.gpu [--path DIR] [--lengths 8192 16384 32768] [--prompts 3]
+    python -m examples.gpu [--path DIR] [--lengths 8192 16384 32768] [--prompts 3]
 
 For each tier a first vLLM computes prompts, and answers them again from DRAM. Then it ends. A
 second one has nothing in memory, and answers them from the tier. The weights are random, in the
@@ -25,8 +25,8 @@ if __package__ in (None, ""):  # run as a file, where only its own directory is 
 from rich.console import Console
 from rich.table import Table
 
-from demo.console import Report
-from demo.gpu.model import write_model
+from examples.gpu.model import write_model
+from examples.quickstart.console import Report
 from kvring.cli.programs import vllm
 
 _COLD, _DRAM = "cold", "DRAM"
@@ -44,19 +44,19 @@ def main() -> int:
     arguments = _parse_arguments()
     reason = skip_reason()
     if reason is not None:
-        print(f"demo/gpu: skipped: {reason}")
+        print(f"examples/gpu: skipped: {reason}")
         return 0
     report = Report()
     try:
         with tempfile.TemporaryDirectory(prefix="kvring-demo-gpu-", dir=arguments.path) as work:
             rows = list(_measure(arguments, Path(work), report))
     except DemoError as error:
-        print(f"demo/gpu: {error}", file=sys.stderr)
+        print(f"examples/gpu: {error}", file=sys.stderr)
         return 1
     _print(rows, arguments.lengths)
     problems = list(_problems(rows))
     for problem in problems:
-        print(f"demo/gpu: {problem}", file=sys.stderr)
+        print(f"examples/gpu: {problem}", file=sys.stderr)
     return 1 if problems else 0
 
 
@@ -97,7 +97,7 @@ def _measure(arguments: argparse.Namespace, work: Path, report: Report) -> Itera
 
 
 def _stage(specification: dict[str, Any], tier: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "demo.gpu.stage", json.dumps(specification)]
+    command = [sys.executable, "-m", "examples.gpu.stage", json.dumps(specification)]
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False
@@ -153,7 +153,7 @@ def _problems(rows: list[dict[str, Any]]) -> Iterable[str]:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m demo.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m examples.gpu", description=__doc__)
     parser.add_argument("--path", type=Path, help="where the tiers store; by default in /tmp")
     parser.add_argument("--capacity", default="32GiB", help="of kvring (default: %(default)s)")
     parser.add_argument("--memory-gb", type=float, default=16, help="DRAM (default: %(default)s)")

@@ -1,11 +1,11 @@
-"""One process of vLLM: `python -m demo.gpu.stage SPECIFICATION`, JSON in, lines of JSON out."""
+"""One process of vLLM: `python -m examples.gpu.stage SPECIFICATION`, JSON in, lines of JSON out."""
 
 import json
 import sys
 import time
 from typing import Any
 
-from demo.gpu.model import prompt
+from examples.gpu.model import prompt
 
 _HITS = "vllm:kv_offload_tiering_chunk_hits"
 _STORING = "vllm:kv_offload_tiering_active_cascade_jobs"

@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from demo.adapter_spec import AdapterSpec, adapter_spec
-from demo.deployment import (
+from tests.support.adapter_spec import AdapterSpec, adapter_spec
+from tests.support.deployment import (
     FIRST_CLIENT_BLOCKS,
     LATER_CLIENT_BLOCKS,
     CacheServer,
     fresh_run_problems,
     restart_problems,
 )
-from demo.lmcache_command import (
+from tests.support.lmcache_command import (
     DEADLINE_S,
     DeploymentError,
     lmcache_command,
     lmcache_environment,
 )
-from demo.machines import Machine, free_ports, machines
-from demo.two_nodes import CHUNKS, REQUESTS, check
+from tests.support.machines import Machine, free_ports, machines
+from tests.support.two_nodes import CHUNKS, REQUESTS, check
 
 # LMCache's own are 5 s, 30 s and 10 s: it would take a minute until a dead peer is asked no more.
 _HEARTBEAT_S = 0.5

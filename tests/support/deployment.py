@@ -11,21 +11,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from demo.adapter_spec import AdapterSpec
-from demo.bench_client import (
+from tests.support.adapter_spec import AdapterSpec
+from tests.support.bench_client import (
     CHUNKS_PER_REQUEST,
     TOKENS_PER_REQUEST,
     ClientRun,
     Request,
     run_client,
 )
-from demo.lmcache_command import (
+from tests.support.lmcache_command import (
     DEADLINE_S,
     DeploymentError,
     lmcache_command,
     lmcache_environment,
 )
-from demo.machines import HERE, Machine, free_ports
+from tests.support.machines import HERE, Machine, free_ports
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,7 +91,7 @@ class CacheServer:
         self.kill()
 
     def run_client(self, request_count: int, block_count: int) -> ClientRun:
-        """Run LMCache's client against this server; see ``demo.bench_client.run_client``."""
+        """Run LMCache's client against this server; see ``bench_client``."""
         rpc_url = f"tcp://{self._machine.host}:{self._rpc_port}"
         return run_client(rpc_url, self._http_url, request_count, block_count)
 

@@ -1,4 +1,4 @@
-"""How the demo starts LMCache's own command line program."""
+"""How LMCache's own command line program is started."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 DEADLINE_S = 300.0
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class DeploymentError(Exception):

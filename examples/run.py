@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from demo.lmcache_command import DeploymentError
+from tests.support.lmcache_command import DeploymentError
 
 
 def run(main: Callable[[Path], None], text: str) -> None:

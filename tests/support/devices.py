@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benches.compare.block_devices import (
+from tests.support.block_devices import (
     DIRECTORY_PREFIX,
     ZRAM_CONTROL,
     DeviceError,

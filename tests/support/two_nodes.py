@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from demo.adapter_spec import AdapterSpec
-from demo.bench_client import CHUNKS_PER_REQUEST, ClientRun
-from demo.deployment import (
+from tests.support.adapter_spec import AdapterSpec
+from tests.support.bench_client import CHUNKS_PER_REQUEST, ClientRun
+from tests.support.deployment import (
     FIRST_CLIENT_BLOCKS,
     LATER_CLIENT_BLOCKS,
     CacheServer,
     fresh_run_problems,
     restart_problems,
 )
-from demo.lmcache_command import DEADLINE_S, DeploymentError
-from demo.machines import HERE, OWN_HOST, Machine, machines
+from tests.support.lmcache_command import DEADLINE_S, DeploymentError
+from tests.support.machines import HERE, OWN_HOST, Machine, machines
 
 REQUESTS = 4
 CHUNKS = REQUESTS * CHUNKS_PER_REQUEST

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from demo.console import Advance
-from demo.prompt import VOCABULARY_SIZE
+from examples.quickstart.console import Advance
+from examples.quickstart.prompt import VOCABULARY_SIZE
 
 MODEL_NAME = "kvring-demo/llama-16x512-random"
 WEIGHTS_SEED = 20_240_917

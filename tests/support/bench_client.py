@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass
 from importlib import metadata
 
-from demo.lmcache_command import (
+from tests.support.lmcache_command import (
     DEADLINE_S,
     DeploymentError,
     lmcache_command,

@@ -1,0 +1,1 @@
+"""The tests; a package, so that no installed one of this name is taken for it."""
