@@ -151,8 +151,8 @@ $(VENV)/.stamp-plots: requirements/bench.txt $(VENV)/.stamp-tools
 # The install is editable: edits of .py files need no build. A native module newer than the stamp is somebody else's,
 # perhaps a debug build, and a missing one was deleted: both are built anew.
 NATIVE_MODULE := $(wildcard connector_py/kvring/_native*.so)
-RUST_SOURCES := $(shell find src load/src connector_py/src -name '*.rs') \
-	$(wildcard Cargo.toml Cargo.lock connector_py/Cargo.toml load/Cargo.toml build.rs connector_py/build.rs .cargo/config.toml)
+RUST_SOURCES := $(shell find src loadgen/src connector_py/src -name '*.rs') \
+	$(wildcard Cargo.toml Cargo.lock connector_py/Cargo.toml loadgen/Cargo.toml build.rs connector_py/build.rs .cargo/config.toml)
 
 $(VENV)/.stamp-kvring: $(VENV)/.stamp-tools pyproject.toml $(RUST_SOURCES) $(or $(NATIVE_MODULE),force) | need-cargo
 	@$(VENV)/bin/maturin develop --release $(MATURIN_INSTALLER) $(LOCKED)

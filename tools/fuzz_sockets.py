@@ -18,8 +18,8 @@ from typing import Any
 from kvring import owner_socket
 from kvring.engine_store import EngineStore
 from kvring.owner_socket import ask
-from kvring.shared_reads.segments import REQUEST
-from kvring.shared_reads.server import ReadServer
+from kvring.ranks.segments import REQUEST
+from kvring.ranks.server import ReadServer
 
 _DEADLINE_S = 30.0
 _WORDS = ("load", "exists", "count_leading", "done", "ask", "stats", "purge", "namespace", REQUEST)

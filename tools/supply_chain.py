@@ -24,7 +24,7 @@ TOOLS = OUTPUT / "programs" / "bin"
 # Where unsafe code may be, and below. The compiler refuses it elsewhere in the core.
 UNSAFE_IN = (
     *("src/buffer.rs", "src/engine/", "src/system/", "src/index/mapping.rs"),
-    *("src/index/records.rs", "src/index/sigbus.rs", "connector_py/src/", "load/src/memory.rs"),
+    *("src/index/records.rs", "src/index/sigbus.rs", "connector_py/src/", "loadgen/src/memory.rs"),
 )
 # Of what users install with the wheel. The rest of requirements/ is for developers and tests.
 LICENSES = re.compile(r"Apache|BSD|ISC|MIT|MPL|Mozilla|PSF|Python Software Foundation|Unlicense")
@@ -154,7 +154,7 @@ def _age(path: Path) -> float:
 def _unsafe(tree: Path, findings: list[str]) -> str:
     """Count `unsafe` by module, tests aside, and see where it is."""
     counts: Counter[str] = Counter()
-    for folder in ("src", "connector_py/src", "load/src"):
+    for folder in ("src", "connector_py/src", "loadgen/src"):
         for file in sorted((tree / folder).rglob("*.rs")):
             name = str(file.relative_to(tree))
             if "/tests" not in name and not name.startswith("src/models/"):

@@ -31,7 +31,7 @@ from benches.fleet.node import key_of
 from benches.fleet.real import play
 from benches.fleet.traces import Conversations
 from kvring.lmcache import KvringSharedL2Adapter, KvringSharedL2AdapterConfig
-from kvring.lmcache.shared_buffers import Buffers
+from kvring.shared_tier.buffers import Buffers
 from tests.support.adapter_spec import AdapterSpec, adapter_spec
 from tests.support.lmcache_command import lmcache_environment
 from tests.support.servers import Network, Redis

@@ -9,7 +9,7 @@ mod format;
 mod huge_pages;
 mod keys;
 mod listing;
-mod load;
+mod loadgen;
 mod logging;
 mod memory;
 mod memory_tasks;
@@ -60,7 +60,7 @@ mod _native {
     #[pymodule_export]
     use super::listing::StoredChunks;
     #[pymodule_export]
-    use super::load::{LoadPlan, LoadRun, load_options};
+    use super::loadgen::{LoadPlan, LoadRun, load_options};
     #[pymodule_export]
     use super::memory::RegisteredMemory;
     #[pymodule_export]

@@ -119,7 +119,7 @@ def test_every_source_file_says_first_what_it_is() -> None:
     """There is no table of files: the first line of each is its entry."""
     sources = [
         path
-        for package in ("src", "load/src", "connector_py/src")
+        for package in ("src", "loadgen/src", "connector_py/src")
         for path in (REPOSITORY / package).rglob("*.rs")
     ]
     assert len(sources) > 100
@@ -157,7 +157,7 @@ def test_names_in_the_architecture_are_those_of_the_code() -> None:
 def test_every_dependency_has_its_reason() -> None:
     """Each crate in a table of dependencies of ours is in that of the document, and no other."""
     used: set[str] = set()
-    for manifest in ("Cargo.toml", "load/Cargo.toml", "connector_py/Cargo.toml"):
+    for manifest in ("Cargo.toml", "loadgen/Cargo.toml", "connector_py/Cargo.toml"):
         text = (REPOSITORY / manifest).read_text(encoding="utf-8")
         for table in re.findall(r"^\[(?:dev-)?dependencies\]\n(.*?)(?=^\[|\Z)", text, re.M | re.S):
             used |= set(re.findall(r"^([\w-]+)(?:\.workspace)? = ", table, re.M))
@@ -169,7 +169,7 @@ def test_every_dependency_has_its_reason() -> None:
         if row.startswith("| ") and "(Python)" not in row.split("|")[1]
         for crate in re.sub(r"\(.*\)", "", row.split("|")[1]).replace(",", " ").split()
     }
-    assert listed - {"crate"} == used - {"kvring", "kvring-load"}
+    assert listed - {"crate"} == used - {"kvring", "kvring-loadgen"}
 
 
 def headings(page: Path) -> set[str]:

@@ -20,7 +20,7 @@ from kvring.cli.deployment import (
 )
 from kvring.cli.failure import WrongArguments
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
-from kvring.cli.shared import FORMS, directory_of, shared_tier, take_options
+from kvring.cli.shared_tier import FORMS, directory_of, shared_tier, take_options
 
 __all__ = ["config"]
 

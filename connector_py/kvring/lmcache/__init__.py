@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
-    from kvring.lmcache.shared_adapter import KvringSharedL2Adapter, KvringSharedL2AdapterConfig
+    from kvring.shared_tier.adapter import KvringSharedL2Adapter, KvringSharedL2AdapterConfig
 except ImportError as error:
     if not (error.name or "").startswith("lmcache"):
         raise

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from kvring.sglang.figures import Figures
+from kvring.sglang.metrics import Figures
 from kvring.sglang.pools import Pages, Pool
 from kvring.sglang.rank_store import RankStore
 

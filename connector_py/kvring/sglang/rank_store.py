@@ -10,9 +10,9 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
 from kvring._native import KvRingError, MemoryTasks
 from kvring.engine_store import EngineStore
+from kvring.ranks import SEGMENT_BYTES, Reader, ReadServer, taken_bytes
 from kvring.sglang.pools import Form, Pages, Pool, memory_of
 from kvring.sglang.ranks import WHERE, options_of_rank, reader_of
-from kvring.shared_reads import SEGMENT_BYTES, Reader, ReadServer, taken_bytes
 
 __all__ = ["RankStore"]
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
 from kvring.engine_store import options_of
-from kvring.shared_reads import Reader
+from kvring.ranks import Reader
 
 __all__ = ["WHERE", "options_of_rank", "reader_of"]
 

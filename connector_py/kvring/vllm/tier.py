@@ -30,7 +30,7 @@ from vllm.v1.kv_offload.tiering.base import (
 
 from kvring._native import ClosedError, KvRingError, SubmitError, __version__
 from kvring.engine_store import EngineStore, namespace_of, prefix_of
-from kvring.vllm.figures import Figures, KvringTierInfo, metric_definitions
+from kvring.vllm.metrics import Figures, KvringTierInfo, metric_definitions
 from kvring.vllm.options import (
     WHERE,
     layout_of,
@@ -39,8 +39,8 @@ from kvring.vllm.options import (
     promote_of,
     set_queue_bytes_of,
 )
+from kvring.vllm.promotion import WantedChunks
 from kvring.vllm.rows import Rows
-from kvring.vllm.wanted import WantedChunks
 
 __all__ = ["KvringTier"]
 

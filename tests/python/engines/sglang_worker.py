@@ -16,8 +16,8 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
 from kvring import owner_socket
-from kvring.shared_reads import segments, server
-from kvring.shared_reads.reader import _Link
+from kvring.ranks import segments, server
+from kvring.ranks.reader import _Link
 from tests.python.conftest import HANG_DEADLINE_S
 from tests.python.engines.sglang_host import Rank, page_keys
 

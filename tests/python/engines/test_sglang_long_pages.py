@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
-from kvring.shared_reads import SEGMENT_BYTES
+from kvring.ranks import SEGMENT_BYTES
 from tests.python.engines.sglang_host import KEYS, LAYERS, TOKENS, OpenRank, device_pool
 
 BLOCK_BYTES = 4096

@@ -167,7 +167,7 @@ def test_all_figures_are_defined(make_engine: MakeEngine, store_path: Path) -> N
 def test_counters_tell_what_came_since_the_last_time(
     make_engine: MakeEngine, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvring.vllm.figures._PAUSE_S", HANG_DEADLINE_S)
+    monkeypatch.setattr("kvring.vllm.metrics._PAUSE_S", HANG_DEADLINE_S)
     engine = make_engine([kvring_tier(store_path, SMALL_BYTES, lease_s=0)])
     told = 0
 

@@ -209,7 +209,7 @@ def test_a_request_that_ends_wants_nothing(make_node: MakeNode) -> None:
 
 
 def test_wanted_keys_are_bounded(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvring.vllm.wanted._MOST_WANTED", 10)
+    monkeypatch.setattr("kvring.vllm.promotion._MOST_WANTED", 10)
     engine = make_node("a", promote=True)
     wanted = engine.tier._wanted
     with engine.request() as request:
@@ -224,7 +224,7 @@ def test_wanted_keys_are_bounded(make_node: MakeNode, monkeypatch: pytest.Monkey
 def test_a_step_asks_the_primary_tier_for_some_and_the_next_for_others(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvring.vllm.wanted._MOST_MISSES", 3)
+    monkeypatch.setattr("kvring.vllm.promotion._MOST_MISSES", 3)
     make_node("a").put([9])
     engine = make_node("b", promote=True)
     lookups: dict[Any, list[Any]] = {}

@@ -87,8 +87,8 @@ def make_node(
     from tests.python.lmcache.shared_tiers import PATIENT, Node
 
     # They would wait for seconds, and so would the tests.
-    monkeypatch.setattr("kvring.lmcache.shared_link._RECONNECT_PAUSE_S", 0.2)
-    monkeypatch.setattr("kvring.lmcache.shared_link._PROBE_PAUSE_S", 0.3)
+    monkeypatch.setattr("kvring.shared_tier.link._RECONNECT_PAUSE_S", 0.2)
+    monkeypatch.setattr("kvring.shared_tier.link._PROBE_PAUSE_S", 0.3)
     with ExitStack() as stack:
 
         def make(name: str, port: int = redis.port, **options: Any) -> Node:

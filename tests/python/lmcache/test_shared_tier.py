@@ -14,9 +14,9 @@ from prometheus_client import REGISTRY, generate_latest
 
 import kvring
 from kvring.lmcache import KvringL2Adapter, KvringSharedL2AdapterConfig
-from kvring.lmcache.shared_buffers import Buffers
-from kvring.lmcache.shared_finds import Finds
-from kvring.lmcache.shared_sidecars import Sidecar
+from kvring.shared_tier.buffers import Buffers
+from kvring.shared_tier.finds import Finds
+from kvring.shared_tier.sidecars import Sidecar
 from tests.python.conftest import until
 from tests.python.lmcache.shared_tiers import (
     ALL,
@@ -195,7 +195,7 @@ def test_a_lookup_that_is_never_unlocked_costs_no_hit(make_node: MakeNode) -> No
 def test_a_find_is_over_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: now_s)
-    monkeypatch.setattr("kvring.lmcache.shared_finds.time", clock)
+    monkeypatch.setattr("kvring.shared_tier.finds.time", clock)
     finds, there = Finds(), Sidecar(1, 2)
     (key,) = keys_of([1])
     finds.note([(key, None), (key, there)])

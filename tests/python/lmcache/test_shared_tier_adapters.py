@@ -13,8 +13,8 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 from lmcache.v1.memory_management import TensorMemoryObj
 
 from kvring.lmcache import KvringL2Adapter
-from kvring.lmcache.shared_client_adapter import ClientAdapter
-from kvring.lmcache.shared_clients import RedisClient
+from kvring.shared_tier.client_adapter import ClientAdapter
+from kvring.shared_tier.clients import RedisClient
 from tests.python.conftest import HANG_DEADLINE_S, until
 from tests.python.lmcache.shared_tiers import (
     ALL,
@@ -76,7 +76,7 @@ def test_one_that_is_late_again_and_again_is_asked_less_and_less(make_node: Make
     assert link._pause_s == 5
 
 
-MAKE = "kvring.lmcache.shared_connection.create_adapter"
+MAKE = "kvring.shared_tier.connection.create_adapter"
 
 
 def test_a_connection_that_comes_after_the_end_is_closed(
@@ -94,7 +94,7 @@ def test_a_connection_that_comes_after_the_end_is_closed(
         return Late(RedisClient(config), 2)
 
     monkeypatch.setattr(MAKE, make)
-    monkeypatch.setattr("kvring.lmcache.shared_link._LOST_AFTER_S", 0.1)
+    monkeypatch.setattr("kvring.shared_tier.link._LOST_AFTER_S", 0.1)
     with Node(tmp_path / "one", redis.port, **PATIENT) as node:
         tier = node.adapter._tier
     may_connect.set()
@@ -128,7 +128,7 @@ def test_a_load_that_is_never_answered_has_its_connection_made_anew(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, forgetful: type[Forgetful]
 ) -> None:
     monkeypatch.setattr(MAKE, lambda config: forgetful(RedisClient(config), 2))
-    monkeypatch.setattr("kvring.lmcache.shared_link._UNANSWERED_S", 1.0)
+    monkeypatch.setattr("kvring.shared_tier.link._UNANSWERED_S", 1.0)
     first = make_node("first")
     first.store(NUMBERS)
     stored_in(first, len(NUMBERS))

@@ -15,7 +15,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry
 
 from kvring.lmcache import KvringSharedL2AdapterConfig
-from kvring.lmcache.shared_clients import RedisClient
+from kvring.shared_tier.clients import RedisClient
 from tests.python.conftest import HANG_DEADLINE_S, until
 from tests.python.lmcache.shared_tiers import (
     ALL,

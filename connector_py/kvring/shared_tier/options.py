@@ -1,0 +1,85 @@
+"""The options of a shared tier, beside those of the store in `adapter_params`."""
+
+import argparse
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmcache.v1.distributed.l2_adapters.config import (
+    L2AdapterConfigBase,
+    parse_args_to_l2_adapters_config,
+)
+
+from kvring._native import ConfigError
+from kvring.shared_tier.limits import MEANINGS as LIMITS
+from kvring.shared_tier.limits import SharedLimits
+
+__all__ = ["MEANINGS", "SharedOptions"]
+
+_TIER_MEANING: Final = (
+    "an adapter of LMCache, as --l2-adapter takes it, such as "
+    '{"type": "resp", "host": "10.0.0.5", "port": 6379}'
+)
+MEANINGS: Final = {"shared_tier": _TIER_MEANING, **LIMITS}
+
+# They need LMCache's own memory, or are done around the whole adapter.
+_REFUSED_TYPES: Final = {
+    "p2p": "LMCache makes that one itself, from what its coordinator tells (docs/scale-out.md)",
+    "plugin": "give LMCache a second --l2-adapter for that",
+    "native_plugin": "give LMCache a second --l2-adapter for that",
+}
+_REFUSED_KEYS: Final = ("serde", "eviction")
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """A shared tier, as it was configured."""
+
+    adapter: L2AdapterConfigBase
+    name: str
+    limits: SharedLimits
+    # As the store has it, which checks it; empty for none.
+    identity: str
+
+    @classmethod
+    def take(cls, parameters: dict[str, Any]) -> "SharedOptions":
+        """Take the options out of `adapter_params`; what is left is the store's.
+
+        Raises:
+            ConfigError: One of them cannot be used; the message names it.
+        """
+        spec = parameters.pop("shared_tier", None)
+        identity = parameters.get("identity")
+        return cls(
+            adapter=_adapter(spec),
+            name=_name(spec),
+            limits=SharedLimits.take(parameters),
+            identity="" if identity in (None, "none") else str(identity),
+        )
+
+
+def _adapter(spec: Any) -> L2AdapterConfigBase:
+    if not isinstance(spec, dict):
+        # It may have a password.
+        shown = repr(spec) if "@" not in str(spec) else f"a {type(spec).__name__}"
+        text = f"option 'shared_tier' = {shown} is not valid; it takes {_TIER_MEANING}"
+        raise ConfigError(text)
+    instead = _REFUSED_TYPES.get(str(spec.get("type")))
+    if instead is not None:
+        raise ConfigError(f"option 'shared_tier' cannot be of type {spec['type']!r}; {instead}")
+    for key in _REFUSED_KEYS:
+        if key in spec:
+            text = f"option 'shared_tier' takes no {key!r}; write it beside 'adapter_params'"
+            raise ConfigError(text)
+    try:
+        arguments = argparse.Namespace(l2_adapter=[json.dumps(spec)])
+        return parse_args_to_l2_adapters_config(arguments).adapters[0]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"option 'shared_tier' is not valid: {error}") from error
+
+
+def _name(spec: dict[str, Any]) -> str:
+    """Name a tier for messages, without what is secret."""
+    where = spec.get("host") or spec.get("s3_endpoint") or spec.get("base_path") or ""
+    port = f":{spec['port']}" if "port" in spec else ""
+    return f"{spec['type']} {str(where).rpartition('@')[2]}{port}".rstrip()

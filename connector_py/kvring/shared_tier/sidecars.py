@@ -1,0 +1,63 @@
+"""The sidecar of a chunk in a shared tier: its length and checksum, beside LMCache's own form.
+
+An object of 24 bytes, little-endian: `kvring01`, the length of the chunk in bytes, and the
+CRC-64/NVME of the chunk's key, as LMCache's native connectors write it, and of its bytes.
+"""
+
+import struct
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
+from lmcache.v1.memory_management import TensorMemoryObj
+
+from kvring._native import checksum_with_key
+from kvring.shared_tier.buffers import bytes_of
+
+__all__ = ["SIDECAR_BYTES", "UNCHECKED", "Sidecar", "key_text", "sidecar_key"]
+
+_FORM: Final = struct.Struct("<8sQQ")
+_MAGIC: Final = b"kvring01"
+SIDECAR_BYTES: Final = _FORM.size
+
+
+class Sidecar(NamedTuple):
+    """Length in bytes and checksum of a chunk."""
+
+    length_bytes: int
+    checksum: int
+
+    @classmethod
+    def of(cls, key: ObjectKey, chunk: TensorMemoryObj) -> "Sidecar":
+        """Return the one of a chunk under a key."""
+        return cls(chunk.get_size(), checksum_with_key(key_text(key), bytes_of(chunk)))
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Sidecar | None":
+        """Return what an object says; None if it is no sidecar."""
+        magic, length_bytes, checksum = _FORM.unpack(content)
+        return cls(length_bytes, checksum) if magic == _MAGIC else None
+
+    def content(self) -> bytes:
+        """Return the object that says this."""
+        return _FORM.pack(_MAGIC, *self)
+
+    def fits(self, key: ObjectKey, chunk: TensorMemoryObj) -> bool:
+        """Say whether a chunk is the one that was stored under this key."""
+        return self is UNCHECKED or self == Sidecar.of(key, chunk)
+
+
+# Of a chunk that was stored without a sidecar, where that is allowed: it fits anything.
+UNCHECKED: Final = Sidecar(0, 0)
+
+
+def key_text(key: ObjectKey) -> str:
+    """Return a key as LMCache's native connectors write it."""
+    text: str = _object_key_to_string(key)
+    return text
+
+
+def sidecar_key(key: ObjectKey) -> ObjectKey:
+    """Return where the sidecar of a key is."""
+    return replace(key, model_name=f"{key.model_name}#crc64")

@@ -1,0 +1,228 @@
+//! The load generator of `kvring bench`, for Python: conversion only.
+
+use std::time::Duration;
+
+use kvring::OpenError;
+use kvring_loadgen::{LOAD_OPTIONS, LoadError, PhaseReport, Plan, Run};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{ConfigError, KvRingError, from_open};
+use crate::logging::hand_over;
+use crate::options::{config_from, option_values};
+
+/// Every option that LoadPlan takes: name -> {unit, default, range, meaning}.
+#[pyfunction]
+pub(crate) fn load_options(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let all = PyDict::new(py);
+    for option in LOAD_OPTIONS {
+        let one = PyDict::new(py);
+        one.set_item("unit", option.unit)?;
+        one.set_item("default", option.default)?;
+        one.set_item("range", option.range)?;
+        one.set_item("meaning", option.meaning)?;
+        all.set_item(option.name, one)?;
+    }
+    Ok(all)
+}
+
+/// What a load does, checked.
+#[pyclass(module = "kvring._native", frozen)]
+pub(crate) struct LoadPlan {
+    plan: Plan,
+}
+
+#[pymethods]
+impl LoadPlan {
+    #[new]
+    #[pyo3(signature = (**options))]
+    fn new(options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let plan = Plan::from_options(option_values(options)?)
+            .map_err(|error| ConfigError::new_err(error.to_string()))?;
+        Ok(Self { plan })
+    }
+
+    /// Number of chunks.
+    #[getter]
+    fn keys(&self) -> u64 {
+        self.plan.keys()
+    }
+
+    /// What they take on disk.
+    #[getter]
+    fn stored_bytes(&self) -> u64 {
+        self.plan.stored_bytes()
+    }
+
+    /// A capacity that has room for them.
+    #[getter]
+    fn capacity_bytes(&self) -> u64 {
+        self.plan.capacity_bytes()
+    }
+
+    /// Every option as it is in force.
+    #[getter]
+    fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let plan = &self.plan;
+        let all = PyDict::new(py);
+        all.set_item("rw", plan.rw.name())?;
+        all.set_item("bs", plan.sizes.to_string())?;
+        all.set_item("iodepth", plan.iodepth)?;
+        all.set_item("batch", plan.batch)?;
+        all.set_item("numjobs", plan.numjobs)?;
+        all.set_item("size", plan.size_bytes)?;
+        all.set_item("runtime", plan.runtime.map(|runtime| runtime.as_secs_f64()))?;
+        all.set_item("rwmixread", plan.rwmixread)?;
+        all.set_item("align", plan.align_bytes)?;
+        all.set_item("verify", plan.verify)?;
+        all.set_item("registered", plan.registered)?;
+        all.set_item("seed", plan.seed)?;
+        Ok(all)
+    }
+}
+
+/// A load that has been started on a store of its own.
+#[pyclass(module = "kvring._native", frozen)]
+pub(crate) struct LoadRun {
+    run: Run,
+}
+
+#[pymethods]
+impl LoadRun {
+    #[new]
+    #[pyo3(
+        signature = (plan, path = None, capacity = None, **options),
+        text_signature = "(plan, path, capacity, **options)"
+    )]
+    fn new(
+        py: Python<'_>,
+        plan: &LoadPlan,
+        path: Option<&Bound<'_, PyAny>>,
+        capacity: Option<&Bound<'_, PyAny>>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let config = config_from(py, path, capacity, options)?
+            .map_err(|error| from_open(OpenError::Config(error)))?;
+        let plan = plan.plan.clone();
+        let run = py.detach(|| Run::start(config, plan)).map_err(from_load);
+        hand_over(py);
+        Ok(Self { run: run? })
+    }
+
+    /// How far it is.
+    fn poll<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        hand_over(py);
+        let progress = self.run.poll();
+        let all = PyDict::new(py);
+        all.set_item("phase", progress.phase.name())?;
+        all.set_item("fraction", progress.fraction)?;
+        all.set_item("elapsed_s", progress.elapsed.as_secs_f64())?;
+        all.set_item("keys", progress.keys)?;
+        all.set_item("bytes", progress.bytes)?;
+        Ok(all)
+    }
+
+    /// Ask it to end.
+    fn stop(&self) {
+        self.run.stop();
+    }
+
+    /// Wait for its end; returns whether it has come.
+    fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
+        if !(0.0..=86400.0).contains(&timeout_s) {
+            let message = format!("timeout_s = {timeout_s} is not valid; it takes 0 to 86400");
+            return Err(ConfigError::new_err(message));
+        }
+        Ok(py.detach(|| self.run.wait(Duration::from_secs_f64(timeout_s))))
+    }
+
+    /// Wait for its end and return what it has measured, once.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let report = py.detach(|| self.run.finish()).map_err(from_load);
+        hand_over(py);
+        let report = report?;
+        let all = PyDict::new(py);
+        for (name, phase) in
+            [("fill", &report.fill), ("measured", &report.measured), ("check", &report.check)]
+        {
+            all.set_item(name, phase.as_ref().map(|phase| phase_dict(py, phase)).transpose()?)?;
+        }
+        all.set_item("has_errors", report.has_errors())?;
+        all.set_item("interrupted", report.interrupted)?;
+        all.set_item("failed_keys", report.failed_keys)?;
+        all.set_item("wrong_chunks", report.wrong_chunks)?;
+        all.set_item("damaged_chunks", report.damaged_chunks)?;
+        all.set_item("gave_up", report.gave_up)?;
+        all.set_item("closed_in_order", report.closed_in_order)?;
+        all.set_item("messages", report.messages)?;
+        let store = PyDict::new(py);
+        store.set_item("engine", report.stats.engine.as_str())?;
+        store.set_item("direct_io", report.stats.geometry.direct)?;
+        let alignment_bytes = report.stats.geometry.memory_alignment_bytes;
+        store.set_item("memory_alignment_bytes", alignment_bytes)?;
+        store.set_item("capacity_bytes", report.stats.capacity_bytes)?;
+        store.set_item("used_bytes", report.stats.used_bytes)?;
+        store.set_item("registered_bytes", report.stats.registered_bytes)?;
+        store.set_item("transfers_fixed", report.stats.transfers_fixed)?;
+        for (name, value) in report.stats.counters {
+            store.set_item(name, value)?;
+        }
+        all.set_item("store", store)?;
+        Ok(all)
+    }
+}
+
+impl Drop for LoadRun {
+    fn drop(&mut self) {
+        // It ends when its batches are answered: other Python threads go on meanwhile.
+        Python::attach(|py| {
+            py.detach(|| {
+                self.run.stop();
+                while !self.run.wait(Duration::from_secs(60)) {}
+            });
+        });
+    }
+}
+
+fn phase_dict<'py>(py: Python<'py>, phase: &PhaseReport) -> PyResult<Bound<'py, PyDict>> {
+    let classes = PyDict::new(py);
+    for class in &phase.classes {
+        let latency = PyDict::new(py);
+        latency.set_item("mean", class.latency.mean_ns / 1e3)?;
+        for (name, nanoseconds) in [
+            ("p50", class.latency.p50_ns),
+            ("p90", class.latency.p90_ns),
+            ("p99", class.latency.p99_ns),
+            ("p99.9", class.latency.p99_9_ns),
+            ("max", class.latency.max_ns),
+        ] {
+            latency.set_item(name, nanoseconds as f64 / 1e3)?;
+        }
+        let one = PyDict::new(py);
+        one.set_item("batches", class.batches)?;
+        one.set_item("keys", class.keys)?;
+        one.set_item("bytes", class.bytes)?;
+        one.set_item("hits", class.hits)?;
+        one.set_item("misses", class.misses)?;
+        one.set_item("failed", class.failed)?;
+        one.set_item("latency_us", latency)?;
+        classes.set_item(class.name, one)?;
+    }
+    let all = PyDict::new(py);
+    all.set_item("elapsed_s", phase.elapsed.as_secs_f64())?;
+    all.set_item("cpu_user_s", phase.cpu_user.as_secs_f64())?;
+    all.set_item("cpu_system_s", phase.cpu_system.as_secs_f64())?;
+    all.set_item("bytes", phase.bytes())?;
+    all.set_item("classes", classes)?;
+    Ok(all)
+}
+
+fn from_load(error: LoadError) -> PyErr {
+    match error {
+        LoadError::Open(error) => from_open(error),
+        LoadError::Plan(error) => ConfigError::new_err(error.to_string()),
+        LoadError::Register(_) | LoadError::Thread(_) | LoadError::Defect(_) => {
+            KvRingError::new_err(error.to_string())
+        }
+    }
+}
