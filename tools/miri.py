@@ -19,8 +19,14 @@ BUILT = OUTPUT / "miri"
 FILTERS = (
     *("engine::requests", "reactor::piece", "batch_completion", "segmented_vec"),
     *("reactor::errnos", "progress", "key::tests", "capacity::tests", "index::leases"),
-    *("index::slots", "store::runs", "store::allocator", "format", "backlog"),
-    *("index::lookup", "index::ghosts", "index::entries", "evict::lists", "evict::extent_map"),
+    *("index::file::slots", "store::runs", "store::allocator", "format", "backlog"),
+    *(
+        "index::memory::shard::lookup",
+        "index::memory::shard::ghosts",
+        "index::memory::shard::entries",
+        "evict::lists",
+        "evict::extent_map",
+    ),
     *("evict::namespaces", "evict::neighbours", "schedule"),
 )
 # They ask the system, take minutes as interpreted, or leak what the kernel still has.

@@ -26,8 +26,8 @@ KINDS = ("loom", "shuttle")
 MODELS = (
     "models::",
     "connector::gate::tests::",
-    "index::changes::tests::models::",
-    "index::map::tests::readers::",
+    "index::file::changes::tests::models::",
+    "index::memory::map::tests::readers::",
     "reactor::health::tests::models_",
 )
 

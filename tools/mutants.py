@@ -108,7 +108,7 @@ def _changed() -> list[str]:
 
 def _not_searched(name: str) -> str:
     return (
-        f"{name}: no file that is searched for mutants; name one as src/index/table.rs, of "
+        f"{name}: no file that is searched for mutants; name one as src/index/file/table.rs, of "
         "tools/mutation/listing.py, or say 'survivors'"
     )
 

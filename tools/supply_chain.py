@@ -23,8 +23,8 @@ TOOLS = OUTPUT / "programs" / "bin"
 
 # Where unsafe code may be, and below. The compiler refuses it elsewhere in the core.
 UNSAFE_IN = (
-    *("src/buffer.rs", "src/engine/", "src/system/", "src/index/mapping.rs"),
-    *("src/index/records.rs", "src/index/sigbus.rs", "connector_py/src/", "loadgen/src/memory.rs"),
+    *("src/buffer.rs", "src/engine/", "src/system/", "src/index/file/mapping/"),
+    *("src/index/file/records.rs", "connector_py/src/", "loadgen/src/memory.rs"),
 )
 # Of what users install with the wheel. The rest of requirements/ is for developers and tests.
 LICENSES = re.compile(r"Apache|BSD|ISC|MIT|MPL|Mozilla|PSF|Python Software Foundation|Unlicense")

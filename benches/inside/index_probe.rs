@@ -4,19 +4,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::found::FoundIndex;
-use super::index_file::IndexPlace;
-use super::map::Index;
-use super::reader_pins::EnteredGet;
-use super::shard::Pin;
-use super::table::{ChunkFields, Reservation, Table};
-use super::writing::EnteredSet;
 use crate::block::Extent;
 use crate::capacity::Budget;
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
 use crate::evict::Quotas;
+use crate::index::file::index_file::IndexPlace;
+use crate::index::file::locked_index::FoundIndex;
+use crate::index::file::table::{ChunkFields, Reservation, Table};
+use crate::index::memory::map::Index;
+use crate::index::memory::reader_pins::EnteredGet;
+use crate::index::memory::shard::Pin;
+use crate::index::memory::writing::EnteredSet;
 use crate::key::{Digest, Hashed, Namespace};
 use crate::time::Clock;
 

@@ -8,7 +8,7 @@ use super::{Cache, SetRequest};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::error::StoreError;
 use crate::evict::{Room, RoomSearch, Victim};
-use crate::index::table::Reservation;
+use crate::index::Reservation;
 use crate::key::Digest;
 use crate::store::Store;
 

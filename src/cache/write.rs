@@ -22,7 +22,7 @@ use crate::block::Extent;
 use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::error::StoreError;
 use crate::evict::PoolId;
-use crate::index::table::{ChunkFields, Reservation};
+use crate::index::{ChunkFields, Reservation};
 use crate::index::{EnteredSet, Resumed};
 use crate::key::Digest;
 

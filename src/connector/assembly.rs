@@ -27,7 +27,7 @@ use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
-use crate::index::table::Table;
+use crate::index::Table;
 use crate::index::{FoundIndex, Sharing};
 use crate::parallel::{OPENING, on_threads};
 use crate::placement::{Placement, VolumeSet};

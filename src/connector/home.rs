@@ -13,7 +13,7 @@ use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::OpenError;
-use crate::index::table::Table;
+use crate::index::Table;
 use crate::index::{FoundIndex, IndexPlace, owner_in_directory, owner_on_device};
 use crate::store::Store;
 use crate::store::chunk_files::FileStore;

@@ -6,15 +6,15 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::found::FoundIndex;
-use super::index_file::IndexPlace;
-use super::map::Index;
-use super::mapping::Mapping;
-use super::table::Table;
 use crate::capacity::Budget;
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::evict::Quotas;
+use crate::index::file::index_file::IndexPlace;
+use crate::index::file::locked_index::FoundIndex;
+use crate::index::file::mapping::Mapping;
+use crate::index::file::table::Table;
+use crate::index::memory::map::Index;
 use crate::store::Store;
 use crate::store::data_files::{ExtentStore, find_files};
 
@@ -36,7 +36,7 @@ pub(crate) fn open<G: Send, S: Send>(
 }
 
 /// The same for tests of the index alone.
-pub(super) fn opened<G: Send, S: Send>(
+pub(in crate::index) fn opened<G: Send, S: Send>(
     directory: &Path,
     set_up: impl FnOnce(&mut Config),
 ) -> Index<G, S> {
@@ -62,7 +62,7 @@ impl<G, S> Index<G, S> {
 
 impl Mapping {
     /// Which of these pages are in the kernel's table of this process: proc_pid_pagemap(5).
-    pub(super) fn mapped_pages(&self, pages: Range<usize>) -> Vec<usize> {
+    pub(in crate::index) fn mapped_pages(&self, pages: Range<usize>) -> Vec<usize> {
         let table = File::open("/proc/self/pagemap").unwrap();
         let is_mapped = |page: &usize| {
             let mut entry = [0; 8];

@@ -1,0 +1,423 @@
+//! The index file mapped into memory. A page that the disk cannot return is a hole in it and not the end of the process.
+//!
+//! Access to such a page raises SIGBUS. The handler here puts a zeroed page of ordinary memory in its place and notes
+//! that; records read from it are no records, and its slots are never handed out again, as nothing stored in it would
+//! reach the disk. systemd's journal, which maps files as well, does likewise (its `sigbus.c`).
+//!
+//! A fork inherits the handler and no mapping. Nothing here waits for a lock, as the thread that has it may be missing in a fork.
+
+#![allow(unsafe_code, reason = "a file is mapped")]
+
+mod sigbus;
+
+use std::fs::File;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+
+use super::index_bytes::read_pages;
+
+/// With more holes no slot is handed out any more, and every slot counts as in a hole.
+pub(in crate::index) const MAX_HOLES: usize = 1024;
+/// Of one process; one per open store.
+const MAX_MAPPINGS: usize = 256;
+/// Piece in which it is marked as changed.
+const MARKED_BYTES: usize = 1 << 20;
+
+pub(in crate::index) struct Mapping {
+    // Not unmapped in a fork, where it is not mapped: something else may be at its address there.
+    map: ManuallyDrop<MmapRaw>,
+    range: &'static MappedRange,
+    process_id: u32,
+}
+
+/// A mapping, for the handler. Static, as the handler may look at it at any moment.
+pub(in crate::index) struct MappedRange {
+    is_taken: AtomicBool,
+    start: AtomicUsize,
+    length: AtomicUsize,
+    hole_count: AtomicUsize,
+    /// Each hole once, from the first place on: its offset, and in the lowest bits how far it is. 0 is none.
+    holes: [AtomicUsize; MAX_HOLES],
+}
+
+/// A thread is about to put memory there.
+const CLAIMED: usize = 1;
+/// Memory is there.
+const MADE: usize = 2;
+/// There was no memory to be had.
+const FAILED: usize = 3;
+const STATE_BITS: usize = 3;
+
+pub(in crate::index) static MAPPED_RANGES: [MappedRange; MAX_MAPPINGS] =
+    [const { MappedRange::none() }; MAX_MAPPINGS];
+
+impl Mapping {
+    /// Maps `length_bytes` bytes of `file` from `offset` on. It may be shorter: then only what it has may be accessed.
+    pub(in crate::index) fn new(file: &File, offset: u64, length_bytes: usize) -> io::Result<Self> {
+        sigbus::install();
+        // Before a fault can ask for it.
+        page_bytes();
+        let map = MmapOptions::new().offset(offset).len(length_bytes).map_raw(file)?;
+        // A fork would keep the file open through it, and so the lock.
+        map.advise(Advice::DontFork)?;
+        let range = guard(map.as_ptr().addr(), length_bytes)?;
+        Ok(Self { map: ManuallyDrop::new(map), range, process_id: std::process::id() })
+    }
+
+    /// Maps the pages of `length_bytes` from `start` on, so that nobody who looks at them first has to wait for that.
+    pub(in crate::index) fn populate(&self, start: usize, length_bytes: usize) {
+        // Before Linux 5.14 whoever is first does it.
+        let _ = self.map.advise_range(Advice::PopulateRead, start, length_bytes);
+    }
+
+    pub(in crate::index) fn as_mut_ptr(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
+    pub(in crate::index) fn length_bytes(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Copies `bytes` from `start` on out of memory. Nobody changes them meanwhile but by atomic stores of whole words.
+    pub(in crate::index) fn copy_out(&self, start: usize, bytes: &mut [u8]) {
+        assert!(start + bytes.len() <= self.map.len());
+        // SAFETY: inside the mapping; what of it is behind the end of the file reads as zeros (see the handler).
+        unsafe {
+            let source = self.map.as_ptr().add(start);
+            source.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+
+    /// Reads `bytes` from `start` on, which are those of `file` from `offset` on, and makes a hole of each page that cannot be
+    /// read: it is zeros in `bytes`.
+    pub(in crate::index) fn read(&self, file: &File, offset: u64, start: usize, bytes: &mut [u8]) {
+        read_pages(file, bytes, offset + start as u64, |at| {
+            self.range.make_hole(self.map.as_ptr().addr() + start + at);
+        });
+    }
+
+    /// Makes the first `length_bytes` count as changed, so that a sync writes them; they stay as they are.
+    pub(in crate::index) fn mark_changed(
+        &self,
+        length_bytes: usize,
+        mark: impl Fn(u64, &[AtomicU8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut outcome = Ok(());
+        for offset in (0..length_bytes).step_by(MARKED_BYTES) {
+            let length = MARKED_BYTES.min(length_bytes - offset);
+            // SAFETY: inside the mapping and its file; a record's own users store to it atomically or under its lock.
+            let part = unsafe {
+                let start = self.map.as_mut_ptr().add(offset).cast::<AtomicU8>();
+                std::slice::from_raw_parts(start, length)
+            };
+            match mark(offset as u64, part) {
+                Ok(()) => {}
+                // Before Linux 5.14.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    for byte in part.iter().step_by(page_bytes()) {
+                        byte.fetch_or(0, Ordering::Relaxed);
+                    }
+                }
+                // Not the end: a page that cannot be read fails those beside it only.
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
+    }
+
+    /// Puts ordinary memory in the place of the file, which is not held open by this any more.
+    pub(in crate::index) fn release(&self) {
+        // SAFETY: exactly the range of the mapping, which stays ours until it is dropped; Rust has no references into
+        // it. If it fails nothing has changed.
+        unsafe {
+            libc::mmap(
+                self.map.as_mut_ptr().cast(),
+                self.map.len(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+        }
+    }
+
+    pub(in crate::index) fn hole_count(&self) -> usize {
+        self.range.hole_count.load(Ordering::Acquire)
+    }
+
+    pub(in crate::index) fn is_hole(&self, offset: usize) -> bool {
+        match self.hole_count() {
+            0 => false,
+            count if count > MAX_HOLES => true,
+            _ => {
+                let page = offset - offset % page_bytes();
+                let holes = self.range.holes.iter().map(|hole| hole.load(Ordering::Acquire));
+                holes
+                    .take_while(|hole| *hole != 0)
+                    .any(|hole| hole & !STATE_BITS == page && hole & STATE_BITS != FAILED)
+            }
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.process_id == std::process::id() {
+            self.range.release();
+            // SAFETY: not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.map) };
+        }
+    }
+}
+
+impl MappedRange {
+    const fn none() -> Self {
+        Self {
+            is_taken: AtomicBool::new(false),
+            start: AtomicUsize::new(0),
+            length: AtomicUsize::new(0),
+            hole_count: AtomicUsize::new(0),
+            holes: [const { AtomicUsize::new(0) }; MAX_HOLES],
+        }
+    }
+
+    pub(in crate::index) fn contains(&self, address: usize) -> bool {
+        let start = self.start.load(Ordering::SeqCst);
+        start != 0 && (start..start + self.length.load(Ordering::SeqCst)).contains(&address)
+    }
+
+    /// The handler ignores it from here on, and another mapping may take it.
+    pub(in crate::index) fn release(&self) {
+        self.length.store(0, Ordering::SeqCst);
+        self.start.store(0, Ordering::SeqCst);
+        self.is_taken.store(false, Ordering::SeqCst);
+    }
+
+    /// Puts memory in the place of the page at `address`, once, however many threads ask for it: what the first of them has
+    /// stored there by then stays. Says whether memory is there. Safe in a signal handler.
+    pub(in crate::index) fn make_hole(&self, address: usize) -> bool {
+        let page = address - address % page_bytes();
+        let offset = page - self.start.load(Ordering::SeqCst);
+        for hole in &self.holes {
+            let mut seen = hole.load(Ordering::SeqCst);
+            while seen == 0 || seen & !STATE_BITS == offset {
+                if seen == offset | MADE {
+                    return true;
+                }
+                if seen == offset | CLAIMED {
+                    // The other thread is in the lines below: between them is one system call.
+                    // SAFETY: no pointers; a plain system call.
+                    unsafe { libc::sched_yield() };
+                    seen = hole.load(Ordering::SeqCst);
+                    continue;
+                }
+                let claim = offset | CLAIMED;
+                match hole.compare_exchange(seen, claim, Ordering::SeqCst, Ordering::SeqCst) {
+                    Err(other) => seen = other,
+                    Ok(_) => {
+                        let placed = self.place_memory(page);
+                        let state = if placed { MADE } else { FAILED };
+                        hole.store(offset | state, Ordering::SeqCst);
+                        return placed;
+                    }
+                }
+            }
+        }
+        // Nothing is stored in this mapping any more that would be lost.
+        self.place_memory(page)
+    }
+
+    fn place_memory(&self, page: usize) -> bool {
+        // SAFETY: a whole page inside the mapping, which nobody can have replaced: it is unmapped only after `release`. Rust has
+        // only raw pointers into it.
+        let placed = unsafe {
+            libc::mmap(
+                ptr::without_provenance_mut(page),
+                page_bytes(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        let is_placed = placed != libc::MAP_FAILED;
+        self.hole_count.fetch_add(usize::from(is_placed), Ordering::SeqCst);
+        is_placed
+    }
+}
+
+fn page_bytes() -> usize {
+    static PAGE_BYTES: OnceLock<usize> = OnceLock::new();
+    // SAFETY: no pointers.
+    *PAGE_BYTES.get_or_init(|| unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize)
+}
+
+fn guard(start: usize, length: usize) -> io::Result<&'static MappedRange> {
+    let Some(range) =
+        MAPPED_RANGES.iter().find(|other| !other.is_taken.swap(true, Ordering::SeqCst))
+    else {
+        return Err(io::Error::other(format!("{MAX_MAPPINGS} stores are open in this process")));
+    };
+    range.hole_count.store(0, Ordering::SeqCst);
+    range.holes.iter().for_each(|hole| hole.store(0, Ordering::SeqCst));
+    range.start.store(start, Ordering::SeqCst);
+    range.length.store(length, Ordering::SeqCst);
+    Ok(range)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_page_that_cannot_be_read_is_a_hole_and_the_others_stay() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 4 * 4096], 0).unwrap();
+        let mapping = Mapping::new(&file, 0, 8 * 4096).unwrap();
+        let byte = |offset: usize| {
+            // SAFETY: inside the mapping; where the file ends earlier, the handler puts memory there.
+            unsafe { mapping.as_mut_ptr().add(offset).read_volatile() }
+        };
+        assert_eq!((byte(0), byte(3 * 4096), mapping.hole_count()), (7, 7, 0));
+        // What follows is behind the end of the file from here on, as good as unreadable.
+        file.set_len(2 * 4096).unwrap();
+        assert_eq!((byte(4096), byte(2 * 4096 + 5), byte(3 * 4096)), (7, 0, 0));
+        assert_eq!(mapping.hole_count(), 2);
+        let holes: Vec<bool> = (0..4).map(|page| mapping.is_hole(page * 4096 + 9)).collect();
+        assert_eq!(holes, [false, false, true, true]);
+    }
+
+    /// Two threads meet one lost page: the handler of the second may run when the first has gone on and stored something there.
+    #[test]
+    fn a_second_fault_at_a_lost_page_leaves_what_was_stored_there() {
+        let file = tempfile::tempfile().unwrap();
+        let mapping = Mapping::new(&file, 0, 8 * 4096).unwrap();
+        let pointer = mapping.as_mut_ptr();
+        for offset in [4096, 3 * 4096 + 17, 0] {
+            // SAFETY: inside the mapping; the file is empty, so the handler puts memory there. Not an atomic, in which
+            // ThreadSanitizer holds a lock that the handler would wait for.
+            unsafe { pointer.add(offset).write_volatile(7) };
+            assert!(mapping.range.make_hole(pointer.addr() + offset));
+            // SAFETY: as above.
+            let stored = unsafe { pointer.add(offset).read_volatile() };
+            assert_eq!(stored, 7, "the page at {offset} was made anew");
+        }
+        assert_eq!(mapping.hole_count(), 3);
+        let holes: Vec<bool> = (0..8).map(|page| mapping.is_hole(page * 4096)).collect();
+        assert_eq!(holes, [true, true, false, true, false, false, false, false]);
+    }
+
+    #[test]
+    fn with_more_holes_than_are_noted_every_page_counts_as_one() {
+        let file = tempfile::tempfile().unwrap();
+        let mapping = Mapping::new(&file, 0, (MAX_HOLES + 9) * 4096).unwrap();
+        for page in 0..=MAX_HOLES {
+            assert!(!mapping.is_hole((MAX_HOLES + 5) * 4096));
+            assert!(mapping.range.make_hole(mapping.as_mut_ptr().addr() + page * 4096));
+        }
+        assert!(mapping.is_hole((MAX_HOLES + 5) * 4096));
+    }
+
+    #[test]
+    fn a_page_for_which_there_was_no_memory_is_no_hole() {
+        let file = tempfile::tempfile().unwrap();
+        let mapping = Mapping::new(&file, 0, 8 * 4096).unwrap();
+        for (hole, noted) in mapping.range.holes.iter().zip([4096 | FAILED, 8192 | MADE]) {
+            hole.store(noted, Ordering::SeqCst);
+        }
+        mapping.range.hole_count.store(1, Ordering::SeqCst);
+        let holes: Vec<bool> = (0..4).map(|page| mapping.is_hole(page * 4096)).collect();
+        assert_eq!(holes, [false, false, true, false]);
+    }
+
+    #[test]
+    fn memory_takes_the_place_of_a_file_that_is_released() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 2 * 4096], 0).unwrap();
+        let mapping = Mapping::new(&file, 0, 2 * 4096).unwrap();
+        mapping.release();
+        let pointer = mapping.as_mut_ptr();
+        for offset in [0, 2 * 4096 - 1] {
+            // SAFETY: inside the mapping, which is memory now.
+            let (before, after) = unsafe {
+                let before = pointer.add(offset).read_volatile();
+                pointer.add(offset).write_volatile(5);
+                (before, pointer.add(offset).read_volatile())
+            };
+            assert_eq!((before, after), (0, 5));
+        }
+        let mut bytes = [0; 2 * 4096];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [7; 2 * 4096]);
+    }
+
+    #[test]
+    fn closed_stores_leave_room_for_others() {
+        let file = tempfile::tempfile().unwrap();
+        for _ in 0..2 * MAX_MAPPINGS {
+            Mapping::new(&file, 0, 4096).unwrap();
+        }
+    }
+
+    #[test]
+    fn pages_are_mapped_before_anybody_looks_at_them() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * 4096).unwrap();
+        let mapping = Mapping::new(&file, 0, 128 * 4096).unwrap();
+        let mapped = || mapping.mapped_pages(0..128);
+        assert_eq!(mapped(), []);
+        mapping.populate(8 * 4096, 16 * 4096);
+        if mapping.map.advise_range(Advice::PopulateRead, 0, 4096).is_err() {
+            return println!("skipped: Linux is older than 5.14");
+        }
+        // The kernel may map some beside them.
+        let found = mapped();
+        assert!((8..24).all(|page| found.contains(&page)), "{found:?}");
+        // What is behind the end of the file is no fault.
+        mapping.populate(100 * 4096, 4096);
+        assert_eq!((mapped(), mapping.hole_count()), (found, 0));
+    }
+
+    /// Where the kernel cannot mark pages as changed, they are changed. Any other error is told, after all of the file was marked.
+    #[test]
+    fn a_page_that_cannot_be_marked_fails_no_other() {
+        let file = tempfile::tempfile().unwrap();
+        let length = 2 * MARKED_BYTES + 4096;
+        file.write_all_at(&vec![7; length], 0).unwrap();
+        let mapping = Mapping::new(&file, 0, length).unwrap();
+        let mark = |errno: i32| {
+            let marked = std::cell::RefCell::new(Vec::new());
+            let outcome = mapping.mark_changed(length, |offset, part| {
+                marked.borrow_mut().push((offset as usize, part.len()));
+                if offset == 0 { Err(io::Error::from_raw_os_error(errno)) } else { Ok(()) }
+            });
+            let parts = [(0, MARKED_BYTES), (MARKED_BYTES, MARKED_BYTES), (2 * MARKED_BYTES, 4096)];
+            assert_eq!(*marked.borrow(), parts);
+            outcome.err().and_then(|error| error.raw_os_error())
+        };
+        assert_eq!((mark(libc::EINVAL), mark(libc::EIO)), (None, Some(libc::EIO)));
+        let mut bytes = vec![0; length];
+        mapping.copy_out(0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn pages_that_reading_finds_unreadable_are_holes() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 3 * 4096], 0).unwrap();
+        let mapping = Mapping::new(&file, 0, 8 * 4096).unwrap();
+        let mut bytes = vec![1; 4 * 4096];
+        mapping.read(&file, 0, 4096, &mut bytes[..2 * 4096]);
+        assert_eq!((mapping.hole_count(), bytes[0], bytes[2 * 4096 - 1]), (0, 7, 7));
+        mapping.read(&file, 0, 4096, &mut bytes);
+        assert_eq!((mapping.hole_count(), bytes[2 * 4096 - 1], bytes[2 * 4096]), (2, 7, 0));
+        assert!(mapping.is_hole(3 * 4096) && mapping.is_hole(4 * 4096) && !mapping.is_hole(0));
+    }
+}

@@ -1,0 +1,263 @@
+//! The map in RAM: which keys are stored, and their readers.
+
+use std::sync::{Arc, OnceLock};
+
+use super::collisions::Quarantine;
+use super::key_events::KeyEvents;
+use super::shard::{Pending, Shard};
+use crate::block::Extent;
+use crate::config::Config;
+use crate::evict::{EvictionIndex, Footprint, Leases, Quotas};
+use crate::index::file::table::Table;
+use crate::index::memory::shard::entries::Flag;
+use crate::index::memory::shard::ghosts::{Fingerprint, Ghost};
+use crate::index::memory::shard::lookup::Located;
+use crate::key::Digest;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{IS_MODELLED, Mutex, MutexGuard};
+
+/// Enough that threads rarely meet, and that the growth of one shard is short: at 10,000,000 keys it moves about 5,000 elements.
+const SHARDS: usize = if IS_MODELLED { 2 } else { 2048 };
+
+/// Keys that are stored or being written. `G` and `S` are waiting GETs and SETs, opaque here.
+pub(crate) struct Index<G, S> {
+    pub(crate) table: Table,
+    pub(in crate::index) shards: Box<[LockedShard<G, S>]>,
+    generation: AtomicU64,
+    /// First generation of this session.
+    pub(in crate::index) first_generation: u64,
+    keys: AtomicU64,
+    stored_bytes: AtomicU64,
+    /// Keys being written that GETs wait for.
+    pub(in crate::index) awaited: AtomicUsize,
+    pub(in crate::index) quarantine: Quarantine,
+    /// As in [`Session`](crate::format::header::Session).
+    pub(in crate::index) verify_from: AtomicU64,
+    /// As in [`Session`](crate::format::header::Session).
+    pub(in crate::index) untrusted_before: AtomicU64,
+    pub(in crate::index) config: Config,
+    pub(crate) eviction_index: Mutex<EvictionIndex>,
+    pub(in crate::index) leases: Mutex<Leases>,
+    pub(in crate::index) quotas: Quotas,
+    /// Bytes that chunks can have: less than the capacity once the file system gives no more.
+    pub(in crate::index) usable_bytes: AtomicU64,
+    pub(in crate::index) pinned: Mutex<Footprint>,
+    /// Since when there are uses in the future, by [`Index::now_s`], as far as they are found.
+    pub(in crate::index) ahead_since_s: Mutex<Option<u32>>,
+    /// Bytes evicted since the store was opened: the clock of ghosts.
+    pub(in crate::index) evicted_bytes: AtomicU64,
+    /// GETs and EXISTS that would hit in a store with one and a half times the capacity, and with twice the capacity.
+    would_hit: [AtomicU64; 2],
+    /// Where keys that come and go are told, if somebody watches them.
+    pub(in crate::index) key_events: OnceLock<Arc<KeyEvents>>,
+}
+
+/// Why a chunk is taken out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::index) enum Gone {
+    /// For want of room: its key becomes a ghost.
+    Evicted,
+    /// For any other reason.
+    Removed,
+}
+
+/// In cache lines of its own.
+#[repr(align(64))]
+pub(in crate::index) struct LockedShard<G, S>(pub(in crate::index) Mutex<Shard<G, S>>);
+
+impl<G, S> Index<G, S> {
+    /// An empty one. All paths of the store share `quotas`.
+    pub(in crate::index) fn new(
+        table: Table,
+        generation: u64,
+        config: Config,
+        quotas: &Quotas,
+    ) -> Self {
+        Self {
+            eviction_index: Mutex::new(EvictionIndex::new(config.eviction, quotas)),
+            leases: Mutex::new(Leases::new(config.lease_s)),
+            quotas: quotas.with_leases(config.lease_s),
+            usable_bytes: AtomicU64::new(config.capacity_bytes()),
+            pinned: Mutex::default(),
+            ahead_since_s: Mutex::default(),
+            evicted_bytes: AtomicU64::new(0),
+            would_hit: Default::default(),
+            key_events: OnceLock::new(),
+            config,
+            table,
+            shards: (0..SHARDS).map(|_| LockedShard(Mutex::new(Shard::new()))).collect(),
+            generation: AtomicU64::new(generation),
+            first_generation: generation,
+            keys: AtomicU64::new(0),
+            stored_bytes: AtomicU64::new(0),
+            awaited: AtomicUsize::new(0),
+            quarantine: Quarantine::default(),
+            verify_from: AtomicU64::new(u64::MAX),
+            untrusted_before: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn would_hit(&self) -> [u64; 2] {
+        self.would_hit.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// A number that no chunk of this store has had before.
+    pub(crate) fn next_generation(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn all_verified(&self) {
+        self.verify_from.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    pub(crate) fn keys(&self) -> u64 {
+        self.keys.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.stored_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether a chunk is stored under a key with this digest.
+    pub(crate) fn is_stored(&self, digest: Digest) -> bool {
+        self.shard(digest).1.find(digest).is_some()
+    }
+
+    /// The entry of `key`, unless it has expired.
+    pub(in crate::index) fn find_stored(
+        &self,
+        shard: &Shard<G, S>,
+        digest: Digest,
+        key: &str,
+        now_ms: u64,
+    ) -> Option<Located> {
+        let found = shard.find(digest).filter(|found| self.table.key_is(found.record, key))?;
+        (!self.is_expired(&shard.entries[found.entry], now_ms)).then_some(found)
+    }
+
+    /// DELETE: the key is not stored any more. Returns whether it was, and the extent that is free now, if any.
+    pub(crate) fn delete(&self, digest: Digest, key: &str) -> (bool, Option<Extent>) {
+        let (_, mut shard) = self.shard(digest);
+        let mut found = false;
+        if let Some(pending) = shard.pending_mut(digest)
+            && *pending.key == *key
+        {
+            self.delete_pending(pending);
+            found = true;
+        }
+        match shard.find(digest) {
+            Some(stored) if self.is_of(digest, stored.record, key) => {
+                (true, self.take_out(&mut shard, stored.entry, Gone::Removed))
+            }
+            _ => (found, None),
+        }
+    }
+
+    /// The chunk that is being written for the key will not be stored.
+    pub(in crate::index) fn delete_pending(&self, pending: &mut Pending<G, S>) {
+        let set = pending.last_set();
+        if pending.deletes.back() != Some(&set) {
+            pending.deletes.push_back(set);
+        }
+        // A record that waits for its sync must not come back after a kill.
+        if let Some(slot) = pending.written.take() {
+            self.table.invalidate(slot);
+        }
+    }
+
+    /// Removes an entry from the map and its record from the index file. Returns the extent if it has no readers.
+    pub(in crate::index) fn take_out(
+        &self,
+        shard: &mut Shard<G, S>,
+        number: u32,
+        gone: Gone,
+    ) -> Option<Extent> {
+        let entry = shard.entries[number];
+        let length_bytes = u64::from(entry.length_bytes);
+        shard.entries[number].set(Flag::Detached, true);
+        if let Some(slot) = shard.unlink(number) {
+            self.note_gone(shard, Located { entry: number, record: slot });
+            self.table.clear(slot);
+            self.count(-1, -(length_bytes as i64));
+            if gone == Gone::Evicted {
+                let size_bytes = entry.extent().size_bytes();
+                let before = self.evicted_bytes.fetch_add(size_bytes, Ordering::Relaxed);
+                self.eviction_index.lock().remember_leaving(entry.namespace);
+                let ghost = Ghost {
+                    fingerprint: Fingerprint::of(entry.digest),
+                    namespace: entry.namespace,
+                    since_bytes: before + size_bytes,
+                    refused_sets: 0,
+                    was_evicted: true,
+                };
+                self.remember(shard, ghost);
+            }
+            if let Some(node) = entry.node {
+                self.eviction_index.lock().leave(node, entry.namespace);
+            }
+            if entry.is(Flag::Pinned) {
+                self.give_back_pinned(&entry);
+            }
+            if entry.leased_until_s > 0 {
+                self.leases.lock().remove(entry.leased_until_s, entry.footprint());
+                if let Some(quota) = self.quotas.of(entry.namespace) {
+                    quota.leases.lock().remove(entry.leased_until_s, entry.footprint());
+                }
+            }
+        }
+        (entry.readers() == 0).then(|| shard.entries.remove(number).extent())
+    }
+
+    pub(crate) fn now_s(&self) -> u32 {
+        self.config.clock.passed_s()
+    }
+
+    /// Counts a miss that would be a hit in a larger store.
+    pub(in crate::index) fn note_ghost(&self, shard: &Shard<G, S>, digest: Digest) {
+        let Some(ghost) = shard.ghosts.get(digest).filter(|ghost| ghost.was_evicted) else {
+            return;
+        };
+        let evicted_since =
+            self.evicted_bytes.load(Ordering::Relaxed).saturating_sub(ghost.since_bytes);
+        let capacity_bytes = self.config.capacity_bytes();
+        for (count, more_bytes) in self.would_hit.iter().zip([capacity_bytes / 2, capacity_bytes]) {
+            count.fetch_add(u64::from(evicted_since <= more_bytes), Ordering::Relaxed);
+        }
+    }
+
+    /// Remembers a key, which its namespace counts already.
+    pub(in crate::index) fn remember(&self, shard: &mut Shard<G, S>, ghost: Ghost) {
+        let (horizon_bytes, stored) = (self.config.capacity_bytes(), shard.lookup.len());
+        let forget = |ghost: Ghost| self.eviction_index.lock().forget(ghost.namespace, 1);
+        shard.ghosts.insert(ghost, horizon_bytes, stored, forget);
+    }
+
+    /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it counts as
+    /// that of `key`.
+    pub(in crate::index) fn is_of(&self, digest: Digest, slot: u32, key: &str) -> bool {
+        self.table.key_is(slot, key) || self.has_lost_its_record(digest, slot)
+    }
+
+    /// Whether the index file does not have the entry's record any more, or a part of its key: the disk did not return it.
+    pub(in crate::index) fn has_lost_its_record(&self, digest: Digest, slot: u32) -> bool {
+        self.table.digest(slot) != digest || !self.table.has_whole_key(slot)
+    }
+
+    pub(in crate::index) fn count(&self, keys: i64, bytes: i64) {
+        self.keys.fetch_add(keys as u64, Ordering::Relaxed);
+        self.stored_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Of a new index: all after this one are higher.
+    pub(in crate::index) fn set_first_generation(&mut self, generation: u64) {
+        (self.generation, self.first_generation) = (AtomicU64::new(generation), generation);
+    }
+
+    pub(in crate::index) fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {
+        let number = digest.shard_hash() % SHARDS as u64;
+        (number as u32, self.shards[number as usize].0.lock())
+    }
+}
+
+#[cfg(test)]
+pub(in crate::index) mod tests;

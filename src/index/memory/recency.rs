@@ -1,0 +1,84 @@
+//! When chunks were used, and how often. It is known in memory at once. The maintenance thread has it written into the records every
+//! few seconds. A kill loses what was not written.
+
+use super::map::Index;
+use super::shard::Shard;
+use crate::format::record::{use_parts, use_word};
+use crate::index::file::changes::Change;
+use crate::index::memory::shard::entries::Flag;
+use crate::index::memory::shard::lookup::Located;
+use crate::key::Hashed;
+
+const MOST_AT_ONCE: usize = 64;
+
+impl<G, S> Shard<G, S> {
+    /// Gives an entry this word of uses, which is to be written into its record.
+    pub(in crate::index) fn note_use(&mut self, number: u32, use_word: u64) {
+        let entry = &mut self.entries[number];
+        entry.last_use = use_word;
+        if !entry.set(Flag::IsBehind, true) {
+            self.used.push(number);
+        }
+    }
+}
+
+impl<G, S> Index<G, S> {
+    /// A use. It never makes a chunk one that was used longer ago: the clock may be behind, as at a boot before the first answer of
+    /// NTP, and once it is right the chunk would have expired.
+    pub(in crate::index) fn touch(&self, shard: &mut Shard<G, S>, found: Located, now_ms: u64) {
+        let (before_ms, uses) = use_parts(shard.entries[found.entry].last_use);
+        shard.note_use(found.entry, use_word(now_ms.max(before_ms), uses.saturating_add(1)));
+        if let Some(node) = shard.entries[found.entry].node {
+            self.eviction_index.lock().touch(node);
+        }
+    }
+
+    /// Says of each of `keys` whether it is stored, which is no use and no lease.
+    pub(crate) fn holds_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
+        let holds = |&Hashed { key, digest }: &Hashed<'_>| {
+            let (_, shard) = self.shard(digest);
+            self.find_stored(&shard, digest, key, now_ms).is_some()
+        };
+        keys.iter().map(holds).collect()
+    }
+
+    /// A use of each of `keys`, without a load. Says of each whether it is stored.
+    pub(crate) fn touch_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
+        let touch = |&Hashed { key, digest }: &Hashed<'_>| {
+            let (_, mut shard) = self.shard(digest);
+            let found = self.find_stored(&shard, digest, key, now_ms);
+            found.inspect(|found| self.touch(&mut shard, *found, now_ms)).is_some()
+        };
+        keys.iter().map(touch).collect()
+    }
+
+    /// Has uses of some chunks of shard `number` written into their records; says whether there are more.
+    pub(crate) fn write_uses(&self, number: usize) -> bool {
+        // It is worth no page.
+        if self.table.lacks_blocks() {
+            return false;
+        }
+        let mut shard = self.shards[number].0.lock();
+        let shard = &mut *shard;
+        let first = shard.used.len().saturating_sub(MOST_AT_ONCE);
+        for number in shard.used.drain(first..) {
+            let entry = &mut shard.entries[number];
+            // It may be gone, and its number another's.
+            if !entry.set(Flag::IsBehind, false) || entry.is(Flag::Detached) {
+                continue;
+            }
+            let same = |found: Located| found.entry == number;
+            if let Some(Located { record: slot, .. }) = shard.lookup.find(entry.digest.tag(), same)
+            {
+                self.table.change(Change::Use(slot, entry.last_use));
+            }
+        }
+        first > 0
+    }
+
+    pub(crate) fn write_all_uses(&self) {
+        for number in 0..self.shard_count() {
+            while self.write_uses(number) {}
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! One shard of the map: entries by digest, and the queue behind each key that is being written.
+
+pub(in crate::index) mod entries;
+pub(in crate::index) mod ghosts;
+pub(in crate::index) mod lookup;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+
+use super::key_events::Untold;
+use crate::block::Extent;
+use crate::checksum::PayloadChecksum;
+use crate::index::memory::shard::entries::Entries;
+use crate::index::memory::shard::ghosts::Ghosts;
+use crate::index::memory::shard::lookup::{Located, Lookup};
+use crate::key::Digest;
+
+// In this order: the fields that a lookup needs share a cache line with the lock.
+#[repr(C)]
+pub(in crate::index) struct Shard<G, S> {
+    pub(in crate::index) lookup: Lookup,
+    pub(in crate::index) entries: Entries,
+    pub(in crate::index) pending: HashTable<Pending<G, S>>,
+    pub(in crate::index) ghosts: Ghosts,
+    /// Entries with uses that are not in their records yet.
+    pub(in crate::index) used: Vec<u32>,
+    /// Chunks that are not told yet to whoever watches keys; none if nobody does.
+    pub(in crate::index) untold: Option<Untold>,
+}
+
+/// The right to read a chunk; its extent stays allocated until [`Index::unpin`](super::map::Index::unpin).
+#[derive(Debug)]
+pub(crate) struct Pin {
+    pub(crate) digest: Digest,
+    pub(in crate::index) entry: u32,
+    pub(crate) extent: Extent,
+    pub(crate) length_bytes: u64,
+    pub(crate) checksum: Option<PayloadChecksum>,
+}
+
+/// One version of a chunk: that which is verified, as an owner that did not close wrote it, or as it could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkVersion {
+    pub(crate) digest: Digest,
+    pub(crate) generation: u64,
+}
+
+/// A key that is being written, and the operations that wait for that.
+pub(in crate::index) struct Pending<G, S> {
+    pub(in crate::index) digest: Digest,
+    pub(in crate::index) key: Arc<str>,
+    /// Number of the SET that is being written: those that wait have the numbers after it.
+    pub(in crate::index) set: u64,
+    pub(in crate::index) sets: VecDeque<S>,
+    pub(in crate::index) gets: VecDeque<WaitingGet<G>>,
+    /// Numbers of the SETs behind which the key is deleted. A DELETE is answered already; no GET waits behind it.
+    pub(in crate::index) deletes: VecDeque<u64>,
+    /// What was looked at to find out what goes on.
+    #[cfg(test)]
+    pub(in crate::index) looked_at: usize,
+    /// Slot of its record, if that is in the index file already.
+    pub(in crate::index) written: Option<u32>,
+}
+
+impl<G, S> Pending<G, S> {
+    pub(in crate::index) fn new(digest: Digest, key: Arc<str>) -> Self {
+        Self {
+            digest,
+            key,
+            set: 0,
+            sets: VecDeque::new(),
+            gets: VecDeque::new(),
+            deletes: VecDeque::new(),
+            #[cfg(test)]
+            looked_at: 0,
+            written: None,
+        }
+    }
+
+    /// Number of the SET behind which an operation that comes now waits.
+    pub(in crate::index) fn last_set(&self) -> u64 {
+        self.set + self.sets.len() as u64
+    }
+
+    /// Whether a DELETE follows, directly or behind further SETs: it is answered, so the chunk must not be stored.
+    pub(in crate::index) fn is_deleted(&self) -> bool {
+        !self.deletes.is_empty()
+    }
+}
+
+/// A GET that waits behind the SET of this number.
+pub(in crate::index) struct WaitingGet<G> {
+    pub(in crate::index) set: u64,
+    pub(in crate::index) length_bytes: u64,
+    pub(in crate::index) request: G,
+}
+
+impl<G, S> Shard<G, S> {
+    pub(in crate::index) fn new() -> Self {
+        Self {
+            lookup: Lookup::default(),
+            entries: Entries::default(),
+            pending: HashTable::new(),
+            ghosts: Ghosts::default(),
+            used: Vec::new(),
+            untold: None,
+        }
+    }
+
+    pub(in crate::index) fn find(&self, digest: Digest) -> Option<Located> {
+        let same = |found: Located| { self.entries[found.entry].digest } == digest;
+        self.lookup.find(digest.tag(), same)
+    }
+
+    pub(in crate::index) fn insert_pending(&mut self, pending: Pending<G, S>) {
+        let hash = |pending: &Pending<G, S>| pending.digest.table_hash();
+        self.pending.insert_unique(hash(&pending), pending, hash);
+    }
+
+    pub(in crate::index) fn pending_mut(&mut self, digest: Digest) -> Option<&mut Pending<G, S>> {
+        if self.pending.is_empty() {
+            return None;
+        }
+        self.pending.find_mut(digest.table_hash(), |pending| pending.digest == digest)
+    }
+
+    /// Pins a chunk, if it has this length.
+    pub(in crate::index) fn pin(&mut self, entry: u32, length_bytes: u64) -> Option<Pin> {
+        let pinned = &mut self.entries[entry];
+        if u64::from(pinned.length_bytes) != length_bytes || !pinned.add_reader() {
+            return None;
+        }
+        let (digest, extent, checksum) = (pinned.digest, pinned.extent(), pinned.checksum());
+        Some(Pin { digest, entry, extent, length_bytes, checksum })
+    }
+
+    pub(in crate::index) fn link(&mut self, found: Located) {
+        let digest = self.entries[found.entry].digest;
+        self.lookup.insert(digest.tag(), found);
+    }
+
+    /// Returns the slot of the entry's record; none if it was not linked.
+    pub(in crate::index) fn unlink(&mut self, entry: u32) -> Option<u32> {
+        let digest = self.entries[entry].digest;
+        self.lookup.remove(digest.tag(), entry)
+    }
+}

@@ -1,0 +1,300 @@
+//! Keys that are being written: the claim of a SET, the operations that wait behind it, and the entry of its chunk.
+//!
+//! Order per key: while a SET is in flight, later SETs of its key queue up behind it and resume in order when it is done. A GET
+//! reads the stored chunk, or queues up as well if its length does not fit; then it reads the first chunk that fits. A DELETE
+//! answers at once: it takes out the stored chunk, and leaves a mark in the queue so that the SET before it is never published.
+
+use std::sync::Arc;
+
+use super::map::{Gone, Index};
+use super::shard::{Pending, Pin, Shard};
+use crate::block::Extent;
+use crate::checksum::PayloadChecksum;
+use crate::evict::ChunkRef;
+use crate::format::record::{use_parts, use_word};
+use crate::index::file::table::{ChunkFields, Reservation};
+use crate::index::memory::shard::entries::{ChunkEntry, Flag};
+use crate::index::memory::shard::lookup::Located;
+use crate::key::{Digest, Namespace};
+use crate::sync::atomic::Ordering;
+
+/// Outcome of [`Index::enter_set`].
+pub(crate) enum EnteredSet<S> {
+    Ready(S),
+    /// Another key has this digest; the key is in quarantine from now on.
+    Collides(S),
+    Quarantined(S),
+    /// It waits behind a SET of the same key and comes back from [`Index::finish_set`].
+    Waits,
+}
+
+/// What is stored under a key, by its record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoredContent {
+    pub(crate) length_bytes: u64,
+    pub(crate) checksum: Option<PayloadChecksum>,
+    /// Its bytes are what its record says. If not, they may be damaged: it must not pass for a copy of other bytes.
+    pub(crate) is_verified: bool,
+}
+
+/// What an operation does that waited for a SET.
+pub(crate) enum Resumed<G, S, R> {
+    Hit(G, R),
+    /// This GET found nothing.
+    Miss(G),
+    Start(S),
+}
+
+impl<G, S> Index<G, S> {
+    /// SET: claims the right to write `key`. Refused if another key has its digest, and for an hour after that.
+    pub(crate) fn enter_set(
+        &self,
+        digest: Digest,
+        key: &Arc<str>,
+        now_ms: u64,
+        request: S,
+    ) -> EnteredSet<S> {
+        if self.quarantine.holds(key, now_ms) {
+            return EnteredSet::Quarantined(request);
+        }
+        let (_, mut shard) = self.shard(digest);
+        if let Some(pending) = shard.pending_mut(digest) {
+            if pending.key == *key {
+                pending.sets.push_back(request);
+                return EnteredSet::Waits;
+            }
+            self.quarantine.add(key, now_ms);
+            return EnteredSet::Collides(request);
+        }
+        let taken = shard.find(digest);
+        if taken.is_some_and(|found| !self.is_of(digest, found.record, key)) {
+            self.quarantine.add(key, now_ms);
+            return EnteredSet::Collides(request);
+        }
+        shard.insert_pending(Pending::new(digest, Arc::clone(key)));
+        EnteredSet::Ready(request)
+    }
+
+    /// The chunk stored under `digest`, for a SET that has claimed its key.
+    pub(crate) fn stored(&self, digest: Digest) -> Option<StoredContent> {
+        let shard = self.shard(digest).1;
+        let found = shard.find(digest)?;
+        let entry = &shard.entries[found.entry];
+        if self.has_lost_its_record(digest, found.record) {
+            return None;
+        }
+        let generation = self.table.read(found.record).generation;
+        let is_unverified = (self.verify_from.load(Ordering::Relaxed)..self.first_generation)
+            .contains(&generation)
+            || generation < self.untrusted_before.load(Ordering::Relaxed)
+                && !entry.is(Flag::WasRead);
+        Some(StoredContent {
+            length_bytes: u64::from(entry.length_bytes),
+            checksum: entry.checksum(),
+            is_verified: !is_unverified,
+        })
+    }
+
+    /// Whether a SET waits behind the one that is writing the key with this digest.
+    pub(crate) fn has_waiting_set(&self, digest: Digest) -> bool {
+        let mut shard = self.shard(digest).1;
+        let pending = shard.pending_mut(digest);
+        pending.is_some_and(|pending| !pending.sets.is_empty())
+    }
+
+    /// Whether a GET waits for the SET that is writing under `digest`.
+    pub(crate) fn is_awaited(&self, digest: Digest) -> bool {
+        // A GET counts itself before it asks for the SET to be promoted.
+        self.awaited.load(Ordering::SeqCst) > 0
+            && self.shard(digest).1.pending_mut(digest).is_some_and(|one| !one.gets.is_empty())
+    }
+
+    /// Whether the SET that is writing under `digest` is for nobody: its key is deleted already, and no GET waits.
+    pub(crate) fn is_doomed(&self, digest: Digest) -> bool {
+        let mut shard = self.shard(digest).1;
+        let pending = shard.pending_mut(digest);
+        pending.is_some_and(|pending| pending.gets.is_empty() && pending.is_deleted())
+    }
+
+    /// Writes the record of a chunk that its key does not find yet, unless it is deleted already.
+    pub(crate) fn record_early(
+        &self,
+        reservation: &mut Reservation,
+        content: &ChunkFields,
+        key: &str,
+    ) {
+        let mut shard = self.shard(content.digest).1;
+        if let Some(pending) = shard.pending_mut(content.digest)
+            && !pending.is_deleted()
+        {
+            pending.written = Some(self.table.publish(reservation, content, key));
+            reservation.is_written = true;
+        }
+    }
+
+    /// Takes back the record of a SET that fails: from here on the slots may be another's.
+    pub(crate) fn withdraw(&self, digest: Digest, reservation: Reservation) {
+        let mut shard = self.shard(digest).1;
+        if let Some(pending) = shard.pending_mut(digest) {
+            pending.written = None;
+        }
+        self.table.release(reservation);
+    }
+
+    /// Makes the record of the chunk stored under `digest` invalid for the next open; the entry stays. False if there is none.
+    pub(crate) fn invalidate(&self, digest: Digest) -> bool {
+        let shard = self.shard(digest).1;
+        shard.find(digest).map(|found| self.table.invalidate(found.record)).is_some()
+    }
+
+    /// A SET that had claimed its key is done, with or without a chunk to publish. Returns what to do next, in order, with `held` as
+    /// what has a pin, and the extents that are free now.
+    pub(crate) fn finish_set<R>(
+        &self,
+        digest: Digest,
+        publication: Option<(Reservation, ChunkFields)>,
+        held: impl Fn(Pin) -> R,
+    ) -> (Vec<Resumed<G, S, R>>, Vec<Extent>) {
+        let (number, mut shard) = self.shard(digest);
+        let shard = &mut *shard;
+        let is_it = |other: &Pending<G, S>| other.digest == digest;
+        let Ok(pending) = shard.pending.find_entry(digest.table_hash(), is_it) else {
+            debug_assert!(false, "a SET finished that had not been entered");
+            return (Vec::new(), Vec::new());
+        };
+        let (mut pending, _) = pending.remove();
+        pending.written = None;
+        let was_awaited = !pending.gets.is_empty();
+        let (mut resumed, mut freed) = (Vec::new(), Vec::new());
+
+        let current = match publication {
+            Some(publication) => {
+                Some(self.enter_chunk((number, shard), publication, &pending, &mut freed))
+            }
+            None => shard.find(digest).map(|found| found.entry),
+        };
+        // This chunk is for GETs behind later SETs too, up to a DELETE, after which it is not stored any more.
+        let deleted_behind = pending.deletes.front().copied();
+        for get in std::mem::take(&mut pending.gets) {
+            #[cfg(test)]
+            {
+                pending.looked_at += 1;
+            }
+            let chunk = current.filter(|_| deleted_behind.is_none_or(|set| get.set <= set));
+            match chunk.and_then(|entry| shard.pin(entry, get.length_bytes)) {
+                Some(pin) => resumed.push(Resumed::Hit(get.request, held(pin))),
+                None if get.set == pending.set => resumed.push(Resumed::Miss(get.request)),
+                None => pending.gets.push_back(get),
+            }
+        }
+        freed.extend(self.drop_detached(shard, current));
+        if was_awaited && pending.gets.is_empty() {
+            self.awaited.fetch_sub(1, Ordering::SeqCst);
+        }
+        if deleted_behind == Some(pending.set) {
+            pending.deletes.pop_front();
+        }
+        let next_set = pending.sets.pop_front();
+        pending.set += 1;
+        if let Some(request) = next_set {
+            resumed.push(Resumed::Start(request));
+            shard.insert_pending(pending);
+        }
+        (resumed, freed)
+    }
+
+    /// Removes the entry of a chunk that was deleted while it was being written.
+    fn drop_detached(&self, shard: &mut Shard<G, S>, entry: Option<u32>) -> Option<Extent> {
+        let entry = entry.filter(|entry| shard.entries[*entry].is(Flag::Detached))?;
+        self.take_out(shard, entry, Gone::Removed)
+    }
+
+    /// Makes a written chunk an entry that its key finds, unless it was deleted meanwhile. Readers of the chunk that it replaces
+    /// are not disturbed.
+    fn enter_chunk(
+        &self,
+        (shard_number, shard): (u32, &mut Shard<G, S>),
+        (reservation, content): (Reservation, ChunkFields),
+        pending: &Pending<G, S>,
+        freed: &mut Vec<Extent>,
+    ) -> u32 {
+        let ChunkFields { digest, extent, length_bytes, checksum, .. } = content;
+        let key = &pending.key;
+        let mut entry = ChunkEntry::new(digest, extent, length_bytes, checksum, key.len());
+        entry.last_use = use_word(content.created_ms, 0);
+        debug_assert_eq!(entry.extent(), extent, "an extent is as long as its chunk");
+        if pending.is_deleted() {
+            self.table.release(reservation);
+            entry.set(Flag::Detached, true);
+            return shard.entries.insert(entry);
+        }
+        let record = match reservation.is_written {
+            false => self.table.publish(&reservation, &content, key),
+            true => reservation.slots[0],
+        };
+        let mut replaced_ms = 0;
+        // The younger record is there before the older one goes: a kill in between leaves both, and the younger wins.
+        if let Some(old) = shard.find(digest) {
+            let old_entry = shard.entries[old.entry];
+            freed.extend(self.take_out(shard, old.entry, Gone::Removed));
+            self.inherit(&mut entry, &old_entry);
+            replaced_ms = use_parts(old_entry.last_use).0;
+        }
+        let ghost = shard.ghosts.remove(digest);
+        let returns = ghost.is_some_and(|ghost| ghost.was_evicted);
+        ghost.iter().for_each(|ghost| self.eviction_index.lock().forget(ghost.namespace, 1));
+        let number = shard.entries.insert(entry);
+        let chunk = ChunkRef { shard: shard_number, entry: number };
+        let namespace = (content.namespace, || Namespace::of(key).name());
+        let (node, namespace) = self.eviction_index.lock().enter(chunk, extent, namespace, returns);
+        let entry = &mut shard.entries[number];
+        (entry.node, entry.namespace) = (Some(node), namespace);
+        if entry.is(Flag::Pinned) {
+            self.exclude(entry);
+        }
+        if entry.leased_until_s > 0 {
+            self.leases.lock().add(entry.leased_until_s, entry.footprint());
+            if let Some(quota) = self.quotas.of(entry.namespace) {
+                quota.leases.lock().add(entry.leased_until_s, entry.footprint());
+            }
+        }
+        // As a use by a clock that is behind; see `touch`.
+        if replaced_ms > content.created_ms {
+            shard.note_use(number, use_word(replaced_ms, 0));
+        }
+        shard.link(Located { entry: number, record });
+        self.note_stored(shard, key, length_bytes);
+        self.count(1, length_bytes as i64);
+        number
+    }
+
+    /// A pin or lease is of the key: it goes from a chunk, which is taken out, to the one that replaces it, within the limits.
+    fn inherit(&self, entry: &mut ChunkEntry, old: &ChunkEntry) {
+        let footprint = entry.footprint();
+        let is_pinned = old.is(Flag::Pinned) && self.take_pinned(footprint, old.namespace);
+        entry.set(Flag::Pinned, is_pinned);
+        let is_leased = old.leased_until_s > self.now_s();
+        let fits = || old.footprint().fits(footprint) || self.is_leasable(footprint, old.namespace);
+        if is_leased && fits() {
+            entry.leased_until_s = old.leased_until_s;
+        }
+    }
+
+    /// Takes all waiting operations out of the queues; none will resume any more.
+    pub(crate) fn abandon_waiting(&self) -> (Vec<G>, Vec<S>) {
+        let (mut gets, mut sets) = (Vec::new(), Vec::new());
+        for shard in &self.shards {
+            for pending in shard.0.lock().pending.drain() {
+                if !pending.gets.is_empty() {
+                    self.awaited.fetch_sub(1, Ordering::SeqCst);
+                }
+                gets.extend(pending.gets.into_iter().map(|get| get.request));
+                sets.extend(pending.sets);
+            }
+        }
+        (gets, sets)
+    }
+}
+
+#[cfg(test)]
+mod tests;
