@@ -185,10 +185,9 @@ impl PieceMemory {
 
     /// What it holds: to be looked at after a read, or for a write.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // A write only reads it.
-        assert!(self.is_write || !self.is_in_flight, "the kernel still writes to it");
+        assert!(!self.is_in_flight, "the kernel still has it");
         match (&self.buffer, &self.bounce) {
-            // SAFETY: as just said, no transfer into it is under way.
+            // SAFETY: as just said, no transfer of it is under way.
             (Some(buffer), _) => unsafe { buffer.bytes(0, self.length_bytes) },
             // SAFETY: it has as many bytes and more, all initialised, and the kernel is done with it.
             (None, Some(bounce)) => unsafe {

@@ -111,10 +111,6 @@ impl<T> Requests<T> {
         self.pieces.remove(token)
     }
 
-    pub(crate) fn get(&self, token: usize) -> Option<&Held<T>> {
-        self.pieces.get(token)
-    }
-
     /// What its owner knows of a piece.
     pub(crate) fn about(&self, token: usize) -> &T {
         &self.pieces[token].about

@@ -3,7 +3,7 @@
 //! What may be the fault of one sector is tried again alone, one read and one write at a time: the kernel joins requests for
 //! neighbours and fails all of them for one bad sector. Apart from each other, those that are intact can be read, or written.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,22 +36,6 @@ struct IsolatedRetries {
     in_flight: Option<FailedOnce>,
 }
 
-/// Tokens of writes whose checksum may be computed while the kernel has them; some may be done by now.
-#[derive(Default)]
-struct Unsummed(VecDeque<usize>);
-
-impl Unsummed {
-    /// Where there is never a moment for the oldest, those that are not of use any more go: of the rest there are `most` at most.
-    fn push(&mut self, token: usize, most: usize, is_of_use: impl Fn(usize) -> bool) {
-        self.0.push_back(token);
-        if self.0.len() > 2 * most {
-            // Tokens are given again.
-            let mut seen = HashSet::new();
-            self.0.retain(|token| is_of_use(*token) && seen.insert(*token));
-        }
-    }
-}
-
 pub(super) struct Checksummed {
     pub(super) grant: Grant,
     /// To be combined with those of the other pieces by XOR; 0 without one.
@@ -71,8 +55,6 @@ pub(super) struct Device {
     pub(super) offered_bytes: u64,
     /// Most bytes that may wait there, as loads hold bounce memory until then.
     pub(super) most_moved_bytes: u64,
-    unsummed: Unsummed,
-    most_transfers: usize,
     /// Pieces that failed, of which their operations do not know yet.
     pub(super) failed: VecDeque<(Grant, Failure)>,
     /// Nothing may be submitted any more.
@@ -96,8 +78,6 @@ impl Device {
             moved_bytes: 0,
             offered_bytes: 0,
             most_moved_bytes,
-            unsummed: Unsummed::default(),
-            most_transfers,
             failed: VecDeque::new(),
             is_stopping: false,
         }
@@ -105,13 +85,7 @@ impl Device {
 
     /// Gives the kernel a piece. One that it refuses has failed.
     pub(super) fn start(&mut self, piece: Piece) -> Result<(), EngineError> {
-        let can_be_summed_early = piece.can_be_summed_early();
         let token = self.requests.insert(piece);
-        if can_be_summed_early {
-            let is_of_use =
-                |token| self.requests.get(token).is_some_and(Piece::can_be_summed_early);
-            self.unsummed.push(token, self.most_transfers, is_of_use);
-        }
         self.submit(token)
     }
 
@@ -252,7 +226,7 @@ impl Device {
     }
 
     pub(super) fn has_checksums_to_do(&self) -> bool {
-        self.moved_bytes > 0 || !self.unsummed.0.is_empty()
+        self.moved_bytes > 0
     }
 
     /// Copies the next piece that the kernel is done with to where its bytes belong, and computes its checksum, loads first.
@@ -264,43 +238,5 @@ impl Device {
         let checksum = piece.checksum().unwrap_or(0);
         piece.memory.release(&mut self.pool);
         Some(Checksummed { grant, checksum, processed_bytes })
-    }
-
-    /// Computes checksums of writes that are still in the kernel, when there is nothing better to do: then they can be answered
-    /// as soon as it is done.
-    pub(super) fn precompute_checksums(&mut self, limit_bytes: u64) {
-        let mut summed_bytes = 0;
-        while summed_bytes < limit_bytes
-            && self.moved_bytes == 0
-            && let Some(token) = self.unsummed.0.pop_front()
-        {
-            // It may be done, and its token another piece's.
-            if let Some(piece) =
-                self.requests.get(token).filter(|piece| piece.can_be_summed_early())
-            {
-                let checksum = piece.checksum();
-                summed_bytes += piece.grant.length_bytes;
-                self.requests.about_mut(token).set_checksum(checksum);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn writes_that_are_never_summed_up_early_are_forgotten_when_they_are_done() {
-        const MOST: usize = 64;
-        let mut unsummed = Unsummed::default();
-        for number in 0..100 * MOST {
-            // A new token in each case, and one that is given again.
-            for token in [number, number % MOST] {
-                unsummed.push(token, MOST, |token| token < MOST);
-                assert!(unsummed.0.len() <= 2 * MOST);
-            }
-        }
-        assert!((0..MOST).all(|token| unsummed.0.contains(&token)), "those in the kernel stay");
     }
 }

@@ -158,7 +158,6 @@ impl Operations {
             self.share_checksums();
             self.checksum_moved(turns * CHECKSUM_TURN_BYTES);
             self.steal_checksums(CHECKSUM_TURN_BYTES);
-            self.device.precompute_checksums(CHECKSUM_TURN_BYTES);
         }
     }
 

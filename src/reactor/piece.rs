@@ -61,10 +61,6 @@ impl PieceState {
         let offset_bytes = chunk_offset_bytes + self.grant.offset_bytes;
         Place { file, is_lasting, offset_bytes }
     }
-
-    pub(super) fn set_checksum(&mut self, checksum: Option<u64>) {
-        self.checksum = checksum;
-    }
 }
 
 impl Piece {
@@ -133,11 +129,6 @@ impl Piece {
         let kind = self.checksum_kind?;
         let computed = || kind.placed(kind.of(self.memory.bytes()), self.behind_bytes);
         Some(self.checksum.unwrap_or_else(computed))
-    }
-
-    /// Whether its checksum can be computed already, and is not: what is written does not change meanwhile.
-    pub(super) fn can_be_summed_early(&self) -> bool {
-        self.memory.is_write() && self.checksum_kind.is_some() && self.checksum.is_none()
     }
 }
 

@@ -107,8 +107,7 @@ fn pieces_move_in_parts_while_others_come_and_are_looked_at() {
         let token = requests.insert(Held::new(memory, number));
         places.push((token, place(4 * number)));
         requests.start(token, place(4 * number)).unwrap();
-        // What is only read can be looked at, and what its owner knows can change.
-        assert_eq!(requests.get(token).unwrap().memory.bytes()[0], fill(from));
+        // What its owner knows can change.
         *requests.about_mut(token) += 10;
     }
     let written = finish(&mut requests, &places);
