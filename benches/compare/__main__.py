@@ -22,6 +22,7 @@ from benches.compare.machine import machine_facts
 from benches.compare.markdown import write_markdown
 from benches.compare.peers import versions
 from benches.compare.plots import write_plots
+from benches.compare.samples import Samples
 from benches.compare.scale import FULL, QUICK
 from benches.compare.session import Session, progress
 from benches.compare.tables import goals_table, print_table, section_tables
@@ -62,15 +63,20 @@ def main() -> int:
     if not document.get("sections"):
         print("compare: nothing was measured", file=sys.stderr)
         return 1
-    _report(document, arguments.output)
+    _report(document, arguments.output, arguments.only)
     return 1 if failed else 0
 
 
 def _measure(arguments: argparse.Namespace, document: documents.Document) -> list[str]:
     """Measure the parts, and write the document after each. Return those that failed."""
     scale = QUICK if arguments.quick else FULL
+    if arguments.rounds:
+        scale = scale.with_rounds(arguments.rounds)
     with ExitStack() as stack:
-        session = Session(scale, _RESULTS_DIRECTORY, arguments.huge_pages, arguments.path, stack)
+        builds = {name: Path(library) for name, library in arguments.build}
+        session = Session(
+            scale, _RESULTS_DIRECTORY, arguments.huge_pages, arguments.path, builds, stack
+        )
         return _measure_parts(arguments, document, session)
 
 
@@ -128,16 +134,16 @@ def _context(arguments: argparse.Namespace, session: Session, name: str) -> dict
     }
 
 
-def _report(document: documents.Document, output: Path) -> None:
+def _report(document: documents.Document, output: Path, only: list[str] | None) -> None:
     measured = documents.samples_by_section(document)
-    for name, samples in measured.items():
-        for table in section_tables(name, samples):
+    for name in only or measured:
+        for table in section_tables(name, measured.get(name, Samples())):
             print_table(table)
-    print_table(goals_table(goals(measured)))
-    _plot(document, output)
-    for name, entry in document["sections"].items():
-        for skipped in entry["skipped"]:
+        for skipped in document["sections"].get(name, {}).get("skipped", ()):
             print(f"skipped in {name}: {skipped}")
+    if not only:
+        print_table(goals_table(goals(measured)))
+        _plot(document, output)
     print(f"Everything measured: {output}")
 
 
@@ -185,6 +191,16 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--huge-pages", action="store_true", help="ask for huge pages under the memory"
     )
+    parser.add_argument(
+        "--build",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "LIBRARY"),
+        help="another native module of kvring to measure beside the installed one, in the parts "
+        "disk, zram, mixed-* and bursts*; may be given again",
+    )
+    parser.add_argument("--rounds", type=int, help="of each part, instead of its own number")
     parser.add_argument(
         "--output",
         type=Path,

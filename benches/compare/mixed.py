@@ -16,6 +16,7 @@ from benches.compare.peers import (
     FS_NATIVE,
     KVRING,
     Peer,
+    build_peers,
     fs_native_peer,
     kvring_peer,
     unprioritised_peer,
@@ -59,6 +60,7 @@ def _run(session: Session, device_name: str) -> SectionResult:
         kvring_peer(KVRING),
         fs_native_peer(FS_NATIVE, 4),
         unprioritised_peer(),
+        *build_peers(session.builds),
     ]
     with session.device(device_name) as device:
         result.device = {"name": device.name, **device.facts}

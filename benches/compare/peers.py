@@ -7,7 +7,10 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,32 @@ def kvring_peer(name: str, tuning: Mapping[str, Any] | None = None, **options: A
         return NativeClient(connector)
 
     return Peer(name, opened)
+
+
+def build_peers(builds: Mapping[str, Path], **options: Any) -> list[Peer]:
+    """Return other builds of kvring, by name and native module, with these options."""
+    return [_build_peer(name, library, options) for name, library in builds.items()]
+
+
+def _build_peer(name: str, library: Path, options: Mapping[str, Any]) -> Peer:
+    def opened(place: Place) -> Client:
+        settings = {"capacity": place.capacity_bytes, **options}
+        connector = _native_module(name, library).Connector(path=str(place.directory), **settings)
+        return NativeClient(connector)
+
+    suffix = "".join(f", {option} {value}" for option, value in options.items())
+    return Peer(f"kvring {name}{suffix}", opened)
+
+
+@cache
+def _native_module(name: str, library: Path) -> Any:
+    """Load a native module beside the installed one: it is another one by its name and file."""
+    loader = ExtensionFileLoader(f"kvring_{name}._native", str(library))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 def bare_kvring_peer(name: str, **options: Any) -> Peer:

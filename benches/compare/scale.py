@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -33,6 +34,10 @@ class Plan:
         """Return the same with a part of the chunks, for those who would take minutes."""
         least = min(self.chunk_count, 2 * self.depth)
         return replace(self, chunk_count=max(round(self.chunk_count * share), least))
+
+
+# Bursts of 64 MiB, each one batch.
+BURSTS = (Plan(MIB, 64, 64), Plan(8 * MIB, 8, 8), Plan(256 * KIB, 256, 256))
 
 
 @dataclass(frozen=True)
@@ -111,12 +116,20 @@ class Scale:
     bench_l2: tuple[BenchL2Plan, ...]
     bench_l2_rounds: int
     server_rounds: int
+    bursts: int
+    burst_rounds: int
     engine_rounds: int
     file_system_size_bytes: int
     raw_device_size_bytes: int
     second_device_size_bytes: int
     kvring_capacity_bytes: int
     every_peer: bool
+
+    def with_rounds(self, rounds: int) -> Scale:
+        """Return the same with so many rounds of everything."""
+        names = [one.name for one in fields(self) if one.name.endswith("rounds")]
+        changes: dict[str, Any] = dict.fromkeys(names, rounds)
+        return replace(self, **changes)
 
     @property
     def arena_half_size_bytes(self) -> int:
@@ -157,6 +170,8 @@ FULL = Scale(
     ),
     bench_l2_rounds=5,
     server_rounds=5,
+    bursts=20,
+    burst_rounds=12,
     engine_rounds=5,
     file_system_size_bytes=14 * GIB,
     raw_device_size_bytes=3 * GIB,
@@ -184,6 +199,8 @@ QUICK = Scale(
     bench_l2=(BenchL2Plan(2 * MIB, 4096, 16, 1, 4),),
     bench_l2_rounds=1,
     server_rounds=1,
+    bursts=8,
+    burst_rounds=2,
     engine_rounds=1,
     file_system_size_bytes=4 * GIB,
     raw_device_size_bytes=GIB,

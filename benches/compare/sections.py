@@ -22,6 +22,8 @@ MIXED_ZRAM = "mixed-zram"
 GROWTH = "growth"
 OPENING = "opening"
 BENCH_L2 = "lmcache"
+BURSTS = "bursts"
+BURSTS_BUSY = "bursts-busy"
 SERVER_DISK = "server-disk"
 SERVER_ZRAM = "server-zram"
 SETTINGS = "settings"
@@ -46,6 +48,8 @@ TITLES = {
     GROWTH: "Loads while the store grows, on XFS at the speed of memory",
     OPENING: "Opening a store of many keys",
     BENCH_L2: "Through lmcache bench l2",
+    BURSTS: "Bursts of loads, on XFS at the speed of memory",
+    BURSTS_BUSY: "Bursts of loads beside eight busy processes, on XFS at the speed of memory",
     SERVER_DISK: "L2 to L1 in lmcache server, on ext4 over the disk",
     SERVER_ZRAM: "L2 to L1 in lmcache server, on XFS at the speed of memory",
     VLLM: "Below vLLM, beside its tier fs, on ext4 over the disk",
@@ -71,6 +75,8 @@ _FUNCTIONS = {
     GROWTH: ("growth", "run"),
     OPENING: ("opening", "run"),
     BENCH_L2: ("lmcache_bench", "run"),
+    BURSTS: ("bursts", "run"),
+    BURSTS_BUSY: ("bursts", "run_busy"),
     SERVER_DISK: ("server", "run_on_disk"),
     SERVER_ZRAM: ("server", "run_on_zram"),
     VLLM: ("engines", "run_vllm"),

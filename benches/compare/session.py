@@ -38,6 +38,7 @@ class Session:
     results_directory: Path
     huge_pages: bool
     path: Path | None
+    builds: dict[str, Path]
     stack: ExitStack
     _arenas: dict[bool, Arena] = field(default_factory=dict)
     _loops: LoopPair | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benches.compare import checksum, engines, growth, sections
+from benches.compare import bursts, checksum, engines, growth, sections
 from benches.compare.deletes import COMPLETION_TIME, LOAD_P99
 from benches.compare.failing import ALL_RATE, PHASE_TIME, SURVIVING_RATE
 from benches.compare.goals import Goal
@@ -29,6 +29,8 @@ _METRICS = {
     growth.FILES: "data files made",
     OPEN_TIME: "time to open, s",
     KEY_MEMORY: "memory for a key, bytes",
+    bursts.P50: "burst p50, ms",
+    bursts.P90: "burst p90, ms",
     COMPLETION_TIME: "time to the answer, s",
     LOAD_P99: "p99 of the loads, ms",
     SURVIVING_RATE: "keys of the surviving path, MB/s",
@@ -83,6 +85,8 @@ def section_tables(name: str, samples: Samples) -> Iterator[Table]:
             cells = [cell for cell in cells if not samples.has(cell, RATE)]
         if cells:
             yield _table_by_cell(f"{sections.TITLES[name]}: {unit}", samples, cells, metric)
+    if name in (sections.BURSTS, sections.BURSTS_BUSY):
+        yield _bursts_table(name, samples)
     for pair in checksum.PAIRS:
         if (table := _checksum_table(name, samples, pair)).rows:
             yield table
@@ -120,6 +124,25 @@ def _table_by_cell(title: str, samples: Samples, cells: list[Cell], metric: str)
         for cell in by_operation
     ]
     return Table(title, ["", *peers], rows)
+
+
+def _bursts_table(name: str, samples: Samples) -> Table:
+    """Return the times divided by those of the fs_native that was better in the round."""
+    peers = [peer for peer in samples.peers() if not peer.startswith(bursts.REFERENCE_PREFIX)]
+    rows = [
+        [
+            f"{size_text(cell.chunk_size_bytes)}, {label}",
+            *(
+                spread.text(2) if (spread := bursts.ratios(samples, cell, peer, metric)) else ""
+                for peer in peers
+            ),
+        ]
+        for cell in samples.cells()
+        for label, metric in (("p50", bursts.P50), ("p90", bursts.P90))
+    ]
+    return Table(
+        f"{sections.TITLES[name]}: time / time of the better fs_native", ["", *peers], rows
+    )
 
 
 def _checksum_table(name: str, samples: Samples, pair: tuple[str, str]) -> Table:

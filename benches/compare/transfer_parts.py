@@ -20,6 +20,7 @@ from benches.compare.peers import (
     TWO_PATHS,
     Peer,
     bare_kvring_peer,
+    build_peers,
     io_threads_peers,
     kvring_peer,
     lmcache_peers,
@@ -146,6 +147,7 @@ def _run_with_peers(session: Session, device_name: str, others: list[Peer]) -> S
     peers = [
         kvring_peer(KVRING),
         kvring_peer(KVRING_OFF, checksum="off"),
+        *build_peers(session.builds),
         registered_peer(),
         *lmcache_peers(every_peer=session.scale.every_peer),
         *others,
