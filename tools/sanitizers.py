@@ -211,50 +211,59 @@ def _rust(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> No
             return RUST_FIRST.index(name), name
         return len(RUST_FIRST) + (name in RUST_LAST), name
 
-    suites = ["kvring", *(file.stem for file in (search.tree / "tests").glob("*.rs"))]
+    suites = _suites(search.tree)
     names = list(filters) or from_seed(sorted(suites, key=place), search.seed)
     while names and search.left_s >= 1:
         programs = _programs(search.tree, sanitizer, names[:BUILT_TOGETHER])
         for name, program in programs.items():
-            chosen = [filters[name]] if filters.get(name) else []
+            module = "" if suites[name] == name else f"{name}::"
+            chosen = [module + filters.get(name, "")]
             leaking = LEAKING.get(name, ())
             left_out = (*leaking, *RUST_LEFT_OUT.get(name, ()))
             skipped = [option for test in left_out for option in ("--skip", test)]
-            _run_program(search, sanitizer, program, [*chosen, *skipped])
-            if leaking and not chosen:
+            _run_program(search, sanitizer, name, (program, *chosen, *skipped))
+            if leaking and not filters.get(name):
                 by_itself = sanitizer.without_leaks()
-                _run_program(search, by_itself, program, [*leaking], " by itself")
+                _run_program(search, by_itself, f"{name} by itself", (program, *leaking))
         names = names[BUILT_TOGETHER:]
     search.late += [f"{sanitizer.name} {name}" for name in names]
 
 
+def _suites(tree: Path) -> dict[str, str]:
+    """Return the program of each Rust suite: that of its folder, or its own."""
+    files = [*(tree / "tests").glob("*.rs"), *(tree / "tests" / "rust").glob("*/*.rs")]
+    programs = {
+        file.stem: file.parent.name if (file.parent / "main.rs").exists() else file.stem
+        for file in files
+        if file.name != "main.rs"
+    }
+    return {"kvring": "kvring", **programs}
+
+
 def _programs(tree: Path, sanitizer: _Sanitizer, names: list[str]) -> dict[str, Path]:
     """Build suites, and return their programs in the order of the names."""
-    which = [option for name in names for option in _cargo_options_of(name)]
+    suites = _suites(tree)
+    wanted = {suites[name] for name in names}
+    which = [option for program in sorted(wanted) for option in _cargo_options_of(program)]
     built = {
         str(made["target"]["name"]): Path(str(made["executable"]))  # type: ignore[index]
         for made in _artifacts(sanitizer, tree, "test", "--no-run", *which)
         if made.get("executable")
     }
-    return {name: built[name] for name in names}
+    return {name: built[suites[name]] for name in names}
 
 
 def _run_program(
-    search: _Search,
-    sanitizer: _Sanitizer,
-    program: Path,
-    arguments: list[str],
-    how: str = "",
+    search: _Search, sanitizer: _Sanitizer, name: str, command: Sequence[str | Path]
 ) -> None:
-    suite = f"{sanitizer.name} {program.name.rpartition('-')[0]}{how}"
+    suite = f"{sanitizer.name} {name}"
     reports = _fresh(REPORTS / suite.replace(" ", "-"))
     environment = sanitizer.run_environment(reports / "report")
-    command: Sequence[str | Path] = (program, *arguments)
     search.run(suite, command, environment, reports, r"^test (.*) \.\.\. FAILED$")
 
 
-def _cargo_options_of(suite: str) -> list[str]:
-    return ["--lib"] if suite == "kvring" else ["--test", suite]
+def _cargo_options_of(program: str) -> list[str]:
+    return ["--lib"] if program == "kvring" else ["--test", program]
 
 
 def _fresh(directory: Path) -> Path:

@@ -1,4 +1,4 @@
-//! What the fuzz targets do with an input. tests/fuzz_inputs.rs does the same with inputs that were worth keeping.
+//! What the fuzz targets do with an input. tests/rust/alone/fuzz_inputs.rs does the same with inputs that were worth keeping.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;

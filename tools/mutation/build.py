@@ -106,7 +106,7 @@ def _write(source: Path, texts: dict[Path, bytes]) -> None:
         if not copy.exists() or copy.read_bytes() != text:
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(text)
-    for copy in (TREE / "tests").glob("*.rs"):
+    for copy in (TREE / "tests").rglob("*.rs"):
         if copy.relative_to(TREE) not in names:
             copy.unlink()
 

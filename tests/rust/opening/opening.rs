@@ -1,0 +1,232 @@
+//! What opening makes of what the last owner left, whole or damaged.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::chunks::{copy_all, filled, intact, length, place};
+use crate::common::{Client, Memory, config, has_data_files, key, layout, logged};
+use kvring::{BLOCK_BYTES, Connector, Layout, OpenError, list_chunks};
+
+const CAPACITY: u64 = crate::common::chunks::CAPACITY;
+const INDEX: &str = "index.kvring";
+const HEADER_BYTES: u64 = 4096;
+const RECORD_BYTES: u64 = 256;
+
+#[test]
+fn everything_is_there_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 50);
+    for _ in 0..3 {
+        let client = Client::open(directory.path(), CAPACITY);
+        assert!(client.connector.recovery().clean_shutdown);
+        assert_eq!(client.connector.recovery().kept, 50);
+        assert_eq!(client.exists(&(0..50).map(key).collect::<Vec<_>>()), [true; 50]);
+        assert_eq!(intact(&client, 50), 50);
+        let stats = client.connector.stats();
+        assert_eq!(stats.stored_bytes, (0..50).map(|number| length(number) as u64).sum::<u64>());
+        // New chunks take places of their own.
+        let fresh = format!("fresh-{}", stats.used_bytes);
+        assert!(client.set_one(&fresh, &Memory::patterned(300_000, 0, 1)));
+        assert_eq!(intact(&client, 50), 50);
+        client.delete(&[fresh]);
+        client.connector.close();
+    }
+}
+
+/// After an owner that did not close, what it wrote is verified in idle moments: a rotten chunk is gone before anybody asks.
+#[test]
+fn what_a_dead_owner_wrote_is_verified() {
+    let (original, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    filled(original.path(), 3);
+    let client = Client::open(original.path(), CAPACITY);
+    for number in 3..10 {
+        let memory = Memory::patterned(length(number), 0, number);
+        assert!(client.set_one(&key(number), &memory));
+    }
+    // What a kill would leave, as no operation is under way.
+    copy_all(original.path(), copy.path());
+    client.connector.close();
+    let (file, start) = place(copy.path(), &key(5));
+    edit(&file, start + 77, &[0xff]);
+
+    let client = Client::open(copy.path(), CAPACITY);
+    let recovery = client.connector.recovery();
+    assert_eq!((recovery.clean_shutdown, recovery.kept, recovery.to_verify), (false, 10, 7));
+    let hang = Instant::now() + Duration::from_secs(60);
+    while client.counter("verified_after_crash") < 7 {
+        assert!(Instant::now() < hang, "verification hangs");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let held = client.exists(&(0..10).map(key).collect::<Vec<_>>());
+    let expected: Vec<bool> = (0..10).map(|number| number != 5).collect();
+    assert_eq!((held, client.counter("checksum_mismatch")), (expected, 1));
+    // That all are verified is noted in the turn after the last one, which this load waits for.
+    assert!(client.get_one(&key(3), length(3)).is_some());
+    client.connector.close();
+    let client = Client::open(copy.path(), CAPACITY);
+    assert_eq!(
+        (client.connector.recovery().clean_shutdown, client.connector.recovery().to_verify),
+        (true, 0)
+    );
+}
+
+// --- damage between two lives ---
+
+fn edit(path: &Path, offset: u64, bytes: &[u8]) {
+    File::options().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
+#[test]
+fn rotten_payloads_are_misses() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 3);
+    let (file, start) = place(directory.path(), &key(0));
+    edit(&file, start + 100, &[0xff]);
+    let client = Client::open(directory.path(), CAPACITY);
+    assert_eq!(intact(&client, 3), 2);
+    assert_eq!(client.counter("checksum_mismatch"), 1);
+    assert_eq!(client.exists(&[key(0)]), [false], "the entry is dropped");
+    assert_eq!(client.connector.stats().keys, 2);
+}
+
+#[test]
+fn a_torn_record_is_free_space() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 10);
+    edit(&directory.path().join(INDEX), HEADER_BYTES + 3 * RECORD_BYTES + 100, &[0xff]);
+    let client = Client::open(directory.path(), CAPACITY);
+    assert_eq!((client.connector.recovery().kept, client.connector.recovery().torn), (9, 1));
+    assert_eq!(intact(&client, 10), 9);
+    assert!(client.set_one("fits", &Memory::patterned(4096, 0, 1)));
+}
+
+/// Whatever state its bytes give a record: a reader and the open count the same ones, and the open frees them.
+#[test]
+fn every_record_of_a_garbled_page_is_torn_once() {
+    logged::keep();
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 40);
+    for slot in 0..32 {
+        let garbage = [slot as u8 % 16 + 1; RECORD_BYTES as usize];
+        edit(&directory.path().join(INDEX), HEADER_BYTES + slot * RECORD_BYTES, &garbage);
+    }
+    let listed = || {
+        let mut chunks = list_chunks(directory.path(), None).unwrap();
+        (chunks.by_ref().map(Result::unwrap).count(), chunks.damage().torn)
+    };
+    assert_eq!(listed(), (8, 32));
+    let client = Client::open(directory.path(), CAPACITY);
+    let recovery = client.connector.recovery();
+    assert_eq!((recovery.kept, recovery.torn), (8, 32));
+    assert_eq!(logged::lines(directory.path(), "8 chunks after clean shutdown, 32 torn").len(), 1);
+    client.connector.close();
+    assert_eq!(listed(), (8, 0));
+}
+
+#[test]
+fn records_behind_the_end_of_their_file_are_dropped() {
+    if !has_data_files("its length is looked at when a chunk is read, tests/rust/layouts/files.rs")
+    {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 10);
+    let blocks: u64 = (0..5).map(|number| (length(number) as u64).div_ceil(BLOCK_BYTES)).sum();
+    let data =
+        File::options().write(true).open(directory.path().join("data-00000.kvring")).unwrap();
+    data.set_len(blocks * BLOCK_BYTES).unwrap();
+    let client = Client::open(directory.path(), CAPACITY);
+    assert_eq!(
+        (client.connector.recovery().kept, client.connector.recovery().out_of_range),
+        (5, 5)
+    );
+    assert_eq!(intact(&client, 10), 5);
+}
+
+#[test]
+fn of_two_records_for_one_place_or_key_the_younger_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 2);
+    let index = directory.path().join(INDEX);
+    let file = File::open(&index).unwrap();
+    let mut record = [0; RECORD_BYTES as usize];
+    // A copy of record 1 with an older generation in a free slot: the same key and the same place.
+    file.read_exact_at(&mut record, HEADER_BYTES + RECORD_BYTES).unwrap();
+    record[32..40].copy_from_slice(&0_u64.to_le_bytes());
+    // Were it believed, the chunk would be a miss.
+    record[64] ^= 0xff;
+    let checksum = crc32c::crc32c(&record[12..]);
+    record[8..12].copy_from_slice(&checksum.to_le_bytes());
+    edit(&index, HEADER_BYTES + 7 * RECORD_BYTES, &record);
+    // And one at another place: the same key only.
+    record[60..64].copy_from_slice(&1000_u32.to_le_bytes());
+    let checksum = crc32c::crc32c(&record[12..]);
+    record[8..12].copy_from_slice(&checksum.to_le_bytes());
+    edit(&index, HEADER_BYTES + 8 * RECORD_BYTES, &record);
+
+    let client = Client::open(directory.path(), CAPACITY);
+    let recovery = client.connector.recovery();
+    let thrown_out = (recovery.overlapping, recovery.duplicate, recovery.out_of_range);
+    // A place of a number that no file has is none.
+    let expected = if layout() == Layout::Extents { (1, 1, 0) } else { (1, 0, 1) };
+    assert_eq!((recovery.kept, thrown_out), (2, expected));
+    assert_eq!(intact(&client, 2), 2);
+    client.connector.close();
+    assert_eq!(Client::open(directory.path(), CAPACITY).connector.recovery().duplicate, 0);
+}
+
+#[test]
+fn a_lost_index_costs_hits_and_nothing_else() {
+    type Damage = fn(&Path);
+    let kinds: [(&str, Damage); 5] = [
+        ("missing", |index| fs::remove_file(index).unwrap()),
+        ("empty", |index| fs::write(index, []).unwrap()),
+        ("cut off", |index| File::options().write(true).open(index).unwrap().set_len(100).unwrap()),
+        ("foreign", |index| fs::write(index, vec![7; 100_000]).unwrap()),
+        ("damaged", |index| edit(index, 20, &[0xff; 8])),
+    ];
+    for (name, damage) in kinds {
+        let directory = tempfile::tempdir().unwrap();
+        filled(directory.path(), 5);
+        damage(&directory.path().join(INDEX));
+        let client = Client::open(directory.path(), CAPACITY);
+        assert_eq!(intact(&client, 5), 0, "{name}");
+        assert_eq!(client.connector.recovery().kept, 0, "{name}");
+        assert!(client.connector.recovery().reset.is_some(), "{name}");
+        assert!(!client.connector.recovery().clean_shutdown, "{name}");
+        assert!(client.set_one("new", &Memory::patterned(9000, 0, 1)), "{name}");
+        client.connector.close();
+        assert!(Client::open(directory.path(), CAPACITY).get_one("new", 9000).is_some(), "{name}");
+    }
+}
+
+#[test]
+fn an_index_cut_short_keeps_the_records_that_are_left() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 10);
+    let index = File::options().write(true).open(directory.path().join(INDEX)).unwrap();
+    index.set_len(HEADER_BYTES + 4 * RECORD_BYTES + 100).unwrap();
+    let client = Client::open(directory.path(), CAPACITY);
+    assert!(client.connector.recovery().truncated);
+    assert_eq!(intact(&client, 10), 4);
+    for number in 100..200 {
+        assert!(client.set_one(&key(number), &Memory::patterned(4096, 0, number)));
+    }
+    assert_eq!(intact(&client, 10), 4);
+}
+
+#[test]
+fn a_newer_format_is_refused_and_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 1);
+    let index = directory.path().join(INDEX);
+    edit(&index, 8, &7_u32.to_le_bytes());
+    let before = fs::read(&index).unwrap();
+    let error = Connector::open(config(directory.path(), CAPACITY)).map(drop).unwrap_err();
+    assert!(matches!(error, OpenError::NewerFormat { found: 7, supported: 1, .. }), "{error}");
+    assert!(error.to_string().contains('7') && error.to_string().contains('1'));
+    assert!(fs::read(&index).unwrap() == before);
+}

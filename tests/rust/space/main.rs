@@ -1,0 +1,13 @@
+//! Full stores: eviction, expiry, growth, quotas, chunks that must stay.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
+
+#[path = "../../common/mod.rs"]
+mod common;
+
+mod capacity;
+mod growth;
+mod must_stay;
+mod path_limits;
+mod upkeep;
+mod waiting_sets;
