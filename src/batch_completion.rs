@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::completion_queue::{Completion, CompletionQueue, KeepAlive};
+use crate::failure::{FailureCode, FailureReason};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -12,8 +13,8 @@ pub(crate) struct Batch {
     future_id: u64,
     remaining: AtomicUsize,
     results: Box<[AtomicBool]>,
-    /// The first reason for which a key failed.
-    error: OnceLock<String>,
+    /// Why the first key failed that did.
+    failure: OnceLock<FailureReason>,
     /// None once it is leaked, as the kernel may still hold that memory.
     keep_alive: Mutex<Option<KeepAlive>>,
     completions: Arc<CompletionQueue>,
@@ -32,7 +33,7 @@ impl Batch {
             future_id,
             remaining: AtomicUsize::new(size),
             results: (0..size).map(|_| AtomicBool::new(false)).collect(),
-            error: OnceLock::new(),
+            failure: OnceLock::new(),
             keep_alive: Mutex::new(Some(keep_alive)),
             completions: Arc::clone(completions),
         });
@@ -52,11 +53,12 @@ impl Batch {
     }
 
     fn complete(&self) {
-        let error = self.error.get();
+        let failure = self.failure.get();
         self.completions.push(Completion {
             future_id: self.future_id,
-            ok: error.is_none(),
-            error: error.cloned().unwrap_or_default(),
+            ok: failure.is_none(),
+            code: failure.map(|failure| failure.code),
+            error: failure.map(|failure| failure.message.clone()).unwrap_or_default(),
             results: self.results.iter().map(|result| result.load(Ordering::Relaxed)).collect(),
             completed_at: Instant::now(),
             keep_alive: self.keep_alive.lock().take(),
@@ -87,9 +89,9 @@ impl BatchItem {
     }
 
     /// The key failed, and with it the batch; the first reason is the one reported.
-    pub(crate) fn fail(mut self, error: impl FnOnce() -> String) {
+    pub(crate) fn fail(mut self, reason: impl FnOnce() -> FailureReason) {
         if let Some(batch) = self.batch.take() {
-            batch.error.get_or_init(error);
+            batch.failure.get_or_init(reason);
             batch.count_down();
         }
     }
@@ -99,14 +101,16 @@ impl BatchItem {
         if let Some(batch) = &self.batch {
             std::mem::forget(batch.keep_alive.lock().take());
         }
-        self.fail(|| "the kernel did not finish in time; the memory of the batch is leaked".into());
+        let message = "the kernel did not finish in time; the memory of the batch is leaked";
+        self.fail(|| FailureReason::new(FailureCode::Abandoned, message));
     }
 }
 
 impl Drop for BatchItem {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
-            batch.error.get_or_init(|| "the operation was dropped".into());
+            let reason = || FailureReason::new(FailureCode::Abandoned, "the operation was dropped");
+            batch.failure.get_or_init(reason);
             batch.count_down();
             batch.completions.announce();
         }
@@ -138,7 +142,7 @@ mod tests {
         items.pop().unwrap().succeed();
         let all = drained(&completions);
         assert_eq!(all.len(), 1);
-        assert!(all[0].ok && all[0].future_id == 7);
+        assert!(all[0].ok && all[0].code.is_none() && all[0].future_id == 7);
         assert_eq!(all[0].results, [true, false, true]);
     }
 
@@ -149,6 +153,7 @@ mod tests {
         let all = drained(&completions);
         assert_eq!(all.len(), 1);
         assert!(!all[0].ok && !all[0].error.is_empty());
+        assert_eq!(all[0].code, Some(FailureCode::Abandoned));
         assert_eq!(all[0].results, [false, false]);
     }
 
@@ -156,10 +161,10 @@ mod tests {
     fn the_first_error_is_reported_beside_the_results() {
         let (completions, mut items) = started(3);
         items.remove(0).succeed();
-        items.remove(0).fail(|| "first".into());
-        items.remove(0).fail(|| "second".into());
+        items.remove(0).fail(|| FailureReason::new(FailureCode::NoSpace, "first"));
+        items.remove(0).fail(|| FailureReason::new(FailureCode::Io, "second"));
         let all = drained(&completions);
-        assert_eq!((all[0].ok, all[0].error.as_str()), (false, "first"));
+        assert_eq!((all[0].code, all[0].error.as_str()), (Some(FailureCode::NoSpace), "first"));
         assert_eq!(all[0].results, [true, false, false]);
     }
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use nix::sys::eventfd::EfdFlags;
 
+use crate::failure::FailureCode;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{EventFd, SegQueue};
 
@@ -21,7 +22,9 @@ pub struct Completion {
     pub future_id: u64,
     /// False when the batch failed; a miss is not a failure.
     pub ok: bool,
-    /// Why it failed; empty when `ok`.
+    /// Why its first key failed that did; none when `ok`.
+    pub code: Option<FailureCode>,
+    /// The same for people; empty when `ok`.
     pub error: String,
     /// One answer per key, in the order submitted.
     pub results: Vec<bool>,
@@ -254,6 +257,7 @@ mod tests {
         let completion = |keep_alive| Completion {
             future_id: 1,
             ok: true,
+            code: None,
             error: String::new(),
             results: Vec::new(),
             completed_at: Instant::now(),

@@ -8,6 +8,7 @@ use bytesize::ByteSize;
 use thiserror::Error;
 
 use crate::engine::EngineError;
+use crate::failure::{FailureCode, FailureReason};
 use crate::key::Digest;
 
 /// A wrong option, found before anything is touched.
@@ -116,6 +117,18 @@ pub enum StoreError {
     NoBlocks { path: PathBuf, source: Arc<io::Error> },
     #[error("store full: cannot grow {path} by {bytes} bytes: {source}; {}", way_to_write(source))]
     Grow { path: PathBuf, bytes: u64, source: Arc<io::Error> },
+}
+
+impl From<&StoreError> for FailureReason {
+    fn from(error: &StoreError) -> Self {
+        let code = match error {
+            StoreError::TooLong { .. } => FailureCode::TooLong,
+            StoreError::Quota { .. } => FailureCode::QuotaFull,
+            StoreError::IndexUnreadable { .. } => FailureCode::Unavailable,
+            _ => FailureCode::NoSpace,
+        };
+        Self::new(code, error.to_string())
+    }
 }
 
 /// Failures to open a store.

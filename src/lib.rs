@@ -7,7 +7,7 @@
 //!
 //! A module knows only those before it in this list:
 //!
-//! - `block`, `time`, `sync`, `log_limit`, `thread`, `system`, `parallel`, `segmented_vec`, `checksum`, `key`, `buffer`, `progress`, `completion_queue`, `batch_completion`, `backlog`: tools
+//! - `block`, `time`, `sync`, `log_limit`, `thread`, `system`, `parallel`, `segmented_vec`, `checksum`, `key`, `buffer`, `progress`, `failure`, `completion_queue`, `batch_completion`, `backlog`: tools
 //! - `format`: what is on disk
 //! - `engine`: what moves bytes
 //! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `capacity`: what a store is opened with
@@ -46,6 +46,7 @@ mod directory;
 mod engine;
 mod error;
 mod evict;
+mod failure;
 mod format;
 mod index;
 mod key;
@@ -83,6 +84,7 @@ pub use connector::{
 pub use engine::{EngineError, MemoryError, MemoryHandle, Refusal};
 pub use error::{ConfigError, OpenError};
 pub use evict::NamespaceUsage;
+pub use failure::FailureCode;
 pub use format::header::FORMAT_VERSION;
 pub use format::record::MAX_CHUNK_BYTES;
 pub use format::superblock::DEVICE_FORMAT_VERSION;

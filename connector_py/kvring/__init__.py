@@ -8,6 +8,7 @@ LMCache loads it by name::
 
 from kvring import logs as logs
 from kvring._native import (
+    FAILURE_CODES,
     ClosedError,
     ConfigError,
     EngineError,
@@ -23,6 +24,7 @@ from kvring._native import (
 from kvring.connector import Connector
 
 __all__ = [
+    "FAILURE_CODES",
     "ClosedError",
     "ConfigError",
     "Connector",

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, SupportsIndex, TypeAlias, final
+from typing import Any, Final, Literal, Protocol, SupportsIndex, TypeAlias, final
 
 from typing_extensions import Buffer, Self, disjoint_base
 
 __all__ = [
+    "FAILURE_CODES",
     "ClosedError",
     "ConfigError",
     "Connector",
@@ -52,6 +53,21 @@ class _Tensor(Protocol):
     def untyped_storage(self) -> Any: ...
 
 _Memory: TypeAlias = Buffer | _Tensor
+
+_FailureCode: TypeAlias = Literal[
+    "queue_full",
+    "no_space",
+    "quota_full",
+    "too_long",
+    "collision",
+    "unavailable",
+    "io",
+    "closed",
+    "abandoned",
+]
+
+FAILURE_CODES: Final[tuple[_FailureCode, ...]]
+"""Kinds of failures of a batch; docs/operations.md says what each means."""
 
 class KvRingError(Exception):
     """Base of every error that kvring raises, but for OSError where the system refuses a path."""
@@ -219,9 +235,9 @@ class Connector:
 
         A key stored with the very same bytes is not written again; with other bytes it is
         replaced. The completion is ok if every key was stored; its bools say which were. A chunk
-        that is longer than `stats()["max_chunk_bytes"]` fails alone. A batch
-        past `set_queue_bytes`, or past 131,072 keys, is answered at once: not ok, "queue full";
-        where no SET is queued a batch of any length is taken.
+        that is longer than `stats()["max_chunk_bytes"]` fails alone. A batch past
+        `set_queue_bytes`, or past 131,072 keys, fails at once with the code "queue_full"; where no
+        SET is queued a batch of any length is taken.
 
         Raises:
             ClosedError: close() was called.
@@ -267,6 +283,11 @@ class Connector:
 
         Each batch is a tuple: future id, ok, error text, one bool per key.
         """
+
+    def drain_coded_completions(
+        self,
+    ) -> list[tuple[int, _FailureCode | None, str, list[bool]]]:
+        """Do the same with the kind of the failure in the place of ok: None if all succeeded."""
 
     def close(self, timeout_s: float = 20.0, drain_s: float | None = None) -> dict[str, Any]:
         """Take nothing new, finish what is queued, make all durable, release every buffer.
@@ -494,8 +515,8 @@ class ObjectTasks:
     def submit_store(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
         """Store memory objects, in their logical lengths; return the task."""
 
-    def pop_stores(self) -> list[tuple[int, str, int]]:
-        """Take what became of stores: task, error (empty if it succeeded), bytes stored now."""
+    def pop_stores(self) -> list[tuple[int, _FailureCode | None, str, int]]:
+        """Take what became of stores: task, code (None if all succeeded), error, bytes stored."""
 
     def submit_lookup(self, keys: Sequence[Any]) -> int:
         """Look keys up, lease and lock those that are stored; return the task, which is done."""
@@ -611,15 +632,15 @@ class MemoryTasks:
         some of its parts, or none.
         """
 
-    def take_finished(self) -> list[tuple[int, list[bool], str, float]]:
+    def take_finished(self) -> list[tuple[int, list[bool], _FailureCode | None, str, float]]:
         """Take what became of all tasks that have completed, each once, without waiting.
 
         Returns:
-            Of each: the task, an answer for each key, why some failed (empty if none did), and the
-            seconds from its submit until the last answer.
+            Of each: the task, an answer for each key, why the first one failed that did (its code,
+            or None, and a text, or ""), and the seconds from its submit until the last answer.
         """
 
-    def wait(self, task: int) -> tuple[int, list[bool], str, float]:
+    def wait(self, task: int) -> tuple[int, list[bool], _FailureCode | None, str, float]:
         """Wait for a task, without the GIL, and take what became of it.
 
         If the connector is closed meanwhile, ClosedError comes when that has let go of all memory.
@@ -845,8 +866,9 @@ class LoadRun:
             `fill`, `measured` and `check`, each None or a dict of `elapsed_s`, `cpu_user_s`,
             `cpu_system_s`, `bytes` and `classes` (by name: `batches`, `keys`, `bytes`, `hits`,
             `misses`, `failed`, `latency_us` of batches); `has_errors`, `interrupted`,
-            `failed_keys`, `wrong_chunks`, `damaged_chunks`, `gave_up`, `closed_in_order`,
-            `messages`; `store`, some of its stats() at the end.
+            `failed_keys`, `failed_batches` (their number by code), `wrong_chunks`,
+            `damaged_chunks`, `gave_up`, `closed_in_order`, `messages`; `store`, some of its
+            stats() at the end.
 
         Raises:
             KvRingError: A thread could not be started, or the report was taken before.

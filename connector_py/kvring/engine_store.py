@@ -62,14 +62,21 @@ class EngineStore:
         if registered is not None:
             self._registered.append(registered)
 
-    def note(self, error: str) -> None:
-        """Log why tasks failed, each kind of failure once a minute; empty if one succeeded."""
-        # Behind it come numbers, which differ each time.
-        kind = error.partition(":")[0]
+    def note(self, kind: str | None, error: str) -> None:
+        """Log why tasks failed, each kind of failure once a minute.
+
+        Args:
+            kind: The code of the failure, or the name of an exception's type; None if none failed.
+            error: What is logged of it.
+        """
         now_s = time.monotonic()
-        if error and now_s >= self._next_told_s.get(kind, 0.0):
+        if kind is not None and now_s >= self._next_told_s.get(kind, 0.0):
             self._next_told_s[kind] = now_s + _PAUSE_S
             _logger.warning("%s: chunks are not stored or loaded: %s", self.path, error)
+
+    def note_refusal(self, refusal: Exception) -> None:
+        """Log likewise why no task was begun."""
+        self.note(type(refusal).__name__, str(refusal))
 
     def stored_as(self, namespace: str) -> str:
         """Return a namespace of the keys that the engine gives to `tasks`, as the store has it."""

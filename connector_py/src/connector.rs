@@ -1,5 +1,6 @@
 //! The class that LMCache loads.
 
+use std::mem;
 use std::time::Duration;
 
 use kvring::{Completion, OpenError};
@@ -7,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::buffers::{Use, export_all};
-use crate::errors::{ConfigError, from_open, from_submit};
+use crate::errors::{ConfigError, code_of, from_open, from_submit};
 use crate::keys::Keys;
 use crate::logging::hand_over;
 use crate::memory::{RegisteredMemory, register};
@@ -15,6 +16,9 @@ use crate::options::config_from;
 use crate::status::{counters_dict, recovery_dict, stats_dict, usage_dict};
 
 type Answer = (u64, bool, String, Vec<bool>);
+
+/// The same with the code of the failure.
+type CodedAnswer = (u64, Option<&'static str>, String, Vec<bool>);
 
 /// Class, phase, cumulative buckets, count and sum.
 type Histogram = (&'static str, &'static str, Vec<(u64, u64)>, u64, u64);
@@ -95,6 +99,12 @@ impl Connector {
 
     /// Completions since the last call: (future id, ok, error, one bool per key).
     fn drain_completions(&self, py: Python<'_>) -> Vec<Answer> {
+        let coded = self.drain_coded_completions(py).into_iter();
+        coded.map(|(id, code, error, results)| (id, code.is_none(), error, results)).collect()
+    }
+
+    /// Completions since the last call: (future id, code of the failure or None, error, one bool per key).
+    fn drain_coded_completions(&self, py: Python<'_>) -> Vec<CodedAnswer> {
         hand_over(py);
         let mut completions = Vec::new();
         self.core.drain(&mut completions);
@@ -275,6 +285,7 @@ impl Drop for Connector {
     }
 }
 
-fn answer(completion: Completion) -> Answer {
-    (completion.future_id, completion.ok, completion.error.clone(), completion.results.clone())
+fn answer(mut completion: Completion) -> CodedAnswer {
+    let (error, results) = (mem::take(&mut completion.error), mem::take(&mut completion.results));
+    (completion.future_id, code_of(&completion), error, results)
 }

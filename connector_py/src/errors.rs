@@ -110,6 +110,11 @@ pub(crate) fn refused(py: Python<'_>, cause: PyErr, message: String) -> PyErr {
     error
 }
 
+/// The code of a batch that failed.
+pub(crate) fn code_of(completion: &kvring::Completion) -> Option<&'static str> {
+    completion.code.map(kvring::FailureCode::name)
+}
+
 /// Name of an object's class, for messages.
 pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
     object.get_type().qualname().map_or_else(|_| "?".into(), |name| name.to_string())

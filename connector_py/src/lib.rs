@@ -21,7 +21,7 @@ mod status;
 mod tensors;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 
 /// What this binary was made of.
 #[pyfunction]
@@ -74,6 +74,8 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         logging::install();
+        let codes = kvring::FailureCode::ALL.map(kvring::FailureCode::name);
+        module.add("FAILURE_CODES", PyTuple::new(module.py(), codes)?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -154,6 +154,7 @@ impl LoadRun {
         all.set_item("damaged_chunks", report.damaged_chunks)?;
         all.set_item("gave_up", report.gave_up)?;
         all.set_item("closed_in_order", report.closed_in_order)?;
+        all.set_item("failed_batches", report.failed_batches)?;
         all.set_item("messages", report.messages)?;
         let store = PyDict::new(py);
         store.set_item("engine", report.stats.engine.as_str())?;

@@ -11,13 +11,13 @@ use kvring::{CallerBuffer, Completion, KeepAlive, KeyChange, KeyEvent};
 use pyo3::prelude::*;
 
 use crate::connector::Connector;
-use crate::errors::{ClosedError, SubmitError, from_submit};
+use crate::errors::{ClosedError, SubmitError, code_of, from_submit};
 use crate::finished::{ByTask, Finished};
 use crate::keys::Keys;
 use crate::logging::hand_over;
 
-/// Task, an answer for each key, error, seconds.
-type Outcome = (u64, Vec<bool>, String, f64);
+/// Task, an answer for each key, code of the failure, error, seconds.
+type Outcome = (u64, Vec<bool>, Option<&'static str>, String, f64);
 
 /// `submit_set` or `submit_get`.
 type Submit = fn(
@@ -278,7 +278,7 @@ fn outcome(completion: Completion) -> Outcome {
         (task.parts, taken.as_secs_f64())
     });
     let results = of_keys(&completion.results, parts);
-    (completion.future_id, results, completion.error.clone(), seconds)
+    (completion.future_id, results, code_of(&completion), completion.error.clone(), seconds)
 }
 
 fn closed() -> PyErr {

@@ -17,12 +17,15 @@ use pyo3::types::PyList;
 
 use crate::buffers::{Use, export_all};
 use crate::connector::Connector;
-use crate::errors::{SubmitError, from_io, from_submit};
+use crate::errors::{SubmitError, code_of, from_io, from_submit};
 use crate::finished::Finished;
 use crate::logging::hand_over;
 use crate::memory_tasks::name_of;
 use crate::object_keys::{fields_of, objects_of, rendered};
 use crate::object_locks::ObjectLocks;
+
+/// Task, code of the failure, error, bytes that are stored.
+type StoreOutcome = (u64, Option<&'static str>, String, usize);
 
 /// Keys of a listing, with the fields of LMCache's object keys and the lengths of their chunks, and where to go on.
 type Listing = (Vec<(String, String, u64, u64, String, u64)>, Option<u64>);
@@ -82,8 +85,8 @@ impl ObjectTasks {
         py.detach(|| self.core().submit_set(&keys, &spans, Box::new(held))).map_err(from_submit)
     }
 
-    /// Take what became of stores: task, error (empty if it succeeded), bytes that are stored.
-    fn pop_stores(&self, py: Python<'_>) -> PyResult<Vec<(u64, String, usize)>> {
+    /// Take what became of stores: task, code of the failure or None, error (empty if it succeeded), bytes that are stored.
+    fn pop_stores(&self, py: Python<'_>) -> PyResult<Vec<StoreOutcome>> {
         hand_over(py);
         let mut completions = Vec::new();
         self.core().take(true, &mut completions);
@@ -92,7 +95,7 @@ impl ObjectTasks {
             let lengths = held.map_or(&[][..], |held| &held.lengths_bytes);
             let stored = lengths.iter().zip(&completion.results).filter(|(_, stored)| **stored);
             let stored_bytes = stored.map(|(length, _)| length).sum();
-            (completion.future_id, completion.error.clone(), stored_bytes)
+            (completion.future_id, code_of(completion), completion.error.clone(), stored_bytes)
         };
         Ok(completions.iter().map(outcome).collect())
     }

@@ -230,8 +230,8 @@ impl Job {
             return;
         };
         let (ok, results) = (completion.ok, std::mem::take(&mut completion.results));
-        if !ok {
-            tally.complain(std::mem::take(&mut completion.error));
+        if let Some(code) = completion.code {
+            tally.fail_batch(code, std::mem::take(&mut completion.error));
         }
         // From here on the memory is this job's again.
         drop(completion);

@@ -1,9 +1,10 @@
 //! What a run has measured.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use kvring::Stats;
+use kvring::{FailureCode, Stats};
 
 use crate::plan::Plan;
 
@@ -73,6 +74,8 @@ impl ClassTally {
 pub(crate) struct Tally {
     classes: [ClassTally; 4],
     pub(crate) wrong_chunks: u64,
+    /// Batches by the code of their failure.
+    pub(crate) failed_batches: BTreeMap<&'static str, u64>,
     pub(crate) messages: Vec<String>,
     /// The job gave up.
     pub(crate) ended_early: bool,
@@ -81,11 +84,26 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn new() -> Self {
         let classes = std::array::from_fn(|_| ClassTally::new());
-        Self { classes, wrong_chunks: 0, messages: Vec::new(), ended_early: false }
+        Self {
+            classes,
+            wrong_chunks: 0,
+            failed_batches: BTreeMap::new(),
+            messages: Vec::new(),
+            ended_early: false,
+        }
     }
 
     pub(crate) fn class(&mut self, operation: Operation) -> &mut ClassTally {
         &mut self.classes[operation as usize]
+    }
+
+    /// Counts a batch that failed. The message of the first one of its kind is kept.
+    pub(crate) fn fail_batch(&mut self, code: FailureCode, message: String) {
+        let count = self.failed_batches.entry(code.name()).or_default();
+        *count += 1;
+        if *count == 1 {
+            self.complain(message);
+        }
     }
 
     pub(crate) fn complain(&mut self, message: impl Into<String>) {
@@ -101,6 +119,9 @@ impl Tally {
         }
         self.wrong_chunks += other.wrong_chunks;
         self.ended_early |= other.ended_early;
+        for (code, count) in other.failed_batches {
+            *self.failed_batches.entry(code).or_default() += count;
+        }
         other.messages.into_iter().for_each(|message| self.complain(message));
     }
 
@@ -214,6 +235,8 @@ pub struct Report {
     pub damaged_chunks: u64,
     /// Jobs gave up because the store refused a batch or hung.
     pub gave_up: bool,
+    /// How many batches failed, by the name of their code.
+    pub failed_batches: BTreeMap<&'static str, u64>,
     /// The first messages of all that went wrong.
     pub messages: Vec<String>,
     /// State and counters of the store at the end.
@@ -262,5 +285,19 @@ mod tests {
             tally.complain(format!("{}", number / 2));
         }
         assert_eq!(tally.messages, ["0", "1", "2", "3", "4", "5", "6", "7"]);
+    }
+
+    #[test]
+    fn failed_batches_are_counted_by_their_code_and_told_once() {
+        let mut all = Tally::new();
+        for number in 0..3 {
+            let mut job = Tally::new();
+            job.fail_batch(FailureCode::QueueFull, format!("{number} SETs are under way"));
+            job.fail_batch(FailureCode::QueueFull, "again".into());
+            all.add(job);
+        }
+        all.fail_batch(FailureCode::Io, "a sync".into());
+        assert_eq!(all.failed_batches, BTreeMap::from([("io", 1), ("queue_full", 6)]));
+        assert!(all.messages.iter().all(|message| message != "again"), "{:?}", all.messages);
     }
 }

@@ -170,6 +170,7 @@ impl<'run> Session<'run> {
             wrong_chunks: self.tally.wrong_chunks,
             damaged_chunks,
             gave_up: self.tally.ended_early,
+            failed_batches: self.tally.failed_batches,
             messages: self.tally.messages,
             stats,
             closed_in_order: shutdown.clean,

@@ -17,7 +17,7 @@ impl Connector {
         let _gate = self.enter(keys)?;
         let mut results = self.stored_prefix(keys);
         results.resize(keys.len(), false);
-        Ok(self.complete(&self.completions.common, results, String::new(), Box::new(())))
+        Ok(self.complete(&self.completions.common, results, None, Box::new(())))
     }
 
     /// [`Connector::submit_prefix`], answered at once: how many leading keys are stored.

@@ -38,6 +38,7 @@ use crate::completion_queue::{Completion, CompletionQueue, CompletionQueues, Kee
 use crate::config::Config;
 use crate::engine::{Engine, EngineError, MemoryError, RegisteredMemory, Waker};
 use crate::error::OpenError;
+use crate::failure::FailureReason;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
 use crate::reactor::MakeEngine;
@@ -319,12 +320,20 @@ impl Connector {
         &self,
         queue: &CompletionQueue,
         results: Vec<bool>,
-        error: String,
+        failure: Option<FailureReason>,
         keep_alive: KeepAlive,
     ) -> u64 {
-        let (future_id, ok, keep_alive) = (self.future_id(), error.is_empty(), Some(keep_alive));
-        let completed_at = Instant::now();
-        queue.push(Completion { future_id, ok, error, results, completed_at, keep_alive });
+        let future_id = self.future_id();
+        let (code, error) = failure.map(|failure| (failure.code, failure.message)).unzip();
+        queue.push(Completion {
+            future_id,
+            ok: code.is_none(),
+            code,
+            error: error.unwrap_or_default(),
+            results,
+            completed_at: Instant::now(),
+            keep_alive: Some(keep_alive),
+        });
         queue.announce();
         future_id
     }

@@ -11,6 +11,7 @@ use crate::buffer::{CallerBuffer, SourceBuffer};
 use crate::cache::{Claim, GetRequest, SetRequest};
 use crate::completion_queue::KeepAlive;
 use crate::error::StoreError;
+use crate::failure::{FailureCode, FailureReason};
 use crate::index::{EnteredGet, EnteredSet};
 use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, Shared};
@@ -174,7 +175,8 @@ impl Connector {
             }
             if let Some(silence) = shared.responsiveness.silence() {
                 let path = shared.cache.config.path().display();
-                refuse(request, shared, || format!("nothing is stored in {path}: {silence}"));
+                let message = format!("nothing is stored in {path}: {silence}");
+                refuse(request, shared, FailureReason::new(FailureCode::Unavailable, message));
                 continue;
             }
             shared.cache.counters.set_queued.add(1);
@@ -184,10 +186,10 @@ impl Connector {
                 }
                 EnteredSet::Collides(request) => {
                     shared.cache.counters.hash_collision.add(1);
-                    log::warn!("{}", collides(&key));
-                    refuse(request, shared, || collides(&key));
+                    log::warn!("{}", collision(&key).message);
+                    refuse(request, shared, collision(&key));
                 }
-                EnteredSet::Quarantined(request) => refuse(request, shared, || collides(&key)),
+                EnteredSet::Quarantined(request) => refuse(request, shared, collision(&key)),
                 EnteredSet::Waits => {}
             }
         }
@@ -203,7 +205,7 @@ impl Connector {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let results = self.stored_each(keys);
-        Ok(self.complete(&self.completions.common, results, String::new(), Box::new(())))
+        Ok(self.complete(&self.completions.common, results, None, Box::new(())))
     }
 
     /// [`Connector::submit_exists`], answered at once.
@@ -236,7 +238,10 @@ impl Connector {
         for ((number, was_there), item) in self.remove_each(keys).into_iter().zip(items) {
             match was_there {
                 Some(_) => removed[number].push(item),
-                None => item.fail(|| not_removed(&self.volumes.all[number].shared).to_string()),
+                None => item.fail(|| {
+                    let error = not_removed(&self.volumes.all[number].shared);
+                    FailureReason::new(FailureCode::Unavailable, error.to_string())
+                }),
             }
         }
         for (volume, items) in self.volumes.all.iter().zip(removed) {
@@ -323,7 +328,7 @@ impl Connector {
         let path = shared.cache.config.path();
         let line = || format!("{}: {error}", path.display());
         shared.cache.log_limits.too_long.log(path, 1, line);
-        refuse(request, shared, || error.to_string());
+        refuse(request, shared, (&error).into());
     }
 
     fn reject_full(&self, keys: usize, keep_alive: KeepAlive) -> u64 {
@@ -332,7 +337,7 @@ impl Connector {
         counters.set_failed.add(keys as u64);
         counters.set_rejected_queue_full.add(keys as u64);
         let (queued, config) = (self.backlog.queued(), &self.config);
-        let error = format!(
+        let message = format!(
             "queue full: {} SETs of {} bytes are under way, the limits are {} SETs and set_queue_bytes = {}; store more \
              slowly, or raise set_queue_bytes",
             queued.operations,
@@ -340,19 +345,22 @@ impl Connector {
             config.tuning.set_queue_operations,
             config.set_queue_bytes
         );
-        self.complete(self.completions.of_sets(), vec![false; keys], error, keep_alive)
+        let failure = FailureReason::new(FailureCode::QueueFull, message);
+        self.complete(self.completions.of_sets(), vec![false; keys], Some(failure), keep_alive)
     }
 }
 
-fn refuse(request: SetRequest, shared: &Shared, error: impl FnOnce() -> String) {
+fn refuse(request: SetRequest, shared: &Shared, reason: FailureReason) {
     shared.cache.counters.set_failed.add(1);
     let SetRequest { item, share, .. } = request;
     drop(share);
-    item.fail(error);
+    item.fail(|| reason);
 }
 
-fn collides(key: &str) -> String {
-    format!("key {} has the digest of another key: not stored for an hour", Digest::of(key))
+fn collision(key: &str) -> FailureReason {
+    let digest = Digest::of(key);
+    let message = format!("key {digest} has the digest of another key: not stored for an hour");
+    FailureReason::new(FailureCode::Collision, message)
 }
 
 fn check_counts(keys: usize, buffers: usize) -> Result<(), SubmitError> {
@@ -386,10 +394,11 @@ mod tests {
             submitted: Instant::now(),
             share: Arc::new(share.unwrap()),
         };
-        refuse(request, shared, || collides("k"));
+        refuse(request, shared, collision("k"));
         let mut completions = Vec::new();
         connector.drain(&mut completions);
-        assert_eq!((completions[0].future_id, completions[0].ok), (7, false));
+        assert_eq!(completions[0].future_id, 7);
+        assert_eq!(completions[0].code, Some(FailureCode::Collision));
         assert!(completions[0].error.contains("has the digest of another key"));
         assert_eq!(connector.backlog.queued(), Amount::default());
         assert_eq!(shared.cache.counters.set_failed.get(), 1);

@@ -10,6 +10,7 @@ fn completion(future_id: u64) -> Completion {
     Completion {
         future_id,
         ok: true,
+        code: None,
         error: String::new(),
         results: Vec::new(),
         completed_at: Instant::now(),

@@ -13,6 +13,7 @@ use libc::{
 
 use super::health::{DeviceState, Direction, Health};
 use crate::error::StoreError;
+use crate::failure::{FailureCode, FailureReason};
 
 /// What stands for an errno where a file, or a device, ends before the chunk does.
 pub(super) const END_OF_FILE: i32 = 0;
@@ -164,7 +165,7 @@ pub(super) enum Failure {
     /// It got no extent, or was refused before any transfer.
     NoRoom(StoreError),
     /// For this reason: the next open would not find it, or the SET of its key with the same bytes failed for which it waited.
-    Other(String),
+    Other(FailureReason),
     /// The device or the file system said no; what that means for the chunk to be read, or the extent to be written.
     Transfer(io::Error, Fate),
     /// A sync failed, with this errno.
@@ -193,11 +194,21 @@ impl Failure {
         Self::Transfer(error_of(errno), fate_of(request, errno, attempt, state))
     }
 
+    pub(super) fn code(&self) -> FailureCode {
+        match self {
+            Self::NoRoom(error) => FailureReason::from(error).code,
+            Self::Other(reason) => reason.code,
+            Self::Transfer(..) | Self::Sync(_) => FailureCode::Io,
+            // A load alone is late, and that is a miss.
+            Self::Late | Self::Closed => FailureCode::Closed,
+        }
+    }
+
     /// What is said of it, about `what` was to be written.
     pub(super) fn text(&self, what: impl FnOnce() -> String) -> String {
         match self {
             Self::NoRoom(error) => error.to_string(),
-            Self::Other(message) => message.clone(),
+            Self::Other(reason) => reason.message.clone(),
             Self::Transfer(error, _) => format!("cannot write {}: {error}", what()),
             Self::Sync(errno) => format!("cannot make {} durable: {}", what(), error_of(*errno)),
             Self::Late => "it could not start in time".into(),

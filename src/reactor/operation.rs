@@ -11,6 +11,7 @@ use crate::cache::{
 };
 use crate::checksum::ChecksumKind;
 use crate::config::Checksum;
+use crate::failure::FailureReason;
 use crate::index::Resumed;
 use crate::key::Digest;
 use crate::schedule::{Class, Ticket};
@@ -31,7 +32,7 @@ pub(crate) enum Operation {
 pub(super) struct WaitingBehind {
     pub(super) waiting: VecDeque<Resumed<GetRequest, SetRequest, ReadHandle>>,
     /// That of the SET, and the checksum of its bytes.
-    pub(super) shared_failure: Option<(String, u64)>,
+    pub(super) shared_failure: Option<(FailureReason, u64)>,
     pub(super) length_bytes: u64,
 }
 

@@ -18,6 +18,7 @@ use super::errnos::is_of_path;
 use crate::backlog::QueueShare;
 use crate::batch_completion::BatchItem;
 use crate::cache::Cache;
+use crate::failure::{FailureCode, FailureReason};
 use crate::sync::atomic::Ordering;
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::join;
@@ -49,10 +50,9 @@ impl Answer {
                 if cache.index.table.changes.has_lost(generation) =>
             {
                 let path = cache.config.path().display();
-                self.fail(
-                    cache,
-                    &format!("cannot write the record of a chunk into the index of {path}"),
-                );
+                let message =
+                    format!("cannot write the record of a chunk into the index of {path}");
+                self.fail(cache, &FailureReason::new(FailureCode::Io, message));
             }
             Self::Stored { item, share, .. } => {
                 // Before the answer: the caller may submit more then.
@@ -62,13 +62,13 @@ impl Answer {
         }
     }
 
-    fn fail(self, cache: &Cache, reason: &str) {
+    fn fail(self, cache: &Cache, reason: &FailureReason) {
         match self {
-            Self::Removed(items) => items.into_iter().for_each(|item| item.fail(|| reason.into())),
+            Self::Removed(items) => items.into_iter().for_each(|item| item.fail(|| reason.clone())),
             Self::Stored { item, share, .. } => {
                 drop(share);
                 cache.counters.set_failed.add(1);
-                item.fail(|| reason.into());
+                item.fail(|| reason.clone());
             }
         }
     }
@@ -79,6 +79,11 @@ impl Answer {
             Self::Stored { .. } => 1,
         }
     }
+}
+
+/// The index takes no change, for this reason.
+fn unavailable(refusal: &str) -> FailureReason {
+    FailureReason::new(FailureCode::Unavailable, refusal)
 }
 
 impl Shared {
@@ -97,7 +102,7 @@ impl Shared {
             false => match progress.refusal() {
                 Some(reason) => {
                     drop(waiting);
-                    answer.fail(&self.cache, &reason);
+                    answer.fail(&self.cache, &unavailable(&reason));
                 }
                 None => waiting.answers.push_back((ticket, answer)),
             },
@@ -113,6 +118,7 @@ impl Shared {
         }
         // After the refusal is known: whoever comes later sees it.
         let answers = std::mem::take(&mut self.answers.lock().answers);
+        let reason = unavailable(&reason);
         answers.into_iter().for_each(|(_, answer)| answer.fail(&self.cache, &reason));
         self.completions.announce();
         self.lanes.iter().for_each(|lane| lane.waker.wake());

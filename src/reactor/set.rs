@@ -12,6 +12,7 @@ use super::record_writer::Answer;
 use crate::cache::{Begun, Claim, RoomOf, Waiting};
 use crate::config::Durability;
 use crate::error::StoreError;
+use crate::failure::{FailureCode, FailureReason};
 use crate::index::Resumed;
 use crate::schedule::Grant;
 
@@ -33,23 +34,26 @@ fn most_extents(error: &StoreError) -> u32 {
 }
 
 impl SetOperation {
-    fn failure_text(&self, failure: &Failure, shared: &Shared) -> String {
+    fn failure_reason(&self, failure: &Failure, shared: &Shared) -> FailureReason {
         let digest = self.claim.request.digest;
         if matches!(failure, Failure::Closed) && shared.has_failed() {
-            return "the I/O of this path stopped before the chunk was written, and the log says why; close the \
-                    connector and open it again"
-                .into();
+            return FailureReason::new(
+                FailureCode::Unavailable,
+                "the I/O of this path stopped before the chunk was written, and the log says why; close the \
+                 connector and open it again",
+            );
         }
-        failure.text(|| match self.extent() {
+        let message = failure.text(|| match self.extent() {
             Some(extent) => format!("a chunk ({})", shared.cache.extent_text(digest, extent)),
             None => format!("a chunk (digest {digest})"),
-        })
+        });
+        FailureReason::new(failure.code(), message)
     }
 
     /// Commits or gives everything back, and answers. Returns what waited behind it.
     fn end(self, checksum: u64, failure: Option<Failure>, shared: &Shared) -> Waiting {
         let cache = &shared.cache;
-        let text = failure.as_ref().map(|failure| self.failure_text(failure, shared));
+        let reason = failure.as_ref().map(|failure| self.failure_reason(failure, shared));
         let Self { claim, stage } = self;
         let (request, length_bytes) = (&claim.request, claim.length_bytes());
         let committed = match (stage, &failure) {
@@ -68,25 +72,24 @@ impl SetOperation {
         let (generation, waiting) = committed.unzip();
         let waiting = waiting.unwrap_or_else(|| cache.end_set(request.digest, None));
         let (item, share) = (claim.request.item, claim.request.share);
-        let Some(failure) = failure else {
+        let Some((failure, reason)) = failure.zip(reason) else {
             // Also if nothing was written: it may have found what is not in the file yet.
             shared.answer_when_written(Answer::Stored { item, share, generation });
             return waiting;
         };
         // Before the answer: the caller may submit more then.
         drop(share);
-        let text = text.unwrap_or_default();
         cache.counters.set_failed.add(1);
         match &failure {
             Failure::NoRoom(_) => cache.counters.store_full.add(1),
             Failure::Transfer(..) => {
                 cache.counters.write_errors.add(1);
-                let line = || format!("{text} ({length_bytes} bytes)");
+                let line = || format!("{} ({length_bytes} bytes)", reason.message);
                 cache.log_limits.writes.log(cache.config.path(), 1, line);
             }
             Failure::Sync(_) | Failure::Other(_) | Failure::Late | Failure::Closed => {}
         }
-        item.fail(|| text);
+        item.fail(|| reason);
         waiting
     }
 }
@@ -110,7 +113,8 @@ impl Operations {
             )
         });
         if let Some(message) = missed.or_else(|| cache.refusal().map(|reason| reason.to_string())) {
-            self.end_unwritten(grant, Some(Failure::Other(message)));
+            let reason = FailureReason::new(FailureCode::Unavailable, message);
+            self.end_unwritten(grant, Some(Failure::Other(reason)));
             return false;
         }
         let before = set.claim.compared_bytes;
@@ -203,7 +207,7 @@ impl Operations {
             Some(failure @ Failure::Transfer(..)) if retries < most_retries => {
                 let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(retries.min(16)))
                     .min(LONGEST_RETRY_PAUSE);
-                let text = || set.failure_text(failure, &self.shared);
+                let text = || set.failure_reason(failure, &self.shared).message;
                 let line = || format!("{}; trying again in {pause:?}", text());
                 cache.log_limits.retries.log(cache.config.path(), 1, line);
                 self.write_again(id, pause);
@@ -239,7 +243,7 @@ impl Operations {
             // What close() drops is dropped, and counted, one by one.
             .filter(|failure| !matches!(failure, Failure::Closed))
             .filter(|_| self.shared.cache.index.has_waiting_set(digest))
-            .map(|failure| (set.failure_text(failure, &self.shared), set.claim.checksum()));
+            .map(|failure| (set.failure_reason(failure, &self.shared), set.claim.checksum()));
         let waiting = VecDeque::from(set.end(checksum, failure, &self.shared));
         self.go_on_behind(WaitingBehind { waiting, shared_failure, length_bytes });
     }
@@ -272,11 +276,11 @@ impl Operations {
                 Resumed::Start(request) => {
                     let claim = Claim::new(request, true);
                     match &behind.shared_failure {
-                        Some((message, checksum))
+                        Some((reason, checksum))
                             if claim.length_bytes() == length_bytes
                                 && claim.checksum() == *checksum =>
                         {
-                            let failure = Some(Failure::Other(message.clone()));
+                            let failure = Some(Failure::Other(reason.clone()));
                             let set = SetOperation { claim, stage: Stage::Claimed };
                             behind.waiting.extend(set.end(0, failure, &self.shared));
                             self.processed_bytes += UNWRITTEN_COSTS_BYTES + length_bytes;

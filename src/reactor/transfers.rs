@@ -12,6 +12,7 @@ use super::operations::Operations;
 use super::piece::{Piece, PieceTarget};
 use super::responsiveness::Answers;
 use crate::engine::{EngineError, Reaped};
+use crate::failure::{FailureCode, FailureReason};
 use crate::schedule::{Class, Grant};
 use crate::store::Location;
 
@@ -59,7 +60,8 @@ impl Operations {
     /// The index takes no change: fails the SETs here that wait for one.
     pub(super) fn fail_refused(&mut self, now: Instant) {
         let Some(reason) = self.shared.cache.refusal() else { return };
-        let failure = || Failure::Other(reason.to_string());
+        let failure =
+            || Failure::Other(FailureReason::new(FailureCode::Unavailable, reason.to_string()));
         let awaiting = mem::take(&mut self.awaiting_extents);
         self.device.failed.extend(awaiting.into_iter().map(|grant| (grant, failure())));
         self.end_failed_pieces(now);

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kvring::FailureCode;
+
 use super::common::random::Random;
 use super::common::{Client, on_disk_bytes};
 use super::content::{Arena, Contents, Span};
@@ -456,9 +458,9 @@ impl<'a> Driver<'a> {
         match waiting {
             Waiting::Set(future_id, chunks) => {
                 let completion = self.client.wait(future_id);
-                let known = completion.error.starts_with("store full")
-                    || completion.error.starts_with("no room for");
-                if completion.ok == completion.results.contains(&false) || !(completion.ok || known)
+                let known = [None, Some(FailureCode::NoSpace), Some(FailureCode::QuotaFull)];
+                if completion.ok == completion.results.contains(&false)
+                    || !known.contains(&completion.code)
                 {
                     return Err(format!("a SET says '{}'", completion.error));
                 }

@@ -286,7 +286,9 @@ def test_failed_sets_are_counted_and_told(
     failed = result["measured"]["classes"]["set"]["failed"]
     assert 0 < failed < 64
     assert result["errors"]["failed_keys"] == failed
-    assert any("queue full" in message for message in result["errors"]["messages"])
+    assert result["errors"]["failed_batches"] == {"queue_full": failed}
+    (message,) = result["errors"]["messages"]
+    assert "raise set_queue_bytes" in message
     assert result["has_errors"]
     with tuned(set_queue_operations=4):
         assert bench(tmp_path, *load) == 1
@@ -294,7 +296,7 @@ def test_failed_sets_are_counted_and_told(
     told = re.search(r"(\d+) keys failed", text)
     assert told is not None
     assert 0 < int(told[1]) < 64
-    assert "queue full" in text
+    assert f"{told[1]} batches queue_full" in text
     assert list(tmp_path.iterdir()) == []
 
 

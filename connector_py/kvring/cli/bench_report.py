@@ -30,6 +30,7 @@ def document(
         "interrupted": report["interrupted"],
         "errors": {
             "failed_keys": report["failed_keys"],
+            "failed_batches": report["failed_batches"],
             "wrong_chunks": report["wrong_chunks"],
             "damaged_chunks": report["damaged_chunks"],
             "gave_up": report["gave_up"],
@@ -174,6 +175,7 @@ def _error_facts(errors: dict[str, Any]) -> list[tuple[str, str]]:
         )
         if errors[name]
     ]
+    parts += [f"{count:,} batches {code}" for code, count in errors["failed_batches"].items()]
     parts += ["a job gave up"] if errors["gave_up"] else []
     parts += [] if errors["closed_in_order"] else ["the store was not closed in order"]
     return [("ERRORS", ", ".join(parts)), *(("", message) for message in errors["messages"])]

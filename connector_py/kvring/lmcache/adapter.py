@@ -24,7 +24,7 @@ __all__ = ["KvringL2Adapter", "KvringL2AdapterConfig"]
 _logger: Final = logging.getLogger(__name__)
 
 # Not a failure of the store: LMCache stores faster than the disk takes it.
-_QUEUE_FULL: Final = "queue full"
+_QUEUE_FULL: Final = "queue_full"
 
 # It fits into 64 bits.
 _CURSOR: Final = re.compile(r"[0-9]{1,19}")
@@ -114,9 +114,9 @@ class KvringL2Adapter(L2AdapterInterface):
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         """Take what became of stores."""
         results = {}
-        for task, error, stored_bytes in self._tasks.pop_stores():
-            results[task] = L2StoreResult(not error, stored_bytes)
-            if not error.startswith(_QUEUE_FULL):
+        for task, code, error, stored_bytes in self._tasks.pop_stores():
+            results[task] = L2StoreResult(code is None, stored_bytes)
+            if code != _QUEUE_FULL:
                 self._store_error = error
         return results
 

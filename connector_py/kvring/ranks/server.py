@@ -243,10 +243,11 @@ class ReadServer:
                 return self._changed.wait_for(lambda: segment.results is not None, deadline_s)
             segment.is_awaited = True
         try:
-            _, results, error, _ = self._store.tasks.wait(segment.task)
+            _, results, code, error, _ = self._store.tasks.wait(segment.task)
+            self._store.note(code, error)
         except KvRingError as refusal:
-            results, error = [False] * segment.key_count, str(refusal)
-        self._store.note(error)
+            results = [False] * segment.key_count
+            self._store.note_refusal(refusal)
         with self._changed:
             segment.results = results
             if not all(results):

@@ -185,7 +185,7 @@ class RankStore:
         try:
             return ask(own.tasks)
         except KvRingError as error:
-            own.note(str(error))
+            own.note_refusal(error)
             return without
 
     def _start(self, pool: Pool, pages: Pages, *, is_load: bool) -> int | None:
@@ -201,7 +201,7 @@ class RankStore:
         try:
             return (own.tasks.load if is_load else own.tasks.store)(*pages.request)
         except Exception as error:  # noqa: BLE001
-            own.note(str(error))
+            own.note_refusal(error)
             return None
 
     def _finish(
@@ -211,15 +211,15 @@ class RankStore:
         if pool.is_logical:
             # It is stored by its sidecars alone.
             return [True] * len(pages.keys)
-        results, error = [False] * len(pages.keys), ""
+        results = [False] * len(pages.keys)
         try:
             if reader is not None:
                 return reader.load(*pages.request)
             if task is None or self._own is None:
                 return results
-            _, results, error, _ = self._own.tasks.wait(task)
+            _, results, code, error, _ = self._own.tasks.wait(task)
+            self._own.note(code, error)
         except Exception as refusal:  # noqa: BLE001
-            error = str(refusal)
-        if self._own is not None:
-            self._own.note(error)
+            if self._own is not None:
+                self._own.note_refusal(refusal)
         return results

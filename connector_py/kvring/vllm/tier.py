@@ -237,7 +237,7 @@ class KvringTier(SecondaryTierManager):
                 self._refuse_unwritten(addresses)
             task: int = submit(self._prefix, keys, addresses, [self._row_bytes] * len(keys))
         except KvRingError as error:
-            self._store.note(str(error))
+            self._store.note_refusal(error)
             self._note_missed(job, [])
             self._refused.append(JobResult(job_id=job.job_id, success=False))
             return None
@@ -249,13 +249,13 @@ class KvringTier(SecondaryTierManager):
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Take what became of jobs, each once."""
         finished, self._refused = self._refused, []
-        for task, results, error, seconds in self._tasks.take_finished():
+        for task, results, code, error, seconds in self._tasks.take_finished():
             job = self._jobs.pop(task)
             if not job.is_promotion:
                 self._storing_rows -= len(results)
             done = [key for key, ok in zip(job.keys, results, strict=True) if ok]
             success = len(done) == len(results)
-            self._store.note(error)
+            self._store.note(code, error)
             self._note_missed(job, done)
             if task in self._promotions:
                 self._promotions.remove(task)

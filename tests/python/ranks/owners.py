@@ -36,7 +36,7 @@ class Owner:
         for (key, part), block in zip(parts, memory.blocks, strict=True):
             block[:] = content_of(key, part, len(block), version)
         task = self.store.tasks.store(PREFIX, list(keys), memory.addresses, memory.lengths)
-        assert self.store.tasks.wait(task)[1:3] == ([True] * len(keys), "")
+        assert self.store.tasks.wait(task)[1:3] == ([True] * len(keys), None)
         self.server.forget(keys)
 
     def delete_part(self, key: str, part: int) -> None:

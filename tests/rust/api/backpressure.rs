@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::faults::{Fault, FaultEngine};
 use crate::common::{Client, MIB, Memory, config, key, once, pattern};
 use kvring::testing::{Action, Engine, Reaped, Transfer};
-use kvring::{Config, Connector, EngineError};
+use kvring::{Config, Connector, EngineError, FailureCode};
 
 /// A device that does nothing while `stuck` is set, and gives up what it has when that is cancelled.
 struct StuckUntilCancelled {
@@ -78,6 +78,7 @@ fn past_the_bound_a_batch_is_refused_at_once_and_the_others_are_stored() {
     let refused = client.wait(refused);
     assert!(!refused.ok);
     assert_eq!(refused.results, [false, false]);
+    assert_eq!(refused.code, Some(FailureCode::QueueFull));
     assert!(refused.error.starts_with("queue full: 2 SETs of 8192 bytes"), "{}", refused.error);
     assert!(refused.error.contains("the limits are 3 SETs and"), "{}", refused.error);
     assert!(refused.error.contains("set_queue_bytes = 1048576"), "{}", refused.error);
@@ -128,6 +129,7 @@ fn sets_that_fail_give_their_room_back() {
     // Two of one key: the second fails with the first, or on its own.
     let failed = client.set(&[key(0), key(1), key(1)], &[&good, &bad, &bad]);
     assert_eq!(failed.results, [true, false, false]);
+    assert_eq!(failed.code, Some(FailureCode::Io));
     assert!(failed.error.starts_with("cannot write"), "{}", failed.error);
     assert_eq!(queued(&client), (0, 0));
     assert!(client.set(&[key(1), key(2), key(3)], &[&good; 3]).ok);

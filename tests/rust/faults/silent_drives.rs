@@ -8,7 +8,7 @@ use crate::common::faults::{Fault, FaultEngine};
 use crate::common::held_back::HeldBack;
 use crate::common::{Client, MIB, Memory, config, eventually, key, logged};
 use kvring::testing::Action;
-use kvring::{Config, Connector, Layout};
+use kvring::{Config, Connector, FailureCode, Layout};
 
 const LENGTH: usize = 64 << 10;
 
@@ -51,6 +51,7 @@ fn is_silent_then_well(
     assert_eq!(client.get_one(&key(0), LENGTH), None, "at once");
     assert_eq!(client.exists(&keys(0..3)), [false; 3]);
     let refused = client.set(&keys(7..8), &[&Memory::patterned(LENGTH, 0, 7)]);
+    assert_eq!(refused.code, Some(FailureCode::Unavailable));
     assert!(refused.error.contains("the drive answers nothing"), "{}", refused.error);
     answers_again();
     assert_eq!(client.wait(begun[0]).results, [true]);
