@@ -21,7 +21,7 @@
     not(feature = "bench"),
     allow(unreachable_pub, reason = "`bench` exports what benchmarks need")
 )]
-// Allowed in the modules that say so, where UNSAFE_IN of tools/supply_chain.py lists them; tests may use memory as callers do.
+// Allowed in the modules that say so, where _UNSAFE_IN of tools/supply_chain.py lists them; tests may use memory as callers do.
 #![cfg_attr(not(test), deny(unsafe_code))]
 
 #[cfg(not(target_endian = "little"))]

@@ -16,13 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools import planted
 from tools.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, cargo_tool
 
 _CARGO_FUZZ = "0.13.2"
 _ATHERIS = "3.0.0"
 _TOOLS = OUTPUT / "programs"
-_BUILT = "x86_64-unknown-linux-gnu/release"
+_BUILT = OUTPUT / "fuzz"
 _TOGETHER = 2
 _LONGEST_BUILD_S = 1800.0
 # An input takes milliseconds; on a machine that does much else, a hundred times as long.
@@ -46,40 +45,28 @@ _TARGETS = (
     _Target("sockets", 1024, is_python=True),
 )
 
-# What each planted bug is found by.
-_FOUND_BY = {
-    "fuzz-length-of-a-record": "open_index",
-    "fuzz-part-of-a-device": "open_device",
-    "fuzz-sparse-member": "archive",
-}
-
 
 def run(options: Options) -> Report:
     """Replay the seeds, then search for what makes a target fail."""
     chosen = [one for one in _TARGETS if not options.arguments or one.name in options.arguments]
-    if options.planted:
-        return _find_planted(chosen, options)
-    skipped = _prepare(chosen, REPOSITORY)
+    skipped = _prepare(chosen)
     targets = [one for one in chosen if one.name not in skipped]
     if not targets:
         return Report(skipped="; ".join(f"{name}: {why}" for name, why in skipped.items()))
     seconds = max(_LEAST_S, options.seconds * _TOGETHER / len(targets))
-    report = _search(targets, REPOSITORY, options.seed, seconds)
+    report = _search(targets, options.seed, seconds)
     report.ran += "".join(f", {name} skipped: {why}" for name, why in skipped.items())
     return report
 
 
-def _prepare(targets: list[_Target], tree: Path) -> dict[str, str]:
+def _prepare(targets: list[_Target]) -> dict[str, str]:
     """Build what the targets need. Returns which of them cannot run, and why."""
     skipped: dict[str, str] = {}
     if any(one.is_python for one in targets):
         why = _install_atheris()
-        for built in (REPOSITORY / "connector_py" / "kvring").glob("_native*.so"):
-            if tree != REPOSITORY:
-                shutil.copy(built, tree / "connector_py" / "kvring")
         skipped |= {one.name: why for one in targets if why and one.is_python}
     if any(not one.is_python for one in targets):
-        why = _build(tree)
+        why = _build()
         skipped |= {one.name: why for one in targets if why and not one.is_python}
     if "open_device" not in skipped and not _has_loop_devices():
         skipped["open_device"] = "no loop devices: it needs root"
@@ -97,7 +84,7 @@ def _install_atheris() -> str:
     return ""
 
 
-def _build(tree: Path) -> str:
+def _build() -> str:
     if call(["cargo", "+nightly", "--version"]).returncode:
         return "no nightly toolchain"
     cargo_fuzz = cargo_tool("cargo-fuzz", _CARGO_FUZZ)
@@ -106,9 +93,9 @@ def _build(tree: Path) -> str:
     # No sanitizer: they watch the suites, and here they would take half of the speed.
     command = ["cargo", "+nightly", "fuzz", "build", "--sanitizer=none"]
     done = call(
-        [*command, "--fuzz-dir", tree / "fuzz", "--target-dir", _built_in(tree)],
+        [*command, "--fuzz-dir", REPOSITORY / "fuzz", "--target-dir", _BUILT],
         log=OUTPUT / "fuzz-build.log",
-        directory=tree / "fuzz",
+        directory=REPOSITORY / "fuzz",
         environment={"PATH": f"{cargo_fuzz.parent}:{os.environ['PATH']}"},
         timeout_s=_LONGEST_BUILD_S,
     )
@@ -121,10 +108,10 @@ def _has_loop_devices() -> bool:
     return shutil.which("losetup") is not None and call(["losetup", "--find"]).returncode == 0
 
 
-def _search(targets: list[_Target], tree: Path, seed: int, seconds: float) -> Report:
+def _search(targets: list[_Target], seed: int, seconds: float) -> Report:
     report = Report()
     with ThreadPoolExecutor(_TOGETHER) as threads:
-        runs = [threads.submit(_fuzz, one, tree, seed, seconds) for one in targets]
+        runs = [threads.submit(_fuzz, one, seed, seconds) for one in targets]
         done = [one.result() for one in runs]
     counted = zip(targets, done, strict=True)
     report.ran = ", ".join(f"{one.name} {runs:,}" for one, (runs, _) in counted) + " executions"
@@ -132,21 +119,17 @@ def _search(targets: list[_Target], tree: Path, seed: int, seconds: float) -> Re
     return report
 
 
-def _built_in(tree: Path) -> Path:
-    return planted.built_in(OUTPUT / "fuzz", tree)
-
-
-def _command(target: _Target, tree: Path) -> list[str | Path]:
+def _command(target: _Target) -> list[str | Path]:
     if target.is_python:
         return [sys.executable, "-m", f"tools.fuzz_{target.name}"]
-    return [_built_in(tree) / _BUILT / target.name]
+    return [_BUILT / "x86_64-unknown-linux-gnu" / "release" / target.name]
 
 
-def _fuzz(target: _Target, tree: Path, seed: int, seconds: float) -> tuple[int, list[str]]:
+def _fuzz(target: _Target, seed: int, seconds: float) -> tuple[int, list[str]]:
     """Run a target until the time is over or it fails. Returns the executions, and what failed."""
     corpus = OUTPUT / "fuzz-corpus" / target.name
     failed = OUTPUT / "fuzz-findings" / target.name
-    seeds = tree / "fuzz" / "corpus" / target.name
+    seeds = REPOSITORY / "fuzz" / "corpus" / target.name
     for directory in (corpus, failed, seeds):
         directory.mkdir(parents=True, exist_ok=True)
     log = OUTPUT / "fuzz-findings" / f"{target.name}.log"
@@ -161,12 +144,11 @@ def _fuzz(target: _Target, tree: Path, seed: int, seconds: float) -> tuple[int, 
     home = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="kvring-fuzz-", dir=home) as temporary:
         done = call(
-            [*_command(target, tree), corpus, seeds, *limits],
+            [*_command(target), corpus, seeds, *limits],
             log=log,
-            directory=tree,
             environment={
                 "TMPDIR": temporary,
-                "PYTHONPATH": f"{tree}:{tree / 'connector_py'}:{_TOOLS / 'python'}",
+                "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'connector_py'}:{_TOOLS / 'python'}",
             },
             timeout_s=seconds + 300,
         )
@@ -177,7 +159,7 @@ def _fuzz(target: _Target, tree: Path, seed: int, seconds: float) -> tuple[int, 
     written = re.search(r"Test unit written to (\S+)", done.stdout)
     what = f"{target.name}: {_reason(done.stdout)} ({log})"
     if written:
-        repeat = " ".join(str(part) for part in _command(target, tree))
+        repeat = " ".join(str(part) for part in _command(target))
         what += f"; to repeat: {repeat} {written[1]}"
     return runs, [what]
 
@@ -193,22 +175,3 @@ def _reason(output: str) -> str:
         if line.startswith("SUMMARY: libFuzzer") or "ERROR: libFuzzer" in line:
             return line
     return lines[-1] if lines else "it ended without a word"
-
-
-def _find_planted(chosen: list[_Target], options: Options) -> Report:
-    report = Report()
-    found = []
-    for patch in planted.patches_of("fuzz"):
-        target = next(one for one in _TARGETS if one.name == _FOUND_BY[patch.stem])
-        if target not in chosen:
-            continue
-        with planted.tree_with(patch) as tree:
-            if skipped := _prepare([target], tree):
-                return Report(skipped="; ".join(skipped.values()))
-            seen = _search([target], tree, options.seed, max(_LEAST_S, options.seconds))
-        if seen.findings:
-            found.append(patch.stem)
-        else:
-            report.findings.append(f"{patch.name} is not found by {target.name}: {seen.ran}")
-    report.ran = f"planted bugs found: {', '.join(found) or 'none'}"
-    return report

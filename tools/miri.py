@@ -1,22 +1,20 @@
 """Miri, which sees every access to memory, over the unit tests of what makes no system calls.
 
-Arguments are filters of test names, as of `cargo test`; none stands for the list below.
+ARGUMENTS are filters of test names, as of `cargo test`; none stands for the list below.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from subprocess import CompletedProcess
 
-from tools.planted import built_in, find_where_told
-from tools.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, from_seed
+from tools.tool import OUTPUT, TIMED_OUT, BuildError, Options, Report, call, from_seed
 
-BUILT = OUTPUT / "miri"
+_BUILT = OUTPUT / "miri"
 
 # Modules. What has unsafe code comes first, then what is quick; a seed begins elsewhere.
-FILTERS = (
+_FILTERS = (
     *("engine::requests", "reactor::piece", "batch_completion", "segmented_vec"),
     *("reactor::errnos", "progress", "key::tests", "capacity::tests", "index::leases"),
     *("index::file::slots", "store::runs", "store::allocator", "format", "backlog"),
@@ -30,7 +28,7 @@ FILTERS = (
     *("evict::namespaces", "evict::neighbours", "schedule"),
 )
 # They ask the system, take minutes as interpreted, or leak what the kernel still has.
-SKIPPED = (
+_SKIPPED = (
     "a_long_run_is_found_a_bounded_part_at_a_time",
     "the_cheapest_window_is_the_cheapest",
     "a_scan_looks_at_some_and_goes_on",
@@ -42,41 +40,32 @@ SKIPPED = (
     "growth_leaves_the_file_system_its_floor",
 )
 # Isolation is off for what tests ask of time and files.
-FLAGS = "-Zmiri-disable-isolation -Zmiri-strict-provenance"
-# A line for each test, as it ends.
-TOLD = ("-Z", "unstable-options", "--format=json")
-HANG_S = 480.0
+_FLAGS = "-Zmiri-disable-isolation -Zmiri-strict-provenance"
 
 
 def run(options: Options) -> Report:
     """Run as many of the tests as there is time for."""
     if call(["cargo", "+nightly", "miri", "--version"]).returncode != 0:
         return Report(skipped="no Miri: rustup component add --toolchain nightly miri rust-src")
-    if options.planted:
-        return find_where_told("miri", options, lambda words, tree: _search(words, HANG_S, tree))
-    filters = options.arguments or tuple(from_seed(FILTERS, options.seed))
-    return _search(filters, options.seconds)
-
-
-def _search(filters: tuple[str, ...], seconds: float, tree: Path = REPOSITORY) -> Report:
-    report = Report()
     # What it takes to build is not counted.
-    built = _miri(["--no-run"], "build", tree, None)
+    built = _miri(["--no-run"], "build")
     if built.returncode != 0:
         raise BuildError(f"the tests do not build: {_errors(built.stdout)}")
-    tests, late = 0, []
-    deadline = time.monotonic() + seconds
-    skips = [option for test in SKIPPED for option in ("--skip", test)]
+    report, tests, late = Report(), 0, []
+    filters = options.arguments or tuple(from_seed(_FILTERS, options.seed))
+    skips = [option for test in _SKIPPED for option in ("--skip", test)]
+    deadline = time.monotonic() + options.seconds
     for name in filters:
         left_s = deadline - time.monotonic()
         if left_s < 1:
             late.append(name)
             continue
-        # The first error ends it.
-        done = _miri(["--", name, *skips, *TOLD], name, tree, left_s)
+        # A line for each test, as it ends. The first error ends it.
+        told = ("-Z", "unstable-options", "--format=json")
+        done = _miri(["--", name, *skips, *told], name, left_s)
         passed = len(re.findall(r'^{ "type": "test".*"event": "ok"', done.stdout, re.M))
         tests += passed
-        if done.returncode == 124:
+        if done.returncode == TIMED_OUT:
             late.append(name)
         elif done.returncode != 0:
             report.findings.append(f"{_errors(done.stdout)} (cargo +nightly miri test {name})")
@@ -89,19 +78,16 @@ def _search(filters: tuple[str, ...], seconds: float, tree: Path = REPOSITORY) -
     return report
 
 
-def _miri(
-    arguments: list[str], name: str, tree: Path, timeout_s: float | None
-) -> CompletedProcess[str]:
+def _miri(arguments: list[str], name: str, timeout_s: float | None = None) -> CompletedProcess[str]:
     return call(
         ["cargo", "+nightly", "miri", "test", "--lib", *arguments],
-        log=BUILT / "logs" / f"{name.replace('::', '-')}.log",
+        log=_BUILT / "logs" / f"{name.replace('::', '-')}.log",
         environment={
-            "CARGO_TARGET_DIR": str(built_in(BUILT, tree)),
-            "MIRIFLAGS": FLAGS,
+            "CARGO_TARGET_DIR": str(_BUILT),
+            "MIRIFLAGS": _FLAGS,
             "PROPTEST_CASES": "4",
             "RUST_BACKTRACE": "0",
         },
-        directory=tree,
         timeout_s=timeout_s,
     )
 

@@ -1,100 +1,104 @@
-"""Known bugs, as patches in tools/planted: each is put in, and its tool must find it."""
+"""Known bugs, as patches: each is put into a copy of the tree, where its tool must find it.
+
+A patch is tools/planted/TOOL-what-is-wrong.patch. It begins with a sentence, a line `Found by:`
+with the ARGUMENTS of the tool, and a line `As:` with words of the finding.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.tool import OUTPUT, REPOSITORY, Options, Report
+from tools.tool import OUTPUT, REPOSITORY, Options, Report, call
 
-PATCHES = REPOSITORY / "tools" / "planted"
-
-
-def patches_of(tool: str) -> list[Path]:
-    """Return the patches of a tool: those named `TOOL-what-is-wrong.patch`, in order."""
-    return sorted(PATCHES.glob(f"{tool}-*.patch"))
-
-
-def files_of_tree() -> set[Path]:
-    """Return what of the working tree is or may be committed, from its root."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(listed, cwd=REPOSITORY, check=True, capture_output=True).stdout
-    return {Path(name) for name in names.decode().split("\0") if name}
+_PATCHES = REPOSITORY / "tools" / "planted"
+# The copy lies at one place, with a target directory of its own: cargo builds only what a patch
+# changes, and never takes a program with a bug for that of the working tree.
+_TREE = OUTPUT / "planted-tree"
+_BUILT = ("connector_py/kvring/_native*.so", "target/tools/programs")
 
 
-def built_in(place: Path, tree: Path) -> Path:
-    """Return where cargo builds a tree: `place` for the working tree, beside it for one with a bug.
+def find_planted(tool: str, options: Options) -> Report:
+    """Have a tool find each bug that is planted for it, in `options.minutes` each.
 
-    Cargo knows a package by its place in the workspace, and sees by the times of its files whether
-    they have changed. In one place it would take the program with the bug for that of the working
-    tree, whose files are older.
+    Args:
+        tool: Its name.
+        options: Arguments choose among the patches, by a part of their names; none means all.
     """
-    return place if tree == REPOSITORY else place.with_name(f"{place.name}-planted")
+    report, found = Report(), 0
+    patches = [
+        patch
+        for patch in sorted(_PATCHES.glob(f"{tool}-*.patch"))
+        if not options.arguments or any(part in patch.name for part in options.arguments)
+    ]
+    for patch in patches:
+        told = re.search(r"^Found by: *(.*)\nAs: (.*)$", patch.read_text(), re.M)
+        assert told is not None, f"{patch.name} does not say what finds it"
+        log = OUTPUT / f"planted-{patch.stem}.log"
+        with _tree_with(patch):
+            shown = _search(tool, told[1].split(), options, log)
+        if any(told[2] in one for one in shown):
+            found += 1
+        else:
+            report.findings.append(f"{patch.name}: not found, but {shown}; see {log}")
+    report.ran = f"{found} of {len(patches)} planted bugs found"
+    return report
 
 
-def target_of(tool: str, tree: Path) -> Path:
-    """Return where cargo builds a tree for a tool that runs what `make` builds too.
-
-    One with a bug is built apart, for the reason that `built_in` tells.
-    """
-    return REPOSITORY / "target" if tree == REPOSITORY else OUTPUT / f"{tool}-planted"
+def _search(tool: str, arguments: list[str], options: Options, log: Path) -> list[str]:
+    """Run a tool of the copy. Returns what it finds, and what does not build."""
+    words = [tool, "--minutes", str(options.minutes), "--seed", str(options.seed)]
+    paths = {"PYTHONPATH": f"{_TREE}:{_TREE / 'connector_py'}"}
+    target = {"CARGO_TARGET_DIR": str(_TREE / "target")}
+    result = _TREE / "target" / "tools" / f"{tool}.json"
+    result.unlink(missing_ok=True)
+    call(
+        [sys.executable, "-m", "tools", *words, "--", *arguments],
+        log=log,
+        directory=_TREE,
+        environment={**paths, **target},
+    )
+    if not result.exists():
+        return ["it ended without a report"]
+    told = json.loads(result.read_text())
+    return [*told["findings"], *filter(None, (told["broken"], told["skipped"]))]
 
 
 @contextmanager
-def tree_with(patch: Path) -> Iterator[Path]:
-    """Yield a copy of the working tree with a patch applied.
-
-    The copy lies at the same place each time, so that cargo builds only what the patch changes. One
-    at a time.
+def _tree_with(patch: Path) -> Iterator[None]:
+    """Have a copy of the working tree with a patch applied. One at a time.
 
     Raises:
         subprocess.CalledProcessError: The patch does not fit the tree any more: mend the patch.
     """
-    tree = OUTPUT / "planted-tree"
-    tree.mkdir(parents=True, exist_ok=True)
-    for name in files_of_tree():
-        source, copy = REPOSITORY / name, tree / name
-        if not source.is_file():
-            continue
-        if not copy.exists() or copy.read_bytes() != source.read_bytes():
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=REPOSITORY, check=True, capture_output=True).stdout
+    wanted = {Path(name) for name in names.decode().split("\0") if (REPOSITORY / name).is_file()}
+    for path in _TREE.rglob("*") if _TREE.exists() else ():
+        name = path.relative_to(_TREE)
+        if path.is_file() and name.parts[0] != "target" and name not in wanted:
+            path.unlink()
+    for name in wanted:
+        copy = _TREE / name
+        if not copy.exists() or copy.read_bytes() != (REPOSITORY / name).read_bytes():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, copy)
+            shutil.copy(REPOSITORY / name, copy)
+    for built in (path for glob in _BUILT for path in REPOSITORY.glob(glob)):
+        link = _TREE / built.relative_to(REPOSITORY)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(built)
     apply = ["git", "apply", "--whitespace=nowarn"]
     # Without a repository of its own, git would take the outer one for the place of the patch.
     environment = {"GIT_CEILING_DIRECTORIES": str(OUTPUT), "PATH": "/usr/local/bin:/usr/bin:/bin"}
-    subprocess.run([*apply, patch], cwd=tree, check=True, env=environment)
+    subprocess.run([*apply, patch], cwd=_TREE, check=True, env=environment)
     try:
-        yield tree
+        yield
     finally:
-        subprocess.run([*apply, "--reverse", patch], cwd=tree, check=True, env=environment)
-
-
-def find_where_told(
-    tool: str, options: Options, search: Callable[[tuple[str, ...], Path], Report]
-) -> Report:
-    """Have a search find each bug at each place that its patch names, and by the words it names.
-
-    Args:
-        tool: Whose bugs. A patch has the lines `Found by: WHERE` and `As: WORDS`, once or more.
-        options: Arguments choose among the patches, by a part of their names; none stands for all.
-        search: Takes the words of WHERE, and the tree with the bug.
-    """
-    report, found, places = Report(), 0, 0
-    for patch in patches_of(tool):
-        if options.arguments and not any(part in patch.name for part in options.arguments):
-            continue
-        told = re.findall(r"^Found by: (.*)\nAs: (.*)$", patch.read_text(), re.M)
-        with tree_with(patch) as tree:
-            for where, words in told:
-                there = search(tuple(where.split()), tree)
-                is_found = any(words in finding for finding in there.findings)
-                found += is_found
-                places += 1
-                if not is_found:
-                    report.findings.append(f"{patch.name}: not found by {where}: {there}")
-    report.ran = f"planted bugs found at {found} of {places} places"
-    return report
+        subprocess.run([*apply, "--reverse", patch], cwd=_TREE, check=True, env=environment)

@@ -21,7 +21,6 @@ from functools import cache
 from pathlib import Path
 
 from tests.support.built_package import place_package
-from tools.planted import built_in, find_where_told
 from tools.tool import OUTPUT, REPOSITORY, BuildError, Options, Report, call, from_seed
 
 TRIPLE = f"{platform.machine()}-unknown-linux-gnu"
@@ -31,7 +30,6 @@ REPORTS = BUILT / "reports"
 
 # No suite takes as long: it hangs.
 HANG_S = 600.0
-PLANTED_S = 300.0
 
 # What is nearest to memory that the kernel has, and to threads, comes first; the rest by name.
 RUST_FIRST = (
@@ -55,7 +53,7 @@ PYTHON_SUITES = (
     *("test_close.py", "test_buffers.py", "test_buffer_exports.py", "test_tensors.py"),
     *("test_registered_memory.py", "test_answers.py", "test_threads.py", "test_event_fd.py"),
     *("test_fork.py", "test_signals.py", "test_limits.py", "test_keys.py", "test_options.py"),
-    *("ranks", "test_pins.py", "test_ttl.py", "test_restart.py", "test_stats.py"),
+    *("shared_reads", "test_pins.py", "test_ttl.py", "test_restart.py", "test_stats.py"),
     *("test_namespaces.py", "test_files.py", "test_engines.py", "test_refusals.py"),
     *("test_owner_socket.py", "test_transfers.py", "test_store_commands.py"),
 )
@@ -83,10 +81,11 @@ class _Sanitizer:
     options: str
     cargo_options: tuple[str, ...] = ()
 
-    def build_environment(self, tree: Path) -> dict[str, str]:
-        """Return what cargo builds a tree with."""
+    @property
+    def build_environment(self) -> dict[str, str]:
+        """What cargo builds with."""
         return {
-            "CARGO_TARGET_DIR": str(built_in(BUILT / self.name, tree)),
+            "CARGO_TARGET_DIR": str(BUILT / self.name),
             "RUSTFLAGS": f"-Zsanitizer={self.name}",
             # Reports name lines; more takes longer to link.
             "CARGO_PROFILE_DEV_DEBUG": "line-tables-only",
@@ -122,7 +121,6 @@ class _Search:
     """A search until its time is over; what is built takes none of it."""
 
     left_s: float
-    tree: Path
     seed: int
     findings: list[str] = field(default_factory=list)
     tests: int = 0
@@ -152,9 +150,7 @@ class _Search:
             return
         log = LOGS / f"{name.replace(' ', '-')}.log"
         begin_s = time.monotonic()
-        done = call(
-            command, log=log, environment=environment, directory=self.tree, timeout_s=limit_s
-        )
+        done = call(command, log=log, environment=environment, timeout_s=limit_s)
         self.left_s -= time.monotonic() - begin_s
         shown = [f"{name}: {line}" for line in _reports(reports)]
         shown += [f"{name}: {test} failed" for test in re.findall(failed, done.stdout, re.M)]
@@ -178,15 +174,14 @@ def _cargo() -> tuple[list[str], dict[str, str]]:
     return ["cargo"], {"RUSTC_BOOTSTRAP": "1"}
 
 
-def _artifacts(sanitizer: _Sanitizer, tree: Path, *what: str) -> list[dict[str, object]]:
+def _artifacts(sanitizer: _Sanitizer, *what: str) -> list[dict[str, object]]:
     """Build something, and return what cargo says of each thing that it made."""
     command = [*_cargo()[0], *what, "--target", TRIPLE, "--message-format", "json"]
     log = LOGS / f"{sanitizer.name}-build.log"
     done = call(
         [*command, *sanitizer.cargo_options],
         log=log,
-        environment=sanitizer.build_environment(tree),
-        directory=tree,
+        environment=sanitizer.build_environment,
     )
     if done.returncode != 0:
         errors = re.findall(r"^error.*$", done.stdout, re.M)
@@ -211,59 +206,50 @@ def _rust(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> No
             return RUST_FIRST.index(name), name
         return len(RUST_FIRST) + (name in RUST_LAST), name
 
-    suites = _suites(search.tree)
+    suites = ["kvring", *(file.stem for file in (REPOSITORY / "tests").glob("*.rs"))]
     names = list(filters) or from_seed(sorted(suites, key=place), search.seed)
     while names and search.left_s >= 1:
-        programs = _programs(search.tree, sanitizer, names[:BUILT_TOGETHER])
+        programs = _programs(sanitizer, names[:BUILT_TOGETHER])
         for name, program in programs.items():
-            module = "" if suites[name] == name else f"{name}::"
-            chosen = [module + filters.get(name, "")]
+            chosen = [filters[name]] if filters.get(name) else []
             leaking = LEAKING.get(name, ())
             left_out = (*leaking, *RUST_LEFT_OUT.get(name, ()))
             skipped = [option for test in left_out for option in ("--skip", test)]
-            _run_program(search, sanitizer, name, (program, *chosen, *skipped))
-            if leaking and not filters.get(name):
+            _run_program(search, sanitizer, program, [*chosen, *skipped])
+            if leaking and not chosen:
                 by_itself = sanitizer.without_leaks()
-                _run_program(search, by_itself, f"{name} by itself", (program, *leaking))
+                _run_program(search, by_itself, program, [*leaking], " by itself")
         names = names[BUILT_TOGETHER:]
     search.late += [f"{sanitizer.name} {name}" for name in names]
 
 
-def _suites(tree: Path) -> dict[str, str]:
-    """Return the program of each Rust suite: that of its folder, or its own."""
-    files = [*(tree / "tests").glob("*.rs"), *(tree / "tests" / "rust").glob("*/*.rs")]
-    programs = {
-        file.stem: file.parent.name if (file.parent / "main.rs").exists() else file.stem
-        for file in files
-        if file.name != "main.rs"
-    }
-    return {"kvring": "kvring", **programs}
-
-
-def _programs(tree: Path, sanitizer: _Sanitizer, names: list[str]) -> dict[str, Path]:
+def _programs(sanitizer: _Sanitizer, names: list[str]) -> dict[str, Path]:
     """Build suites, and return their programs in the order of the names."""
-    suites = _suites(tree)
-    wanted = {suites[name] for name in names}
-    which = [option for program in sorted(wanted) for option in _cargo_options_of(program)]
+    which = [option for name in names for option in _cargo_options_of(name)]
     built = {
         str(made["target"]["name"]): Path(str(made["executable"]))  # type: ignore[index]
-        for made in _artifacts(sanitizer, tree, "test", "--no-run", *which)
+        for made in _artifacts(sanitizer, "test", "--no-run", *which)
         if made.get("executable")
     }
-    return {name: built[suites[name]] for name in names}
+    return {name: built[name] for name in names}
 
 
 def _run_program(
-    search: _Search, sanitizer: _Sanitizer, name: str, command: Sequence[str | Path]
+    search: _Search,
+    sanitizer: _Sanitizer,
+    program: Path,
+    arguments: list[str],
+    how: str = "",
 ) -> None:
-    suite = f"{sanitizer.name} {name}"
+    suite = f"{sanitizer.name} {program.name.rpartition('-')[0]}{how}"
     reports = _fresh(REPORTS / suite.replace(" ", "-"))
     environment = sanitizer.run_environment(reports / "report")
+    command: Sequence[str | Path] = (program, *arguments)
     search.run(suite, command, environment, reports, r"^test (.*) \.\.\. FAILED$")
 
 
-def _cargo_options_of(program: str) -> list[str]:
-    return ["--lib"] if program == "kvring" else ["--test", program]
+def _cargo_options_of(suite: str) -> list[str]:
+    return ["--lib"] if suite == "kvring" else ["--test", suite]
 
 
 def _fresh(directory: Path) -> Path:
@@ -296,10 +282,10 @@ def _python(search: _Search, sanitizer: _Sanitizer, wanted: tuple[str, ...]) -> 
     if not preloaded:
         search.late.append(f"{part} (the C compiler has no runtime for it)")
         return
-    built = _artifacts(sanitizer, search.tree, "build", "--package", "kvring-python")
+    built = _artifacts(sanitizer, "build", "--package", "kvring-python")
     library = [made for made in built if made["target"]["name"] == "_native"]  # type: ignore[index]
     package = BUILT / part
-    place_package(search.tree, Path(str(library[-1]["filenames"][0])), package)  # type: ignore[index]
+    place_package(REPOSITORY, Path(str(library[-1]["filenames"][0])), package)  # type: ignore[index]
     for name in wanted or from_seed(PYTHON_SUITES, search.seed):
         logs = _fresh(REPORTS / part / name)
         # Children of tests inherit it.
@@ -330,24 +316,12 @@ def run(options: Options) -> Report:
     """Run as many suites as there is time for: the same ones, in their order, for the same seed."""
     if call(["cargo", "--version"]).returncode != 0:
         return Report(skipped="there is no cargo")
-    if options.planted:
-        return find_where_told(
-            "sanitizers",
-            options,
-            lambda words, tree: _search([words[0]], words[1:], PLANTED_S, tree, options.seed),
-        )
     parts = [name for name in options.arguments if name in PARTS] or list(PARTS)
     wanted = tuple(name for name in options.arguments if name not in PARTS)
-    return _search(parts, wanted, options.seconds, REPOSITORY, options.seed)
-
-
-def _search(
-    parts: list[str], wanted: tuple[str, ...], seconds: float, tree: Path, seed: int
-) -> Report:
     ran, findings, broken, left_s = [], [], [], 0.0
     shares = sum(SHARES[name] for name in parts)
     for name in parts:
-        search = _Search(left_s + seconds * SHARES[name] / shares, tree, seed)
+        search = _Search(left_s + options.seconds * SHARES[name] / shares, options.seed)
         try:
             PARTS[name](search, wanted)
         except BuildError as error:

@@ -18,13 +18,11 @@ from typing import Final
 import click
 
 from tests.support.block_devices import DeviceError, attach_loop
-from tools.planted import find_where_told, target_of
 from tools.tool import OUTPUT, REPOSITORY, Options, Report, call
 
 _GOAL_MS: Final = 2.0
 _FINDING_MS: Final = 20.0
 _MOST_KEYS_IN_MEMORY: Final = 20_000_000
-_PLANTED_KEYS: Final = 4_000_000
 _MOST_KEYS: Final = 10_000_000
 # About what the two benches do in a minute on two processors, beside phases of fixed length.
 _KEYS_A_MINUTE: Final = 2_500_000
@@ -41,13 +39,7 @@ _CALLS: Final = re.compile(r"^  (.+?)\s+(\d+) calls, .*; +(\d+) undisturbed.*lon
 
 def run(options: Options) -> Report:
     """Measure with as many keys as fit, and print a row for each figure."""
-    if options.planted:
-        return find_where_told("scale", options, lambda _, tree: _measure(_PLANTED_KEYS, tree))
-    return _measure(_keys(options), REPOSITORY)
-
-
-def _measure(keys: int, tree: Path) -> Report:
-    report = Report()
+    report, keys = Report(), _keys(options)
     OUTPUT.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(OUTPUT).free < keys * _DISK_BYTES_OF_A_KEY + _DISK_LEFT_BYTES:
         return Report(skipped=f"too little space below target for {keys:,} keys")
@@ -61,12 +53,12 @@ def _measure(keys: int, tree: Path) -> Report:
         except (DeviceError, OSError) as error:
             report.skipped = f"no sparse device: {error}"
             return report
-        stalls = _bench(report, tree, "stalls", str(keys), *where)
+        stalls = _bench(report, "stalls", str(keys), *where)
     longest_ms = _tell_stalls(stalls, report)
     if longest_ms > _FINDING_MS and keys <= _MOST_KEYS_IN_MEMORY:
         report.findings.append(f"a submit took {longest_ms:.1f} ms with {keys:,} keys")
     # It makes its index up, so that it takes no time to fill: in any order, as after long use.
-    opened = _bench(report, tree, "recovery", "shuffled", str(keys), "2")
+    opened = _bench(report, "recovery", "shuffled", str(keys), "2")
     for line in re.findall(r"^\d+ records opened.*$", opened, re.MULTILINE):
         print(line)
     report.ran = f"{keys:,} keys, {report.ran}"
@@ -83,11 +75,11 @@ def _keys(options: Options) -> int:
     return min(int(max(options.minutes - _FIXED_MINUTES, 0.1) * _KEYS_A_MINUTE), _MOST_KEYS)
 
 
-def _bench(report: Report, tree: Path, name: str, *arguments: str) -> str:
+def _bench(report: Report, name: str, *arguments: str) -> str:
     log = OUTPUT / f"scale-{name}.log"
     words = ["cargo", "bench", "--features", "bench", "--bench", name, "--", *arguments]
-    environment = {"CARGO_TARGET_DIR": str(target_of("scale", tree))}
-    done = call(words, log=log, directory=tree, environment=environment)
+    environment = {"CARGO_TARGET_DIR": str(REPOSITORY / "target")}
+    done = call(words, log=log, environment=environment)
     if done.returncode != 0:
         report.findings.append(f"bench {name} failed: {log}")
     return done.stdout

@@ -21,14 +21,12 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from tools import stateful
-from tools.planted_python import find_each
 from tools.tool import OUTPUT, Options, Report, call
 
 _MIB: Final = 1 << 20
 _SMALL_MIB: Final = 48
 # All paths of the resident's places in directories, and what the files of a path take beside it.
 _MOST_DISK_BYTES: Final = 8 * 33 * _MIB
-_PLANTED_MINUTES: Final = 3.0
 _WARM_UP: Final = 1 / 3
 # Name, unit, its length, slope in units an hour that is none yet, and the rise that is none yet.
 _FLAT: Final = (
@@ -46,8 +44,6 @@ Sample = dict[str, Any]
 
 def run(options: Options) -> Report:
     """Run for `options.minutes`, and judge what was sampled."""
-    if options.planted:
-        return find_each("soak", _PLANTED_MINUTES, options)
     report = Report()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     with (

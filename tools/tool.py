@@ -7,12 +7,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 REPOSITORY = Path(__file__).parents[1]
 
-# Logs, corpora that grow and reports. Nothing below is committed.
+# Logs, builds, corpora that grow and reports. Nothing below is committed.
 OUTPUT = REPOSITORY / "target" / "tools"
+
+# The return code of a command that took longer than it may.
+TIMED_OUT = 124
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,12 @@ class Options:
     Attributes:
         minutes: How long the search may take; what it takes to build comes on top.
         seed: Where random choices begin: the same seed makes the same choices.
-        planted: Put known bugs in, one after the other, and find each, instead of searching.
-        quick: Search what a change may have broken, and leave the rest to longer runs.
+        quick: As short as in CI.
         arguments: What the command line has behind `--`; each tool's docstring explains them.
     """
 
     minutes: float
     seed: int = 1
-    planted: bool = False
     quick: bool = False
     arguments: tuple[str, ...] = ()
 
@@ -56,6 +56,10 @@ class Report:
     broken: str = ""
 
 
+class BuildError(Exception):
+    """What a tool runs does not build: nothing is found until it does."""
+
+
 def from_seed(names: Sequence[str], seed: int) -> list[str]:
     """Return names in their order, from another one on for each seed.
 
@@ -63,17 +67,6 @@ def from_seed(names: Sequence[str], seed: int) -> list[str]:
     """
     start = (seed - 1) * 7 % len(names)
     return [*names[start:], *names[:start]]
-
-
-class BuildError(Exception):
-    """What a tool runs does not build: nothing is found until it does."""
-
-
-class Tool(Protocol):
-    """A module of this package with `run`. The first line of its docstring is its help."""
-
-    def run(self, options: Options) -> Report:
-        """Search, or find what is planted."""
 
 
 def cargo_tool(name: str, version: str) -> Path | None:
@@ -85,10 +78,8 @@ def cargo_tool(name: str, version: str) -> Path | None:
     root = OUTPUT / "programs" / f"{name}-{version}"
     program = root / "bin" / name
     if not program.exists():
-        call(
-            ["cargo", "install", "--locked", "--root", root, f"{name}@{version}"],
-            log=root.parent / f"{root.name}.log",
-        )
+        install: list[str | Path] = ["cargo", "install", "--locked", "--root", root]
+        call([*install, f"{name}@{version}"], log=root.parent / f"{root.name}.log")
     return program if program.exists() else None
 
 
@@ -107,7 +98,7 @@ def call(
         log: A file that takes stdout and stderr, one after the other.
         environment: Added to that of this process.
         directory: Where it runs.
-        timeout_s: When the command and its children are killed; the return code is then 124.
+        timeout_s: When the command and its children are killed; it returns `TIMED_OUT` then.
 
     Returns:
         The return code, and what was printed: stdout and stderr together.
@@ -123,20 +114,18 @@ def call(
         errors="replace",
         start_new_session=True,
     ) as process:
-        code: int | None = None
+        is_late = False
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
+            is_late = True
             os.killpg(process.pid, 9)
             output, _ = process.communicate()
-            code = 124
         except BaseException:
             os.killpg(process.pid, 9)
             raise
-        done = subprocess.CompletedProcess(
-            process.args, process.returncode if code is None else code, output, ""
-        )
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(output)
-    return done
+    code = TIMED_OUT if is_late else process.returncode
+    return subprocess.CompletedProcess(process.args, code, output, "")

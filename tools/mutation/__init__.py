@@ -1,1 +1,0 @@
-"""All mutants of kvring in one build, and the tests that each must fail."""
