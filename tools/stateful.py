@@ -14,7 +14,7 @@ from hypothesis.stateful import invariant, run_state_machine_as_test
 from tools.stateful_machine import StoreMachine
 from tools.tool import Options, Report
 
-_EXAMPLES_IN_A_ROUND = 40
+_EXAMPLES_IN_A_ROUND = 10
 _STEPS = 40
 
 
