@@ -14,7 +14,7 @@ CORPUS = REPOSITORY / "fuzz" / "corpus"
 def replay(target: str, directory: str) -> None:
     """The targets keep their stores open, and see what threads raise: this is their own process."""
     tempfile.tempdir = directory
-    run = importlib.import_module(f"tools.fuzz_{target}").run
+    run = importlib.import_module(f"tools.fuzz.{target}").run
     inputs = sorted((CORPUS / target).iterdir())
     for path in inputs:
         print(path.name, flush=True)

@@ -1,9 +1,9 @@
-"""The state machine of tools/stateful_machine.py, with few steps, the same in each run."""
+"""The state machine of tools/stateful/machine.py, with few steps, the same in each run."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tools.stateful_machine import StoreMachine
+from tools.stateful.machine import StoreMachine
 
 
 def test_what_is_stored_is_what_the_model_says() -> None:

@@ -1,6 +1,6 @@
 """The process of the soak that lives through all of it, and opens stores again and again.
 
-`python -m tools.soak_resident DIRECTORY SMALL_DIRECTORY SECONDS SEED` prints a JSON object each
+`python -m tools.soak.resident DIRECTORY SMALL_DIRECTORY SECONDS SEED` prints a JSON object each
 time that all stores are closed and a sample is due. SMALL_DIRECTORY is on a file system that fills
 up, or empty.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import kvring
-from tools.store_process import HANG_DEADLINE_S, content
+from tools.stateful.process import HANG_DEADLINE_S, content
 
 _MIB = 1 << 20
 _KEYS = 1500

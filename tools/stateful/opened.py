@@ -1,4 +1,4 @@
-"""A state machine over the whole Python connector: steps that hypothesis draws, and a model.
+"""The steps of the state machine on an open store, and the model of what its keys may have.
 
 The store lives in a process of its own, so that it can be killed. The model knows for each key
 which chunks it may have: one, or several where a batch was under way at a kill, and none where
@@ -17,33 +17,30 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kvring._native import StoredChunks
-from tools.store_process import Chunk, StoreProcess, content
+from tools.stateful.process import Chunk, StoreProcess
 
-__all__ = ["StoreMachine"]
-
-_MIB = 1 << 20
+MIB = 1 << 20
 _NAMESPACES = ("model/a", "model/b@salt", "")
-_KEYS = (
+KEYS = (
     *(f"model/a@00000000@0@{number:064x}" for number in range(4)),
     *(f"model/b@00000000@0@{number:064x}@salt" for number in range(3)),
     "key",
     "\N{SNOWMAN}\n\0",
     "long" * 800,
 )
-_LENGTHS = (1, 4095, 4096, 4097, 20_000, 300_000, _MIB)
+_LENGTHS = (1, 4095, 4096, 4097, 20_000, 300_000, MIB)
 # From here on all chunks of the model fit at any one path, and more: none is evicted.
-_ROOMY_BYTES = 64 * _MIB
-_CAPACITIES_MIB = (16, 32, 64, 256, 1024)
-_TTL_S = 7 * 86_400
+ROOMY_BYTES = 64 * MIB
+CAPACITIES_MIB = (16, 32, 64, 256, 1024)
+TTL_S = 7 * 86_400
 
-_keys = st.lists(st.sampled_from(_KEYS), min_size=1, max_size=6)
+_keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=6)
 _chunks = st.lists(
-    st.tuples(st.sampled_from(_KEYS), st.sampled_from(_LENGTHS)), min_size=1, max_size=6
+    st.tuples(st.sampled_from(KEYS), st.sampled_from(_LENGTHS)), min_size=1, max_size=6
 )
-_namespaces = st.sampled_from(_NAMESPACES)
-_capacities = st.lists(st.sampled_from(_CAPACITIES_MIB), min_size=3, max_size=3)
-_options = st.fixed_dictionaries(
+every_namespace = st.sampled_from(_NAMESPACES)
+_capacities = st.lists(st.sampled_from(CAPACITIES_MIB), min_size=3, max_size=3)
+every_option = st.fixed_dictionaries(
     {
         "durability": st.sampled_from(["best_effort", "persistent"]),
         "eviction": st.sampled_from(["lfu", "lru", "fifo", "mru", "s3fifo"]),
@@ -51,11 +48,11 @@ _options = st.fixed_dictionaries(
         "io_threads": st.sampled_from([1, 2, "auto"]),
         "lease_s": st.sampled_from([0, 10]),
         "load_deadline_ms": st.sampled_from(["off", 60_000]),
-        "ttl": st.sampled_from(["off", f"{_TTL_S}s"]),
+        "ttl": st.sampled_from(["off", f"{TTL_S}s"]),
     }
 )
 # Within the time that an open, a close or a command takes.
-_moments_s = st.floats(0, 0.05)
+every_moment_s = st.floats(0, 0.05)
 
 _Batch = list[tuple[str, int]]
 
@@ -65,8 +62,8 @@ def namespace_of(key: str) -> str:
     return next((name for name in _NAMESPACES if name and key.startswith(name[:7])), "")
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """Sets, loads, deletes, kills, reopens and repairs a store."""
+class OpenStoreMachine(RuleBasedStateMachine):
+    """Sets, loads, deletes, pins, purges, kills and reopens a store."""
 
     # Kept from one example to the next: a start takes longer than most rules.
     _spare: ClassVar[list[StoreProcess]] = []
@@ -75,7 +72,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="kvring-stateful-"))
         self.process = self._new_process()
-        self.possible: dict[str, set[Chunk | None]] = {key: {None} for key in _KEYS}
+        self.possible: dict[str, set[Chunk | None]] = {key: {None} for key in KEYS}
         self.pinned: set[str] = set()
         self.is_open = False
         self.opened_mib: list[int] = []
@@ -96,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @property
     def _is_roomy(self) -> bool:
-        return min(self.capacities_mib) * _MIB >= _ROOMY_BYTES
+        return min(self.capacities_mib) * MIB >= ROOMY_BYTES
 
     @property
     def _certain(self) -> set[str] | None:
@@ -105,7 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
             return None
         return {key for key, chunks in self.possible.items() if chunks != {None}}
 
-    def _may_be_gone(self, keys: Any = _KEYS) -> None:
+    def _may_be_gone(self, keys: Any = KEYS) -> None:
         for key in keys:
             if key not in self.pinned:
                 self.possible[key].add(None)
@@ -127,12 +124,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _look(self) -> None:
         """Load every key, with each length that its chunk may have."""
-        wanted = [(key, [one for one in self.possible[key] if one]) for key in _KEYS]
+        wanted = [(key, [one for one in self.possible[key] if one]) for key in KEYS]
         found = self.process.call("get", wanted)
-        are_stored = self.process.call("exists", list(_KEYS))
+        are_stored = self.process.call("exists", list(KEYS))
         # A store that is nearly full evicts ahead, after the SET was answered.
         self._note_evictions()
-        for key, chunk, is_stored in zip(_KEYS, found, are_stored, strict=True):
+        for key, chunk, is_stored in zip(KEYS, found, are_stored, strict=True):
             possible = self.possible[key]
             assert chunk in possible, f"{key!r} has {chunk}, possible: {possible}"
             assert is_stored == (chunk is not None) or (
@@ -164,7 +161,7 @@ class StoreMachine(RuleBasedStateMachine):
         layout=st.sampled_from(["extents", "files"]),
         path_count=st.sampled_from([1, 1, 2, 3]),
         capacities_mib=_capacities,
-        options=_options,
+        options=every_option,
     )
     def first_open(
         self, layout: str, path_count: int, capacities_mib: list[int], options: dict[str, Any]
@@ -176,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._open(options)
 
     @precondition(lambda self: not self.is_open)
-    @rule(capacities_mib=st.none() | _capacities, options=_options)
+    @rule(capacities_mib=st.none() | _capacities, options=every_option)
     def reopen(self, capacities_mib: list[int] | None, options: dict[str, Any]) -> None:
         """Open it again, with other options perhaps."""
         if capacities_mib is not None:
@@ -235,28 +232,17 @@ class StoreMachine(RuleBasedStateMachine):
         self._has_closed()
 
     @precondition(lambda self: not self.is_open)
-    @rule(options=_options, after_s=_moments_s)
+    @rule(options=every_option, after_s=every_moment_s)
     def kill_in_open(self, options: dict[str, Any], after_s: float) -> None:
         """Kill its process while it opens the store."""
         self._kill_in(self._open_call(options), after_s)
 
     @precondition(lambda self: self.is_open)
-    @rule(after_s=_moments_s)
+    @rule(after_s=every_moment_s)
     def kill_in_close(self, after_s: float) -> None:
         """Kill its process while it closes the store."""
         self._note_evictions()
         self._kill_in(("close", 5.0), after_s)
-
-    @precondition(lambda self: not self.is_open and len(set(self.capacities_mib)) == 1)
-    @rule(capacity_mib=st.sampled_from(_CAPACITIES_MIB), after_s=_moments_s)
-    def kill_in_resize(self, capacity_mib: int, after_s: float) -> None:
-        """Kill its process while a command brings the store to another capacity."""
-        words = ("resize", "--json", "--yes", "--capacity", f"{capacity_mib}MiB")
-        self.capacities_mib = [min(capacity_mib, self.capacities_mib[0])] * len(self.paths)
-        self._kill_in(("document", *words, *self.paths), after_s)
-        self.capacities_mib = [capacity_mib] * len(self.paths)
-        # Which of both it has, nobody knows: a data file may be cut.
-        self.opened_mib = []
 
     # --- an open store ---
 
@@ -337,7 +323,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.process.call("expire") == 0
 
     @precondition(lambda self: self.is_open)
-    @rule(namespace=_namespaces, by_socket=st.booleans())
+    @rule(namespace=every_namespace, by_socket=st.booleans())
     def purge(self, namespace: str, by_socket: bool) -> None:
         """Remove a namespace, by the owner itself or as a command asks it."""
         if by_socket:
@@ -346,7 +332,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._spare.append(helper)
         else:
             removed = self.process.call("purge", namespace)
-        keys = {key for key in _KEYS if namespace_of(key) == namespace}
+        keys = {key for key in KEYS if namespace_of(key) == namespace}
         assert set(removed["pinned"]) <= self.pinned & keys
         if self._is_roomy:
             assert set(removed["pinned"]) == self.pinned & keys
@@ -373,7 +359,7 @@ class StoreMachine(RuleBasedStateMachine):
     def flood(self, count: int) -> None:
         """Store what nobody asks for again; it is purged, so that it does not count elsewhere."""
         for number in range(count):
-            self.process.call("set", [(f"flood@0@0@{number:x}", (self.version, 2 * _MIB))])
+            self.process.call("set", [(f"flood@0@0@{number:x}", (self.version, 2 * MIB))])
         self._note_evictions()
         self.process.call("purge", "flood")
 
@@ -382,107 +368,6 @@ class StoreMachine(RuleBasedStateMachine):
     def check(self) -> None:
         """Compare the accounts."""
         assert self.process.call("problems") == []
-
-    # --- a closed store ---
-
-    @precondition(lambda self: not self.is_open)
-    @rule(namespace=_namespaces)
-    def purge_closed(self, namespace: str) -> None:
-        """Remove a namespace by command."""
-        removed = self._purge_by_command(self.process, namespace)
-        keys = {key for key in _KEYS if namespace_of(key) == namespace}
-        assert removed["pinned"] == []
-        self._has_purged(keys, removed["keys"])
-
-    @precondition(lambda self: not self.is_open)
-    @rule()
-    def list_closed(self) -> None:
-        """List by command."""
-        self._is_told(self._listed(self.paths))
-
-    def _is_told(self, keys: set[str]) -> None:
-        """Compare the keys that somebody says are stored with those that are."""
-        for key, chunks in self.possible.items():
-            assert (None in chunks) if key not in keys else (chunks != {None}), (key, chunks)
-
-    def _listed(self, paths: list[str]) -> set[str]:
-        keys = set()
-        for path in paths:
-            status, out, err = self.process.call("command", "ls", "--json", path)
-            assert status == 0, err
-            keys |= {json.loads(line)["key"] for line in out.splitlines()}
-        return keys - {key for key in keys if key.startswith("flood")}
-
-    @precondition(lambda self: not self.is_open)
-    @rule(key=st.sampled_from(_KEYS), damages=st.booleans())
-    def verify_and_repair(self, key: str, damages: bool) -> None:
-        """Verify and repair by command, with a damaged chunk perhaps."""
-        broken = [one for one in self._stored() if damages and one[1]["key"] == key]
-        for path, chunk in broken:
-            with (Path(path) / chunk["file"]).open("r+b") as file:
-                file.seek(chunk["offset_bytes"] + chunk["length_bytes"] // 2)
-                byte = file.read(1)
-                file.seek(-1, 1)
-                file.write(bytes([byte[0] ^ 1]))
-            self.possible[key] = {None}
-        found = self.process.call("document", "verify", "--repair", "--json", *self.paths)
-        assert found["damaged"] == found["removed"] == len(broken), found
-        assert found["unreadable"] == 0, found
-        self._is_told(self._listed(self.paths))
-
-    def _stored(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(path, chunk) for path in self.paths for chunk in StoredChunks(Path(path))]
-
-    @precondition(lambda self: not self.is_open)
-    @rule(path_count=st.integers(1, 2))
-    def copy_by_archive(self, path_count: int) -> None:
-        """Export, import into a new store, and compare that."""
-        self.copies += 1
-        archive = str(self.directory / "archive")
-        copies = [str(self.directory / f"copy-{self.copies}-{one}") for one in range(path_count)]
-        status, _, err = self.process.call("command", "export", "--output", archive, *self.paths)
-        assert status == 0, err
-        words = ("import", "--json", "--capacity", "256MiB", "--input", archive)
-        self.process.call("document", *words, *copies)
-        copied = {}
-        for path in copies:
-            chunks = StoredChunks(Path(path))
-            for chunk in chunks:
-                copied[chunk["key"]] = chunks.read(keep=True)[2]
-            assert chunks.damage() == []
-            shutil.rmtree(path)
-        copied = {key: one for key, one in copied.items() if not key.startswith("flood")}
-        self._is_told(set(copied))
-        for key, copy in copied.items():
-            chunks_of_key = [one for one in self.possible[key] if one]
-            assert copy in [content(key, one) for one in chunks_of_key], f"{key!r}: other bytes"
-
-    @precondition(lambda self: not self.is_open)
-    @rule(capacity_mib=st.sampled_from(_CAPACITIES_MIB))
-    def resize(self, capacity_mib: int) -> None:
-        """Bring it to another capacity by command."""
-        words = ("resize", "--json", "--yes", "--capacity", f"{capacity_mib}MiB")
-        resized = self.process.call("document", *words, *self.paths)
-        if len(set(self.capacities_mib)) > 1 or capacity_mib * _MIB < _ROOMY_BYTES:
-            # Keys belong elsewhere then.
-            self._may_be_gone()
-        self.capacities_mib = [capacity_mib] * len(self.paths)
-        if (certain := self._certain) is not None:
-            assert resized["keys"] == len(certain)
-
-    @precondition(lambda self: not self.is_open)
-    @rule(options=_options)
-    def expire_all(self, options: dict[str, Any]) -> None:
-        """Have all chunks be as old as `ttl`: nothing of them may be found."""
-        for path in self.paths:
-            with (Path(path) / "index.kvring").open("r+b") as index:
-                # The records; docs/format.md.
-                for offset in range(4096, index.seek(0, 2), 256):
-                    index.seek(offset)
-                    # Long ago.
-                    index.write((1).to_bytes(6, "little"))
-        self.possible = {key: {None} for key in _KEYS}
-        self._open({**options, "ttl": f"{_TTL_S}s"})
 
     def teardown(self) -> None:
         """Look once more, and leave nothing."""

@@ -2,7 +2,7 @@
 
 `python -m tools soak --minutes 1440`. One process lives through all of it and opens and closes
 stores of both layouts, on one path and on several, with evictions, expiry, and a file system that
-is full (soak_resident.py). Beside it stores are driven, killed and restarted by the state machine
+is full (resident.py). Beside it stores are driven, killed and restarted by the state machine
 of `tools stateful`, in processes that come and go.
 """
 
@@ -54,7 +54,7 @@ def run(options: Options) -> Report:
         words = [directory, small, str(options.seconds), str(options.seed)]
         resident = threads.submit(
             call,
-            [sys.executable, "-m", "tools.soak_resident", *words],
+            [sys.executable, "-m", "tools.soak.resident", *words],
             log=OUTPUT / "soak-resident.log",
             environment={"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
             timeout_s=options.seconds + 600,

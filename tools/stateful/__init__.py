@@ -1,7 +1,7 @@
 """Drives the whole Python connector by a state machine whose steps hypothesis draws and shrinks.
 
 `python -m tools stateful --minutes 60 --seed 7`. A finding is the shortest list of steps that
-was found, as Python code over `StoreMachine` (tools/stateful_machine.py).
+was found, as Python code over `StoreMachine` (tools/stateful/machine.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from tools.stateful_machine import StoreMachine
+from tools.stateful.machine import StoreMachine
 from tools.tool import Options, Report
 
 _EXAMPLES_IN_A_ROUND = 10

@@ -121,7 +121,7 @@ def _search(targets: list[_Target], seed: int, seconds: float) -> Report:
 
 def _command(target: _Target) -> list[str | Path]:
     if target.is_python:
-        return [sys.executable, "-m", f"tools.fuzz_{target.name}"]
+        return [sys.executable, "-m", f"tools.fuzz.{target.name}"]
     return [_BUILT / "x86_64-unknown-linux-gnu" / "release" / target.name]
 
 
