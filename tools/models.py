@@ -55,6 +55,11 @@ def run(options: Options) -> Report:
         models[kind] = [name for name in names if not parts or any(one in name for one in parts)]
     seconds = options.seconds * _THREADS / max(1, sum(map(len, models.values())))
     report, ran = Report(), []
+    found = [name for names in models.values() for name in names]
+    if options.arguments == ():
+        # What was moved would be missed by nobody.
+        lost = [one for one in _MODELS if not any(name.startswith(one) for name in found)]
+        report.findings += [f"no model is called {prefix}..." for prefix in lost]
     for kind, names in models.items():
         if not names:
             continue

@@ -159,16 +159,18 @@ class _Search:
                 return _RUST_FIRST.index(name), name
             return len(_RUST_FIRST) + (name in _RUST_LAST), name
 
-        suites = ["kvring", *(file.stem for file in (REPOSITORY / "tests").glob("*.rs"))]
-        names = list(filters) or from_seed(sorted(suites, key=place), self.seed)
+        programs = _programs()
+        names = list(filters) or from_seed(sorted(programs, key=place), self.seed)
         while names and self.left_s >= 1:
-            for name, program in self._programs(names[:_BUILT_TOGETHER]).items():
-                chosen = [filters[name]] if filters.get(name) else []
+            built = self._build(sorted({programs[name][0] for name in names[:_BUILT_TOGETHER]}))
+            for name in names[:_BUILT_TOGETHER]:
+                program, module = built[programs[name][0]], programs[name][1]
+                chosen = [module + filters.get(name, "")]
                 leaking = _LEAKING.get(name, ())
                 left_out = (*leaking, *_RUST_LEFT_OUT.get(name, ()))
                 skipped = [option for test in left_out for option in ("--skip", test)]
                 self._run_program(name, [program, *chosen, *skipped], self.sanitizer)
-                if leaking and not chosen:
+                if leaking and not filters.get(name):
                     without = self.sanitizer
                     if without.name == "address":
                         without = without.with_options("detect_leaks=0")
@@ -176,16 +178,15 @@ class _Search:
             names = names[_BUILT_TOGETHER:]
         self.late += names
 
-    def _programs(self, names: list[str]) -> dict[str, Path]:
-        """Build suites, and return their programs in the order of the names."""
-        targets = [["--lib"] if name == "kvring" else ["--test", name] for name in names]
+    def _build(self, programs: list[str]) -> dict[str, Path]:
+        """Build programs with Rust suites, and return where they are."""
+        targets = [["--lib"] if name == "kvring" else ["--test", name] for name in programs]
         what = [option for target in targets for option in target]
-        built = {
+        return {
             str(made["target"]["name"]): Path(str(made["executable"]))  # type: ignore[index]
             for made in self._artifacts("test", "--no-run", *what)
             if made.get("executable")
         }
-        return {name: built[name] for name in names}
 
     def _run_program(self, name: str, command: Sequence[str | Path], sanitizer: _Sanitizer) -> None:
         self._run(name, command, sanitizer, {}, r"^test (.*) \.\.\. FAILED$")
@@ -274,6 +275,18 @@ class _Search:
             shown.append(f"ended with {done.returncode}, see {log}")
         self.findings += [f"{self.part} {name}: {one}" for one in shown]
         self.suites += name not in self.late
+
+
+def _programs() -> dict[str, tuple[str, str]]:
+    """Return the program of each Rust suite, and how the names of its tests begin there."""
+    programs = {"kvring": ("kvring", "")}
+    tests = REPOSITORY / "tests"
+    for file in (*tests.glob("*.rs"), *(tests / "rust").glob("*/*.rs")):
+        is_module = (file.parent / "main.rs").exists()
+        own = (file.parent.name, f"{file.stem}::") if is_module else (file.stem, "")
+        if file.name != "main.rs":
+            programs[file.stem] = own
+    return programs
 
 
 @cache
