@@ -1,16 +1,14 @@
-"""What kvring is made of: licences, advisories, exact versions, parts of the wheel, unsafe code.
+"""What kvring is made of: licences, advisories, exact versions, unsafe code.
 
-cargo-deny does what it can, where it is installed (`cargo install --locked cargo-deny`; `cargo deny
-fetch db` brings the advisories). It knows neither Python's packages nor the wheel.
+cargo-deny looks at the crates, where it is installed (`cargo install --locked cargo-deny`; `cargo
+deny fetch db` brings the advisories). maturin lists the crates of a wheel in it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -28,7 +26,7 @@ _LICENSES = re.compile(r"Apache|BSD|ISC|MIT|MPL|Mozilla|PSF|Python Software Foun
 def run(_options: Options) -> Report:
     """Look at all of it."""
     report = Report()
-    parts = (_crates, _python_licenses, _versions, _wheel, _unsafe)
+    parts = (_crates, _python_licenses, _versions, _unsafe)
     report.ran = "; ".join(part(report.findings) for part in parts)
     return report
 
@@ -94,24 +92,6 @@ def _versions(findings: list[str]) -> str:
     names = {line.split("==")[0] for line in exact}
     findings += [f"no exact version: {line}" for line in sorted(wanted - exact - names)]
     return f"{len(packages) + len(exact)} exact versions"
-
-
-def _wheel(findings: list[str]) -> str:
-    """See that the newest wheel lists every crate that is linked into it."""
-    places = (REPOSITORY / "target" / "wheel", REPOSITORY / "dist")
-    wheels = [path for place in places for path in place.glob("*.whl")]
-    if not wheels:
-        return "no wheel (make engines, or make wheels)"
-    newest = max(wheels, key=lambda path: path.stat().st_mtime)
-    with zipfile.ZipFile(newest) as wheel:
-        lists = [wheel.read(name) for name in wheel.namelist() if "/sboms/" in name]
-    parts = [part for one in lists for part in json.loads(one).get("components", [])]
-    listed = {f"{part['name']} v{part['version']}" for part in parts}
-    command = ["cargo", "tree", "--offline", "--package", "kvring-python", "--edges", "normal"]
-    linked = call([*command, "--prefix", "none", "--format", "{p}"]).stdout
-    missing = set(re.findall(r"^((?!kvring)\S+ v[^\s+]+)", linked, re.M)) - listed
-    findings += [f"{newest.name}: {part} is not in its SBOM" for part in sorted(missing)]
-    return f"SBOM of {newest.name}: {len(listed)} parts"
 
 
 def _unsafe(findings: list[str]) -> str:
