@@ -144,10 +144,6 @@ $(VENV)/.stamp-bench: requirements/bench.txt $(VENV)/.stamp-lmcache
 	@$(call install,-r requirements/bench.txt)
 	touch $@
 
-$(VENV)/.stamp-plots: requirements/bench.txt $(VENV)/.stamp-tools
-	@$(call install,-c requirements/bench.txt matplotlib)
-	touch $@
-
 # The install is editable: edits of .py files need no build. A native module newer than the stamp is somebody else's,
 # perhaps a debug build, and a missing one was deleted: both are built anew.
 NATIVE_MODULE := $(wildcard connector_py/kvring/_native*.so)
@@ -274,20 +270,16 @@ harden: build ## search for what breaks the promises, by every tool, beside a so
 harden-quick: build ## the same as in CI: what finds most in minutes
 	@$(PY) -m tools all --quick $(HARDEN)
 
-# For instance: make bench BENCH='--only mixed-disk', to measure one part anew; the others stay as docs/benchmarks.json.gz has them
+# For instance: make bench BENCH='--only mixed-disk'
 BENCH ?=
 
 .PHONY: bench
-bench: build $(VENV)/.stamp-bench ## side by side with LMCache's own and fio: the figures to publish (as root, 45 minutes)
+bench: build $(VENV)/.stamp-bench ## side by side with LMCache's own and fio, into target/bench (as root, 60 minutes)
 	@$(PY) -m benches.compare $(BENCH)
 
 .PHONY: bench-quick
 bench-quick: build $(VENV)/.stamp-bench ## the same, much smaller: a first look
 	@$(PY) -m benches.compare --quick $(BENCH)
-
-.PHONY: bench-docs
-bench-docs: $(VENV)/.stamp-bench ## docs/benchmarks.md from what make bench has measured, which it keeps in docs/benchmarks.json.gz
-	@$(PY) -m benches.compare --write-docs
 
 .PHONY: docs
 docs: $(VENV)/.stamp-docs ## the documents as a book, into target/book, with every link checked
@@ -297,26 +289,19 @@ docs: $(VENV)/.stamp-docs ## the documents as a book, into target/book, with eve
 EVICTION ?=
 
 .PHONY: eviction
-eviction: need-cargo $(VENV)/.stamp-plots ## which eviction policy: hit ratios on traces, into docs/eviction.md (2 minutes)
+eviction: need-cargo $(VENV)/.stamp-tools ## hit ratios of the eviction policies on traces, into target/bench (2 minutes)
 	@$(PY) -m benches.eviction $(EVICTION)
 
 # For instance: make fleet FLEET='--trace FILE'
 FLEET ?=
 
 .PHONY: fleet
-fleet: $(VENV)/.stamp-plots ## many nodes with a shared tier or without, by simulation, into docs/scale-out.md (3 minutes)
+fleet: $(VENV)/.stamp-tools ## many nodes with a shared tier or without, by simulation, into target/bench (3 minutes)
 	@$(PY) -m benches.fleet $(FLEET)
-
-# For instance: make fleet-real FLEET_DIRECTORY=/mnt/nvme
-FLEET_DIRECTORY ?= target
-
-.PHONY: fleet-real
-fleet-real: build $(VENV)/.stamp-bench ## two real nodes in front of a real Redis, beside simulated ones (6 minutes)
-	@$(PY) -m benches.fleet.measure $(FLEET_DIRECTORY)
 
 .PHONY: clean
 clean: ## remove all that was built, and the caches; .venv keeps its tools
-	@rm -rf target dist benches/results .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf target dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f connector_py/kvring/_native*.so $(VENV)/.stamp-kvring
 	find . \( -path ./$(VENV) -o -path ./$(NEXT_VENV) -o -path ./$(ENGINES_VENV) \) -prune -o -type d -name __pycache__ -exec rm -rf {} +
 

@@ -25,11 +25,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benches.compare.arena import Arena
-from benches.compare.clients import NativeClient
-from benches.compare.samples import CPU, KEY_RATE, RATE, figure
-from benches.compare.scale import KIB, MIB, Plan
-from benches.compare.workload import (
+from benches.compare.harness.arena import Arena
+from benches.compare.harness.clients import NativeClient
+from benches.compare.harness.samples import CPU, KEY_RATE, RATE, figure
+from benches.compare.harness.scale import KIB, MIB, Plan
+from benches.compare.harness.workload import (
     Submit,
     TransferError,
     chunk_names,

@@ -60,7 +60,7 @@ fn quoted(names: &[&str]) -> String {
 /// Failures to find an extent for a chunk. `needed_bytes` are rounded up to blocks.
 #[derive(Clone, Debug, Error)]
 #[allow(missing_docs, reason = "the message of each error says what it means")]
-pub enum StoreError {
+pub(crate) enum StoreError {
     #[error(
         "the chunk of the key with digest {digest} has {length_bytes} bytes, and the longest that fits has {limit_bytes} \
          (2 GiB, or an eighth of capacity = {capacity_bytes}, but 64 MiB where that is less); raise capacity or store shorter chunks"

@@ -59,6 +59,7 @@ mod parallel;
 mod placement;
 mod progress;
 mod reactor;
+#[allow(unreachable_pub, reason = "its items are public within it, not beyond the crate")]
 mod schedule;
 mod segmented_vec;
 mod stats;

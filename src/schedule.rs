@@ -359,7 +359,7 @@ impl Scheduler {
     }
 
     /// Whether nothing waits for a grant.
-    #[cfg(any(test, feature = "bench"))]
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.queues.iter().all(Queue::is_empty)
     }

@@ -1,32 +1,32 @@
-"""`python -m benches.eviction`: hit ratios of the eviction policies."""
+"""`python -m benches.eviction`: hit ratios of the eviction policies on traces.
+
+The table has chunks up to the first miss, all of 1 MiB, for each size of the cache as a fraction
+of all chunks of the trace. The JSON has all that the simulator says: other sizes of chunks, orders,
+variants, and the same behind a cache in memory.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from benches.compare.tables import print_table
-from benches.eviction.page import verdict, write_page
-from benches.eviction.results import Results
 from benches.eviction.simulation import Document, simulate
-from benches.eviction.tables import CASES, order_table, ranking_table, traces_table, variants_table
 from benches.eviction.traces import PUBLIC_TRACES, TraceError, convert, find
+from benches.tables import print_table
 
-_REPOSITORY = Path(__file__).resolve().parent.parent.parent
-_RESULTS_DIRECTORY = _REPOSITORY / "benches" / "results"
-_DOCS = _REPOSITORY / "docs"
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_OUTPUT = _REPOSITORY / "target" / "bench" / "eviction.json"
+_PLAIN = {"sizes": "one", "order": "forward", "variant": "", "behind_memory": False}
 
 
 def main() -> int:
-    """Run what the command line asks for.
-
-    Returns:
-        The exit status.
-    """
+    """Simulate, print the table and write the JSON. Returns the exit status."""
     arguments = _parse_arguments()
     found = {
         trace.name: path
@@ -41,26 +41,43 @@ def main() -> int:
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"eviction: the simulator did not run: {error}", file=sys.stderr)
         return 1
-    output = _RESULTS_DIRECTORY / "eviction.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    results = Results(document)
-    tables = [ranking_table(results, case) for case in CASES]
-    for table in (traces_table(results), order_table(results), variants_table(results), *tables):
-        print_table(table)
-    print(verdict(results).replace("*", ""))
-    print(f"Everything simulated: {output}")
-    missing = [trace.file_name for trace in PUBLIC_TRACES if trace.name not in found]
-    is_whole = not missing and arguments.requests is None
-    directory = _DOCS if is_whole else _RESULTS_DIRECTORY
-    write_page(results, directory / "eviction.md", directory / "images")
-    print(f"Written: {directory / 'eviction.md'}")
-    if missing:
-        print(
-            f"skipped: {', '.join(missing)}: not in {arguments.traces} (benches/traces/README.md);"
-            " docs/eviction.md stays as it is"
-        )
+    _OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    _OUTPUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    header, *rows = table_of(document)
+    print_table(
+        "Chunks found up to the first miss, %, and the mean by the best one's", header, rows
+    )
+    for trace in PUBLIC_TRACES:
+        if trace.name not in found:
+            print(f"skipped: {trace.file_name} is not in {arguments.traces}")
+    print(f"Results: {_OUTPUT}")
     return 0
+
+
+def table_of(document: Document) -> list[list[str]]:
+    """Return the header and a row for each trace and size, the mean of the ratios last."""
+    cells = [one for one in document["cells"] if _PLAIN.items() <= one.items()]
+    policies = list(dict.fromkeys(one["policy"] for one in cells))
+    rows = [["trace", "of all chunks", *policies]]
+    shares: dict[str, list[float]] = {policy: [] for policy in policies}
+    for trace, fraction in dict.fromkeys((one["trace"], one["fraction"]) for one in cells):
+        ratios = {
+            one["policy"]: _hit_ratio(one)
+            for one in cells
+            if (one["trace"], one["fraction"]) == (trace, fraction)
+        }
+        rows.append([trace, f"1/{fraction}", *(f"{100 * ratios[one]:.1f}" for one in policies)])
+        best = max(ratios.values())
+        for policy in policies:
+            if best > 0:
+                shares[policy].append(ratios[policy] / best)
+    means = [f"{statistics.fmean(shares[one]):.3f}" for one in policies if shares[one]]
+    return [*rows, ["mean of the best one's", "", *means]]
+
+
+def _hit_ratio(cell: dict[str, Any]) -> float:
+    chunks = cell["chunks"]
+    return chunks["prefix_hits"] / chunks["lookups"] if chunks["lookups"] else 0.0
 
 
 def _simulate(found: dict[str, Path], requests: int | None) -> Document:
@@ -80,11 +97,7 @@ def _parse_arguments() -> argparse.Namespace:
         default=_REPOSITORY / "benches" / "traces",
         help="where traces of others lie (default: benches/traces)",
     )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        help="of each trace made by rule, for a first look; docs/eviction.md stays as it is then",
-    )
+    parser.add_argument("--requests", type=int, help="of each trace made by rule: a first look")
     return parser.parse_args()
 
 

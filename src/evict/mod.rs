@@ -13,7 +13,7 @@ mod ordered;
 mod policy;
 mod pool;
 #[cfg(feature = "bench")]
-#[path = "../../benches/inside/eviction_probe.rs"]
+#[path = "../../benches/eviction/probe.rs"]
 pub(crate) mod probe;
 mod quotas;
 mod restoring;

@@ -6,9 +6,6 @@ mod inspection;
 #[path = "../../tests/common/logged.rs"]
 pub(crate) mod logged;
 mod memory;
-#[cfg(feature = "bench")]
-#[path = "../../benches/inside/index_probe.rs"]
-pub(crate) mod probe;
 mod recovery;
 #[cfg(test)]
 pub(crate) mod test_index;

@@ -8,25 +8,11 @@ from typing import Any
 
 import pytest
 
-from benches.eviction.page import page_lines, verdict, write_page
-from benches.eviction.plots import RANKING
-from benches.eviction.results import (
-    BYTES,
-    CHUNKS,
-    EIGHT_SIZES,
-    LRU,
-    ONE_SIZE,
-    PLAIN,
-    PREFIX,
-    S3FIFO,
-    Rank,
-    Results,
-    Setting,
-)
+from benches.eviction.__main__ import table_of
 from benches.eviction.simulation import Document, simulate
-from benches.eviction.tables import WITHOUT_GHOST
 from benches.eviction.traces import PUBLIC_TRACES, TraceError, convert, find
 
+EIGHT_SIZES, LRU, ONE_SIZE, S3FIFO, WITHOUT_GHOST = "eight", "lru", "one", "s3fifo", "without ghost"
 # Half of all chunks are two, and eight in the last one, for which memory has one.
 BY_HAND = {
     "uses": "0\n1\n0\n2\n0\n3\n0\n",
@@ -155,51 +141,12 @@ def made_document() -> Document:
     return {"traces": [trace], "cells": cells}
 
 
-def test_ranking_is_the_mean_of_the_ratio_to_the_best() -> None:
-    results = Results(made_document())
-    settings = results.settings(**PLAIN, sizes=ONE_SIZE)
-    assert [setting.fraction for setting in settings] == [4, 2]
-    expected = [
-        Rank("lru", 1.0, 1.0, 2),
-        Rank("lfu", 0.9, 0.8, 1),
-        Rank(S3FIFO, 0.375, 0.25, 0),
-    ]
-    ranking = results.ranking(settings, PREFIX)
-    assert [(rank.policy, rank.best_in) for rank in ranking] == [
-        (rank.policy, rank.best_in) for rank in expected
-    ]
-    for rank, wanted in zip(ranking, expected, strict=True):
-        assert (rank.mean, rank.worst) == pytest.approx((wanted.mean, wanted.worst))
-    assert results.ranking(settings, BYTES)[0].policy == "lfu"
-    assert results.ratio(Setting("chat", ONE_SIZE, 2), "lru", CHUNKS) == 0.2
-    assert "**lru** should be the default" in verdict(results)
-    assert "without ghost" not in verdict(results)
-
-
-def test_the_same_document_gives_the_same_page() -> None:
-    plots = {"chat": "images/eviction-chat.png", RANKING: "images/eviction-ranking.png"}
-    pages = ["\n".join(page_lines(Results(made_document()), plots)) for _ in range(2)]
-    assert pages[0] == pages[1]
-    assert "| lru | 1.000 | 1.000 | 0.375 | 1.000 |  | 4 of 4 |" in pages[0]
-    assert "| chat | 10 | 100 | 60 | 1.0 | 2.0 | 40.0 % |" in pages[0]
-    assert "| 1/4 | **10.0 %** | 8.0 % | 5.0 % |" in pages[0]
-    assert "![chat](images/eviction-chat.png)" in pages[0]
-
-
-def test_page_and_plots_are_written_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (make eviction)")
-    written = []
-    for name in ("first", "second"):
-        directory = tmp_path / name
-        directory.mkdir()
-        write_page(Results(made_document()), directory / "eviction.md", directory / "images")
-        files = sorted(path for path in directory.rglob("*") if path.is_file())
-        written.append({str(path.relative_to(directory)): path.read_bytes() for path in files})
-    assert written[0] == written[1]
-    assert list(written[0]) == [
-        "eviction.md",
-        "images/eviction-chat.png",
-        "images/eviction-ranking.png",
+def test_the_table_has_each_trace_and_the_mean_of_the_ratios_to_the_best() -> None:
+    assert table_of(made_document()) == [
+        ["trace", "of all chunks", "lru", "lfu", S3FIFO],
+        ["chat", "1/4", "10.0", "8.0", "5.0"],
+        ["chat", "1/2", "20.0", "20.0", "5.0"],
+        ["mean of the best one's", "", "1.000", "0.900", "0.375"],
     ]
 
 

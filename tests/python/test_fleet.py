@@ -1,4 +1,4 @@
-"""The simulated fleet: small traces whose outcome is known, and what real nodes find beside it."""
+"""The simulated fleet: small traces whose outcome is known."""
 
 from pathlib import Path
 
@@ -126,24 +126,3 @@ def test_a_trace_of_mooncake_is_read(tmp_path: Path) -> None:
     path.write_text('{"timestamp": 2000, "hash_ids": [1]}\n{"timestamp": 3000}\n')
     with pytest.raises(ValueError, match=r"trace\.jsonl, line 2: KeyError\('hash_ids'\)"):
         read(path)
-
-
-@pytest.mark.slow
-@pytest.mark.lmcache
-def test_real_nodes_find_as_much(tmp_path: Path) -> None:
-    """Two real nodes in front of a real Redis find each chunk where the simulated ones do."""
-    pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
-    from benches.fleet.real import play
-    from tests.support.lmcache_command import DeploymentError
-
-    conversations = Conversations(8.0, requests=60, system_prompts=5, system_chunks=4, pause_s=2.0)
-    requests = list(conversations.play(3))
-    two = Fleet(2, memory_chunks=0, disk_chunks=None, shared_chunks=None, chunk_bytes=1 << 16)
-    rates = Rates(prefill_tokens_per_s=1e6)
-    simulated = simulate(requests, two, rates, 3)
-    assert min(simulated.chunks[name] for name in ("disk", "shared", "computed")) > 20
-    try:
-        real = play(requests, simulated.nodes, two, rates, tmp_path, one_by_one=True)
-    except DeploymentError as error:
-        pytest.skip(str(error))
-    assert real.chunks == simulated.chunks

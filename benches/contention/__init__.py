@@ -1,1 +1,0 @@
-"""Whether submitting threads wait for each other."""

@@ -1,1 +1,0 @@
-"""Mixed load on two builds of kvring in turns: how long loads and submits take."""
